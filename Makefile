@@ -1,0 +1,79 @@
+# Everything a developer or CI runs.  `make demo` and `make test` set up what they need.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+PIP := --disable-pip-version-check --no-input -q
+RUN := .venv/bin/python -m
+
+.PHONY: help setup lock proto demo test fmt lint types contracts drift ci crash fuzz bench chart kind-prepare kind-test clean
+
+help: ## Lists the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
+
+setup: .venv/.ready ## Makes the environment in .venv/ (once).
+
+.venv/.ready: requirements/build.txt requirements/dev.txt pyproject.toml sdk/pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "DueMQ needs Python 3.11 or newer")'
+	$(PYTHON) -m venv .venv
+	$(RUN) pip install $(PIP) --require-hashes -r requirements/build.txt
+	$(RUN) pip install $(PIP) --require-hashes --no-build-isolation -r requirements/dev.txt
+	$(RUN) pip install $(PIP) --no-deps --no-build-isolation -e sdk -e .
+	touch .venv/.ready
+
+.venv-proto/.ready: requirements/proto.txt
+	$(PYTHON) -m venv .venv-proto
+	.venv-proto/bin/python -m pip install $(PIP) --require-hashes -r requirements/proto.txt
+	touch .venv-proto/.ready
+
+proto: .venv-proto/.ready ## Generates sdk/duemq/v1 from protos/.
+	.venv-proto/bin/python protos/generate.py sdk
+
+drift: .venv-proto/.ready ## Fails if the committed stubs are not what protos/ says.
+	rm -rf .drift && mkdir .drift && .venv-proto/bin/python protos/generate.py .drift
+	diff -r -x __pycache__ -x __init__.py .drift/duemq/v1 sdk/duemq/v1 && rm -rf .drift
+
+lock: ## Renews the pinned requirements (needs uv).
+	cd requirements && for f in build proto server dev; do uv pip compile -q --generate-hashes --no-emit-index-url --no-header --python-version 3.11 $$f.in -o $$f.txt; done
+
+demo: setup ## Runs a real day of departures through the whole system.
+	$(RUN) duemq.cli.demo $(DEMO)
+
+test: setup ## Runs the tests.
+	$(RUN) pytest -q -m "not campaign" $(PYTEST)
+
+fmt: setup ## Formats the code.
+	$(RUN) ruff format . && $(RUN) ruff check --fix .
+
+lint: setup
+	$(RUN) ruff format --check . && $(RUN) ruff check .
+
+types: setup
+	$(RUN) mypy
+
+contracts: setup
+	.venv/bin/python -c 'from importlinter.cli import lint_imports_command as main; main()'
+
+chart: setup ## Lints, renders and validates the chart with a real Helm.
+	$(RUN) pytest -q tests/chart
+
+ci: lint types contracts drift ## All that CI runs.
+	$(RUN) pytest -q $(PYTEST)
+
+crash: setup ## A longer crash campaign (CRASH_ROUNDS).
+	CRASH_ROUNDS=$${CRASH_ROUNDS:-50} $(RUN) pytest -q tests/crash tests/cluster -m "campaign or not campaign"
+
+fuzz: setup ## A longer property campaign.
+	$(RUN) pytest -q tests/property --hypothesis-profile=campaign
+
+bench: setup ## Runs every benchmark and writes bench.json.
+	$(RUN) duemq.cli.bench_all bench.json
+
+kind-prepare: setup ## Fetches what the image needs (a wheelhouse).
+	helm/kind-prepare.sh
+
+kind-test: ## Installs and kills the chart on a kind cluster.
+	helm/kind-test.sh
+
+clean:
+	rm -rf .venv .venv-proto .drift wheelhouse build dist

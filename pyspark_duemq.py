@@ -1,0 +1,1 @@
+"""Lets `spark.read.format("duemq")` find the data sources."""

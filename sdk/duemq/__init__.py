@@ -1,0 +1,1 @@
+"""DueMQ client."""

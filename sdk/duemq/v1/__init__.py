@@ -1,0 +1,1 @@
+"""Generated from protos/: the wire contract, package duemq.v1."""
