@@ -25,13 +25,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64uemq/v1/error.proto\x12\x08\x64uemq.v1\"{\n\x05\x45rror\x12!\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x13.duemq.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\t\x12\r\n\x05limit\x18\x05 \x01(\t\x12\x11\n\tretryable\x18\x06 \x01(\x08*\x86\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x14\n\x10INVALID_ARGUMENT\x10\x01\x12\r\n\tTOO_LARGE\x10\x02\x12\x13\n\x0fTOPIC_NOT_FOUND\x10\x03\x12\x10\n\x0cTOPIC_EXISTS\x10\x04\x12\x13\n\x0fQUEUE_NOT_FOUND\x10\x05\x12\x13\n\x0fGROUP_NOT_FOUND\x10\x06\x12\x17\n\x13OFFSET_OUT_OF_RANGE\x10\x07\x12\x15\n\x11PERMISSION_DENIED\x10\x08\x12\x13\n\x0f\x46\x45NCED_PRODUCER\x10\x14\x12\x13\n\x0fOUT_OF_SEQUENCE\x10\x15\x12\x11\n\rFENCED_MEMBER\x10\x16\x12\x13\n\x0fNOT_COORDINATOR\x10\x17\x12\x0f\n\x0bUNAVAILABLE\x10(\x12\r\n\tNOT_READY\x10)\x12\x0e\n\nOVERLOADED\x10*\x12\r\n\tREAD_ONLY\x10+\x12\x0b\n\x07TIMEOUT\x10,\x12\x0c\n\x08INTERNAL\x10<\x12\x0b\n\x07\x43ORRUPT\x10=b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64uemq/v1/error.proto\x12\x08\x64uemq.v1\"{\n\x05\x45rror\x12!\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x13.duemq.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\t\x12\r\n\x05limit\x18\x05 \x01(\t\x12\x11\n\tretryable\x18\x06 \x01(\x08*\x86\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x14\n\x10INVALID_ARGUMENT\x10\x01\x12\r\n\tTOO_LARGE\x10\x02\x12\x13\n\x0fTOPIC_NOT_FOUND\x10\x03\x12\x10\n\x0cTOPIC_EXISTS\x10\x04\x12\x13\n\x0fQUEUE_NOT_FOUND\x10\x05\x12\x13\n\x0fGROUP_NOT_FOUND\x10\x06\x12\x17\n\x13OFFSET_OUT_OF_RANGE\x10\x07\x12\x15\n\x11PERMISSION_DENIED\x10\x08\x12\x13\n\x0f\x46\x45NCED_PRODUCER\x10\x14\x12\x13\n\x0fOUT_OF_SEQUENCE\x10\x15\x12\x11\n\rFENCED_MEMBER\x10\x16\x12\x13\n\x0fNOT_COORDINATOR\x10\x17\x12\x0f\n\x0bUNAVAILABLE\x10(\x12\r\n\tNOT_READY\x10)\x12\x0e\n\nOVERLOADED\x10*\x12\r\n\tREAD_ONLY\x10+\x12\x0b\n\x07TIMEOUT\x10,\x12\x0c\n\x08INTERNAL\x10<\x12\x0b\n\x07\x43ORRUPT\x10=B\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.error_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
   _globals['_ERRORCODE']._serialized_start=160
   _globals['_ERRORCODE']._serialized_end=550
   _globals['_ERROR']._serialized_start=34
