@@ -6,7 +6,7 @@ PYTHON ?= python3
 PIP := --disable-pip-version-check --no-input -q
 RUN := .venv/bin/python -m
 
-.PHONY: help setup lock proto demo test fmt lint types contracts drift ci crash fuzz bench chart kind-prepare kind-test clean
+.PHONY: help setup lock proto demo test fmt lint types contracts drift ci crash fuzz bench chart clients kind-prepare kind-test clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -68,6 +68,9 @@ fuzz: setup ## A longer property campaign.
 
 bench: setup ## Runs every benchmark and writes bench.json.
 	$(RUN) duemq.cli.bench_all bench.json
+
+clients: .venv-proto/.ready ## Builds the generated clients of tests/clients for the toolchains that are here.
+	for pair in go:go node:npm java:mvn; do if command -v $${pair#*:} >/dev/null; then tests/clients/build.sh $${pair%:*}; else echo "no $${pair#*:}: the $${pair%:*} client is not built"; fi; done
 
 kind-prepare: setup ## Fetches what the image needs (a wheelhouse).
 	helm/kind-prepare.sh

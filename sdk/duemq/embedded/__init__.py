@@ -1,0 +1,13 @@
+"""An embedded cluster: DueMQ's services as supervised child processes.
+
+`EmbeddedCluster` runs nameservers, brokers and a timer service on loopback, with all data in one
+folder.  `duemq up`, the demo, the benchmarks and the cluster tests are built on it.  It needs the
+`duemq-server` distribution.
+
+Modules: `cluster` (the supervisor), `child` (what each child runs first), `restarts` (when a dead
+child is started again; pure), `layout` (the data folder).
+"""
+
+from duemq.embedded.cluster import ClusterEvent, ClusterFailed, EmbeddedCluster
+
+__all__ = ["ClusterEvent", "ClusterFailed", "EmbeddedCluster"]

@@ -1,0 +1,117 @@
+"""The folder of an embedded cluster.
+
+    DIR/cluster.json     names and ports of the members, kept over restarts: clients and brokers
+                         may hold the addresses
+    DIR/lock             held (flock) by the supervisor as long as it lives
+    DIR/<member>/        the data of a broker or timer service
+    DIR/logs/<member>.log   what the member logs
+
+Owned by: `EmbeddedCluster`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+
+from duemq.errors import InvalidArgument
+
+VERSION = 1
+
+
+class Layout:
+    """Names, ports and paths of the members of one cluster."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._ports: dict[str, int] = {}
+        self._lock: int | None = None
+
+    def open(self) -> None:
+        """Makes the folder, takes its lock and reads what is known.
+
+        Raises InvalidArgument when another cluster runs in the folder or its file is not ours.
+        """
+        (self.directory / "logs").mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def members(self, prefix: str) -> list[str]:
+        """The known members whose name begins with `prefix`, in order."""
+        known = [name for name in self._ports if name.startswith(prefix)]
+        return sorted(known, key=lambda name: int(name.rsplit("-", 1)[1]))
+
+    def port(self, member: str) -> int:
+        """The member's port of last time; 0: it has none yet."""
+        return self._ports.get(member, 0)
+
+    def remember(self, member: str, port: int) -> None:
+        """Keeps a member's port over restarts."""
+        if self._ports.get(member) == port:
+            return
+        self._ports[member] = port
+        path = self.directory / "cluster.json"
+        draft = path.with_suffix(".tmp")
+        content = {"version": VERSION, "ports": self._ports}
+        draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        draft.replace(path)
+
+    def data_dir(self, member: str) -> Path:
+        """Where the member keeps its data."""
+        return self.directory / member
+
+    def log_file(self, member: str) -> Path:
+        """Where the member's log goes."""
+        return self.directory / "logs" / f"{member}.log"
+
+    def _take_lock(self) -> None:
+        lock = os.open(self.directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise InvalidArgument(
+                f"another cluster runs in {self.directory}; stop it or choose another folder",
+                field="data",
+                value=str(self.directory),
+            ) from None
+        self._lock = lock
+
+    def _read(self) -> None:
+        path = self.directory / "cluster.json"
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                content = json.loads(path.read_text(encoding="utf-8"))
+                if content["version"] != VERSION:
+                    raise ValueError(f"version {content['version']}, known is {VERSION}")
+                self._ports = {str(k): int(v) for k, v in content["ports"].items()}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise InvalidArgument(
+                    f"{path} is not a cluster file of DueMQ: {error}", field="data", value=str(path)
+                ) from error
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a service could listen on this loopback port now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As the services do: connections of a killed predecessor in TIME_WAIT do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,257 @@
+"""Every error that DueMQ raises.  Pure: no gRPC, no protobuf.
+
+    DuemqError
+    ├── Rejected              the request is wrong; sending it again is useless
+    │   ├── InvalidArgument
+    │   ├── TooLarge
+    │   ├── TopicNotFound
+    │   ├── TopicExists
+    │   ├── QueueNotFound
+    │   ├── GroupNotFound
+    │   ├── OffsetOutOfRange
+    │   └── PermissionDenied
+    ├── Fenced                the caller was overtaken by a newer one
+    │   ├── FencedProducer
+    │   ├── OutOfSequence
+    │   ├── FencedMember
+    │   └── NotCoordinator
+    ├── Unavailable           try again, here or elsewhere
+    │   ├── NotReady
+    │   ├── Overloaded
+    │   ├── ReadOnly
+    │   └── Timeout
+    ├── Internal              the server is broken
+    │   ├── Corrupt
+    │   └── InvariantError    a bug: something that cannot be, is
+    └── Closed                this client object was closed (never on the wire)
+
+Which gRPC status each one travels as: duemq/rpc/status.py.
+"""
+
+import enum
+from typing import ClassVar
+
+__all__ = [
+    "Closed",
+    "Corrupt",
+    "DuemqError",
+    "ErrorCode",
+    "Fenced",
+    "FencedMember",
+    "FencedProducer",
+    "GroupNotFound",
+    "Internal",
+    "InvalidArgument",
+    "InvariantError",
+    "NotCoordinator",
+    "NotReady",
+    "OffsetOutOfRange",
+    "OutOfSequence",
+    "Overloaded",
+    "PermissionDenied",
+    "QueueNotFound",
+    "ReadOnly",
+    "Rejected",
+    "Timeout",
+    "TooLarge",
+    "TopicExists",
+    "TopicNotFound",
+    "Unavailable",
+]
+
+
+class ErrorCode(enum.IntEnum):
+    """The codes of duemq.v1.ErrorCode, number by number."""
+
+    ERROR_CODE_UNSPECIFIED = 0
+    INVALID_ARGUMENT = 1
+    TOO_LARGE = 2
+    TOPIC_NOT_FOUND = 3
+    TOPIC_EXISTS = 4
+    QUEUE_NOT_FOUND = 5
+    GROUP_NOT_FOUND = 6
+    OFFSET_OUT_OF_RANGE = 7
+    PERMISSION_DENIED = 8
+    FENCED_PRODUCER = 20
+    OUT_OF_SEQUENCE = 21
+    FENCED_MEMBER = 22
+    NOT_COORDINATOR = 23
+    UNAVAILABLE = 40
+    NOT_READY = 41
+    OVERLOADED = 42
+    READ_ONLY = 43
+    TIMEOUT = 44
+    INTERNAL = 60
+    CORRUPT = 61
+
+
+class DuemqError(Exception):
+    """Anything that goes wrong in DueMQ.
+
+    `message` is for people and complete without the rest.  `field`, `value` and `limit` name what
+    the caller got wrong, where that can be said, and are empty otherwise.  `retryable` says whether
+    the same request can succeed later.
+    """
+
+    code: ClassVar[ErrorCode] = ErrorCode.ERROR_CODE_UNSPECIFIED
+    retryable_by_default: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str = "",
+        value: object = "",
+        limit: object = "",
+        retryable: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.value = str(value)
+        self.limit = str(limit)
+        self.retryable = self.retryable_by_default if retryable is None else retryable
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.__dict__.copy())
+
+
+def _rebuild(kind: type[DuemqError], message: str, state: dict[str, object]) -> DuemqError:
+    error = kind(message)
+    error.__dict__.update(state)
+    return error
+
+
+class Rejected(DuemqError):
+    """The request is wrong; sending it again is useless."""
+
+
+class InvalidArgument(Rejected):
+    """A value is missing, malformed or outside its limits."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+
+
+class TooLarge(Rejected):
+    """A message, batch or property is larger than the limit."""
+
+    code = ErrorCode.TOO_LARGE
+
+
+class TopicNotFound(Rejected):
+    """No such topic there."""
+
+    code = ErrorCode.TOPIC_NOT_FOUND
+
+
+class TopicExists(Rejected):
+    """The topic to be created is there already."""
+
+    code = ErrorCode.TOPIC_EXISTS
+
+
+class QueueNotFound(Rejected):
+    """The topic has no queue of that number."""
+
+    code = ErrorCode.QUEUE_NOT_FOUND
+
+
+class GroupNotFound(Rejected):
+    """The broker knows no such consumer group."""
+
+    code = ErrorCode.GROUP_NOT_FOUND
+
+
+class OffsetOutOfRange(Rejected):
+    """The offset is below the oldest message kept or above the newest."""
+
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+class PermissionDenied(Rejected):
+    """The caller may not do this."""
+
+    code = ErrorCode.PERMISSION_DENIED
+
+
+class Fenced(DuemqError):
+    """The caller was overtaken by a newer one, or is behind its own state."""
+
+
+class FencedProducer(Fenced):
+    """A producer with the same id and a newer epoch has taken over."""
+
+    code = ErrorCode.FENCED_PRODUCER
+
+
+class OutOfSequence(Fenced):
+    """The batch's sequence is not the next one of its producer and queue."""
+
+    code = ErrorCode.OUT_OF_SEQUENCE
+
+
+class FencedMember(Fenced):
+    """The queue was given to another member under a newer generation."""
+
+    code = ErrorCode.FENCED_MEMBER
+
+
+class NotCoordinator(Fenced):
+    """Another broker coordinates this group."""
+
+    code = ErrorCode.NOT_COORDINATOR
+    retryable_by_default = True
+
+
+class Unavailable(DuemqError):
+    """The server cannot be reached or cannot answer now; try again, here or elsewhere."""
+
+    code = ErrorCode.UNAVAILABLE
+    retryable_by_default = True
+
+
+class NotReady(Unavailable):
+    """The server has just started and does not know enough yet."""
+
+    code = ErrorCode.NOT_READY
+
+
+class Overloaded(Unavailable):
+    """A queue of the server is full."""
+
+    code = ErrorCode.OVERLOADED
+
+
+class ReadOnly(Unavailable):
+    """The broker cannot store now: its disk is full or read-only."""
+
+    code = ErrorCode.READ_ONLY
+
+
+class Timeout(Unavailable):
+    """No answer within the deadline.  What was asked may have been done."""
+
+    code = ErrorCode.TIMEOUT
+
+
+class Internal(DuemqError):
+    """The server failed in a way that it does not expect."""
+
+    code = ErrorCode.INTERNAL
+
+
+class Corrupt(Internal):
+    """Stored data is damaged."""
+
+    code = ErrorCode.CORRUPT
+
+
+class InvariantError(Internal):
+    """A bug in DueMQ: something that cannot be, is."""
+
+
+class Closed(DuemqError):
+    """The client object was closed."""

@@ -1,0 +1,138 @@
+"""Who serves which topic, as a client knows it.  Pure; owned by the task that applies updates.
+
+The cache outlives its nameservers: nothing in it expires by time.  It changes only by an update that a
+nameserver pushed, so that with every nameserver gone, producers and consumers work on with the brokers
+that they knew.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Queue:
+    """A queue of a topic on a broker.  The order (broker, queue_id) is that of keyed choice."""
+
+    broker: str
+    queue_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerQueues:
+    """What one broker serves of a topic: the queues 0 to `queues` - 1."""
+
+    broker: str
+    address: str
+    queues: int
+    readable: bool = True
+    writable: bool = True
+
+
+@dataclass(frozen=True)
+class Route:
+    """The brokers of a topic, sorted by name."""
+
+    topic: str
+    brokers: tuple[BrokerQueues, ...]
+    writable: tuple[Queue, ...] = field(init=False, repr=False, compare=False)
+    readable: tuple[Queue, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        brokers = tuple(sorted(self.brokers, key=lambda served: served.broker))
+        object.__setattr__(self, "brokers", brokers)
+        object.__setattr__(self, "writable", _queues(b for b in brokers if b.writable))
+        object.__setattr__(self, "readable", _queues(b for b in brokers if b.readable))
+
+
+def _queues(brokers: Iterable[BrokerQueues]) -> tuple[Queue, ...]:
+    return tuple(Queue(b.broker, queue_id) for b in brokers for queue_id in range(b.queues))
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A live broker."""
+
+    name: str
+    address: str
+    epoch: int = 0
+    store_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TimerShard:
+    """A live timer shard: it serves the %TIMER% queues with queue_id % shards == shard."""
+
+    name: str
+    address: str
+    shard: int
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One push of a nameserver.  `whole`: what it does not name does not exist."""
+
+    whole: bool
+    routes: tuple[Route, ...] = ()
+    removed_topics: tuple[str, ...] = ()
+    brokers: tuple[Broker, ...] = ()
+    timers: tuple[TimerShard, ...] = ()
+
+
+class RouteCache:
+    """The newest routes known."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Counts the updates that changed something; 0: nothing known yet."""
+        self._routes: dict[str, Route] = {}
+        self._brokers: dict[str, Broker] = {}
+        self._timers: tuple[TimerShard, ...] = ()
+
+    def apply(self, update: Update) -> bool:
+        """Takes an update over.  True if anything changed, or if it is the first."""
+        before = (self._routes, self._brokers, self._timers)
+        routes = {} if update.whole else dict(self._routes)
+        for topic in update.removed_topics:
+            routes.pop(topic, None)
+        routes.update((route.topic, route) for route in update.routes)
+        after = (routes, {broker.name: broker for broker in update.brokers}, update.timers)
+        if self.version and before == after:
+            return False
+        self._routes, self._brokers, self._timers = after
+        self.version += 1
+        return True
+
+    def route(self, topic: str) -> Route | None:
+        """The topic's route; None: no broker serves it, as far as is known."""
+        return self._routes.get(topic)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All topics with a route, sorted."""
+        return tuple(sorted(self._routes))
+
+    @property
+    def brokers(self) -> tuple[Broker, ...]:
+        """The live brokers, sorted by name."""
+        return tuple(self._brokers[name] for name in sorted(self._brokers))
+
+    @property
+    def timers(self) -> tuple[TimerShard, ...]:
+        """The live timer shards."""
+        return self._timers
+
+    def broker(self, name: str) -> Broker | None:
+        """The live broker of that name."""
+        return self._brokers.get(name)
+
+    def broker_of_store(self, store_id: int) -> Broker | None:
+        """The live broker that owns the store."""
+        return next((b for b in self._brokers.values() if b.store_id == store_id), None)
+
+    def timer_of(self, timer_queue_id: int) -> TimerShard | None:
+        """The live shard that serves this queue of %TIMER%."""
+        for timer in self._timers:
+            if timer.shards > 0 and timer_queue_id % timer.shards == timer.shard:
+                return timer
+        return None

@@ -1,0 +1,33 @@
+"""Client channels: one set of limits and keepalive for every caller of DueMQ."""
+
+import grpc
+import grpc.aio
+
+# Of one gRPC message, either way: a full batch (8 MiB) or pull answer with room to spare.
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+# A peer that vanished without a word is noticed after KEEPALIVE_MS + KEEPALIVE_TIMEOUT_MS.
+KEEPALIVE_MS = 10_000
+KEEPALIVE_TIMEOUT_MS = 5_000
+# Between attempts to connect.  gRPC's own ceiling of two minutes is too long after an outage.
+RECONNECT_MS_MIN = 100
+RECONNECT_MS_MAX = 2_000
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
+    ("grpc.min_reconnect_backoff_ms", RECONNECT_MS_MIN),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
+    # Retries are ours (tenacity): gRPC's would buffer and hide what was sent.
+    ("grpc.enable_retries", 0),
+    # Two channels to one address share no connection: closing one must not disturb the other.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def connect(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port`.  Connects with the first call; close it with `await close()`."""
+    return grpc.aio.insecure_channel(address, options=list(OPTIONS))

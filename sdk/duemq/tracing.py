@@ -1,0 +1,559 @@
+"""OpenTelemetry spans of a message's way through the queue.
+
+    send ──► store ──► (delayed: schedule ──► fire ──► store) ──► receive ──► process
+    producer broker     timer service           broker            consumer    consumer
+
+Off until the application sets a tracer provider, `duemq.telemetry.configure` does, or `use`
+is called.  Callers ask `enabled()` once per frame (or once at start) and call nothing else
+while it is false, so that tracing that is off costs one boolean.  Sampling is the
+provider's business (OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG).
+
+A message's creation context is its send span.  It travels as the property `traceparent`
+(W3C Trace Context), sampled or not, so that everyone downstream follows the producer's
+decision.  Brokers and timer shards do not decode records: `contexts_in` finds the encoded
+property by a byte search.  What handles a frame of many messages becomes one span: child of
+the first sampled context in it, linked to the others, `messaging.batch.message_count` says
+how many.  Topics of the system (%TRACE% among them) are never traced.
+
+Names follow the OpenTelemetry messaging conventions 1.44 (copied as strings: they are still
+in development); what they lack has the prefix `duemq.`.  A process span is a child of the
+creation context, not only linked to it, so that one message is one trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from opentelemetry import trace
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    TracerProvider,
+    TraceState,
+)
+from opentelemetry.util.types import AttributeValue
+
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+
+SYSTEM = "messaging.system"
+OPERATION = "messaging.operation.name"
+OPERATION_TYPE = "messaging.operation.type"
+TOPIC = "messaging.destination.name"
+QUEUE = "messaging.destination.partition.id"
+GROUP = "messaging.consumer.group.name"
+CLIENT_ID = "messaging.client.id"
+MESSAGE_ID = "messaging.message.id"
+BODY_BYTES = "messaging.message.body.size"
+BATCH_COUNT = "messaging.batch.message_count"
+ERROR_TYPE = "error.type"
+BROKER = "duemq.broker"
+QUEUE_OFFSET = "duemq.queue_offset"
+KEY = "duemq.key"
+TAG = "duemq.tag"
+ATTEMPT = "duemq.attempt"
+DUE_MS = "duemq.due_ms"
+LATENESS_MS = "duemq.lateness_ms"
+STORE_MS = "duemq.store_ms"
+
+LINKS_MAX = 32
+"""Creation contexts that one span names; OpenTelemetry's own default limit is 128."""
+
+SEARCHED_MAX = 512
+"""Creation contexts looked at in a frame to find sampled ones."""
+
+FIRE_SPANS_MAX = 64
+"""Spans that one batch of fires becomes; more distinct due times share spans."""
+
+_SCOPE = "duemq"
+_TRACEPARENT_PATTERN = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_TRACEPARENT_LENGTH = 55
+
+# How a map entry {"traceparent": <55 characters>} of Record.properties starts on the wire.
+_ENCODED_PROPERTY = b"\x0a\x0btraceparent\x12" + bytes([_TRACEPARENT_LENGTH])
+
+# The conventions know these types; store, schedule and fire are ours.
+_OPERATION_TYPES = {"send": "send", "receive": "receive", "process": "process"}
+
+_tracer: Tracer | None = None
+
+
+def use(provider: TracerProvider | None) -> None:
+    """Traces with this provider instead of the process's; None: back to the process's."""
+    global _tracer
+    _tracer = provider.get_tracer(_SCOPE) if provider is not None else None
+
+
+def enabled() -> bool:
+    """Whether someone wants spans.  About 1 us while off: ask per frame, not per message."""
+    global _tracer
+    if _tracer is not None:
+        return True
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return False
+    _tracer = provider.get_tracer(_SCOPE)
+    return True
+
+
+def traced(topic: str) -> bool:
+    """Whether messages of this topic are traced: those of the system are not."""
+    return not topic.startswith("%")
+
+
+# ── producer ─────────────────────────────────────────────────────────────────────────
+
+
+class SendSpan:
+    """One message on its way; ended by exactly one of `stored` and `failed`."""
+
+    __slots__ = ("_span", "properties")
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self.properties = _properties(span.get_span_context())
+        """To be added to the message's properties before it is encoded."""
+
+    def stored(
+        self,
+        broker: str,
+        queue: int,
+        offset: int,
+        *,
+        batch_count: int = 1,
+        due_ms: int = 0,
+        end_ns: int | None = None,
+    ) -> None:
+        """The broker has it; for a delayed message queue and offset are those in %TIMER%."""
+        if self._span.is_recording():
+            self._span.set_attributes(
+                _filled(
+                    {
+                        BROKER: broker,
+                        QUEUE: str(queue),
+                        QUEUE_OFFSET: offset,
+                        BATCH_COUNT: batch_count if batch_count > 1 else 0,
+                        DUE_MS: due_ms,
+                    }
+                )
+            )
+        self._span.end(end_ns)
+
+    def failed(self, error: BaseException) -> None:
+        """It was not stored, or nobody knows."""
+        _fail(self._span, error)
+        self._span.end()
+
+
+def start_send(
+    topic: str,
+    message_id: str,
+    *,
+    key: str = "",
+    tag: str = "",
+    body_bytes: int = 0,
+    client_id: str = "",
+) -> SendSpan | None:
+    """Starts a message's send span as a child of the caller's span; None: not traced."""
+    if not traced(topic) or not enabled():
+        return None
+    attributes = _attributes("send", topic)
+    attributes[MESSAGE_ID] = message_id
+    attributes[BODY_BYTES] = body_bytes
+    attributes |= _filled({KEY: key, TAG: tag, CLIENT_ID: client_id})
+    assert _tracer is not None
+    return SendSpan(
+        _tracer.start_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
+    )
+
+
+# ── consumer ─────────────────────────────────────────────────────────────────────────
+
+
+class TracedMessage(Protocol):
+    """What a process span reads of a received message."""
+
+    @property
+    def message_id(self) -> str: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def broker(self) -> str: ...
+    @property
+    def queue(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def tag(self) -> str: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def store_ms(self) -> int: ...
+    @property
+    def due_ms(self) -> int: ...
+    @property
+    def properties(self) -> Mapping[str, str]: ...
+
+
+def record_receive(
+    topic: str,
+    broker: str,
+    queue: int,
+    offset: int,
+    count: int,
+    *,
+    start_ns: int,
+    end_ns: int,
+    group: str = "",
+    client_id: str = "",
+    records: bytes = b"",
+    error: BaseException | None = None,
+) -> None:
+    """Records that a pull brought `count` records of one queue, the first at `offset`."""
+    attributes = _attributes("receive", topic)
+    attributes |= {QUEUE: str(queue), QUEUE_OFFSET: offset, BATCH_COUNT: count}
+    attributes |= _filled({BROKER: broker, GROUP: group, CLIENT_ID: client_id})
+    _record_frame("receive", SpanKind.CLIENT, topic, attributes, records, start_ns, end_ns, error)
+
+
+@contextmanager
+def process(
+    messages: Sequence[TracedMessage],
+    *,
+    group: str = "",
+    client_id: str = "",
+    attempt: int | None = None,
+) -> Iterator[None]:
+    """Spans the callback for these messages, one span a message; an exception fails them.
+
+    Each is a child of its message's creation context, so that end-to-end times stay exact for
+    a batch callback too; the first sampled one is current while the callback runs.  `attempt`
+    counts the calls before this one and replaces the messages' own.
+    """
+    if not messages or not enabled():
+        yield
+        return
+    spans = [
+        span
+        for message in messages
+        if traced(message.topic)
+        and (span := _start_process(message, group, client_id, attempt, len(messages)))
+    ]
+    token = attach(trace.set_span_in_context(spans[0])) if spans else None
+    try:
+        yield
+    except BaseException as error:
+        for span in spans:
+            _fail(span, error)
+        raise
+    finally:
+        if token is not None:
+            detach(token)
+        for span in spans:
+            span.end()
+
+
+def _start_process(
+    message: TracedMessage, group: str, client_id: str, attempt: int | None, count: int
+) -> Span | None:
+    assert _tracer is not None
+    topic = message.topic
+    span = _tracer.start_span(
+        f"process {topic}",
+        context=_context(extract(message.properties)),
+        kind=SpanKind.CONSUMER,
+        attributes=_attributes("process", topic),
+    )
+    if not span.is_recording():
+        return None
+    attributes: dict[str, AttributeValue] = {
+        MESSAGE_ID: message.message_id,
+        QUEUE: str(message.queue),
+        QUEUE_OFFSET: message.offset,
+        BODY_BYTES: len(message.body),
+        STORE_MS: message.store_ms,
+        ATTEMPT: message.attempt if attempt is None else attempt,
+    }
+    attributes |= _filled(
+        {
+            BROKER: message.broker,
+            GROUP: group,
+            CLIENT_ID: client_id,
+            KEY: message.key,
+            TAG: message.tag,
+            BATCH_COUNT: count if count > 1 else 0,
+        }
+    )
+    if message.due_ms:
+        started_ms = getattr(span, "start_time", 0) // 1_000_000
+        attributes[DUE_MS] = message.due_ms
+        attributes[LATENESS_MS] = started_ms - message.due_ms
+    span.set_attributes(attributes)
+    return span
+
+
+# ── broker and timer service: finished spans of whole frames ─────────────────────────
+
+
+def record_store(
+    topic: str,
+    broker: str,
+    queue: int,
+    offset: int,
+    count: int,
+    *,
+    start_ns: int,
+    end_ns: int,
+    body_bytes: int = 0,
+    records: bytes = b"",
+    timed: bool = False,
+    error: BaseException | None = None,
+) -> None:
+    """Records that a frame was stored: from its arrival to its durability.
+
+    `topic` is what the producer asked for, also where the frame lies in %TIMER% (`timed`);
+    queue and offset say where it lies.  `records` (the encoded batch) serves to find the
+    creation contexts; without it the span starts a trace of its own.
+    """
+    attributes = _attributes("store", topic)
+    attributes |= {BROKER: broker, QUEUE: str(queue), QUEUE_OFFSET: offset, BATCH_COUNT: count}
+    if body_bytes:
+        attributes[BODY_BYTES] = body_bytes
+    if timed:
+        attributes["duemq.timed"] = True
+    _record_frame("store", SpanKind.SERVER, topic, attributes, records, start_ns, end_ns, error)
+
+
+def record_schedule(
+    topic: str,
+    broker: str,
+    queue: int,
+    offset: int,
+    count: int,
+    *,
+    start_ns: int,
+    end_ns: int,
+    due_ms: int = 0,
+    records: bytes = b"",
+    error: BaseException | None = None,
+) -> None:
+    """Records that a timer shard has a frame of %TIMER% durably: from fetched to durable.
+
+    Broker, queue and offset say where in %TIMER% it lay; `due_ms` is its earliest due time.
+    """
+    attributes = _attributes("schedule", topic)
+    attributes |= {BROKER: broker, QUEUE: str(queue), QUEUE_OFFSET: offset, BATCH_COUNT: count}
+    if due_ms:
+        attributes[DUE_MS] = due_ms
+    _record_frame(
+        "schedule", SpanKind.INTERNAL, topic, attributes, records, start_ns, end_ns, error
+    )
+
+
+def record_fire(
+    topic: str,
+    broker: str,
+    queue: int,
+    offset: int,
+    due_ms: Sequence[int],
+    *,
+    store_ms: int,
+    start_ns: int,
+    end_ns: int,
+    records: bytes = b"",
+    sizes: Sequence[int] = (),
+    error: BaseException | None = None,
+) -> None:
+    """Records a batch of fires: from its dispatch to the broker's answer.
+
+    One span for each run of one due time (ascending, one entry a record), so that lateness
+    (`store_ms`, the broker's, less due) stays exact without a span a message.  `sizes` are the
+    batch's side array; with `records` they find each run's creation contexts.
+    """
+    if not due_ms or not traced(topic) or not enabled():
+        return
+    ends = _ends(sizes) if len(sizes) == len(due_ms) else []
+    for first, past in _runs(due_ms, FIRE_SPANS_MAX):
+        attributes = _attributes("fire", topic)
+        attributes |= {
+            BROKER: broker,
+            QUEUE: str(queue),
+            QUEUE_OFFSET: offset + first,
+            BATCH_COUNT: past - first,
+            DUE_MS: due_ms[first],
+        }
+        if error is None:
+            attributes[LATENESS_MS] = store_ms - due_ms[first]
+        start = ends[first - 1] if ends and first else 0
+        end = ends[past - 1] if ends else len(records)
+        contexts = contexts_in(records, start=start, end=end)
+        _record("fire", SpanKind.PRODUCER, topic, attributes, contexts, start_ns, end_ns, error)
+
+
+def _runs(due_ms: Sequence[int], runs_max: int) -> list[tuple[int, int]]:
+    """Half-open ranges of equal due times; where there are too many, the earliest counts."""
+    starts = [i for i in range(len(due_ms)) if i == 0 or due_ms[i] != due_ms[i - 1]]
+    if len(starts) > runs_max:
+        starts = [starts[i * len(starts) // runs_max] for i in range(runs_max)]
+    return list(zip(starts, [*starts[1:], len(due_ms)], strict=True))
+
+
+def _ends(sizes: Sequence[int]) -> list[int]:
+    ends, position = [], 0
+    for size in sizes:
+        position += int(size)
+        ends.append(position)
+    return ends
+
+
+# ── contexts ─────────────────────────────────────────────────────────────────────────
+
+
+def extract(properties: Mapping[str, str]) -> SpanContext | None:
+    """The creation context that a message's properties carry; None: none or malformed."""
+    context = _parse(properties.get(TRACEPARENT, ""))
+    state = properties.get(TRACESTATE)
+    if context is None or not state:
+        return context
+    return SpanContext(
+        context.trace_id,
+        context.span_id,
+        is_remote=True,
+        trace_flags=context.trace_flags,
+        trace_state=TraceState.from_header([state]),
+    )
+
+
+def contexts_in(
+    records: bytes, *, start: int = 0, end: int | None = None, limit: int = LINKS_MAX
+) -> list[SpanContext] | None:
+    """Sampled creation contexts in encoded records, found without decoding them.
+
+    None: the records carry contexts, and none of those looked at is sampled.  A body that
+    happens to hold the same bytes yields a link too many and does no other harm.
+    """
+    found: list[SpanContext] = []
+    seen = 0
+    past = len(records) if end is None else end
+    at = records.find(_ENCODED_PROPERTY, start, past)
+    while at >= 0 and seen < SEARCHED_MAX and len(found) < limit:
+        value = at + len(_ENCODED_PROPERTY)
+        at = value + _TRACEPARENT_LENGTH
+        context = _parse(records[value:at].decode("ascii", "replace"))
+        if context is not None:
+            seen += 1
+            if context.trace_flags.sampled:
+                found.append(context)
+        at = records.find(_ENCODED_PROPERTY, at, past)
+    return found if found or not seen else None
+
+
+def _parse(traceparent: str) -> SpanContext | None:
+    match = _TRACEPARENT_PATTERN.fullmatch(traceparent)
+    if match is None:
+        return None
+    context = SpanContext(
+        int(match[1], 16),
+        int(match[2], 16),
+        is_remote=True,
+        trace_flags=TraceFlags(int(match[3], 16)),
+    )
+    return context if context.is_valid else None
+
+
+def _properties(context: SpanContext) -> dict[str, str]:
+    if not context.is_valid:
+        return {}
+    parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    if not context.trace_state:
+        return {TRACEPARENT: parent}
+    return {TRACEPARENT: parent, TRACESTATE: context.trace_state.to_header()}
+
+
+def _context(parent: SpanContext | None) -> Context:
+    """A context of its own: whatever span is current here has nothing to do with it."""
+    if parent is None:
+        return Context()
+    return trace.set_span_in_context(NonRecordingSpan(parent), Context())
+
+
+# ── recording ────────────────────────────────────────────────────────────────────────
+
+
+def _record_frame(
+    operation: str,
+    kind: SpanKind,
+    topic: str,
+    attributes: dict[str, AttributeValue],
+    records: bytes,
+    start_ns: int,
+    end_ns: int,
+    error: BaseException | None,
+) -> None:
+    if traced(topic) and enabled():
+        contexts = contexts_in(records)
+        _record(operation, kind, topic, attributes, contexts, start_ns, end_ns, error)
+
+
+def _record(
+    operation: str,
+    kind: SpanKind,
+    topic: str,
+    attributes: dict[str, AttributeValue],
+    contexts: list[SpanContext] | None,
+    start_ns: int,
+    end_ns: int,
+    error: BaseException | None,
+) -> None:
+    if contexts is None:
+        return  # Their producers decided against a trace.
+    assert _tracer is not None
+    span = _tracer.start_span(
+        f"{operation} {topic}",
+        context=_context(contexts[0] if contexts else None),
+        kind=kind,
+        attributes=attributes,
+        links=[Link(context) for context in contexts[1:]],
+        start_time=start_ns,
+    )
+    if error is not None:
+        _fail(span, error)
+    span.end(max(start_ns, end_ns))
+
+
+def _attributes(operation: str, topic: str) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        SYSTEM: "duemq",
+        OPERATION: operation,
+        TOPIC: topic,
+    }
+    if operation in _OPERATION_TYPES:
+        attributes[OPERATION_TYPE] = _OPERATION_TYPES[operation]
+    return attributes
+
+
+def _filled(attributes: dict[str, AttributeValue]) -> dict[str, AttributeValue]:
+    """Without what is empty."""
+    return {name: value for name, value in attributes.items() if value}
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    if span.is_recording():
+        code = getattr(error, "code", None)
+        span.set_attribute(ERROR_TYPE, getattr(code, "name", None) or type(error).__name__)
+        span.set_status(Status(StatusCode.ERROR, str(error)[:200]))
