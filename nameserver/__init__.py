@@ -1,1 +1,1 @@
-"""nameserver."""
+"""Nameserver: who is there and which topics they serve.  In memory only."""

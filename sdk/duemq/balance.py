@@ -44,7 +44,9 @@ def average_block(index: int, queues: int, members: int) -> tuple[int, int]:
     return start, max(0, min(size, queues - start))
 
 
-def average(queues: Sequence[MessageQueue], members: Sequence[str]) -> dict[str, Sequence[MessageQueue]]:
+def average(
+    queues: Sequence[MessageQueue], members: Sequence[str]
+) -> dict[str, Sequence[MessageQueue]]:
     """Contiguous blocks, the first members one queue more."""
     shares: dict[str, Sequence[MessageQueue]] = {}
     for index, member in enumerate(members):
@@ -113,7 +115,9 @@ def coordinator(group: str, broker_names: Iterable[str]) -> str | None:
 
     A broker that comes or goes moves only the groups that it wins or had won (rendezvous hashing).
     """
-    return max(broker_names, key=lambda name: (crc32(f"{group}|{name}".encode()), name), default=None)
+    return max(
+        broker_names, key=lambda name: (crc32(f"{group}|{name}".encode()), name), default=None
+    )
 
 
 def queue_of_key(ordering_key: str, queue_count: int) -> int:

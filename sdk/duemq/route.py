@@ -1,8 +1,8 @@
 """Who serves which topic, as a client knows it.  Pure; owned by the task that applies updates.
 
-The cache outlives its nameservers: nothing in it expires by time.  It changes only by an update that a
-nameserver pushed, so that with every nameserver gone, producers and consumers work on with the brokers
-that they knew.
+The cache outlives its nameservers: nothing in it expires by time.  It changes only by an update
+that a nameserver pushed, so that with every nameserver gone, producers and consumers work on with
+the brokers that they knew.
 """
 
 from collections.abc import Iterable

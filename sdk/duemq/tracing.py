@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach
@@ -43,6 +43,9 @@ from opentelemetry.trace import (
     TraceState,
 )
 from opentelemetry.util.types import AttributeValue
+
+if TYPE_CHECKING:
+    from duemq.message import Message
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
@@ -65,7 +68,6 @@ TAG = "duemq.tag"
 ATTEMPT = "duemq.attempt"
 DUE_MS = "duemq.due_ms"
 LATENESS_MS = "duemq.lateness_ms"
-STORE_MS = "duemq.store_ms"
 
 LINKS_MAX = 32
 """Creation contexts that one span names; OpenTelemetry's own default limit is 128."""
@@ -131,22 +133,13 @@ class SendSpan:
         queue: int,
         offset: int,
         *,
-        batch_count: int = 1,
         due_ms: int = 0,
         end_ns: int | None = None,
     ) -> None:
         """The broker has it; for a delayed message queue and offset are those in %TIMER%."""
         if self._span.is_recording():
             self._span.set_attributes(
-                _filled(
-                    {
-                        BROKER: broker,
-                        QUEUE: str(queue),
-                        QUEUE_OFFSET: offset,
-                        BATCH_COUNT: batch_count if batch_count > 1 else 0,
-                        DUE_MS: due_ms,
-                    }
-                )
+                {QUEUE: str(queue), QUEUE_OFFSET: offset, **_filled({BROKER: broker, DUE_MS: due_ms})}
             )
         self._span.end(end_ns)
 
@@ -160,8 +153,8 @@ def start_send(
     topic: str,
     message_id: str,
     *,
-    key: str = "",
-    tag: str = "",
+    key: str | None = None,
+    tag: str | None = None,
     body_bytes: int = 0,
     client_id: str = "",
 ) -> SendSpan | None:
@@ -181,35 +174,6 @@ def start_send(
 # ── consumer ─────────────────────────────────────────────────────────────────────────
 
 
-class TracedMessage(Protocol):
-    """What a process span reads of a received message."""
-
-    @property
-    def message_id(self) -> str: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def broker(self) -> str: ...
-    @property
-    def queue(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def tag(self) -> str: ...
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def store_ms(self) -> int: ...
-    @property
-    def due_ms(self) -> int: ...
-    @property
-    def properties(self) -> Mapping[str, str]: ...
-
-
 def record_receive(
     topic: str,
     broker: str,
@@ -221,7 +185,7 @@ def record_receive(
     end_ns: int,
     group: str = "",
     client_id: str = "",
-    records: bytes = b"",
+    records: bytes | memoryview = b"",
     error: BaseException | None = None,
 ) -> None:
     """Records that a pull brought `count` records of one queue, the first at `offset`."""
@@ -233,7 +197,7 @@ def record_receive(
 
 @contextmanager
 def process(
-    messages: Sequence[TracedMessage],
+    messages: Sequence[Message],
     *,
     group: str = "",
     client_id: str = "",
@@ -251,8 +215,7 @@ def process(
     spans = [
         span
         for message in messages
-        if traced(message.topic)
-        and (span := _start_process(message, group, client_id, attempt, len(messages)))
+        if traced(message.topic) and (span := _start_process(message, group, client_id, attempt))
     ]
     token = attach(trace.set_span_in_context(spans[0])) if spans else None
     try:
@@ -269,7 +232,7 @@ def process(
 
 
 def _start_process(
-    message: TracedMessage, group: str, client_id: str, attempt: int | None, count: int
+    message: Message, group: str, client_id: str, attempt: int | None
 ) -> Span | None:
     assert _tracer is not None
     topic = message.topic
@@ -286,7 +249,6 @@ def _start_process(
         QUEUE: str(message.queue),
         QUEUE_OFFSET: message.offset,
         BODY_BYTES: len(message.body),
-        STORE_MS: message.store_ms,
         ATTEMPT: message.attempt if attempt is None else attempt,
     }
     attributes |= _filled(
@@ -296,7 +258,6 @@ def _start_process(
             CLIENT_ID: client_id,
             KEY: message.key,
             TAG: message.tag,
-            BATCH_COUNT: count if count > 1 else 0,
         }
     )
     if message.due_ms:
@@ -320,7 +281,7 @@ def record_store(
     start_ns: int,
     end_ns: int,
     body_bytes: int = 0,
-    records: bytes = b"",
+    records: bytes | memoryview = b"",
     timed: bool = False,
     error: BaseException | None = None,
 ) -> None:
@@ -349,7 +310,7 @@ def record_schedule(
     start_ns: int,
     end_ns: int,
     due_ms: int = 0,
-    records: bytes = b"",
+    records: bytes | memoryview = b"",
     error: BaseException | None = None,
 ) -> None:
     """Records that a timer shard has a frame of %TIMER% durably: from fetched to durable.
@@ -375,7 +336,7 @@ def record_fire(
     store_ms: int,
     start_ns: int,
     end_ns: int,
-    records: bytes = b"",
+    records: bytes | memoryview = b"",
     sizes: Sequence[int] = (),
     error: BaseException | None = None,
 ) -> None:
@@ -387,6 +348,7 @@ def record_fire(
     """
     if not due_ms or not traced(topic) or not enabled():
         return
+    records = bytes(records)
     ends = _ends(sizes) if len(sizes) == len(due_ms) else []
     for first, past in _runs(due_ms, FIRE_SPANS_MAX):
         attributes = _attributes("fire", topic)
@@ -440,13 +402,14 @@ def extract(properties: Mapping[str, str]) -> SpanContext | None:
 
 
 def contexts_in(
-    records: bytes, *, start: int = 0, end: int | None = None, limit: int = LINKS_MAX
+    records: bytes | memoryview, *, start: int = 0, end: int | None = None, limit: int = LINKS_MAX
 ) -> list[SpanContext] | None:
     """Sampled creation contexts in encoded records, found without decoding them.
 
     None: the records carry contexts, and none of those looked at is sampled.  A body that
     happens to hold the same bytes yields a link too many and does no other harm.
     """
+    records = bytes(records)  # bytes.find is what makes this cheap; no copy if it is bytes.
     found: list[SpanContext] = []
     seen = 0
     past = len(records) if end is None else end
@@ -500,7 +463,7 @@ def _record_frame(
     kind: SpanKind,
     topic: str,
     attributes: dict[str, AttributeValue],
-    records: bytes,
+    records: bytes | memoryview,
     start_ns: int,
     end_ns: int,
     error: BaseException | None,
@@ -547,7 +510,7 @@ def _attributes(operation: str, topic: str) -> dict[str, AttributeValue]:
     return attributes
 
 
-def _filled(attributes: dict[str, AttributeValue]) -> dict[str, AttributeValue]:
+def _filled(attributes: Mapping[str, AttributeValue | None]) -> dict[str, AttributeValue]:
     """Without what is empty."""
     return {name: value for name, value in attributes.items() if value}
 

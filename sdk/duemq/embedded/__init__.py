@@ -8,6 +8,20 @@ Modules: `cluster` (the supervisor), `child` (what each child runs first), `rest
 child is started again; pure), `layout` (the data folder).
 """
 
-from duemq.embedded.cluster import ClusterEvent, ClusterFailed, EmbeddedCluster
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from duemq.embedded.cluster import ClusterEvent, ClusterFailed, EmbeddedCluster
 
 __all__ = ["ClusterEvent", "ClusterFailed", "EmbeddedCluster"]
+
+
+def __getattr__(name: str) -> object:
+    # Lazily: every child imports this package on its way to `child`, and shall stay small.
+    if name in __all__:
+        from duemq.embedded import cluster
+
+        return getattr(cluster, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,6 +21,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
     ("grpc.min_reconnect_backoff_ms", RECONNECT_MS_MIN),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
+    # A pod that restarts has its name on a new address: look again when a connection fails, not only
+    # after gRPC's 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", RECONNECT_MS_MAX),
     # Retries are ours (tenacity): gRPC's would buffer and hide what was sent.
     ("grpc.enable_retries", 0),
     # Two channels to one address share no connection: closing one must not disturb the other.

@@ -1,13 +1,13 @@
 """Errors as they travel: the one table of error class, ErrorCode and gRPC status, both ways.
 
 A failed call carries the status, the message, and in its trailer `duemq-error-bin` the whole
-duemq.v1.Error.  Answers that speak of several things (a batch, a queue) carry the same Error in-band.
-Where a failure comes without the trailer, it was not ours: gRPC, a proxy or a foreign server made
-it, and the status alone decides.
+duemq.v1.Error.  Answers that speak of several things (a batch, a queue) carry the same Error
+inside.  Where a failure comes without the trailer, it was not ours: gRPC, a proxy or a foreign
+server made it, and the status alone decides.
 """
 
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -94,7 +94,7 @@ def to_proto(error: DuemqError) -> error_pb2.Error:
 
 
 def from_proto(error: error_pb2.Error) -> DuemqError:
-    """The exception for an Error of an answer.  An unknown code of a newer server becomes Internal."""
+    """The exception for an Error of an answer; Internal for an unknown code of a newer server."""
     kind = _BY_CODE.get(error.code, errors.Internal)
     return kind(
         error.message,
@@ -108,6 +108,11 @@ def from_proto(error: error_pb2.Error) -> DuemqError:
 def trailer(error: DuemqError) -> tuple[tuple[str, bytes], ...]:
     """The trailing metadata that carries `error`."""
     return ((TRAILER, to_proto(error).SerializeToString()),)
+
+
+def details(error: DuemqError) -> str:
+    """The text that goes with the status."""
+    return _short(error.message)
 
 
 def from_rpc_error(error: grpc.RpcError, peer: str = "") -> DuemqError:
@@ -125,7 +130,7 @@ def from_rpc_error(error: grpc.RpcError, peer: str = "") -> DuemqError:
 
 
 def _sent_error(error: grpc.RpcError) -> error_pb2.Error | None:
-    metadata = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == TRAILER:
             try:

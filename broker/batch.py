@@ -1,0 +1,150 @@
+"""A batch as a client sends it, and everything that can be wrong with it by itself.  Pure.
+
+Limits are checked per batch, not per message: only a record larger than the limit on properties or
+on bodies can break it.  Such records, and no others, are looked into, so that both limits are exact.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from broker import records as layout
+from duemq.errors import InvalidArgument, TooLarge
+
+BATCH_RECORDS_MAX = 65_536
+
+
+class Batch(Protocol):
+    """duemq.v1.BatchView, or anything with its fields."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def queue_id(self) -> int: ...
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def producer_epoch(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def records(self) -> bytes: ...
+    @property
+    def sizes(self) -> bytes: ...
+    @property
+    def tag_hashes(self) -> bytes: ...
+    @property
+    def key_hashes(self) -> bytes: ...
+    @property
+    def delays_ms(self) -> bytes: ...
+    @property
+    def due_ms(self) -> bytes: ...
+    @property
+    def delay_levels(self) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one batch may hold, in bytes."""
+
+    message_bytes_max: int = 4 << 20
+    batch_bytes_max: int = 8 << 20
+    properties_bytes_max: int = 32 << 10
+
+
+@dataclass(slots=True)
+class Columns:
+    """The checked contents of a batch: its records and an array entry for each."""
+
+    count: int
+    records: bytes
+    sizes: bytes
+    tag_hashes: bytes
+    key_hashes: bytes
+
+
+def check(batch: Batch, limits: Limits, message_bytes_max: int) -> Columns:
+    """The batch's columns, or InvalidArgument or TooLarge naming field, value and limit.
+
+    `message_bytes_max` is the topic's; it is at most the broker's.
+    """
+    records = batch.records
+    if not records:
+        raise InvalidArgument("records: a batch needs at least one", field="records", value=0)
+    if len(records) > limits.batch_bytes_max:
+        raise TooLarge(
+            f"records: {len(records)} bytes, at most {limits.batch_bytes_max} in a batch",
+            field="records",
+            value=len(records),
+            limit=limits.batch_bytes_max,
+        )
+    sizes, tags, keys = batch.sizes, batch.tag_hashes, batch.key_hashes
+    if not sizes and not tags and not keys:
+        sizes, tags, keys = layout.derive_columns(records)
+        array = np.frombuffer(sizes, dtype="<u4")
+        _check_count(len(array))
+    else:
+        _check_lengths(sizes, tags, keys)
+        array = np.frombuffer(sizes, dtype="<u4")
+        layout.check_layout(records, array)
+    look_inside = min(limits.properties_bytes_max, message_bytes_max)
+    if len(records) > look_inside and int(array.max()) > look_inside:
+        _check_large(records, array, limits.properties_bytes_max, message_bytes_max, look_inside)
+    return Columns(len(array), records, sizes, tags, keys)
+
+
+def _check_lengths(sizes: bytes, tags: bytes, keys: bytes) -> None:
+    _check_count(len(sizes) // 4)
+    for field, column in (("sizes", sizes), ("tag_hashes", tags), ("key_hashes", keys)):
+        if len(column) != len(sizes) or len(column) % 4:
+            raise InvalidArgument(
+                f"{field}: {len(column)} bytes of fixed32, but sizes has {len(sizes)};"
+                " each needs one entry a record",
+                field=field,
+                value=len(column),
+                limit=len(sizes),
+            )
+
+
+def _check_count(count: int) -> None:
+    if not 0 < count <= BATCH_RECORDS_MAX:
+        raise InvalidArgument(
+            f"sizes: {count} records in a batch, 1 to {BATCH_RECORDS_MAX} are allowed",
+            field="sizes",
+            value=count,
+            limit=BATCH_RECORDS_MAX,
+        )
+
+
+def _check_large(
+    records: bytes,
+    sizes: layout.U32Array,
+    properties_bytes_max: int,
+    message_bytes_max: int,
+    look_inside: int,
+) -> None:
+    """Checks body and properties of the records that are large enough to break a limit."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    for index in np.flatnonzero(sizes > look_inside).tolist():
+        end = int(ends[index])
+        start = end - int(sizes[index])
+        head = start + 1
+        while records[head] >= 0x80:
+            head += 1
+        shape = layout.scan(records, head + 1, end)
+        if shape.body_bytes > message_bytes_max:
+            raise TooLarge(
+                f"body: {shape.body_bytes} bytes in record {index}, at most {message_bytes_max}",
+                field="body",
+                value=shape.body_bytes,
+                limit=message_bytes_max,
+            )
+        if shape.properties_bytes > properties_bytes_max:
+            raise TooLarge(
+                f"properties: {shape.properties_bytes} bytes in record {index},"
+                f" at most {properties_bytes_max}",
+                field="properties",
+                value=shape.properties_bytes,
+                limit=properties_bytes_max,
+            )

@@ -1,0 +1,483 @@
+"""Consumer groups: members come and go, queues are released before they are given away.
+
+Pure: `now_ms` in, `Step` out (what to tell whom).  Owner and only caller: GroupServicer on the event
+loop.  `next_ms` says when `tick` wants to be called.
+
+Words.  The *target* of a group says which member shall have which queue (allocation strategy).  The
+*holdings* say who has been given which queue and has not released it.  The *generation* counts targets
+and never goes back.
+
+    a queue      free ──granted to its target──► held ──released, or the holder's death──► free
+
+Rules that hold in every history (tests/property/test_coordinator.py):
+1. A queue is held by one member at most, and only its target is given a free queue.
+2. A held queue whose target is another member stays held until the holder releases it, leaves, or is
+   silent for its session timeout.  Queues whose target did not change are not touched.
+3. Within one generation a queue has one target.  A member stamps commits with the generation it took
+   the queue under, and brokers refuse older stamps than the newest taker's: so nothing that a member
+   does after its queue went to another one can move the group's offset.
+4. `released` counts only if it answers a newer assignment than the last one that granted the queue: a
+   late one, overtaken by a new grant to the same member, frees nothing.
+
+Restart.  Generation and members of each group are kept (`snapshot`).  A restarted coordinator, or one
+that a group moved to, does not know who holds what: members that come back say so, and until all known
+members are back, every queue is claimed, or a session timeout has passed, the others' queues are not
+given away (`hold`).  A group that nobody has heard of is assigned at once.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from broker.names import check_group
+from duemq.balance import AVERAGE, MessageQueue, allocate, coordinator, strategy_named
+from duemq.errors import (
+    FencedMember,
+    GroupNotFound,
+    InvalidArgument,
+    NotCoordinator,
+    NotReady,
+    Overloaded,
+)
+
+MEMBER_ID_LENGTH_MAX = 255
+GROUPS_MAX = 10_000
+MEMBERS_MAX = 1_000  # a group
+SUBSCRIPTIONS_MAX = 1_000  # a member
+SESSION_TIMEOUT_MS_MIN = 1_000
+SESSION_TIMEOUT_MS_MAX = 300_000
+SESSION_TIMEOUT_MS_DEFAULT = 10_000
+EMPTY_GROUP_KEPT_MS = 7 * 24 * 3_600_000
+STALL_MS_MAX = 1_000  # a tick later than this: the coordinator slept, not the members
+SNAPSHOT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a member says when it comes, or comes back."""
+
+    group: str
+    member_id: str
+    subscriptions: Mapping[str, str]  # topic → filter
+    session_timeout_ms: int = 0  # 0: the default
+    strategy: str = AVERAGE
+    generation: int = 0  # of the last assignment it saw
+    owned: tuple[MessageQueue, ...] = ()
+    client: str = ""
+
+
+class Assignment(NamedTuple):
+    """The whole of what a member shall own."""
+
+    group: str
+    member_id: str
+    generation: int
+    queues: tuple[MessageQueue, ...]
+
+
+class Moved(NamedTuple):
+    """A member must ask another broker."""
+
+    group: str
+    member_id: str
+    coordinator: str
+
+
+@dataclass(slots=True)
+class Step:
+    """What the members are to be told, in this order."""
+
+    assignments: list[Assignment] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Member:
+    """A member with a session."""
+
+    member_id: str
+    subscriptions: Mapping[str, str]
+    session_timeout_ms: int
+    client: str
+    last_heard_ms: int
+    told: tuple[MessageQueue, ...] | None = None  # the last assignment's queues
+
+
+class Holding(NamedTuple):
+    """Who has a queue, and the generation of the last assignment that said so."""
+
+    member_id: str
+    granted: int
+
+
+@dataclass(slots=True)
+class Group:
+    """One group's state; only Coordinator changes it."""
+
+    name: str
+    strategy: str = AVERAGE
+    generation: int = 0
+    members: dict[str, Member] = field(default_factory=dict)
+    target: dict[MessageQueue, str] = field(default_factory=dict)
+    holdings: dict[MessageQueue, Holding] = field(default_factory=dict)
+    # While holding back: members known from before and not back yet, with their session timeouts in
+    # ms; None: nobody here knows who they are.
+    absent: dict[str, int] | None = field(default_factory=dict)
+    hold_until_ms: int | None = None
+    empty_since_ms: int = 0
+
+    def held_by(self, member_id: str) -> list[MessageQueue]:
+        """Answers the queues that a member has, sorted."""
+        return sorted(q for q, holding in self.holdings.items() if holding.member_id == member_id)
+
+
+class Coordinator:
+    """The groups that this broker coordinates."""
+
+    def __init__(
+        self, broker: str, *, session_timeout_ms: int = SESSION_TIMEOUT_MS_DEFAULT
+    ) -> None:
+        self._broker = broker
+        self._session_timeout_ms = session_timeout_ms
+        self._groups: dict[str, Group] = {}
+        self._queues: Mapping[str, tuple[MessageQueue, ...]] = {}
+        self._brokers: frozenset[str] = frozenset()
+        self._next_ms: int | None = None
+        self.changed = False  # the snapshot differs from the last one taken
+
+    # --- events -------------------------------------------------------------------------------
+
+    def join(self, hello: Hello, now_ms: int, known_generation: int = 0) -> Step:
+        """A member came or came back; it is always told its assignment.
+
+        `known_generation` is the newest one that the broker has seen of this group in its offsets: not 0
+        means that the group lived before.  Raises InvalidArgument, NotCoordinator, Overloaded.
+        """
+        self._check(hello)
+        self._check_coordinator(hello.group)
+        group = self._groups.get(hello.group) or self._new_group(hello, now_ms, known_generation)
+        self._check_fits(group, hello)
+        group.strategy = hello.strategy or AVERAGE
+        newest = max(hello.generation, known_generation)
+        if newest > group.generation:  # another coordinator was at work: be newer than it
+            group.generation = newest
+            group.target = {}
+        if group.absent is not None:
+            group.absent.pop(hello.member_id, None)
+        returning = hello.member_id in group.members
+        group.members[hello.member_id] = Member(
+            hello.member_id,
+            dict(hello.subscriptions),
+            hello.session_timeout_ms or self._session_timeout_ms,
+            hello.client,
+            now_ms,
+        )
+        self._claim(group, hello)
+        self.changed |= not returning
+        return self._rebalance([group], now_ms)
+
+    def heartbeat(self, group_name: str, member_id: str, now_ms: int) -> int:
+        """Answers the group's generation.  Raises FencedMember when the session is over."""
+        group, member = self._member(group_name, member_id)
+        member.last_heard_ms = now_ms
+        return group.generation
+
+    def released(
+        self,
+        group_name: str,
+        member_id: str,
+        generation: int,
+        queues: Iterable[MessageQueue],
+        now_ms: int,
+    ) -> Step:
+        """A member has let go of queues, after the assignment of `generation`.  Raises FencedMember."""
+        group, member = self._member(group_name, member_id)
+        member.last_heard_ms = now_ms
+        for queue in queues:
+            holding = group.holdings.get(queue)
+            if holding and holding.member_id == member_id and generation > holding.granted:
+                del group.holdings[queue]
+        return self._rebalance([group], now_ms)
+
+    def leave(self, group_name: str, member_id: str, now_ms: int) -> Step:
+        """A member has let go of everything.  Idempotent."""
+        group = self._groups.get(group_name)
+        if group is None or member_id not in group.members:
+            return Step()
+        self._remove(group, member_id, now_ms)
+        return self._rebalance([group], now_ms)
+
+    def routes_changed(
+        self, queues: Mapping[str, Iterable[MessageQueue]], brokers: Iterable[str], now_ms: int
+    ) -> Step:
+        """The readable queues of every topic and the brokers, as the nameservers know them now."""
+        self._queues = {topic: tuple(sorted(each)) for topic, each in queues.items()}
+        self._brokers = frozenset(brokers)
+        step = Step()
+        for group in list(self._groups.values()):
+            owner = coordinator(group.name, self._brokers)
+            if owner is not None and owner != self._broker:
+                step.moved += [Moved(group.name, member, owner) for member in group.members]
+                del self._groups[group.name]
+                self.changed = True
+        step.assignments += self._rebalance(self._groups.values(), now_ms).assignments
+        return step
+
+    def tick(self, now_ms: int) -> Step:
+        """Ends sessions and holds whose time is over."""
+        if self._next_ms is not None and now_ms - self._next_ms > STALL_MS_MAX:
+            self._forgive(now_ms - self._next_ms)
+        touched = []
+        for group in list(self._groups.values()):
+            expired = [
+                member.member_id
+                for member in group.members.values()
+                if member.last_heard_ms + member.session_timeout_ms <= now_ms
+            ]
+            for member_id in expired:
+                self._remove(group, member_id, now_ms)
+            if expired or (group.hold_until_ms is not None and group.hold_until_ms <= now_ms):
+                touched.append(group)
+            if not group.members and group.empty_since_ms + EMPTY_GROUP_KEPT_MS <= now_ms:
+                del self._groups[group.name]
+                self.changed = True
+        return self._rebalance(touched, now_ms)
+
+    def next_ms(self) -> int | None:
+        """Answers when `tick` must be called again; None: not before another event."""
+        times = [
+            member.last_heard_ms + member.session_timeout_ms
+            for group in self._groups.values()
+            for member in group.members.values()
+        ]
+        times += [g.hold_until_ms for g in self._groups.values() if g.hold_until_ms is not None]
+        times += [
+            g.empty_since_ms + EMPTY_GROUP_KEPT_MS for g in self._groups.values() if not g.members
+        ]
+        self._next_ms = min(times, default=None)
+        return self._next_ms
+
+    # --- looking inside -----------------------------------------------------------------------
+
+    def groups(self) -> Iterable[Group]:
+        """Answers the groups, for reading."""
+        return self._groups.values()
+
+    def group(self, name: str) -> Group:
+        """Answers one group, for reading.  Raises GroupNotFound."""
+        try:
+            return self._groups[name]
+        except KeyError:
+            raise GroupNotFound(f"no group {name!r} here", field="group", value=name) from None
+
+    # --- restart ------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """Answers what must survive a restart: generations and members (JSON)."""
+        self.changed = False
+        groups = {
+            group.name: {
+                "generation": group.generation,
+                "strategy": group.strategy,
+                "members": {
+                    **(group.absent or {}),
+                    **{m.member_id: m.session_timeout_ms for m in group.members.values()},
+                },
+            }
+            for group in self._groups.values()
+        }
+        return json.dumps({"version": SNAPSHOT_VERSION, "groups": groups}, sort_keys=True).encode()
+
+    def restore(self, snapshot: bytes, now_ms: int) -> None:
+        """Takes a snapshot over, at start.  Raises ValueError for one of another version."""
+        state = json.loads(snapshot)
+        if state.get("version") != SNAPSHOT_VERSION:
+            raise ValueError(f"groups snapshot has version {state.get('version')!r}, not 1")
+        for name, kept in state["groups"].items():
+            members: dict[str, int] = kept["members"]
+            self._groups[name] = Group(
+                name,
+                strategy=kept["strategy"],
+                generation=kept["generation"],
+                absent=dict(members),
+                hold_until_ms=now_ms + max(members.values()) if members else None,
+                empty_since_ms=now_ms,
+            )
+
+    # --- checks -------------------------------------------------------------------------------
+
+    def _check(self, hello: Hello) -> None:
+        check_group(hello.group)
+        if not 1 <= len(hello.member_id) <= MEMBER_ID_LENGTH_MAX:
+            raise InvalidArgument(
+                "illegal member id",
+                field="member_id",
+                value=hello.member_id[:MEMBER_ID_LENGTH_MAX],
+                limit=f"1 to {MEMBER_ID_LENGTH_MAX} characters",
+            )
+        if not 1 <= len(hello.subscriptions) <= SUBSCRIPTIONS_MAX:
+            raise InvalidArgument(
+                "a member subscribes to at least one topic",
+                field="subscriptions",
+                value=str(len(hello.subscriptions)),
+                limit=f"1 to {SUBSCRIPTIONS_MAX}",
+            )
+        timeout_ms = hello.session_timeout_ms
+        if timeout_ms and not SESSION_TIMEOUT_MS_MIN <= timeout_ms <= SESSION_TIMEOUT_MS_MAX:
+            raise InvalidArgument(
+                "session timeout out of range",
+                field="session_timeout_ms",
+                value=str(timeout_ms),
+                limit=f"{SESSION_TIMEOUT_MS_MIN} to {SESSION_TIMEOUT_MS_MAX}",
+            )
+        strategy_named(hello.strategy)
+
+    def _check_coordinator(self, group_name: str) -> None:
+        owner = coordinator(group_name, self._brokers)
+        if owner is None:
+            raise NotReady("this broker does not know the cluster yet")
+        if owner != self._broker:
+            raise NotCoordinator(
+                f"group {group_name!r} is coordinated by {owner!r}",
+                field="group",
+                value=group_name,
+                limit=owner,
+            )
+
+    def _check_fits(self, group: Group, hello: Hello) -> None:
+        others = group.members.keys() - {hello.member_id}
+        if others and (hello.strategy or AVERAGE) != group.strategy:
+            raise InvalidArgument(
+                "the members of a group use one allocation strategy",
+                field="strategy",
+                value=hello.strategy,
+                limit=group.strategy,
+            )
+        if len(others) >= MEMBERS_MAX:
+            raise Overloaded(
+                f"group {group.name!r} is full",
+                field="members",
+                value=str(len(others) + 1),
+                limit=str(MEMBERS_MAX),
+            )
+
+    # --- state --------------------------------------------------------------------------------
+
+    def _member(self, group_name: str, member_id: str) -> tuple[Group, Member]:
+        group = self._groups.get(group_name)
+        member = group.members.get(member_id) if group else None
+        if group is None or member is None:
+            raise FencedMember(
+                f"member {member_id!r} has no session in group {group_name!r}: join again",
+                field="member_id",
+                value=member_id,
+            )
+        return group, member
+
+    def _new_group(self, hello: Hello, now_ms: int, known_generation: int) -> Group:
+        if len(self._groups) >= GROUPS_MAX:
+            raise Overloaded(
+                "this broker coordinates as many groups as it may",
+                field="groups",
+                value=str(len(self._groups) + 1),
+                limit=str(GROUPS_MAX),
+            )
+        group = Group(hello.group, empty_since_ms=now_ms)
+        if hello.generation or known_generation:
+            group.absent = None
+            group.hold_until_ms = now_ms + (hello.session_timeout_ms or self._session_timeout_ms)
+        self._groups[hello.group] = group
+        return group
+
+    def _claim(self, group: Group, hello: Hello) -> None:
+        """Takes a member's word for what it holds, as far as it does not take from others."""
+        for queue in set(group.held_by(hello.member_id)) - set(hello.owned):
+            del group.holdings[queue]  # its release, or our grant, was lost on the way
+        if group.hold_until_ms is not None:
+            for queue in hello.owned:
+                group.holdings.setdefault(queue, Holding(hello.member_id, hello.generation))
+
+    def _remove(self, group: Group, member_id: str, now_ms: int) -> None:
+        for queue in group.held_by(member_id):
+            del group.holdings[queue]
+        del group.members[member_id]
+        group.empty_since_ms = now_ms
+        self.changed = True
+
+    def _forgive(self, late_ms: int) -> None:
+        for group in self._groups.values():
+            for member in group.members.values():
+                member.last_heard_ms += late_ms
+            if group.hold_until_ms is not None:
+                group.hold_until_ms += late_ms
+
+    # --- rebalance ----------------------------------------------------------------------------
+
+    def _rebalance(self, groups: Iterable[Group], now_ms: int) -> Step:
+        step = Step()
+        for group in groups:
+            if self._holding_back(group, now_ms):
+                self._keep_claims(group)
+            else:
+                self._retarget(group, now_ms)
+            self._grant(group)
+            step.assignments += self._tell(group)
+        return step
+
+    def _holding_back(self, group: Group, now_ms: int) -> bool:
+        """Tells whether members may still be missing that hold queues; ends the hold if not."""
+        if group.hold_until_ms is None:
+            return False
+        if now_ms < group.hold_until_ms:
+            if group.absent is None:
+                queues = self._queues_of(group)
+                missing = not queues or not group.holdings.keys() >= set(queues)
+            else:
+                missing = bool(group.absent)
+            if missing:
+                return True
+        group.hold_until_ms = None
+        group.absent = {}
+        group.target = {}
+        return False
+
+    def _keep_claims(self, group: Group) -> None:
+        group.target = {queue: holding.member_id for queue, holding in group.holdings.items()}
+
+    def _retarget(self, group: Group, now_ms: int) -> None:
+        target = allocate(
+            strategy_named(group.strategy),
+            self._queues_of(group),
+            {m.member_id: m.subscriptions for m in group.members.values()},
+        )
+        if target != group.target:
+            group.target = target
+            group.generation = max(group.generation + 1, now_ms)
+            self.changed = True
+
+    def _queues_of(self, group: Group) -> list[MessageQueue]:
+        topics = {topic for member in group.members.values() for topic in member.subscriptions}
+        return [queue for topic in topics for queue in self._queues.get(topic, ())]
+
+    def _grant(self, group: Group) -> None:
+        for queue, member_id in group.target.items():
+            if queue not in group.holdings:
+                group.holdings[queue] = Holding(member_id, group.generation)
+
+    def _tell(self, group: Group) -> list[Assignment]:
+        shares: dict[str, list[MessageQueue]] = {member_id: [] for member_id in group.members}
+        for queue, holding in group.holdings.items():
+            if group.target.get(queue) == holding.member_id:
+                shares[holding.member_id].append(queue)
+        told = []
+        for member_id, share in shares.items():
+            queues = tuple(sorted(share))
+            member = group.members[member_id]
+            if member.told == queues:
+                continue
+            member.told = queues
+            for queue in queues:
+                group.holdings[queue] = Holding(member_id, group.generation)
+            told.append(Assignment(group.name, member_id, group.generation, queues))
+        return told

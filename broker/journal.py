@@ -1,0 +1,63 @@
+"""The commit log's entries that are not messages: changes of topics and of offsets.  Pure.
+
+They lie between the frames, so a change is durable in its order with the messages and by the same
+group commit.  What they say is also in the checkpoint; recovery applies those beyond it.  Bodies
+are JSON, for they are few:
+
+kind  body
+ 2    {"name": …, "id": …, "queues": …, "message_bytes_max": …}    the topic was made
+ 3    {"name": …}                                                  the topic was deleted
+ 4    {"group": …, "rows": [[topic, queue id, offset, generation], …]}  a group's progress
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from broker.offsets import GroupQueue, Progress
+from broker.topics import Topic
+
+TOPIC_CREATED = 2
+TOPIC_DELETED = 3
+OFFSETS = 4
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def topic_created(topic: Topic) -> bytes:
+    """Body of an entry of kind TOPIC_CREATED."""
+    return _encode(asdict(topic))
+
+
+def read_topic_created(body: memoryview) -> Topic:
+    """The topic that was made."""
+    return Topic(**json.loads(bytes(body)))
+
+
+def topic_deleted(name: str) -> bytes:
+    """Body of an entry of kind TOPIC_DELETED."""
+    return _encode({"name": name})
+
+
+def read_topic_deleted(body: memoryview) -> str:
+    """The name of the topic that was deleted."""
+    name: str = json.loads(bytes(body))["name"]
+    return name
+
+
+def offsets(group: str, changes: Iterable[tuple[GroupQueue, Progress]]) -> bytes:
+    """Body of an entry of kind OFFSETS: changes of one group."""
+    rows = [[key.topic, key.queue_id, *progress] for key, progress in changes]
+    return _encode({"group": group, "rows": rows})
+
+
+def read_offsets(body: memoryview) -> list[tuple[GroupQueue, Progress]]:
+    """The changes of one group."""
+    entry = json.loads(bytes(body))
+    return [
+        (GroupQueue(entry["group"], topic, queue_id), Progress(offset, generation))
+        for topic, queue_id, offset, generation in entry["rows"]
+    ]

@@ -1,0 +1,226 @@
+"""What producers have sent: the memory that makes a repeated send harmless.  Pure.
+
+Owned by: Store.  Mutated by: the event loop.
+
+A producer numbers its batches per *lane*: (producer id, topic, queue id as requested, timed or not).
+Of each lane we keep the epoch, the next sequence and the answers to the last `WINDOW_BATCHES`.
+
+    epoch    lower than the lane's   FENCED_PRODUCER: a newer instance has taken over
+             higher                  the lane starts again at the given sequence
+    sequence the next one            stored
+             lower, in the window    a repeat: the first answer is given again
+             lower, before it        OUT_OF_SEQUENCE: stored, but its offsets are no longer known
+             higher                  OUT_OF_SEQUENCE: one before it is missing
+    lane unknown                     any sequence begins it
+
+A refused batch changes nothing.  The table is in the checkpoint and is rebuilt from the log's
+frames beyond it.  Lanes idle for `idle_ms` are forgotten, except those of services (ids from 2^63
+on): a timer shard may be away for as long as it likes.
+
+Checkpoint encoding, little-endian, lane after lane:
+
+off size field
+0   8    producer_id         8  2  topic_length      10  1  timed       11  1  window entries
+12  4    queue_id (i32)     16  4  epoch             20  8  next sequence
+28  n    topic utf-8, then per window entry, oldest first:
+         8 position  8 base_offset  8 store_ms  4 queue_id (i32)  4 count
+"""
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from duemq.errors import FencedProducer, InvalidArgument, OutOfSequence, Overloaded
+
+WINDOW_BATCHES = 64
+LANES_MAX = 50_000
+# A lane may be put out for a new one after this long without a batch when the table is full.
+EVICT_IDLE_MS = 60_000
+SERVICE_IDS_FROM = 1 << 63
+
+_LANE = struct.Struct("<QHBBiIQ")
+_STORED = struct.Struct("<QQQiI")
+assert _LANE.size == 28
+assert _STORED.size == 32
+
+
+class LaneKey(NamedTuple):
+    """What one sequence of numbers belongs to."""
+
+    producer_id: int
+    topic: str
+    queue_id: int
+    timed: bool
+
+
+class Stored(NamedTuple):
+    """Where a batch lies: the answer to its sender, and to the sender's repeats."""
+
+    position: int
+    base_offset: int
+    store_ms: int
+    queue_id: int
+    count: int
+
+
+class Lane:
+    """One lane.  The window's last entry is that of `next_sequence - 1`."""
+
+    __slots__ = ("epoch", "next_sequence", "packed", "window")
+
+    def __init__(self, epoch: int, next_sequence: int) -> None:
+        self.epoch = epoch
+        self.next_sequence = next_sequence
+        self.window: deque[Stored] = deque(maxlen=WINDOW_BATCHES)
+        # The lane's checkpoint encoding; None after a change.
+        self.packed: bytes | None = None
+
+
+class Producers:
+    """The lanes of all producers of this broker."""
+
+    def __init__(self, idle_ms: int, lanes_max: int = LANES_MAX) -> None:
+        self._idle_ms = idle_ms
+        self._lanes_max = lanes_max
+        # In the order of last use.
+        self._lanes: dict[LaneKey, Lane] = {}
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def check(self, key: LaneKey, epoch: int, sequence: int, now_ms: int) -> Stored | None:
+        """None: store it.  Otherwise the answer that this batch was given before.
+
+        Raises FencedProducer, OutOfSequence, and Overloaded when there is no room for a new lane.
+        """
+        lane = self._lanes.get(key)
+        if lane is None:
+            self._make_room(now_ms)
+            return None
+        if epoch != lane.epoch:
+            if epoch < lane.epoch:
+                raise FencedProducer(
+                    f"producer_epoch: {epoch} was replaced by {lane.epoch}",
+                    field="producer_epoch",
+                    value=epoch,
+                    limit=lane.epoch,
+                )
+            return None
+        if sequence == lane.next_sequence:
+            return None
+        if sequence > lane.next_sequence:
+            raise OutOfSequence(
+                f"sequence: {sequence} came, {lane.next_sequence} is next"
+                f" for topic {key.topic}, queue {key.queue_id}",
+                field="sequence",
+                value=sequence,
+                limit=lane.next_sequence,
+            )
+        back = lane.next_sequence - sequence
+        if back > len(lane.window):
+            raise OutOfSequence(
+                f"sequence: {sequence} was stored, but its offsets are no longer known;"
+                f" the last {len(lane.window)} batches before {lane.next_sequence} are",
+                field="sequence",
+                value=sequence,
+                limit=lane.next_sequence - len(lane.window),
+            )
+        return lane.window[-back]
+
+    def record(self, key: LaneKey, epoch: int, sequence: int, stored: Stored) -> None:
+        """The batch was appended (or is found in the log during recovery)."""
+        lane = self._lanes.pop(key, None)
+        if lane is None or lane.epoch != epoch or lane.next_sequence != sequence:
+            lane = Lane(epoch, sequence)
+        lane.next_sequence = sequence + 1
+        lane.window.append(stored)
+        lane.packed = None
+        self._lanes[key] = lane
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic is deleted: its offsets mean nothing any more."""
+        for key in [key for key in self._lanes if key.topic == topic]:
+            del self._lanes[key]
+
+    def expire(self, now_ms: int) -> int:
+        """Forgets what was idle for too long; how many."""
+        horizon = now_ms - self._idle_ms
+        idle: list[LaneKey] = []
+        for key, lane in self._lanes.items():
+            if lane.window[-1].store_ms >= horizon:
+                break
+            if key.producer_id < SERVICE_IDS_FROM:
+                idle.append(key)
+        for key in idle:
+            del self._lanes[key]
+        return len(idle)
+
+    def _make_room(self, now_ms: int) -> None:
+        if len(self._lanes) < self._lanes_max:
+            return
+        for key, lane in self._lanes.items():
+            if lane.window[-1].store_ms > now_ms - EVICT_IDLE_MS:
+                break
+            if key.producer_id < SERVICE_IDS_FROM:
+                del self._lanes[key]
+                return
+        raise Overloaded(
+            f"producer_id: {len(self._lanes)} lanes of producers are active, the most allowed",
+            field="producer_id",
+            value=len(self._lanes),
+            limit=self._lanes_max,
+        )
+
+    def encode(self) -> bytes:
+        """For the checkpoint; costs only what changed since the last one."""
+        parts = []
+        for key, lane in self._lanes.items():
+            if lane.packed is None:
+                lane.packed = _pack(key, lane)
+            parts.append(lane.packed)
+        return b"".join(parts)
+
+    def load(self, data: bytes) -> None:
+        """Puts back what `encode` gave."""
+        self._lanes = dict(_unpack(data))
+
+
+def _pack(key: LaneKey, lane: Lane) -> bytes:
+    topic = key.topic.encode()
+    head = _LANE.pack(
+        key.producer_id,
+        len(topic),
+        key.timed,
+        len(lane.window),
+        key.queue_id,
+        lane.epoch,
+        lane.next_sequence,
+    )
+    return b"".join([head, topic, *(_STORED.pack(*stored) for stored in lane.window)])
+
+
+def _unpack(data: bytes) -> Iterator[tuple[LaneKey, Lane]]:
+    at = 0
+    while at < len(data):
+        fields = _LANE.unpack_from(data, at)
+        producer_id, topic_length, timed, entries, queue_id, epoch, next_sequence = fields
+        at += _LANE.size
+        topic = data[at : at + topic_length].decode()
+        at += topic_length
+        lane = Lane(epoch, next_sequence)
+        end = at + entries * _STORED.size
+        lane.window.extend(Stored(*row) for row in _STORED.iter_unpack(data[at:end]))
+        at = end
+        yield LaneKey(producer_id, topic, queue_id, bool(timed)), lane
+
+
+def check_identity(producer_id: int, epoch: int, sequence: int) -> None:
+    """Raises InvalidArgument for an epoch or sequence without a producer."""
+    if not producer_id and (epoch or sequence):
+        raise InvalidArgument(
+            "producer_id: 0 means not idempotent, but an epoch or sequence is given",
+            field="producer_id",
+            value=0,
+            limit="an id with producer_epoch and sequence, or none of the three",
+        )

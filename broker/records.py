@@ -1,0 +1,186 @@
+"""The layout of records inside a batch, checked without decoding messages.  Pure.
+
+A batch's `records` are the encoding of duemq.v1.RecordBatch: entry after entry of
+
+    0x0A  varint(length of the record)  record (duemq.v1.Record)
+
+The sender says each entry's size beside it.  `check_layout` proves that the sizes are those of the
+entries, for the whole batch at once; so every later slice by these sizes is a whole entry.
+A record itself is looked into only where it is large (batch.py) or where the sender gave no side
+arrays: then `scan` walks over its top-level fields.
+"""
+
+import struct
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from duemq.errors import InvalidArgument
+
+# Below this many records a loop is faster than NumPy's fixed cost per call.
+VECTOR_RECORDS_MIN = 32
+
+ENTRY_TAG = 0x0A
+# Largest entry of 1, 2, 3 and 4 bytes of length: tag + length bytes + 2^(7 * bytes) - 1.
+_ENTRY_BYTES_MAX = np.array([1 + k + (1 << (7 * k)) - 1 for k in range(1, 5)], dtype=np.int64)
+
+_FIELD_BODY, _FIELD_KEY, _FIELD_TAG, _FIELD_PROPERTIES = 1, 3, 4, 6
+_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
+
+U32Array = npt.NDArray[np.uint32]
+
+
+class RecordShape(NamedTuple):
+    """What the broker needs to know of one record."""
+
+    body_bytes: int
+    properties_bytes: int
+    tag_hash: int
+    key_hash: int
+
+
+def text_hash(text: bytes) -> int:
+    """CRC-32 of a tag's or key's UTF-8; 0 only for none."""
+    return (zlib.crc32(text) or 1) if text else 0
+
+
+def check_layout(records: bytes, sizes: U32Array) -> None:
+    """Raises InvalidArgument unless `sizes` are those of the entries that make up `records`."""
+    total = int(sizes.sum(dtype=np.uint64))
+    if total != len(records):
+        raise InvalidArgument(
+            f"sizes: their sum {total} is not the length of records, {len(records)}",
+            field="sizes",
+            value=total,
+            limit=len(records),
+        )
+    wrong = _wrong_entry(records, sizes)
+    if wrong is not None:
+        raise InvalidArgument(
+            f"sizes[{wrong}]: {int(sizes[wrong])} is not the size of record {wrong}",
+            field="sizes",
+            value=int(sizes[wrong]),
+            limit="the encoded size of the record, its tag and length included",
+        )
+
+
+def _wrong_entry(records: bytes, sizes: U32Array) -> int | None:
+    """Index of the first entry whose head does not say its size; None: all do."""
+    if len(sizes) >= VECTOR_RECORDS_MIN:
+        return _wrong_entry_vector(records, sizes)
+    start = 0
+    for index, size in enumerate(sizes.tolist()):
+        if size < 2 or records[start] != ENTRY_TAG:
+            return index
+        length, head = _varint(records, start + 1, start + size)
+        if head < 0 or head - start + length != size:
+            return index
+        start += size
+    return None
+
+
+def _wrong_entry_vector(records: bytes, sizes: U32Array) -> int | None:
+    wide = sizes.astype(np.int64)
+    if int(wide.min()) < 2:
+        return int(np.argmax(wide < 2))
+    data = np.frombuffer(records, dtype=np.uint8)
+    starts = np.cumsum(wide) - wide
+    good = data[starts] == ENTRY_TAG
+    head_bytes = np.searchsorted(_ENTRY_BYTES_MAX, wide) + 1
+    first, last = int(head_bytes.min()), int(head_bytes.max())
+    for count in range(first, last + 1):
+        if count > len(_ENTRY_BYTES_MAX):
+            good &= head_bytes < count
+            continue
+        chosen = slice(None) if first == last else head_bytes == count
+        at, length = starts[chosen] + 1, wide[chosen] - 1 - count
+        fits = length >= 0
+        at = np.where(fits, at, 0)
+        for byte in range(count):
+            expected = (length >> (7 * byte)) & 0x7F
+            if byte < count - 1:
+                expected |= 0x80
+            fits &= data[np.minimum(at + byte, len(data) - 1)] == expected
+        good[chosen] &= fits
+    return None if good.all() else int(np.argmin(good))
+
+
+def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+    """(value, position after it); position -1: malformed."""
+    value = shift = 0
+    while at < end and shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    return 0, -1
+
+
+def scan(records: bytes | memoryview, start: int, end: int) -> RecordShape:
+    """The shape of the record in records[start:end] (without its entry's tag and length).
+
+    Raises InvalidArgument if it is not a well-formed protobuf message.
+    """
+    body_bytes = properties_bytes = tag_hash = key_hash = 0
+    at = start
+    while at < end:
+        tag, at = _varint(records, at, end)
+        if at < 0 or tag >> 3 == 0:
+            raise _malformed(start)
+        field, kind = tag >> 3, tag & 7
+        if kind == _LENGTH_DELIMITED:
+            length, at = _varint(records, at, end)
+            if at < 0 or at + length > end:
+                raise _malformed(start)
+            if field == _FIELD_BODY:
+                body_bytes = length
+            elif field == _FIELD_KEY:
+                key_hash = text_hash(bytes(records[at : at + length]))
+            elif field == _FIELD_TAG:
+                tag_hash = text_hash(bytes(records[at : at + length]))
+            elif field == _FIELD_PROPERTIES:
+                properties_bytes += length
+            at += length
+        elif kind == _VARINT:
+            _, at = _varint(records, at, end)
+            if at < 0:
+                raise _malformed(start)
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        else:
+            raise _malformed(start)
+    if at != end:
+        raise _malformed(start)
+    return RecordShape(body_bytes, properties_bytes, tag_hash, key_hash)
+
+
+def _malformed(start: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"records: what begins at byte {start} is not a Record", field="records", value=start
+    )
+
+
+def derive_columns(records: bytes) -> tuple[bytes, bytes, bytes]:
+    """(sizes, tag hashes, key hashes) of a batch that came without them, as little-endian u32.
+
+    Raises InvalidArgument if `records` is not a RecordBatch.
+    """
+    sizes: list[int] = []
+    tags: list[int] = []
+    keys: list[int] = []
+    at, end = 0, len(records)
+    while at < end:
+        length, head = _varint(records, at + 1, end)
+        if records[at] != ENTRY_TAG or head < 0 or head + length > end:
+            raise _malformed(at)
+        shape = scan(records, head, head + length)
+        sizes.append(head + length - at)
+        tags.append(shape.tag_hash)
+        keys.append(shape.key_hash)
+        at = head + length
+    pack = struct.Struct(f"<{len(sizes)}I").pack
+    return pack(*sizes), pack(*tags), pack(*keys)

@@ -1,0 +1,49 @@
+"""The checkpoint: what the broker knew at one position of its log.  Pure.
+
+With it a start reads only the log beyond that position.  Everything in it can be made again from a
+whole log; without it a start reads all of that.  Payload of the file `checkpoint`
+(storage/checkpoint.py), little-endian:
+
+off  size  field
+ 0    4    json_length
+ 4    n    JSON: version, position, verify_from, store_ms, topics, offsets,
+           queues {topic: [next offset of each queue]}
+4+n   …    producers' lanes (producers.py)
+"""
+
+import json
+import struct
+from typing import Any, NamedTuple
+
+VERSION = 1
+_HEAD = struct.Struct("<I")
+
+
+class State(NamedTuple):
+    """`position`: where the state was taken; `verify_from`: where a start begins to verify."""
+
+    position: int
+    verify_from: int
+    store_ms: int
+    topics: dict[str, Any]
+    offsets: list[Any]
+    queues: dict[str, list[int]]
+    lanes: bytes
+
+
+def encode(state: State) -> bytes:
+    """The checkpoint's payload."""
+    fields = state._asdict()
+    del fields["lanes"]
+    text = json.dumps({"version": VERSION, **fields}, separators=(",", ":")).encode()
+    return b"".join((_HEAD.pack(len(text)), text, state.lanes))
+
+
+def decode(payload: bytes) -> State:
+    """Raises ValueError for a state of another version."""
+    (length,) = _HEAD.unpack_from(payload)
+    fields = json.loads(payload[_HEAD.size : _HEAD.size + length])
+    version = fields.pop("version")
+    if version != VERSION:
+        raise ValueError(f"checkpoint has version {version}, this release reads {VERSION}")
+    return State(**fields, lanes=payload[_HEAD.size + length :])

@@ -1,0 +1,441 @@
+"""The only door to the broker's messages, topics and offsets.
+
+Owned by: the event loop, which alone calls it.  No clock, no socket, no waiting: a change is
+appended to the log at once and takes effect in memory; what it answers names the log position that
+must be durable before anybody is told (`settled`).  The log's writer thread reports that position,
+the loop hands it to `durable`, and only then do consumers see the records.
+
+    append ──► log (memory) ──► writer thread: write, fdatasync ──► durable ──► consume queues
+       └─► lanes, topics, offsets
+
+Everything here can be rebuilt from the log; `snapshot` and `restore` spare that (state.py).
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from broker import due, journal, names
+from broker import batch as batches
+from broker.batch import Batch, Columns, Limits
+from broker.due import DueTimes
+from broker.offsets import GroupQueue, Offsets, Progress
+from broker.producers import LaneKey, Producers, Stored, check_identity
+from broker.queues import Queue, QueueTable
+from broker.state import State
+from broker.topics import Topic, Topics
+from duemq.errors import (
+    DuemqError,
+    Internal,
+    InvalidArgument,
+    InvariantError,
+    OutOfSequence,
+    Overloaded,
+    QueueNotFound,
+    ReadOnly,
+    TopicNotFound,
+)
+from storage import consume_queue, frame
+from storage.disk import Buffer
+from storage.errors import DiskFailed, DiskFull, LogFull
+from storage.log import SegmentedLog
+from storage.record import Entry, nbytes
+
+DAY_MS = 86_400_000
+ANY_QUEUE = -1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the store treats what it is sent."""
+
+    auto_create_topics: bool = True
+    default_queues: int = 4
+    limits: Limits = field(default_factory=Limits)
+    delay_levels_ms: tuple[int, ...] = due.parse_levels(due.DEFAULT_LEVELS)
+    timer_queues: int = 4
+    lane_idle_ms: int = 7 * DAY_MS
+
+
+class Accepted(NamedTuple):
+    """A batch that is stored as soon as the log is durable up to `settled`.
+
+    `due_ms` are its due times; None for a batch without, and for a duplicate: see `due_of`.
+    """
+
+    stored: Stored
+    settled: int
+    timed: bool = False
+    duplicate: bool = False
+    due_ms: DueTimes | None = None
+
+
+class _Unindexed(NamedTuple):
+    """A frame on its way to the disk, and its consume-queue entries."""
+
+    end: int
+    queue: Queue
+    entries: bytes
+
+
+class Store:
+    """See the module.  Made by recovery.open_store."""
+
+    def __init__(self, log: SegmentedLog, queues: QueueTable, rules: Rules) -> None:
+        self.log = log
+        self.rules = rules
+        self.topics = Topics(rules.default_queues, rules.limits.message_bytes_max)
+        self.producers = Producers(rules.lane_idle_ms)
+        self.offsets = Offsets()
+        self.read_only = False
+        """Space is running out: nothing is accepted."""
+        self.on_visible: Callable[[Queue], None] = lambda queue: None
+        """Called for each queue that got records that consumers may see."""
+        self.on_topics: Callable[[], None] = lambda: None
+        """Called when a topic was made or deleted."""
+        self._queues = queues
+        self._unindexed: deque[_Unindexed] = deque()
+        self._store_ms = 0
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.frames_in = 0
+        self.timers_in = 0
+        self.duplicates = 0
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def send(self, batch: Batch, now_ms: int) -> Accepted:
+        """Stores a batch, or finds that it was stored before.
+
+        Raises the errors of Broker.Send for a batch, by which nothing is changed.
+        """
+        self._check_writable()
+        producer_id, epoch, sequence = batch.producer_id, batch.producer_epoch, batch.sequence
+        check_identity(producer_id, epoch, sequence)
+        topic = self._topic_to_send(batch.topic, now_ms)
+        timed = due.is_timed(batch)
+        queue_id = batch.queue_id
+        self._check_queue(topic, queue_id, timed)
+        key = LaneKey(producer_id, topic.name, queue_id, timed)
+        if producer_id:
+            stored = self.producers.check(key, epoch, sequence, now_ms)
+            if stored is not None:
+                self.duplicates += 1
+                return Accepted(stored, stored.position + 1, timed, duplicate=True)
+        columns = batches.check(batch, self.rules.limits, self.topics.limit(topic))
+        due_ms = (
+            due.resolve(batch, columns.count, now_ms, self.rules.delay_levels_ms) if timed else None
+        )
+        accepted = self._append_frame(key, epoch, sequence, columns, due_ms, now_ms)
+        if producer_id:
+            self.producers.record(key, epoch, sequence, accepted.stored)
+        return accepted
+
+    def _topic_to_send(self, name: str, now_ms: int) -> Topic:
+        if name in self.topics:
+            if name == names.TIMER_TOPIC:
+                raise InvalidArgument(
+                    f"topic: {name} is the broker's own: send to a topic, with a due time",
+                    field="topic",
+                    value=name,
+                    limit="not %TIMER%",
+                )
+            return self.topics.find(name)
+        names.check_topic(name)
+        if not self.rules.auto_create_topics:
+            raise TopicNotFound(
+                f"topic: {name!r} is not here, and auto_create_topics is off",
+                field="topic",
+                value=name,
+            )
+        return self.create_topic(name, 0, 0, now_ms)[0]
+
+    def _check_queue(self, topic: Topic, queue_id: int, timed: bool) -> None:
+        lowest = ANY_QUEUE if timed else 0
+        if not lowest <= queue_id < topic.queues:
+            raise QueueNotFound(
+                f"queue_id: {queue_id} is not a queue of topic {topic.name}:"
+                f" {lowest} to {topic.queues - 1}",
+                field="queue_id",
+                value=queue_id,
+                limit=f"{lowest} to {topic.queues - 1}",
+            )
+
+    def _append_frame(
+        self,
+        key: LaneKey,
+        epoch: int,
+        sequence: int,
+        columns: Columns,
+        due_ms: DueTimes | None,
+        now_ms: int,
+    ) -> Accepted:
+        queue = self._home(key)
+        store_ms = self._store_ms = max(now_ms, self._store_ms)
+        parts = frame.encode_parts(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            base_offset=queue.next_offset,
+            store_ms=store_ms,
+            sizes=columns.sizes,
+            tag_hashes=columns.tag_hashes,
+            key_hashes=columns.key_hashes,
+            payload=columns.records,
+            producer_id=key.producer_id,
+            producer_epoch=epoch,
+            sequence=sequence,
+            target_topic=key.topic if key.timed else "",
+            target_queue_id=key.queue_id if key.timed else frame.NO_TARGET_QUEUE,
+            due_ms=due_ms,
+        )
+        position, end = self._append(frame.KIND, parts)
+        payload_at = sum(map(nbytes, parts[:-1]))
+        entries = consume_queue.encode(
+            position, payload_at, columns.sizes, columns.tag_hashes, columns.key_hashes, store_ms
+        )
+        self._unindexed.append(_Unindexed(end, queue, entries))
+        stored = Stored(position, queue.next_offset, store_ms, queue.queue_id, columns.count)
+        queue.next_offset += columns.count
+        self.frames_in += 1
+        self.messages_in += columns.count
+        self.bytes_in += len(columns.records)
+        if key.timed:
+            self.timers_in += columns.count
+        return Accepted(stored, end, key.timed, due_ms=due_ms)
+
+    def _home(self, key: LaneKey) -> Queue:
+        """The queue that a lane's batches go to: the one named, or one of %TIMER%."""
+        if not key.timed:
+            return self._queues.of(key.topic)[key.queue_id]
+        timer_queues = self._queues.of(names.TIMER_TOPIC)
+        number = key.queue_id
+        if number == ANY_QUEUE:
+            number = zlib.crc32(f"{key.topic}|{key.producer_id}".encode())
+        return timer_queues[number % len(timer_queues)]
+
+    def due_of(self, stored: Stored) -> DueTimes:
+        """Due times of a stored batch, for its repeat.  Any thread, once the batch is durable.
+
+        Raises OutOfSequence if retention has removed the batch.
+        """
+        try:
+            entry = self.log.read_entry(stored.position)
+        except IndexError as error:
+            raise OutOfSequence(
+                "sequence: the batch was stored, but is no longer kept; its due times are unknown",
+                field="sequence",
+            ) from error
+        return frame.decode(entry.body).due_ms
+
+    # -- the log ----------------------------------------------------------------------------------
+
+    def _check_writable(self) -> None:
+        if self.read_only or self.log.disk_full:
+            raise ReadOnly("this broker's disk is full: nothing is stored until there is space")
+
+    def _append(self, kind: int, parts: Sequence[Buffer]) -> tuple[int, int]:
+        try:
+            return self.log.append(kind, parts)
+        except LogFull as error:
+            raise Overloaded(f"the disk is behind: {error}") from error
+        except DiskFull as error:
+            raise ReadOnly(str(error)) from error
+        except DiskFailed as error:
+            raise Internal(f"the disk failed: {error}") from error
+
+    def durable(self, position: int) -> None:
+        """The log is durable up to `position`: shows what lies before it to consumers."""
+        gathered: dict[Queue, list[bytes]] = {}
+        while self._unindexed and self._unindexed[0].end <= position:
+            _, queue, entries = self._unindexed.popleft()
+            if not queue.dropped:
+                gathered.setdefault(queue, []).append(entries)
+        for queue, pieces in gathered.items():
+            queue.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            self.on_visible(queue)
+
+    # -- topics -----------------------------------------------------------------------------------
+
+    def queue(self, topic: str, queue_id: int) -> Queue:
+        """Raises TopicNotFound, QueueNotFound."""
+        self.topics.queue(topic, queue_id)
+        return self._queues.of(topic)[queue_id]
+
+    def queues_of(self, topic: str) -> list[Queue]:
+        """Raises TopicNotFound."""
+        self.topics.find(topic)
+        return self._queues.of(topic)
+
+    def create_topic(
+        self, name: str, queues: int, message_bytes_max: int, now_ms: int
+    ) -> tuple[Topic, int]:
+        """(The topic, settled).  Raises InvalidArgument, TopicExists, ReadOnly, Overloaded."""
+        self._check_writable()
+        topic = self.topics.plan(name, queues, message_bytes_max)
+        _, settled = self._append(journal.TOPIC_CREATED, [journal.topic_created(topic)])
+        self._put_topic(topic)
+        self.on_topics()
+        return topic, settled
+
+    def delete_topic(self, name: str) -> int:
+        """Settled.  Raises TopicNotFound, InvalidArgument, ReadOnly, Overloaded."""
+        self._check_writable()
+        self.topics.check_deletable(name)
+        _, settled = self._append(journal.TOPIC_DELETED, [journal.topic_deleted(name)])
+        self._remove_topic(name)
+        self.on_topics()
+        return settled
+
+    def _put_topic(self, topic: Topic) -> None:
+        self.topics.put(topic)
+        self._queues.add(topic)
+
+    def _remove_topic(self, name: str) -> None:
+        self._queues.remove(self.topics.remove(name))
+        self.producers.forget_topic(name)
+        self.offsets.forget_topic(name)
+
+    # -- offsets of groups ------------------------------------------------------------------------
+
+    def put_offsets(self, group: str, changes: list[tuple[GroupQueue, Progress]]) -> int:
+        """Settled; 0 if nothing is to be waited for.  Raises ReadOnly, Overloaded."""
+        fresh = [(key, new) for key, new in changes if self.offsets.find(key) != new]
+        if not fresh:
+            # Equal to what is known, which may still be on its way to the disk.
+            return self.log.end_position if changes else 0
+        _, settled = self._append(journal.OFFSETS, [journal.offsets(group, fresh)])
+        for key, progress in fresh:
+            self.offsets.put(key, progress)
+        return settled
+
+    # -- start and checkpoint ---------------------------------------------------------------------
+
+    def snapshot(self) -> State:
+        """The state as of everything appended so far.
+
+        It must not be saved before the log is durable up to its position.
+        """
+        position = self.log.end_position
+        return State(
+            position=position,
+            verify_from=self.log.recovery_start(position),
+            store_ms=self._store_ms,
+            topics=self.topics.encode(),
+            offsets=self.offsets.encode(),
+            queues={
+                topic.name: [queue.next_offset for queue in self._queues.of(topic.name)]
+                for topic in self.topics
+            },
+            lanes=self.producers.encode(),
+        )
+
+    def restore(self, state: State, *, rebuild: bool = False) -> None:
+        """Takes a checkpoint over; with `rebuild` only what the log cannot tell again.
+
+        Raises IndexError if a consume queue does not reach as far as the checkpoint says.
+        """
+        self._store_ms = state.store_ms
+        self.topics.load(state.topics)
+        self.offsets.load(state.offsets)
+        for topic in self.topics:
+            for queue, next_offset in zip(
+                self._queues.add(topic), state.queues[topic.name], strict=True
+            ):
+                if rebuild:
+                    queue.restart(0)
+                else:
+                    queue.rewind(next_offset)
+        if not rebuild:
+            self.producers.load(state.lanes)
+
+    def replay(self, entry: Entry) -> None:
+        """Applies an entry of the log, at start."""
+        if entry.kind == frame.KIND:
+            self._replay_frame(entry)
+        elif entry.kind == journal.TOPIC_CREATED:
+            topic = journal.read_topic_created(entry.body)
+            if topic.name not in self.topics or self.topics.find(topic.name) != topic:
+                self._put_topic(topic)
+        elif entry.kind == journal.TOPIC_DELETED:
+            name = journal.read_topic_deleted(entry.body)
+            if name in self.topics:
+                self._remove_topic(name)
+        elif entry.kind == journal.OFFSETS:
+            for key, progress in journal.read_offsets(entry.body):
+                if key.topic in self.topics:
+                    self.offsets.put(key, progress)
+        else:
+            raise InvariantError(f"log position {entry.position}: unknown kind {entry.kind}")
+
+    def _replay_frame(self, entry: Entry) -> None:
+        stored_frame = frame.decode(entry.body)
+        self._store_ms = max(self._store_ms, stored_frame.store_ms)
+        if stored_frame.topic not in self.topics:
+            return  # of a topic that was deleted, in a rebuild from a shortened log
+        queue = self._queues.of(stored_frame.topic)[stored_frame.queue_id]
+        if stored_frame.base_offset != queue.next_offset:
+            if queue.max_offset > queue.min_offset:
+                raise InvariantError(
+                    f"log position {entry.position}: frame begins at offset"
+                    f" {stored_frame.base_offset} of {queue.key}, {queue.next_offset} is next"
+                )
+            queue.restart(stored_frame.base_offset)
+        queue.append(consume_queue.encode_frame(entry.position, stored_frame))
+        queue.next_offset = stored_frame.end_offset
+        if stored_frame.producer_id:
+            timed = stored_frame.timed
+            key = LaneKey(
+                stored_frame.producer_id,
+                stored_frame.target_topic if timed else stored_frame.topic,
+                stored_frame.target_queue_id if timed else stored_frame.queue_id,
+                timed,
+            )
+            self.producers.record(
+                key,
+                stored_frame.producer_epoch,
+                stored_frame.sequence,
+                Stored(
+                    entry.position,
+                    stored_frame.base_offset,
+                    stored_frame.store_ms,
+                    stored_frame.queue_id,
+                    stored_frame.count,
+                ),
+            )
+
+    def ensure_timer_topic(self) -> None:
+        """Makes %TIMER% on the first start; its number of queues never changes."""
+        if names.TIMER_TOPIC not in self.topics:
+            self.create_topic(names.TIMER_TOPIC, self.rules.timer_queues, 0, 0)
+
+    def flush_queues(self) -> list[Queue]:
+        """Hands the consume queues to the operating system; the caller syncs them in a thread."""
+        queues = self._queues.all()
+        for queue in queues:
+            queue.flush()
+        return queues
+
+    def erase_deleted(self) -> None:
+        """Removes the files of topics that were deleted before the last checkpoint."""
+        self._queues.erase_unknown(list(self.topics))
+
+    def drop_before(self, position: int) -> None:
+        """Forgets records that lie before a position, which retention has removed."""
+        for queue in self._queues.all():
+            queue.drop_before(position)
+
+    def close(self) -> None:
+        """Closes the files."""
+        for queue in self._queues.all():
+            queue.close()
+        self.log.close()
+
+
+def first_error(outcomes: Sequence[Accepted | DuemqError]) -> DuemqError | None:
+    """The first error if there is nothing else: then the whole call fails with it."""
+    if outcomes and all(isinstance(outcome, DuemqError) for outcome in outcomes):
+        first = outcomes[0]
+        return first if isinstance(first, DuemqError) else None
+    return None

@@ -1,0 +1,98 @@
+{{- define "duemq.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* At most 40 characters, so that every name made of it fits in 63. */}}
+{{- define "duemq.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "duemq.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "duemq.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "duemq.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "duemq.image" -}}
+{{- $registry := default .Values.global.imageRegistry .Values.image.registry -}}
+{{- $repository := .Values.image.repository -}}
+{{- if $registry }}{{ $repository = printf "%s/%s" $registry $repository }}{{ end -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" $repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What selects the pods of a role.  Immutable in a StatefulSet: never add to it. */}}
+{{- define "duemq.selector" -}}
+app.kubernetes.io/name: {{ include "duemq.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .role }}
+{{- end -}}
+
+{{- define "duemq.labels" -}}
+app.kubernetes.io/name: {{ include "duemq.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .role }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: duemq
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* metadata of an object: dict root, role, name; annotations of its own in `annotations`. */}}
+{{- define "duemq.metadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "duemq.labels" . | nindent 2 }}
+{{- with merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Name of the headless Service that gives the pods of a role their names. */}}
+{{- define "duemq.headlessName" -}}
+{{ include "duemq.fullname" .root }}-{{ .role }}-headless
+{{- end -}}
+
+{{/* The DNS domain of a role's pods. */}}
+{{- define "duemq.podDomain" -}}
+{{ include "duemq.headlessName" . }}.{{ .root.Release.Namespace }}.svc.{{ .root.Values.clusterDomain }}
+{{- end -}}
+
+{{/* Addresses of all nameservers, comma-separated. */}}
+{{- define "duemq.nameservers" -}}
+{{- $domain := include "duemq.podDomain" (dict "root" . "role" "nameserver") -}}
+{{- $addresses := list -}}
+{{- range until (int .Values.nameserver.replicas) -}}
+{{- $pod := printf "%s-nameserver-%d" (include "duemq.fullname" $) . -}}
+{{- $addresses = append $addresses (printf "%s.%s:%d" $pod $domain (int $.Values.nameserver.port)) -}}
+{{- end -}}
+{{- join "," $addresses -}}
+{{- end -}}
+
+{{- define "duemq.pullSecrets" -}}
+{{- with .Values.global.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,288 @@
+{{/*
+What the three roles have in common.  Each template takes a dict:
+  root     the chart's context
+  role     nameserver | broker | timer-service
+  module   the Python package that is the process
+  service  the gRPC service by whose health readiness is judged
+  values   the role's values
+*/}}
+
+{{- define "duemq.role.config" -}}
+{{/* JSON's texts, numbers, booleans and lists of them are TOML, too. */}}
+{{- range $key, $value := .values.settings }}
+{{ $key }} = {{ toJson $value }}
+{{- end }}
+{{- end -}}
+
+{{- define "duemq.role.configMap" -}}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  {{- include "duemq.metadata" (merge (dict "name" (printf "%s-%s" (include "duemq.fullname" .root) .role)) .) | nindent 2 }}
+data:
+  duemq.toml: |
+    {{- include "duemq.role.config" . | trim | nindent 4 }}
+{{- end -}}
+
+{{- define "duemq.role.services" -}}
+# Gives every pod a name.  Not-ready pods have theirs, too: they register, and are found, by it.
+apiVersion: v1
+kind: Service
+metadata:
+  {{- include "duemq.metadata" (merge (dict "name" (include "duemq.headlessName" .)) .) | nindent 2 }}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector:
+    {{- include "duemq.selector" . | nindent 4 }}
+  ports:
+    {{- include "duemq.role.servicePorts" . | nindent 4 }}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  {{- include "duemq.metadata" (merge (dict "name" (printf "%s-%s" (include "duemq.fullname" .root) .role) "annotations" .values.service.annotations) .) | nindent 2 }}
+spec:
+  type: {{ .values.service.type }}
+  selector:
+    {{- include "duemq.selector" . | nindent 4 }}
+  ports:
+    {{- include "duemq.role.servicePorts" . | nindent 4 }}
+{{- end -}}
+
+{{- define "duemq.role.servicePorts" -}}
+- name: grpc
+  port: {{ .values.port }}
+  targetPort: grpc
+  protocol: TCP
+  appProtocol: kubernetes.io/h2c
+{{- if .root.Values.metrics.enabled }}
+- name: metrics
+  port: {{ .values.metricsPort }}
+  targetPort: metrics
+  protocol: TCP
+  appProtocol: http
+{{- end }}
+{{- end -}}
+
+{{- define "duemq.role.podDisruptionBudget" -}}
+{{- if .values.podDisruptionBudget.enabled }}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  {{- include "duemq.metadata" (merge (dict "name" (printf "%s-%s" (include "duemq.fullname" .root) .role)) .) | nindent 2 }}
+spec:
+  maxUnavailable: {{ .values.podDisruptionBudget.maxUnavailable }}
+  selector:
+    matchLabels:
+      {{- include "duemq.selector" . | nindent 6 }}
+{{- end }}
+{{- end -}}
+
+{{- define "duemq.role.serviceMonitor" -}}
+{{- $monitor := .root.Values.metrics.serviceMonitor }}
+{{- if and .root.Values.metrics.enabled $monitor.enabled }}
+apiVersion: monitoring.coreos.com/v1
+kind: ServiceMonitor
+metadata:
+  name: {{ include "duemq.fullname" .root }}-{{ .role }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- toYaml (merge (dict) $monitor.labels (fromYaml (include "duemq.labels" .))) | nindent 4 }}
+  {{- with .root.Values.commonAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  selector:
+    matchLabels:
+      {{- include "duemq.selector" . | nindent 6 }}
+  endpoints:
+    - port: metrics
+      interval: {{ $monitor.interval }}
+{{- end }}
+{{- end -}}
+
+{{- define "duemq.role.statefulSet" -}}
+{{- $fullname := printf "%s-%s" (include "duemq.fullname" .root) .role -}}
+{{- $persistence := default dict .values.persistence -}}
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  {{- include "duemq.metadata" (merge (dict "name" $fullname) .) | nindent 2 }}
+spec:
+  replicas: {{ .values.replicas }}
+  serviceName: {{ include "duemq.headlessName" . }}
+  # No pod waits for another one of its role.
+  podManagementPolicy: Parallel
+  updateStrategy:
+    {{- toYaml .values.updateStrategy | nindent 4 }}
+  minReadySeconds: {{ .values.minReadySeconds }}
+  selector:
+    matchLabels:
+      {{- include "duemq.selector" . | nindent 6 }}
+  {{- with $persistence.retentionPolicy }}
+  persistentVolumeClaimRetentionPolicy:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  template:
+    metadata:
+      labels:
+        {{- toYaml (merge (fromYaml (include "duemq.selector" .)) .values.podLabels .root.Values.commonLabels) | nindent 8 }}
+      annotations:
+        checksum/config: {{ include "duemq.role.config" . | sha256sum }}
+        {{- with merge (dict) .values.podAnnotations .root.Values.commonAnnotations }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    spec:
+      {{- include "duemq.role.pod" (merge (dict "fullname" $fullname) .) | nindent 6 }}
+  {{- if $persistence.enabled }}
+  volumeClaimTemplates:
+    - apiVersion: v1
+      kind: PersistentVolumeClaim
+      metadata:
+        name: data
+        {{- with $persistence.annotations }}
+        annotations:
+          {{- toYaml . | nindent 10 }}
+        {{- end }}
+      spec:
+        accessModes:
+          {{- toYaml $persistence.accessModes | nindent 10 }}
+        {{- with default .root.Values.global.storageClass $persistence.storageClass }}
+        storageClassName: {{ ternary "" . (eq . "-") | quote }}
+        {{- end }}
+        resources:
+          requests:
+            storage: {{ $persistence.size | quote }}
+  {{- end }}
+{{- end -}}
+
+{{- define "duemq.role.pod" -}}
+serviceAccountName: {{ include "duemq.serviceAccountName" .root }}
+automountServiceAccountToken: {{ .root.Values.serviceAccount.automount }}
+# Kubernetes' own variables of a Service look like DueMQ's: DUEMQ_BROKER_PORT and so on.
+enableServiceLinks: false
+{{- include "duemq.pullSecrets" .root }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+terminationGracePeriodSeconds: {{ .values.terminationGracePeriodSeconds }}
+securityContext:
+  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+topologySpreadConstraints:
+{{- with .values.topologySpreadConstraints }}
+  {{- toYaml . | nindent 2 }}
+{{- else }}
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "duemq.selector" . | nindent 8 }}
+{{- end }}
+containers:
+  - name: {{ .role }}
+    image: {{ include "duemq.image" .root | quote }}
+    imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+    command: [python, -m, {{ .module }}]
+    args:
+      - --config=/etc/duemq/duemq.toml
+      - --listen=0.0.0.0:{{ .values.port }}
+      - --advertise=$(POD_NAME).{{ include "duemq.podDomain" . }}:{{ .values.port }}
+      {{- if .root.Values.metrics.enabled }}
+      - --metrics-listen=0.0.0.0:{{ .values.metricsPort }}
+      {{- end }}
+      {{- if ne .role "nameserver" }}
+      - --name=$(POD_NAME)
+      - --data-dir=/var/lib/duemq
+      - --nameservers={{ include "duemq.nameservers" .root }}
+      {{- end }}
+      {{- if eq .role "timer-service" }}
+      - --shard=$(POD_INDEX)
+      - --shards={{ .values.replicas }}
+      {{- end }}
+    env:
+      - name: POD_NAME
+        valueFrom:
+          fieldRef:
+            fieldPath: metadata.name
+      {{- if eq .role "timer-service" }}
+      - name: POD_INDEX
+        valueFrom:
+          fieldRef:
+            fieldPath: metadata.labels['apps.kubernetes.io/pod-index']
+      {{- end }}
+      {{- with concat .root.Values.extraEnv .values.extraEnv }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+    {{- with .root.Values.extraEnvFrom }}
+    envFrom:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    ports:
+      - name: grpc
+        containerPort: {{ .values.port }}
+        protocol: TCP
+      {{- if .root.Values.metrics.enabled }}
+      - name: metrics
+        containerPort: {{ .values.metricsPort }}
+        protocol: TCP
+      {{- end }}
+    startupProbe:
+      {{- include "duemq.role.probe" (dict "port" .values.port "service" "" "probe" .values.probes.startup) | nindent 6 }}
+    readinessProbe:
+      {{- include "duemq.role.probe" (dict "port" .values.port "service" .service "probe" .values.probes.readiness) | nindent 6 }}
+    livenessProbe:
+      {{- include "duemq.role.probe" (dict "port" .values.port "service" "" "probe" .values.probes.liveness) | nindent 6 }}
+    resources:
+      {{- toYaml .values.resources | nindent 6 }}
+    securityContext:
+      {{- toYaml .root.Values.securityContext | nindent 6 }}
+    volumeMounts:
+      - name: config
+        mountPath: /etc/duemq
+        readOnly: true
+      - name: tmp
+        mountPath: /tmp
+      {{- if .values.persistence }}
+      - name: data
+        mountPath: /var/lib/duemq
+      {{- end }}
+      {{- with .values.extraVolumeMounts }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+volumes:
+  - name: config
+    configMap:
+      name: {{ .fullname }}
+  - name: tmp
+    emptyDir: {}
+  {{- if and .values.persistence (not .values.persistence.enabled) }}
+  - name: data
+    emptyDir: {}
+  {{- end }}
+  {{- with .values.extraVolumes }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{/* Liveness asks for the process (""), readiness for its service. */}}
+{{- define "duemq.role.probe" -}}
+grpc:
+  port: {{ .port }}
+  service: {{ .service | quote }}
+{{ toYaml .probe }}
+{{- end -}}

@@ -1,0 +1,271 @@
+"""Brokers, timer shards and the routes that follow from their reports.
+
+The core: no clock, no I/O.  Owner: the nameserver's event loop; nobody else touches it.
+
+Invariants - An instance is known by (kind, name) and by the version (epoch, counter) of its newest
+report.  A report
+  with an older version changes nothing, wherever it was delayed.
+- An instance vanishes when its report was not refreshed in time (`expire`), or at once when it says
+so
+  (`deregister`).  The version of one that said so is remembered for GONE_MS, so that a heartbeat
+  that it sent before, and that was overtaken, does not bring it back.
+- `revision` counts changes.  `changes_since(revision)` tells what a watcher has to be told; the
+journal
+  behind it is bounded, and one who is behind its end gets everything.
+- A registry that has just started knows half of the cluster: until `ready_at_ms` it answers
+nothing.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from duemq.errors import NotReady, Overloaded, TopicNotFound
+
+# Brokers and timer shards together.
+INSTANCES_MAX = 1_000
+# Changes of topics kept for watchers.
+JOURNAL_TOPICS_MAX = 50_000
+# How long the version of a deregistered instance is remembered: longer than any call may take.
+GONE_MS = 60_000
+
+
+class Version(NamedTuple):
+    """Orders the reports of one instance."""
+
+    epoch: int
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicQueues:
+    """The queues that a broker serves of a topic."""
+
+    topic: str
+    queues: int
+    readable: bool = True
+    writable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerReport:
+    """What a broker says of itself."""
+
+    name: str
+    address: str
+    topics: tuple[TopicQueues, ...] = ()
+    store_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TimerReport:
+    """What a timer shard says of itself."""
+
+    name: str
+    address: str
+    shard: int = 0
+    shards: int = 1
+
+
+Report = BrokerReport | TimerReport
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A live broker or timer shard."""
+
+    report: Report
+    version: Version
+    last_heard_ms: int
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one broker serves of a topic."""
+
+    broker: str
+    address: str
+    queues: int
+    readable: bool
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a watcher has to be told to be at `revision`."""
+
+    revision: int
+    whole: bool
+    topics: tuple[str, ...] = ()
+    """New or changed, sorted."""
+    removed_topics: tuple[str, ...] = ()
+
+
+class _Key(NamedTuple):
+    kind: type[Report]
+    name: str
+
+
+@dataclass(slots=True)
+class _Gone:
+    version: Version
+    until_ms: int
+
+
+@dataclass(slots=True)
+class Registry:
+    """The state of a nameserver."""
+
+    ready_at_ms: int
+    """Until then it answers no questions."""
+    expiry_ms: int = 30_000
+    """How long a report holds that does not say so itself."""
+    revision: int = 1
+    _instances: dict[_Key, Instance] = field(default_factory=dict)
+    _gone: dict[_Key, _Gone] = field(default_factory=dict)
+    _routes: dict[str, dict[str, Served]] = field(default_factory=dict)
+    _journal: deque[tuple[int, str]] = field(default_factory=deque)
+    _journal_start: int = 1
+    """The journal is complete for changes after this revision."""
+
+    def register(self, version: Version, report: Report, now_ms: int, expiry_ms: int = 0) -> bool:
+        """Takes a report in.  False: an older one than the known; nothing was changed.
+
+        Raises Overloaded if there are too many instances.
+        """
+        key = _Key(type(report), report.name)
+        known, gone = self._instances.get(key), self._gone.get(key)
+        if (known and version < known.version) or (gone and version <= gone.version):
+            return False
+        if known is None and len(self._instances) >= INSTANCES_MAX:
+            raise Overloaded(
+                f"{len(self._instances)} instances are registered, at most {INSTANCES_MAX} can be",
+                field="report",
+                value=report.name,
+                limit=INSTANCES_MAX,
+            )
+        self._gone.pop(key, None)
+        expires_ms = now_ms + (expiry_ms or self.expiry_ms)
+        self._instances[key] = Instance(report, version, now_ms, expires_ms)
+        # The epoch is part of what watchers see: a restarted broker is another one.
+        if known is None or known.report != report or known.version.epoch != version.epoch:
+            self._replace(known.report if known else None, report)
+        return True
+
+    def deregister(self, kind: type[Report], name: str, version: Version, now_ms: int) -> bool:
+        """Takes an instance out that stops.
+
+        False: a newer one of its name lives, or none is known.
+        """
+        key = _Key(kind, name)
+        known = self._instances.get(key)
+        if known and version < known.version:
+            return False
+        gone = self._gone.get(key)
+        if gone is None or gone.version <= version:
+            self._gone[key] = _Gone(version, now_ms + GONE_MS)
+        if known is None:
+            return False
+        self._remove(key)
+        return True
+
+    def expire(self, now_ms: int) -> int:
+        """Drops what was not refreshed in time.
+
+        Returns when to call again at the latest, in ms.
+        """
+        for key in [key for key, one in self._instances.items() if one.expires_ms <= now_ms]:
+            self._remove(key)
+        for key in [key for key, gone in self._gone.items() if gone.until_ms <= now_ms]:
+            del self._gone[key]
+        ends = (*(one.expires_ms for one in self._instances.values()), now_ms + self.expiry_ms)
+        return min(ends)
+
+    def check_ready(self, now_ms: int) -> None:
+        """Raises NotReady while not everybody had the time to register."""
+        if now_ms < self.ready_at_ms:
+            seconds = (self.ready_at_ms - now_ms) / 1000
+            raise NotReady(f"just started, ready in {seconds:.1f} s; ask another nameserver")
+
+    def route(self, topic: str) -> tuple[Served, ...]:
+        """Who serves the topic, sorted by broker.  Raises TopicNotFound."""
+        served = self._routes.get(topic)
+        if not served:
+            raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
+        return tuple(served[broker] for broker in sorted(served))
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that have a route, sorted."""
+        return tuple(sorted(self._routes))
+
+    @property
+    def brokers(self) -> tuple[Instance, ...]:
+        """The live brokers, sorted by name."""
+        return self._of(BrokerReport)
+
+    @property
+    def timers(self) -> tuple[Instance, ...]:
+        """The live timer shards, sorted by name."""
+        return self._of(TimerReport)
+
+    def changes_since(self, revision: int) -> Changes:
+        """What changed after `revision` (0: never told anything)."""
+        if not self._journal_start <= revision <= self.revision:
+            return Changes(self.revision, whole=True, topics=self.topics)
+        touched: set[str] = set()
+        for changed_at, topic in reversed(self._journal):
+            if changed_at <= revision:
+                break
+            touched.add(topic)
+        return Changes(
+            self.revision,
+            whole=False,
+            topics=tuple(sorted(touched & self._routes.keys())),
+            removed_topics=tuple(sorted(touched - self._routes.keys())),
+        )
+
+    def _of(self, kind: type[Report]) -> tuple[Instance, ...]:
+        return tuple(
+            self._instances[key] for key in sorted(self._instances, key=_name) if key.kind is kind
+        )
+
+    def _remove(self, key: _Key) -> None:
+        self._replace(self._instances.pop(key).report, None)
+
+    def _replace(self, old: Report | None, new: Report | None) -> None:
+        """Moves the routes from one report of an instance to its next; journals what differs."""
+        before, after = _served(old), _served(new)
+        touched = [
+            topic for topic in before.keys() | after.keys() if before.get(topic) != after.get(topic)
+        ]
+        for topic in touched:
+            brokers = self._routes.setdefault(topic, {})
+            if topic in after:
+                brokers[after[topic].broker] = after[topic]
+            else:
+                brokers.pop(before[topic].broker, None)
+            if not brokers:
+                del self._routes[topic]
+        self._record(sorted(touched))
+
+    def _record(self, topics: Iterable[str]) -> None:
+        self.revision += 1
+        self._journal.extend((self.revision, topic) for topic in topics)
+        while len(self._journal) > JOURNAL_TOPICS_MAX:
+            self._journal_start, _ = self._journal.popleft()
+
+
+def _name(key: _Key) -> str:
+    return key.name
+
+
+def _served(report: Report | None) -> dict[str, Served]:
+    if not isinstance(report, BrokerReport):
+        return {}
+    return {
+        one.topic: Served(report.name, report.address, one.queues, one.readable, one.writable)
+        for one in report.topics
+    }

@@ -1,0 +1,238 @@
+"""The Nameserver service: proto ⇄ plain types around the registry.
+
+A watcher holds nothing but the revision that it was told of: however slow it reads, it costs no
+memory, and what it gets next is the sum of what it missed.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from duemq.errors import InvalidArgument, Overloaded
+from duemq.rpc.settings import check_address, check_name
+from duemq.v1 import nameserver_pb2 as pb
+from nameserver.registry import (
+    BrokerReport,
+    Changes,
+    Instance,
+    Registry,
+    Report,
+    TimerReport,
+    TopicQueues,
+    Version,
+)
+
+# Of one broker.
+TOPICS_MAX = 20_000
+TOPIC_CHARS_MAX = 127
+QUEUES_MAX = 1_024
+SHARDS_MAX = 1_024
+EXPIRY_MS_MAX = 3_600_000
+# Of a WatchRoutes request.
+WATCHED_TOPICS_MAX = 10_000
+
+
+class NameserverServicer:
+    """Answers from the registry, and wakes its watchers when that has changed."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        now_ms: Callable[[], int],
+        watchers_max: int,
+    ) -> None:
+        self.watchers = 0
+        """Open WatchRoutes streams."""
+        self._registry = registry
+        self._now_ms = now_ms
+        self._watchers_max = watchers_max
+        self._changed = asyncio.Event()
+        self._last: tuple[tuple[Changes, frozenset[str]], pb.RouteUpdate] | None = None
+        self._closed = False
+
+    def wake(self) -> None:
+        """Tells the watchers what has changed.  After every change of the registry."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        """Ends the watchers' streams."""
+        self._closed = True
+        self.wake()
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
+        """See nameserver.proto."""
+        report = _report_of(request)
+        expiry_ms = _between("expiry_ms", request.expiry_ms, 0, EXPIRY_MS_MAX)
+        before = self._registry.revision
+        accepted = self._registry.register(
+            _version_of(request.version), report, self._now_ms(), expiry_ms
+        )
+        self._wake_after(before)
+        return pb.RegisterResponse(accepted=accepted)
+
+    async def Deregister(
+        self, request: pb.DeregisterRequest, context: Any
+    ) -> pb.DeregisterResponse:
+        """See nameserver.proto."""
+        if bool(request.broker) == bool(request.timer):
+            raise InvalidArgument("either broker or timer must be given", field="broker")
+        kind: type[Report] = BrokerReport if request.broker else TimerReport
+        before = self._registry.revision
+        version = _version_of(request.version)
+        self._registry.deregister(kind, request.broker or request.timer, version, self._now_ms())
+        self._wake_after(before)
+        return pb.DeregisterResponse()
+
+    async def GetRoute(self, request: pb.GetRouteRequest, context: Any) -> pb.TopicRoute:
+        """See nameserver.proto."""
+        self._registry.check_ready(self._now_ms())
+        return self._route(request.topic)
+
+    async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.Cluster:
+        """See nameserver.proto."""
+        self._registry.check_ready(self._now_ms())
+        return pb.Cluster(
+            brokers=map(_broker, self._registry.brokers),
+            timers=map(_timer, self._registry.timers),
+            routes=map(self._route, self._registry.topics),
+        )
+
+    async def WatchRoutes(
+        self, request: pb.WatchRoutesRequest, context: Any
+    ) -> AsyncIterator[pb.RouteUpdate]:
+        """See nameserver.proto."""
+        self._registry.check_ready(self._now_ms())
+        _between("topics", len(request.topics), 0, WATCHED_TOPICS_MAX)
+        if self.watchers >= self._watchers_max:
+            raise Overloaded(
+                f"{self.watchers} routes are watched, at most {self._watchers_max} can be",
+                limit=self._watchers_max,
+            )
+        self.watchers += 1
+        try:
+            async for update in self._updates(frozenset(request.topics)):
+                yield update
+        finally:
+            self.watchers -= 1
+
+    async def _updates(self, topics: frozenset[str]) -> AsyncIterator[pb.RouteUpdate]:
+        told = 0
+        while not self._closed:
+            changed = self._changed
+            if told != self._registry.revision:
+                changes = self._registry.changes_since(told)
+                told = changes.revision
+                yield self._update_of(changes, topics)
+            else:
+                await changed.wait()
+
+    def _update_of(self, changes: Changes, topics: frozenset[str]) -> pb.RouteUpdate:
+        """The message for a watcher; the last one is kept, as most watchers get the same."""
+        key = (changes, topics)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, self._make_update(changes, topics))
+        return self._last[1]
+
+    def _make_update(self, changes: Changes, topics: frozenset[str]) -> pb.RouteUpdate:
+        wanted = [topic for topic in changes.topics if not topics or topic in topics]
+        return pb.RouteUpdate(
+            whole=changes.whole,
+            routes=map(self._route, wanted),
+            removed_topics=[t for t in changes.removed_topics if not topics or t in topics],
+            brokers=map(_broker, self._registry.brokers),
+            timers=map(_timer, self._registry.timers),
+        )
+
+    def _route(self, topic: str) -> pb.TopicRoute:
+        served = self._registry.route(topic)
+        brokers = (
+            pb.BrokerQueues(
+                broker=one.broker,
+                address=one.address,
+                queues=one.queues,
+                readable=one.readable,
+                writable=one.writable,
+            )
+            for one in served
+        )
+        return pb.TopicRoute(topic=topic, brokers=brokers)
+
+    def _wake_after(self, revision: int) -> None:
+        if self._registry.revision != revision:
+            self.wake()
+
+
+def _broker(instance: Instance) -> pb.BrokerInstance:
+    report = instance.report
+    assert isinstance(report, BrokerReport)
+    return pb.BrokerInstance(
+        name=report.name,
+        address=report.address,
+        version=pb.Version(epoch=instance.version.epoch, counter=instance.version.counter),
+        last_heard_ms=instance.last_heard_ms,
+        store_id=report.store_id,
+    )
+
+
+def _timer(instance: Instance) -> pb.TimerInstance:
+    report = instance.report
+    assert isinstance(report, TimerReport)
+    return pb.TimerInstance(
+        name=report.name,
+        address=report.address,
+        version=pb.Version(epoch=instance.version.epoch, counter=instance.version.counter),
+        last_heard_ms=instance.last_heard_ms,
+        shard=report.shard,
+        shards=report.shards,
+    )
+
+
+def _version_of(version: pb.Version) -> Version:
+    return Version(version.epoch, version.counter)
+
+
+def _report_of(request: pb.RegisterRequest) -> Report:
+    kind = request.WhichOneof("report")
+    if kind is None:
+        raise InvalidArgument("report is missing: broker or timer", field="report")
+    name, address = getattr(request, kind).name, getattr(request, kind).address
+    check_name(f"{kind}.name", name)
+    check_address(f"{kind}.address", address)
+    if kind == "broker":
+        return BrokerReport(name, address, _topics_of(request.broker), request.broker.store_id)
+    shards = _between("timer.shards", request.timer.shards, 1, SHARDS_MAX)
+    shard = _between("timer.shard", request.timer.shard, 0, shards - 1)
+    return TimerReport(name, address, shard, shards)
+
+
+def _topics_of(report: pb.BrokerReport) -> tuple[TopicQueues, ...]:
+    _between("broker.topics", len(report.topics), 0, TOPICS_MAX)
+    return tuple(
+        TopicQueues(_topic_name(one.topic), _queues(one), one.readable, one.writable)
+        for one in sorted(report.topics, key=lambda one: one.topic)
+    )
+
+
+def _topic_name(topic: str) -> str:
+    if not 1 <= len(topic) <= TOPIC_CHARS_MAX:
+        raise InvalidArgument(
+            f"a topic name has {len(topic)} characters, must have 1 to {TOPIC_CHARS_MAX}",
+            field="broker.topics.topic",
+            value=topic,
+            limit=TOPIC_CHARS_MAX,
+        )
+    return topic
+
+
+def _queues(topic: pb.TopicQueues) -> int:
+    return _between("broker.topics.queues", topic.queues, 0, QUEUES_MAX)
+
+
+def _between(field: str, value: int, lowest: int, highest: int) -> int:
+    if not lowest <= value <= highest:
+        limit = f"{lowest} to {highest}"
+        raise InvalidArgument(
+            f"{field} is {value}, must be {limit}", field=field, value=value, limit=limit
+        )
+    return value

@@ -1,0 +1,22 @@
+"""The command `duemq`.  Needs the extra `duemq[cli]`.
+
+One file a noun: `send`, `consume`, `topic`, `group`, `cluster`, `timer`, `trace`, `up`, `bench/`.
+They read arguments, ask the SDK and print; they compute nothing.  `app` holds the root and turns
+errors into exit codes, `output` prints for people or as JSON Lines, `session` holds the options
+that every command has.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line; ends the process with its exit code."""
+    try:
+        from duemq.cli.app import cli
+    except ModuleNotFoundError as error:
+        if error.name not in ("click", "rich"):
+            raise
+        sys.exit(f"duemq: the command line needs {error.name}: pip install 'duemq[cli]'")
+    cli()

@@ -1,0 +1,91 @@
+"""The root of the command line."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from duemq.cli.exits import Exit, exit_of
+from duemq.cli.output import Output
+from duemq.cli.session import session_options
+from duemq.errors import DuemqError
+
+# Command → the module that holds it; loaded when it is asked for, so that each starts fast.
+COMMANDS = {
+    "up": "duemq.cli.up",
+    "send": "duemq.cli.send",
+    "consume": "duemq.cli.consume",
+    "topic": "duemq.cli.topic",
+    "group": "duemq.cli.group",
+    "timer": "duemq.cli.timer",
+    "cluster": "duemq.cli.cluster",
+    "trace": "duemq.cli.trace",
+    "bench": "duemq.cli.bench.command",
+}
+
+
+class Root(click.Group):
+    """Loads commands lazily and turns every error into one line and an exit code."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """The commands in the order of a first session."""
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """The command of that name, from its module."""
+        if name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[name]), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Runs a command line and ends the process with its exit code."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        output = Output("--json" in arguments)
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(arguments, *rest, **extra)
+        except DuemqError as error:
+            output.error(error)
+            code = exit_of(error)
+        except click.ClickException as error:
+            _usage_error(output, error)
+            code = error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            code = Exit.INTERRUPTED
+        except OSError as error:
+            output.error(error)
+            code = Exit.FAILED
+        sys.exit(int(code or 0))
+
+
+def _usage_error(output: Output, error: click.ClickException) -> None:
+    if output.as_json:
+        output.error(error.format_message())
+    else:
+        error.show()
+
+
+@click.group(
+    cls=Root,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done · 1 something failed · 2 wrong arguments · 3 the cluster cannot be "
+    "reached · 4 no such topic, queue or group · 130 interrupted.",
+)
+@click.version_option(package_name="duemq")
+@session_options
+def cli() -> None:
+    """DueMQ: a message queue in which every message may carry a due time.
+
+    \b
+    A first session:
+      duemq up --data ./data                        in one terminal: a whole cluster
+      duemq send greetings "hello"                  in another
+      duemq send greetings "later" --delay 5s
+      duemq consume greetings --group me --from earliest --idle-timeout 10
+    """

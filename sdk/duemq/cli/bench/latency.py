@@ -1,0 +1,36 @@
+"""`duemq bench latency`: one durable send at a time."""
+
+from __future__ import annotations
+
+import time
+
+from duemq import Producer
+from duemq.cli.bench import floors
+from duemq.cli.bench.report import Report
+from duemq.cli.bench.target import Target
+from duemq.cli.bench.traffic import Receiver, bodies
+from duemq.cli.percentiles import summary
+
+# The first sends connect and warm up; they are sent and counted, and not measured.
+WARM_UP = 200
+
+
+def run(target: Target, report: Report, *, count: int, size: int) -> None:
+    """Measures each call of `send`."""
+    topic = target.new_topic("latency", queues=1)
+    latencies = []
+    with Producer(target.nameserver) as producer:
+        for number, body in enumerate(bodies(WARM_UP + count, size)):
+            begin = time.perf_counter()
+            producer.send(topic, body)
+            if number >= WARM_UP:
+                latencies.append((time.perf_counter() - begin) * 1000)
+    report.figures["msgs_per_s"] = round(count * 1000 / sum(latencies))
+    report.figures |= summary(latencies)
+    floor = floors.durable_writes(target.directory, size, 1, count)
+    report.floor(floor.msgs_per_s)
+    report.figures["floor_p50_ms"] = floor.latency["p50_ms"]
+    report.figures["floor_p99_ms"] = floor.latency["p99_ms"]
+    with Receiver(target.nameserver, topic, WARM_UP + count) as receiver:
+        receiver.wait()
+    report.figures |= receiver.figures()

@@ -1,0 +1,41 @@
+"""`duemq bench lateness`: how late messages are at a steady rate of fires.
+
+p50_ms, p99_ms, max_ms: the time at which the fired message was stored in its topic, durable and
+visible within the same group commit, against its due time.  consumer_…: at the callback.
+"""
+
+from __future__ import annotations
+
+import time
+
+from duemq import Producer
+from duemq.cli.bench import floors
+from duemq.cli.bench.pace import paced
+from duemq.cli.bench.report import Report
+from duemq.cli.bench.target import Target
+from duemq.cli.bench.timers import TimedReceiver
+from duemq.cli.bench.traffic import bodies
+from duemq.cli.percentiles import summary
+
+DELAY_S = 3.0
+FLOOR_S = 3.0
+
+
+def run(target: Target, report: Report, *, rate: int, seconds: float, size: int) -> None:
+    """Sends at `rate`, each due DELAY_S later, while a consumer receives."""
+    topic = target.new_topic("lateness")
+    count = int(rate * seconds)
+    with TimedReceiver(target.nameserver, topic, count) as receiver:
+        with Producer(target.nameserver) as producer:
+            for _, body in zip(paced(rate, count), bodies(count, size), strict=True):
+                producer.submit(topic, body, deliver_at=time.time_ns() // 1_000_000 + int(DELAY_S * 1000))
+        receiver.wait()
+    report.figures["msgs_per_s"] = rate
+    report.figures |= summary(receiver.stored_late_ms)
+    report.figures |= {
+        f"consumer_{name}": value for name, value in summary(receiver.received_late_ms).items()
+    }
+    floor = floors.timed_writes(target.directory, size, rate, min(seconds, FLOOR_S))
+    report.figures |= {f"floor_{name}": value for name, value in floor.latency.items()}
+    report.figures["early"] = receiver.early
+    report.figures |= receiver.figures()

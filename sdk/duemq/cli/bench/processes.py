@@ -1,0 +1,24 @@
+"""Memory and CPU time of processes, from /proc."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# Fields of /proc/PID/stat after the command's name, which may hold blanks: utime, stime.
+_UTIME, _STIME = 11, 12
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory, in MB of 10^6 bytes."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return round(pages * _PAGE_BYTES / 1e6, 1)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time used so far, by all threads, in user and system mode."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S

@@ -1,0 +1,105 @@
+"""Where `duemq send` gets its messages from: one argument, lines, a CSV or a JSON Lines file.
+
+Pure but for reading the file.  Every entry of the input yields one `Entry`, in order; one that
+cannot be read yields its error instead, so that the rest is sent and the output keeps the order.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from duemq.errors import InvalidArgument
+
+# Of one line of a file: a body of the broker's greatest default size, escaped as JSON, fits.
+LINE_BYTES_MAX = 32 << 20
+
+
+@dataclass
+class Entry:
+    """A message to send, or why there is none."""
+
+    line: int
+    body: bytes = b""
+    # Columns of a file's row, for the options that name one.
+    columns: dict[str, Any] = field(default_factory=dict)
+    error: InvalidArgument | None = None
+
+
+def from_argument(body: str) -> Iterator[Entry]:
+    """The argument itself."""
+    yield Entry(1, body.encode())
+
+
+def from_lines(lines: Iterable[bytes]) -> Iterator[Entry]:
+    """Each line is a body, without its end."""
+    for number, line in enumerate(lines, 1):
+        yield Entry(number, line.rstrip(b"\r\n"))
+
+
+def from_jsonl(lines: Iterable[bytes]) -> Iterator[Entry]:
+    """Each line that is not blank is a JSON value and goes out as it is written."""
+    for number, line in enumerate(lines, 1):
+        body = line.strip()
+        if not body:
+            continue
+        try:
+            value = json.loads(body)
+        except ValueError as error:
+            yield Entry(number, error=_wrong(number, f"not JSON: {error}"))
+            continue
+        yield Entry(number, body, value if isinstance(value, dict) else {})
+
+
+def from_csv(lines: Iterable[bytes]) -> Iterator[Entry]:
+    """Each row goes out as a JSON object, its keys from the header line."""
+    # map, not a generator: it goes on after a line that is not UTF-8.
+    reader = csv.reader(map(bytes.decode, lines), strict=True)
+    header: list[str] = []
+    while True:
+        try:
+            row = next(reader, None)
+        except (csv.Error, UnicodeDecodeError) as error:
+            yield Entry(reader.line_num, error=_wrong(reader.line_num, f"not CSV: {error}"))
+            continue
+        if row is None:
+            return
+        if not header:
+            header = [name.removeprefix("\ufeff") for name in row]
+        elif row:
+            yield _row(reader.line_num, header, row)
+
+
+def _row(number: int, header: list[str], row: list[str]) -> Entry:
+    if len(row) != len(header):
+        message = f"{len(row)} columns, the header has {len(header)}"
+        return Entry(number, error=_wrong(number, message))
+    columns = dict(zip(header, row, strict=True))
+    body = json.dumps(columns, ensure_ascii=False, separators=(",", ":")).encode()
+    return Entry(number, body, columns)
+
+
+def _wrong(number: int, message: str) -> InvalidArgument:
+    return InvalidArgument(f"line {number}: {message}", field="file", value=str(number))
+
+
+def counted(file: BinaryIO, advance: Callable[[int], None]) -> Iterator[bytes]:
+    """The lines of a file; tells `advance` how many bytes each took.
+
+    Raises InvalidArgument for a line beyond LINE_BYTES_MAX.
+    """
+    number = 0
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise InvalidArgument(
+                f"line {number} is longer than {LINE_BYTES_MAX} bytes",
+                field="file",
+                value=str(number),
+                limit=str(LINE_BYTES_MAX),
+            )
+        advance(len(line))
+        yield line

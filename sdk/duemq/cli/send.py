@@ -1,0 +1,252 @@
+"""`duemq send`: messages from the command line, lines or a file."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from duemq import Producer
+from duemq.cli import inputs
+from duemq.cli.exits import Exit, exit_of
+from duemq.cli.inputs import Entry
+from duemq.cli.output import Output, as_json, error_fields, local_time, one_line
+from duemq.cli.session import Session, pass_session, session_options
+from duemq.errors import DuemqError, InvalidArgument
+from duemq.producer import PendingReceipt
+
+# Messages sent and not yet reported.  Bounds memory; large enough to keep the producer busy.
+PENDING_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Template:
+    """What the options say of every message: a fixed value, or the file's column to take it from."""
+
+    topic: str
+    fixed: dict[str, Any]
+    columns: dict[str, str]
+    properties: dict[str, str]
+
+    def arguments(self, entry: Entry) -> dict[str, Any]:
+        """The keyword arguments for `Producer.submit`; raises InvalidArgument."""
+        arguments = {name: value for name, value in self.fixed.items() if value is not None}
+        for name, column in self.columns.items():
+            if column not in entry.columns:
+                raise InvalidArgument(
+                    f"line {entry.line}: there is no column {column!r}",
+                    field=f"{name}-column",
+                    value=column,
+                )
+            value = entry.columns[column]
+            if value not in (None, ""):
+                arguments[name] = str(value)
+        if self.properties:
+            arguments["properties"] = self.properties
+        return arguments
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("body", required=False)
+@click.option(
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Send each row of a .csv (as a JSON object) or each line of a .jsonl.",
+)
+@click.option("--key", help="For look-up.")
+@click.option("--tag", help="For filtering by consumers.")
+@click.option("--ordering-key", help="Messages of one ordering key go to one queue, in order.")
+@click.option("--key-column", metavar="NAME", help="Take the key from this column of the file.")
+@click.option("--tag-column", metavar="NAME", help="Take the tag from this column.")
+@click.option("--ordering-key-column", metavar="NAME", help="Take the ordering key from it.")
+@click.option("--delay-column", metavar="NAME", help="Take the delay from this column.")
+@click.option("--at-column", metavar="NAME", help="Take the due time from this column.")
+@click.option("--property", "properties", metavar="K=V", multiple=True, help="May be repeated.")
+@click.option("--delay", metavar="TIME", help="Deliver after 5s, 250ms, 1.5h …")
+@click.option("--at", metavar="RFC3339", help="Deliver at 2030-01-31T09:00:00Z.")
+@click.option("--delay-level", metavar="N", type=int, help="Deliver after the broker's level N.")
+@session_options
+@pass_session
+def send(
+    session: Session,
+    topic: str,
+    body: str | None,
+    file: Path | None,
+    properties: tuple[str, ...],
+    **options: Any,
+) -> Exit:
+    """Send messages to TOPIC: BODY, standard input's lines (BODY is -), or a file.
+
+    Answers when the messages are durable, in the order of the input: with --json message_id, topic,
+    broker, queue, offset, or for a delayed one message_id, topic, handle, due_ms.  What could not
+    be sent is printed with its error, the rest is sent, and the exit code is not 0.
+
+    \b
+    Examples:
+      duemq send greetings "hello" --tag en
+      duemq send reminders "stand up" --delay 45m
+      duemq send orders --file orders.csv --key-column id --ordering-key-column customer
+      tail -f app.log | duemq send logs -
+    """
+    _check_sources(body, file)
+    template = _template(topic, options, properties)
+    sender = _Sender(session.output, template)
+    # The producer comes first: a cluster that cannot be reached is said before anything is read.
+    with (
+        Producer(session.nameserver) as producer,
+        _opened(body, file, session.output) as entries,
+    ):
+        for entry in entries:
+            sender.send(producer, entry)
+        sender.report_all()
+    return sender.exit
+
+
+class _Sender:
+    """Sends entries and reports each in the order of the input."""
+
+    def __init__(self, output: Output, template: Template) -> None:
+        self.exit = Exit.OK
+        self._output = output
+        self._template = template
+        self._pending: deque[tuple[Entry, PendingReceipt | DuemqError]] = deque()
+
+    def send(self, producer: Producer, entry: Entry) -> None:
+        """Hands an entry to the producer; reports what is done by now."""
+        self._pending.append((entry, self._submit(producer, entry)))
+        while self._pending and (len(self._pending) > PENDING_MAX or self._head_is_done()):
+            self._report()
+
+    def report_all(self) -> None:
+        """Waits for all that was sent and reports it."""
+        while self._pending:
+            self._report()
+
+    def _submit(self, producer: Producer, entry: Entry) -> PendingReceipt | DuemqError:
+        if entry.error is not None:
+            return entry.error
+        try:
+            arguments = self._template.arguments(entry)
+            return producer.submit(self._template.topic, entry.body, **arguments)
+        except DuemqError as error:
+            return error
+
+    def _head_is_done(self) -> bool:
+        pending = self._pending[0][1]
+        return isinstance(pending, DuemqError) or pending.done()
+
+    def _report(self) -> None:
+        entry, pending = self._pending.popleft()
+        try:
+            if isinstance(pending, DuemqError):
+                raise pending
+            receipt = pending.result()
+        except DuemqError as error:
+            self._report_failure(entry, error)
+            return
+        if receipt.handle:
+            row = {
+                "message_id": receipt.message_id,
+                "topic": receipt.topic,
+                "handle": receipt.handle,
+                "due_ms": receipt.due_ms,
+            }
+            text = f"{receipt.message_id}  due {local_time(receipt.due_ms)}  {receipt.handle}"
+        else:
+            row = {
+                "message_id": receipt.message_id,
+                "topic": receipt.topic,
+                "broker": receipt.broker,
+                "queue": receipt.queue,
+                "offset": receipt.offset,
+            }
+            text = f"{receipt.message_id}  {receipt.broker}/{receipt.queue} @ {receipt.offset}"
+        self._output.record(row, text)
+
+    def _report_failure(self, entry: Entry, error: DuemqError) -> None:
+        self.exit = max(self.exit, exit_of(error))
+        row = {"topic": self._template.topic, "line": entry.line, "error": error_fields(error)}
+        if self._output.as_json:
+            click.echo(as_json(row))
+        else:
+            click.echo(f"duemq: message {entry.line} not sent: {one_line(error)}", err=True)
+
+
+def _check_sources(body: str | None, file: Path | None) -> None:
+    if (body is None) == (file is None):
+        raise click.UsageError("Give BODY, - for lines of standard input, or --file: one of them.")
+    if file is not None and file.suffix.lower() not in (".csv", ".jsonl"):
+        raise click.UsageError(f"--file must end in .csv or .jsonl, not {file.name!r}.")
+
+
+def _template(topic: str, options: dict[str, Any], properties: tuple[str, ...]) -> Template:
+    fixed = {
+        "key": options["key"],
+        "tag": options["tag"],
+        "ordering_key": options["ordering_key"],
+        "delay": options["delay"],
+        "deliver_at": options["at"],
+        "delay_level": options["delay_level"],
+    }
+    named = {
+        "key": options["key_column"],
+        "tag": options["tag_column"],
+        "ordering_key": options["ordering_key_column"],
+        "delay": options["delay_column"],
+        "deliver_at": options["at_column"],
+    }
+    columns = {argument: column for argument, column in named.items() if column is not None}
+    due = [n for n in ("delay", "deliver_at", "delay_level") if fixed.get(n) is not None]
+    due += [n for n in ("delay", "deliver_at") if n in columns]
+    if len(due) > 1:
+        raise click.UsageError("Give one of --delay, --at and --delay-level.")
+    return Template(topic, fixed, columns, _properties(properties))
+
+
+def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
+    properties = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"--property must be NAME=VALUE, not {pair!r}.")
+        properties[name] = value
+    return properties
+
+
+@contextmanager
+def _opened(body: str | None, file: Path | None, output: Output) -> Iterator[Iterator[Entry]]:
+    if body == "-":
+        yield inputs.from_lines(inputs.counted(sys.stdin.buffer, lambda size: None))
+    elif file is not None:
+        with file.open("rb") as lines, _progress(file, output) as advance:
+            read = inputs.from_csv if file.suffix.lower() == ".csv" else inputs.from_jsonl
+            yield read(inputs.counted(lines, advance))
+    else:
+        yield inputs.from_argument(body or "")
+
+
+@contextmanager
+def _progress(file: Path, output: Output) -> Iterator[Any]:
+    """A bar on standard error, by bytes read, when that is a terminal."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        # Else rich would move what goes to a redirected standard output to standard error.
+        redirect_stdout=sys.stdout.isatty(),
+    ) as progress:
+        task = progress.add_task(file.name, total=file.stat().st_size)
+        yield lambda size: progress.advance(task, size)

@@ -1,0 +1,110 @@
+"""`duemq up`: a whole cluster on this machine."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+import click
+
+from duemq.cli.exits import Exit
+from duemq.cli.output import Output, as_json
+from duemq.cli.session import Session, pass_session, session_options
+from duemq.embedded import ClusterEvent, ClusterFailed, EmbeddedCluster
+from duemq.embedded.cluster import BROKERS_DEFAULT, BROKERS_MAX
+
+PORT_DEFAULT = 9876
+
+
+@click.command()
+@click.option(
+    "--data",
+    required=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Where all data and logs lie.  Made when missing; a restart on it keeps everything.",
+)
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, BROKERS_MAX),
+    help=f"How many brokers.  [default: those that DIR has, {BROKERS_DEFAULT} for a new one]",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT_DEFAULT,
+    show_default=True,
+    help="Of the nameserver; 0: the one of last time, or any free one.",
+)
+@click.option(
+    "--tracing",
+    type=click.Choice(["off", "duemq", "otlp"]),
+    default="off",
+    show_default=True,
+    help="Where the services' spans go; duemq: to the %TRACE% topic, for `duemq trace report`.",
+)
+@session_options
+@pass_session
+def up(session: Session, data: str, brokers: int | None, port: int, tracing: str) -> Exit:
+    """Run a whole cluster on this machine: nameserver, brokers, timer service.
+
+    Prints a line when it is usable, with --json {"event":"ready","nameserver":"127.0.0.1:PORT",
+    "processes":{NAME:PID,…}}.  A process that dies is started again and said so.  Ctrl-C or SIGTERM
+    drains and stops everything; the data stay.
+
+    \b
+    Examples:
+      duemq up --data ./data
+      duemq up --data ./data --brokers 3 --port 0 --json
+    """
+    stop = threading.Event()
+
+    def request_stop(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        cluster = _cluster(session.output, data, brokers, port, tracing)
+        with cluster:
+            stop.wait()
+        return Exit.FAILED if cluster.failure else Exit.OK
+    except ClusterFailed as error:
+        session.output.error(error)
+        return Exit.FAILED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _cluster(
+    output: Output, data: str, brokers: int | None, port: int, tracing: str
+) -> EmbeddedCluster:
+    def say(event: ClusterEvent) -> None:
+        if output.as_json:
+            click.echo(as_json({"event": event.event, **event.details}))
+        else:
+            click.echo(_sentence(event))
+
+    flags = {kind: ["--tracing", tracing] for kind in ("broker", "timer")}
+    return EmbeddedCluster(data, brokers=brokers, port=port, flags=flags, on_event=say)
+
+
+def _sentence(event: ClusterEvent) -> str:
+    details = event.details
+    member = details.get("member", "")
+    if event.event == "started":
+        return f"{member} serves on {details['address']}, process {details['pid']}"
+    if event.event == "died":
+        return f"{member} died ({details['reason']}, process {details['pid']})"
+    if event.event == "restarted":
+        return f"{member} is started again, process {details['pid']}"
+    if event.event == "moved":
+        return f"{member}: port {details['from_port']} is taken, takes another"
+    if event.event == "ready":
+        return f"ready: --nameserver {details['nameserver']}  (Ctrl-C stops)"
+    if event.event == "stopping":
+        return "stopping …"
+    if event.event == "stopped":
+        return "stopped"
+    return f"{member}: {details.get('message', event.event)}"

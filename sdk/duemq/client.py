@@ -1,0 +1,218 @@
+"""The connection to a cluster that producers, consumers and admin clients are built on.
+
+Owned by one event loop.  Holds the route cache (pushed by any live nameserver, see
+`duemq.rpc.watch`) and one gRPC channel an address.  Synchronous clients run it on the loop of
+`duemq.loop_thread`.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import grpc.aio
+
+from duemq import retry
+from duemq.errors import Closed, InvalidArgument, TopicNotFound, Unavailable
+from duemq.route import Broker, Route, RouteCache, TimerShard
+from duemq.rpc import channel, status
+from duemq.rpc.watch import RouteWatcher
+from duemq.settings import NAMESERVER_PORT, ClientSettings
+from duemq.v1 import admin_pb2, admin_pb2_grpc
+
+Addresses = str | Sequence[str]
+T = TypeVar("T")
+
+
+def nameservers_of(addresses: Addresses) -> tuple[str, ...]:
+    """`"a:9876,b"` or `["a:9876", "b"]` → addresses with ports.
+
+    Raises InvalidArgument, naming the address.
+    """
+    parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    named = [part.strip() for part in parts if part.strip()]
+    if not named:
+        raise InvalidArgument(
+            "a nameserver is needed: host:port, several separated by commas",
+            field="nameserver",
+            value=addresses,
+        )
+    return tuple(_with_port(address) for address in named)
+
+
+def _with_port(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if not colon or address.endswith("]"):
+        return f"{address}:{NAMESERVER_PORT}"
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidArgument(
+            f"nameserver {address!r} is not host:port",
+            field="nameserver",
+            value=address,
+            limit="host:port, port 1 to 65535",
+        )
+    return address
+
+
+class Client:
+    """Routes and channels.  Make it, `await start()`, use it, `await close()`, in one loop."""
+
+    def __init__(self, nameserver: Addresses, settings: ClientSettings | None = None) -> None:
+        self.settings = settings or ClientSettings()
+        self.nameservers = nameservers_of(nameserver)
+        self._watcher: RouteWatcher | None = None
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._routes = RouteCache()
+        self._listeners: list[Callable[[], None]] = []
+        self._creating: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
+
+    async def start(self) -> None:
+        """Waits for the first routes.  Raises Unavailable if no nameserver answers in time."""
+        self._watcher = RouteWatcher(self.nameservers, self._routes)
+        self._watcher.on_change(self._routes_changed)
+        self._watcher.start()
+        try:
+            await self._watcher.ready(self.settings.connect_timeout_s)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Ends the watch and closes every channel, with the calls in them.  Idempotent."""
+        self._closed = True
+        for task in self._creating.values():
+            task.cancel()
+        if self._watcher is not None:
+            await self._watcher.stop()
+        channels, self._channels = list(self._channels.values()), {}
+        await asyncio.gather(*(each.close() for each in channels))
+
+    @property
+    def routes(self) -> RouteCache:
+        """What is known; changes as nameservers push."""
+        return self._routes
+
+    def on_routes_changed(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` in the loop after each change of the routes, until `off_…`."""
+        self._listeners.append(listener)
+
+    def off_routes_changed(self, listener: Callable[[], None]) -> None:
+        """Takes a listener back."""
+        self._listeners.remove(listener)
+
+    async def wait_for(self, condition: Callable[[RouteCache], bool], timeout_s: float) -> None:
+        """Until the routes fulfil `condition`.  Raises Timeout or Unavailable."""
+        if self._watcher is None or self._closed:
+            raise Closed("the client is closed")
+        await self._watcher.wait_for(condition, timeout_s)
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """The channel to `host:port`, shared; connects with the first call."""
+        if self._closed:
+            raise Closed("the client is closed")
+        found = self._channels.get(address)
+        if found is None:
+            found = self._channels[address] = channel.connect(address)
+        return found
+
+    def broker(self, name: str) -> Broker:
+        """A live broker.  Raises Unavailable if the routes know none of that name."""
+        found = self._routes.broker(name)
+        if found is None:
+            raise Unavailable(f"broker {name} is not there", field="broker", value=name)
+        return found
+
+    def timer_of(self, timer_queue_id: int) -> TimerShard:
+        """The timer shard of a %TIMER% queue.  Raises Unavailable if it is not there."""
+        found = self._routes.timer_of(timer_queue_id)
+        if found is None:
+            raise Unavailable(
+                f"no timer shard serves %TIMER% queue {timer_queue_id} now",
+                field="timer_queue",
+                value=timer_queue_id,
+            )
+        return found
+
+    async def call(
+        self,
+        address: Callable[[], str],
+        method: Callable[[grpc.aio.Channel, float], Awaitable[T]],
+        timeout_s: float | None = None,
+    ) -> T:
+        """A unary request that may be repeated: retried until `timeout_s` with backoff and jitter.
+
+        `address` is asked before each attempt, as routes may change; `method(channel, seconds
+        left)` makes the call.  Raises DuemqErrors.
+        """
+
+        async def attempt(left_s: float) -> T:
+            to = address()
+            return await status.answer(method(self.channel(to), left_s), to)
+
+        timeout_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
+        return await retry.until(time.monotonic() + timeout_s, attempt)
+
+    async def topic_route(
+        self, topic: str, *, create: bool = False, timeout_s: float | None = None
+    ) -> Route:
+        """The topic's route; waits for one.  `create`: has the live brokers make the topic first.
+
+        Raises TopicNotFound when nobody serves it in time or brokers do not create topics.
+        """
+        route = self._routes.route(topic)
+        if route is not None and route.brokers:
+            return route
+        timeout_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
+        if create:
+            await self._create_once(topic, timeout_s)
+        try:
+            await self.wait_for(
+                lambda routes: routes.route(topic) is not None, deadline - time.monotonic()
+            )
+        except Unavailable as error:
+            raise TopicNotFound(
+                f"no broker serves topic {topic!r}: {error}",
+                field="topic",
+                value=topic,
+                retryable=True,
+            ) from error
+        route = self._routes.route(topic)
+        if route is None:  # gone again before we were scheduled
+            raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
+        return route
+
+    async def _create_once(self, topic: str, timeout_s: float) -> None:
+        """Many callers, one request a broker."""
+        task = self._creating.get(topic)
+        if task is None:
+            task = asyncio.create_task(self._create(topic, timeout_s), name=f"create {topic}")
+            self._creating[topic] = task
+            task.add_done_callback(lambda _: self._creating.pop(topic, None))
+        await asyncio.shield(task)
+
+    async def _create(self, topic: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        await self.wait_for(lambda routes: bool(routes.brokers), timeout_s)
+        request = admin_pb2.CreateTopicRequest(
+            topic=admin_pb2.TopicConfig(name=topic), if_missing=True
+        )
+
+        async def at(broker: Broker) -> admin_pb2.TopicDescription:
+            return await self.call(
+                lambda: self.broker(broker.name).address,
+                lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).CreateTopic(
+                    request, timeout=left_s
+                ),
+                deadline - time.monotonic(),
+            )
+
+        made = await asyncio.gather(*map(at, self._routes.brokers), return_exceptions=True)
+        failures = [outcome for outcome in made if isinstance(outcome, BaseException)]
+        if len(failures) == len(made):
+            raise failures[0]
+
+    def _routes_changed(self) -> None:
+        for listener in tuple(self._listeners):
+            listener()

@@ -1,0 +1,79 @@
+"""A consumer's knobs.  Pure."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from duemq.balance import AVERAGE
+from duemq.errors import InvalidArgument
+from duemq.process_queue import Window
+
+StartFrom = Literal["earliest", "latest"]
+
+THREADS_MAX = 1_024
+POLL_WAIT_S_MAX = 30.0  # what a broker parks a pull for at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """How a consumer behaves; the defaults fit most.
+
+    Raises InvalidArgument for a value out of its range.
+    """
+
+    start_from: StartFrom = "latest"
+    """Where a group begins in a queue that it has no offset for."""
+    threads: int = 20
+    """Callbacks at a time: threads, or tasks if the callback is a coroutine function."""
+    batch_messages_max: int = 1_000
+    """Longest list that a callback per batch gets."""
+    window: Window = field(default_factory=Window)
+    """Flow control of each queue."""
+    pull_bytes_max: int = 1024 * 1024
+    """Of one pull answer."""
+    pull_wait_s: float = 20.0
+    """How long a broker may park a pull that finds nothing."""
+    session_timeout_s: float = 10.0
+    """A member that its coordinator did not hear of for so long loses its queues."""
+    strategy: str = AVERAGE
+    """How the group shares queues; all members name the same one."""
+    commit_interval_s: float = 5.0
+    """Between commits while consuming; also at each revoke and at close."""
+    retry_wait_s_min: float = 0.2
+    """Before a callback that raised is called again; doubles, with jitter, up to …"""
+    retry_wait_s_max: float = 30.0
+    """… this."""
+    release_timeout_s: float = 5.0
+    """A queue that goes to another member waits so long for running callbacks."""
+    close_timeout_s: float = 10.0
+    """`close` waits so long for running callbacks."""
+    start_timeout_s: float = 30.0
+    """`start` fails if the group could not be joined for so long."""
+
+    def __post_init__(self) -> None:
+        if self.start_from not in ("earliest", "latest"):
+            _refuse("start_from", self.start_from, "earliest or latest")
+        _check("threads", self.threads, 1, THREADS_MAX)
+        _check("batch_messages_max", self.batch_messages_max, 1, 1_000_000)
+        _check("window.messages", self.window.messages, 1, 1_000_000)
+        _check("window.bytes", self.window.bytes, 1, 1 << 40)
+        _check("window.span", self.window.span, 1, 1 << 40)
+        _check("pull_bytes_max", self.pull_bytes_max, 1, 8 * 1024 * 1024)
+        _check("pull_wait_s", self.pull_wait_s, 0, POLL_WAIT_S_MAX)
+        _check("session_timeout_s", self.session_timeout_s, 1, 300)
+        _check("commit_interval_s", self.commit_interval_s, 0.01, 3_600)
+        _check("retry_wait_s_min", self.retry_wait_s_min, 0.001, 3_600)
+        _check("retry_wait_s_max", self.retry_wait_s_max, self.retry_wait_s_min, 86_400)
+        _check("release_timeout_s", self.release_timeout_s, 0, 3_600)
+        _check("close_timeout_s", self.close_timeout_s, 0, 3_600)
+        _check("start_timeout_s", self.start_timeout_s, 0.1, 3_600)
+
+
+def _check(name: str, value: float, lowest: float, highest: float) -> None:
+    if not lowest <= value <= highest:
+        _refuse(name, value, f"{lowest:g} to {highest:g}")
+
+
+def _refuse(name: str, value: object, limit: str) -> None:
+    raise InvalidArgument(
+        f"{name} must be {limit}, not {value!r}", field=name, value=value, limit=limit
+    )

@@ -1,0 +1,143 @@
+"""Due times as callers write them: delays, absolute times, delay levels.  Pure.
+
+Fractions of a millisecond are rounded up, so that nothing is delivered early.  A delay is sent as
+a delay: the broker resolves it with its own clock, so that a skewed clock here does no harm.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from typing import NamedTuple
+
+from duemq.errors import InvalidArgument
+
+DUE_MS_MAX = 253_402_300_799_999
+"""9999-12-31T23:59:59.999Z."""
+
+UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+LEVEL_MAX = 2**32 - 1
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+# Field numbers of duemq.v1.Batch: which of its three arrays says when.
+DELAYS_MS = 10
+DUE_MS = 11
+DELAY_LEVELS = 12
+
+
+class Due(NamedTuple):
+    """When to deliver: `value` goes into the batch's array of number `field`."""
+
+    field: int
+    value: int
+
+
+def due_of(
+    delay: float | timedelta | str | None,
+    deliver_at: datetime | int | str | None,
+    delay_level: int | None,
+) -> Due | None:
+    """At most one of the three; None: at once.  Raises InvalidArgument."""
+    given = (delay is not None) + (deliver_at is not None) + (delay_level is not None)
+    if not given:
+        return None
+    if given > 1:
+        raise InvalidArgument(
+            "delay, deliver_at and delay_level exclude each other",
+            field="delay",
+            value=delay,
+            limit="one of the three",
+        )
+    if delay is not None:
+        return Due(DELAYS_MS, delay_ms(delay))
+    if deliver_at is not None:
+        return Due(DUE_MS, deliver_at_ms(deliver_at))
+    if type(delay_level) is not int or not 1 <= delay_level <= LEVEL_MAX:
+        raise InvalidArgument(
+            f"delay_level must be a level's number, 1 or more, not {delay_level!r}",
+            field="delay_level",
+            value=delay_level,
+            limit="1 to the broker's number of levels",
+        )
+    return Due(DELAY_LEVELS, delay_level)
+
+
+def delay_ms(delay: float | timedelta | str) -> int:
+    """Seconds, a timedelta, or text as `250ms`, `5s`, `1.5h`, `1h30m` → milliseconds.
+
+    Raises InvalidArgument for what is negative, not finite, unreadable or beyond the year 9999.
+    """
+    if isinstance(delay, timedelta):
+        milliseconds = -(-delay // _MILLISECOND)
+    elif isinstance(delay, str):
+        milliseconds = _text_ms(delay)
+    elif isinstance(delay, int | float) and not isinstance(delay, bool):
+        try:
+            milliseconds = _ceiling(Decimal(str(delay)) * 1000)
+        except (InvalidOperation, OverflowError, ValueError):
+            raise _bad_delay(delay) from None
+    else:
+        raise _bad_delay(delay)
+    if not 0 <= milliseconds <= DUE_MS_MAX:
+        raise _bad_delay(delay)
+    return milliseconds
+
+
+def deliver_at_ms(deliver_at: datetime | int | str) -> int:
+    """An aware datetime, epoch milliseconds or RFC 3339 text → epoch milliseconds.
+
+    Raises InvalidArgument for a time without zone, before 1970 or after the year 9999.
+    """
+    moment = deliver_at
+    if isinstance(moment, str):
+        try:
+            moment = datetime.fromisoformat(moment)
+        except ValueError:
+            raise _bad_moment(deliver_at) from None
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise _bad_moment(deliver_at, "it has no time zone")
+        moment = -(-(moment - _EPOCH) // _MILLISECOND)
+    if type(moment) is not int or not 0 <= moment <= DUE_MS_MAX:
+        raise _bad_moment(deliver_at)
+    return moment
+
+
+def _text_ms(text: str) -> int:
+    total, position = Decimal(0), 0
+    stripped = text.strip()
+    while position < len(stripped):
+        part = _PART.match(stripped, position)
+        if part is None:
+            raise _bad_delay(text)
+        total += Decimal(part[1]) * UNITS_MS[part[2]]
+        position = part.end()
+    if not stripped:
+        raise _bad_delay(text)
+    return _ceiling(total)
+
+
+def _ceiling(number: Decimal) -> int:
+    return int(number.to_integral_value(ROUND_CEILING))
+
+
+def _bad_delay(delay: object) -> InvalidArgument:
+    return InvalidArgument(
+        f"delay {delay!r}: seconds, a timedelta, or text as 250ms, 5s, 1h30m; from 0 on, and due "
+        "before the year 10000",
+        field="delay",
+        value=delay,
+        limit=f"0 to {DUE_MS_MAX} ms",
+    )
+
+
+def _bad_moment(moment: object, reason: str = "") -> InvalidArgument:
+    return InvalidArgument(
+        f"deliver_at {moment!r}: {reason or 'not a time from 1970 to 9999'} (expected an aware "
+        "datetime, epoch milliseconds or RFC 3339 text)",
+        field="deliver_at",
+        value=moment,
+        limit=f"0 to {DUE_MS_MAX} ms since the epoch",
+    )

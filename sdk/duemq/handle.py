@@ -1,0 +1,55 @@
+"""Timer handles as text: what `send(delay=…)` answers and `cancel` takes.
+
+`dmq1`, then URL-safe base64 without padding of a duemq.v1.TimerHandle's bytes and the CRC-32
+(IEEE, little-endian) of them.  The checksum tells a mistyped handle from an unknown one.  Pure.
+"""
+
+import binascii
+import struct
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from zlib import crc32
+
+from google.protobuf.message import DecodeError
+
+from duemq.errors import InvalidArgument
+from duemq.v1.message_pb2 import TimerHandle
+
+PREFIX = "dmq1"
+CHARS_MAX = 128
+_CRC = struct.Struct("<I")
+
+
+def encode(store_id: int, queue_id: int, offset: int, due_ms: int) -> str:
+    """The handle of the message at `offset` of the store's %TIMER% queue."""
+    body = TimerHandle(
+        store_id=store_id, queue_id=queue_id, offset=offset, due_ms=due_ms
+    ).SerializeToString()
+    return PREFIX + urlsafe_b64encode(body + _CRC.pack(crc32(body))).rstrip(b"=").decode()
+
+
+def decode(handle: str) -> TimerHandle:
+    """Raises InvalidArgument for what `encode` cannot have made."""
+    if not isinstance(handle, str) or not handle.startswith(PREFIX) or len(handle) > CHARS_MAX:
+        raise _malformed(handle, f"a string that starts with {PREFIX}")
+    text = handle[len(PREFIX) :]
+    try:
+        packed = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
+    except (binascii.Error, UnicodeEncodeError):
+        raise _malformed(handle, "URL-safe base64") from None
+    body, crc = packed[: -_CRC.size], packed[-_CRC.size :]
+    if len(crc) != _CRC.size or _CRC.unpack(crc)[0] != crc32(body):
+        raise _malformed(handle, "a matching checksum: copy the whole handle")
+    try:
+        return TimerHandle.FromString(body)
+    except DecodeError:
+        raise _malformed(handle, "a timer handle") from None
+
+
+def _malformed(handle: object, limit: str) -> InvalidArgument:
+    shown = str(handle)[:CHARS_MAX]
+    return InvalidArgument(
+        f"{shown!r} is not a timer handle: expected {limit}",
+        field="handle",
+        value=shown,
+        limit=limit,
+    )

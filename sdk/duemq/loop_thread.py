@@ -1,0 +1,115 @@
+"""The event loop "duemq-io": one background thread that all synchronous clients of a process share.
+
+It starts with the first client and ends with the last.  It is a daemon: a client that was never
+closed does not keep the process.  Not to be used across fork: a child process makes its own
+clients (and with them its own thread); those that it inherited answer `Closed`.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+from duemq.errors import Closed, Timeout
+
+NAME = "duemq-io"
+# To end after the last client closed: cancelled tasks, gRPC's own shutdown.
+STOP_TIMEOUT_S = 5.0
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """The shared thread.  Every `acquire` is followed by one `release`."""
+
+    _lock = threading.Lock()  # guards _shared and the users of it
+    _shared: "LoopThread | None" = None
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(_on_exception)
+        self._users = 0
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def acquire(cls) -> "LoopThread":
+        """The process's loop thread; starts it for its first user."""
+        with cls._lock:
+            shared = cls._shared
+            if shared is None or shared.foreign:
+                shared = cls._shared = LoopThread()
+            shared._users += 1
+            return shared
+
+    def release(self) -> None:
+        """Ends the thread with its last user.  Not from the thread itself."""
+        with LoopThread._lock:
+            self._users -= 1
+            if self._users or self.foreign:
+                return
+            LoopThread._shared = None
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(STOP_TIMEOUT_S)
+
+    @property
+    def foreign(self) -> bool:
+        """It was made in a parent process: the thread does not exist here."""
+        return self._pid != os.getpid()
+
+    @property
+    def inside(self) -> bool:
+        """The caller runs in this thread, so that to wait for it would be to wait for ever."""
+        return threading.get_ident() == self._thread.ident
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Runs `coroutine` in the loop and waits for it.
+
+        Raises Timeout, and cancels it, after `timeout_s`.
+        """
+        if self.foreign or self.inside or not self._thread.is_alive():
+            coroutine.close()
+            self._refuse()
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeoutError:
+            if future.done():
+                raise
+            future.cancel()
+            raise Timeout(f"not done within {timeout_s} s", limit=timeout_s or "") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _refuse(self) -> None:
+        if self.foreign:
+            raise Closed("this client belongs to the parent process; make one after fork")
+        if self.inside:
+            raise RuntimeError(f"a blocking call inside the thread {NAME}: use duemq.aio there")
+        raise Closed("the client is closed")
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            for task in (tasks := asyncio.all_tasks(self.loop)):
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            asyncio.set_event_loop(None)
+            self.loop.close()
+
+
+def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # With a second event loop in the process, gRPC wakes both for one event; the loser of the race
+    # finds its pipe empty.  Harmless (grpc/grpc#25364), so not worth a traceback in the log.
+    poller = "PollerCompletionQueue" in str(context.get("handle", ""))
+    if poller and isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)

@@ -1,0 +1,184 @@
+"""A message as the application meets it: `Message` received, `Outgoing` to send.  Pure.
+
+A pull's records are parsed by protobuf in one go; a `Message` is a view of one of them: its
+attributes are read when they are asked for.  Keeping a message keeps the memory of the pull that
+brought it (up to a few MiB): copy what you store for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, NamedTuple
+
+from duemq.v1.message_pb2 import Record, RecordBatch
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from duemq.v1.view_pb2 import QueueRecordsView
+
+__all__ = ["Message", "Origin", "Outgoing", "messages_of"]
+
+
+class Origin(NamedTuple):
+    """Where messages were pulled from."""
+
+    topic: str
+    broker: str
+    queue: int
+
+
+class Message:
+    """A message received.  Equal to another of the same queue and offset."""
+
+    __slots__ = ("_origin", "_record", "offset", "store_ms")
+
+    offset: int
+    """Its place in the queue."""
+    store_ms: int
+    """When the broker stored it in this queue, ms since the epoch."""
+
+    def __init__(self, record: Record, origin: Origin, offset: int, store_ms: int) -> None:
+        """Made by consumers; tests of applications may make their own."""
+        self._record = record
+        self._origin = origin
+        self.offset = offset
+        self.store_ms = store_ms
+
+    @property
+    def topic(self) -> str:
+        """The topic that it was received from."""
+        return self._origin.topic
+
+    @property
+    def broker(self) -> str:
+        """The broker that it was received from."""
+        return self._origin.broker
+
+    @property
+    def queue(self) -> int:
+        """The number of its queue on that broker."""
+        return self._origin.queue
+
+    @property
+    def body(self) -> bytes:
+        """What the producer sent."""
+        return self._record.body
+
+    @property
+    def message_id(self) -> str:
+        """Unique; chosen by the producer."""
+        return self._record.message_id
+
+    @property
+    def key(self) -> str | None:
+        """For look-up."""
+        return self._record.key or None
+
+    @property
+    def tag(self) -> str | None:
+        """For filtering."""
+        return self._record.tag or None
+
+    @property
+    def ordering_key(self) -> str | None:
+        """Messages of one ordering key are in one queue, in the order they were sent."""
+        return self._record.ordering_key or None
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The application's own, and `traceparent` where the producer traced."""
+        return dict(self._record.properties)
+
+    @property
+    def born_ms(self) -> int:
+        """When the producer made it, by the producer's clock."""
+        return self._record.born_ms
+
+    @property
+    def due_ms(self) -> int | None:
+        """When it was due; None if it was not delayed."""
+        return self._record.due_ms or None
+
+    @property
+    def attempt(self) -> int:
+        """How often it had been delivered before."""
+        return self._record.attempt
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return self.offset == other.offset and self._origin == other._origin
+
+    def __hash__(self) -> int:
+        return hash((self._origin, self.offset))
+
+    def __repr__(self) -> str:
+        topic, broker, queue = self._origin
+        return (
+            f"<Message {self.message_id} {topic} {broker}/{queue}@{self.offset} "
+            f"{len(self.body)} bytes>"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        encoded = self._record.SerializeToString()
+        return _unpickled, (encoded, tuple(self._origin), self.offset, self.store_ms)
+
+
+def _unpickled(encoded: bytes, origin: tuple[str, str, int], offset: int, store_ms: int) -> Message:
+    return Message(Record.FromString(encoded), Origin(*origin), offset, store_ms)
+
+
+def messages_of(pulled: QueueRecordsView, broker: str) -> list[Message]:
+    """The messages of one queue of a pull's answer, in queue order."""
+    origin = Origin(pulled.topic, broker, pulled.queue_id)
+    records = RecordBatch.FromString(pulled.records).records
+    starts, counts, store_ms = pulled.run_offsets, pulled.run_counts, pulled.run_store_ms
+    offsets: Iterator[int]
+    times: Iterator[int]
+    if len(counts) == 1:
+        offsets = iter(range(starts[0], starts[0] + counts[0]))
+        times = repeat(store_ms[0], counts[0])
+    else:
+        offsets = chain.from_iterable(
+            range(start, start + count) for start, count in zip(starts, counts, strict=True)
+        )
+        times = chain.from_iterable(map(repeat, store_ms, counts))
+    return list(map(Message, records, repeat(origin), offsets, times))
+
+
+@dataclass(slots=True, kw_only=True)
+class Outgoing:
+    """A message for `send_many`; the fields are `Producer.send`'s."""
+
+    body: bytes
+    key: str | None = None
+    tag: str | None = None
+    ordering_key: str | None = None
+    properties: Mapping[str, str] | None = None
+    delay: float | timedelta | str | None = None
+    deliver_at: datetime | int | str | None = None
+    delay_level: int | None = None
+
+    def __init__(
+        self,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: float | timedelta | str | None = None,
+        deliver_at: datetime | int | str | None = None,
+        delay_level: int | None = None,
+    ) -> None:
+        self.body = body
+        self.key = key
+        self.tag = tag
+        self.ordering_key = ordering_key
+        self.properties = properties
+        self.delay = delay
+        self.deliver_at = deliver_at
+        self.delay_level = delay_level

@@ -1,0 +1,157 @@
+"""What a consumer has pulled of one queue and not finished yet.  Pure.
+
+Messages come in `Chunk`s, the unit of dispatch: one worker at a time walks through a chunk in order and
+finishes each message or sets it aside to be tried again, which does not hold up the rest.  The *commit
+point* is the smallest unfinished offset, or where the next pull goes on when nothing is unfinished:
+
+    pulled 1001 to 1010      all finished                  → 1011
+                             1009 and 1010 unfinished      → 1009
+                             1001 unfinished, rest finished → 1001
+
+So a commit never skips a message, and a crash repeats what lies behind the commit point.  Offsets that
+the tag filter left out have no message and never hold the commit point back.
+
+Threads.  A chunk's worker calls `finish_next`, `set_aside` and `finish_aside`; everything else belongs to
+the consumer's event loop.  They meet in `_next` and `_aside`, each changed by one bytecode; a message is
+in `_aside` before `_next` passes it, so that no reader ever sees it in neither.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from duemq.errors import InvariantError
+
+
+class Offered(Protocol):
+    """What a chunk asks of a message."""
+
+    @property
+    def offset(self) -> int:
+        """Its queue offset."""
+        ...
+
+
+M = TypeVar("M", bound=Offered)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Flow control of one queue: nothing is pulled while one of these is reached."""
+
+    messages: int = 1_000
+    bytes: int = 100 * 1024 * 1024
+    span: int = 2_000
+    """Between the commit point and the next pull, in offsets: bounds what a crash repeats."""
+
+
+class Chunk(Generic[M]):
+    """Consecutive messages of one queue; the unit of dispatch."""
+
+    __slots__ = ("_aside", "_counted", "_next", "_next_offset", "messages", "queue", "size_bytes")
+
+    def __init__(
+        self, queue: "ProcessQueue[M]", messages: Sequence[M], next_offset: int, size_bytes: int
+    ) -> None:
+        self.queue = queue
+        self.messages = messages
+        self.size_bytes = size_bytes
+        self._next_offset = next_offset
+        self._next = 0
+        self._aside: set[int] = set()
+        self._counted = len(messages)  # as unfinished, in the queue's sum
+
+    @property
+    def position(self) -> int:
+        """Index of the first message that was not tried yet."""
+        return self._next
+
+    def finish_next(self, count: int = 1) -> None:
+        """The next messages are done."""
+        self._next += count
+
+    def set_aside(self) -> int:
+        """The next message failed and is to be tried again; answers its index."""
+        index = self._next
+        self._aside.add(index)
+        self._next = index + 1
+        return index
+
+    def finish_aside(self, index: int) -> None:
+        """A message that was set aside is done."""
+        self._aside.discard(index)
+
+    @property
+    def unfinished(self) -> int:
+        """How many messages are not done."""
+        return len(self.messages) - self._next + len(self._aside)
+
+    @property
+    def commit_point(self) -> int:
+        """The smallest unfinished offset, or the one to go on with after this chunk."""
+        position = self._next  # read first: a message set aside after this is at or past it
+        aside = min(self._aside, default=position)
+        index = min(aside, position)
+        return self.messages[index].offset if index < len(self.messages) else self._next_offset
+
+
+class ProcessQueue(Generic[M]):
+    """The unfinished messages of one queue, in order."""
+
+    __slots__ = ("_chunks", "_unfinished_bytes", "_unfinished_messages", "dropped", "pull_offset")
+
+    def __init__(self, start: int) -> None:
+        self.pull_offset = start
+        """Where the next pull begins."""
+        self.dropped = False
+        """The queue is no longer ours: workers start no more of its messages."""
+        self._chunks: deque[Chunk[M]] = deque()
+        self._unfinished_messages = 0
+        self._unfinished_bytes = 0
+
+    def add(self, messages: Sequence[M], next_offset: int, size_bytes: int) -> Chunk[M]:
+        """Takes over pulled messages, in order; `next_offset` is where the queue goes on after them."""
+        if not messages or messages[0].offset < self.pull_offset:
+            raise InvariantError("messages are added in order, each once")
+        chunk = Chunk(self, messages, next_offset, size_bytes)
+        self._chunks.append(chunk)
+        self._unfinished_messages += len(messages)
+        self._unfinished_bytes += size_bytes
+        self.pull_offset = next_offset
+        return chunk
+
+    def skip_to(self, next_offset: int) -> None:
+        """Nothing for us lies before this offset."""
+        self.pull_offset = next_offset
+
+    def settle(self, chunk: Chunk[M]) -> None:
+        """Frees the room of what is done in a chunk.  Idempotent."""
+        unfinished = chunk.unfinished
+        self._unfinished_messages -= chunk._counted - unfinished
+        if not unfinished and chunk._counted:
+            self._unfinished_bytes -= chunk.size_bytes
+        chunk._counted = unfinished
+        while self._chunks and not self._chunks[0]._counted:
+            self._chunks.popleft()
+
+    @property
+    def commit_point(self) -> int:
+        """The next offset to consume after a crash now: everything before it is done."""
+        for chunk in self._chunks:
+            if chunk.unfinished:
+                return chunk.commit_point
+        return self.pull_offset
+
+    @property
+    def unfinished(self) -> int:
+        """Messages that are not settled."""
+        return self._unfinished_messages
+
+    def has_room(self, window: Window, fill: float = 1.0) -> bool:
+        """Tells whether to pull: every figure is below `fill` of the window."""
+        return (
+            self._unfinished_messages < window.messages * fill
+            and self._unfinished_bytes < window.bytes * fill
+            and (not self._chunks or self.pull_offset - self.commit_point < window.span)
+        )

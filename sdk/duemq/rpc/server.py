@@ -1,0 +1,326 @@
+"""What every server process of DueMQ does alike.  Needs the extra `duemq[server]`.
+
+    run(main)          event loop, SIGTERM and SIGINT, memory and thread tuning, exit status
+    Server             bind, services, health, reflection, metrics, drain
+    add_service        a servicer behind the error table and the metrics
+
+Health: the name "" tells that the process serves (liveness); a service's full name that it is ready
+for clients (readiness).  Clean stop, in this order: leave the nameservers (registration.py),
+`drain()` (health says NOT_SERVING, streams end), `stop()` (calls end), then the owner's last sync.
+"""
+
+import asyncio
+import ctypes
+import inspect
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, Counter
+
+from duemq.errors import DuemqError, Internal
+from duemq.rpc import status
+from duemq.rpc.channel import KEEPALIVE_MS, MESSAGE_BYTES_MAX
+from duemq.rpc.metrics import MetricsPage, RpcMetrics, new_registry
+from duemq.rpc.settings import ProcessSettings, check_address
+
+log = logging.getLogger(__name__)
+
+# Per connection.  A client has a few streams and calls; its parked pulls are the most of it.
+STREAMS_PER_CONNECTION_MAX = 10_000
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
+    # Two servers on one port would share its connections without an error.
+    ("grpc.so_reuseport", 0),
+    # Clients ping every KEEPALIVE_MS, idle ones too; a closer ping is an abuse.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS * 3),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+)
+# glibc returns blocks of 128 KiB and more to the kernel at once, and each page of a frame is then
+# faulted in anew: uploads of 256 KiB and more cost 2 to 3.6 times as much CPU.
+_MALLOPT = (
+    (-3, 256 << 20),
+    (-1, 64 << 20),
+    (-2, 1 << 20),
+)  # MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD
+# The writer thread must get the interpreter soon after its fdatasync returned.  Default: 5 ms.
+SWITCH_INTERVAL_S = 0.0005
+
+# Generic in the stubs only.
+RpcMethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Codec: TypeAlias = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
+"""Decodes a method's request, encodes its answer."""
+
+
+def prepare_process() -> None:
+    """Tunes memory and thread switching of this process for moving large frames."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # not glibc: slower, not wrong
+        return
+    for parameter, value in _MALLOPT:
+        mallopt(parameter, value)
+
+
+def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
+    """Runs `main` until it returns; SIGTERM and SIGINT set the event that it gets.
+
+    Returns the exit status: 0, or 1 after a DuemqError or OSError, which is logged.
+    """
+    prepare_process()
+    try:
+        asyncio.run(_with_signals(main))
+    except (DuemqError, OSError) as error:
+        log.critical("%s: %s", type(error).__name__, error)
+        return 1
+    return 0
+
+
+async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await main(stop)
+
+
+def announce(address: str) -> None:
+    """Tells the starter of this process, on stdout, where it listens."""
+    print(json.dumps({"event": "listening", "address": address}), flush=True)
+
+
+class Server:
+    """A gRPC server with health, reflection and metrics.  Used from one event loop."""
+
+    def __init__(
+        self, settings: ProcessSettings, registry: CollectorRegistry | None = None
+    ) -> None:
+        self.registry = registry if registry is not None else new_registry()
+        """Where the process's own metrics go, too."""
+        self.draining = asyncio.Event()
+        """Set by `drain()`: streams that never end by themselves must end."""
+        self.address = ""
+        """HOST:PORT listened on; known after `start()`."""
+        self.advertised = ""
+        """HOST:PORT for others; known after `start()`."""
+        self.metrics_address = ""
+        self._settings = settings
+        self._metrics = RpcMetrics(self.registry)
+        self._server = grpc.aio.server(options=list(OPTIONS))
+        self._health = health.HealthServicer()
+        self._page: MetricsPage | None = None
+        self._services: list[str] = []
+
+    def add(
+        self,
+        service: ServiceDescriptor,
+        servicer: object,
+        overrides: Mapping[str, Codec] | None = None,
+    ) -> None:
+        """Serves `service`; see `add_service`.  It is NOT_SERVING until `ready()`."""
+        add_service(self._server, service, servicer, overrides, self._metrics)
+        self._services.append(service.full_name)
+
+    async def start(self, *, announced: bool = True) -> None:
+        """Binds and serves.  Raises OSError if the address cannot be had."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (*self._services, HEALTH_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        for name in self._services:
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._bind()
+        await self._server.start()
+        if self._settings.metrics_listen:
+            self._page = MetricsPage(self.registry, self._settings.metrics_listen)
+            self.metrics_address = self._page.address
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        log.info("listening on %s, advertised as %s", self.address, self.advertised)
+        if announced:
+            announce(self.address)
+
+    def _bind(self) -> None:
+        host, _ = check_address("listen", self._settings.listen, port_min=0)
+        try:
+            port = self._server.add_insecure_port(self._settings.listen)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._settings.listen}: {error}") from error
+        wildcard = host in ("0.0.0.0", "::")
+        self.address = _joined("127.0.0.1" if wildcard else host, port)
+        self.advertised = self._settings.advertise or self.address
+        if wildcard and not self._settings.advertise:
+            log.warning(
+                "advertising %s: only this machine can reach it; see --advertise", self.address
+            )
+
+    async def ready(self) -> None:
+        """The services are ready for clients."""
+        for name in self._services:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def not_ready(self) -> None:
+        """The services are not ready for clients, for now."""
+        for name in self._services:
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def drain(self) -> None:
+        """Health says NOT_SERVING from now on, and `draining` is set."""
+        self.draining.set()
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self) -> None:
+        """Takes no new calls; those that run may end within the drain timeout."""
+        if not self.draining.is_set():
+            await self.drain()
+        await self._server.stop(self._settings.drain_timeout)
+        if self._page is not None:
+            await asyncio.to_thread(self._page.close)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def add_service(
+    server: grpc.aio.Server,
+    service: ServiceDescriptor,
+    servicer: object,
+    overrides: Mapping[str, Codec] | None = None,
+    metrics: RpcMetrics | None = None,
+) -> None:
+    """Serves `service` by the methods of `servicer` that have its rpcs' names.
+
+    A method is a coroutine function (request → answer; a stream of requests as an asynchronous
+    iterator; answers of a stream through `context.write`) or, for a stream of answers, an
+    asynchronous generator function.  A DuemqError that it raises travels by the table of status.py;
+    any other exception is logged and travels as Internal.  `overrides` names, for a method, other
+    (request decoder, answer encoder) than the generated classes: the views of the hot path.
+    """
+    overrides = overrides or {}
+    unknown = set(overrides) - set(service.methods_by_name)
+    if unknown:
+        raise ValueError(f"{service.full_name} has no {', '.join(sorted(unknown))}")
+    handlers = {
+        method.name: _handler(method, servicer, overrides.get(method.name), metrics)
+        for method in service.methods
+    }
+    generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
+    server.add_generic_rpc_handlers((generic,))
+
+
+def _handler(
+    method: MethodDescriptor, servicer: object, codec: Codec | None, metrics: RpcMetrics | None
+) -> RpcMethodHandler:
+    behaviour = getattr(servicer, method.name)
+    decode, encode = codec or (
+        GetMessageClass(method.input_type).FromString,
+        GetMessageClass(method.output_type).SerializeToString,
+    )
+    guard = _guard_generator if inspect.isasyncgenfunction(behaviour) else _guard_coroutine
+    make = _HANDLERS[method.client_streaming, method.server_streaming]
+    unary = not (method.client_streaming or method.server_streaming)
+    watch = _Watch(method.containing_service.full_name, method.name, unary, metrics)
+    return make(guard(behaviour, watch), request_deserializer=decode, response_serializer=encode)
+
+
+# By (stream of requests, stream of answers).
+_HANDLERS: dict[tuple[bool, bool], Callable[..., RpcMethodHandler]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def _guard_coroutine(behaviour: Any, watch: "_Watch") -> Any:
+    async def call(request: Any, context: Any) -> Any:
+        async with _Guard(watch, context):
+            return await behaviour(request, context)
+
+    return call
+
+
+def _guard_generator(behaviour: Any, watch: "_Watch") -> Any:
+    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        async with _Guard(watch, context), aclosing(behaviour(request, context)) as answers:
+            async for answer in answers:
+                yield answer
+
+    return call
+
+
+class _Guard:
+    """Around one call: counts it, and ends it with the status of the error that it raised."""
+
+    __slots__ = ("_began", "_context", "_watch")
+
+    def __init__(self, watch: "_Watch", context: Any) -> None:
+        self._watch = watch
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        self._began = self._watch.begin()
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._watch.end(self._began, "OK")
+        elif isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
+            sent = self._watch.to_send(error)
+            code = status.status_of(sent)
+            self._watch.end(self._began, code.name)
+            await self._context.abort(code, status.details(sent), status.trailer(sent))
+        else:  # the client went away, the server stops, or the method aborted by itself
+            self._watch.end(self._began, "CANCELLED")
+
+
+class _Watch:
+    """The metrics and the log of one method."""
+
+    def __init__(self, service: str, method: str, unary: bool, metrics: RpcMetrics | None) -> None:
+        self._labels = (service, method)
+        self._metrics = metrics
+        self._seconds = metrics.seconds.labels(*self._labels) if metrics and unary else None
+        self._running = metrics.running.labels(*self._labels) if metrics else None
+        self._handled: dict[str, Counter] = {}
+
+    def begin(self) -> float:
+        if self._running is not None:
+            self._running.inc()
+        return time.perf_counter()
+
+    def end(self, began: float, outcome: str) -> None:
+        if self._metrics is None or self._running is None:
+            return
+        self._running.dec()
+        if outcome not in self._handled:
+            self._handled[outcome] = self._metrics.handled.labels(*self._labels, outcome)
+        self._handled[outcome].inc()
+        if self._seconds is not None:
+            self._seconds.observe(time.perf_counter() - began)
+
+    def to_send(self, error: Exception) -> DuemqError:
+        """The error for the client.  What the server did not expect is logged in full."""
+        if isinstance(error, DuemqError) and not isinstance(error, Internal):
+            return error
+        service, method = self._labels
+        log.error("%s/%s failed", service, method, exc_info=error)
+        if isinstance(error, DuemqError):
+            return error
+        return Internal(f"{method} failed: {type(error).__name__}; see the server's log")

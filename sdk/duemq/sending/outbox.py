@@ -1,0 +1,248 @@
+"""What waits to be sent, bounded by bytes.  Shared by the callers' threads and the event loop.
+
+Callers add messages to growing batches; the pump takes batches out in the order they were begun,
+and seals a batch only when it can send it, so that batches grow exactly while they wait.  Nobody
+waits in here: who finds no room registers to be woken.  No clock, no I/O.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from duemq.due import Due
+from duemq.errors import Closed, DuemqError, InvalidArgument, TooLarge
+from duemq.route import Queue
+from duemq.sending.batch import RECORD_BYTES, Batch
+from duemq.sending.encoding import (
+    BLOCK_MESSAGES,
+    ID_BLOCK_CHARS,
+    ID_PREFIX_CHARS,
+    NO_EXTRAS,
+    Extras,
+)
+from duemq.settings import FRAME_BYTES_MOST
+
+# A batch that could not be sent takes no messages beyond this age, so that its messages' deadlines
+# are at most so much too early.
+BATCH_AGE_S_MAX = 1.0
+BODY_BYTES_MAX = FRAME_BYTES_MOST - 64 * 1024
+"""Of a message, whatever the brokers allow: more does not fit a batch."""
+
+_BLOCKS = 16**ID_BLOCK_CHARS
+
+
+class Target(NamedTuple):
+    """A topic that messages are sent to."""
+
+    topic: str
+    growing: dict[tuple[Queue | None, int], Batch]
+    """The batch that takes messages now, for each (queue, due field)."""
+
+
+class Outbox:
+    """One producer's."""
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        frame_bytes: int,
+        timeout_s: float,
+        wake_pump: Callable[[], None],
+    ) -> None:
+        """`wake_pump` is called, from any thread, when a batch begins and the pump is asleep."""
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        """Accepted and not yet answered."""
+        self._lock = threading.Lock()  # guards growing batches, _arrivals, used_bytes, _asleep
+        self._frame_bytes = frame_bytes
+        self._timeout_s = timeout_s
+        self._wake_pump = wake_pump
+        self._asleep = True
+        self._arrivals: deque[Batch] = deque()
+        self._waiting_for_room: deque[Callable[[], None]] = deque()
+        self._closed: DuemqError | None = None
+        self._number = 0
+        self._id_prefix = _new_prefix()
+
+    # ── callers ──────────────────────────────────────────────────────────────────────
+
+    @property
+    def full(self) -> bool:
+        """No room now.  Soft: each thread may overshoot by one message."""
+        return self.used_bytes >= self.limit_bytes
+
+    def add(
+        self,
+        target: Target,
+        queue: Queue | None,
+        body: bytes,
+        extras: Extras | None,
+        due: Due | None,
+        now: float,
+        now_ms: int,
+    ) -> tuple[Batch, int]:
+        """Adds a message; answers its batch and its index in it.  Raises Closed."""
+        due_field, due_value = due or (0, 0)
+        way = (queue, due_field)
+        size = len(body) + RECORD_BYTES
+        if extras is not None:
+            size += len(extras.encoded)
+        wake = False
+        with self._lock:
+            batch = target.growing.get(way)
+            if (
+                batch is None
+                or batch.size + size > self._frame_bytes
+                or batch.count >= BLOCK_MESSAGES
+                or now > batch.opened + BATCH_AGE_S_MAX
+            ):
+                batch, wake = self._begin(target.topic, queue, due_field, now)
+                target.growing[way] = batch
+            index = batch.add(body, extras, due_value, now_ms)
+            self.used_bytes += size
+        if wake:
+            self._wake_pump()
+        return batch, index
+
+    def add_list(
+        self,
+        target: Target,
+        queue: Queue | None,
+        bodies: list[bytes],
+        extras: Extras | None,
+        due: Due | None,
+        now: float,
+        now_ms: int,
+    ) -> Batch:
+        """Adds bodies that share everything else as a batch of their own.  Raises Closed.
+
+        The caller cuts the list: BLOCK_MESSAGES and frame_bytes are the limits.
+        """
+        due_field, due_value = due or (0, 0)
+        with self._lock:
+            batch, wake = self._begin(target.topic, queue, due_field, now)
+            # What comes later on this way must not overtake it from an older batch.
+            target.growing.pop((queue, due_field), None)
+            batch.fill(bodies, extras, due_value, now_ms)
+            self.used_bytes += batch.size
+        if wake:
+            self._wake_pump()
+        return batch
+
+    def on_room(self, wake: Callable[[], None]) -> bool:
+        """Has `wake` called when there is room, or the outbox closes; False: there is room."""
+        with self._lock:
+            if not self.full or self._closed is not None:
+                return False
+            self._waiting_for_room.append(wake)
+            return True
+
+    # ── the event loop ───────────────────────────────────────────────────────────────
+
+    def take_arrivals(self) -> list[Batch]:
+        """The batches begun since the last call, in that order.  They may still be growing."""
+        with self._lock:
+            arrivals = list(self._arrivals)
+            self._arrivals.clear()
+            self._asleep = True
+            return arrivals
+
+    def seal(self, target: Target, batch: Batch) -> None:
+        """Ends a batch's growth."""
+        if batch.sealed:
+            return
+        way = (batch.queue, batch.due_field)
+        with self._lock:
+            batch.sealed = True
+            if target.growing.get(way) is batch:
+                del target.growing[way]
+
+    def release(self, size: int) -> None:
+        """A batch of that size is done."""
+        with self._lock:
+            self.used_bytes -= size
+            if self.full or not self._waiting_for_room:
+                return
+            woken, self._waiting_for_room = self._waiting_for_room, deque()
+        for wake in woken:
+            wake()
+
+    def close(self, error: DuemqError | None = None) -> None:
+        """Accepts nothing more; who waits for room is woken."""
+        with self._lock:
+            self._closed = error or Closed("the producer is closed")
+            woken, self._waiting_for_room = self._waiting_for_room, deque()
+        for wake in woken:
+            wake()
+
+    def _begin(
+        self, topic: str, queue: Queue | None, due_field: int, now: float
+    ) -> tuple[Batch, bool]:
+        if self._closed is not None:
+            raise self._closed
+        if self._number == _BLOCKS:
+            self._number, self._id_prefix = 0, _new_prefix()
+        id_head = self._id_prefix + b"%0*x" % (ID_BLOCK_CHARS, self._number)
+        self._number += 1
+        batch = Batch(
+            topic, queue, due_field, self._number, id_head, now, now + self._timeout_s
+        )
+        self._arrivals.append(batch)
+        wake, self._asleep = self._asleep, False
+        return batch, wake
+
+
+def _new_prefix() -> bytes:
+    return os.urandom(ID_PREFIX_CHARS // 2).hex().encode()
+
+
+def body_of(body: object) -> bytes:
+    """A body as bytes.  Raises InvalidArgument for text and other types, TooLarge."""
+    if isinstance(body, bytearray | memoryview):
+        body = bytes(body)
+    if not isinstance(body, bytes):
+        hint = ": encode it first" if isinstance(body, str) else ""
+        raise InvalidArgument(
+            f"body must be bytes, not {type(body).__name__}{hint}",
+            field="body",
+            value=type(body).__name__,
+            limit="bytes, bytearray or memoryview",
+        )
+    if len(body) > BODY_BYTES_MAX:
+        raise TooLarge(
+            f"body has {len(body)} bytes, {BODY_BYTES_MAX} are allowed at most",
+            field="body",
+            value=len(body),
+            limit=BODY_BYTES_MAX,
+        )
+    return body
+
+
+def chunks_of(bodies: Sequence[bytes], frame_bytes: int) -> list[list[bytes]]:
+    """Cuts bodies into lists of at most `frame_bytes` (or one body) and BLOCK_MESSAGES."""
+    chunks: list[list[bytes]] = []
+    chunk: list[bytes] = []
+    size = 0
+    for body in bodies:
+        body_bytes = len(body) + RECORD_BYTES
+        if chunk and (size + body_bytes > frame_bytes or len(chunk) == BLOCK_MESSAGES):
+            chunks.append(chunk)
+            chunk, size = [], 0
+        chunk.append(body)
+        size += body_bytes
+    if chunk:
+        chunks.append(chunk)
+    return chunks
+
+
+__all__ = [
+    "BATCH_AGE_S_MAX",
+    "BODY_BYTES_MAX",
+    "NO_EXTRAS",
+    "Outbox",
+    "Target",
+    "body_of",
+    "chunks_of",
+]

@@ -1,0 +1,97 @@
+"""Sends this process's spans somewhere: to DueMQ's own %TRACE% topic or to an OTLP collector.
+
+    from duemq import telemetry
+    telemetry.configure("checkout", nameserver="127.0.0.1:9876")
+
+`duemq.tracing` makes the spans; without a call here (or a tracer provider of your own) it makes
+none.  Needs the extra `telemetry` (opentelemetry-sdk), imported only when something is turned on.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from duemq.errors import InvalidArgument, Unavailable
+
+if TYPE_CHECKING:
+    from duemq.telemetry.pipeline import Pipeline
+
+__all__ = ["EXPORTERS", "TRACE_TOPIC", "configure", "configure_from_env", "shutdown"]
+
+TRACE_TOPIC = "%TRACE%"
+
+EXPORTERS = ("off", "duemq", "otlp")
+
+DEFAULT_NAMESERVER = "127.0.0.1:9876"
+
+SHUTDOWN_TIMEOUT_S = 5.0
+
+_PACKAGES = {
+    "duemq": "'duemq[telemetry]'",
+    "otlp": "'duemq[telemetry]' opentelemetry-exporter-otlp-proto-grpc",
+}
+
+_pipeline: Pipeline | None = None
+
+
+def configure(
+    service: str,
+    exporter: str = "duemq",
+    *,
+    nameserver: str = DEFAULT_NAMESERVER,
+    instance: str = "",
+) -> Pipeline | None:
+    """Turns tracing on for this process and answers its pipeline; None for `off`.
+
+    `service` and `instance` become service.name (unless OTEL_SERVICE_NAME says otherwise) and
+    service.instance.id.  If the process has an opentelemetry-sdk tracer provider already, the
+    exporter joins it.  Sampling: OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG; queue and
+    rhythm: OTEL_BSP_*.  A second call replaces the first's pipeline.
+
+    Raises InvalidArgument for an unknown exporter, Unavailable where a package is missing.
+    """
+    global _pipeline
+    if exporter not in EXPORTERS:
+        raise InvalidArgument(
+            f"tracing: {exporter!r} is unknown, choose one of {', '.join(EXPORTERS)}",
+            field="tracing",
+            value=exporter,
+            limit="|".join(EXPORTERS),
+        )
+    shutdown()
+    if exporter == "off":
+        return None
+    try:
+        from duemq.telemetry.pipeline import start
+
+        _pipeline = start(service, exporter, nameserver=nameserver, instance=instance)
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"tracing {exporter} needs the module {error.name}: pip install {_PACKAGES[exporter]}",
+            field="tracing",
+            value=exporter,
+            retryable=False,
+        ) from error
+    return _pipeline
+
+
+def configure_from_env(service: str, *, instance: str = "") -> Pipeline | None:
+    """As `configure`, with DUEMQ_TRACING (default off) and DUEMQ_NAMESERVER."""
+    return configure(
+        service,
+        os.environ.get("DUEMQ_TRACING", "off"),
+        nameserver=os.environ.get("DUEMQ_NAMESERVER", DEFAULT_NAMESERVER),
+        instance=instance,
+    )
+
+
+def shutdown(timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
+    """Exports what waits, for at most about `timeout_s`, and stops; what is left is dropped.
+
+    A broker calls it while it still serves: its spans go through itself.
+    """
+    global _pipeline
+    pipeline, _pipeline = _pipeline, None
+    if pipeline is not None:
+        pipeline.shutdown(timeout_s)

@@ -1,0 +1,148 @@
+"""Spans by column: the body of a %TRACE% message (protos/duemq/v1/trace.proto).
+
+A column in which every row has the default is left out.  Attributes that have a column go
+there if they have its type; the rest of a span's attributes is one JSON object a row.
+The way back, to Arrow, is trace_analytics/spans.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from duemq import tracing
+from duemq.v1.trace_pb2 import SpanBatch, StringColumn
+
+SCHEMA_VERSION = 1
+
+STRING_ATTRIBUTES: Mapping[str, str] = {
+    "operation": tracing.OPERATION,
+    "topic": tracing.TOPIC,
+    "message_id": tracing.MESSAGE_ID,
+    "key": tracing.KEY,
+    "tag": tracing.TAG,
+    "consumer_group": tracing.GROUP,
+    "client_id": tracing.CLIENT_ID,
+    "broker": tracing.BROKER,
+    "error_type": tracing.ERROR_TYPE,
+}
+"""Column of SpanBatch → attribute."""
+
+INTEGER_ATTRIBUTES: Mapping[str, str] = {
+    "queue_offset": tracing.QUEUE_OFFSET,
+    "body_bytes": tracing.BODY_BYTES,
+    "batch_count": tracing.BATCH_COUNT,
+    "due_ms": tracing.DUE_MS,
+    "lateness_ms": tracing.LATENESS_MS,
+    "attempt": tracing.ATTEMPT,
+}
+
+# Said by the operation and the system itself; worth no bytes.
+_IMPLIED = frozenset({tracing.SYSTEM, tracing.OPERATION_TYPE})
+
+_INT32 = range(-(2**31), 2**31)
+_INT64 = range(-(2**63), 2**63)
+
+
+def encode(spans: Sequence[ReadableSpan]) -> bytes:
+    """One SpanBatch of these spans, serialized."""
+    batch = SpanBatch(schema_version=SCHEMA_VERSION, rows=len(spans))
+    _put_identity(batch, spans)
+    _put_times(batch, spans)
+    _put_links(batch, spans)
+    _put_attributes(batch, spans)
+    return batch.SerializeToString()
+
+
+def _put_identity(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
+    contexts = [span.get_span_context() for span in spans]
+    batch.trace_ids = b"".join((c.trace_id if c else 0).to_bytes(16, "big") for c in contexts)
+    batch.span_ids = b"".join((c.span_id if c else 0).to_bytes(8, "big") for c in contexts)
+    if any(span.parent for span in spans):
+        batch.parent_span_ids = b"".join(
+            (span.parent.span_id if span.parent else 0).to_bytes(8, "big") for span in spans
+        )
+    _put_strings(batch.name, [span.name for span in spans])
+    _put_strings(batch.kind, [span.kind.name for span in spans])
+    _put_strings(batch.status, [span.status.status_code.name for span in spans])
+    _put_strings(batch.service, [_resource(span, "service.name") for span in spans])
+    _put_strings(batch.instance, [_resource(span, "service.instance.id") for span in spans])
+
+
+def _put_times(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
+    starts = [span.start_time or 0 for span in spans]
+    batch.start_ns.extend(starts)
+    batch.duration_ns.extend(
+        max(0, (span.end_time or start) - start) for span, start in zip(spans, starts, strict=True)
+    )
+
+
+def _put_links(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
+    if not any(span.links for span in spans):
+        return
+    links = [link.context for span in spans for link in span.links]
+    batch.link_counts.extend(len(span.links) for span in spans)
+    batch.link_trace_ids = b"".join(c.trace_id.to_bytes(16, "big") for c in links)
+    batch.link_span_ids = b"".join(c.span_id.to_bytes(8, "big") for c in links)
+
+
+def _put_attributes(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
+    rows = [dict(span.attributes or {}) for span in spans]
+    for column, name in STRING_ATTRIBUTES.items():
+        _put_strings(getattr(batch, column), _taken(rows, name, _is_string, ""))
+    for column, name in INTEGER_ATTRIBUTES.items():
+        fits = _is_int32 if column == "attempt" else _is_int64
+        _put_numbers(getattr(batch, column), _taken(rows, name, fits, 0))
+    queues = _taken(rows, tracing.QUEUE, _is_queue, -1)
+    if any(queue != -1 for queue in queues):
+        batch.queue_id.extend(int(queue) for queue in queues)
+    _put_strings(batch.attributes, [_rest(row) for row in rows])
+
+
+def _taken(
+    rows: Sequence[dict[str, Any]], name: str, fits: Callable[[Any], bool], default: Any
+) -> list[Any]:
+    """The attribute out of every row; one of another type stays with the rest."""
+    return [row.pop(name) if name in row and fits(row[name]) else default for row in rows]
+
+
+def _is_string(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_int32(value: Any) -> bool:
+    return type(value) is int and value in _INT32
+
+
+def _is_int64(value: Any) -> bool:
+    return type(value) is int and value in _INT64
+
+
+def _is_queue(value: Any) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isdigit() and int(value) in _INT32
+
+
+def _rest(row: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in row.items() if name not in _IMPLIED}
+    return json.dumps(rest, separators=(",", ":"), sort_keys=True) if rest else ""
+
+
+def _resource(span: ReadableSpan, name: str) -> str:
+    value = span.resource.attributes.get(name, "") if span.resource else ""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _put_strings(column: StringColumn, values: Sequence[str]) -> None:
+    if not any(values):
+        return
+    table: dict[str, int] = {}
+    column.rows.extend(table.setdefault(value, len(table)) for value in values)
+    column.values.extend(table)
+
+
+def _put_numbers(column: Any, values: Sequence[int]) -> None:
+    if any(values):
+        column.extend(values)

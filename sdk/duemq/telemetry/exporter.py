@@ -1,0 +1,116 @@
+"""Spans to the %TRACE% topic.
+
+Owned by: the span processor's worker thread, which alone calls `export`.  A batch that cannot
+be sent within its deadline is dropped and counted: telemetry never holds up the application.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from duemq.errors import DuemqError, TooLarge
+from duemq.telemetry import TRACE_TOPIC, columns
+
+EXPORT_TIMEOUT_S = 10.0
+"""For one batch to become durable; OpenTelemetry's default for exporters."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Where encoded batches go."""
+
+    def send(self, body: bytes) -> None:
+        """Returns when it is stored; raises DuemqError otherwise."""
+
+    def close(self) -> None:
+        """Gives up its connection."""
+
+
+class ProducerSink:
+    """Sends with a producer of its own, made at first use: in the exporting thread."""
+
+    def __init__(self, nameserver: str) -> None:
+        from duemq import Producer, ProducerSettings
+
+        self._producer = Producer(
+            nameserver, settings=ProducerSettings(send_timeout_s=EXPORT_TIMEOUT_S)
+        )
+
+    def send(self, body: bytes) -> None:
+        """Stores one batch in %TRACE%."""
+        self._producer.send(TRACE_TOPIC, body)
+
+    def close(self) -> None:
+        """Closes the producer."""
+        self._producer.close()
+
+
+class DueMQSpanExporter(SpanExporter):
+    """Writes each batch of spans as one message; too large a batch is halved."""
+
+    def __init__(self, make_sink: Callable[[], Sink]) -> None:
+        self._make_sink = make_sink
+        self._sink: Sink | None = None
+        self._stop_at: float | None = None  # time.monotonic(); None: not stopping
+        self._failing = False
+        self.exported = 0
+        self.dropped = 0
+
+    def stop_at(self, monotonic_s: float) -> None:
+        """From then on batches are dropped: the process wants to end."""
+        self._stop_at = monotonic_s
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Sends the spans; FAILURE after the drop was counted and said."""
+        if not spans:
+            return SpanExportResult.SUCCESS
+        if self._stop_at is not None and time.monotonic() >= self._stop_at:
+            return self._drop(len(spans), "shutting down")
+        try:
+            if self._sink is None:
+                self._sink = self._make_sink()
+            self._sink.send(columns.encode(spans))
+        except TooLarge as error:
+            return self._halve(spans, error)
+        except (DuemqError, OSError, RuntimeError, ValueError) as error:
+            return self._drop(len(spans), str(error) or type(error).__name__)
+        self.exported += len(spans)
+        if self._failing:
+            self._failing = False
+            _logger.info("trace export works again", extra={"dropped": self.dropped})
+        return SpanExportResult.SUCCESS
+
+    def _halve(self, spans: Sequence[ReadableSpan], error: TooLarge) -> SpanExportResult:
+        if len(spans) == 1:
+            return self._drop(1, str(error))
+        half = len(spans) // 2
+        results = [self.export(spans[:half]), self.export(spans[half:])]
+        failed = SpanExportResult.FAILURE in results
+        return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
+
+    def _drop(self, count: int, reason: str) -> SpanExportResult:
+        self.dropped += count
+        if not self._failing:  # Said once per outage, not once per batch.
+            self._failing = True
+            _logger.warning("spans dropped: %s", reason, extra={"spans": count})
+        return SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        """Closes the sink; called by the processor when all is exported."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            try:
+                sink.close()
+            except DuemqError as error:
+                _logger.warning("trace producer did not close: %s", error)
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing waits here: `export` returns when its batch is stored."""
+        return True

@@ -1,0 +1,154 @@
+"""Span processor and exporter of a process, put together and taken apart."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from duemq.telemetry.exporter import DueMQSpanExporter, ProducerSink, Sink
+
+BATCH_SPANS_MAX = 512
+"""Spans in one SpanBatch (protos/duemq/v1/trace.proto)."""
+
+QUEUE_SPANS_MAX = 16_384
+"""Spans that wait for export, about 3 KB each; more are dropped and counted."""
+
+EXPORT_PERIOD_MS = 1_000
+
+
+class Pipeline:
+    """Spans on their way out of this process."""
+
+    def __init__(self, provider: TracerProvider, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._processor = BoundedSpanProcessor(exporter)
+        self.provider = provider
+        provider.add_span_processor(self._processor)
+
+    @property
+    def dropped(self) -> int:
+        """Spans lost so far: the queue was full, or their export failed."""
+        failed = self._exporter.dropped if isinstance(self._exporter, DueMQSpanExporter) else 0
+        return self._processor.dropped + failed
+
+    @property
+    def exported(self) -> int:
+        """Spans handed over so far; stored ones, if they go to DueMQ."""
+        if isinstance(self._exporter, DueMQSpanExporter):
+            return self._exporter.exported
+        return self._processor.taken
+
+    def flush(self) -> None:
+        """Exports what waits; returns when it is stored or dropped."""
+        self._processor.force_flush()
+
+    def shutdown(self, timeout_s: float) -> None:
+        """Exports what waits for at most about `timeout_s`; later spans go nowhere."""
+        if isinstance(self._exporter, DueMQSpanExporter):
+            self._exporter.stop_at(time.monotonic() + timeout_s)
+        # A thread, for the export that is under way may take longer than there is time.
+        stopping = threading.Thread(
+            target=self._processor.shutdown, name="duemq-trace-stop", daemon=True
+        )
+        stopping.start()
+        stopping.join(timeout_s)
+
+
+class BoundedSpanProcessor(BatchSpanProcessor):
+    """A batch span processor that refuses and counts what its queue cannot hold.
+
+    OpenTelemetry's own drops the oldest and counts only with a metrics SDK.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._lock = threading.Lock()  # guards the three counters
+        self._pending = 0
+        self.taken = 0
+        self.dropped = 0
+        self._pending_max = _from_env("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_SPANS_MAX)
+        super().__init__(
+            _Counted(exporter, self._take),
+            max_queue_size=self._pending_max,
+            schedule_delay_millis=_from_env("OTEL_BSP_SCHEDULE_DELAY", EXPORT_PERIOD_MS),
+            max_export_batch_size=min(
+                BATCH_SPANS_MAX,
+                self._pending_max,
+                _from_env("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH_SPANS_MAX),
+            ),
+        )
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queues a sampled span, or counts it as dropped."""
+        if not (span.context and span.context.trace_flags.sampled):
+            return
+        with self._lock:
+            if self._pending >= self._pending_max:
+                self.dropped += 1
+                return
+            self._pending += 1
+        super().on_end(span)
+
+    def _take(self, count: int) -> None:
+        with self._lock:
+            self._pending -= count
+            self.taken += count
+
+
+class _Counted(SpanExporter):
+    def __init__(self, exporter: SpanExporter, take: Callable[[int], None]) -> None:
+        self._exporter = exporter
+        self._take = take
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self._take(len(spans))
+        return self._exporter.export(spans)
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
+def start(service: str, exporter: str, *, nameserver: str, instance: str) -> Pipeline:
+    """A running pipeline on the process's tracer provider, which is made if there is none."""
+    return Pipeline(_provider(service, instance), _exporter(exporter, nameserver))
+
+
+def _exporter(name: str, nameserver: str) -> SpanExporter:
+    if name == "duemq":
+
+        def make_sink() -> Sink:
+            return ProducerSink(nameserver)
+
+        return DueMQSpanExporter(make_sink)
+    # Not a dependency: the many who need no collector need not install its exporter.
+    module = importlib.import_module("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
+    return module.OTLPSpanExporter()
+
+
+def _provider(service: str, instance: str) -> TracerProvider:
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, TracerProvider):
+        return provider
+    named: dict[str, str] = {"service.instance.id": instance or f"{service}-{os.getpid()}"}
+    detected = Resource.create()  # OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES
+    if str(detected.attributes.get("service.name", "")).startswith("unknown_service"):
+        named["service.name"] = service
+    provider = TracerProvider(resource=detected.merge(Resource(named)))
+    trace.set_tracer_provider(provider)
+    return provider
+
+
+def _from_env(name: str, default: int) -> int:
+    """A number from OpenTelemetry's own setting; what is not a positive number is ignored."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else default

@@ -1,0 +1,77 @@
+"""Small state in one file, replaced as a whole.
+
+off  size  field      meaning
+ 0    4    crc32c     CRC-32C of bytes [4, end)
+ 4    4    magic      "DMQC"
+ 8    2    version    1
+10    6    reserved   zeros
+16    8    length     payload bytes
+24    n    payload    the owner's
+
+Written to a temporary file that is synced, renamed over the old one, and the
+directory synced: after a crash there is the old state or the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import google_crc32c
+
+from storage.disk import Disk, write_all
+from storage.errors import CorruptFile, UnknownVersion
+
+HEADER = struct.Struct("<I4sH6xQ")
+assert HEADER.size == 24
+MAGIC = b"DMQC"
+VERSION = 1
+TEMPORARY_SUFFIX = ".tmp"
+
+_REMEDY = "Restore the file from a copy, or remove it to rebuild what can be rebuilt from the log"
+
+
+def encode(payload: bytes) -> bytes:
+    """The file's bytes."""
+    covered = HEADER.pack(0, MAGIC, VERSION, len(payload))[4:] + payload
+    return google_crc32c.value(covered).to_bytes(4, "little") + covered
+
+
+def decode(data: bytes, path: str) -> bytes:
+    """The payload.  Raises CorruptFile, UnknownVersion; `path` is for the message."""
+    if len(data) < HEADER.size:
+        raise CorruptFile(path, 0, f"only {len(data)} bytes", _REMEDY)
+    crc, magic, version, length = HEADER.unpack_from(data)
+    if magic != MAGIC or google_crc32c.value(data[4:]) != crc:
+        raise CorruptFile(path, 0, "magic or CRC-32C is wrong", _REMEDY)
+    if version != VERSION:
+        raise UnknownVersion(f"{path} has version {version}, this release reads {VERSION}")
+    if length != len(data) - HEADER.size:
+        raise CorruptFile(path, 16, f"length {length} is wrong", _REMEDY)
+    return data[HEADER.size :]
+
+
+def save(path: str, payload: bytes, disk: Disk) -> None:
+    """Replaces the state durably.  Raises DiskFull (the old state stands), DiskFailed."""
+    temporary = path + TEMPORARY_SUFFIX
+    data = encode(payload)
+    file = disk.open(temporary, create=True)
+    try:
+        write_all(file, [data], 0)
+        file.truncate(len(data))
+        file.fdatasync()
+    finally:
+        file.close()
+    disk.rename(temporary, path)
+    disk.fsync_dir(os.path.dirname(path) or ".")
+
+
+def load(path: str, disk: Disk) -> bytes | None:
+    """The state, or None if none was ever saved.  Raises CorruptFile, UnknownVersion."""
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    try:
+        return decode(bytes(file.pread(file.size(), 0)), path)
+    finally:
+        file.close()

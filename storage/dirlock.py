@@ -1,0 +1,44 @@
+"""One process a data directory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from storage.errors import DirectoryLocked
+
+LOCK_NAME = "LOCK"
+
+
+class DirLock:
+    """Holds a directory for this process; a context manager.
+
+    The lock (flock on the file LOCK) is the kernel's: it goes with the process,
+    however that ends, and a LOCK file left behind locks nothing.
+    Raises DirectoryLocked, naming the owner's process id.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.join(path, LOCK_NAME)
+        os.makedirs(path, exist_ok=True)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            self.close()
+            raise DirectoryLocked(f"{path} is in use by process {owner}") from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Releases the directory; harmless when repeated."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> DirLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

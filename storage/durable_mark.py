@@ -1,0 +1,59 @@
+"""How far a log is known to be durable, in the file `durable` beside its segments.
+
+off  size  field      meaning
+ 0    4    crc32c     CRC-32C of bytes [4, 16)
+ 4    4    magic      "DMQD"
+ 8    8    position   the log was durable up to here
+
+Written after each sync but not synced itself: exact after kill -9, at worst too
+low after a power failure.  So what is missing below the mark is lost data and
+never a torn write.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import google_crc32c
+
+from storage.disk import Disk, write_all
+
+FILE_NAME = "durable"
+_COVERED = struct.Struct("<4sQ")
+MARK_BYTES = 16
+MAGIC = b"DMQD"
+
+
+def encode(position: int) -> bytes:
+    """The file's bytes."""
+    covered = _COVERED.pack(MAGIC, position)
+    return google_crc32c.value(covered).to_bytes(4, "little") + covered
+
+
+def decode(data: bytes) -> int:
+    """The position; 0 if the bytes are not a mark (a power failure may tear it)."""
+    if len(data) != MARK_BYTES:
+        return 0
+    magic, position = _COVERED.unpack_from(data, 4)
+    crc = int.from_bytes(data[:4], "little")
+    return position if magic == MAGIC and google_crc32c.value(data[4:]) == crc else 0
+
+
+class DurableMark:
+    """The mark of one log.  Owned by the thread that syncs the log."""
+
+    def __init__(self, directory: str, disk: Disk) -> None:
+        self._file = disk.open(os.path.join(directory, FILE_NAME), create=True)
+
+    def load(self) -> int:
+        """The position, 0 if unknown."""
+        return decode(bytes(self._file.pread(MARK_BYTES, 0)))
+
+    def store(self, position: int) -> None:
+        """Remembers a position.  Raises DiskFull at its first use only, DiskFailed."""
+        write_all(self._file, [encode(position)], 0)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()

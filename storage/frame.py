@@ -1,0 +1,203 @@
+"""Message frame: one batch of records of one queue, the body of a log entry of kind 1.
+
+Little-endian.  Cost is per frame: payload and arrays go in and come out as they
+are, and no record becomes a Python object.
+
+off  size  field               meaning
+ 0    8    base_offset         queue offset of the first record
+ 8    8    store_ms            when the broker accepted the batch
+16    8    producer_id         0: not idempotent
+24    8    sequence            counts the batches of the producer's lane
+32    4    producer_epoch
+36    4    queue_id            i32; where the records lie
+40    4    count               records
+44    4    payload_length
+48    2    topic_length
+50    2    target_topic_length
+52    4    target_queue_id     i32; -1: any
+56    4    flags               bit 0: timed
+60    4    reserved            zero
+64         topic, UTF-8; target topic, UTF-8; zeros up to a multiple of 8
+           sizes       u32 × count   bytes of each record in the payload
+           tag_hashes  u32 × count   CRC-32 of the tag, 0 without
+           key_hashes  u32 × count   CRC-32 of the key, 0 without
+           zeros up to a multiple of 8
+           due_ms      i64 × count   only when timed
+           payload                   the records, one after the other
+
+A timed frame lies in the timer topic; its target is what the producer asked
+for.  Otherwise the target is empty and -1.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from storage.disk import Buffer, nbytes
+
+U32: TypeAlias = "np.ndarray[Any, np.dtype[np.uint32]]"
+I64: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+KIND = 1
+HEADER = struct.Struct("<qqQQIiIIHHiII")
+HEADER_BYTES = 64
+assert HEADER.size == HEADER_BYTES
+FLAG_TIMED = 1
+TOPIC_BYTES_MAX = 0xFFFF
+NO_TARGET_QUEUE = -1
+
+
+def _aligned(n: int) -> int:
+    return (n + 7) & -8
+
+
+def encode_parts(
+    *,
+    topic: str,
+    queue_id: int,
+    base_offset: int,
+    store_ms: int,
+    sizes: Buffer,
+    tag_hashes: Buffer,
+    key_hashes: Buffer,
+    payload: Buffer,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    sequence: int = 0,
+    target_topic: str = "",
+    target_queue_id: int = NO_TARGET_QUEUE,
+    due_ms: Buffer | None = None,
+) -> list[Buffer]:
+    """Buffers of a frame, none of them copied.
+
+    `sizes`, `tag_hashes` and `key_hashes` are packed u32, `due_ms` packed i64,
+    all little-endian with an entry a record; `due_ms` makes the frame timed.
+    Raises ValueError if the arrays do not fit each other or the payload.
+    """
+    array_bytes = nbytes(sizes)
+    count, rest = divmod(array_bytes, 4)
+    if rest or nbytes(tag_hashes) != array_bytes or nbytes(key_hashes) != array_bytes:
+        raise ValueError(
+            f"sizes, tag_hashes and key_hashes have {array_bytes}, {nbytes(tag_hashes)} and"
+            f" {nbytes(key_hashes)} bytes, not four a record each"
+        )
+    if due_ms is not None and nbytes(due_ms) != 8 * count:
+        raise ValueError(f"due_ms has {nbytes(due_ms)} bytes for {count} records")
+    names = topic.encode()
+    topic_length = len(names)
+    names += target_topic.encode()
+    header = HEADER.pack(
+        base_offset,
+        store_ms,
+        producer_id,
+        sequence,
+        producer_epoch,
+        queue_id,
+        count,
+        nbytes(payload),
+        topic_length,
+        len(names) - topic_length,
+        target_queue_id,
+        FLAG_TIMED if due_ms is not None else 0,
+        0,
+    )
+    head = header + names.ljust(_aligned(len(names)), b"\0")
+    parts: list[Buffer] = [head, sizes, tag_hashes, key_hashes]
+    if count & 1:
+        parts.append(b"\0\0\0\0")
+    if due_ms is not None:
+        parts.append(due_ms)
+    parts.append(payload)
+    return parts
+
+
+class Frame:
+    """A frame as it lies in its entry; arrays are views and made when asked for."""
+
+    def __init__(self, body: memoryview) -> None:
+        if len(body) < HEADER_BYTES:
+            raise ValueError(f"a frame of {len(body)} bytes is shorter than its header")
+        (
+            self.base_offset,
+            self.store_ms,
+            self.producer_id,
+            self.sequence,
+            self.producer_epoch,
+            self.queue_id,
+            self.count,
+            self.payload_length,
+            self._topic_length,
+            self._target_topic_length,
+            self.target_queue_id,
+            self.flags,
+            _,
+        ) = HEADER.unpack_from(body)
+        self.body = body
+        self._arrays_at = HEADER_BYTES + _aligned(self._topic_length + self._target_topic_length)
+        self._due_at = _aligned(self._arrays_at + 12 * self.count)
+        self.payload_at = self._due_at + (8 * self.count if self.timed else 0)
+        """Where the payload starts in the body."""
+        if self.payload_at + self.payload_length != len(body):
+            raise ValueError(
+                f"a frame of {len(body)} bytes whose header says"
+                f" {self.payload_at + self.payload_length}"
+            )
+
+    @property
+    def timed(self) -> bool:
+        """Whether the records have due times."""
+        return bool(self.flags & FLAG_TIMED)
+
+    @cached_property
+    def topic(self) -> str:
+        """The topic it lies in."""
+        return str(self.body[HEADER_BYTES : HEADER_BYTES + self._topic_length], "utf-8")
+
+    @cached_property
+    def target_topic(self) -> str:
+        """The topic that the producer asked for; empty unless timed."""
+        start = HEADER_BYTES + self._topic_length
+        return str(self.body[start : start + self._target_topic_length], "utf-8")
+
+    def _u32(self, index: int) -> U32:
+        at = self._arrays_at + 4 * self.count * index
+        return np.frombuffer(self.body, "<u4", self.count, at)
+
+    @property
+    def sizes(self) -> U32:
+        """Bytes of each record."""
+        return self._u32(0)
+
+    @property
+    def tag_hashes(self) -> U32:
+        """CRC-32 of each record's tag."""
+        return self._u32(1)
+
+    @property
+    def key_hashes(self) -> U32:
+        """CRC-32 of each record's key."""
+        return self._u32(2)
+
+    @property
+    def due_ms(self) -> I64:
+        """Due time of each record; empty unless timed."""
+        return np.frombuffer(self.body, "<i8", self.count if self.timed else 0, self._due_at)
+
+    @property
+    def payload(self) -> memoryview:
+        """The records, one after the other."""
+        return self.body[self.payload_at :]
+
+    @property
+    def end_offset(self) -> int:
+        """The queue offset after the last record."""
+        return self.base_offset + self.count
+
+
+def decode(body: memoryview | bytes) -> Frame:
+    """Views a frame.  Raises ValueError if the lengths do not add up."""
+    return Frame(memoryview(body))

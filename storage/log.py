@@ -1,0 +1,498 @@
+"""A log: entries one after the other in segment files.
+
+A position is a byte's distance from the start of the log's life; entries lie
+without gaps, so an entry ends where the next one starts.
+
+Three positions, each at or behind the one before:
+ end_position      assigned by `append`, perhaps only in memory
+ written_position  handed to the operating system; readable
+ durable_position  on the disk; survives a power failure
+
+Owners: `append` is called by any thread.  One thread writes (`LogWriter`, or a
+test) by `write_pending`.  Any thread reads.  `recover` comes before all of it.
+
+Files of the directory: segments (segment.py), `durable` (durable_mark.py), and
+`<segment>.broken-<position>`, what a recovery cut off (recovery.py).
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from storage import record, recovery
+from storage.disk import Buffer, Disk, DiskFile, nbytes
+from storage.durable_mark import DurableMark
+from storage.errors import CorruptLog, DiskFailed, DiskFull, LogFull
+from storage.open_files import OpenFiles
+from storage.record import Entry, InvalidEntryError
+from storage.segment import Segment, SegmentWriter, list_segments, path_of
+
+SEGMENT_BYTES = 1024 * 1024 * 1024
+PENDING_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes that may wait for the disk before `append` refuses."""
+GROUP_BYTES_MAX = 8 * 1024 * 1024
+"""Bytes of one group commit: a few milliseconds of a fast disk."""
+VERIFY_BACK_BYTES = 16 * 1024 * 1024
+"""How far before its starting point a recovery verifies."""
+JOIN_BYTES_MAX = 32 * 1024
+"""Groups up to this size are copied into one buffer: cheaper than many small ones."""
+_READ_AHEAD_BYTES = 16 * 1024
+"""Guessed size of an entry, to read most with one call."""
+_BOUNDARY_BYTES = 1024 * 1024
+_BOUNDARIES_MAX = 64
+
+logger = logging.getLogger(__name__)
+
+
+class _Pending(NamedTuple):
+    position: int
+    kind: int
+    parts: Sequence[Buffer]
+    body_length: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What one group commit wrote."""
+
+    entries: int
+    size_bytes: int
+    end_position: int
+
+
+class SegmentedLog:
+    """An append-only log in a directory; made by `open`."""
+
+    def __init__(
+        self,
+        directory: str,
+        disk: Disk,
+        *,
+        segment_bytes: int,
+        start_at: int | None,
+        pending_bytes_max: int,
+        group_bytes_max: int,
+        files: OpenFiles | None,
+    ) -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.disk_full = False
+        """The last write found no space; `append` refuses until one succeeds."""
+        self.on_append: Callable[[], None] | None = None
+        """Called when an entry was appended and none waited before; the writer's."""
+        self._disk = disk
+        self._files = files or OpenFiles(disk)
+        self._verify_from = start_at
+        self._pending_bytes_max = pending_bytes_max
+        self._group_bytes_max = group_bytes_max
+        self._lock = threading.Lock()  # guards _pending, _pending_bytes, end_position, _boundaries
+        self._pending: deque[_Pending] = deque()
+        self._pending_bytes = 0
+        self._group: list[_Pending] = []  # being written; kept for a retry
+        self._boundaries: deque[int] = deque(maxlen=_BOUNDARIES_MAX)
+        self._failure: DiskFailed | None = None
+        self._recovered = False
+        self._writer: SegmentWriter | None = None
+        self._mark = DurableMark(directory, disk)
+        self._segments = list_segments(directory, disk)  # replaced, never changed
+        self.end_position = self.written_position = self.durable_position = self.start_position
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        disk: Disk,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        start_at: int | None = None,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
+        group_bytes_max: int = GROUP_BYTES_MAX,
+        files: OpenFiles | None = None,
+    ) -> SegmentedLog:
+        """Opens or makes the log of a directory; call `recover` next.
+
+        `start_at` is what `recovery_start` answered when the owner's checkpoint
+        was made: where verifying begins.  Raises DiskFull, DiskFailed.
+        """
+        disk.makedirs(directory)
+        return cls(
+            directory,
+            disk,
+            segment_bytes=segment_bytes,
+            start_at=start_at,
+            pending_bytes_max=pending_bytes_max,
+            group_bytes_max=group_bytes_max,
+            files=files,
+        )
+
+    # -- recovery ---------------------------------------------------------
+
+    def recover(self, from_position: int = 0) -> Iterator[Entry]:
+        """Verifies the log's end, cuts a torn tail, and yields what the owner missed.
+
+        Yields the entries from `from_position` (an entry's start) on, or from
+        the log's start if that is later.  Append only after the last one.  If
+        `end_position` is then before `from_position`, the log lost what the
+        owner's checkpoint had seen: the owner starts over with `recover()` and
+        saves a checkpoint before it appends.
+
+        Raises CorruptLog, UnknownVersion, DiskFull, DiskFailed.
+        """
+        mark = self._mark.load()
+        if not self._segments:
+            if mark:
+                raise self._corrupt(0, f"no segment is here, but {mark} bytes were durable")
+            self._open_for_writing(0)
+            return
+        position = self._first_to_verify(from_position)
+        for index, segment in enumerate(self._segments):
+            last = index + 1 == len(self._segments)
+            if not last and self._segments[index + 1].start <= position:
+                continue
+            start = max(position, segment.start)
+            file = self._files.get(segment.path)
+            scan = recovery.scan(file, segment, start)
+            while True:
+                try:
+                    entry = next(scan)
+                except StopIteration as stopped:
+                    stop: recovery.Stop = stopped.value
+                    break
+                self._note_boundary(entry.position)
+                if entry.position >= from_position:
+                    yield entry
+            if last:
+                self._end_recovery(segment, stop, mark)
+            elif stop.position != self._segments[index + 1].start:
+                raise self._corrupt(stop.position, stop.reason)
+
+    def _first_to_verify(self, from_position: int) -> int:
+        """An entry's start at or before the owner's starting point."""
+        known = [s.start for s in self._segments]
+        if self._verify_from is not None:
+            known.append(self._verify_from)
+        known.append(from_position)
+        size = self._files.get(self._segments[-1].path).size()
+        end = self._segments[-1].start + size
+        wanted = max(self.start_position, min(from_position, end) - VERIFY_BACK_BYTES)
+        return min((p for p in known if wanted <= p <= end), default=self._segments[-1].start)
+
+    def _end_recovery(self, segment: Segment, stop: recovery.Stop, mark: int) -> None:
+        file = self._files.get(segment.path)
+        tail = recovery.search(file, segment, stop.position)
+        if recovery.is_damage(stop, tail, mark):
+            raise self._corrupt(
+                stop.position, f"{stop.reason}; valid entries follow at {tail.valid_position}"
+            )
+        kept = recovery.keep_aside(file, segment, stop, tail, self._disk)
+        if kept or stop.position < mark:
+            lost = stop.position < mark
+            logger.log(
+                logging.ERROR if lost else logging.WARNING,
+                "%s: cut at position %d (%s)%s%s",
+                segment.path,
+                stop.position,
+                stop.reason,
+                f", kept aside as {kept}" if kept else "",
+                f"; LOST: it had been durable up to {mark}" if lost else "",
+            )
+        self._open_for_writing(stop.position)
+
+    def _open_for_writing(self, end: int) -> None:
+        if self._segments:
+            self._writer = SegmentWriter(self._segments[-1], self._disk, self.segment_bytes)
+            self._writer.cut(end)  # also syncs what a killed process had only written
+        self._disk.fsync_dir(self.directory)
+        self._mark.store(end)
+        self.end_position = self.written_position = self.durable_position = end
+        self._recovered = True
+
+    def recovery_start(self, position: int) -> int:
+        """What to store in a checkpoint at `position`, for `open(start_at=…)`."""
+        with self._lock:
+            known = [b for b in self._boundaries if b <= position]
+        wanted = position - VERIFY_BACK_BYTES
+        return max((b for b in known if b <= wanted), default=min(known, default=position))
+
+    def _note_boundary(self, position: int) -> None:
+        if not self._boundaries or position - self._boundaries[-1] >= _BOUNDARY_BYTES:
+            self._boundaries.append(position)
+
+    # -- writing ----------------------------------------------------------
+
+    def append(self, kind: int, parts: Sequence[Buffer]) -> tuple[int, int]:
+        """Queues an entry; answers its position and end.  Never waits.
+
+        The parts are read until the entry is written; do not change them.
+        Raises LogFull, DiskFull, DiskFailed, ValueError for an entry that is too large.
+        """
+        body_length = sum(map(nbytes, parts))
+        length = record.entry_bytes(body_length)
+        if length > record.ENTRY_BYTES_MAX:
+            raise ValueError(f"an entry of {length} bytes exceeds {record.ENTRY_BYTES_MAX}")
+        with self._lock:
+            self._check_writable(length)
+            position = self.end_position
+            first = not self._pending
+            self._pending.append(_Pending(position, kind, parts, body_length, length))
+            self._pending_bytes += length
+            self.end_position = end = position + length
+            self._note_boundary(position)
+        if first and self.on_append is not None:
+            self.on_append()
+        return position, end
+
+    def _check_writable(self, length: int) -> None:
+        if not self._recovered:
+            raise RuntimeError("recover() was not run to its end")
+        if self._failure is not None:
+            raise DiskFailed(str(self._failure))
+        if self.disk_full:
+            raise DiskFull(f"{self.directory}: no space left")
+        if self._pending_bytes and self._pending_bytes + length > self._pending_bytes_max:
+            raise LogFull(
+                f"{self._pending_bytes} bytes wait for the disk, at most"
+                f" {self._pending_bytes_max} may"
+            )
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes appended and not yet written."""
+        return self._pending_bytes
+
+    def write_pending(self) -> Group | None:
+        """One group commit: writes what waits, up to a bound, and makes it durable.
+
+        None when nothing waits.  Raises DiskFull: the group is kept, call again
+        later.  Raises DiskFailed: the log takes no more.
+        """
+        group = self.write_group()
+        if group is not None:
+            self.sync()
+        return group
+
+    def write_group(self) -> Group | None:
+        """As write_pending, but leaves the sync to a later `sync`."""
+        group = self._group = self._group or self._take_group()
+        if not group:
+            return None
+        first, last = group[0], group[-1]
+        size = last.position + last.length - first.position
+        try:
+            writer = self._writer_for(first)
+            writer.write(self._encode(group, size), size, first.position)
+        except DiskFull:
+            self.disk_full = True
+            raise
+        except DiskFailed as error:
+            self._failure = error
+            raise
+        self.disk_full = False
+        self._group = []
+        self.written_position = first.position + size
+        with self._lock:
+            self._pending_bytes -= size
+        return Group(len(group), size, self.written_position)
+
+    def _take_group(self) -> list[_Pending]:
+        """Takes what fits a group and one segment; at least one entry if any waits."""
+        group: list[_Pending] = []
+        with self._lock:
+            if not self._pending:
+                return group
+            first = self._pending[0]
+            limit = first.position + self._group_bytes_max
+            segment = self._segments[-1] if self._segments else None
+            if segment is not None and not self._needs_roll(segment, first):
+                limit = min(limit, segment.start + self.segment_bytes)
+            else:
+                limit = min(limit, first.position + self.segment_bytes)
+            group.append(self._pending.popleft())
+            while self._pending and self._pending[0].position + self._pending[0].length <= limit:
+                group.append(self._pending.popleft())
+        return group
+
+    def _needs_roll(self, segment: Segment, first: _Pending) -> bool:
+        end = first.position + first.length
+        return end - segment.start > self.segment_bytes and first.position > segment.start
+
+    def _writer_for(self, first: _Pending) -> SegmentWriter:
+        """The writer of the segment that takes an entry; closes a full one before."""
+        if self._writer is not None and not self._needs_roll(self._writer.segment, first):
+            return self._writer
+        if self._writer is not None:
+            self._writer.cut(first.position)
+            self._publish_durable(first.position)
+        segment = Segment(first.position, path_of(self.directory, first.position))
+        writer = SegmentWriter(segment, self._disk, self.segment_bytes)
+        self._disk.fsync_dir(self.directory)
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = writer
+        self._segments = (*self._segments, segment)
+        return writer
+
+    def _encode(self, group: Sequence[_Pending], size: int) -> list[Buffer]:
+        synced = self.durable_position
+        buffers: list[Buffer] = []
+        for entry in group:
+            buffers += record.encode(
+                entry.kind, entry.parts, entry.body_length, entry.position, synced
+            )
+        return [b"".join(buffers)] if size <= JOIN_BYTES_MAX else buffers
+
+    def sync(self) -> int:
+        """Makes everything written durable; answers the durable position.
+
+        Raises DiskFailed: the log takes no more.
+        """
+        position = self.written_position
+        if position > self.durable_position and self._writer is not None:
+            try:
+                self._writer.sync()
+                self._publish_durable(position)
+            except DiskFailed as error:
+                self._failure = error
+                raise
+        return self.durable_position
+
+    def _publish_durable(self, position: int) -> None:
+        self._mark.store(position)
+        self.durable_position = position
+
+    # -- reading ----------------------------------------------------------
+
+    @property
+    def start_position(self) -> int:
+        """Position of the oldest entry that is kept."""
+        return self._segments[0].start if self._segments else 0
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments, oldest first."""
+        return self._segments
+
+    def read(self, position: int, length: int, nowait: bool = False) -> memoryview:
+        """Unverified bytes; fewer at the end of a segment or of what is written.
+
+        Raises IndexError outside of the log, BlockingIOError with `nowait` if
+        the bytes are not in memory.
+        """
+        segment = self._segment_of(position)
+        length = max(0, min(length, self.written_position - position))
+        return self._open(segment).pread(length, position - segment.start, nowait)
+
+    def read_entry(self, position: int, nowait: bool = False) -> Entry:
+        """The verified entry that starts at `position`.
+
+        Raises CorruptLog, and as `read`.
+        """
+        return self.read_entries(position, position, nowait)[0]
+
+    def read_entries(self, first: int, last: int, nowait: bool = False) -> list[Entry]:
+        """The verified entries from the one at `first` to the one at `last`.
+
+        Both are entries' starts in one segment.  Raises CorruptLog, and as `read`.
+        """
+        data = self.read(first, last - first + _READ_AHEAD_BYTES, nowait)
+        at = last - first
+        needed = at + self._length_at(data, at, last)
+        if needed > len(data):
+            data = self.read(first, needed, nowait)
+        entries = []
+        position = first
+        while position <= last:
+            try:
+                entry = record.decode(data, position - first, position)
+            except InvalidEntryError as error:
+                raise self._corrupt(position, str(error)) from error
+            entries.append(entry)
+            position = entry.end
+        return entries
+
+    def _length_at(self, data: memoryview, at: int, position: int) -> int:
+        if at + record.HEADER_BYTES > len(data):
+            raise self._corrupt(position, "the header is cut off")
+        length = record.plausible_length(data, at)
+        if not length:
+            raise self._corrupt(position, "no entry starts here")
+        return length
+
+    def entries(self, first: int, end: int | None = None) -> Iterator[Entry]:
+        """Verified entries from the one at `first` up to `end` (default: what is written).
+
+        Raises CorruptLog, and as `read`.
+        """
+        end = self.written_position if end is None else min(end, self.written_position)
+        position = first
+        while position < end:
+            segment = self._segment_of(position)
+            scan = recovery.scan(self._open(segment), segment, position)
+            while position < end:
+                try:
+                    entry = next(scan)
+                except StopIteration as stopped:
+                    stop: recovery.Stop = stopped.value
+                    if self._segment_of(position) is segment and position < end:
+                        raise self._corrupt(stop.position, stop.reason) from None
+                    break
+                position = entry.end
+                yield entry
+
+    def _segment_of(self, position: int) -> Segment:
+        segments = self._segments
+        index = bisect.bisect_right(segments, position, key=lambda s: s.start) - 1
+        if index < 0 or position >= self.written_position:
+            raise IndexError(
+                f"position {position} is not in the log: it holds"
+                f" {self.start_position} to {self.written_position}"
+            )
+        return segments[index]
+
+    def _open(self, segment: Segment) -> DiskFile:
+        try:
+            return self._files.get(segment.path)
+        except FileNotFoundError as error:
+            raise IndexError(f"segment {segment.start} was deleted") from error
+
+    # -- retention and end ------------------------------------------------
+
+    def delete_before(self, position: int) -> int:
+        """Removes the segments that end at or before `position`; answers how many.
+
+        The last segment always stays.
+        """
+        removed = 0
+        while len(self._segments) > 1 and self._segments[1].start <= position:
+            oldest = self._segments[0]
+            self._segments = self._segments[1:]
+            self._files.forget(oldest.path)
+            self._disk.unlink(oldest.path)
+            # One by one, oldest first: a crash must not leave a gap.
+            self._disk.fsync_dir(self.directory)
+            removed += 1
+        return removed
+
+    def close(self) -> None:
+        """Closes the files.  What was not written is dropped."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        self._mark.close()
+        for segment in self._segments:
+            self._files.forget(segment.path)
+
+    def _corrupt(self, position: int, problem: str) -> CorruptLog:
+        at = bisect.bisect_right(self._segments, position, key=lambda s: s.start) - 1
+        if at < 0:
+            return CorruptLog(self.directory, 0, problem, recovery.REMEDY)
+        segment = self._segments[at]
+        offset = position - segment.start
+        return CorruptLog(segment.path, offset, f"position {position}: {problem}", recovery.REMEDY)

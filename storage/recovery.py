@@ -1,0 +1,159 @@
+"""What the end of a log means after a crash.
+
+Entries are verified one after the other.  Where the first invalid one starts,
+at p, the rest of the last segment is searched for valid entries, and the log's
+durable mark is consulted:
+
+| valid entries after p                          | meaning              | what is done           |
+|------------------------------------------------|----------------------|------------------------|
+| none                                           | torn tail            | cut at p, kept aside   |
+| some, p below the durable mark                 | damage               | refuse to start        |
+| some, one of them written when p was durable   | damage               | refuse to start        |
+| some, all written before p was durable         | hole of a torn group | cut at p, kept aside   |
+| p in a segment that is not the last            | damage               | refuse to start        |
+
+The last row holds because a segment is synced before its successor is made.  A
+group's entries carry the position that was durable when the group was written,
+so the third row does not depend on the mark, which a power failure may set back.
+
+A cut below the durable mark means that acknowledged data are gone (a truncated
+file, a disk that lied about a sync).  The log starts without them, since they
+are the end of it and nothing valid is skipped, but says so as an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from storage import record
+from storage.disk import Disk, DiskFile, write_all
+from storage.record import Entry, InvalidEntryError
+from storage.segment import Segment
+
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Read size of a scan; a multiple of the entries' alignment."""
+assert CHUNK_BYTES % record.ALIGNMENT == 0
+
+REMEDY = (
+    "Run `python -m storage check DIRECTORY` to see all damage, then restore the file from a"
+    " copy, or accept the loss of everything from there on with"
+    " `python -m storage cut DIRECTORY --at POSITION`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a scan met the first bytes that are no entry, and why."""
+
+    position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What lies behind a stop."""
+
+    valid_position: int | None
+    """The first valid entry after it."""
+    synced_position_max: int
+    """The highest synced position that the valid entries carry."""
+    nonzero_end: int
+    """Position after the last byte that is not zero; the stop's if there is none."""
+
+
+def scan(file: DiskFile, segment: Segment, position: int) -> Generator[Entry, None, Stop]:
+    """Yields the verified entries of a segment from an entry's start on.
+
+    Raises UnknownVersion.
+    """
+    length = CHUNK_BYTES
+    while True:
+        chunk = file.pread(length, position - segment.start)
+        at = 0
+        try:
+            while at + record.HEADER_BYTES <= len(chunk):
+                end = at + record.plausible_length(chunk, at)
+                if len(chunk) < end and len(chunk) == length:
+                    break  # the entry goes on in the next chunk
+                yield record.decode(chunk, at, position + at)
+                at = end
+        except InvalidEntryError as error:
+            return Stop(position + at, str(error))
+        if len(chunk) < length:
+            reason = "cut off" if at < len(chunk) else "end of file"
+            return Stop(position + at, reason)
+        position += at
+        # An entry larger than a chunk: read it whole.
+        length = CHUNK_BYTES if at else max(CHUNK_BYTES, record.plausible_length(chunk))
+
+
+def search(file: DiskFile, segment: Segment, position: int) -> Tail:
+    """Looks for valid entries after `position`, which has none."""
+    valid: int | None = None
+    synced_max = 0
+    nonzero_end = position
+    skip_to = position + record.ALIGNMENT
+    chunk_start = position
+    while chunk := file.pread(CHUNK_BYTES, chunk_start - segment.start):
+        data = bytes(chunk)
+        stripped = len(data.rstrip(b"\0"))
+        if stripped:
+            nonzero_end = chunk_start + stripped
+        at = -1
+        # Entries are aligned and the magic lies within one 8-byte word, so no
+        # candidate is split between two chunks.
+        while (at := data.find(record.MAGIC_BYTES, at + 1)) >= 0:
+            candidate = chunk_start + at - record.MAGIC_OFFSET
+            if candidate < skip_to or (candidate - segment.start) % record.ALIGNMENT:
+                continue
+            entry = _entry_at(file, segment, candidate)
+            if entry is not None:
+                valid = candidate if valid is None else valid
+                synced_max = max(synced_max, entry.synced_position)
+                skip_to = entry.end
+        chunk_start += len(data)
+    return Tail(valid, synced_max, nonzero_end)
+
+
+def _entry_at(file: DiskFile, segment: Segment, position: int) -> Entry | None:
+    offset = position - segment.start
+    header = file.pread(record.HEADER_BYTES, offset)
+    if len(header) < record.HEADER_BYTES:
+        return None
+    # The position first: it rejects nearly every chance find without a CRC.
+    if record.HEADER.unpack_from(header)[6] != position:
+        return None
+    length = record.plausible_length(header)
+    try:
+        return record.decode(file.pread(length, offset), 0, position) if length else None
+    except InvalidEntryError:
+        return None
+
+
+def is_damage(stop: Stop, tail: Tail, durable_mark: int) -> bool:
+    """Whether the bytes at the stop were durable once and valid data follow."""
+    return tail.valid_position is not None and (
+        stop.position < durable_mark or tail.synced_position_max > stop.position
+    )
+
+
+def keep_aside(file: DiskFile, segment: Segment, stop: Stop, tail: Tail, disk: Disk) -> str | None:
+    """Copies what a cut will remove to `<segment>.broken-<position>`, durably.
+
+    Answers its path; None when there is nothing but zeros.
+    """
+    if tail.nonzero_end <= stop.position:
+        return None
+    path = f"{segment.path}.broken-{stop.position}"
+    copy = disk.open(path, create=True)
+    done = 0
+    length = tail.nonzero_end - stop.position
+    while done < length:
+        offset = stop.position - segment.start + done
+        chunk = file.pread(min(CHUNK_BYTES, length - done), offset)
+        done = write_all(copy, [chunk], done)
+    copy.truncate(length)
+    copy.fdatasync()
+    copy.close()
+    return path

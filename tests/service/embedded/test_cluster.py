@@ -1,0 +1,183 @@
+"""The supervisor, with a real nameserver and stand-ins for the other members."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from duemq.embedded import ClusterEvent, ClusterFailed, EmbeddedCluster, cluster, restarts
+from duemq.errors import InvalidArgument
+
+HERE = Path(__file__).parent
+WAIT_S = 20
+
+
+@pytest.fixture(autouse=True)
+def _fake_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cluster.MODULES, "broker", "fake_member")
+    monkeypatch.setitem(cluster.MODULES, "timer", "fake_member")
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+class Events:
+    """What the supervisor says, to wait for."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[ClusterEvent] = queue.SimpleQueue()
+        self.seen: list[str] = []
+
+    def __call__(self, event: ClusterEvent) -> None:
+        self._queue.put(event)
+
+    def wait(self, name: str) -> ClusterEvent:
+        while True:
+            event = self._queue.get(timeout=WAIT_S)
+            self.seen.append(event.event)
+            if event.event == name:
+                return event
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+@pytest.fixture
+def running(tmp_path: Path, events: Events) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(tmp_path, on_event=events, heartbeat_period_s=0.1) as embedded:
+        yield embedded
+
+
+def life(directory: Path, member: str) -> list[str]:
+    return (directory / f"{member}.life").read_text().split("\n")[:-1]
+
+
+def test_ready_names_the_nameserver_and_every_process(
+    running: EmbeddedCluster, events: Events
+) -> None:
+    details = events.wait("ready").details
+    assert details["nameserver"] == running.nameserver
+    assert set(details["processes"]) == {"nameserver-0", "broker-0", "broker-1", "timer-0"}
+    assert all(psutil.pid_exists(pid) for pid in details["processes"].values())
+
+
+def test_a_dead_member_is_started_again_at_its_address(
+    running: EmbeddedCluster, events: Events
+) -> None:
+    address, pid = running.address("broker-1"), running.processes["broker-1"]
+    running.kill("broker-1")
+    assert events.wait("died").details["reason"] == "signal SIGKILL"
+    assert events.wait("restarted").details["member"] == "broker-1"
+    running.wait_ready()
+    assert running.processes["broker-1"] != pid
+    assert running.address("broker-1") == address
+
+
+def test_a_member_killed_for_good_stays_down_until_started(running: EmbeddedCluster) -> None:
+    running.kill("timer-0", restart=False)
+    assert "timer-0" not in running.processes
+    running.wait_ready()
+    running.start_member("timer-0")
+    running.wait_ready()
+    assert "timer-0" in running.processes
+
+
+def test_stopping_drains_members_in_order_and_leaves_no_process(
+    tmp_path: Path, events: Events
+) -> None:
+    embedded = EmbeddedCluster(tmp_path, on_event=events)
+    embedded.start()
+    pids = list(embedded.processes.values())
+    embedded.stop()
+    embedded.stop()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert life(tmp_path, "timer-0")[-1] == "stop"
+    ended = [(tmp_path / f"{name}.life").stat().st_mtime_ns for name in ("timer-0", "broker-0")]
+    assert ended == sorted(ended)
+
+
+def test_a_restart_keeps_ports_and_brokers(tmp_path: Path) -> None:
+    with EmbeddedCluster(tmp_path, brokers=3) as embedded:
+        addresses = {name: embedded.address(name) for name in embedded.processes}
+    with EmbeddedCluster(tmp_path) as embedded:
+        assert {name: embedded.address(name) for name in embedded.processes} == addresses
+
+
+def test_fewer_brokers_than_the_data_have_are_refused(tmp_path: Path) -> None:
+    with EmbeddedCluster(tmp_path, brokers=2):
+        pass
+    with pytest.raises(InvalidArgument, match="data of 2 brokers") as caught:
+        EmbeddedCluster(tmp_path, brokers=1).start()
+    assert (caught.value.field, caught.value.value, caught.value.limit) == ("brokers", "1", "2")
+
+
+def test_one_cluster_a_folder(running: EmbeddedCluster, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="another cluster runs"):
+        EmbeddedCluster(tmp_path).start()
+
+
+def test_a_foreign_cluster_file_is_refused_and_the_lock_given_back(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text('{"version": 99}')
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match=r"cluster\.json .* version 99"):
+            EmbeddedCluster(tmp_path).start()
+
+
+def test_a_taken_port_is_refused(running: EmbeddedCluster, tmp_path: Path) -> None:
+    port = int(running.address("nameserver-0").rsplit(":", 1)[1])
+    with pytest.raises(InvalidArgument, match="is taken"):
+        EmbeddedCluster(tmp_path / "other", port=port).start()
+
+
+def test_a_member_that_keeps_dying_is_given_up(
+    tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "RAPID_DEATHS_MAX", 2)
+    monkeypatch.setattr(restarts, "PAUSE_FIRST_MS", 1)
+    orders = tmp_path / "broker-0.orders"
+    orders.mkdir()
+    (orders / "die").touch()
+    with pytest.raises(ClusterFailed, match="broker-0 keeps dying") as caught:
+        EmbeddedCluster(tmp_path, on_event=events).start()
+    assert "broker-0.log" in str(caught.value)
+    assert events.wait("failed").details["member"] == "broker-0"
+
+
+def test_a_member_that_does_not_drain_is_killed(
+    tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "DRAIN_TIMEOUT_S", 0.2)
+    orders = tmp_path / "broker-1.orders"
+    orders.mkdir()
+    (orders / "deaf").touch()
+    with EmbeddedCluster(tmp_path, on_event=events) as embedded:
+        pid = embedded.processes["broker-1"]
+    assert events.wait("killed").details["member"] == "broker-1"
+    assert not psutil.pid_exists(pid)
+
+
+def test_no_child_outlives_a_killed_parent(tmp_path: Path) -> None:
+    program = (
+        "import json, sys, threading\n"
+        "from duemq.embedded import EmbeddedCluster, cluster\n"
+        "cluster.MODULES.update(broker='fake_member', timer='fake_member')\n"
+        "embedded = EmbeddedCluster(sys.argv[1])\n"
+        "embedded.start()\n"
+        "print(json.dumps(embedded.processes), flush=True)\n"
+        "threading.Event().wait()\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        children = [psutil.Process(pid) for pid in json.loads(parent.stdout.readline()).values()]
+        os.kill(parent.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(children, timeout=WAIT_S)
+    assert alive == []

@@ -1,0 +1,335 @@
+"""Nameservers, registrations and watchers over real gRPC in one process."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import pytest
+
+from duemq import errors
+from duemq.rpc import channel, status
+from duemq.rpc.registration import Registration
+from duemq.rpc.server import Server
+from duemq.rpc.watch import RouteWatcher
+from duemq.v1 import nameserver_pb2 as pb
+from duemq.v1.nameserver_pb2_grpc import NameserverStub
+from nameserver import loops
+from nameserver.registry import Registry
+from nameserver.servicer import NameserverServicer
+from nameserver.settings import Settings
+
+WAIT_S = 30.0
+
+
+class Clock:
+    """Stands still until moved."""
+
+    def __init__(self):
+        self.ms = 1_000_000
+
+    def now_ms(self):
+        return self.ms
+
+
+class Nameserver:
+    """One nameserver, to be killed and started again on its port."""
+
+    def __init__(self, **settings):
+        self.settings = {"listen": "127.0.0.1:0", "ready_after": 0.0, **settings}
+        self.clock = Clock()
+
+    async def start(self):
+        settings = Settings(**self.settings, drain_timeout=0.0)
+        ready_at_ms = self.clock.now_ms() + int(settings.ready_after * 1000)
+        self.registry = Registry(ready_at_ms, int(settings.expiry * 1000))
+        self.server = Server(settings)
+        self.servicer = NameserverServicer(self.registry, self.clock.now_ms, settings.watchers_max)
+        self.server.add(pb.DESCRIPTOR.services_by_name["Nameserver"], self.servicer)
+        await self.server.start(announced=False)
+        self.address = self.settings["listen"] = self.server.address
+
+    async def kill(self):
+        await self.server.stop()
+
+    def expire(self):
+        self.registry.expire(self.clock.now_ms())
+        self.servicer.wake()
+
+
+@asynccontextmanager
+async def running(**settings):
+    nameserver = Nameserver(**settings)
+    await nameserver.start()
+    try:
+        yield nameserver
+    finally:
+        await nameserver.kill()
+
+
+@pytest.fixture
+async def nameserver():
+    async with running() as nameserver:
+        yield nameserver
+
+
+@pytest.fixture
+async def stub(nameserver):
+    async with channel.connect(nameserver.address) as connection:
+        yield NameserverStub(connection)
+
+
+def broker(name="a", topics=("t",), queues=4):
+    served = [
+        pb.TopicQueues(topic=topic, queues=queues, readable=True, writable=True) for topic in topics
+    ]
+    return pb.BrokerReport(name=name, address=f"{name}:1", topics=served, store_id=7)
+
+
+def register(report, epoch=1, counter=1, **more):
+    version = pb.Version(epoch=epoch, counter=counter)
+    kind = "broker" if isinstance(report, pb.BrokerReport) else "timer"
+    return pb.RegisterRequest(version=version, **{kind: report}, **more)
+
+
+@asynccontextmanager
+async def registered(report, nameservers, period_s=0.2):
+    registration = Registration(nameservers, period_s, 1, report)
+    registration.start()
+    try:
+        yield registration
+    finally:
+        await registration.stop()
+
+
+@asynccontextmanager
+async def watching(nameservers, topics=()):
+    watcher = RouteWatcher(nameservers, topics=topics)
+    watcher.start()
+    try:
+        yield watcher
+    finally:
+        await watcher.stop()
+
+
+async def until(condition):
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def knows(topic):
+    return lambda cache: cache.route(topic) is not None
+
+
+def lacks(topic):
+    return lambda cache: cache.route(topic) is None
+
+
+async def test_a_registered_topic_has_a_route(stub):
+    assert (await stub.Register(register(broker("b")))).accepted
+    assert (await stub.Register(register(broker("a", queues=2)))).accepted
+    route = await stub.GetRoute(pb.GetRouteRequest(topic="t"))
+    assert [(one.broker, one.address, one.queues) for one in route.brokers] == [
+        ("a", "a:1", 2),
+        ("b", "b:1", 4),
+    ]
+
+
+async def test_the_cluster_lists_brokers_timers_and_routes(nameserver, stub):
+    await stub.Register(register(broker()))
+    await stub.Register(register(pb.TimerReport(name="x", address="x:1", shard=0, shards=1)))
+    cluster = await stub.GetCluster(pb.GetClusterRequest())
+    assert [one.name for one in cluster.brokers] == ["a"]
+    assert cluster.brokers[0].last_heard_ms == nameserver.clock.ms
+    assert cluster.brokers[0].version == pb.Version(epoch=1, counter=1)
+    assert [one.name for one in cluster.timers] == ["x"]
+    assert [one.topic for one in cluster.routes] == ["t"]
+
+
+async def test_an_older_report_is_not_accepted(stub):
+    await stub.Register(register(broker(topics=["t"]), counter=2))
+    assert not (await stub.Register(register(broker(topics=[]), counter=1))).accepted
+    assert (await stub.GetRoute(pb.GetRouteRequest(topic="t"))).brokers
+
+
+async def test_an_unknown_topic_is_not_found(stub):
+    with pytest.raises(errors.TopicNotFound):
+        await status.answer(stub.GetRoute(pb.GetRouteRequest(topic="t")))
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (pb.RegisterRequest(), "report"),
+        (register(pb.BrokerReport(address="a:1")), "broker.name"),
+        (register(pb.BrokerReport(name="a", address="a")), "broker.address"),
+        (register(broker(topics=[""])), "broker.topics.topic"),
+        (register(broker(topics=["t" * 128])), "broker.topics.topic"),
+        (register(broker(queues=1025)), "broker.topics.queues"),
+        (register(broker(), expiry_ms=-1), "expiry_ms"),
+        (register(pb.TimerReport(name="x", address="x:1")), "timer.shards"),
+        (register(pb.TimerReport(name="x", address="x:1", shard=2, shards=2)), "timer.shard"),
+    ],
+)
+async def test_a_bad_report_is_refused_by_field(stub, request_, field):
+    with pytest.raises(errors.InvalidArgument) as caught:
+        await status.answer(stub.Register(request_))
+    assert caught.value.field == field
+
+
+async def test_a_bad_goodbye_is_refused(stub):
+    with pytest.raises(errors.InvalidArgument):
+        await status.answer(stub.Deregister(pb.DeregisterRequest()))
+
+
+async def test_a_fresh_nameserver_says_so():
+    async with running(ready_after=10.0) as fresh, channel.connect(fresh.address) as connection:
+        stub = NameserverStub(connection)
+        assert (await stub.Register(register(broker()))).accepted
+        for call in (
+            stub.GetRoute(pb.GetRouteRequest(topic="t")),
+            stub.GetCluster(pb.GetClusterRequest()),
+            stub.WatchRoutes(pb.WatchRoutesRequest()).read(),
+        ):
+            with pytest.raises(errors.NotReady):
+                await status.answer(call)
+        fresh.clock.ms += 10_000
+        assert (await stub.GetRoute(pb.GetRouteRequest(topic="t"))).brokers
+
+
+async def test_changes_are_pushed(nameserver, stub):
+    await stub.Register(register(broker(topics=["t"])))
+    stream = stub.WatchRoutes(pb.WatchRoutesRequest())
+    first = await stream.read()
+    assert first.whole
+    assert [one.topic for one in first.routes] == ["t"]
+    await stub.Register(register(broker(topics=["u"]), counter=2))
+    second = await stream.read()
+    assert not second.whole
+    assert [one.topic for one in second.routes] == ["u"]
+    assert list(second.removed_topics) == ["t"]
+    assert [one.name for one in second.brokers] == ["a"]
+    stream.cancel()
+
+
+async def test_a_watch_of_some_topics_is_told_of_those(stub):
+    stream = stub.WatchRoutes(pb.WatchRoutesRequest(topics=["u"]))
+    assert not (await stream.read()).routes
+    await stub.Register(register(broker(topics=["t", "u"])))
+    assert [one.topic for one in (await stream.read()).routes] == ["u"]
+    stream.cancel()
+
+
+async def test_the_number_of_watchers_is_bounded_and_closed_ones_do_not_count():
+    async with running(watchers_max=1) as server, channel.connect(server.address) as connection:
+        stub = NameserverStub(connection)
+        first = stub.WatchRoutes(pb.WatchRoutesRequest())
+        await first.read()
+        with pytest.raises(errors.Overloaded):
+            await status.answer(stub.WatchRoutes(pb.WatchRoutesRequest()).read())
+        first.cancel()
+        await until(lambda: not server.servicer.watchers)
+        third = stub.WatchRoutes(pb.WatchRoutesRequest())
+        assert (await third.read()).whole
+        third.cancel()
+
+
+async def test_a_stopping_nameserver_ends_its_watches(nameserver, stub):
+    stream = stub.WatchRoutes(pb.WatchRoutesRequest())
+    await stream.read()
+    nameserver.servicer.close()
+    assert await stream.read() is grpc.aio.EOF
+
+
+async def test_a_registration_appears_changes_at_once_and_vanishes_at_once(nameserver):
+    report = broker(topics=["t"])
+    nameservers = [nameserver.address]
+    async with watching(nameservers) as watcher:
+        # So long that only the change itself can bring the news.
+        async with registered(lambda: report, nameservers, period_s=600) as registration:
+            await watcher.wait_for(knows("t"), WAIT_S)
+            report = broker(topics=["t", "u"])
+            registration.changed()
+            await watcher.wait_for(knows("u"), WAIT_S)
+        await watcher.wait_for(lacks("t"), WAIT_S)
+        assert watcher.cache.brokers == ()
+
+
+async def test_a_silent_broker_vanishes_when_its_report_runs_out(nameserver, stub):
+    await stub.Register(register(broker(), expiry_ms=5_000))
+    async with watching([nameserver.address]) as watcher:
+        await watcher.wait_for(knows("t"), WAIT_S)
+        nameserver.clock.ms += 5_000
+        nameserver.expire()
+        await watcher.wait_for(lacks("t"), WAIT_S)
+
+
+async def test_killing_one_of_two_nameservers_disturbs_nothing():
+    async with running() as one, running() as two:
+        nameservers = [one.address, two.address]
+        topics = ["t"]
+        async with (
+            registered(lambda: broker(topics=topics), nameservers) as registration,
+            watching(nameservers) as watcher,
+        ):
+            await watcher.wait_for(knows("t"), WAIT_S)
+            followed = one if one.servicer.watchers else two
+            await followed.kill()
+            topics.append("u")
+            registration.changed()
+            await watcher.wait_for(knows("u"), WAIT_S)
+            assert watcher.cache.route("t") is not None
+
+
+async def test_without_any_nameserver_the_cache_stays_and_a_restart_restores_everything():
+    async with running() as one, running() as two:
+        nameservers = [one.address, two.address]
+        topics = ["t"]
+        async with (
+            registered(lambda: broker(topics=topics), nameservers),
+            watching(nameservers) as watcher,
+        ):
+            await watcher.wait_for(knows("t"), WAIT_S)
+            await one.kill()
+            await two.kill()
+            await until(lambda: not watcher.live)
+            assert watcher.cache.route("t") is not None
+            topics.append("u")
+            await one.start()
+            await two.start()
+            await watcher.wait_for(knows("u"), WAIT_S)
+
+
+async def test_a_watcher_prefers_a_nameserver_that_is_ready():
+    async with running(ready_after=3600.0) as fresh, running() as old:
+        nameservers = [fresh.address, old.address]
+        async with registered(broker, nameservers), watching(nameservers) as watcher:
+            await watcher.wait_for(knows("t"), WAIT_S)
+
+
+async def test_nobody_to_ask_is_unavailable_and_named():
+    async with watching(["127.0.0.1:1"]) as watcher:
+        with pytest.raises(errors.Unavailable, match=r"no nameserver answered \(127\.0\.0\.1:1\)"):
+            await watcher.ready(0.3)
+
+
+async def test_a_route_that_does_not_come_is_a_timeout(nameserver):
+    async with watching([nameserver.address]) as watcher:
+        await watcher.ready(WAIT_S)
+        with pytest.raises(errors.Timeout):
+            await watcher.wait_for(knows("t"), 0.05)
+
+
+async def test_the_loops_expire_get_ready_and_stop(nameserver, stub):
+    await stub.Register(register(broker(), expiry_ms=1))
+    stop = asyncio.Event()
+    now_ms = nameserver.clock.now_ms
+    serving = asyncio.create_task(
+        loops.serve(nameserver.registry, nameserver.servicer, nameserver.server, now_ms, stop)
+    )
+    nameserver.clock.ms += 1
+    async with watching([nameserver.address]) as watcher:
+        await watcher.wait_for(lacks("t"), WAIT_S)
+        stop.set()
+        await serving
+    assert nameserver.server.draining.is_set()

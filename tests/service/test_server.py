@@ -1,0 +1,254 @@
+"""The plumbing around every service: errors, views, health, metrics, drain."""
+
+import asyncio
+import json
+import logging
+import urllib.request
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from duemq import errors
+from duemq.rpc import channel, status
+from duemq.rpc.server import Server, add_service
+from duemq.rpc.settings import ProcessSettings
+from duemq.v1 import broker_pb2, view_pb2
+from duemq.v1.broker_pb2_grpc import BrokerStub
+
+SERVICE = broker_pb2.DESCRIPTOR.services_by_name["Broker"]
+VIEWS = {
+    "Send": (view_pb2.SendRequestView.FromString, view_pb2.SendResponseView.SerializeToString),
+    "SendStream": (
+        view_pb2.SendRequestView.FromString,
+        view_pb2.SendResponseView.SerializeToString,
+    ),
+}
+
+
+class Servicer:
+    """Does what the topic's name says."""
+
+    def __init__(self):
+        self.parked = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def Send(self, request, context):
+        assert isinstance(request, view_pb2.SendRequestView)
+        records = request.batches[0].records
+        return view_pb2.SendResponseView(request_id=len(records))
+
+    async def SendStream(self, requests, context):
+        async for request in requests:
+            if request.request_id == 0:
+                raise errors.Overloaded("full", limit=8)
+            await context.write(view_pb2.SendResponseView(request_id=request.request_id))
+
+    async def Pull(self, request, context):
+        match request.group:
+            case "rejected":
+                raise errors.TooLarge("too large", field="max_bytes", value=9, limit=8)
+            case "bug":
+                raise KeyError("secret")
+            case "invariant":
+                raise errors.InvariantError("2 is not 3")
+            case "park":
+                self.parked.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.cancelled.set()
+        return broker_pb2.PullResponse(request_id=request.request_id)
+
+    async def PullStream(self, requests, context):
+        async for request in requests:
+            if request.group == "rejected":
+                raise errors.NotReady("soon")
+            yield broker_pb2.PullResponse(request_id=request.request_id)
+
+    async def _unused(self, request, context):
+        raise AssertionError
+
+    FetchFrames = AcquireQueues = CommitOffsets = GetOffsets = _unused
+
+
+@pytest.fixture
+async def server():
+    settings = ProcessSettings(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0", drain_timeout=0)
+    server = Server(settings)
+    server.servicer = Servicer()
+    server.add(SERVICE, server.servicer, VIEWS)
+    await server.start(announced=False)
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def connection(server):
+    async with channel.connect(server.address) as connection:
+        yield connection
+
+
+@pytest.fixture
+def stub(connection):
+    return BrokerStub(connection)
+
+
+async def health_of(connection, name):
+    check = health_pb2_grpc.HealthStub(connection).Check
+    return (await check(health_pb2.HealthCheckRequest(service=name))).status
+
+
+async def test_an_error_arrives_as_what_it_was(stub):
+    with pytest.raises(errors.TooLarge) as caught:
+        await status.answer(stub.Pull(broker_pb2.PullRequest(group="rejected")))
+    assert (caught.value.field, caught.value.value, caught.value.limit) == ("max_bytes", "9", "8")
+
+
+async def test_a_foreign_client_sees_status_and_text(stub):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Pull(broker_pb2.PullRequest(group="rejected"))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "too large"
+
+
+async def test_a_bug_is_logged_and_its_text_stays_at_home(stub, caplog):
+    with pytest.raises(errors.Internal) as caught:
+        await status.answer(stub.Pull(broker_pb2.PullRequest(group="bug")))
+    assert str(caught.value) == "Pull failed: KeyError; see the server's log"
+    assert "secret" in caplog.text
+
+
+async def test_a_broken_invariant_is_logged(stub, caplog):
+    with pytest.raises(errors.Internal, match="2 is not 3"):
+        await status.answer(stub.Pull(broker_pb2.PullRequest(group="invariant")))
+    assert "InvariantError" in caplog.text
+
+
+async def test_an_expected_error_is_not_logged(stub, caplog):
+    with caplog.at_level(logging.ERROR), pytest.raises(errors.TooLarge):
+        await status.answer(stub.Pull(broker_pb2.PullRequest(group="rejected")))
+    assert not caplog.records
+
+
+async def test_views_stand_in_for_the_generated_classes(stub):
+    records = {"records": [{"body": b"x" * 100}]}
+    batch = broker_pb2.Batch(topic="t", records=records)
+    answer = await stub.Send(broker_pb2.SendRequest(batches=[batch]))
+    assert answer.request_id == batch.records.ByteSize()
+
+
+async def test_streams_that_write_end_with_the_error(stub):
+    stream = stub.SendStream()
+    await stream.write(broker_pb2.SendRequest(request_id=5))
+    assert (await stream.read()).request_id == 5
+    await stream.write(broker_pb2.SendRequest(request_id=0))
+    with pytest.raises(errors.Overloaded, match="full"):
+        await status.answer(stream.read())
+
+
+async def test_streams_that_yield_end_with_the_error(stub):
+    stream = stub.PullStream()
+    await stream.write(broker_pb2.PullRequest(request_id=5))
+    assert (await stream.read()).request_id == 5
+    await stream.write(broker_pb2.PullRequest(group="rejected"))
+    with pytest.raises(errors.NotReady, match="soon"):
+        await status.answer(stream.read())
+
+
+async def test_a_deadline_that_passes_is_a_timeout_and_cancels_the_call(server, stub):
+    with pytest.raises(errors.Timeout):
+        await status.answer(stub.Pull(broker_pb2.PullRequest(group="park"), timeout=0.05))
+    await server.servicer.cancelled.wait()
+
+
+async def test_nobody_there_is_unavailable():
+    async with channel.connect("127.0.0.1:1") as connection:
+        with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1: "):
+            await status.answer(
+                BrokerStub(connection).Pull(broker_pb2.PullRequest()), "127.0.0.1:1"
+            )
+
+
+async def test_a_missing_service_is_rejected(connection):
+    call = connection.unary_unary("/duemq.v1.Nobody/Call")
+    with pytest.raises(errors.Rejected):
+        await status.answer(call(b""))
+
+
+async def test_health_tells_life_readiness_and_drain(server, connection):
+    serving = health_pb2.HealthCheckResponse.SERVING
+    not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
+    assert await health_of(connection, "") == serving
+    assert await health_of(connection, SERVICE.full_name) == not_serving
+    await server.ready()
+    assert await health_of(connection, SERVICE.full_name) == serving
+    await server.not_ready()
+    assert await health_of(connection, SERVICE.full_name) == not_serving
+    await server.drain()
+    assert await health_of(connection, "") == not_serving
+    assert server.draining.is_set()
+
+
+async def test_reflection_lists_the_services(connection):
+    listing = reflection_pb2_grpc.ServerReflectionStub(connection).ServerReflectionInfo()
+    await listing.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    names = [one.name for one in (await listing.read()).list_services_response.service]
+    await listing.done_writing()
+    assert SERVICE.full_name in names
+
+
+async def test_metrics_count_calls_by_status(server, stub):
+    await stub.Pull(broker_pb2.PullRequest())
+    with pytest.raises(grpc.aio.AioRpcError):
+        await stub.Pull(broker_pb2.PullRequest(group="rejected"))
+    url = f"http://{server.metrics_address}/metrics"
+    page = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
+    labels = 'method="Pull",service="duemq.v1.Broker"'
+    assert f'duemq_rpc_handled_total{{{labels},status="OK"}} 1.0' in page
+    assert f'duemq_rpc_handled_total{{{labels},status="INVALID_ARGUMENT"}} 1.0' in page
+    assert f"duemq_rpc_seconds_count{{{labels}}} 2.0" in page
+    assert f"duemq_rpc_running{{{labels}}} 0.0" in page
+    assert "process_resident_memory_bytes" in page
+
+
+async def test_stop_cancels_what_does_not_end(server, stub):
+    call = stub.Pull(broker_pb2.PullRequest(group="park"))
+    parked = asyncio.ensure_future(status.answer(call))
+    await server.servicer.parked.wait()
+    await server.stop()
+    with pytest.raises(errors.Unavailable):
+        await parked
+
+
+async def test_a_taken_port_is_an_os_error(server):
+    second = Server(ProcessSettings(listen=server.address))
+    with pytest.raises(OSError, match="cannot listen on"):
+        await second.start()
+
+
+async def test_the_address_is_announced_on_stdout(capsys):
+    server = Server(ProcessSettings(listen="0.0.0.0:0"))
+    await server.start()
+    assert json.loads(capsys.readouterr().out) == {
+        "event": "listening",
+        "address": server.address,
+    }
+    assert server.address.startswith("127.0.0.1:")
+    await server.stop()
+
+
+async def test_what_to_advertise_can_be_told():
+    server = Server(ProcessSettings(listen="127.0.0.1:0", advertise="broker-0.broker:9870"))
+    await server.start(announced=False)
+    assert server.advertised == "broker-0.broker:9870"
+    await server.stop()
+
+
+def test_a_servicer_must_have_every_method():
+    with pytest.raises(AttributeError):
+        add_service(None, SERVICE, object())
+    with pytest.raises(ValueError, match=r"duemq\.v1\.Broker has no Sent"):
+        add_service(None, SERVICE, Servicer(), {"Sent": VIEWS["Send"]})

@@ -1,0 +1,54 @@
+from duemq.route import Broker, BrokerQueues, Queue, Route, RouteCache, TimerShard, Update
+
+
+def route(topic="t", *brokers):
+    return Route(topic, tuple(BrokerQueues(name, f"{name}:1", 2) for name in brokers))
+
+
+def test_queues_are_sorted_by_broker_and_number():
+    found = Route("t", (BrokerQueues("b", "b:1", 1), BrokerQueues("a", "a:1", 2, writable=False)))
+    assert [served.broker for served in found.brokers] == ["a", "b"]
+    assert found.writable == (Queue("b", 0),)
+    assert found.readable == (Queue("a", 0), Queue("a", 1), Queue("b", 0))
+
+
+def test_a_whole_update_replaces_and_a_later_one_adds_and_removes():
+    cache = RouteCache()
+    assert cache.apply(
+        Update(True, (route("t", "a"), route("u", "a")), brokers=(Broker("a", "x"),))
+    )
+    assert cache.topics == ("t", "u")
+    assert cache.apply(Update(False, (route("v", "a"),), ("t",), (Broker("a", "x"),)))
+    assert cache.topics == ("u", "v")
+    assert cache.route("t") is None
+    assert cache.apply(Update(True, (route("t", "b"),)))
+    assert cache.topics == ("t",)
+    assert cache.brokers == ()
+
+
+def test_an_update_without_news_is_no_change_but_the_first_one_is():
+    cache = RouteCache()
+    assert cache.apply(Update(True))
+    assert cache.version == 1
+    assert not cache.apply(Update(True))
+    assert not cache.apply(Update(False, removed_topics=("t",)))
+    assert cache.version == 1
+
+
+def test_instances_are_found():
+    cache = RouteCache()
+    brokers = (Broker("b", "b:1", 1, 77), Broker("a", "a:1", 1, 66))
+    timers = (TimerShard("t-0", "t0:1", 0, 2), TimerShard("t-1", "t1:1", 1, 2))
+    cache.apply(Update(True, brokers=brokers, timers=timers))
+    assert [broker.name for broker in cache.brokers] == ["a", "b"]
+    assert cache.broker("b") == brokers[0]
+    assert cache.broker("c") is None
+    assert cache.broker_of_store(66) == brokers[1]
+    assert cache.broker_of_store(1) is None
+    assert [cache.timer_of(queue_id).name for queue_id in range(4)] == ["t-0", "t-1"] * 2
+
+
+def test_no_shard_no_timer():
+    cache = RouteCache()
+    cache.apply(Update(True, timers=(TimerShard("t-0", "t0:1", 0, 2),)))
+    assert cache.timer_of(1) is None

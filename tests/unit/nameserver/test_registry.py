@@ -1,0 +1,190 @@
+import pytest
+
+from duemq.errors import NotReady, Overloaded, TopicNotFound
+from nameserver import registry as module
+from nameserver.registry import (
+    BrokerReport,
+    Registry,
+    Served,
+    TimerReport,
+    TopicQueues,
+    Version,
+)
+
+OLD, NEW, NEXT_LIFE = Version(1, 1), Version(1, 2), Version(2, 1)
+
+
+def broker(name="a", topics=("t",), queues=4, address=None):
+    served = tuple(TopicQueues(topic, queues) for topic in topics)
+    return BrokerReport(name, address or f"{name}:1", served, store_id=7)
+
+
+@pytest.fixture
+def registry():
+    return Registry(ready_at_ms=0, expiry_ms=30_000)
+
+
+def test_a_route_is_the_brokers_that_report_the_topic_sorted_by_name(registry):
+    registry.register(OLD, broker("b"), 0)
+    registry.register(OLD, broker("a", queues=2), 0)
+    assert registry.route("t") == (
+        Served("a", "a:1", 2, True, True),
+        Served("b", "b:1", 4, True, True),
+    )
+    assert [one.report.name for one in registry.brokers] == ["a", "b"]
+
+
+def test_an_unknown_topic_is_refused(registry):
+    with pytest.raises(TopicNotFound) as caught:
+        registry.route("t")
+    assert caught.value.value == "t"
+
+
+def test_an_older_report_changes_nothing(registry):
+    assert registry.register(NEW, broker(topics=("t",)), 0)
+    revision = registry.revision
+    assert not registry.register(OLD, broker(topics=()), 29_999)
+    assert registry.revision == revision
+    assert registry.topics == ("t",)
+    registry.expire(30_000)
+    assert registry.brokers == ()
+
+
+def test_the_next_life_of_a_broker_overrules_the_last_reports_of_the_former(registry):
+    registry.register(Version(1, 999), broker(topics=("t", "u")), 0)
+    assert registry.register(NEXT_LIFE, broker(topics=("t",)), 0)
+    assert not registry.register(Version(1, 1000), broker(topics=("t", "u")), 0)
+    assert registry.topics == ("t",)
+
+
+def test_a_heartbeat_without_news_extends_the_life_and_is_no_change(registry):
+    registry.register(OLD, broker(), 0)
+    revision = registry.revision
+    assert registry.register(OLD, broker(), 20_000)
+    assert registry.revision == revision
+    registry.expire(49_999)
+    assert registry.topics == ("t",)
+    registry.expire(50_000)
+    assert registry.topics == ()
+    assert registry.revision > revision
+
+
+def test_a_report_may_bring_its_own_expiry(registry):
+    registry.register(OLD, broker(), 0, expiry_ms=100)
+    assert registry.expire(99) == 100
+    registry.expire(100)
+    assert registry.brokers == ()
+
+
+def test_expire_says_when_it_must_be_called_again(registry):
+    assert registry.expire(5) == 30_005
+    registry.register(OLD, broker("a"), 0)
+    registry.register(OLD, broker("b"), 10_000)
+    assert registry.expire(20_000) == 30_000
+    assert registry.expire(30_000) == 40_000
+
+
+def test_a_deregistered_instance_is_gone_at_once_and_late_heartbeats_do_not_bring_it_back(registry):
+    registry.register(NEW, broker(), 0)
+    assert registry.deregister(BrokerReport, "a", NEW, 0)
+    assert registry.topics == ()
+    assert not registry.register(OLD, broker(), 1)
+    assert not registry.register(NEW, broker(), 1)
+    assert registry.register(NEXT_LIFE, broker(), 1)
+    assert registry.topics == ("t",)
+
+
+def test_a_late_goodbye_does_not_touch_the_next_life(registry):
+    registry.register(NEXT_LIFE, broker(), 0)
+    assert not registry.deregister(BrokerReport, "a", NEW, 0)
+    assert registry.topics == ("t",)
+
+
+def test_a_goodbye_before_the_first_heartbeat_counts(registry):
+    assert not registry.deregister(BrokerReport, "a", NEW, 0)
+    assert not registry.register(NEW, broker(), 1)
+
+
+def test_goodbyes_are_forgotten_after_a_while(registry):
+    registry.deregister(BrokerReport, "a", NEW, 0)
+    registry.expire(module.GONE_MS)
+    assert registry.register(OLD, broker(), module.GONE_MS)
+
+
+def test_a_broker_and_a_timer_may_have_one_name(registry):
+    registry.register(OLD, broker("x"), 0)
+    registry.register(OLD, TimerReport("x", "x:2", 1, 2), 0)
+    registry.deregister(BrokerReport, "x", NEW, 0)
+    assert registry.brokers == ()
+    assert [one.report for one in registry.timers] == [TimerReport("x", "x:2", 1, 2)]
+
+
+def test_not_ready_until_everybody_had_the_time_to_register():
+    registry = Registry(ready_at_ms=10_000)
+    with pytest.raises(NotReady, match=r"ready in 0\.5 s"):
+        registry.check_ready(9_500)
+    registry.check_ready(10_000)
+
+
+def test_the_number_of_instances_is_bounded(registry, monkeypatch):
+    monkeypatch.setattr(module, "INSTANCES_MAX", 1)
+    registry.register(OLD, broker("a"), 0)
+    with pytest.raises(Overloaded):
+        registry.register(OLD, broker("b"), 0)
+    assert registry.register(NEW, broker("a"), 0)
+
+
+def test_a_new_watcher_is_told_everything(registry):
+    registry.register(OLD, broker(topics=("u", "t")), 0)
+    changes = registry.changes_since(0)
+    assert (changes.whole, changes.topics) == (True, ("t", "u"))
+    assert registry.changes_since(changes.revision).topics == ()
+
+
+def test_a_watcher_is_told_what_changed(registry):
+    registry.register(OLD, broker(topics=("t", "u", "v")), 0)
+    told = registry.revision
+    registry.register(NEW, broker(topics=("t", "w"), queues=4), 0)
+    changes = registry.changes_since(told)
+    assert not changes.whole
+    assert changes.topics == ("w",)
+    assert changes.removed_topics == ("u", "v")
+
+
+def test_a_new_address_changes_all_topics(registry):
+    registry.register(OLD, broker(topics=("t", "u")), 0)
+    told = registry.revision
+    registry.register(NEW, broker(topics=("t", "u"), address="elsewhere:1"), 0)
+    assert registry.changes_since(told).topics == ("t", "u")
+
+
+def test_what_comes_and_goes_between_two_looks_is_told_as_it_is(registry):
+    registry.register(OLD, broker("b", topics=()), 0)
+    told = registry.revision
+    registry.register(OLD, broker("a"), 0)
+    registry.deregister(BrokerReport, "a", NEW, 0)
+    assert registry.changes_since(told).removed_topics == ("t",)
+    registry.register(NEXT_LIFE, broker("a"), 0)
+    assert registry.changes_since(told).topics == ("t",)
+
+
+def test_a_timer_and_a_restart_are_changes_without_topics(registry):
+    registry.register(OLD, broker(), 0)
+    told = registry.revision
+    registry.register(OLD, TimerReport("x", "x:2"), 0)
+    assert registry.revision == told + 1
+    registry.register(NEXT_LIFE, broker(), 0)
+    assert registry.revision == told + 2
+    assert registry.changes_since(told).topics == ()
+
+
+def test_a_watcher_behind_the_journal_is_told_everything(registry, monkeypatch):
+    monkeypatch.setattr(module, "JOURNAL_TOPICS_MAX", 2)
+    registry.register(OLD, broker("a", topics=("t",)), 0)
+    behind = registry.revision
+    registry.register(OLD, broker("b", topics=("u", "v")), 0)
+    near = registry.revision
+    registry.register(OLD, broker("c", topics=("w",)), 0)
+    assert registry.changes_since(behind).whole
+    assert registry.changes_since(near).topics == ("w",)
+    assert registry.changes_since(registry.revision + 1).whole

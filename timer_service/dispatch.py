@@ -1,0 +1,223 @@
+"""Dispatch: which due timers go next, in which batch, to which broker and queue.
+
+Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
+
+Due timers wait per target (home broker, topic, queue), in due order.  Batches are cut from the
+targets in turn, so that a target with a million due timers delays another one by one batch.  What
+cannot be sent now (no connection, no route, lane full) stays here, still pending: it can be
+cancelled, and it can go elsewhere.
+
+    target               goes to
+    a queue (>= 0)       this queue of the home broker, always; waits for the broker if it is away
+    any (-1)             the home broker's queues in turn; if it is away for `FAILOVER_AFTER_MS`,
+                         another connected broker that serves the topic
+
+With its DISPATCH entry a batch is bound to its broker for good: the answer may have been lost, and
+only the same broker knows whether the batch is stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from timer_service.entries import LaneId, TargetId
+from timer_service.lane import Batch, Lane
+from timer_service.wheel import Ids
+
+BATCH_ROWS_MAX = 1_000
+BATCH_BYTES_MAX = 512 * 1024
+# Of one broker, dispatched and not answered; beyond it timers wait here.
+BROKER_BYTES_MAX = 8 * 1024 * 1024
+FAILOVER_AFTER_MS = 2_000
+NEVER = 1 << 62
+
+Queues = Mapping[str, int]
+"""Writable queues of a topic, by broker."""
+
+
+@dataclasses.dataclass(slots=True)
+class Peer:
+    """A broker as the dispatcher sees it."""
+
+    name: str
+    connected: bool = False
+    down_since_ms: int = 0
+    unacked_bytes: int = 0
+    lanes: dict[LaneId, Lane] = dataclasses.field(default_factory=dict)
+    busy: dict[LaneId, Lane] = dataclasses.field(default_factory=dict)  # with unacked batches
+
+
+class Dispatcher:
+    """Due timers that wait, lanes, and what is known of brokers."""
+
+    def __init__(self) -> None:
+        self.peers: dict[str, Peer] = {}
+        self.waiting = 0  # rows in `_ready`, cancelled ones included
+        self._ready: dict[int, deque[Ids]] = {}
+        self._turns: deque[int] = deque()  # targets with something ready
+        self._routes: Mapping[str, Queues] = {}
+        self._next_queue: dict[tuple[str, str], int] = {}
+
+    # -- what is due ------------------------------------------------------
+
+    def add(self, target: int, ids: Ids) -> None:
+        """Timers of a target are due."""
+        if target not in self._ready:
+            self._ready[target] = deque()
+            self._turns.append(target)
+        self._ready[target].append(ids)
+        self.waiting += len(ids)
+
+    def turns(self) -> Iterator[int]:
+        """Every target with something ready, once, beginning after the one served last."""
+        for _ in range(len(self._turns)):
+            target = self._turns[0]
+            self._turns.rotate(-1)
+            yield target
+
+    def take(self, target: int, count: int) -> Ids:
+        """Up to `count` timers of a target, first due first."""
+        ready, taken, left = self._ready[target], [], count
+        while ready and left:
+            ids = ready[0]
+            if len(ids) <= left:
+                taken.append(ready.popleft())
+            else:
+                taken.append(ids[:left])
+                ready[0] = ids[left:]
+            left -= len(taken[-1])
+        self.waiting -= count - left
+        if not ready:
+            del self._ready[target]
+            self._turns.remove(target)
+        return np.concatenate(taken) if len(taken) > 1 else taken[0]
+
+    def put_back(self, target: int, ids: Ids) -> None:
+        """Returns timers that were taken; they are first again."""
+        if not len(ids):
+            return
+        self.add(target, ids)
+        self._ready[target].rotate(1)
+
+    # -- where to ---------------------------------------------------------
+
+    def set_routes(self, routes: Mapping[str, Queues]) -> None:
+        """The writable queues of every topic."""
+        self._routes = routes
+
+    def peer(self, name: str) -> Peer:
+        """The broker of a name; made when first heard of."""
+        if name not in self.peers:
+            self.peers[name] = Peer(name)
+        return self.peers[name]
+
+    def connected(self, name: str) -> None:
+        """Batches can be sent to the broker."""
+        self.peer(name).connected = True
+
+    def disconnected(self, name: str, now_ms: int) -> None:
+        """The connection to the broker is gone, with every answer that was due on it."""
+        peer = self.peer(name)
+        if peer.connected or not peer.down_since_ms:
+            peer.down_since_ms = now_ms
+        peer.connected = False
+        for lane in peer.busy.values():
+            lane.disconnected()
+
+    def lane(self, lane_id: LaneId) -> Lane:
+        """The lane of an id; made when first used."""
+        lanes = self.peer(lane_id.broker).lanes
+        if lane_id not in lanes:
+            lanes[lane_id] = Lane(lane_id)
+        return lanes[lane_id]
+
+    def lanes(self) -> Iterator[Lane]:
+        """Every lane ever used."""
+        for peer in self.peers.values():
+            yield from peer.lanes.values()
+
+    def choose(self, target: TargetId, now_ms: int) -> Lane | None:
+        """The lane that the target's next batch belongs to; None: not now."""
+        queues = self._routes.get(target.topic, {})
+        if target.queue_id >= 0:
+            if not self._open(target.broker) or queues.get(target.broker, 0) <= target.queue_id:
+                return None
+            return self._usable(LaneId(target.broker, target.topic, target.queue_id))
+        for broker in self._candidates(target, queues, now_ms):
+            lane = self._next_lane(broker, target.topic, queues[broker])
+            if lane is not None:
+                return lane
+        return None
+
+    def _candidates(self, target: TargetId, queues: Queues, now_ms: int) -> list[str]:
+        home = self.peer(target.broker)
+        if home.connected and queues.get(target.broker, 0) > 0:
+            return [target.broker] if self._open(target.broker) else []
+        home.down_since_ms = home.down_since_ms or now_ms
+        if not home.connected and now_ms - home.down_since_ms < FAILOVER_AFTER_MS:
+            return []
+        return [name for name, count in sorted(queues.items()) if count > 0 and self._open(name)]
+
+    def _open(self, broker: str) -> bool:
+        peer = self.peer(broker)
+        return peer.connected and peer.unacked_bytes < BROKER_BYTES_MAX
+
+    def _next_lane(self, broker: str, topic: str, queues: int) -> Lane | None:
+        first = self._next_queue.get((broker, topic), 0)
+        for step in range(queues):
+            queue = (first + step) % queues
+            lane = self._usable(LaneId(broker, topic, queue))
+            if lane is not None:
+                self._next_queue[broker, topic] = queue + 1
+                return lane
+        return None
+
+    def _usable(self, lane_id: LaneId) -> Lane | None:
+        lane = self.lane(lane_id)
+        return None if lane.full() or lane.failures else lane
+
+    # -- on the way -------------------------------------------------------
+
+    def push(self, batch: Batch) -> None:
+        """A batch is bound to its lane."""
+        batch.lane.push(batch)
+        peer = self.peer(batch.lane.id.broker)
+        peer.unacked_bytes += len(batch.records)
+        peer.busy[batch.lane.id] = batch.lane
+
+    def stored(self, batch: Batch) -> None:
+        """A batch of a lane was answered as stored."""
+        peer = self.peer(batch.lane.id.broker)
+        peer.unacked_bytes -= len(batch.records)
+        if not batch.lane.unacked:
+            del peer.busy[batch.lane.id]
+
+    def sendable(self, broker: str, now_ms: int, bytes_max: int) -> list[Batch]:
+        """Batches to put on the wire to a broker now; at least one if there is any."""
+        batches: list[Batch] = []
+        size = 0
+        peer = self.peer(broker)
+        if not peer.connected:
+            return batches
+        for lane in peer.busy.values():
+            while size < bytes_max:
+                batch = lane.next_to_send(now_ms)
+                if batch is None:
+                    break
+                lane.sent(batch)
+                batches.append(batch)
+                size += len(batch.records)
+        return batches
+
+    def next_retry_ms(self, broker: str, now_ms: int) -> int:
+        """When `sendable` may have something that it holds back now; NEVER: nothing held back."""
+        waits = (
+            lane.retry_at_ms
+            for lane in self.peer(broker).busy.values()
+            if lane.retry_at_ms > now_ms
+        )
+        return min(waits, default=NEVER)

@@ -1,0 +1,62 @@
+"""Far timers that are durable in the timer log and not yet in a block.
+
+Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
+
+A list of pieces as they came; nothing is sorted before it is flushed.  Bounded by what the
+scheduler lets in before it flushes.
+"""
+
+from __future__ import annotations
+
+from timer_service.rows import Blob, Rows
+
+Piece = tuple[Rows, Blob]
+
+
+class Memtable:
+    """Timers in arrival order, with their bodies."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.rows = 0
+        self.bytes = 0  # what the pieces keep in memory
+        self.min_due_ms: int | None = None
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def add(self, rows: Rows, blob: Blob) -> None:
+        """Takes timers in whose bodies lie in `blob`."""
+        if not len(rows):
+            return
+        self.pieces.append((rows, blob))
+        self._count(rows, blob)
+
+    def take_before(self, due_ms: int) -> list[Piece]:
+        """Removes and returns the timers that are due before `due_ms`."""
+        if self.min_due_ms is None or self.min_due_ms >= due_ms:
+            return []
+        taken: list[Piece] = []
+        pieces, self.pieces = self.pieces, []
+        self.rows, self.bytes, self.min_due_ms = 0, 0, None
+        for rows, blob in pieces:
+            near = rows.due_ms < due_ms
+            if near.any():
+                taken.append((rows.take(near), blob))
+                rows = rows.take(~near)
+            self.add(rows, blob)
+        return taken
+
+    def find(self, source: int, offset: int) -> int | None:
+        """Due time of a timer, or None."""
+        for rows, _ in self.pieces:
+            hit = (rows.offset == offset) & (rows.source == source)
+            if hit.any():
+                return int(rows.due_ms[hit][0])
+        return None
+
+    def _count(self, rows: Rows, blob: Blob) -> None:
+        self.rows += len(rows)
+        self.bytes += len(blob.data)
+        least = int(rows.due_ms.min())
+        self.min_due_ms = least if self.min_due_ms is None else min(least, self.min_due_ms)

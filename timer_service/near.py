@@ -1,0 +1,168 @@
+"""The near timers: a table of columns, with their bodies in memory, and the wheel above it.
+
+Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
+
+A row number is what the wheel and the dispatcher handle.  Free rows lie on a stack; the table
+grows by doubling up to `rows_max`.  A row's life:
+
+    FREE -> PENDING (add) -> taken off the wheel, waiting in the dispatcher -> FREE (remove)
+                \\-> DROPPED (cancelled, or moved back to disk) -> FREE, when it is next met
+
+Bodies are not copied: a row points into a blob, and a blob is let go with its last row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from duemq.errors import InvariantError
+from timer_service.rows import COLUMNS, Blob, Rows
+from timer_service.wheel import Ids, Wheel
+
+FREE, PENDING, DROPPED = 0, 1, 2
+ROW_BYTES = 57  # a row's columns, its link in the wheel and its place on the free stack
+BLOB_BYTES = 160  # a blob beside its data
+_ROWS_MIN = 4_096
+
+
+class Near:
+    """Timers in memory.  `rows_max` and `bytes_max` bound them; the caller asks for room first."""
+
+    def __init__(self, now_ms: int, rows_max: int, bytes_max: int) -> None:
+        self.wheel = Wheel(now_ms)
+        self.rows_max = rows_max
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self.pending = 0
+        self.blobs: list[Blob | None] = []
+        self._live: list[int] = []  # rows a blob
+        self._free_blobs: list[int] = []
+        self._capacity = 0
+        self._free: Ids = np.empty(0, dtype=np.int32)
+        self._free_count = 0
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            name: np.empty(0, dtype=kind) for name, kind in COLUMNS
+        }
+        self._blob = np.empty(0, dtype=np.int32)
+        self._state = np.empty(0, dtype=np.uint8)
+        self._grow(min(_ROWS_MIN, rows_max))
+
+    def __len__(self) -> int:
+        """Rows in use, dropped ones that were not met yet included."""
+        return self._capacity - self._free_count
+
+    def has_room(self, rows: int = 1, size: int = 1) -> bool:
+        """Whether so much may be added."""
+        return len(self) + rows <= self.rows_max and self.bytes + size <= self.bytes_max
+
+    def add(self, rows: Rows, blob: Blob) -> None:
+        """Takes timers in whose bodies lie in `blob`.  Past due ones come out at once."""
+        count = len(rows)
+        if not count:
+            return
+        while self._free_count < count:
+            self._grow(min(2 * self._capacity, max(self.rows_max, self._capacity + count)))
+        self._free_count -= count
+        ids = self._free[self._free_count : self._free_count + count].copy()
+        for name, column in zip(self._columns, rows.columns(), strict=True):
+            self._columns[name][ids] = column
+        self._blob[ids] = self._hold(blob, count)
+        self._state[ids] = PENDING
+        self.pending += count
+        self.wheel.add(ids, rows.due_ms)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A whole column, indexed by row number; valid until the next `add`."""
+        return self._columns[name]
+
+    def blobs_of(self, ids: Ids) -> npt.NDArray[np.int32]:
+        """Blob numbers of rows."""
+        return self._blob[ids]
+
+    def rows(self, ids: Ids) -> Rows:
+        """Rows by number, copied."""
+        return Rows(*(column[ids] for column in self._columns.values()))
+
+    def live(self, ids: Ids) -> Ids:
+        """The pending ones of rows that were met; the dropped ones are freed."""
+        dropped = self._state[ids] != PENDING
+        if not dropped.any():
+            return ids
+        self._release(ids[dropped])
+        return ids[~dropped]
+
+    def remove(self, ids: Ids) -> None:
+        """Frees pending rows: they were dispatched."""
+        if (self._state[ids] != PENDING).any():
+            raise InvariantError("a timer that is not pending was dispatched")
+        self.pending -= len(ids)
+        self._release(ids)
+
+    def drop(self, ids: Ids) -> None:
+        """Marks pending rows as gone (cancelled or moved); they are freed when next met."""
+        if (self._state[ids] != PENDING).any():
+            raise InvariantError("a timer that is not pending was dropped")
+        self.pending -= len(ids)
+        self._state[ids] = DROPPED
+
+    def find(self, source: int, offset: int) -> int:
+        """Row number of a pending timer, or -1."""
+        hits = np.flatnonzero(self._columns["offset"] == offset)
+        for row in hits.tolist():
+            if self._state[row] == PENDING and self._columns["source"][row] == source:
+                return int(row)
+        return -1
+
+    def pending_ids(self) -> Ids:
+        """All pending rows."""
+        return np.flatnonzero(self._state == PENDING).astype(np.int32)
+
+    def _hold(self, blob: Blob, count: int) -> int:
+        self.bytes += len(blob.data) + BLOB_BYTES
+        if self._free_blobs:
+            number = self._free_blobs.pop()
+            self.blobs[number] = blob
+            self._live[number] = count
+        else:
+            number = len(self.blobs)
+            self.blobs.append(blob)
+            self._live.append(count)
+        return number
+
+    def _release(self, ids: Ids) -> None:
+        count = len(ids)
+        self._state[ids] = FREE
+        self._free[self._free_count : self._free_count + count] = ids
+        self._free_count += count
+        numbers, counts = np.unique(self._blob[ids], return_counts=True)
+        for number, rows in zip(numbers.tolist(), counts.tolist(), strict=True):
+            blob = self.blobs[number]
+            if blob is None:
+                raise InvariantError("a timer outlived its body")
+            self._live[number] -= rows
+            if not self._live[number]:
+                self.blobs[number] = None
+                self._free_blobs.append(number)
+                self.bytes -= len(blob.data) + BLOB_BYTES
+
+    def _grow(self, capacity: int) -> None:
+        for name, kind in COLUMNS:
+            self._columns[name] = _grown(self._columns[name], capacity, kind)
+        self._blob = _grown(self._blob, capacity, np.int32)
+        self._state = _grown(self._state, capacity, np.uint8)
+        free = np.empty(capacity, dtype=np.int32)
+        new = np.arange(capacity - 1, self._capacity - 1, -1, dtype=np.int32)
+        free[: self._free_count] = self._free[: self._free_count]
+        free[self._free_count : self._free_count + len(new)] = new
+        self._free = free
+        self._free_count += len(new)
+        self._capacity = capacity
+
+
+def _grown(column: npt.NDArray[Any], capacity: int, kind: type[np.generic]) -> npt.NDArray[Any]:
+    grown = np.zeros(capacity, dtype=kind)
+    grown[: len(column)] = column
+    return grown

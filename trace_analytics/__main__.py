@@ -1,0 +1,134 @@
+"""`python -m trace_analytics report`: the traces of a cluster as tables and a page.
+
+Exit codes: 0 done; 1 the traces could not be read; 2 wrong usage, or Java or a package is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from duemq.errors import DuemqError, InvalidArgument
+from duemq.telemetry import DEFAULT_NAMESERVER, TRACE_TOPIC
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; answers the exit code."""
+    arguments = _parser().parse_args(argv)
+    scratch = Path(tempfile.mkdtemp(prefix="duemq-spark-"))
+    try:
+        return _report(arguments, scratch)
+    except InvalidArgument as error:
+        return _failed(arguments, error, 2)
+    except DuemqError as error:
+        return _failed(arguments, error, 1)
+    except ModuleNotFoundError as error:
+        text = f"{error.name} is missing: pip install 'duemq-server[analytics]'"
+        return _failed(arguments, text, 2)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trace_analytics")
+    commands = parser.add_subparsers(dest="command", required=True)
+    report = commands.add_parser(
+        "report",
+        help="aggregate the traces into Parquet tables and one HTML page",
+        description="Reads spans from a cluster's trace topic, or from a folder that an earlier "
+        "report wrote, and writes OUTPUT/report.html and the tables spans, operations, "
+        "end_to_end and lateness (Parquet).",
+    )
+    source = report.add_mutually_exclusive_group()
+    source.add_argument(
+        "--nameserver",
+        metavar="HOST:PORT[,…]",
+        default=os.environ.get("DUEMQ_NAMESERVER", DEFAULT_NAMESERVER),
+        help="cluster to read (default: DUEMQ_NAMESERVER, else %(default)s)",
+    )
+    source.add_argument("--spans", metavar="DIR", type=Path, help="read Parquet spans instead")
+    report.add_argument("--output", metavar="DIR", type=Path, required=True, help="made if missing")
+    report.add_argument("--topic", action="append", help="only this topic; may be repeated")
+    report.add_argument("--trace-topic", default=TRACE_TOPIC, help="default: %(default)s")
+    report.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    return parser
+
+
+def _report(arguments: argparse.Namespace, scratch: Path) -> int:
+    from trace_analytics import session
+
+    try:
+        spark = session.start("duemq trace report", scratch=scratch)
+    except session.JavaMissing as error:
+        return _failed(arguments, error, 2)
+    try:
+        return _write(arguments, spark)
+    finally:
+        spark.stop()
+
+
+def _write(arguments: argparse.Namespace, spark: SparkSession) -> int:
+    from pyspark.errors import PySparkException
+
+    from trace_analytics import report
+
+    try:
+        spans = _spans(arguments, spark)
+        summary = report.write(spark, spans, arguments.output, now=datetime.now(UTC))
+    except PySparkException as error:
+        return _failed(arguments, _cause(str(error)), 1)
+    if arguments.json:
+        print(json.dumps(_result(summary)))
+    else:
+        print(f"{summary.spans:,} spans of {len(summary.topics)} topics: {summary.html}")
+    return 0
+
+
+def _spans(arguments: argparse.Namespace, spark: SparkSession) -> DataFrame:
+    if arguments.spans is not None:
+        spans = spark.read.parquet(str(arguments.spans))
+    else:
+        reader = spark.read.format("duemq-spans").option("nameserver", arguments.nameserver)
+        spans = reader.option("topic", arguments.trace_topic).load()
+    return spans.where(spans.topic.isin(arguments.topic)) if arguments.topic else spans
+
+
+def _result(summary: Any) -> dict[str, Any]:
+    return {
+        "event": "report",
+        "html": str(summary.html),
+        "tables": [str(table) for table in summary.tables],
+        "spans": summary.spans,
+        "topics": list(summary.topics),
+        "first": summary.first.isoformat() if summary.first else None,
+        "last": summary.last.isoformat() if summary.last else None,
+    }
+
+
+def _cause(text: str) -> str:
+    """The last line of a worker's Python traceback: what the reader itself said."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("duemq.errors.")]
+    return told[-1].partition(": ")[2] if told else lines[0] if lines else "Spark failed"
+
+
+def _failed(arguments: argparse.Namespace, error: object, code: int) -> int:
+    if arguments.json:
+        print(json.dumps({"error": str(error)}))
+    print(f"trace report: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

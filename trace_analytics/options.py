@@ -1,0 +1,144 @@
+"""Options of the data sources, checked.  Pure; names as Spark's Kafka source has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from duemq.errors import InvalidArgument
+
+EARLIEST = "earliest"
+LATEST = "latest"
+
+# As Kafka's source: a number below 0 stands for a word.
+_WORDS = {-1: LATEST, -2: EARLIEST}
+
+DEFAULT_NAMESERVER = "127.0.0.1:9876"
+RECORDS_PER_PARTITION = 100_000
+RECORDS_PER_PARTITION_LIMIT = 10_000_000
+TIMEOUT_S = 60
+TIMEOUT_S_LIMIT = 3_600
+
+# Spark's own, set on tables and views.
+_IGNORED = frozenset({"serialization.format"})
+
+# broker → queue → offset, or one of the words for all.
+Positions = str | Mapping[str, Mapping[int, int | str]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `option(…)` said."""
+
+    topic: str
+    nameservers: tuple[str, ...] = (DEFAULT_NAMESERVER,)
+    """host:port; the first that answers is asked."""
+    starting: Positions = EARLIEST
+    ending: Positions = LATEST
+    records_per_partition: int = RECORDS_PER_PARTITION
+    """A queue's range is cut so that no partition has more records of the topic."""
+    fail_on_data_loss: bool = True
+    """Whether an offset that is no longer (or not yet) there fails the read."""
+    timeout_s: int = TIMEOUT_S
+    """How long an unreachable server is asked again before the read fails."""
+
+
+_NAMES = (
+    "topic",
+    "nameserver",
+    "startingOffsets",
+    "endingOffsets",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "timeoutSeconds",
+)
+
+
+def parse(
+    given: Mapping[str, str],
+    *,
+    topic: str = "",
+    records_per_partition: int = RECORDS_PER_PARTITION,
+) -> Options:
+    """The options; raises InvalidArgument naming option, value and what is allowed.
+
+    `topic` and `records_per_partition` are the source's own defaults.
+    """
+    options = {name.lower(): value for name, value in given.items()}
+    known = {name.lower() for name in _NAMES}
+    for name in options:
+        if name not in known and name not in _IGNORED:
+            raise _invalid(name, options[name], f"a known option: {', '.join(_NAMES)}")
+    topic = options.get("topic", topic)
+    if not topic:
+        raise _invalid("topic", "", "the topic to read")
+    return Options(
+        topic=topic,
+        nameservers=_addresses(options.get("nameserver", DEFAULT_NAMESERVER)),
+        starting=_positions("startingOffsets", options.get("startingoffsets", EARLIEST)),
+        ending=_positions("endingOffsets", options.get("endingoffsets", LATEST)),
+        records_per_partition=_integer(
+            "maxRecordsPerPartition",
+            options.get("maxrecordsperpartition", str(records_per_partition)),
+            RECORDS_PER_PARTITION_LIMIT,
+        ),
+        fail_on_data_loss=_boolean("failOnDataLoss", options.get("failondataloss", "true")),
+        timeout_s=_integer(
+            "timeoutSeconds", options.get("timeoutseconds", str(TIMEOUT_S)), TIMEOUT_S_LIMIT
+        ),
+    )
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    addresses = tuple(part.strip() for part in text.split(",") if part.strip())
+    for address in addresses:
+        host, colon, port = address.rpartition(":")
+        if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+            raise _invalid("nameserver", address, "host:port[,host:port…]")
+    if not addresses:
+        raise _invalid("nameserver", text, "host:port[,host:port…]")
+    return addresses
+
+
+def _positions(name: str, text: str) -> Positions:
+    word = text.strip().lower()
+    if word in (EARLIEST, LATEST):
+        return word
+    limit = f'{EARLIEST}, {LATEST} or JSON like {{"broker-0":{{"0":120,"1":-2}}}}'
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError:
+        raise _invalid(name, text, limit) from None
+    if not isinstance(parsed, dict):
+        raise _invalid(name, text, limit)
+    return {broker: _queues(name, broker, queues, limit) for broker, queues in parsed.items()}
+
+
+def _queues(name: str, broker: str, queues: object, limit: str) -> dict[int, int | str]:
+    if not isinstance(queues, dict):
+        raise _invalid(name, f"{broker}: {queues!r}", limit)
+    positions: dict[int, int | str] = {}
+    for queue, offset in queues.items():
+        if not (queue.isascii() and queue.isdigit()) or type(offset) is not int or offset < -2:
+            raise _invalid(name, f"{broker}: {{{queue!r}: {offset!r}}}", limit)
+        positions[int(queue)] = _WORDS.get(offset, offset)
+    return positions
+
+
+def _integer(name: str, text: str, limit: int) -> int:
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= limit:
+        return int(text)
+    raise _invalid(name, text, f"a whole number from 1 to {limit:,}")
+
+
+def _boolean(name: str, text: str) -> bool:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    raise _invalid(name, text, "true or false")
+
+
+def _invalid(name: str, value: str, limit: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"option {name}: {value!r} is not {limit}", field=name, value=value, limit=limit
+    )
