@@ -13,12 +13,13 @@ help: ## Lists the targets.
 
 setup: .venv/.ready ## Makes the environment in .venv/ (once).
 
-.venv/.ready: requirements/build.txt requirements/dev.txt pyproject.toml sdk/pyproject.toml
+.venv/.ready: requirements/build.txt requirements/dev.txt requirements/helm.txt pyproject.toml sdk/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "DueMQ needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 	$(RUN) pip install $(PIP) --require-hashes -r requirements/build.txt
 	$(RUN) pip install $(PIP) --require-hashes --no-build-isolation -r requirements/dev.txt
 	$(RUN) pip install $(PIP) --no-deps --no-build-isolation -e sdk -e .
+	.venv/bin/python helm/fetch_helm.py .venv/helm
 	touch .venv/.ready
 
 .venv-proto/.ready: requirements/proto.txt

@@ -1,28 +1,28 @@
 """Consumer groups: members come and go, queues are released before they are given away.
 
-Pure: `now_ms` in, `Step` out (what to tell whom).  Owner and only caller: GroupServicer on the event
-loop.  `next_ms` says when `tick` wants to be called.
+Pure: `now_ms` in, `Step` out (what to tell whom).  Owner and only caller: GroupServicer on the
+event loop.  `next_ms` says when `tick` wants to be called.
 
 Words.  The *target* of a group says which member shall have which queue (allocation strategy).  The
-*holdings* say who has been given which queue and has not released it.  The *generation* counts targets
-and never goes back.
+*holdings* say who has been given which queue and has not released it.  The *generation* counts
+targets and never goes back.
 
     a queue      free ──granted to its target──► held ──released, or the holder's death──► free
 
 Rules that hold in every history (tests/property/test_coordinator.py):
 1. A queue is held by one member at most, and only its target is given a free queue.
-2. A held queue whose target is another member stays held until the holder releases it, leaves, or is
-   silent for its session timeout.  Queues whose target did not change are not touched.
-3. Within one generation a queue has one target.  A member stamps commits with the generation it took
-   the queue under, and brokers refuse older stamps than the newest taker's: so nothing that a member
-   does after its queue went to another one can move the group's offset.
-4. `released` counts only if it answers a newer assignment than the last one that granted the queue: a
-   late one, overtaken by a new grant to the same member, frees nothing.
+2. A held queue whose target is another member stays held until the holder releases it, leaves, or
+   is silent for its session timeout.  Queues whose target did not change are not touched.
+3. Within one generation a queue has one target.  A member stamps commits with the generation it
+   took the queue under, and brokers refuse older stamps than the newest taker's: so nothing that
+   a member does after its queue went to another one can move the group's offset.
+4. `released` counts only if it answers a newer assignment than the last one that granted the
+   queue: a late one, overtaken by a new grant to the same member, frees nothing.
 
-Restart.  Generation and members of each group are kept (`snapshot`).  A restarted coordinator, or one
-that a group moved to, does not know who holds what: members that come back say so, and until all known
-members are back, every queue is claimed, or a session timeout has passed, the others' queues are not
-given away (`hold`).  A group that nobody has heard of is assigned at once.
+Restart.  Generation and members of each group are kept (`snapshot`).  A restarted coordinator, or
+one that a group moved to, does not know who holds what: members that come back say so, and until
+all known members are back, every queue is claimed, or a session timeout has passed, the others'
+queues are not given away (`hold`).  A group that nobody has heard of is assigned at once.
 """
 
 import json
@@ -151,8 +151,9 @@ class Coordinator:
     def join(self, hello: Hello, now_ms: int, known_generation: int = 0) -> Step:
         """A member came or came back; it is always told its assignment.
 
-        `known_generation` is the newest one that the broker has seen of this group in its offsets: not 0
-        means that the group lived before.  Raises InvalidArgument, NotCoordinator, Overloaded.
+        `known_generation` is the newest one that the broker has seen of this group in its
+        offsets: not 0 means that the group lived before.  Raises InvalidArgument, NotCoordinator,
+        Overloaded.
         """
         self._check(hello)
         self._check_coordinator(hello.group)
@@ -191,7 +192,10 @@ class Coordinator:
         queues: Iterable[MessageQueue],
         now_ms: int,
     ) -> Step:
-        """A member has let go of queues, after the assignment of `generation`.  Raises FencedMember."""
+        """A member has let go of queues, as the assignment of `generation` told it.
+
+        Raises FencedMember.
+        """
         group, member = self._member(group_name, member_id)
         member.last_heard_ms = now_ms
         for queue in queues:

@@ -103,9 +103,14 @@ class Offsets:
         """The groups that have offsets here."""
         return sorted(self._groups)
 
+    def generation_of(self, group: str) -> int:
+        """The newest generation that has taken over a queue of this broker; 0: none."""
+        queues = self._groups.get(group, {})
+        return max((progress.generation for progress in queues.values()), default=0)
+
     def of_group(self, group: str, topic: str = "") -> Iterator[tuple[str, int, Progress]]:
         """(topic, queue id, progress) of a group, of one topic or of all."""
-        for (name, queue_id), progress in sorted(self._groups.get(group, {}).items()):
+        for (name, queue_id), progress in sorted(list(self._groups.get(group, {}).items())):
             if not topic or topic == name:
                 yield name, queue_id, progress
 

@@ -20,32 +20,19 @@ DIRECTORY = "consumequeue"
 
 
 class Queue:
-    """One queue.  Its files come into being with its first record."""
+    """One queue.  Its files come into being with its first records."""
 
-    __slots__ = ("_directory", "_disk", "_files", "_index", "dropped", "next_offset", "queue_id",
-                 "topic")
+    __slots__ = ("_index", "dropped", "next_offset", "queue_id", "topic")
 
     def __init__(
         self, topic: str, queue_id: int, directory: str, disk: Disk, files: OpenFiles
     ) -> None:
         self.topic = topic
         self.queue_id = queue_id
-        self.next_offset = 0
         # The topic was deleted: what is still on its way to the disk is not indexed any more.
         self.dropped = False
-        self._directory = directory
-        self._disk = disk
-        self._files = files
-        self._index: FixedIndex | None = None
-        if disk.exists(directory):
-            self._open()
-            self.next_offset = self.max_offset
-
-    def _open(self) -> FixedIndex:
-        self._index = FixedIndex(
-            self._directory, self._disk, consume_queue.ENTRY_BYTES, files=self._files
-        )
-        return self._index
+        self._index = FixedIndex(directory, disk, consume_queue.ENTRY_BYTES, files=files)
+        self.next_offset = self.max_offset
 
     @property
     def key(self) -> tuple[str, int]:
@@ -55,68 +42,59 @@ class Queue:
     @property
     def min_offset(self) -> int:
         """The oldest record kept."""
-        return self._index.first if self._index else 0
+        return self._index.first
 
     @property
     def max_offset(self) -> int:
         """One past the newest record that consumers may see."""
-        return self._index.end if self._index else 0
+        return self._index.end
 
     def append(self, entries: bytes) -> None:
         """Shows records to consumers.  Raises DiskFull; then nothing was added."""
-        (self._index or self._open()).append(entries)
+        self._index.append(entries)
 
     def page(self, offset: int, count: int, nowait: bool = False) -> memoryview:
         """Up to `count` entries from `offset` on, less only at the end.
 
         Raises BlockingIOError with `nowait`, IndexError before `min_offset`.
         """
-        if self._index is None:
-            return memoryview(b"")
         size = consume_queue.ENTRY_BYTES
         data = self._index.read(offset, count, nowait)
         while len(data) < count * size and offset + len(data) // size < self._index.end:
             got = len(data) // size
-            data = memoryview(
-                b"".join((data, self._index.read(offset + got, count - got, nowait)))
-            )
+            rest = self._index.read(offset + got, count - got, nowait)
+            data = memoryview(b"".join((data, rest)))
         return data
 
     def entry(self, offset: int) -> tuple[int, ...]:
         """One entry: position, size, frame_back, tag hash, key hash, store_ms."""
         return consume_queue.ENTRY.unpack(self.page(offset, 1))
 
+    def frame_at(self, offset: int) -> int:
+        """Log position of the frame that holds a record."""
+        position, _, frame_back, *_ = self.entry(offset)
+        return position - frame_back
+
     def last_store_ms(self) -> int:
         """When the newest record was stored; 0: there is none."""
         return self.entry(self.max_offset - 1)[5] if self.max_offset > self.min_offset else 0
 
-    def flush(self) -> None:
-        """Hands what is in memory to the operating system.  Raises DiskFull."""
-        if self._index:
-            self._index.flush()
-
     def sync(self) -> None:
-        """Makes what was flushed durable; in any thread.  Raises DiskFull, DiskFailed."""
-        if self._index:
-            self._index.sync()
+        """Makes all of it durable; in any thread.  Raises DiskFull, DiskFailed."""
+        self._index.sync()
 
     def rewind(self, offset: int) -> None:
         """Forgets what is beyond `offset`, at start.  Raises IndexError if that is out of reach."""
-        if self._index:
-            self._index.truncate(offset)
-        elif offset:
-            raise IndexError(f"{self._directory} is missing")
+        self._index.truncate(offset)
         self.next_offset = offset
 
-    def restart(self, offset: int) -> None:
+    def restart(self, offset: int = 0) -> None:
         """Empties the queue, at start: its next record is that of `offset`."""
-        (self._index or self._open()).reset(offset)
+        self._index.reset(offset)
         self.next_offset = offset
 
     def drop_before(self, position: int) -> None:
         """Forgets the records that lie before a position of the log."""
-        if self._index is None:
-            return
         low, high = self.min_offset, self.max_offset
         while low < high:
             middle = (low + high) // 2
@@ -128,12 +106,7 @@ class Queue:
 
     def close(self) -> None:
         """Closes the files."""
-        if self._index:
-            self._index.close()
-
-    def discard(self) -> None:
-        """The topic is deleted: nothing is added any more."""
-        self.dropped = True
+        self._index.close()
 
 
 class QueueTable:
@@ -148,8 +121,13 @@ class QueueTable:
     def add(self, topic: Topic) -> list[Queue]:
         """Makes the queues of a topic, or opens them."""
         queues = [
-            Queue(topic.name, number, os.path.join(self._folder(topic), str(number)),
-                  self._disk, self._files)
+            Queue(
+                topic.name,
+                number,
+                os.path.join(self._folder(topic), str(number)),
+                self._disk,
+                self._files,
+            )
             for number in range(topic.queues)
         ]
         self._queues[topic.name] = queues
@@ -166,7 +144,7 @@ class QueueTable:
     def remove(self, topic: Topic) -> None:
         """Forgets the queues of a topic; `erase` removes the files."""
         for queue in self._queues.pop(topic.name, []):
-            queue.discard()
+            queue.dropped = True
 
     def erase_unknown(self, topics: list[Topic]) -> None:
         """Removes the files of topics that are not in the table."""

@@ -14,6 +14,7 @@ Everything here can be rebuilt from the log; `snapshot` and `restore` spare that
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -114,7 +115,7 @@ class Store:
         self._check_writable()
         producer_id, epoch, sequence = batch.producer_id, batch.producer_epoch, batch.sequence
         check_identity(producer_id, epoch, sequence)
-        topic = self._topic_to_send(batch.topic, now_ms)
+        topic = self._topic_to_send(batch.topic)
         timed = due.is_timed(batch)
         queue_id = batch.queue_id
         self._check_queue(topic, queue_id, timed)
@@ -133,7 +134,7 @@ class Store:
             self.producers.record(key, epoch, sequence, accepted.stored)
         return accepted
 
-    def _topic_to_send(self, name: str, now_ms: int) -> Topic:
+    def _topic_to_send(self, name: str) -> Topic:
         if name in self.topics:
             if name == names.TIMER_TOPIC:
                 raise InvalidArgument(
@@ -150,7 +151,7 @@ class Store:
                 field="topic",
                 value=name,
             )
-        return self.create_topic(name, 0, 0, now_ms)[0]
+        return self.create_topic(name)[0]
 
     def _check_queue(self, topic: Topic, queue_id: int, timed: bool) -> None:
         lowest = ANY_QUEUE if timed else 0
@@ -269,7 +270,7 @@ class Store:
         return self._queues.of(topic)
 
     def create_topic(
-        self, name: str, queues: int, message_bytes_max: int, now_ms: int
+        self, name: str, queues: int = 0, message_bytes_max: int = 0
     ) -> tuple[Topic, int]:
         """(The topic, settled).  Raises InvalidArgument, TopicExists, ReadOnly, Overloaded."""
         self._check_writable()
@@ -290,7 +291,8 @@ class Store:
 
     def _put_topic(self, topic: Topic) -> None:
         self.topics.put(topic)
-        self._queues.add(topic)
+        for queue in self._queues.add(topic):
+            queue.restart()  # files of its name are a crash's leftovers
 
     def _remove_topic(self, name: str) -> None:
         self._queues.remove(self.topics.remove(name))
@@ -309,6 +311,16 @@ class Store:
         for key, progress in fresh:
             self.offsets.put(key, progress)
         return settled
+
+    def lags(self) -> dict[tuple[str, str], int]:
+        """Records not yet committed, by group and topic.  Any thread; not exact then."""
+        lags: dict[tuple[str, str], int] = {}
+        for group in self.offsets.groups():
+            for topic, queue_id, progress in self.offsets.of_group(group):
+                with suppress(DuemqError):
+                    lag = self.queue(topic, queue_id).max_offset - progress.offset
+                    lags[group, topic] = lags.get((group, topic), 0) + lag
+        return lags
 
     # -- start and checkpoint ---------------------------------------------------------------------
 
@@ -344,7 +356,7 @@ class Store:
                 self._queues.add(topic), state.queues[topic.name], strict=True
             ):
                 if rebuild:
-                    queue.restart(0)
+                    queue.restart()
                 else:
                     queue.rewind(next_offset)
         if not rebuild:
@@ -408,14 +420,11 @@ class Store:
     def ensure_timer_topic(self) -> None:
         """Makes %TIMER% on the first start; its number of queues never changes."""
         if names.TIMER_TOPIC not in self.topics:
-            self.create_topic(names.TIMER_TOPIC, self.rules.timer_queues, 0, 0)
+            self.create_topic(names.TIMER_TOPIC, self.rules.timer_queues)
 
-    def flush_queues(self) -> list[Queue]:
-        """Hands the consume queues to the operating system; the caller syncs them in a thread."""
-        queues = self._queues.all()
-        for queue in queues:
-            queue.flush()
-        return queues
+    def all_queues(self) -> list[Queue]:
+        """Every queue of every topic."""
+        return self._queues.all()
 
     def erase_deleted(self) -> None:
         """Removes the files of topics that were deleted before the last checkpoint."""

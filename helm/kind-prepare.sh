@@ -14,7 +14,9 @@ trap 'rm -rf wheelhouse.new' EXIT
   --platform "manylinux2014_$arch" --platform "manylinux_2_28_$arch" --platform "manylinux_2_27_$arch" \
   -r requirements/server.txt
 for project in sdk .; do
-  "$python" -m build --no-isolation --wheel --outdir wheelhouse.new "$project" >/dev/null
+  rm -rf "$project/build" # setuptools would pack modules that are long gone
+  "$python" -m build --no-isolation --wheel --outdir wheelhouse.new "$project" >/dev/null 2>wheelhouse.new/build.log || { cat wheelhouse.new/build.log >&2; exit 1; }
+  rm -rf "$project/build" wheelhouse.new/build.log
 done
 mv wheelhouse.new wheelhouse
 echo "wheelhouse: $(find wheelhouse -name '*.whl' | wc -l) wheels, $(du -sh wheelhouse | cut -f1)"

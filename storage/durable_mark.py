@@ -17,7 +17,7 @@ import struct
 
 import google_crc32c
 
-from storage.disk import Disk, write_all
+from storage.disk import Disk, DiskFile, write_all
 
 FILE_NAME = "durable"
 _COVERED = struct.Struct("<4sQ")
@@ -44,16 +44,24 @@ class DurableMark:
     """The mark of one log.  Owned by the thread that syncs the log."""
 
     def __init__(self, directory: str, disk: Disk) -> None:
-        self._file = disk.open(os.path.join(directory, FILE_NAME), create=True)
+        self._path = os.path.join(directory, FILE_NAME)
+        self._disk = disk
+        self._file: DiskFile | None = None
 
     def load(self) -> int:
         """The position, 0 if unknown."""
-        return decode(bytes(self._file.pread(MARK_BYTES, 0)))
+        if not self._disk.exists(self._path):
+            return 0
+        return decode(bytes(self._disk.open(self._path).pread(MARK_BYTES, 0)))
 
     def store(self, position: int) -> None:
         """Remembers a position.  Raises DiskFull at its first use only, DiskFailed."""
+        if self._file is None:
+            self._file = self._disk.open(self._path, create=True)
         write_all(self._file, [encode(position)], 0)
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,10 +1,10 @@
 """Fixed-size entries by number, in files of a fixed number of entries.
 
-Owned by one writer (the thread that appends); any thread may read.  Derived
-data: unchecked, synced only by `sync`, rebuilt by its owner from a log.  A file
-is named by the 20-digit number of its first entry.  The newest entries wait in
-memory for up to FLUSH_BYTES, so that an append costs no system call and a
-reader at the tail needs none.
+One thread appends, cuts and drops; any thread may read, flush or sync meanwhile.
+Derived data: unchecked, durable only after `sync`, rebuilt by its owner from a
+log.  A file is named by the 20-digit number of its first entry.  The newest
+entries wait in memory, up to FLUSH_BYTES, so that an append costs no system
+call and a reader at the tail needs none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import bisect
 import os
 import threading
-from collections.abc import Callable
 
 from storage.disk import Buffer, Disk, nbytes, write_all
 from storage.errors import CorruptFile
@@ -48,12 +47,13 @@ class FixedIndex:
         self._disk = disk
         self._files = files or OpenFiles(disk)
         self._per_file = max(1, file_bytes // entry_bytes)
-        self._lock = threading.Lock()  # guards the tail against a reader during a flush
+        self._flush_lock = threading.RLock()  # guards the files, _starts and _unsynced
+        self._lock = threading.Lock()  # guards _tail, _flushed, end; never held over I/O
         self._tail = bytearray()
         self._unsynced: set[str] = set()
         self._new_names = False
         names = disk.listdir(directory) if disk.exists(directory) else []
-        self._starts = sorted(int(n) for n in names if _is_name(n))
+        self._starts = sorted(int(n) for n in names if _is_name(n))  # replaced, never changed
         self.first = self._starts[0] if self._starts else 0
         self._flushed = self._starts[-1] + self._entries_in_last() if self._starts else 0
         self.end = self._flushed
@@ -65,29 +65,32 @@ class FixedIndex:
     def _path(self, start: int) -> str:
         return os.path.join(self.directory, f"{start:0{NAME_DIGITS}d}")
 
+    # -- writing ----------------------------------------------------------
+
     def append(self, data: Buffer) -> None:
         """Adds whole entries.  Raises DiskFull and then has added none of them."""
         size = nbytes(data)
         if size % self.entry_bytes:
             raise ValueError(f"{size} bytes are not whole entries of {self.entry_bytes}")
-        if len(self._tail) + size > FLUSH_BYTES and self._tail:
+        if len(self._tail) + size > FLUSH_BYTES:
             self.flush()
         with self._lock:
-            self._tail += memoryview(data).cast("B")
+            self._tail += data
             self.end += size // self.entry_bytes
 
     def flush(self) -> None:
         """Hands what waits in memory to the operating system.  Raises DiskFull."""
-        while self._tail:
-            start, room = self._last_file()
-            data = bytes(memoryview(self._tail)[: room * self.entry_bytes])
-            path = self._path(start)
-            file = self._files.get(path)
-            write_all(file, [data], (self._flushed - start) * self.entry_bytes)
-            self._unsynced.add(path)
-            with self._lock:
-                self._flushed += len(data) // self.entry_bytes
-                del self._tail[: len(data)]
+        with self._flush_lock:
+            while self._tail:
+                start, room = self._last_file()
+                path = self._path(start)
+                with self._lock:
+                    data = bytes(self._tail[: room * self.entry_bytes])
+                write_all(self._files.get(path), [data], (self._flushed - start) * self.entry_bytes)
+                self._unsynced.add(path)
+                with self._lock:
+                    self._flushed += len(data) // self.entry_bytes
+                    del self._tail[: len(data)]
 
     def _last_file(self) -> tuple[int, int]:
         """Start of the file that takes the next entry, and for how many it has room."""
@@ -96,43 +99,34 @@ class FixedIndex:
             room = start + self._per_file - self._flushed
             if room > 0:
                 return start, room
-        start = self._flushed
-        if not self._starts:
+        else:
             self._disk.makedirs(self.directory)
+        start = self._flushed
         self._files.get(self._path(start), create=True)
         self._starts = [*self._starts, start]
         self._new_names = True
         return start, self._per_file
 
-    def begin_sync(self) -> Callable[[], None]:
-        """Flushes, and answers what makes all present entries durable.
-
-        The answer is to be called once, in any thread, while appends go on; it
-        raises DiskFailed.  Raises DiskFull.
-        """
-        self.flush()
-        files = [self._files.get(path) for path in sorted(self._unsynced)]
-        new_names = self._new_names
-        self._unsynced.clear()
-        self._new_names = False
-
-        def finish() -> None:
-            for file in files:
-                file.fdatasync()
-            if new_names:
-                self._disk.fsync_dir(self.directory)
-
-        return finish
-
     def sync(self) -> None:
-        """Makes all entries durable.  Raises DiskFull, DiskFailed."""
-        self.begin_sync()()
+        """Makes all entries durable that were appended before.  Raises DiskFull, DiskFailed."""
+        with self._flush_lock:
+            self.flush()
+            files = [self._files.get(path) for path in sorted(self._unsynced)]
+            new_names = self._new_names
+            self._unsynced.clear()
+            self._new_names = False
+        for file in files:
+            file.fdatasync()
+        if new_names:
+            self._disk.fsync_dir(self.directory)
+
+    # -- reading ----------------------------------------------------------
 
     def read(self, first: int, count: int, nowait: bool = False) -> memoryview:
         """Up to `count` entries from number `first` on; fewer at the end of a file.
 
-        Empty at or beyond `end`.  Raises IndexError before `first`, and
-        BlockingIOError with `nowait` if the file is not in memory.
+        Empty at or beyond `end`.  Raises IndexError before `first`, CorruptFile,
+        and BlockingIOError with `nowait` if the file is not in memory.
         """
         if first < self.first:
             raise IndexError(f"entry {first} is gone, the first is {self.first}")
@@ -143,7 +137,8 @@ class FixedIndex:
                 size = self.entry_bytes
                 return memoryview(bytes(self._tail[at * size : (at + count) * size]))
             count = min(count, -at)
-        start = self._start_of(first)
+        starts = self._starts
+        start = starts[bisect.bisect_right(starts, first) - 1]
         count = min(count, start + self._per_file - first)
         offset = (first - start) * self.entry_bytes
         path = self._path(start)
@@ -152,9 +147,7 @@ class FixedIndex:
             raise CorruptFile(path, offset + len(data), "entries are missing", _REMEDY)
         return data
 
-    def _start_of(self, number: int) -> int:
-        starts = self._starts  # replaced, never changed
-        return starts[bisect.bisect_right(starts, number) - 1]
+    # -- cutting ----------------------------------------------------------
 
     def truncate(self, end: int) -> None:
         """Drops all entries from number `end` on.
@@ -162,31 +155,36 @@ class FixedIndex:
         Raises IndexError if the index does not reach `end` or starts after it.
         """
         if not self.first <= end <= self.end:
-            raise IndexError(f"cannot cut at {end}: entries are {self.first} to {self.end}")
-        self.flush()
-        while self._starts and self._starts[-1] >= end and len(self._starts) > 1:
-            self._remove(self._starts[-1])
-        if self._starts:
-            start = self._starts[-1]
-            path = self._path(start)
-            self._files.get(path).truncate((end - start) * self.entry_bytes)
-            self._unsynced.add(path)
-        self._flushed = self.end = end
+            raise IndexError(
+                f"{self.directory} cannot be cut at {end}: it holds {self.first} to {self.end}"
+            )
+        with self._flush_lock:
+            self.flush()
+            while len(self._starts) > 1 and self._starts[-1] >= end:
+                self._remove(self._starts[-1])
+            if self._starts:
+                start = self._starts[-1]
+                path = self._path(start)
+                self._files.get(path).truncate((end - start) * self.entry_bytes)
+                self._unsynced.add(path)
+            self._flushed = self.end = end
 
     def reset(self, first: int) -> None:
         """Empties the index; the next entry will have number `first`."""
-        with self._lock:
-            self._tail.clear()
-        for start in self._starts:
-            self._remove(start)
-        self.first = self._flushed = self.end = first
+        with self._flush_lock:
+            for start in self._starts:
+                self._remove(start)
+            with self._lock:
+                self._tail.clear()
+                self.first = self._flushed = self.end = first
 
     def drop_before(self, number: int) -> None:
         """Forgets the entries before `number`; removes the files that are done."""
         number = min(number, self.end)
-        while len(self._starts) > 1 and self._starts[1] <= number:
-            self._remove(self._starts[0])
         self.first = max(self.first, number)
+        with self._flush_lock:
+            while len(self._starts) > 1 and self._starts[1] <= number:
+                self._remove(self._starts[0])
 
     def _remove(self, start: int) -> None:
         path = self._path(start)

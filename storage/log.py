@@ -132,23 +132,36 @@ class SegmentedLog:
             files=files,
         )
 
+    @classmethod
+    def open_for_reading(cls, directory: str, disk: Disk) -> SegmentedLog:
+        """For tools: reads what the files hold, recovers nothing, cannot append.
+
+        Raises FileNotFoundError.
+        """
+        log = cls.open(directory, disk)
+        if log._segments:
+            last = log._segments[-1]
+            log.written_position = last.start + disk.open(last.path).size()
+        return log
+
     # -- recovery ---------------------------------------------------------
 
     def recover(self, from_position: int = 0) -> Iterator[Entry]:
         """Verifies the log's end, cuts a torn tail, and yields what the owner missed.
 
-        Yields the entries from `from_position` (an entry's start) on, or from
-        the log's start if that is later.  Append only after the last one.  If
+        Yields the entries from `from_position` on, or from the log's start if
+        that is later.  It is where the owner's checkpoint was taken: an entry's
+        start that was durable then.  Append only after the last one.  If
         `end_position` is then before `from_position`, the log lost what the
         owner's checkpoint had seen: the owner starts over with `recover()` and
         saves a checkpoint before it appends.
 
         Raises CorruptLog, UnknownVersion, DiskFull, DiskFailed.
         """
-        mark = self._mark.load()
+        durable = max(self._mark.load(), from_position)
         if not self._segments:
-            if mark:
-                raise self._corrupt(0, f"no segment is here, but {mark} bytes were durable")
+            if durable:
+                raise self._corrupt(0, f"no segment is here, but {durable} bytes were durable")
             self._open_for_writing(0)
             return
         position = self._first_to_verify(from_position)
@@ -169,31 +182,33 @@ class SegmentedLog:
                 if entry.position >= from_position:
                     yield entry
             if last:
-                self._end_recovery(segment, stop, mark)
+                self._end_recovery(segment, stop, durable)
             elif stop.position != self._segments[index + 1].start:
                 raise self._corrupt(stop.position, stop.reason)
 
     def _first_to_verify(self, from_position: int) -> int:
-        """An entry's start at or before the owner's starting point."""
-        known = [s.start for s in self._segments]
-        if self._verify_from is not None:
-            known.append(self._verify_from)
-        known.append(from_position)
-        size = self._files.get(self._segments[-1].path).size()
-        end = self._segments[-1].start + size
-        wanted = max(self.start_position, min(from_position, end) - VERIFY_BACK_BYTES)
-        return min((p for p in known if wanted <= p <= end), default=self._segments[-1].start)
+        """An entry's start, some way before the owner's starting point if one is known."""
+        last = self._segments[-1]
+        if from_position > last.start + self._files.get(last.path).size():
+            return last.start  # the log lost its end; the owner will notice
+        from_position = max(from_position, self.start_position)
+        hint = self._verify_from
+        if hint is not None and self.start_position <= hint <= from_position:
+            return hint
+        wanted = from_position - VERIFY_BACK_BYTES
+        starts = [s.start for s in self._segments if wanted <= s.start <= from_position]
+        return min(starts, default=from_position)
 
-    def _end_recovery(self, segment: Segment, stop: recovery.Stop, mark: int) -> None:
+    def _end_recovery(self, segment: Segment, stop: recovery.Stop, durable: int) -> None:
         file = self._files.get(segment.path)
         tail = recovery.search(file, segment, stop.position)
-        if recovery.is_damage(stop, tail, mark):
+        if recovery.is_damage(stop, tail, durable):
             raise self._corrupt(
                 stop.position, f"{stop.reason}; valid entries follow at {tail.valid_position}"
             )
         kept = recovery.keep_aside(file, segment, stop, tail, self._disk)
-        if kept or stop.position < mark:
-            lost = stop.position < mark
+        lost = stop.position < durable
+        if kept or lost:
             logger.log(
                 logging.ERROR if lost else logging.WARNING,
                 "%s: cut at position %d (%s)%s%s",
@@ -201,7 +216,7 @@ class SegmentedLog:
                 stop.position,
                 stop.reason,
                 f", kept aside as {kept}" if kept else "",
-                f"; LOST: it had been durable up to {mark}" if lost else "",
+                f"; LOST: it had been durable up to {durable}" if lost else "",
             )
         self._open_for_writing(stop.position)
 
@@ -274,12 +289,13 @@ class SegmentedLog:
         later.  Raises DiskFailed: the log takes no more.
         """
         group = self.write_group()
-        if group is not None:
-            self.sync()
+        self.sync()
         return group
 
     def write_group(self) -> Group | None:
         """As write_pending, but leaves the sync to a later `sync`."""
+        if self._failure is not None:
+            raise DiskFailed(str(self._failure))
         group = self._group = self._group or self._take_group()
         if not group:
             return None
@@ -490,9 +506,10 @@ class SegmentedLog:
             self._files.forget(segment.path)
 
     def _corrupt(self, position: int, problem: str) -> CorruptLog:
+        remedy = recovery.remedy(self.directory, position)
         at = bisect.bisect_right(self._segments, position, key=lambda s: s.start) - 1
         if at < 0:
-            return CorruptLog(self.directory, 0, problem, recovery.REMEDY)
+            return CorruptLog(self.directory, 0, problem, remedy)
         segment = self._segments[at]
         offset = position - segment.start
-        return CorruptLog(segment.path, offset, f"position {position}: {problem}", recovery.REMEDY)
+        return CorruptLog(segment.path, offset, f"position {position}: {problem}", remedy)

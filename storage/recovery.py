@@ -1,13 +1,14 @@
 """What the end of a log means after a crash.
 
 Entries are verified one after the other.  Where the first invalid one starts,
-at p, the rest of the last segment is searched for valid entries, and the log's
-durable mark is consulted:
+at p, the rest of the last segment is searched for valid entries.  What is known
+to have been durable is the log's durable mark or the owner's checkpoint, the
+later of the two:
 
 | valid entries after p                          | meaning              | what is done           |
 |------------------------------------------------|----------------------|------------------------|
 | none                                           | torn tail            | cut at p, kept aside   |
-| some, p below the durable mark                 | damage               | refuse to start        |
+| some, p known to have been durable             | damage               | refuse to start        |
 | some, one of them written when p was durable   | damage               | refuse to start        |
 | some, all written before p was durable         | hole of a torn group | cut at p, kept aside   |
 | p in a segment that is not the last            | damage               | refuse to start        |
@@ -16,7 +17,7 @@ The last row holds because a segment is synced before its successor is made.  A
 group's entries carry the position that was durable when the group was written,
 so the third row does not depend on the mark, which a power failure may set back.
 
-A cut below the durable mark means that acknowledged data are gone (a truncated
+A cut before what was durable means that acknowledged data are gone (a truncated
 file, a disk that lied about a sync).  The log starts without them, since they
 are the end of it and nothing valid is skipped, but says so as an error.
 """
@@ -35,11 +36,14 @@ CHUNK_BYTES = 4 * 1024 * 1024
 """Read size of a scan; a multiple of the entries' alignment."""
 assert CHUNK_BYTES % record.ALIGNMENT == 0
 
-REMEDY = (
-    "Run `python -m storage check DIRECTORY` to see all damage, then restore the file from a"
-    " copy, or accept the loss of everything from there on with"
-    " `python -m storage cut DIRECTORY --at POSITION`"
-)
+
+def remedy(directory: str, position: int) -> str:
+    """What an operator can do about damage at a position."""
+    return (
+        f"Run `python -m storage check {directory}` to see all damage, then restore the file from"
+        " a copy, or accept the loss of everything from there on with"
+        f" `python -m storage cut {directory} --at {position}`"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +135,10 @@ def _entry_at(file: DiskFile, segment: Segment, position: int) -> Entry | None:
         return None
 
 
-def is_damage(stop: Stop, tail: Tail, durable_mark: int) -> bool:
+def is_damage(stop: Stop, tail: Tail, durable_position: int) -> bool:
     """Whether the bytes at the stop were durable once and valid data follow."""
     return tail.valid_position is not None and (
-        stop.position < durable_mark or tail.synced_position_max > stop.position
+        stop.position < durable_position or tail.synced_position_max > stop.position
     )
 
 

@@ -57,8 +57,7 @@ class Dispatcher:
     def __init__(self) -> None:
         self.peers: dict[str, Peer] = {}
         self.waiting = 0  # rows in `_ready`, cancelled ones included
-        self._ready: dict[int, deque[Ids]] = {}
-        self._turns: deque[int] = deque()  # targets with something ready
+        self._ready: dict[int, deque[Ids]] = {}  # by target, the one served last at the end
         self._routes: Mapping[str, Queues] = {}
         self._next_queue: dict[tuple[str, str], int] = {}
 
@@ -66,22 +65,16 @@ class Dispatcher:
 
     def add(self, target: int, ids: Ids) -> None:
         """Timers of a target are due."""
-        if target not in self._ready:
-            self._ready[target] = deque()
-            self._turns.append(target)
-        self._ready[target].append(ids)
+        self._ready.setdefault(target, deque()).append(ids)
         self.waiting += len(ids)
 
-    def turns(self) -> Iterator[int]:
-        """Every target with something ready, once, beginning after the one served last."""
-        for _ in range(len(self._turns)):
-            target = self._turns[0]
-            self._turns.rotate(-1)
-            yield target
+    def turns(self) -> list[int]:
+        """Every target with something ready, the one served last at the end."""
+        return list(self._ready)
 
     def take(self, target: int, count: int) -> Ids:
         """Up to `count` timers of a target, first due first."""
-        ready, taken, left = self._ready[target], [], count
+        ready, taken, left = self._ready.pop(target), [], count
         while ready and left:
             ids = ready[0]
             if len(ids) <= left:
@@ -91,17 +84,15 @@ class Dispatcher:
                 ready[0] = ids[left:]
             left -= len(taken[-1])
         self.waiting -= count - left
-        if not ready:
-            del self._ready[target]
-            self._turns.remove(target)
+        if ready:
+            self._ready[target] = ready
         return np.concatenate(taken) if len(taken) > 1 else taken[0]
 
     def put_back(self, target: int, ids: Ids) -> None:
-        """Returns timers that were taken; they are first again."""
-        if not len(ids):
-            return
-        self.add(target, ids)
-        self._ready[target].rotate(1)
+        """Returns timers that were taken; they are first of their target again."""
+        if len(ids):
+            self._ready.setdefault(target, deque()).appendleft(ids)
+            self.waiting += len(ids)
 
     # -- where to ---------------------------------------------------------
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from duemq.errors import Corrupt
 from storage import frame, record
-from timer_service.rows import Rows, concatenate
+from timer_service.rows import Rows
 
 
 class FetchedFrame(NamedTuple):
@@ -45,7 +45,7 @@ def rows_of(fetched: FetchedFrame, source: int, target: int) -> Rows:
     home = np.empty(count, dtype=np.uint32)
     home[0] = fetched.payload
     if count > 1:
-        np.cumsum(sizes[:-1], out=home[1:])
+        np.cumsum(sizes[:-1], dtype=np.uint32, out=home[1:])
         home[1:] += np.uint32(fetched.payload)
     return Rows(
         each.due_ms,
@@ -58,8 +58,3 @@ def rows_of(fetched: FetchedFrame, source: int, target: int) -> Rows:
         each.key_hashes,
     )
 
-
-def joined(parts: list[Rows]) -> Rows:
-    """One batch of rows out of those of several frames, copied out of the frames."""
-    rows = concatenate(parts)
-    return rows.take(slice(None)) if len(parts) > 1 else Rows(*(c.copy() for c in rows.columns()))

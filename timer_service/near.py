@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from duemq.errors import InvariantError
-from timer_service.rows import COLUMNS, Blob, Rows
+from timer_service.rows import COLUMNS, Blob, Rows, runs
 from timer_service.wheel import Ids, Wheel
 
 FREE, PENDING, DROPPED = 0, 1, 2
@@ -116,6 +116,29 @@ class Near:
                 return int(row)
         return -1
 
+    def evict(self, due_ms: int) -> list[tuple[Rows, Blob]]:
+        """Takes pending timers out that are due at or after `due_ms`, to make room.
+
+        Costs a pass over the table: for times when memory is short.
+        """
+        due = self._columns["due_ms"]
+        on_wheel = (self._state != FREE) & (due > self.wheel.now_ms)
+        gone = on_wheel & ((self._state == DROPPED) | (due >= due_ms))
+        kept = np.flatnonzero(on_wheel & ~gone).astype(np.int32)
+        evicted = np.flatnonzero(gone & (self._state == PENDING)).astype(np.int32)
+        evicted = evicted.take(np.argsort(self._blob[evicted], kind="stable"))
+        numbers = self._blob[evicted]
+        pieces: list[tuple[Rows, Blob]] = []
+        for first, last in runs(numbers):
+            blob = self.blobs[int(numbers[first])]
+            if blob is None:
+                raise InvariantError("a timer outlived its body")
+            pieces.append((self.rows(evicted[first:last]), blob))
+        self.pending -= len(evicted)
+        self._release(np.flatnonzero(gone).astype(np.int32))
+        self.wheel.replace(kept, due[kept])
+        return pieces
+
     def pending_ids(self) -> Ids:
         """All pending rows."""
         return np.flatnonzero(self._state == PENDING).astype(np.int32)
@@ -134,6 +157,8 @@ class Near:
 
     def _release(self, ids: Ids) -> None:
         count = len(ids)
+        if not count:
+            return
         self._state[ids] = FREE
         self._free[self._free_count : self._free_count + count] = ids
         self._free_count += count

@@ -102,3 +102,11 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
     if not parts:
         return empty_rows()
     return Rows(*(np.concatenate(columns) for columns in zip(*map(Rows.columns, parts), strict=True)))
+
+
+def runs(values: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """(start, end) of each run of equal values."""
+    if not len(values):
+        return []
+    starts = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()]
+    return list(zip(starts, [*starts[1:], len(values)], strict=True))

@@ -78,6 +78,14 @@ class Wheel:
         else:
             self._link_many(ids, due_ms)
 
+    def replace(self, ids: Ids, due_ms: Times) -> None:
+        """Forgets every timer that is not yet due and holds these instead."""
+        self._head.fill(_END)
+        self._tail.fill(_END)
+        self._occupied = bytearray(SPAN_MS)
+        self._count = sum(len(late) for _, late in self._late)
+        self.add(ids, due_ms)
+
     def next_due_ms(self) -> int | None:
         """When to call `advance` again; None when the wheel is empty."""
         if self._late:

@@ -85,7 +85,9 @@ def _write(arguments: argparse.Namespace, spark: SparkSession) -> int:
 
     try:
         spans = _spans(arguments, spark)
-        summary = report.write(spark, spans, arguments.output, now=datetime.now(UTC))
+        if arguments.spans is None:
+            spans = report.land(spark, spans, arguments.output)
+        summary = report.write(spans, arguments.output, now=datetime.now(UTC))
     except PySparkException as error:
         return _failed(arguments, _cause(str(error)), 1)
     if arguments.json:

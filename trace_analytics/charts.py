@@ -7,9 +7,10 @@ matplotlib knows no CSS variables, so it draws with colours that mean nothing an
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,13 +20,15 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-SERIES_MAX = 8
-"""Colours that can still be told apart; further series take them again, dashed."""
+COLOURS_MAX = 8
+"""Colours that can still be told apart; further ones begin again."""
+
+DASHES = ("-", "--", ":")
 
 WIDTH_IN, HEIGHT_IN = 7.2, 2.7
 
 _INK, _GRID = "#0a0b0c", "#0d0e0f"
-_SERIES = tuple(f"#a1b2{i:02x}" for i in range(SERIES_MAX))
+_SERIES = tuple(f"#a1b2{i:02x}" for i in range(COLOURS_MAX))
 _VARIABLES: Mapping[str, str] = {
     _INK: "var(--ink-2)",
     _GRID: "var(--line)",
@@ -57,11 +60,13 @@ _STYLE: Mapping[str, Any] = {
 
 @dataclass
 class Series:
-    """A line: points in ascending x."""
+    """A line: points in ascending x.  Lines of one colour belong together."""
 
     label: str
     x: Sequence[Any]
     y: Sequence[float]
+    colour: int = 0
+    dash: int = 0
 
 
 @dataclass
@@ -70,39 +75,34 @@ class Chart:
 
     title: str
     svg: str
-    notes: list[str] = field(default_factory=list)
 
 
-def over_time(title: str, unit: str, series: Sequence[Series], *, log: bool = False) -> Chart:
+def over_time(
+    title: str, topic: str, unit: str, series: Sequence[Series], *, log: bool = False
+) -> Chart:
     """Lines over time (UTC)."""
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": title}):
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": f"{title} {topic}"}):
         figure, axes = _figure(series, unit, log=log, marker_below=40)
         locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=8)
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))
-        return Chart(title, _svg(figure, title))
+        return Chart(title, _svg(figure, f"{title}, {topic}"))
 
 
-def percentile_curves(title: str, unit: str, series: Sequence[Series]) -> Chart:
+def percentile_curves(title: str, topic: str, unit: str, series: Sequence[Series]) -> Chart:
     """Value at each percentile; x is stretched towards 100, where the interesting part is."""
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": title}):
-        stretched = [Series(s.label, [_stretch(x) for x in s.x], s.y) for s in series]
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": f"{title} {topic}"}):
+        stretched = [replace(line, x=[_stretch(x) for x in line.x]) for line in series]
         figure, axes = _figure(stretched, unit, log=True, marker_below=0)
         ticks = (0, 50, 90, 95, 99, 99.9)
         axes.set_xticks([_stretch(tick) for tick in ticks], [f"p{tick:g}" for tick in ticks])
         axes.set_xlim(0, _stretch(99.95))
-        return Chart(title, _svg(figure, title))
+        return Chart(title, _svg(figure, f"{title}, {topic}"))
 
 
 def _stretch(percentile: float) -> float:
     """0, 90, 99, 99.9 at equal distances."""
-    return 1.0 - _log10(max(100.0 - percentile, 1e-3)) / 2.0
-
-
-def _log10(value: float) -> float:
-    from math import log10
-
-    return log10(value)
+    return 1.0 - math.log10(max(100.0 - percentile, 1e-3)) / 2.0
 
 
 def _figure(
@@ -111,13 +111,13 @@ def _figure(
     figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.subplots()
-    for i, line in enumerate(series):
+    for line in series:
         axes.plot(
             list(line.x),
             list(line.y),
             label=line.label,
-            color=_SERIES[i % SERIES_MAX],
-            linestyle="-" if i < SERIES_MAX else "--",
+            color=_SERIES[line.colour % COLOURS_MAX],
+            linestyle=DASHES[line.dash % len(DASHES)],
             marker="o" if len(line.x) < marker_below else None,
             markersize=2.5,
         )
@@ -131,15 +131,26 @@ def _figure(
     return figure, axes
 
 
-def _svg(figure: Figure, title: str) -> str:
+def _svg(figure: Figure, label: str) -> str:
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     drawing = text[text.index("<svg") :]
-    drawing = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawing, count=1)
-    drawing = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawing, count=1)
-    drawing = drawing.replace("<svg", f'<svg role="img" aria-label="{_quoted(title)}"', 1)
+    for pattern, kept in _CLEANED:
+        drawing = pattern.sub(kept, drawing)
+    drawing = drawing.replace("<svg", f'<svg role="img" aria-label="{_quoted(label)}"', 1)
     return _COLOUR.sub(lambda found: _VARIABLES[found[0]], drawing)
+
+
+# What matplotlib writes for a file of its own and what does harm in a page: a fixed size, a style
+# sheet for all of the page, ids that every drawing has.
+_CLEANED = (
+    (re.compile(r'(<svg[^>]*?) width="[^"]*"'), r"\1"),
+    (re.compile(r'(<svg[^>]*?) height="[^"]*"'), r"\1"),
+    (re.compile(r"<metadata>.*?</metadata>\s*", re.DOTALL), ""),
+    (re.compile(r"<style.*?</style>\s*", re.DOTALL), ""),
+    (re.compile(r'<g id="[^"]*"'), "<g"),
+)
 
 
 def _quoted(text: str) -> str:

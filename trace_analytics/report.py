@@ -11,8 +11,9 @@ report is about the same spans.  A repeated run overwrites these and touches not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ POINTS_MAX = 90
 
 BUCKETS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 21_600, 86_400)
 
-CURVE = tuple(range(0, 90, 5)) + (90, 92, 94, 95, 96, 97, 98, 99, 99.5, 99.9)
+CURVE = (*range(0, 90, 5), 90, 92, 94, 95, 96, 97, 98, 99, 99.5, 99.9)
 """Percentiles of the distribution charts."""
 
 _COUNTED = ("send", "store", "schedule", "fire", "receive", "process")
@@ -75,33 +76,38 @@ class Section:
     charts: list[Chart] = field(default_factory=list)
 
 
-def write(spark: SparkSession, spans: DataFrame, output: Path, *, now: datetime) -> Summary:
-    """Writes tables and page; `now` goes onto the page."""
+def land(spark: SparkSession, spans: DataFrame, output: Path) -> DataFrame:
+    """Writes the spans to OUTPUT/spans and answers them as read from there."""
+    folder = str(output / "spans")
+    spans.write.mode("overwrite").option("compression", "zstd").parquet(folder)
+    return spark.read.schema(spans.schema).parquet(folder)
+
+
+def write(spans: DataFrame, output: Path, *, now: datetime) -> Summary:
+    """Writes tables and page of landed spans; `now` goes onto the page."""
     output.mkdir(parents=True, exist_ok=True)
-    landed = _land(spark, spans, output / "spans")
-    tables = {
-        "operations": operations(landed),
-        "end_to_end": end_to_end(journeys(landed)),
-        "lateness": lateness(landed),
-    }
-    for name, table in tables.items():
-        table.coalesce(1).write.mode("overwrite").parquet(str(output / name))
-    facts = _facts(landed)
-    html = output / "report.html"
-    html.write_text(_page(landed, facts, now), encoding="utf-8")
+    travelled = journeys(spans).cache()
+    try:
+        tables = {
+            "operations": operations(spans),
+            "end_to_end": end_to_end(travelled),
+            "lateness": lateness(spans),
+        }
+        for name, table in tables.items():
+            table.coalesce(1).write.mode("overwrite").parquet(str(output / name))
+        facts = _facts(spans)
+        html = output / "report.html"
+        html.write_text(_page(spans, travelled, facts, now), encoding="utf-8")
+    finally:
+        travelled.unpersist()
     return Summary(
         html,
-        tuple(output / name for name in ("spans", *tables)),
+        tuple(output / name for name in tables),
         facts["spans"],
         tuple(facts["topics"]),
         facts["first"],
         facts["last"],
     )
-
-
-def _land(spark: SparkSession, spans: DataFrame, folder: Path) -> DataFrame:
-    spans.write.mode("overwrite").option("compression", "zstd").parquet(str(folder))
-    return spark.read.schema(spans.schema).parquet(str(folder))
 
 
 def _facts(spans: DataFrame) -> Row:
@@ -122,10 +128,10 @@ def _facts(spans: DataFrame) -> Row:
 # ── page ─────────────────────────────────────────────────────────────────────────────
 
 
-def _page(spans: DataFrame, facts: Row, now: datetime) -> str:
+def _page(spans: DataFrame, travelled: DataFrame, facts: Row, now: datetime) -> str:
     whole = {
         "operations": _rows(operations(spans, None)),
-        "end_to_end": _rows(end_to_end(journeys(spans), None)),
+        "end_to_end": _rows(end_to_end(travelled, None)),
         "lateness": _rows(lateness(spans, None)),
     }
     charted = facts["topics"][:CHARTED_TOPICS_MAX]
@@ -140,7 +146,7 @@ def _page(spans: DataFrame, facts: Row, now: datetime) -> str:
         facts=facts,
         now=now.astimezone(UTC),
         tiles=_tiles(facts, whole),
-        sections=_sections(spans, charted, facts) if charted else [],
+        sections=_sections(spans, travelled, charted, facts) if charted else [],
         left_out=len(facts["topics"]) - len(charted),
         tables=_tables(whole),
         Markup=Markup,
@@ -153,12 +159,14 @@ def bucket_s(first: datetime, last: datetime) -> int:
     return next((width for width in BUCKETS_S if length / width <= POINTS_MAX), BUCKETS_S[-1])
 
 
-def _sections(spans: DataFrame, topics: Sequence[str], facts: Row) -> list[Section]:
+def _sections(
+    spans: DataFrame, travelled: DataFrame, topics: Sequence[str], facts: Row
+) -> list[Section]:
     width = bucket_s(facts["first"], facts["last"])
     chosen = spans.where(F.col("topic").isin(list(topics)))
+    travelled = travelled.where(F.col("topic").isin(list(topics)))
     bucket = f"{width} seconds"
     happened = _rows(operations(chosen, bucket))
-    travelled = journeys(chosen)
     way = _rows(end_to_end(travelled, bucket))
     late = _rows(lateness(chosen, bucket))
     way_curve = _rows(_curve_end_to_end(travelled))
@@ -186,36 +194,42 @@ def _charts_of(
     counted = [row for row in happened if row["operation"] in ("send", "fire", "process")]
     if counted:
         rates = _lines(counted, _operation, lambda row: row["messages"] / width)
-        drawn.append(charts.over_time("Messages per second", "messages/s", rates))
+        drawn.append(charts.over_time("Messages per second", topic, "messages/s", rates))
     failed = [row for row in happened if row["errors"]]
     if failed:
-        lines = _lines(failed, _operation, lambda row: 100 * row["error_rate"])
-        drawn.append(charts.over_time("Errors", "% of spans", lines))
+        shares = _lines(failed, _operation, lambda row: 100 * row["error_rate"])
+        drawn.append(charts.over_time("Errors", topic, "% of spans", shares))
     if way:
-        drawn.append(_percentiles("End to end: send to callback", way, _group))
-        drawn.append(_curve("End to end, distribution", way_curve, _group))
+        drawn.append(_percentiles("End to end: send to callback", topic, way, _group))
+        drawn.append(_curve("End to end, distribution", topic, way_curve, _group))
     if late:
-        drawn.append(_percentiles("Lateness: past the due time", late, _stage))
-        drawn.append(_curve("Lateness, distribution", late_curve, _stage))
+        drawn.append(_percentiles("Lateness: past the due time", topic, late, _stage))
+        drawn.append(_curve("Lateness, distribution", topic, late_curve, _stage))
     for operation, title in (("send", "Send: until durable"), ("process", "Processing: callback")):
         rows = [row for row in happened if row["operation"] == operation]
         if rows:
-            drawn.append(_percentiles(title, rows, _group))
+            drawn.append(_percentiles(title, topic, rows, _group))
     return drawn
 
 
-def _percentiles(title: str, rows: Sequence[Row], name: Callable[[Row], str]) -> Chart:
+def _percentiles(title: str, topic: str, rows: Sequence[Row], name: Callable[[Row], str]) -> Chart:
+    """A colour a name; p50, p99 and max as solid, dashed and dotted lines."""
     lines = [
-        Series(" ".join(filter(None, (line.label, label))), line.x, line.y)
-        for key, label in (("p50_ms", "p50"), ("p99_ms", "p99"), ("max_ms", "max"))
-        for line in _lines(rows, name, lambda row, key=key: row[key])  # type: ignore[misc]
+        replace(line, label=f"{line.label} {label}".strip(), dash=dash)
+        for dash, (key, label) in enumerate(
+            (("p50_ms", "p50"), ("p99_ms", "p99"), ("max_ms", "max"))
+        )
+        for line in _lines(rows, name, itemgetter(key))
     ]
-    return charts.over_time(title, "ms", lines, log=True)
+    lines.sort(key=lambda line: (line.colour, line.dash))
+    return charts.over_time(title, topic, "ms", lines, log=True)
 
 
-def _curve(title: str, rows: Sequence[Row], name: Callable[[Row], str]) -> Chart:
-    lines = [Series(name(row) or "all", CURVE, row["curve"]) for row in rows if row["curve"]]
-    return charts.percentile_curves(title, "ms", lines)
+def _curve(title: str, topic: str, rows: Sequence[Row], name: Callable[[Row], str]) -> Chart:
+    lines = [
+        Series(name(row) or "all", CURVE, row["curve"], colour=i) for i, row in enumerate(rows)
+    ]
+    return charts.percentile_curves(title, topic, "ms", lines)
 
 
 def _lines(
@@ -227,7 +241,7 @@ def _lines(
         x, y = points.setdefault(name(row), ([], []))
         x.append(charts.moment(row["bucket_ts"]))
         y.append(value(row))
-    return [Series(label, x, y) for label, (x, y) in sorted(points.items())]
+    return [Series(label, *points[label], colour=i) for i, label in enumerate(sorted(points))]
 
 
 def _operation(row: Row) -> str:

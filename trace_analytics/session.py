@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +86,8 @@ def start(name: str, *, cores: int = 2, scratch: Path | None = None) -> SparkSes
     folder = scratch or Path(tempfile.mkdtemp(prefix="duemq-spark-"))
     # Otherwise Spark looks the host's name up, which may point nowhere.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # Workers must be this Python, not the PATH's: its packages are needed there.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{cores}]").appName(name)
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)

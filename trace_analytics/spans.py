@@ -152,6 +152,8 @@ def _start_ts(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
 def _links(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
     counts = _numbers(batch.link_counts, batch.rows, np.int64)
     total = int(counts.sum())
+    if total * _TRACE_ID_BYTES != len(batch.link_trace_ids):
+        raise ValueError(f"{len(batch.link_trace_ids)} bytes of trace ids for {total} links")
     links = pa.StructArray.from_arrays(
         [
             _hex(batch.link_trace_ids, _TRACE_ID_BYTES, total),

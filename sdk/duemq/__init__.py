@@ -1,1 +1,72 @@
-"""DueMQ client."""
+"""DueMQ client: a message queue in which every message may carry a due time.
+
+    import duemq
+
+    with duemq.Producer() as producer:
+        receipt = producer.send("orders", b"...", delay="5s")
+
+These clients block; `duemq.aio` has the same names for asyncio.  Names are loaded when they are
+first used, so that `import duemq.errors` does not load gRPC.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duemq import aio, errors
+    from duemq.admin import Admin
+    from duemq.consumer.blocking import PullConsumer, PushConsumer
+    from duemq.errors import DuemqError
+    from duemq.message import Message, Outgoing
+    from duemq.producer import Producer
+    from duemq.receipt import PendingReceipt, Receipt, Receipts
+    from duemq.settings import ClientSettings, ProducerSettings
+    from duemq.timers import CancelOutcome
+
+__all__ = [
+    "Admin",
+    "CancelOutcome",
+    "ClientSettings",
+    "DuemqError",
+    "Message",
+    "Outgoing",
+    "PendingReceipt",
+    "Producer",
+    "ProducerSettings",
+    "PullConsumer",
+    "PushConsumer",
+    "Receipt",
+    "Receipts",
+    "aio",
+    "errors",
+]
+
+_HOMES = {
+    "Admin": "duemq.admin",
+    "CancelOutcome": "duemq.timers",
+    "ClientSettings": "duemq.settings",
+    "DuemqError": "duemq.errors",
+    "Message": "duemq.message",
+    "Outgoing": "duemq.message",
+    "PendingReceipt": "duemq.receipt",
+    "Producer": "duemq.producer",
+    "ProducerSettings": "duemq.settings",
+    "PullConsumer": "duemq.consumer.blocking",
+    "PushConsumer": "duemq.consumer.blocking",
+    "Receipt": "duemq.receipt",
+    "Receipts": "duemq.receipt",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("aio", "errors"):
+        return import_module(f"duemq.{name}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(home), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,8 +1,8 @@
 """Who gets which queue: allocation strategies, a group's coordinator, the queue of an ordering key.
 
 Pure: every function depends on its arguments only, and on nothing that differs between processes or
-versions of Python, so that brokers and clients agree without talking to one another.  All sharing is by
-sorted order; hashes are CRC-32 (IEEE) of UTF-8.
+versions of Python, so that brokers and clients agree without talking to one another.  All sharing
+is by sorted order; hashes are CRC-32 (IEEE) of UTF-8.
 
 `average` is RocketMQ's AVG.  With q queues and c members, m = q mod c, member i takes a block:
 
@@ -29,7 +29,8 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
 
-# Shares one topic's queues (sorted) among members (sorted, at least one).  Answers every queue once.
+# Shares one topic's queues (sorted) among members (sorted, at least one).  Answers every queue
+# once.
 Strategy = Callable[[Sequence[MessageQueue], Sequence[str]], Mapping[str, Sequence[MessageQueue]]]
 
 AVERAGE = "average"
@@ -66,7 +67,7 @@ _strategies: dict[str, Strategy] = {AVERAGE: average, AVERAGE_BY_CIRCLE: average
 
 
 def register_strategy(name: str, strategy: Strategy) -> None:
-    """Makes a strategy known by name in this process.  It must be known to the coordinating broker."""
+    """Makes a strategy known by name in this process: a broker that coordinates groups."""
     if not name:
         raise InvalidArgument("a strategy needs a name", field="strategy", value=name)
     _strategies[name] = strategy
@@ -92,8 +93,8 @@ def allocate(
 ) -> dict[MessageQueue, str]:
     """Answers queue → member.
 
-    Topic by topic among the members that subscribe to it (`subscriptions`: member → topics).  A queue
-    of a topic that nobody subscribes to is left out.
+    Topic by topic among the members that subscribe to it (`subscriptions`: member → topics).  A
+    queue of a topic that nobody subscribes to is left out.
     """
     members_of: dict[str, list[str]] = defaultdict(list)
     for member in sorted(subscriptions):
@@ -111,15 +112,26 @@ def allocate(
 
 
 def coordinator(group: str, broker_names: Iterable[str]) -> str | None:
-    """Answers the broker that coordinates a group: the highest of all (hash, name); None without brokers.
+    """Answers the broker that coordinates a group: the highest of all (hash, name); None without
+    brokers.
 
     A broker that comes or goes moves only the groups that it wins or had won (rendezvous hashing).
     """
-    return max(
-        broker_names, key=lambda name: (crc32(f"{group}|{name}".encode()), name), default=None
-    )
+    return max(broker_names, key=lambda name: (_mixed(f"{group}|{name}"), name), default=None)
+
+
+def _mixed(text: str) -> int:
+    """CRC-32, then MurmurHash3's finalizer.
+
+    CRCs alone of names of one length differ by the same bits for every group, which makes some
+    brokers win four times as often as others.
+    """
+    h = crc32(text.encode())
+    h = (h ^ (h >> 16)) * 0x85EBCA6B & 0xFFFFFFFF
+    h = (h ^ (h >> 13)) * 0xC2B2AE35 & 0xFFFFFFFF
+    return h ^ (h >> 16)
 
 
 def queue_of_key(ordering_key: str, queue_count: int) -> int:
-    """Answers the index, among a topic's writable queues sorted by (broker, queue id), for a key."""
+    """Answers a key's index among a topic's writable queues sorted by (broker, queue id)."""
     return crc32(ordering_key.encode()) % queue_count

@@ -23,13 +23,18 @@
     ├── Internal              the server is broken
     │   ├── Corrupt
     │   └── InvariantError    a bug: something that cannot be, is
+    ├── NotAllSent            of a send_many; says which (never on the wire)
     └── Closed                this client object was closed (never on the wire)
 
 Which gRPC status each one travels as: duemq/rpc/status.py.
 """
 
 import enum
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from duemq.receipt import Receipt
 
 __all__ = [
     "Closed",
@@ -43,6 +48,7 @@ __all__ = [
     "Internal",
     "InvalidArgument",
     "InvariantError",
+    "NotAllSent",
     "NotCoordinator",
     "NotReady",
     "OffsetOutOfRange",
@@ -203,7 +209,6 @@ class NotCoordinator(Fenced):
     """Another broker coordinates this group."""
 
     code = ErrorCode.NOT_COORDINATOR
-    retryable_by_default = True
 
 
 class Unavailable(DuemqError):
@@ -251,6 +256,25 @@ class Corrupt(Internal):
 
 class InvariantError(Internal):
     """A bug in DueMQ: something that cannot be, is."""
+
+
+class NotAllSent(DuemqError):
+    """Some messages of a `send_many` were not stored; the others were.
+
+    `failures`: position among the messages given → its error.  `receipts`: of all messages; the
+    receipt of one that failed raises its error.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        receipts: "Sequence[Receipt] | None" = None,
+        failures: "Mapping[int, DuemqError] | None" = None,
+    ) -> None:
+        super().__init__(message)
+        self.receipts = receipts if receipts is not None else ()
+        self.failures = failures or {}
 
 
 class Closed(DuemqError):

@@ -1,19 +1,21 @@
 """What a consumer has pulled of one queue and not finished yet.  Pure.
 
-Messages come in `Chunk`s, the unit of dispatch: one worker at a time walks through a chunk in order and
-finishes each message or sets it aside to be tried again, which does not hold up the rest.  The *commit
-point* is the smallest unfinished offset, or where the next pull goes on when nothing is unfinished:
+Messages come in `Chunk`s, the unit of dispatch: one worker at a time walks through a chunk in
+order and finishes each message or sets it aside to be tried again, which does not hold up the
+rest.  The *commit point* is the smallest unfinished offset, or where the next pull goes on when
+nothing is unfinished:
 
     pulled 1001 to 1010      all finished                  → 1011
                              1009 and 1010 unfinished      → 1009
                              1001 unfinished, rest finished → 1001
 
-So a commit never skips a message, and a crash repeats what lies behind the commit point.  Offsets that
-the tag filter left out have no message and never hold the commit point back.
+So a commit never skips a message, and a crash repeats what lies behind the commit point.  Offsets
+that the tag filter left out have no message and never hold the commit point back.
 
-Threads.  A chunk's worker calls `finish_next`, `set_aside` and `finish_aside`; everything else belongs to
-the consumer's event loop.  They meet in `_next` and `_aside`, each changed by one bytecode; a message is
-in `_aside` before `_next` passes it, so that no reader ever sees it in neither.
+Threads.  A chunk's worker calls `finish_next`, `set_aside` and `finish_aside`; everything else
+belongs to the consumer's event loop.  They meet in `_next` and `_aside`, each changed by one
+bytecode; a message is in `_aside` before `_next` passes it, so that no reader ever sees it in
+neither.
 """
 
 from collections import deque
@@ -111,7 +113,7 @@ class ProcessQueue(Generic[M]):
         self._unfinished_bytes = 0
 
     def add(self, messages: Sequence[M], next_offset: int, size_bytes: int) -> Chunk[M]:
-        """Takes over pulled messages, in order; `next_offset` is where the queue goes on after them."""
+        """Takes over pulled messages, in order; `next_offset` is where the queue goes on."""
         if not messages or messages[0].offset < self.pull_offset:
             raise InvariantError("messages are added in order, each once")
         chunk = Chunk(self, messages, next_offset, size_bytes)

@@ -16,7 +16,17 @@ DIRECTORY = "/log"
 SEGMENT_BYTES = 4096
 # Body sizes of the entries of each group: alone, in groups, around a sector, over a
 # segment's end, larger than a segment, larger than what is written to zeroed space.
-GROUPS = [[10], [1, 500, 33], [480], [700, 700, 700], [3000, 1200], [9000], [40_000], [5, 5, 5], [2]]
+GROUPS = [
+    [10],
+    [1, 500, 33],
+    [480],
+    [700, 700, 700],
+    [3000, 1200],
+    [9000],
+    [40_000],
+    [5, 5, 5],
+    [2],
+]
 SEEDS = range(12)
 
 
@@ -45,6 +55,11 @@ def write_groups(log: SegmentedLog, acknowledged: list[bytes]) -> None:
         while log.durable_position < log.end_position:
             log.write_pending()
         acknowledged += group
+
+
+def drain(log: SegmentedLog) -> None:
+    while log.write_pending():
+        pass
 
 
 def run(disk: Disk, acknowledged: list[bytes]) -> None:
@@ -132,8 +147,7 @@ def test_a_full_disk_holds_writes_until_space_is_back(capacity_bytes: int) -> No
     for entry in BODIES:
         log.append(1, [entry])
     with pytest.raises(DiskFull):
-        while log.write_pending():
-            pass
+        drain(log)
     with pytest.raises(DiskFull, match="no space left"):
         log.append(1, [b"refused"])
     before = log.durable_position
@@ -141,8 +155,7 @@ def test_a_full_disk_holds_writes_until_space_is_back(capacity_bytes: int) -> No
     assert there == BODIES[: len(there)]
 
     disk.capacity_bytes = None
-    while log.write_pending():
-        pass
+    drain(log)
     assert log.durable_position == log.end_position > before
     log.append(1, [b"accepted"])
     log.write_pending()

@@ -24,8 +24,8 @@ data:
     {{- include "duemq.role.config" . | trim | nindent 4 }}
 {{- end -}}
 
-{{- define "duemq.role.services" -}}
-# Gives every pod a name.  Not-ready pods have theirs, too: they register, and are found, by it.
+{{/* Gives every pod a name.  Not-ready pods, too: they register, and are found, by it. */}}
+{{- define "duemq.role.headless" -}}
 apiVersion: v1
 kind: Service
 metadata:
@@ -36,33 +36,18 @@ spec:
   selector:
     {{- include "duemq.selector" . | nindent 4 }}
   ports:
-    {{- include "duemq.role.servicePorts" . | nindent 4 }}
----
-apiVersion: v1
-kind: Service
-metadata:
-  {{- include "duemq.metadata" (merge (dict "name" (printf "%s-%s" (include "duemq.fullname" .root) .role) "annotations" .values.service.annotations) .) | nindent 2 }}
-spec:
-  type: {{ .values.service.type }}
-  selector:
-    {{- include "duemq.selector" . | nindent 4 }}
-  ports:
-    {{- include "duemq.role.servicePorts" . | nindent 4 }}
-{{- end -}}
-
-{{- define "duemq.role.servicePorts" -}}
-- name: grpc
-  port: {{ .values.port }}
-  targetPort: grpc
-  protocol: TCP
-  appProtocol: kubernetes.io/h2c
-{{- if .root.Values.metrics.enabled }}
-- name: metrics
-  port: {{ .values.metricsPort }}
-  targetPort: metrics
-  protocol: TCP
-  appProtocol: http
-{{- end }}
+    - name: grpc
+      port: {{ .values.port }}
+      targetPort: grpc
+      protocol: TCP
+      appProtocol: kubernetes.io/h2c
+    {{- if .root.Values.metrics.enabled }}
+    - name: metrics
+      port: {{ .values.metricsPort }}
+      targetPort: metrics
+      protocol: TCP
+      appProtocol: http
+    {{- end }}
 {{- end -}}
 
 {{- define "duemq.role.podDisruptionBudget" -}}

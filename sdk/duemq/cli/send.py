@@ -21,7 +21,7 @@ from duemq.cli.inputs import Entry
 from duemq.cli.output import Output, as_json, error_fields, local_time, one_line
 from duemq.cli.session import Session, pass_session, session_options
 from duemq.errors import DuemqError, InvalidArgument
-from duemq.producer import PendingReceipt
+from duemq.receipt import PendingReceipt, Receipt
 
 # Messages sent and not yet reported.  Bounds memory; large enough to keep the producer busy.
 PENDING_MAX = 10_000
@@ -29,7 +29,7 @@ PENDING_MAX = 10_000
 
 @dataclass(frozen=True)
 class Template:
-    """What the options say of every message: a fixed value, or the file's column to take it from."""
+    """What the options say of every message: fixed values, and columns of the file."""
 
     topic: str
     fixed: dict[str, Any]
@@ -102,6 +102,7 @@ def send(
     sender = _Sender(session.output, template)
     # The producer comes first: a cluster that cannot be reached is said before anything is read.
     with (
+        session.traced(),
         Producer(session.nameserver) as producer,
         _opened(body, file, session.output) as entries,
     ):
@@ -146,39 +147,36 @@ class _Sender:
 
     def _report(self) -> None:
         entry, pending = self._pending.popleft()
+        if isinstance(pending, DuemqError):
+            self._report_failure({"line": entry.line}, pending)
+            return
         try:
-            if isinstance(pending, DuemqError):
-                raise pending
             receipt = pending.result()
         except DuemqError as error:
-            self._report_failure(entry, error)
+            named = {"message_id": pending.message_id, "line": entry.line}
+            self._report_failure(named, error)
             return
-        if receipt.handle:
-            row = {
-                "message_id": receipt.message_id,
-                "topic": receipt.topic,
-                "handle": receipt.handle,
-                "due_ms": receipt.due_ms,
-            }
-            text = f"{receipt.message_id}  due {local_time(receipt.due_ms)}  {receipt.handle}"
-        else:
-            row = {
-                "message_id": receipt.message_id,
-                "topic": receipt.topic,
-                "broker": receipt.broker,
-                "queue": receipt.queue,
-                "offset": receipt.offset,
-            }
-            text = f"{receipt.message_id}  {receipt.broker}/{receipt.queue} @ {receipt.offset}"
-        self._output.record(row, text)
+        self._output.record(*_receipt_row(receipt))
 
-    def _report_failure(self, entry: Entry, error: DuemqError) -> None:
+    def _report_failure(self, message: dict[str, Any], error: DuemqError) -> None:
         self.exit = max(self.exit, exit_of(error))
-        row = {"topic": self._template.topic, "line": entry.line, "error": error_fields(error)}
         if self._output.as_json:
+            row = {"topic": self._template.topic, **message, "error": error_fields(error)}
             click.echo(as_json(row))
         else:
-            click.echo(f"duemq: message {entry.line} not sent: {one_line(error)}", err=True)
+            click.echo(f"duemq: message {message['line']} not sent: {one_line(error)}", err=True)
+
+
+def _receipt_row(receipt: Receipt) -> tuple[dict[str, Any], str]:
+    """A receipt for programs and for people."""
+    row = {"message_id": receipt.message_id, "topic": receipt.topic}
+    if receipt.handle is None:
+        row |= {"broker": receipt.broker, "queue": receipt.queue, "offset": receipt.offset}
+        place = f"{receipt.broker}/{receipt.queue} @ {receipt.offset}"
+        return row, f"{receipt.message_id}  {place}"
+    row |= {"handle": receipt.handle, "due_ms": receipt.due_ms}
+    due = local_time(receipt.due_ms or 0)
+    return row, f"{receipt.message_id}  due {due}  {receipt.handle}"
 
 
 def _check_sources(body: str | None, file: Path | None) -> None:

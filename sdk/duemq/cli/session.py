@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
+from duemq import telemetry
 from duemq.cli.output import Output
 
 NAMESERVER_DEFAULT = "127.0.0.1:9876"
@@ -28,6 +31,19 @@ class Session:
     def output(self) -> Output:
         """Where results and errors go."""
         return Output(self.json)
+
+    @contextmanager
+    def traced(self) -> Iterator[None]:
+        """Traces what the command does, when DUEMQ_TRACING says so."""
+        exporter = os.environ.get("DUEMQ_TRACING", "off")
+        if exporter == "off":
+            yield
+            return
+        telemetry.configure("duemq-cli", exporter, nameserver=self.nameserver)
+        try:
+            yield
+        finally:
+            telemetry.shutdown()
 
 
 def _set_nameserver(context: click.Context, _: click.Parameter, value: str | None) -> None:

@@ -1,8 +1,8 @@
 """From pulled messages to finished ones: chunks, workers, and what is tried again.
 
-Owned by the consumer's event loop.  A failed callback is called again after a backoff, for as long as the
-queue is ours; nothing is skipped.  Chunks adapt: about CHUNK_S of callback time each, so that slow
-callbacks spread over all workers and quick ones do not pay for hand-overs.
+Owned by the consumer's event loop.  A failed callback is called again after a backoff, for as
+long as the queue is ours; nothing is skipped.  Chunks adapt: about CHUNK_S of callback time each,
+so that slow callbacks spread over all workers and quick ones do not pay for hand-overs.
 """
 
 import asyncio
@@ -65,6 +65,10 @@ class Dispatcher:
     async def stop(self, timeout_s: float) -> None:
         """Ends the workers after what they are doing; what they have not begun stays undone."""
         await self._workers.stop(timeout_s)
+
+    def in_callback(self) -> bool:
+        """Tells whether the caller is one of the workers."""
+        return self._workers.inside()
 
     def dispatch(
         self, pending: Pending, messages: Sequence[Message], next_offset: int, size_bytes: int

@@ -1,27 +1,27 @@
 """Pulls from one broker over one stream; several queues ride in one request.
 
-A queue is in one waiting request at most.  Whenever queues have room, those that are in no request go
-out together in a new one; so a busy queue is asked for again at once, alone or with others that became
-ready with it, while quiet ones stay parked at the broker, all in one request, for up to `pull_wait_s`.
-An answer frees every queue of its request.  When the stream breaks, all queues are asked for again from
-where they were: nothing is taken over but by an answer, so nothing is skipped or taken twice.
+A queue is in one waiting request at most.  Whenever queues have room, those that are in no
+request go out together in a new one; so a busy queue is asked for again at once, alone or with
+others that became ready with it, while quiet ones stay parked at the broker, all in one request,
+for up to `pull_wait_s`. An answer frees every queue of its request.  When the stream breaks, all
+queues are asked for again from where they were: nothing is taken over but by an answer, so
+nothing is skipped or taken twice.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc.aio
 
 from duemq.balance import MessageQueue
 from duemq.client import Client
-from duemq.consumer.race import first_of
 from duemq.consumer.settings import ConsumerSettings
-from duemq.errors import DuemqError, Timeout, Unavailable
+from duemq.errors import DuemqError, Timeout
 from duemq.message import Message
 from duemq.process_queue import ProcessQueue
-from duemq.rpc import status
+from duemq.rpc import status, streams
 from duemq.rpc.backoff import Backoff
 from duemq.v1 import broker_pb2, view_pb2
 
@@ -126,7 +126,7 @@ class Fetcher:
 
     async def _connected(self, backoff: Backoff) -> None:
         channel = self._client.channel(self._client.broker(self._broker).address)
-        call = channel.stream_stream(
+        call: grpc.aio.StreamStreamMultiCallable[Any, Any] = channel.stream_stream(
             "/duemq.v1.Broker/PullStream",
             request_serializer=broker_pb2.PullRequest.SerializeToString,
             response_deserializer=view_pb2.PullResponseView.FromString,
@@ -134,7 +134,7 @@ class Fetcher:
         stream: Stream = call()
         self._wake.set()
         try:
-            await first_of(self._ask(stream), self._take(stream, backoff), self._watch())
+            await streams.first_of(self._ask(stream), self._take(stream, backoff), self._watch())
         finally:
             stream.cancel()
             for _, sources in self._waiting.values():
@@ -149,7 +149,7 @@ class Fetcher:
             ready = [source for source in self._sources if self._ready(source)]
             for first in range(0, len(ready), QUEUES_PER_REQUEST_MAX):
                 request = self._request(ready[first : first + QUEUES_PER_REQUEST_MAX])
-                await status.answer(stream.write(request), self._broker)
+                await streams.write(stream, request, self._broker)
 
     def _ready(self, source: Source) -> bool:
         return (
@@ -178,16 +178,14 @@ class Fetcher:
                 )
                 for source in sources
             ],
-            max_records=max(1, int(window.messages * (1 - REFILL))),
+            max_records=min(window.messages - source.pending.unfinished for source in sources),
             max_bytes=min(self._settings.pull_bytes_max, window.bytes),
             wait_ms=round(self._settings.pull_wait_s * 1000),
         )
 
     async def _take(self, stream: Stream, backoff: Backoff) -> None:
         while True:
-            response = await status.answer(stream.read(), self._broker)
-            if not isinstance(response, view_pb2.PullResponseView):
-                raise Unavailable(f"{self._broker} ended the stream")
+            response = await streams.read(stream, self._broker)
             backoff.reset()
             _, sources = self._waiting.pop(response.request_id, (0.0, []))
             self._free(sources)

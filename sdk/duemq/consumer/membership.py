@@ -2,11 +2,12 @@
 
     connect ──Hello(what I own)──► Assignment … Assignment …      HeartbeatAck …
        ▲                                │                              │ none for a session timeout
-       └──── backoff ◄── stream broke ──┴── NOT_COORDINATOR: ask that one ── FENCED_MEMBER: let go, rejoin
+       └──── backoff ◄── stream broke ──┴── NOT_COORDINATOR: ask that one ── FENCED_MEMBER: let
+       go, rejoin
 
-A broken stream costs nothing as long as the member is back within its session timeout.  The coordinator
-is computed from the brokers' names; where brokers and client see different clusters for a moment, the
-answer NOT_COORDINATOR names the right one.
+A broken stream costs nothing as long as the member is back within its session timeout.  The
+coordinator is computed from the brokers' names; where brokers and client see different clusters
+for a moment, the answer NOT_COORDINATOR names the right one.
 """
 
 import asyncio
@@ -23,9 +24,8 @@ import grpc.aio
 from duemq import balance
 from duemq.balance import MessageQueue
 from duemq.client import Client
-from duemq.consumer.race import first_of
 from duemq.errors import DuemqError, FencedMember, NotCoordinator, Rejected, Timeout, Unavailable
-from duemq.rpc import status
+from duemq.rpc import status, streams
 from duemq.rpc.backoff import Backoff
 from duemq.v1 import group_pb2, group_pb2_grpc, message_pb2
 
@@ -95,7 +95,10 @@ class Membership:
         self._floor = 0  # a generation that a broker has seen
 
     async def run(self) -> None:
-        """Stays a member until `leave` or cancelled.  Raises Rejected if the group does not take this member."""
+        """Stays a member until `leave` or cancelled.
+
+        Raises Rejected if the group does not take this member.
+        """
         backoff = Backoff(REJOIN_WAIT_S_MIN, REJOIN_WAIT_S_MAX)
         while not self._leaving:
             before = self.generation
@@ -144,9 +147,9 @@ class Membership:
         stream: Stream = stub.Join()
         self._rejoin.clear()
         try:
-            await status.answer(stream.write(self._hello()), name)
+            await streams.write(stream, self._hello(), name)
             self._stream = stream
-            await first_of(self._read(stream, name), self._beat(), self._rejoin.wait())
+            await streams.first_of(self._read(stream, name), self._beat(), self._rejoin.wait())
         finally:
             self._stream = None
             stream.cancel()
@@ -177,9 +180,7 @@ class Membership:
 
     async def _read(self, stream: Stream, name: str) -> None:
         while True:
-            event = await status.answer(stream.read(), name)
-            if not isinstance(event, group_pb2.CoordinatorEvent):
-                raise Unavailable(f"{name} ended the stream")
+            event = await streams.read(stream, name)
             self._acked.set()
             kind = event.WhichOneof("event")
             if kind == "assignment":
@@ -191,7 +192,7 @@ class Membership:
             elif kind == "error":
                 error = status.from_proto(event.error)
                 if isinstance(error, NotCoordinator):
-                    error.limit = event.coordinator
+                    error.limit = event.coordinator  # as where the call itself fails
                 raise error
 
     async def _beat(self) -> None:

@@ -1,6 +1,9 @@
-"""A group's offsets at the brokers: taking queues over, committing.  One attempt each; callers repeat."""
+"""A group's offsets at the brokers: taking queues over, committing.
 
-from collections.abc import Iterable, Mapping
+One attempt each; callers repeat.
+"""
+
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from duemq.balance import MessageQueue
@@ -19,6 +22,14 @@ class Commit(NamedTuple):
     queue: MessageQueue
     offset: int
     generation: int
+
+
+class QueueRange(NamedTuple):
+    """What a queue holds: offsets from `min_offset`, below `max_offset`."""
+
+    committed: int | None
+    min_offset: int
+    max_offset: int
 
 
 class OffsetClient:
@@ -69,15 +80,16 @@ class OffsetClient:
             if result.HasField("error")
         }
 
-    async def committed(self, broker: str, topic: str = "") -> Mapping[MessageQueue, int]:
-        """The group's offsets at one broker."""
+    async def ranges(self, broker: str, topic: str) -> dict[MessageQueue, QueueRange]:
+        """What one broker has of a topic, and the group's offsets in it."""
         request = broker_pb2.GetOffsetsRequest(group=self._group, topic=topic)
         stub, address = self._stub(broker)
         answer = await status.answer(stub.GetOffsets(request, timeout=REQUEST_TIMEOUT_S), address)
         return {
-            MessageQueue(result.topic, broker, result.queue_id): result.offset
+            MessageQueue(result.topic, broker, result.queue_id): QueueRange(
+                result.offset if result.offset >= 0 else None, result.min_offset, result.max_offset
+            )
             for result in answer.queues
-            if result.offset >= 0
         }
 
     def _stub(self, broker: str) -> tuple[broker_pb2_grpc.BrokerStub, str]:

@@ -19,7 +19,6 @@ import enum
 import logging
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable
-from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -108,6 +107,7 @@ class PushConsumer:
         self._by_pending: dict[ProcessQueue[Message], Holding] = {}
         self._fetchers: dict[str, Fetcher] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._connected = False  # there are a membership, offsets and a dispatcher
         self._joined: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -142,6 +142,7 @@ class PushConsumer:
             client_id=self._membership.member_id,
         )
         self._dispatcher.start()
+        self._connected = True
         self._member = self._spawn(self._stay_member())
         self._spawn(self._commit_often())
         try:
@@ -158,12 +159,22 @@ class PushConsumer:
         await asyncio.shield(self._ended)
 
     async def close(self) -> None:
-        """Stops, waits for running callbacks, commits, leaves the group.  Idempotent."""
-        if self._ended is None:
-            return
-        if self._closing is None:
+        """Stops, waits for running callbacks, commits, leaves the group.  Idempotent.
+
+        From within the callback it only begins to: `run` returns when all is done.
+        """
+        self.begin_close()
+        if self._closing is not None and not self.in_callback():
+            await asyncio.shield(self._closing)
+
+    def begin_close(self) -> None:
+        """Starts to close, in the loop; `run` returns when all is done."""
+        if self._ended is not None and self._closing is None:
             self._closing = asyncio.create_task(self._close())
-        await asyncio.shield(self._closing)
+
+    def in_callback(self) -> bool:
+        """Tells whether the caller is this consumer's callback, which `close` would wait for."""
+        return self._connected and self._dispatcher.in_callback()
 
     async def __aenter__(self) -> "PushConsumer":
         await self.start()
@@ -183,7 +194,8 @@ class PushConsumer:
         return frozenset(q for q, h in self._holdings.items() if h.state is HoldingState.ACTIVE)
 
     async def _answered(self) -> None:
-        assert self._joined is not None and self._ended is not None
+        assert self._joined is not None
+        assert self._ended is not None
         limit_s = self.settings.start_timeout_s
         done, _ = await asyncio.wait(
             {self._joined, self._ended}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
@@ -196,7 +208,7 @@ class PushConsumer:
     async def _close(self) -> None:
         assert self._ended is not None
         try:
-            if hasattr(self, "_dispatcher"):
+            if self._connected:
                 await self._let_go_of_all()
         finally:
             for task in self._tasks:

@@ -1,16 +1,17 @@
 """Calls the application: a pool of threads, or of tasks for coroutine functions.
 
-Workers take whole chunks from one queue, not messages: a hand-over between threads costs about as much
-as a hundred trivial callbacks.  A worker walks through its chunk in order; a message whose callback
-raises is set aside and reported, and the rest goes on.  `Work.running` is set before `dropped` is
-looked at: whoever drops a queue and then finds no running work knows that no callback runs or will.
+Workers take whole chunks from one queue, not messages: a hand-over between threads costs about as
+much as a hundred trivial callbacks.  A worker walks through its chunk in order; a message whose
+callback raises is set aside and reported, and the rest goes on.  `Work.running` is set before
+`dropped` is looked at: whoever drops a queue and then finds no running work knows that no
+callback runs or will.
 """
 
 import asyncio
-import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from inspect import iscoroutinefunction
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Protocol
@@ -20,10 +21,7 @@ from duemq.message import Message
 from duemq.process_queue import Chunk, ProcessQueue
 from duemq.rpc.backoff import Backoff
 
-log = logging.getLogger(__name__)
-
 Callback = Callable[[Any], Any]
-Failure = tuple["Work", BaseException]
 
 
 class Work:
@@ -69,6 +67,10 @@ class Workers(Protocol):
 
     async def stop(self, timeout_s: float) -> None:
         """Ends the workers, each after what it is doing."""
+        ...
+
+    def inside(self) -> bool:
+        """Tells whether the caller is one of the workers."""
         ...
 
 
@@ -138,7 +140,7 @@ class Caller:
         if self.batch:
             todo: list[tuple[int | None, Any]] = [(None, list(chunk.messages))]
         elif work.index is None:
-            todo = list(enumerate(chunk.messages))[chunk.position :]
+            todo = list[tuple[int | None, Any]](enumerate(chunk.messages))[chunk.position :]
         else:
             todo = [(work.index, chunk.messages[work.index])]
         for index, item in todo:
@@ -208,6 +210,10 @@ class ThreadWorkers:
         for thread in self._threads:
             await asyncio.to_thread(thread.join, max(0.0, deadline - monotonic()))
 
+    def inside(self) -> bool:
+        """Tells whether the caller is one of the threads."""
+        return threading.current_thread() in self._threads
+
     def _run(self) -> None:
         while (work := self._todo.get()) is not None:
             work.running = True
@@ -259,6 +265,13 @@ class TaskWorkers:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
 
+    def inside(self) -> bool:
+        """Tells whether the caller is one of the tasks."""
+        try:
+            return asyncio.current_task() in self._tasks
+        except RuntimeError:  # no loop runs in this thread
+            return False
+
     async def _run(self) -> None:
         while (work := await self._todo.get()) is not None:
             work.running = True
@@ -269,9 +282,4 @@ class TaskWorkers:
 
 def is_async(callback: Callback) -> bool:
     """Tells whether a callback is to be awaited."""
-    return asyncio.iscoroutinefunction(callback) or asyncio.iscoroutinefunction(
-        getattr(callback, "__call__", None)
-    )
-
-
-AsyncCallback = Callable[[Any], Awaitable[Any]]
+    return iscoroutinefunction(callback) or iscoroutinefunction(type(callback).__call__)

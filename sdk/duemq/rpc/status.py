@@ -32,7 +32,7 @@ STATUSES: dict[type[DuemqError], grpc.StatusCode] = {
     errors.OffsetOutOfRange: grpc.StatusCode.OUT_OF_RANGE,
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.FencedProducer: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.OutOfSequence: grpc.StatusCode.ABORTED,
+    errors.OutOfSequence: grpc.StatusCode.FAILED_PRECONDITION,
     errors.FencedMember: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotCoordinator: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,

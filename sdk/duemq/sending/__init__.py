@@ -10,6 +10,6 @@
 · `lane` sequence numbers and what a refusal does to them · `health` brokers to avoid ·
 `link` one broker's stream · `sender` the pump that brings them together.
 
-`encoding`, `batch`, `outbox`, `lane` and `health` are pure.  Callers' threads touch the outbox
+`encoding`, `outbox`, `lane` and `health` are pure.  Callers' threads touch the outbox
 only, under its lock; everything else belongs to the event loop.
 """

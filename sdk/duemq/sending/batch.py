@@ -1,4 +1,4 @@
-"""Messages that travel together, and what became of them.  Pure.
+"""Messages that travel together, and what became of them.
 
 A batch grows in the outbox (columns, under the outbox's lock) until the pump seals it; then its
 columns become bytes, and at last an answer or an error.  Receipts are views of a batch, so a
@@ -10,6 +10,7 @@ message costs no object of its own while it is on its way.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from duemq.sending.encoding import Extras, Numbers
 if TYPE_CHECKING:
     from duemq.errors import DuemqError
     from duemq.route import Queue
+    from duemq.sending.lane import Lane
     from duemq.tracing import SendSpan
 
 _DUE_MS = struct.Struct("<q")
@@ -28,8 +30,12 @@ _DUE_MS = struct.Struct("<q")
 RECORD_BYTES = 64
 
 
+Way = tuple["Queue | None", int]
+"""How messages of a topic travel: their queue (None: any) and the field of their due times."""
+
+
 class Batch:
-    """Messages of one topic and one way to travel: `queue` (None: any) and `due_field`."""
+    """Messages of one topic and one way to travel."""
 
     __slots__ = (
         "base_offset",
@@ -46,13 +52,15 @@ class Batch:
         "epoch",
         "error",
         "extras",
+        "growing",
         "id_head",
+        "in_flight",
         "key_hashes",
+        "lane",
         "number",
         "opened",
         "queue",
         "queue_id",
-        "sealed",
         "sequence",
         "size",
         "spans",
@@ -61,29 +69,30 @@ class Batch:
         "tag_hashes",
         "topic",
         "waiters",
+        "way",
     )
 
     def __init__(
         self,
         topic: str,
-        queue: Queue | None,
-        due_field: int,
+        way: Way,
+        growing: dict[Way, Batch],
         number: int,
         id_head: bytes,
         opened: float,
         deadline: float,
     ) -> None:
-        """`opened` and `deadline` in the monotonic clock's seconds."""
+        """`growing`: where it stands as long as it grows.  Times in the monotonic clock's s."""
         self.topic = topic
-        self.queue = queue
-        self.due_field = due_field
+        self.way = way
+        self.queue, self.due_field = way
+        self.growing = growing
         self.number = number
         self.id_head = id_head
         self.opened = opened
         self.deadline = deadline
         self.count = 0
         self.size = 0
-        self.sealed = False
 
         self.bodies: list[bytes] = []
         self.extras: list[bytes] | None = None
@@ -91,8 +100,10 @@ class Batch:
         self.key_hashes: list[int] | int = 0
         self.due_values: list[int] = []
         self.born: list[tuple[int, int]] = []
-        self.spans: list[SendSpan] | None = None
+        self.spans: dict[int, SendSpan] = {}
 
+        self.lane: Lane | None = None
+        self.in_flight = False
         self.encoded = b""
         self.epoch = 0
         self.sequence = 0
@@ -203,12 +214,22 @@ class Batch:
         self._settle()
 
     def _settle(self) -> None:
-        self.bodies, self.extras, self.encoded = [], None, b""
+        self.bodies, self.extras, self.encoded, self.lane = [], None, b"", None
+        self._end_spans()
         # `done` first: a waiter that came after the list was taken looks at `done` again.
         self.done = True
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()
+
+    def _end_spans(self) -> None:
+        for index, span in self.spans.items():
+            if self.error is not None:
+                span.failed(self.error)
+            else:
+                due_ms = self.due_ms_of(index) if self.due_ms else 0
+                span.stored(self.broker, self.queue_id, self.base_offset + index, due_ms=due_ms)
+        self.spans = {}
 
     def on_done(self, wake: Callable[[], None]) -> bool:
         """Has `wake` called once the batch is done; False: it is done, do not wait.
@@ -219,6 +240,17 @@ class Batch:
             return False
         self.waiters.append(wake)
         return not self.done
+
+    async def until_done(self) -> None:
+        """Waits, in the producer's event loop, until the batch is done."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        if self.on_done(wake):
+            await waiter
 
     def message_id(self, index: int) -> str:
         """Of the message at `index`."""

@@ -5,24 +5,29 @@ and seals a batch only when it can send it, so that batches grow exactly while t
 waits in here: who finds no room registers to be woken.  No clock, no I/O.
 """
 
+from __future__ import annotations
+
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from duemq.due import Due
 from duemq.errors import Closed, DuemqError, InvalidArgument, TooLarge
 from duemq.route import Queue
-from duemq.sending.batch import RECORD_BYTES, Batch
+from duemq.sending.batch import RECORD_BYTES, Batch, Way
 from duemq.sending.encoding import (
     BLOCK_MESSAGES,
     ID_BLOCK_CHARS,
     ID_PREFIX_CHARS,
-    NO_EXTRAS,
     Extras,
 )
 from duemq.settings import FRAME_BYTES_MOST
+
+if TYPE_CHECKING:
+    from duemq.tracing import SendSpan
 
 # A batch that could not be sent takes no messages beyond this age, so that its messages' deadlines
 # are at most so much too early.
@@ -33,12 +38,20 @@ BODY_BYTES_MAX = FRAME_BYTES_MOST - 64 * 1024
 _BLOCKS = 16**ID_BLOCK_CHARS
 
 
-class Target(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Target:
     """A topic that messages are sent to."""
 
     topic: str
-    growing: dict[tuple[Queue | None, int], Batch]
-    """The batch that takes messages now, for each (queue, due field)."""
+    queues: tuple[Queue, ...]
+    """Writable, sorted; the last ones known when all its brokers are gone."""
+    traced: bool
+    growing: dict[Way, Batch] = field(default_factory=dict)
+    """The batch that takes messages now, for each way to travel."""
+
+
+# Given a message's id: its extras and the span that follows it.
+Trace = Callable[[str], "tuple[Extras | None, SendSpan | None]"]
 
 
 class Outbox:
@@ -49,7 +62,7 @@ class Outbox:
         limit_bytes: int,
         frame_bytes: int,
         timeout_s: float,
-        wake_pump: Callable[[], None],
+        wake_pump: Callable[[], object],
     ) -> None:
         """`wake_pump` is called, from any thread, when a batch begins and the pump is asleep."""
         self.limit_bytes = limit_bytes
@@ -82,6 +95,7 @@ class Outbox:
         due: Due | None,
         now: float,
         now_ms: int,
+        trace: Trace | None = None,
     ) -> tuple[Batch, int]:
         """Adds a message; answers its batch and its index in it.  Raises Closed."""
         due_field, due_value = due or (0, 0)
@@ -97,11 +111,17 @@ class Outbox:
                 or batch.size + size > self._frame_bytes
                 or batch.count >= BLOCK_MESSAGES
                 or now > batch.opened + BATCH_AGE_S_MAX
+                or self._closed is not None
             ):
-                batch, wake = self._begin(target.topic, queue, due_field, now)
+                batch, wake = self._begin(target, way, now)
                 target.growing[way] = batch
+            if trace is not None:
+                extras, span = trace(batch.message_id(batch.count))
+                if span is not None:
+                    batch.spans[batch.count] = span
+            before = batch.size
             index = batch.add(body, extras, due_value, now_ms)
-            self.used_bytes += size
+            self.used_bytes += batch.size - before
         if wake:
             self._wake_pump()
         return batch, index
@@ -122,9 +142,10 @@ class Outbox:
         """
         due_field, due_value = due or (0, 0)
         with self._lock:
-            batch, wake = self._begin(target.topic, queue, due_field, now)
-            # What comes later on this way must not overtake it from an older batch.
-            target.growing.pop((queue, due_field), None)
+            way = (queue, due_field)
+            batch, wake = self._begin(target, way, now)
+            # What comes later on this way must not overtake it in an older batch.
+            target.growing.pop(way, None)
             batch.fill(bodies, extras, due_value, now_ms)
             self.used_bytes += batch.size
         if wake:
@@ -149,15 +170,11 @@ class Outbox:
             self._asleep = True
             return arrivals
 
-    def seal(self, target: Target, batch: Batch) -> None:
+    def seal(self, batch: Batch) -> None:
         """Ends a batch's growth."""
-        if batch.sealed:
-            return
-        way = (batch.queue, batch.due_field)
         with self._lock:
-            batch.sealed = True
-            if target.growing.get(way) is batch:
-                del target.growing[way]
+            if batch.growing.get(batch.way) is batch:
+                del batch.growing[batch.way]
 
     def release(self, size: int) -> None:
         """A batch of that size is done."""
@@ -177,17 +194,15 @@ class Outbox:
         for wake in woken:
             wake()
 
-    def _begin(
-        self, topic: str, queue: Queue | None, due_field: int, now: float
-    ) -> tuple[Batch, bool]:
+    def _begin(self, target: Target, way: Way, now: float) -> tuple[Batch, bool]:
         if self._closed is not None:
-            raise self._closed
+            raise type(self._closed)(self._closed.message)
         if self._number == _BLOCKS:
             self._number, self._id_prefix = 0, _new_prefix()
         id_head = self._id_prefix + b"%0*x" % (ID_BLOCK_CHARS, self._number)
         self._number += 1
         batch = Batch(
-            topic, queue, due_field, self._number, id_head, now, now + self._timeout_s
+            target.topic, way, target.growing, self._number, id_head, now, now + self._timeout_s
         )
         self._arrivals.append(batch)
         wake, self._asleep = self._asleep, False
@@ -220,13 +235,18 @@ def body_of(body: object) -> bytes:
     return body
 
 
-def chunks_of(bodies: Sequence[bytes], frame_bytes: int) -> list[list[bytes]]:
-    """Cuts bodies into lists of at most `frame_bytes` (or one body) and BLOCK_MESSAGES."""
+def chunks_of(
+    bodies: Sequence[bytes], message_bytes: int, frame_bytes: int
+) -> list[list[bytes]]:
+    """Cuts bodies into lists of at most `frame_bytes` (or one body) and BLOCK_MESSAGES.
+
+    `message_bytes`: of a message beside its body.
+    """
     chunks: list[list[bytes]] = []
     chunk: list[bytes] = []
     size = 0
     for body in bodies:
-        body_bytes = len(body) + RECORD_BYTES
+        body_bytes = len(body) + message_bytes
         if chunk and (size + body_bytes > frame_bytes or len(chunk) == BLOCK_MESSAGES):
             chunks.append(chunk)
             chunk, size = [], 0
@@ -236,13 +256,3 @@ def chunks_of(bodies: Sequence[bytes], frame_bytes: int) -> list[list[bytes]]:
         chunks.append(chunk)
     return chunks
 
-
-__all__ = [
-    "BATCH_AGE_S_MAX",
-    "BODY_BYTES_MAX",
-    "NO_EXTRAS",
-    "Outbox",
-    "Target",
-    "body_of",
-    "chunks_of",
-]

@@ -1,4 +1,4 @@
-"""`duemq bench e2e`: from the call of `submit` to the push consumer's callback, at a steady rate."""
+"""`duemq bench e2e`: from `submit` to the push consumer's callback, at a steady rate."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class _Timed(Receiver):
         self.received_ns = [0] * count
 
     def observe(self, message: Message) -> None:
+        """Takes the time."""
         number = number_of(message.body)
         if number < len(self.received_ns):
             self.received_ns[number] = time.perf_counter_ns()
@@ -35,7 +36,10 @@ def run(target: Target, report: Report, *, rate: int, seconds: float, size: int)
     warm_up = int(rate * WARM_UP_S)
     count = warm_up + int(rate * seconds)
     sent_ns = [0] * count
-    with _Timed(target.nameserver, topic, count) as receiver, Producer(target.nameserver) as producer:
+    with (
+        _Timed(target.nameserver, topic, count) as receiver,
+        Producer(target.nameserver) as producer,
+    ):
         began = time.perf_counter()
         for number, body in zip(paced(rate, count), bodies(count, size), strict=True):
             sent_ns[number] = time.perf_counter_ns()

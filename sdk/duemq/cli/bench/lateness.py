@@ -28,7 +28,9 @@ def run(target: Target, report: Report, *, rate: int, seconds: float, size: int)
     with TimedReceiver(target.nameserver, topic, count) as receiver:
         with Producer(target.nameserver) as producer:
             for _, body in zip(paced(rate, count), bodies(count, size), strict=True):
-                producer.submit(topic, body, deliver_at=time.time_ns() // 1_000_000 + int(DELAY_S * 1000))
+                producer.submit(
+                    topic, body, deliver_at=time.time_ns() // 1_000_000 + int(DELAY_S * 1000)
+                )
         receiver.wait()
     report.figures["msgs_per_s"] = rate
     report.figures |= summary(receiver.stored_late_ms)

@@ -1,6 +1,6 @@
 """`duemq bench timers`: how fast delayed messages are accepted, fired, and how late they come.
 
-Three phases of `count` messages each: all due at one moment (accepted_per_s and fired_per_s), then
+Two phases of `count` messages each: all due at one moment (accepted_per_s and fired_per_s), then
 due evenly within `spread` seconds (max_ms: lateness at the consumer).
 """
 
@@ -31,6 +31,7 @@ class TimedReceiver(Receiver):
         self.received_late_ms: list[float] = []
 
     def observe(self, message: Message) -> None:
+        """Compares the times."""
         now_ms = time.time_ns() / 1e6
         due_ms = message.due_ms or 0
         self.early += message.store_ms < due_ms or now_ms < due_ms
@@ -58,9 +59,7 @@ def run(target: Target, report: Report, *, count: int, size: int, spread_s: floa
         report.figures[name] = burst.figures()[name] + spread.figures()[name]
 
 
-def _phase(
-    target: Target, count: int, size: int, spread_s: float
-) -> tuple[float, TimedReceiver]:
+def _phase(target: Target, count: int, size: int, spread_s: float) -> tuple[float, TimedReceiver]:
     topic = target.new_topic("timers")
     lead_s = LEAD_S + count / ACCEPTED_PER_S_LEAST
     due_ms = int((time.time() + lead_s) * 1000)

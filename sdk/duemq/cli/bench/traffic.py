@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from duemq import Message, Producer, PushConsumer
 from duemq.cli.bench.arrivals import NUMBER_BYTES, Arrivals, number_of, numbered
+from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import InvalidArgument, Timeout
 
 # A run whose messages stop coming for this long has lost some.
@@ -53,8 +54,7 @@ class Receiver:
             nameserver=nameserver,
             batch=not each,
             # The count is one thread's; with more the interpreter would only switch among them.
-            threads=1,
-            start_from="earliest",
+            settings=ConsumerSettings(start_from="earliest", threads=1),
         )
 
     def __enter__(self) -> Receiver:

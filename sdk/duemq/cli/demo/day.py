@@ -1,4 +1,4 @@
-"""The day of departures: reads the data file and compresses its clock.  Pure."""
+"""The day of departures: reads the data file and compresses its clock.  Pure but for reading."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 
+DATA_FILE = "nyc-departures-2013-07-10.csv"
 # The day lasts from the first departure to the last, 05:00 to 23:59: at this factor, 60 s.
 SPEED_DEFAULT = 1_139.0
 
@@ -28,6 +30,13 @@ class Departure:
     def body(self) -> bytes:
         """The row as the message's body."""
         return json.dumps(self.row, separators=(",", ":")).encode()
+
+
+def load_day() -> list[Departure]:
+    """The day that comes with the package."""
+    source = resources.files("duemq.cli.demo").joinpath(DATA_FILE)
+    with source.open(encoding="utf-8") as lines:
+        return read_day(lines)
 
 
 def read_day(lines: Iterable[str]) -> list[Departure]:

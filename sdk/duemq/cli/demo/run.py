@@ -7,21 +7,20 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from rich.console import Console
 
-from duemq import Admin, Message, Outgoing, Producer, PushConsumer
-from duemq.cli.demo.day import Departure, read_day, schedule
+from duemq import Admin, Message, Outgoing, Producer, PushConsumer, telemetry
+from duemq.cli.demo.day import Departure, load_day, schedule
 from duemq.cli.demo.ledger import Audit, Delivery, Ledger, Stored
 from duemq.cli.demo.live import Screen, Status
 from duemq.cli.demo.outage import Killing
 from duemq.cli.log import read_topic
 from duemq.cli.percentiles import summary
+from duemq.consumer.settings import ConsumerSettings
 from duemq.embedded import EmbeddedCluster
 
-DATA_FILE = "nyc-departures-2013-07-10.csv"
 TOPIC = "departures"
 # Group → members.
 GROUPS = {"gates": 3, "board": 1}
@@ -34,6 +33,8 @@ CANCEL_LEAD_S = 8.0
 GRACE_S = 60.0
 TICK_S = 0.1
 REPORT_TIMEOUT_S = 300.0
+# For the last spans to be stored.
+TELEMETRY_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,7 @@ class Day:
     # -- the day ------------------------------------------------------------------------------
 
     def _fly(self, cluster: EmbeddedCluster) -> None:
-        from duemq import telemetry
-
-        session = telemetry.configure("demo", exporter="duemq", nameserver=cluster.nameserver)
+        telemetry.configure("demo", exporter="duemq", nameserver=cluster.nameserver)
         consumers: list[PushConsumer] = []
         try:
             with Admin(cluster.nameserver) as admin:
@@ -89,7 +88,7 @@ class Day:
         finally:
             for consumer in consumers:
                 consumer.close()
-            session.close()
+            telemetry.shutdown(TELEMETRY_TIMEOUT_S)
 
     def _consumers(self, nameserver: str) -> list[PushConsumer]:
         consumers = []
@@ -100,7 +99,7 @@ class Day:
                     [TOPIC],
                     self._receiver(group),
                     nameserver=nameserver,
-                    start_from="earliest",
+                    settings=ConsumerSettings(start_from="earliest"),
                 )
                 consumer.start()
                 consumers.append(consumer)
@@ -210,16 +209,8 @@ class Day:
 
     def _read_log(self, nameserver: str) -> None:
         self._ledger.stored = [
-            Stored(message.key or "", message.store_ms)
-            for message in read_topic(nameserver, TOPIC)
+            Stored(message.key or "", message.store_ms) for message in read_topic(nameserver, TOPIC)
         ]
-
-
-def load_day() -> list[Departure]:
-    """The day that comes with the package."""
-    source = resources.files("duemq.cli.demo").joinpath(DATA_FILE)
-    with source.open(encoding="utf-8") as lines:
-        return read_day(lines)
 
 
 def now_ms() -> int:
@@ -242,4 +233,6 @@ def sentences(audit: Audit, outages: Sequence[str] = ()) -> list[str]:
 def _lateness(figures: dict[str, float]) -> str:
     if not figures:
         return "no message was due"
-    return "  ".join(f"{name.removesuffix('_ms')} {value:.0f} ms" for name, value in figures.items())
+    return "  ".join(
+        f"{name.removesuffix('_ms')} {value:.0f} ms" for name, value in figures.items()
+    )

@@ -2,8 +2,7 @@
 
 import json
 
-from duemq.cli.demo.day import SPEED_DEFAULT, read_day, schedule
-from duemq.cli.demo.run import load_day
+from duemq.cli.demo.day import SPEED_DEFAULT, load_day, read_day, schedule
 
 HEADER = "carrier,flight,tailnum,origin,dest,sched_dep_time,dep_time\n"
 

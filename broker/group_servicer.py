@@ -1,0 +1,301 @@
+"""Serves GroupCoordinator: a stream a member, in front of the coordinator core.
+
+    Join stream ──events──► Coordinator ──Step──► _unsent ──(snapshot saved)──► sessions' outboxes
+    ──► streams
+
+What members are told leaves only after the generation and members behind it are on disk, so that a
+restarted coordinator knows every member that may hold a queue.  If the disk refuses, groups go on
+without: fencing keeps the offsets right, and the error is logged.
+
+One event loop.  The clock is the wall clock at start plus the monotonic clock since, so that
+setting the clock ends no sessions.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from broker.coordinator import Assignment, Coordinator, Group, Hello, Moved, Step
+from broker.offsets import Offsets
+from duemq.balance import MessageQueue
+from duemq.errors import (
+    DuemqError,
+    FencedMember,
+    GroupNotFound,
+    InvalidArgument,
+    NotCoordinator,
+    Overloaded,
+    Unavailable,
+)
+from duemq.route import RouteCache
+from duemq.rpc import status
+from duemq.rpc.streams import first_of
+from duemq.tag_filter import TagFilter
+from duemq.v1 import group_pb2, message_pb2
+
+log = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 10.0
+OUTBOX_EVENTS_MAX = 256  # to one member; one that does not read them loses its stream
+
+Key = tuple[str, str]  # group, member id
+
+
+class Session:
+    """One Join stream."""
+
+    def __init__(self) -> None:
+        self.outbox: asyncio.Queue[group_pb2.CoordinatorEvent | DuemqError] = asyncio.Queue(
+            OUTBOX_EVENTS_MAX
+        )
+
+    def tell(self, event: group_pb2.CoordinatorEvent | DuemqError) -> None:
+        """Queues an event; an error is the last one."""
+        if self.outbox.full():
+            while not self.outbox.empty():
+                self.outbox.get_nowait()
+            event = Overloaded("this member does not read what it is told")
+        self.outbox.put_nowait(event)
+
+
+class GroupServicer:
+    """The methods of duemq.v1.GroupCoordinator."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        routes: RouteCache,
+        offsets: Offsets,
+        save: Callable[[bytes], None],
+        draining: asyncio.Event,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        """`save` stores a snapshot durably; called in a thread.  `draining`: streams must end."""
+        self._coordinator = coordinator
+        self._routes = routes
+        self._offsets = offsets
+        self._save = save
+        self._draining = draining
+        self._clock = clock or steady_clock()
+        self._sessions: dict[Key, Session] = {}
+        self._unsent: list[Assignment | Moved] = []
+        self._to_send = asyncio.Event()
+        self._earlier = asyncio.Event()  # `next_ms` may have become earlier
+
+    # --- background ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Watches sessions and tells members; until cancelled."""
+        await first_of(self._tick(), self._deliver())
+
+    def routes_changed(self) -> None:
+        """To be called after every change of the route cache."""
+        queues = {
+            topic: [MessageQueue(topic, q.broker, q.queue_id) for q in route.readable]
+            for topic in self._routes.topics
+            if (route := self._routes.route(topic)) is not None
+        }
+        brokers = [broker.name for broker in self._routes.brokers]
+        self._publish(self._coordinator.routes_changed(queues, brokers, self._clock()))
+
+    async def _tick(self) -> None:
+        while True:
+            self._earlier.clear()
+            next_ms = self._coordinator.next_ms()
+            wait_s = None if next_ms is None else max(0, next_ms - self._clock()) / 1000
+            try:
+                await asyncio.wait_for(self._earlier.wait(), wait_s)
+            except TimeoutError:
+                self._publish(self._coordinator.tick(self._clock()))
+
+    async def _deliver(self) -> None:
+        while True:
+            await self._to_send.wait()
+            self._to_send.clear()
+            unsent, self._unsent = self._unsent, []
+            if self._coordinator.changed:
+                await self._persist(self._coordinator.snapshot())
+            for each in unsent:
+                session = self._sessions.get((each.group, each.member_id))
+                if session is not None:
+                    session.tell(_event(each))
+
+    async def _persist(self, snapshot: bytes) -> None:
+        try:
+            await asyncio.to_thread(self._save, snapshot)
+        except Exception:
+            log.exception("the groups' generations and members could not be saved")
+
+    def _publish(self, step: Step) -> None:
+        self._unsent += step.moved
+        self._unsent += step.assignments
+        self._to_send.set()
+        self._earlier.set()
+
+    # --- Join ---------------------------------------------------------------------------------
+
+    async def Join(self, requests: AsyncIterator[group_pb2.MemberEvent], context: Any) -> None:
+        """A member's life, or the part of it that goes over one stream."""
+        hello = hello_of(await _first_event(requests))
+        key = (hello.group, hello.member_id)
+        known_generation = self._generation_of(hello.group)
+        step = self._coordinator.join(hello, self._clock(), known_generation)
+        session = Session()
+        if (before := self._sessions.get(key)) is not None:
+            before.tell(FencedMember("this member has come back over another stream"))
+        self._sessions[key] = session
+        self._publish(step)
+        try:
+            await first_of(self._hear(requests, key), _speak(session, context), self._drained())
+        finally:
+            if self._sessions.get(key) is session:
+                del self._sessions[key]
+
+    async def _hear(self, requests: AsyncIterator[group_pb2.MemberEvent], key: Key) -> None:
+        async for event in requests:
+            kind = event.WhichOneof("event")
+            if kind == "heartbeat":
+                generation = self._coordinator.heartbeat(*key, self._clock())
+                ack = group_pb2.HeartbeatAck(generation=generation)
+                if (session := self._sessions.get(key)) is not None:
+                    session.tell(group_pb2.CoordinatorEvent(heartbeat_ack=ack))
+            elif kind == "released":
+                queues = map(queue_of, event.released.queues)
+                generation = event.released.generation
+                self._publish(self._coordinator.released(*key, generation, queues, self._clock()))
+            elif kind == "leave":
+                self._publish(self._coordinator.leave(*key, self._clock()))
+                return
+            else:
+                raise InvalidArgument(
+                    f"event: {kind} cannot follow hello", field="event", value=kind
+                )
+
+    def _generation_of(self, group: str) -> int:
+        """The newest generation that has taken a queue of this broker over; 0: none."""
+        known = self._offsets.of_group(group)
+        return max((progress.generation for _, _, progress in known), default=0)
+
+    async def _drained(self) -> None:
+        await self._draining.wait()
+        raise Unavailable("this broker is stopping")
+
+    # --- looking inside -----------------------------------------------------------------------
+
+    async def ListGroups(
+        self, request: group_pb2.ListGroupsRequest, context: Any
+    ) -> group_pb2.ListGroupsResponse:
+        """Groups that are coordinated here or have offsets here."""
+        coordinated = {group.name: group for group in self._coordinator.groups()}
+        return group_pb2.ListGroupsResponse(
+            groups=[
+                _summary(name, coordinated.get(name))
+                for name in sorted({*coordinated, *self._offsets.groups()})
+            ]
+        )
+
+    async def DescribeGroup(
+        self, request: group_pb2.DescribeGroupRequest, context: Any
+    ) -> group_pb2.GroupDescription:
+        """One group as this broker sees it."""
+        try:
+            return _description(self._coordinator.group(request.group))
+        except GroupNotFound:
+            if request.group not in self._offsets.groups():
+                raise
+            return group_pb2.GroupDescription(
+                group=request.group, generation=self._generation_of(request.group)
+            )
+
+
+def steady_clock() -> Callable[[], int]:
+    """Answers a clock in epoch ms that nobody sets."""
+    base_s = time.time() - time.monotonic()
+    return lambda: int((base_s + time.monotonic()) * 1000)
+
+
+def hello_of(event: group_pb2.MemberEvent) -> Hello:
+    """Raises InvalidArgument if the event is no hello or has an illegal filter."""
+    if event.WhichOneof("event") != "hello":
+        raise InvalidArgument(
+            "event: a member's first event is hello", field="event", value=event.WhichOneof("event")
+        )
+    hello = event.hello
+    for subscription in hello.subscriptions:
+        TagFilter.parse(subscription.filter)
+    return Hello(
+        group=hello.group,
+        member_id=hello.member_id,
+        subscriptions={s.topic: s.filter for s in hello.subscriptions},
+        session_timeout_ms=hello.session_timeout_ms,
+        strategy=hello.strategy,
+        generation=hello.generation,
+        owned=tuple(map(queue_of, hello.owned)),
+        client=hello.client,
+    )
+
+
+def queue_of(ref: message_pb2.QueueRef) -> MessageQueue:
+    """A queue in plain types."""
+    return MessageQueue(ref.topic, ref.broker, ref.queue_id)
+
+
+async def _first_event(requests: AsyncIterator[group_pb2.MemberEvent]) -> group_pb2.MemberEvent:
+    try:
+        return await asyncio.wait_for(anext(requests), HELLO_TIMEOUT_S)
+    except StopAsyncIteration:
+        raise InvalidArgument("event: a member's first event is hello", field="event") from None
+    except TimeoutError:
+        raise InvalidArgument(
+            f"event: no hello within {HELLO_TIMEOUT_S:g} s", field="event"
+        ) from None
+
+
+async def _speak(session: Session, context: Any) -> None:
+    while True:
+        event = await session.outbox.get()
+        if isinstance(event, DuemqError):
+            raise event
+        await context.write(event)
+        if event.WhichOneof("event") == "error":
+            return
+
+
+def _event(told: Assignment | Moved) -> group_pb2.CoordinatorEvent:
+    if isinstance(told, Assignment):
+        queues = [message_pb2.QueueRef(**queue._asdict()) for queue in told.queues]
+        assignment = group_pb2.Assignment(generation=told.generation, queues=queues)
+        return group_pb2.CoordinatorEvent(assignment=assignment)
+    error = NotCoordinator(f"group {told.group!r} is now coordinated by {told.coordinator!r}")
+    return group_pb2.CoordinatorEvent(error=status.to_proto(error), coordinator=told.coordinator)
+
+
+def _summary(name: str, group: Group | None) -> group_pb2.GroupSummary:
+    if group is None:
+        return group_pb2.GroupSummary(group=name)
+    return group_pb2.GroupSummary(
+        group=name, coordinator=True, members=len(group.members), generation=group.generation
+    )
+
+
+def _description(group: Group) -> group_pb2.GroupDescription:
+    description = group_pb2.GroupDescription(
+        group=group.name, coordinator=True, generation=group.generation, strategy=group.strategy
+    )
+    for member in sorted(group.members.values(), key=lambda each: each.member_id):
+        description.members.add(
+            member_id=member.member_id,
+            client=member.client,
+            subscriptions=[
+                group_pb2.Subscription(topic=topic, filter=text)
+                for topic, text in member.subscriptions.items()
+            ],
+            queues=[
+                message_pb2.QueueRef(**queue._asdict()) for queue in group.held_by(member.member_id)
+            ],
+            last_heartbeat_ms=member.last_heard_ms,
+            session_timeout_ms=member.session_timeout_ms,
+        )
+    return description

@@ -1,0 +1,270 @@
+"""Everything that a broker does by itself.  All of it is started here and nowhere else.
+
+commitlog-writer  a thread: writes and syncs what was appended, in groups (storage/writer.py)
+checkpoint        saves the state each interval, or sooner when much was written
+upkeep            retention, idle producers, free space
+groups            sessions of groups' members (group_servicer.py)
+registration      heartbeats to the nameservers (duemq.rpc)
+routes            the cluster's routes, for the groups (duemq.rpc)
+
+Shutdown, in this order: leave the nameservers, so that clients turn to others; health says
+NOT_SERVING; parked pulls are answered and streams end after their last answers; calls end; the
+writer syncs what is left; the last checkpoint makes the next start short.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from broker import recovery, retention
+from broker.admin_servicer import AdminServicer
+from broker.commits import Commits
+from broker.metrics import Meters
+from broker.names import TIMER_GROUP, TIMER_TOPIC
+from broker.offsets import GroupQueue
+from broker.retention import SegmentAge
+from broker.settings import Settings
+from broker.store import Store
+from duemq.errors import Internal
+from storage import frame
+from storage.disk import Disk
+from storage.errors import DiskFull, StorageError
+from storage.writer import LogWriter
+
+log = logging.getLogger(__name__)
+
+ASYNC_SYNC_INTERVAL_S = 0.5
+# A replay costs about 15 us a frame: so many make a start a second longer.
+CHECKPOINT_FRAMES = 50_000
+UPKEEP_INTERVAL_S = 5.0
+RETENTION_INTERVAL_S = 60.0
+# Entries looked at to find a segment's first frame.
+FIRST_FRAME_ENTRIES_MAX = 1_000
+
+
+class LogLoop:
+    """The writer thread and the event loop, tied together."""
+
+    def __init__(
+        self, store: Store, commits: Commits, meters: Meters, settings: Settings
+    ) -> None:
+        self._store = store
+        self._commits = commits
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[None] = self._loop.create_future()
+        """Gets an exception when the disk has failed: the process must stop."""
+        self.written = asyncio.Event()
+        """Set when enough was written for a checkpoint."""
+        self._checkpoint_bytes = settings.checkpoint_bytes
+        self._checkpoint_at = (store.log.durable_position, store.frames_in)
+        self._writer = LogWriter(
+            store.log,
+            self._on_durable,
+            self._on_fatal,
+            sync_interval_s=ASYNC_SYNC_INTERVAL_S if settings.flush_mode == "async" else None,
+            on_commit=meters.committed,
+        )
+
+    def start(self) -> None:
+        """Starts the writer."""
+        self._writer.start()
+
+    def _on_durable(self, position: int) -> None:
+        self._loop.call_soon_threadsafe(self._advance, position)
+
+    def _on_fatal(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _advance(self, position: int) -> None:
+        if self.failed.done():
+            return
+        try:
+            self._store.durable(position)
+        except StorageError as error:
+            self._fail(error)
+            return
+        self._commits.advance(position)
+        bytes_before, frames_before = self._checkpoint_at
+        if (
+            position - bytes_before >= self._checkpoint_bytes
+            or self._store.frames_in - frames_before >= CHECKPOINT_FRAMES
+        ):
+            self.written.set()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(Internal(f"the disk failed: {error}"))
+
+    def checkpoint_begins(self) -> None:
+        """Counts anew from here."""
+        self.written.clear()
+        self._checkpoint_at = (self._store.log.end_position, self._store.frames_in)
+
+    async def stop(self) -> None:
+        """Syncs what is left and ends the thread."""
+        await asyncio.to_thread(self._writer.stop)
+        if not self.failed.done():
+            self._advance(self._store.log.written_position)
+            self.failed.cancel()
+
+
+class Checkpoints:
+    """Saves the store's state.  The event loop takes it, a thread writes it."""
+
+    def __init__(
+        self,
+        store: Store,
+        commits: Commits,
+        log_loop: LogLoop,
+        admin: AdminServicer,
+        meters: Meters,
+        data_dir: str,
+        disk: Disk,
+    ) -> None:
+        self._store = store
+        self._commits = commits
+        self._log_loop = log_loop
+        self._admin = admin
+        self._meters = meters
+        self._data_dir = data_dir
+        self._disk = disk
+
+    async def run(self, interval_s: float) -> None:
+        """For ever."""
+        while True:
+            try:
+                async with asyncio.timeout(interval_s):
+                    await self._log_loop.written.wait()
+            except TimeoutError:
+                pass
+            if self._store.log.end_position == self._admin.checkpoint_position:
+                continue
+            try:
+                await self.save()
+            except DiskFull as error:
+                log.error("no checkpoint: %s", error)
+
+    async def save(self) -> None:
+        """One checkpoint.  Raises DiskFull, DiskFailed."""
+        began = time.monotonic()
+        self._log_loop.checkpoint_begins()
+        state = self._store.snapshot()
+        await self._commits.wait(state.position)
+        queues = self._store.all_queues()
+
+        def write() -> None:
+            for queue in queues:
+                if not queue.dropped:
+                    queue.sync()
+            recovery.save_checkpoint(self._data_dir, state, self._disk)
+
+        await asyncio.to_thread(write)
+        self._admin.checkpoint_position = state.position
+        self._store.erase_deleted()
+        self._meters.checkpoint_seconds.set(time.monotonic() - began)
+
+
+class Upkeep:
+    """Retention, idle producers, free space."""
+
+    def __init__(
+        self,
+        store: Store,
+        admin: AdminServicer,
+        settings: Settings,
+        disk: Disk,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._admin = admin
+        self._settings = settings
+        self._disk = disk
+        self._now_ms = now_ms
+        self._first_ms: dict[int, int] = {}
+
+    async def run(self) -> None:
+        """For ever."""
+        next_retention = 0.0
+        while True:
+            self._watch_space()
+            if time.monotonic() >= next_retention:
+                next_retention = time.monotonic() + RETENTION_INTERVAL_S
+                self._store.producers.expire(self._now_ms())
+                try:
+                    await self.retain()
+                except StorageError as error:
+                    log.error("retention: %s", error)
+            await asyncio.sleep(UPKEEP_INTERVAL_S)
+
+    def _watch_space(self) -> None:
+        free = self._disk.free_bytes(self._settings.data_dir)
+        read_only = free < self._settings.free_bytes_min
+        if read_only != self._store.read_only:
+            self._store.read_only = read_only
+            log.log(
+                logging.ERROR if read_only else logging.WARNING,
+                "%d bytes are free, %d are needed: %s",
+                free,
+                self._settings.free_bytes_min,
+                "nothing is accepted" if read_only else "accepting again",
+            )
+
+    async def retain(self) -> int:
+        """Removes the segments that may go; how many."""
+        commit_log = self._store.log
+        segments = await asyncio.to_thread(self._ages)
+        position = retention.cut_position(
+            segments,
+            commit_log.durable_position,
+            self._now_ms(),
+            int(self._settings.retention_hours * 3_600_000),
+            self._settings.retention_bytes,
+            self._hold(),
+        )
+        if position <= commit_log.start_position:
+            return 0
+        self._store.drop_before(position)
+        removed = await asyncio.to_thread(commit_log.delete_before, position)
+        log.info("removed %d segments: the log begins at %d", removed, commit_log.start_position)
+        return removed
+
+    def _hold(self) -> int:
+        """The oldest position that is still needed."""
+        hold = self._admin.checkpoint_position
+        for queue in self._store.queues_of(TIMER_TOPIC):
+            progress = self._store.offsets.find(
+                GroupQueue(TIMER_GROUP, TIMER_TOPIC, queue.queue_id)
+            )
+            offset = max(progress.offset if progress else 0, queue.min_offset)
+            if offset < queue.max_offset:
+                hold = min(hold, queue.frame_at(offset))
+        return hold
+
+    def _ages(self) -> list[SegmentAge]:
+        """Nothing in a segment is younger than the first frame of the next one."""
+        segments = self._store.log.segments
+        self._first_ms = {
+            segment.start: self._first_ms[segment.start]
+            for segment in segments
+            if segment.start in self._first_ms
+        }
+        ages = []
+        for segment, following in zip(segments, segments[1:], strict=False):
+            if following.start not in self._first_ms:
+                first_ms = self._first_store_ms(following.start)
+                if first_ms is None:
+                    break
+                self._first_ms[following.start] = first_ms
+            ages.append(
+                SegmentAge(segment.start, following.start, self._first_ms[following.start])
+            )
+        return ages
+
+    def _first_store_ms(self, position: int) -> int | None:
+        entries = self._store.log.entries(position)
+        for _, entry in zip(range(FIRST_FRAME_ENTRIES_MAX), entries, strict=False):
+            if entry.kind == frame.KIND:
+                return frame.decode(entry.body).store_ms
+        return None
+

@@ -1,0 +1,114 @@
+"""Prometheus metrics of a broker."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from duemq.errors import DuemqError
+
+if TYPE_CHECKING:
+    from broker.store import Store
+    from storage.writer import Commit
+
+SECONDS_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
+BYTES_BUCKETS = tuple(float(1 << shift) for shift in range(10, 25, 2))
+ENTRIES_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class Meters:
+    """What is counted as it happens."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.send_seconds = Histogram(
+            "duemq_broker_send_seconds",
+            "From a request's arrival to its durability",
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.sync_seconds = Histogram(
+            "duemq_broker_sync_seconds",
+            "Duration of fdatasync of the log",
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.commit_bytes = Histogram(
+            "duemq_broker_commit_bytes",
+            "Size of a group commit",
+            buckets=BYTES_BUCKETS,
+            registry=registry,
+        )
+        self.commit_entries = Histogram(
+            "duemq_broker_commit_entries",
+            "Log entries of a group commit",
+            buckets=ENTRIES_BUCKETS,
+            registry=registry,
+        )
+        self._refused = Counter(
+            "duemq_broker_refused_batches", "Batches refused", ("code",), registry=registry
+        )
+        self._messages_out = Counter(
+            "duemq_broker_messages_out", "Messages handed out", registry=registry
+        )
+        self._bytes_out = Counter("duemq_broker_bytes_out", "Bytes handed out", registry=registry)
+        self.checkpoint_seconds = Gauge(
+            "duemq_broker_checkpoint_seconds", "Duration of the last checkpoint", registry=registry
+        )
+
+    def refused(self, error: DuemqError) -> None:
+        """A batch was not stored."""
+        self._refused.labels(error.code.name).inc()
+
+    def pulled(self, messages: int, size: int) -> None:
+        """Messages were handed out."""
+        self._messages_out.inc(messages)
+        self._bytes_out.inc(size)
+
+    def committed(self, commit: "Commit") -> None:
+        """The writer made a group durable; called in its thread."""
+        self.sync_seconds.observe(commit.sync_seconds)
+        self.commit_bytes.observe(commit.group.size_bytes)
+        self.commit_entries.observe(commit.group.entries)
+
+
+class StoreCollector(Collector):
+    """What is read off the store when somebody asks; in the thread that serves the metrics."""
+
+    def __init__(self, store: "Store", parked: Callable[[], int]) -> None:
+        self._store = store
+        self._parked = parked
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics."""
+        store, log = self._store, self._store.log
+        for name, text, value in (
+            ("messages_in", "Messages stored", store.messages_in),
+            ("bytes_in", "Bytes of messages stored", store.bytes_in),
+            ("frames_in", "Batches stored", store.frames_in),
+            ("timers_in", "Delayed messages accepted", store.timers_in),
+            ("duplicates", "Batches that had been stored before", store.duplicates),
+        ):
+            yield CounterMetricFamily(f"duemq_broker_{name}", text, value=value)
+        for name, text, value in (
+            ("topics", "Topics", len(store.topics)),
+            ("producer_lanes", "Producer lanes remembered", len(store.producers)),
+            ("parked_pulls", "Pulls that wait", self._parked()),
+            ("log_start_position", "Oldest byte of the log", log.start_position),
+            ("log_durable_position", "End of the log on the disk", log.durable_position),
+            ("log_pending_bytes", "Bytes that wait for the disk", log.pending_bytes),
+            ("read_only", "1: nothing is accepted", int(store.read_only or log.disk_full)),
+        ):
+            yield GaugeMetricFamily(f"duemq_broker_{name}", text, value=value)
+        yield self._lag()
+
+    def _lag(self) -> Metric:
+        lag = GaugeMetricFamily(
+            "duemq_broker_consumer_lag",
+            "Messages that a group has not yet committed",
+            labels=("group", "topic"),
+        )
+        for (group, topic), messages in self._store.lags().items():
+            lag.add_metric((group, topic), messages)
+        return lag

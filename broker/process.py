@@ -1,0 +1,205 @@
+"""A broker process: its parts, how they are wired, in which order they start and stop."""
+
+import asyncio
+import logging
+import os
+import time
+
+from broker import admin_servicer, recovery, servicer
+from broker.admin_servicer import About, AdminServicer
+from broker.commits import Commits
+from broker.coordinator import Coordinator
+from broker.group_servicer import GroupServicer
+from broker.groups import OffsetService
+from broker.loops import Checkpoints, LogLoop, Upkeep
+from broker.metrics import Meters, StoreCollector
+from broker.puller import Puller
+from broker.recovery import Opened
+from broker.sender import Sender
+from broker.servicer import BrokerServicer
+from broker.settings import Settings
+from duemq.errors import Corrupt, DuemqError, Internal, Unavailable
+from duemq.rpc.registration import Registration
+from duemq.rpc.server import Server
+from duemq.rpc.watch import RouteWatcher
+from duemq.v1 import group_pb2, nameserver_pb2
+from storage import checkpoint
+from storage.dirlock import DirLock
+from storage.disk import RealDisk
+from storage.errors import CorruptFile, DirectoryLocked, StorageError
+
+log = logging.getLogger(__name__)
+
+VERSION = "0.1.0"
+GROUPS_FILE = "groups"
+
+
+def now_ms() -> int:
+    """Unix time; what messages are stamped with."""
+    return time.time_ns() // 1_000_000
+
+
+def steady_ms() -> int:
+    """A clock that nobody sets; for waits."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Broker:
+    """One broker.  `start`, then `run` until told to stop, then `stop`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.server = Server(settings)
+        self._disk = RealDisk()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @staticmethod
+    async def serve(settings: Settings, stop: asyncio.Event) -> None:
+        """Serves until `stop` is set.  Raises DuemqError if that is impossible or ends early."""
+        log.info("%s", settings)
+        try:
+            with DirLock(settings.data_dir):
+                broker = Broker(settings)
+                await broker.start()
+                try:
+                    await broker.run(stop)
+                finally:
+                    await broker.stop()
+        except StorageError as error:
+            raise _as_duemq_error(error) from error
+
+    async def start(self, *, announced: bool = True) -> None:
+        """Opens the data, serves, and registers.  Raises StorageError, OSError."""
+        began = time.monotonic()
+        self._opened = await asyncio.to_thread(self._open)
+        self.store = store = self._opened.store
+        log.info(
+            "log %d to %d, checkpoint at %d, %d entries replayed, open after %.3f s",
+            store.log.start_position,
+            store.log.end_position,
+            self._opened.checkpoint_position,
+            self._opened.replayed_entries,
+            time.monotonic() - began,
+        )
+        self._wire(self._opened)
+        self._log_loop.start()
+        await self._checkpoints.save()
+        await self.server.start(announced=announced)
+        self.registration = Registration(
+            self.settings.nameservers, self.settings.heartbeat_period, now_ms(), self._report
+        )
+        store.on_topics = self.registration.changed
+        self._routes.start()
+        self.registration.start()
+        for name, work in (
+            ("checkpoint", self._checkpoints.run(self.settings.checkpoint_interval)),
+            ("upkeep", self._upkeep.run()),
+            ("groups", self._groups.run()),
+        ):
+            self._tasks.append(asyncio.create_task(work, name=name))
+        await self.server.ready()
+
+    def _open(self) -> Opened:
+        return recovery.open_store(
+            self.settings.data_dir,
+            self._disk,
+            self.settings.rules(),
+            segment_bytes=self.settings.segment_bytes,
+        )
+
+    def _wire(self, opened: Opened) -> None:
+        settings, server, store = self.settings, self.server, opened.store
+        meters = Meters(server.registry)
+        self._commits = commits = Commits(store.log.durable_position)
+        self._log_loop = LogLoop(store, commits, meters, settings)
+        offsets = OffsetService(store, commits, settings.name)
+        self._sender = Sender(
+            store, commits, meters, now_ms, broker=settings.name, store_id=opened.store_id
+        )
+        self._puller = Puller(store, offsets, meters, steady_ms, opened.store_id)
+        server.registry.register(StoreCollector(store, lambda: len(self._puller)))
+        about = About(settings.name, opened.store_id, VERSION, now_ms())
+        admin = AdminServicer(store, commits, self._puller, about)
+        self._checkpoints = Checkpoints(
+            store, commits, self._log_loop, admin, meters, settings.data_dir, self._disk
+        )
+        self._upkeep = Upkeep(store, admin, settings, self._disk, now_ms)
+        self._routes = RouteWatcher(settings.nameservers)
+        self._groups = GroupServicer(
+            self._coordinator(), self._routes.cache, store.offsets, self._save_groups,
+            server.draining,
+        )
+        self._routes.on_change(self._groups.routes_changed)
+        server.add(
+            servicer.SERVICE,
+            BrokerServicer(self._sender, self._puller, offsets),
+            servicer.OVERRIDES,
+        )
+        server.add(admin_servicer.SERVICE, admin)
+        server.add(group_pb2.DESCRIPTOR.services_by_name["GroupCoordinator"], self._groups)
+
+    def _coordinator(self) -> Coordinator:
+        coordinator = Coordinator(
+            self.settings.name, session_timeout_ms=int(self.settings.session_timeout * 1000)
+        )
+        snapshot = checkpoint.load(self._groups_path, self._disk)
+        if snapshot is not None:
+            coordinator.restore(snapshot, now_ms())
+        return coordinator
+
+    @property
+    def _groups_path(self) -> str:
+        return os.path.join(self.settings.data_dir, GROUPS_FILE)
+
+    def _save_groups(self, snapshot: bytes) -> None:
+        checkpoint.save(self._groups_path, snapshot, self._disk)
+
+    def _report(self) -> nameserver_pb2.BrokerReport:
+        writable = not self.store.read_only
+        return nameserver_pb2.BrokerReport(
+            name=self.settings.name,
+            address=self.server.advertised,
+            store_id=self._opened.store_id,
+            topics=[
+                nameserver_pb2.TopicQueues(
+                    topic=topic.name, queues=topic.queues, readable=True, writable=writable
+                )
+                for topic in self.store.topics
+            ],
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set.  Raises Internal when the disk or a loop fails."""
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            ends: list[asyncio.Future[object]] = [stopped, self._log_loop.failed, *self._tasks]  # type: ignore[list-item]
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in done:
+                end.result()
+        finally:
+            stopped.cancel()
+
+    async def stop(self) -> None:
+        """Clean stop; the order is explained in loops.py."""
+        await self.registration.stop()
+        await self._routes.stop()
+        await self.server.drain()
+        self._puller.close()
+        self._sender.close()
+        await self.server.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        healthy = not self._log_loop.failed.done()
+        await self._log_loop.stop()
+        if healthy and not self.store.log.disk_full:
+            await self._checkpoints.save()
+        self.store.close()
+
+
+def _as_duemq_error(error: StorageError) -> DuemqError:
+    if isinstance(error, CorruptFile):
+        return Corrupt(str(error))
+    if isinstance(error, DirectoryLocked):
+        return Unavailable(str(error))
+    return Internal(f"{type(error).__name__}: {error}")

@@ -1,0 +1,410 @@
+"""Pulls: answered at once, or parked until an append, a deadline or a cancel.
+
+Owned by: the event loop.  No pull polls: Store.on_visible wakes exactly those who wait for the
+queue, and one timer stands for the nearest of all deadlines.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from broker import names, pull_encoding, reader, selection
+from broker.groups import OffsetService
+from broker.metrics import Meters
+from broker.offsets import GroupQueue
+from broker.pull_encoding import QueueAnswer
+from broker.queues import Queue
+from broker.store import Store
+from broker.waiters import QueueKey, Waiters
+from duemq.errors import (
+    DuemqError,
+    InvalidArgument,
+    OffsetOutOfRange,
+    Overloaded,
+    Unavailable,
+)
+from duemq.rpc import status
+from duemq.v1 import broker_pb2
+
+QUEUES_MAX = 1_024
+WAIT_MS_MAX = 30_000
+RECORDS_DEFAULT, RECORDS_MAX = 4_096, 65_536
+BYTES_DEFAULT, BYTES_MAX = 1 << 20, 8 << 20
+FRAMES_BYTES_DEFAULT = 4 << 20
+STREAM_WAITING_MAX = 1_024
+READER_THREADS = 4
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _QueueRead:
+    """One queue of a pull, and how far the pull has looked."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    generation: int
+    wanted: frozenset[int] | None
+    scanned: int
+
+    @property
+    def key(self) -> QueueKey:
+        return self.topic, self.queue_id
+
+
+@dataclass(eq=False, slots=True)
+class Parked:
+    """A pull that waits; `woken` resolves when there is something to do."""
+
+    woken: "asyncio.Future[None] | None" = None
+    cancelled: bool = False
+
+
+class Puller:
+    """Answers Pull, PullStream and FetchFrames."""
+
+    def __init__(
+        self,
+        store: Store,
+        offsets: OffsetService,
+        meters: Meters,
+        now_ms: Callable[[], int],
+        store_id: int,
+    ) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._meters = meters
+        self._now_ms = now_ms
+        self._store_id = store_id
+        self._waiters: Waiters[Parked] = Waiters()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._turn = 0
+        self._closing = False
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._threads = ThreadPoolExecutor(READER_THREADS, "disk-reader")
+        store.on_visible = self._wake
+
+    def __len__(self) -> int:
+        """Pulls that are parked now."""
+        return len(self._waiters)
+
+    def close(self) -> None:
+        """Answers everybody who waits and ends the streams: the process is going to stop."""
+        self._closing = True
+        for parked in self._waiters.expire(1 << 62):
+            _resolve(parked)
+        for task in self._streams:
+            task.cancel()
+        self._threads.shutdown(wait=False)
+
+    # -- Pull -------------------------------------------------------------------------------------
+
+    async def pull(self, request: broker_pb2.PullRequest, parked: Parked | None = None) -> bytes:
+        """The encoded PullResponse."""
+        reads = _reads(request)
+        _check_range("wait_ms", request.wait_ms, WAIT_MS_MAX)
+        _check_range("max_records", request.max_records, RECORDS_MAX)
+        _check_range("max_bytes", request.max_bytes, BYTES_MAX)
+        head = broker_pb2.PullResponse(request_id=request.request_id)
+        if request.commits:
+            head.commits.extend(await self._offsets.commit(request.group, request.commits))
+        answers = await self._answer(request, reads, parked or Parked())
+        return pull_encoding.encode(head.SerializeToString(), answers)
+
+    async def _answer(
+        self, request: broker_pb2.PullRequest, reads: list[_QueueRead], parked: Parked
+    ) -> list[QueueAnswer]:
+        deadline_ms = self._now_ms() + request.wait_ms
+        while True:
+            answers = await self._read(request, reads)
+            if answers:
+                return answers
+            if parked.cancelled or self._is_over(request.wait_ms, deadline_ms):
+                return self._progress(reads)
+            if any(read.scanned < self._end_of(read) for read in reads):
+                await asyncio.sleep(0)  # a filter leaves out much: let others have a turn
+            else:
+                await self._park(parked, [read.key for read in reads], deadline_ms)
+
+    def _is_over(self, wait_ms: int, deadline_ms: int) -> bool:
+        return self._closing or not wait_ms or self._now_ms() >= deadline_ms
+
+    async def _read(
+        self, request: broker_pb2.PullRequest, reads: list[_QueueRead]
+    ) -> list[QueueAnswer]:
+        records_left = request.max_records or RECORDS_DEFAULT
+        bytes_left = request.max_bytes or BYTES_DEFAULT
+        answers: list[QueueAnswer] = []
+        self._turn += 1
+        first = self._turn % len(reads)
+        for read in reads[first:] + reads[:first]:
+            if records_left <= 0 or bytes_left <= 0:
+                break
+            try:
+                queue = self._queue_of(request.group, read)
+                if read.scanned == queue.max_offset:
+                    continue
+                records = await self._from_disk(
+                    partial(
+                        reader.read_records,
+                        self._store.log,
+                        queue,
+                        read.scanned,
+                        records_left,
+                        bytes_left,
+                        read.wanted,
+                        at_least_one=not answers,
+                    )
+                )
+            except DuemqError as error:
+                answers.append(self._failed(read, error))
+                continue
+            read.scanned = records.next_offset
+            if not records.count:
+                continue
+            records_left -= records.count
+            bytes_left -= records.size
+            self._meters.pulled(records.count, records.size)
+            answers.append(
+                QueueAnswer(
+                    read.topic,
+                    read.queue_id,
+                    records.slices,
+                    records.size,
+                    records.runs,
+                    records.next_offset,
+                    queue.min_offset,
+                    queue.max_offset,
+                )
+            )
+        return answers
+
+    def _queue_of(self, group: str, read: _QueueRead) -> Queue:
+        queue = self._store.queue(read.topic, read.queue_id)
+        if group and read.generation:
+            self._store.offsets.check_fence(
+                GroupQueue(group, read.topic, read.queue_id), read.generation
+            )
+        reader.check_offset(queue, read.scanned)
+        return queue
+
+    def _end_of(self, read: _QueueRead) -> int:
+        return self._store.queue(read.topic, read.queue_id).max_offset
+
+    def _failed(self, read: _QueueRead, error: DuemqError) -> QueueAnswer:
+        low = high = 0
+        with suppress(DuemqError):
+            queue = self._store.queue(read.topic, read.queue_id)
+            low, high = queue.min_offset, queue.max_offset
+        encoded = status.to_proto(error).SerializeToString()
+        return QueueAnswer(
+            read.topic,
+            read.queue_id,
+            next_offset=read.offset if isinstance(error, OffsetOutOfRange) else read.scanned,
+            min_offset=low,
+            max_offset=high,
+            error=encoded,
+        )
+
+    def _progress(self, reads: list[_QueueRead]) -> list[QueueAnswer]:
+        """Of the queues where a filter left everything out: how far the pull has come."""
+        answers = []
+        for read in reads:
+            if read.scanned > read.offset:
+                queue = self._store.queue(read.topic, read.queue_id)
+                answers.append(
+                    QueueAnswer(
+                        read.topic,
+                        read.queue_id,
+                        next_offset=read.scanned,
+                        min_offset=queue.min_offset,
+                        max_offset=queue.max_offset,
+                    )
+                )
+        return answers
+
+    async def _from_disk(self, read: Callable[..., T]) -> T:
+        """Reads inline what is in memory, in a thread what is not."""
+        try:
+            try:
+                return read(nowait=True)
+            except BlockingIOError:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, read)
+        except IndexError as error:  # retention was faster
+            raise OffsetOutOfRange(f"offset: just removed ({error})", field="offset") from error
+
+    # -- PullStream -------------------------------------------------------------------------------
+
+    async def stream(
+        self,
+        requests: AsyncIterator[broker_pb2.PullRequest],
+        write: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """Answers each request when it has something, in whatever order that is."""
+        waiting: dict[int, Parked] = {}
+        lock = asyncio.Lock()  # guards the stream: one write at a time
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                async for request in requests:
+                    self._cancel(waiting.get(request.cancel_request_id))
+                    if request.cancel_request_id and not request.queues:
+                        continue
+                    if len(waiting) >= STREAM_WAITING_MAX or request.request_id in waiting:
+                        raise _refused(len(waiting), request.request_id)
+                    parked = waiting[request.request_id] = Parked()
+                    tasks.create_task(self._answer_stream(request, parked, waiting, lock, write))
+        except* DuemqError as group:
+            raise group.exceptions[0] from None
+        except* asyncio.CancelledError:
+            if self._closing:
+                raise Unavailable("the broker is stopping") from None
+            raise
+        finally:
+            self._streams.discard(task)
+
+    async def _answer_stream(
+        self,
+        request: broker_pb2.PullRequest,
+        parked: Parked,
+        waiting: dict[int, Parked],
+        lock: asyncio.Lock,
+        write: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        try:
+            response = await self.pull(request, parked)
+        finally:
+            del waiting[request.request_id]
+        async with lock:
+            await write(response)
+
+    def _cancel(self, parked: Parked | None) -> None:
+        if parked is not None:
+            parked.cancelled = True
+            self._waiters.cancel(parked)
+            _resolve(parked)
+
+    # -- FetchFrames ------------------------------------------------------------------------------
+
+    async def fetch(
+        self, request: broker_pb2.FetchFramesRequest
+    ) -> broker_pb2.FetchFramesResponse:
+        """Whole frames of one queue."""
+        _check_range("wait_ms", request.wait_ms, WAIT_MS_MAX)
+        _check_range("max_bytes", request.max_bytes, BYTES_MAX)
+        deadline_ms = self._now_ms() + request.wait_ms
+        parked = Parked()
+        while True:
+            queue = self._store.queue(request.topic, request.queue_id)
+            frames = await self._from_disk(
+                partial(
+                    reader.read_frames,
+                    self._store.log,
+                    queue,
+                    request.offset,
+                    request.max_bytes or FRAMES_BYTES_DEFAULT,
+                )
+            )
+            if frames.slices or self._is_over(request.wait_ms, deadline_ms):
+                break
+            await self._park(parked, [queue.key], deadline_ms)
+        return broker_pb2.FetchFramesResponse(
+            store_id=self._store_id,
+            frames=b"".join(frames.slices),
+            next_offset=frames.next_offset,
+            min_offset=queue.min_offset,
+            max_offset=queue.max_offset,
+        )
+
+    # -- parking ----------------------------------------------------------------------------------
+
+    async def _park(self, parked: Parked, keys: Iterable[QueueKey], deadline_ms: int) -> None:
+        parked.woken = asyncio.get_running_loop().create_future()
+        self._waiters.park(parked, keys, deadline_ms)
+        self._set_timer()
+        try:
+            await parked.woken
+        finally:
+            self._waiters.cancel(parked)
+
+    def _wake(self, queue: Queue) -> None:
+        for parked in self._waiters.wake(queue.key):
+            _resolve(parked)
+
+    def wake(self, queues: Iterable[Queue]) -> None:
+        """The topic was deleted: those who wait for it learn that."""
+        for queue in queues:
+            self._wake(queue)
+
+    def _set_timer(self) -> None:
+        next_ms = self._waiters.next_ms()
+        if next_ms is None or (self._timer is not None and self._timer_ms <= next_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = next_ms
+        delay_s = max(0, next_ms - self._now_ms()) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        for parked in self._waiters.expire(self._now_ms()):
+            _resolve(parked)
+        self._set_timer()
+
+
+def _resolve(parked: Parked) -> None:
+    if parked.woken is not None and not parked.woken.done():
+        parked.woken.set_result(None)
+
+
+def _reads(request: broker_pb2.PullRequest) -> list[_QueueRead]:
+    if not 0 < len(request.queues) <= QUEUES_MAX:
+        raise InvalidArgument(
+            f"queues: {len(request.queues)} in a pull, 1 to {QUEUES_MAX} are allowed",
+            field="queues",
+            value=len(request.queues),
+            limit=QUEUES_MAX,
+        )
+    if request.group:
+        names.check_group(request.group)
+    return [
+        _QueueRead(
+            pull.topic,
+            pull.queue_id,
+            pull.offset,
+            pull.generation,
+            selection.parse_filter(pull.filter),
+            pull.offset,
+        )
+        for pull in request.queues
+    ]
+
+
+def _check_range(name: str, value: int, high: int) -> None:
+    if not 0 <= value <= high:
+        raise InvalidArgument(
+            f"{name}: {value} is not allowed: 0 to {high}", field=name, value=value, limit=high
+        )
+
+
+def _refused(waiting: int, request_id: int) -> DuemqError:
+    if waiting >= STREAM_WAITING_MAX:
+        return Overloaded(
+            f"request_id: {waiting} pulls of this stream wait, the most allowed",
+            field="request_id",
+            value=request_id,
+            limit=STREAM_WAITING_MAX,
+        )
+    return InvalidArgument(
+        f"request_id: {request_id} is waiting already", field="request_id", value=request_id
+    )

@@ -1,0 +1,232 @@
+"""Sends: from the request to the answer after the disk has it.  One path for Send and SendStream."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple
+
+from broker.commits import PENDING_BYTES_HIGH, ROOM_TIMEOUT_S, Commits
+from broker.metrics import Meters
+from broker.store import Accepted, Store, first_error
+from duemq import tracing
+from duemq.errors import DuemqError, InvalidArgument, Overloaded, Unavailable
+from duemq.rpc import status
+from duemq.v1 import view_pb2
+
+BATCHES_MAX = 1_024
+# Requests of one stream that wait for the disk; more of them wait in the connection's buffers.
+STREAM_IN_FLIGHT_MAX = 256
+
+Outcome = Accepted | DuemqError
+
+
+class _InFlight(NamedTuple):
+    request_id: int
+    settled: int
+    outcomes: list[Outcome]
+    began: float
+
+
+class Sender:
+    """Takes requests to the store and answers when they are durable."""
+
+    def __init__(
+        self,
+        store: Store,
+        commits: Commits,
+        meters: Meters,
+        now_ms: Callable[[], int],
+        *,
+        broker: str,
+        store_id: int,
+    ) -> None:
+        self._store = store
+        self._commits = commits
+        self._meters = meters
+        self._now_ms = now_ms
+        self._broker = broker
+        self._store_id = store_id
+        self._closing = False
+        self._streams: set[asyncio.Task[Any]] = set()
+
+    async def send(self, request: view_pb2.SendRequestView) -> view_pb2.SendResponseView:
+        """Answers one request.  Raises its first batch's error if no batch was accepted."""
+        try:
+            async with asyncio.timeout(ROOM_TIMEOUT_S):
+                await self._room()
+        except TimeoutError:
+            raise Overloaded(f"the disk is behind by more than {ROOM_TIMEOUT_S} s") from None
+        in_flight = self._accept(request)
+        error = first_error(in_flight.outcomes)
+        if error is not None:
+            raise error
+        await self._commits.wait(in_flight.settled)
+        return await self._answer(in_flight)
+
+    async def stream(
+        self,
+        requests: AsyncIterator[view_pb2.SendRequestView],
+        write: Callable[[view_pb2.SendResponseView], Awaitable[None]],
+    ) -> None:
+        """Answers the requests in their order; errors of batches travel in the answers."""
+        stream = _Stream(self, write)
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        writer = asyncio.create_task(stream.write_answers(), name="send stream")
+        try:
+            async for request in requests:
+                await self._room()
+                await stream.put(self._accept(request))
+                if writer.done():
+                    break
+            stream.end()
+            await writer
+        except asyncio.CancelledError:
+            if not self._closing:
+                raise
+            stream.end()
+            await writer
+            raise Unavailable("the broker is stopping") from None
+        finally:
+            self._streams.discard(task)
+            writer.cancel()
+
+    def close(self) -> None:
+        """Ends the streams once what they took is answered: the process is going to stop."""
+        self._closing = True
+        for task in self._streams:
+            task.cancel()
+
+    async def _room(self) -> None:
+        while self._store.log.pending_bytes > PENDING_BYTES_HIGH and not self._store.log.disk_full:
+            await self._commits.progress()
+
+    def _accept(self, request: view_pb2.SendRequestView) -> _InFlight:
+        began = time.perf_counter()
+        batches = request.batches
+        if not 0 < len(batches) <= BATCHES_MAX:
+            raise InvalidArgument(
+                f"batches: {len(batches)} in a request, 1 to {BATCHES_MAX} are allowed",
+                field="batches",
+                value=len(batches),
+                limit=BATCHES_MAX,
+            )
+        now_ms = self._now_ms()
+        settled = 0
+        outcomes: list[Outcome] = []
+        for batch in batches:
+            try:
+                accepted = self._store.send(batch, now_ms)
+            except DuemqError as error:
+                self._meters.refused(error)
+                outcomes.append(error)
+            else:
+                settled = max(settled, accepted.settled)
+                outcomes.append(accepted)
+        if tracing.enabled():
+            self._trace(request, outcomes, settled)
+        return _InFlight(request.request_id, settled, outcomes, began)
+
+    async def _answer(self, in_flight: _InFlight) -> view_pb2.SendResponseView:
+        """The answer to a request that is durable."""
+        response = view_pb2.SendResponseView(
+            request_id=in_flight.request_id, broker=self._broker, store_id=self._store_id
+        )
+        for outcome in in_flight.outcomes:
+            result = response.results.add()
+            if isinstance(outcome, DuemqError):
+                result.error.CopyFrom(status.to_proto(outcome))
+                continue
+            stored, due_ms = outcome.stored, outcome.due_ms
+            if outcome.timed and due_ms is None:
+                try:
+                    due_ms = await asyncio.to_thread(self._store.due_of, stored)
+                except DuemqError as error:
+                    result.error.CopyFrom(status.to_proto(error))
+                    continue
+            result.queue_id = stored.queue_id
+            result.base_offset = stored.base_offset
+            result.store_ms = stored.store_ms
+            if outcome.duplicate:
+                result.duplicate = True
+            if due_ms is not None:
+                result.due_ms = due_ms.tobytes()
+        self._meters.send_seconds.observe(time.perf_counter() - in_flight.began)
+        return response
+
+    def _trace(
+        self, request: view_pb2.SendRequestView, outcomes: list[Outcome], settled: int
+    ) -> None:
+        """Records a span for each frame once it is durable."""
+        frames = [
+            (batch.topic, batch.records, outcome)
+            for batch, outcome in zip(request.batches, outcomes, strict=True)
+            if isinstance(outcome, Accepted)
+            and not outcome.duplicate
+            and tracing.traced(batch.topic)
+        ]
+        if not frames:
+            return
+        start_ns = time.time_ns()
+
+        def record() -> None:
+            end_ns = time.time_ns()
+            for topic, records, outcome in frames:
+                stored = outcome.stored
+                tracing.record_store(
+                    topic,
+                    self._broker,
+                    stored.queue_id,
+                    stored.base_offset,
+                    stored.count,
+                    start_ns=start_ns,
+                    end_ns=end_ns,
+                    body_bytes=len(records),
+                    records=records,
+                    timed=outcome.timed,
+                )
+
+        self._commits.call(settled, record)
+
+
+class _Stream:
+    """The requests of one stream between the log and their answers."""
+
+    def __init__(
+        self, sender: Sender, write: Callable[[view_pb2.SendResponseView], Awaitable[None]]
+    ) -> None:
+        self._sender = sender
+        self._write = write
+        self._in_flight: deque[_InFlight] = deque()
+        self._added = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._ended = False
+
+    async def put(self, in_flight: _InFlight) -> None:
+        """Waits while too many are in flight."""
+        self._in_flight.append(in_flight)
+        self._added.set()
+        while len(self._in_flight) >= STREAM_IN_FLIGHT_MAX:
+            self._taken.clear()
+            await self._taken.wait()
+
+    def end(self) -> None:
+        """No more requests come."""
+        self._ended = True
+        self._added.set()
+
+    async def write_answers(self) -> None:
+        """Until all is answered after `end`."""
+        while True:
+            while not self._in_flight:
+                if self._ended:
+                    return
+                self._added.clear()
+                await self._added.wait()
+            first = self._in_flight[0]
+            await self._sender._commits.wait(first.settled)
+            await self._write(await self._sender._answer(first))
+            self._in_flight.popleft()
+            self._taken.set()

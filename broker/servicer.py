@@ -1,0 +1,74 @@
+"""The service Broker: from protobuf to one call and back."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from broker.groups import OffsetService
+from broker.puller import Puller
+from broker.sender import Sender
+from duemq.rpc.server import Codec
+from duemq.v1 import broker_pb2, view_pb2
+
+SERVICE = broker_pb2.DESCRIPTOR.services_by_name["Broker"]
+
+_SEND: Codec = (
+    view_pb2.SendRequestView.FromString,
+    view_pb2.SendResponseView.SerializeToString,
+)
+_PULL: Codec = (broker_pb2.PullRequest.FromString, bytes)
+OVERRIDES = {"Send": _SEND, "SendStream": _SEND, "Pull": _PULL, "PullStream": _PULL}
+
+
+class BrokerServicer:
+    """See protos/duemq/v1/broker.proto."""
+
+    def __init__(self, sender: Sender, puller: Puller, offsets: OffsetService) -> None:
+        self._sender = sender
+        self._puller = puller
+        self._offsets = offsets
+
+    async def Send(self, request: view_pb2.SendRequestView, _: Any) -> view_pb2.SendResponseView:
+        """Stores batches."""
+        return await self._sender.send(request)
+
+    async def SendStream(
+        self, requests: AsyncIterator[view_pb2.SendRequestView], context: Any
+    ) -> None:
+        """Stores batches of many requests."""
+        await self._sender.stream(requests, context.write)
+
+    async def Pull(self, request: broker_pb2.PullRequest, _: Any) -> bytes:
+        """Reads records."""
+        return await self._puller.pull(request)
+
+    async def PullStream(
+        self, requests: AsyncIterator[broker_pb2.PullRequest], context: Any
+    ) -> None:
+        """Reads records for many requests."""
+        await self._puller.stream(requests, context.write)
+
+    async def FetchFrames(
+        self, request: broker_pb2.FetchFramesRequest, _: Any
+    ) -> broker_pb2.FetchFramesResponse:
+        """Reads whole frames."""
+        return await self._puller.fetch(request)
+
+    async def AcquireQueues(
+        self, request: broker_pb2.AcquireQueuesRequest, _: Any
+    ) -> broker_pb2.AcquireQueuesResponse:
+        """Takes queues over for a member of a group."""
+        return broker_pb2.AcquireQueuesResponse(queues=await self._offsets.acquire(request))
+
+    async def CommitOffsets(
+        self, request: broker_pb2.CommitOffsetsRequest, _: Any
+    ) -> broker_pb2.CommitOffsetsResponse:
+        """Stores how far a group is."""
+        results = await self._offsets.commit(request.group, request.commits)
+        return broker_pb2.CommitOffsetsResponse(queues=results)
+
+    async def GetOffsets(
+        self, request: broker_pb2.GetOffsetsRequest, _: Any
+    ) -> broker_pb2.GetOffsetsResponse:
+        """Where a group is."""
+        results = self._offsets.committed(request.group, request.topic)
+        return broker_pb2.GetOffsetsResponse(queues=results)

@@ -1,0 +1,84 @@
+"""Settings of a broker."""
+
+from dataclasses import dataclass
+
+from broker import due
+from broker.batch import Limits
+from broker.store import Rules
+from broker.topics import QUEUES_MAX
+from duemq.rpc.settings import MemberSettings, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MemberSettings):
+    """A DueMQ broker: stores messages and hands them out."""
+
+    listen: str = setting("0.0.0.0:9870", "HOST:PORT to serve gRPC on; port 0: any free one")
+    flush_mode: str = setting(
+        "sync",
+        "answer a send when it is on the disk (sync), or when the operating system has it and the"
+        " disk follows within half a second (async)",
+        choices=("sync", "async"),
+    )
+    auto_create_topics: bool = setting(True, "make a topic that something is sent to")
+    default_queues: int = setting(
+        4, "queues of a topic that does not say how many", minimum=1, maximum=QUEUES_MAX
+    )
+    message_bytes_max: int = setting(
+        4 << 20, "largest body of a message", unit="bytes", minimum=1, maximum=8 << 20
+    )
+    batch_bytes_max: int = setting(
+        8 << 20, "largest batch of messages", unit="bytes", minimum=1024, maximum=12 << 20
+    )
+    properties_bytes_max: int = setting(
+        32 << 10, "largest properties of a message, encoded", unit="bytes", minimum=0,
+        maximum=1 << 20,
+    )
+    delay_levels: str = setting(due.DEFAULT_LEVELS, "delay of each level, level 1 first")
+    timer_queues: int = setting(
+        4, "queues of %TIMER%; taken at the first start", minimum=1, maximum=QUEUES_MAX
+    )
+    segment_bytes: int = setting(
+        1 << 30, "size of a file of the log", unit="bytes", minimum=1 << 16, maximum=1 << 40
+    )
+    checkpoint_interval: float = setting(
+        10.0, "between two checkpoints", unit="s", minimum=0.1, maximum=3600
+    )
+    checkpoint_bytes: int = setting(
+        256 << 20, "log between two checkpoints at most: it bounds a restart", unit="bytes",
+        minimum=1 << 20, maximum=1 << 40,
+    )
+    retention_hours: float = setting(
+        72.0, "how long messages are kept; 0: for ever", minimum=0, maximum=1_000_000
+    )
+    retention_bytes: int = setting(
+        0, "how much log is kept; 0: no limit", unit="bytes", minimum=0
+    )
+    free_bytes_min: int = setting(
+        128 << 20, "free space below which nothing is accepted", unit="bytes", minimum=0
+    )
+    session_timeout: float = setting(
+        10.0, "silence after which a group's member is dead, where it does not say so itself",
+        unit="s", minimum=1, maximum=300,
+    )
+    producer_memory: float = setting(
+        7 * 86_400.0, "how long an idle producer's last batches are remembered", unit="s",
+        minimum=60, maximum=366 * 86_400,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rules()
+
+    def rules(self) -> Rules:
+        """How the store treats what it is sent; raises InvalidArgument."""
+        return Rules(
+            auto_create_topics=self.auto_create_topics,
+            default_queues=self.default_queues,
+            limits=Limits(
+                self.message_bytes_max, self.batch_bytes_max, self.properties_bytes_max
+            ),
+            delay_levels_ms=due.parse_levels(self.delay_levels),
+            timer_queues=self.timer_queues,
+            lane_idle_ms=int(self.producer_memory * 1000),
+        )

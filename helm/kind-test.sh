@@ -1,0 +1,126 @@
+#!/bin/bash
+# Builds the image, installs the chart on a new kind cluster, runs `helm test`, kills brokers under load, checks that
+# nothing acknowledged was lost, uninstalls, deletes the cluster.  Needs docker, kind, kubectl and helm, and the wheelhouse
+# of kind-prepare.sh; no network.  KIND_NODE_IMAGE and BASE_IMAGE name other images than kind's and the Dockerfile's own;
+# KIND_KEEP=1 leaves the cluster.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf '\n=== %s (%ss)\n' "$*" "$SECONDS"; }
+die() { printf 'kind-test: %s\n' "$*" >&2; exit 1; }
+
+missing=()
+for tool in docker kind kubectl helm; do
+  command -v "$tool" >/dev/null || missing+=("$tool")
+done
+[ ${#missing[@]} -eq 0 ] || die "missing on the PATH: ${missing[*]}"
+docker info >/dev/null 2>&1 || die "docker is there, but its daemon does not answer"
+compgen -G 'wheelhouse/duemq_server-*.whl' >/dev/null || die "no wheelhouse: run \`make kind-prepare\` first"
+
+cluster=duemq-$$
+image=duemq:kind-$$
+work=$(mktemp -d)
+# Of its own, so that the current context of whoever runs this stays what it is.
+export KUBECONFIG=$work/kubeconfig
+release=duemq
+namespace=messages
+
+diagnose() {
+  say "what the cluster looked like"
+  kubectl get pods,pvc -A -o wide || true
+  kubectl -n "$namespace" get events --sort-by=.lastTimestamp | tail -40 || true
+  for pod in $(kubectl -n "$namespace" get pods -o name 2>/dev/null); do
+    echo "--- $pod"
+    kubectl -n "$namespace" logs "$pod" --all-containers --tail=60 || true
+    kubectl -n "$namespace" logs "$pod" --all-containers --tail=60 --previous 2>/dev/null || true
+  done
+}
+
+cleanup() {
+  status=$?
+  trap - EXIT INT TERM
+  [ "$status" -eq 0 ] || diagnose
+  if [ -z "${KIND_KEEP:-}" ]; then
+    kind delete cluster --name "$cluster" >/dev/null 2>&1 || true
+    docker image rm -f "$image" >/dev/null 2>&1 || true
+    rm -rf "$work"
+  else
+    echo "kept: KUBECONFIG=$KUBECONFIG; kind delete cluster --name $cluster"
+  fi
+  exit "$status"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+# SIGKILL for the process of a pod, from its node: what an out-of-memory kill or a crash is.
+kill_process_of() {
+  local pod=$1 module=$2 node
+  node=$(kubectl -n "$namespace" get pod "$pod" -o jsonpath='{.spec.nodeName}')
+  docker exec "$node" bash -c '
+    for process in /proc/[0-9]*; do
+      if tr "\0" " " <"$process/cmdline" 2>/dev/null | grep -q -- "-m $2 " &&
+         tr "\0" "\n" <"$process/environ" 2>/dev/null | grep -qx "POD_NAME=$1"; then
+        kill -9 "${process#/proc/}" && exit 0
+      fi
+    done
+    exit 1' kill "$pod" "$module"
+}
+
+run_load() {
+  kubectl -n "$namespace" create configmap load --from-file=load.py=helm/kind-load.py >/dev/null
+  kubectl -n "$namespace" apply -f - >/dev/null <<POD
+apiVersion: v1
+kind: Pod
+metadata: {name: load}
+spec:
+  restartPolicy: Never
+  enableServiceLinks: false
+  securityContext: {runAsNonRoot: true, runAsUser: 10001, seccompProfile: {type: RuntimeDefault}}
+  containers:
+    - name: load
+      image: $image
+      imagePullPolicy: Never
+      command: [python, /load/load.py]
+      env: [{name: NAMESERVERS, value: "$release-nameserver:9876"}]
+      volumeMounts: [{name: load, mountPath: /load}]
+  volumes: [{name: load, configMap: {name: load}}]
+POD
+  kubectl -n "$namespace" wait --for=condition=Ready pod/load --timeout=60s >/dev/null
+}
+
+say "image"
+docker build -q ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} -t "$image" .
+docker run --rm --read-only --cap-drop ALL --network none "$image" duemq --help >/dev/null
+
+say "cluster"
+kind create cluster --name "$cluster" ${KIND_NODE_IMAGE:+--image "$KIND_NODE_IMAGE"} --wait 180s -q
+kind load docker-image "$image" --name "$cluster" -q
+
+say "helm install"
+helm install "$release" helm/duemq --namespace "$namespace" --create-namespace -f helm/kind-values.yaml \
+  --set "image.repository=${image%:*},image.tag=${image#*:},image.pullPolicy=Never" \
+  --wait --timeout 180s >/dev/null
+kubectl -n "$namespace" get pods
+
+say "helm test"
+helm test "$release" --namespace "$namespace" --logs --timeout 180s
+
+say "load; a broker's pod is deleted, another one's process killed"
+run_load
+sleep 10
+kubectl -n "$namespace" delete pod "$release-broker-0" --grace-period=0 --force 2>/dev/null
+sleep 15
+kill_process_of "$release-broker-1" broker
+kill_process_of "$release-timer-service-0" timer_service
+if ! kubectl -n "$namespace" wait --for=jsonpath='{.status.phase}'=Succeeded pod/load --timeout=420s; then
+  die "the load failed: see its log"
+fi
+kubectl -n "$namespace" logs load --tail=3
+kubectl -n "$namespace" get pods
+
+say "helm uninstall"
+helm uninstall "$release" --namespace "$namespace" --wait --timeout 120s >/dev/null
+kubectl -n "$namespace" wait --for=delete pod -l "app.kubernetes.io/instance=$release" --timeout=120s
+[ -z "$(kubectl -n "$namespace" get statefulset,service,configmap -l "app.kubernetes.io/instance=$release" -o name)" ] \
+  || die "helm uninstall left something behind"
+say "passed"

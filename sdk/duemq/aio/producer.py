@@ -1,0 +1,240 @@
+"""The asyncio producer; the synchronous one is a face of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from duemq import timers
+from duemq.client import Addresses, Client
+from duemq.errors import Closed, Timeout
+from duemq.message import Outgoing
+from duemq.receipt import AwaitableReceipt, Receipt, Receipts
+from duemq.sending.intake import Delay, Intake, Moment, Options, Piece
+from duemq.sending.outbox import Outbox, Target
+from duemq.sending.sender import Sender
+from duemq.settings import DEFAULT_NAMESERVER, ProducerSettings
+from duemq.timers import CancelOutcome
+
+
+class Producer:
+    """Sends messages.  Safe to use from many tasks of one event loop.
+
+    Messages that wait for the same broker travel together; nothing waits while the way is free.
+    `await start()` (or `async with`) connects, `await close()` sends what is left.
+    """
+
+    def __init__(
+        self,
+        nameserver: Addresses = DEFAULT_NAMESERVER,
+        *,
+        settings: ProducerSettings | None = None,
+    ) -> None:
+        """`nameserver`: `host:port`, several separated by commas."""
+        self._settings = settings or ProducerSettings()
+        self._client = Client(nameserver, self._settings.client)
+        self._sender: Sender | None = None
+        self._closed = False
+        self._blocking = False
+
+    async def start(self) -> None:
+        """Connects.  Raises Unavailable if no nameserver answers."""
+        if self._sender is not None or self._closed:
+            return
+        await self._client.start()
+        loop = asyncio.get_running_loop()
+        schedule = loop.call_soon_threadsafe if self._blocking else loop.call_soon
+        settings = self._settings
+        self.outbox = Outbox(
+            settings.buffer_bytes,
+            settings.frame_bytes,
+            settings.send_timeout_s,
+            lambda: schedule(sender.pump),
+        )
+        self._sender = sender = Sender(self._client, settings, self.outbox)
+        self.intake = Intake(self.outbox, settings.frame_bytes)
+        self.targets = sender.targets
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+        delay_level: int | None = None,
+    ) -> Receipt:
+        """Sends a message and waits until it is stored durably.  As `duemq.Producer.send`."""
+        return await (
+            await self.submit(
+                topic,
+                body,
+                key=key,
+                tag=tag,
+                ordering_key=ordering_key,
+                properties=properties,
+                delay=delay,
+                deliver_at=deliver_at,
+                delay_level=delay_level,
+            )
+        )
+
+    async def submit(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+        delay_level: int | None = None,
+    ) -> AwaitableReceipt:
+        """Hands a message over; awaiting the answer gives the Receipt or the error.
+
+        Waits itself only while the buffer is full.
+        """
+        target = await self._ready(topic)
+        batch, index = self.intake.offer(
+            target,
+            body,
+            key,
+            tag,
+            ordering_key,
+            properties,
+            delay,
+            deliver_at,
+            delay_level,
+        )
+        if index == 0:
+            await asyncio.sleep(0)  # the pump's turn: a caller that never waits would starve it
+        return AwaitableReceipt(batch, index)
+
+    async def send_many(
+        self,
+        topic: str,
+        messages: Iterable[bytes | Outgoing],
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+        delay_level: int | None = None,
+    ) -> Receipts:
+        """Sends many messages and waits for all.  As `duemq.Producer.send_many`."""
+        options = Options(
+            key, tag, ordering_key, properties, delay, deliver_at, delay_level
+        )
+        await self._ready(topic)
+        pieces: list[Piece] = []
+        for chunk in self.intake.chunks(messages):
+            target = await self._ready(topic)
+            pieces += self.intake.offer_chunk(target, chunk, options)
+            await asyncio.sleep(0)  # the pump's turn
+        for batch, _, _ in pieces:
+            await batch.until_done()
+        return Receipts(pieces).checked()
+
+    async def cancel(self, handle: str) -> CancelOutcome:
+        """Cancels a delayed message.  As `duemq.Producer.cancel`."""
+        return (await self.cancel_many([handle]))[0]
+
+    async def cancel_many(self, handles: Sequence[str]) -> list[CancelOutcome]:
+        """Cancels delayed messages.  As `duemq.Producer.cancel_many`."""
+        self._running()
+        return await timers.cancel(
+            self._client, handles, self._settings.client.request_timeout_s
+        )
+
+    async def flush(self) -> None:
+        """Waits until all that was handed over before is stored or failed.  Raises Timeout."""
+        await self._running().flush(self._settings.send_timeout_s)
+
+    async def close(self) -> None:
+        """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
+
+        What is not answered within `close_timeout_s` fails with Closed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._sender is not None:
+                self.outbox.close()
+                try:
+                    await self._sender.flush(self._settings.close_timeout_s)
+                except Timeout:
+                    pass  # each message's receipt says so
+                finally:
+                    await self._sender.close()
+        finally:
+            await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _running(self) -> Sender:
+        if self._closed:
+            raise Closed("the producer is closed")
+        if self._sender is None:
+            raise Closed("the producer is not started: use `async with` or `await start()`")
+        return self._sender
+
+    async def _ready(self, topic: str) -> Target:
+        """The topic's target, once there is room."""
+        sender = self._running()
+        target = self.targets.get(topic)
+        if target is None:
+            target = await sender.open_target(topic)
+        if self.outbox.full:
+            await self._room()
+        return target
+
+    async def _room(self) -> None:
+        timeout_s = self._settings.send_timeout_s
+        deadline = time.monotonic() + timeout_s
+        loop = asyncio.get_running_loop()
+        while self.outbox.full:
+            room: asyncio.Future[None] = loop.create_future()
+
+            def wake(room: asyncio.Future[None] = room) -> None:
+                if not room.done():
+                    room.set_result(None)
+
+            if not self.outbox.on_room(wake):
+                return
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await room
+            except TimeoutError:
+                raise no_room(self.outbox, timeout_s) from None
+
+
+def no_room(outbox: Outbox, timeout_s: float) -> Timeout:
+    """The buffer stayed full."""
+    return Timeout(
+        f"{outbox.used_bytes} bytes wait to be sent and none could be in {timeout_s} s",
+        field="buffer_bytes",
+        value=outbox.used_bytes,
+        limit=outbox.limit_bytes,
+    )

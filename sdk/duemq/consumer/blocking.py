@@ -1,0 +1,248 @@
+"""The consumers for programs without an event loop: the asyncio ones on the thread "duemq-io".
+
+Callbacks of a push consumer run in worker threads of their own, never in "duemq-io".
+"""
+
+from collections.abc import Coroutine, Iterable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from duemq.balance import MessageQueue
+from duemq.client import Addresses
+from duemq.consumer import pull, push
+from duemq.consumer.pull import Place
+from duemq.consumer.settings import ConsumerSettings, StartFrom
+from duemq.consumer.subscription import Topics
+from duemq.consumer.workers import Callback
+from duemq.errors import Closed
+from duemq.loop_thread import LoopThread
+from duemq.message import Message
+from duemq.settings import DEFAULT_NAMESERVER
+
+T = TypeVar("T")
+
+
+class PushConsumer:
+    """Receives a group's messages and calls `callback` with each, or with lists of them.
+
+    Members of one group share the queues of its topics; every group receives everything.  At least
+    once: what was not committed when a consumer died comes again.  A callback that raises is called
+    again with the same message, after a backoff, without holding up others; nothing is skipped.
+
+        with PushConsumer("billing", "orders", print) as consumer:
+            consumer.run()
+    """
+
+    def __init__(
+        self,
+        group: str,
+        topics: Topics,
+        callback: Callback,
+        *,
+        batch: bool = False,
+        nameserver: Addresses = DEFAULT_NAMESERVER,
+        settings: ConsumerSettings | None = None,
+    ) -> None:
+        """`topics`: a name, several, or {name: filter} with filters like "a || b".
+
+        The callback runs in up to `settings.threads` threads at a time.  `batch`: it gets lists of
+        one queue's messages.  Raises InvalidArgument.
+        """
+        self._consumer = push.PushConsumer(
+            group, topics, callback, batch=batch, nameserver=nameserver, settings=settings
+        )
+        self._thread: LoopThread | None = None
+        self._started = False
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._consumer.group
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        """As given, or the defaults."""
+        return self._consumer.settings
+
+    @property
+    def queues(self) -> frozenset[MessageQueue]:
+        """The queues that are consumed now."""
+        return self._consumer.queues
+
+    def start(self) -> None:
+        """Joins the group; returns when the group has answered.
+
+        Raises Unavailable or Timeout when it cannot be reached in time, Rejected when it refuses.
+        """
+        if self._started:
+            raise Closed("a consumer is started once")
+        self._started = True
+        self._thread = LoopThread.acquire()
+        try:
+            self._thread.run(self._consumer.start())
+        except BaseException:
+            self._release()
+            raise
+
+    def run(self) -> None:
+        """Starts, if need be, and consumes until closed.  Raises what ended the membership.
+
+        `close` may be called from another thread or from the callback.  Ctrl-C closes and raises.
+        """
+        if not self._started:
+            self.start()
+        thread = self._thread
+        if thread is None:
+            return
+        try:
+            thread.run(self._consumer.run())
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stops, waits for running callbacks, commits, leaves the group.  Idempotent.
+
+        From within the callback it only begins to: `run` returns when all is done.
+        """
+        thread = self._thread
+        if thread is None:
+            return
+        if self._consumer.in_callback():
+            thread.loop.call_soon_threadsafe(self._consumer.begin_close)
+            return
+        thread.run(self._consumer.close())
+        self._release()
+
+    def __enter__(self) -> "PushConsumer":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _release(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.release()
+
+
+class PullConsumer:
+    """Reads queues that the application names, from where it says, when it asks."""
+
+    def __init__(
+        self,
+        group: str | None = None,
+        *,
+        nameserver: Addresses = DEFAULT_NAMESERVER,
+        settings: ConsumerSettings | None = None,
+    ) -> None:
+        """`group`: whose offsets to begin from and to commit to; None: no offsets are kept."""
+        self._consumer = pull.PullConsumer(group, nameserver=nameserver, settings=settings)
+        self._thread: LoopThread | None = None
+
+    def start(self) -> None:
+        """Connects.  Raises Unavailable if no nameserver answers in time."""
+        self._thread = LoopThread.acquire()
+        try:
+            self._thread.run(self._consumer.start())
+        except BaseException:
+            self._release()
+            raise
+
+    def close(self) -> None:
+        """Ends; commits nothing by itself.  Idempotent."""
+        if self._thread is not None:
+            self._thread.run(self._consumer.close())
+            self._release()
+
+    def __enter__(self) -> "PullConsumer":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """Answers the topic's queues, sorted.  Raises TopicNotFound."""
+        return self._run(self._consumer.queues(topic))
+
+    def assign(
+        self,
+        queues: str | Iterable[MessageQueue],
+        *,
+        filter: str = "",
+        start_from: StartFrom | None = None,
+    ) -> None:
+        """Reads these queues, or all of a topic, in place of those before.
+
+        Each begins at the group's committed offset; without one, at `start_from` (by default the
+        settings').  `filter`: tags, as "a || b".  Raises InvalidArgument, TopicNotFound,
+        QueueNotFound, Unavailable.
+        """
+        self._run(self._consumer.assign(queues, filter=filter, start_from=start_from))
+
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """The queues that are read."""
+        return self._consumer.assignment
+
+    def seek(self, queue: MessageQueue, to: Place) -> None:
+        """Goes on at an offset, or at an end of the queue.  Raises InvalidArgument."""
+        self._run(self._consumer.seek(queue, to))
+
+    def position(self, queue: MessageQueue) -> int:
+        """The offset that `poll` goes on from.  Raises InvalidArgument if it is not assigned."""
+        return self._consumer.position(queue)
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """`poll` leaves these queues out until `resume`."""
+        self._run(_later(self._consumer.pause, *queues))
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Takes `pause` back."""
+        self._run(_later(self._consumer.resume, *queues))
+
+    def poll(self, timeout_s: float = 1.0, messages_max: int = 500) -> list[Message]:
+        """Answers what has come, at once if there is any; an empty list after `timeout_s`.
+
+        Messages of one queue come in its order.  Raises what a broker said about a queue, once;
+        after OffsetOutOfRange, `seek` to go on with that queue.
+        """
+        return self._run(self._consumer.poll(timeout_s, messages_max))
+
+    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Stores the positions of all assigned queues, or those given, for the group.
+
+        Raises InvalidArgument without a group, and the first error of a broker.
+        """
+        self._run(self._consumer.commit(offsets))
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """The group's offset in a queue; None: it has none."""
+        return self._run(self._consumer.committed(queue))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._thread is None:
+            work.close()
+            raise Closed("the consumer is not started, or closed")
+        return self._thread.run(work)
+
+    def _release(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.release()
+
+
+async def _later(method: Any, *queues: MessageQueue) -> None:
+    """Runs a method in the loop that owns the consumer's state."""
+    method(*queues)

@@ -1,0 +1,282 @@
+"""The asyncio pull consumer: the application names queues, offsets and the moment.
+
+No membership: nobody else is kept from reading the same queues, and nothing is moved between
+consumers.  With a group, offsets are committed under its name, when `commit` is called.
+"""
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Iterable, Mapping
+from time import monotonic
+from types import TracebackType
+from typing import Literal
+
+from duemq.balance import MessageQueue
+from duemq.client import Addresses, Client
+from duemq.consumer.fetcher import Fetcher, Source
+from duemq.consumer.offsets import Commit, OffsetClient, QueueRange
+from duemq.consumer.settings import ConsumerSettings, StartFrom
+from duemq.errors import DuemqError, InvalidArgument
+from duemq.message import Message, messages_of
+from duemq.process_queue import Chunk
+from duemq.settings import DEFAULT_NAMESERVER
+from duemq.tag_filter import TagFilter
+from duemq.v1 import view_pb2
+
+Place = int | Literal["earliest", "latest"]
+
+
+class PullConsumer:
+    """Reads queues that the application names, from where it says, when it asks."""
+
+    def __init__(
+        self,
+        group: str | None = None,
+        *,
+        nameserver: Addresses = DEFAULT_NAMESERVER,
+        settings: ConsumerSettings | None = None,
+    ) -> None:
+        """`group`: whose offsets to begin from and to commit to; None: no offsets are kept."""
+        self.group = group
+        self.settings = settings or ConsumerSettings()
+        self._client = Client(nameserver)
+        # Brokers tell the range of a queue with a group's offset in it; a name of nobody has none.
+        self._offsets = OffsetClient(self._client, group or f"nobody-{secrets.token_hex(4)}")
+        self._sources: dict[MessageQueue, Source] = {}
+        self._paused: set[MessageQueue] = set()
+        self._filter = TagFilter()
+        self._filter_text = ""
+        self._ready: deque[Chunk[Message]] = deque()
+        self._failed: deque[DuemqError] = deque()
+        self._news = asyncio.Event()
+        self._fetchers: dict[str, Fetcher] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connects.  Raises Unavailable if no nameserver answers in time."""
+        await self._client.start()
+
+    async def close(self) -> None:
+        """Ends; commits nothing by itself.  Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        await self._client.close()
+
+    async def __aenter__(self) -> "PullConsumer":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- what to read -------------------------------------------------------------------------
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """Answers the topic's queues, sorted.  Raises TopicNotFound."""
+        route = await self._client.topic_route(topic)
+        return [MessageQueue(topic, q.broker, q.queue_id) for q in route.readable]
+
+    async def assign(
+        self,
+        queues: str | Iterable[MessageQueue],
+        *,
+        filter: str = "",
+        start_from: StartFrom | None = None,
+    ) -> None:
+        """Reads these queues, or all of a topic, in place of those before.
+
+        Each begins at the group's committed offset; without one, at `start_from` (by default the
+        settings').  `filter`: tags, as "a || b".  Raises InvalidArgument, TopicNotFound,
+        QueueNotFound, Unavailable.
+        """
+        wanted = await self.queues(queues) if isinstance(queues, str) else list(queues)
+        tag_filter = TagFilter.parse(filter)
+        ranges = await self._ranges(wanted)
+        for source in self._sources.values():
+            self._end(source)
+        self._sources.clear()
+        self._paused.clear()
+        self._filter, self._filter_text = tag_filter, filter
+        for queue in wanted:
+            known = ranges[queue]
+            where: Place = start_from or self.settings.start_from
+            if self.group is not None and known.committed is not None:
+                where = min(max(known.committed, known.min_offset), known.max_offset)
+            self._begin(queue, _offset_in(known, where))
+
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """The queues that are read."""
+        return frozenset(self._sources)
+
+    async def seek(self, queue: MessageQueue, to: Place) -> None:
+        """Goes on at an offset, or at an end of the queue.  Raises InvalidArgument."""
+        old = self._source(queue)
+        offset = to
+        if not isinstance(offset, int):
+            offset = _offset_in((await self._ranges([queue]))[queue], offset)
+        if offset < 0:
+            raise InvalidArgument(
+                f"offset {offset} is negative", field="offset", value=offset, limit=">= 0"
+            )
+        self._end(old)
+        self._begin(queue, offset)
+
+    def position(self, queue: MessageQueue) -> int:
+        """The offset that `poll` goes on from.  Raises InvalidArgument if it is not assigned."""
+        return self._source(queue).pending.commit_point
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """`poll` leaves these queues out until `resume`."""
+        for queue in queues:
+            self._fetcher(queue.broker).remove(self._source(queue))
+            self._paused.add(queue)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Takes `pause` back."""
+        for queue in queues:
+            self._fetcher(queue.broker).add(self._source(queue))
+            self._paused.discard(queue)
+        self._news.set()
+
+    # --- reading ------------------------------------------------------------------------------
+
+    async def poll(self, timeout_s: float = 1.0, messages_max: int = 500) -> list[Message]:
+        """Answers what has come, at once if there is any; an empty list after `timeout_s`.
+
+        Messages of one queue come in its order.  Raises what a broker said about a queue, once;
+        after OffsetOutOfRange, `seek` to go on with that queue.
+        """
+        deadline = monotonic() + timeout_s
+        while True:
+            if self._failed:
+                raise self._failed.popleft()
+            if messages := self._taken(messages_max):
+                return messages
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), max(0.0, deadline - monotonic()))
+            except TimeoutError:
+                return []
+
+    def _taken(self, messages_max: int) -> list[Message]:
+        taken: list[Message] = []
+        paused: list[Chunk[Message]] = []
+        while self._ready and len(taken) < messages_max:
+            chunk = self._ready.popleft()
+            if chunk.queue.dropped:
+                continue
+            first = chunk.messages[0]
+            queue = MessageQueue(first.topic, first.broker, first.queue)
+            if queue in self._paused:
+                paused.append(chunk)
+                continue
+            begin = chunk.position
+            part = chunk.messages[begin : begin + messages_max - len(taken)]
+            taken += part
+            chunk.finish_next(len(part))
+            if chunk.unfinished:
+                self._ready.appendleft(chunk)
+            chunk.queue.settle(chunk)
+            self._fetcher(queue.broker).refill(self._sources[queue])
+        self._ready.extendleft(reversed(paused))
+        return taken
+
+    # --- offsets ------------------------------------------------------------------------------
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Stores the positions of all assigned queues, or those given, for the group.
+
+        Raises InvalidArgument without a group, and the first error of a broker.
+        """
+        if self.group is None:
+            raise InvalidArgument("a consumer without a group commits nothing", field="group")
+        if offsets is None:
+            offsets = {queue: self.position(queue) for queue in self._sources}
+        by_broker: dict[str, list[Commit]] = {}
+        for queue, offset in offsets.items():
+            by_broker.setdefault(queue.broker, []).append(Commit(queue, offset, 0))
+        answers = await asyncio.gather(
+            *(self._offsets.commit(broker, each) for broker, each in by_broker.items())
+        )
+        for refused in answers:
+            for error in refused.values():
+                raise error
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The group's offset in a queue; None: it has none."""
+        return (await self._ranges([queue]))[queue].committed
+
+    # --- inside -------------------------------------------------------------------------------
+
+    async def _ranges(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueRange]:
+        wanted = list(queues)
+        places = sorted({(queue.broker, queue.topic) for queue in wanted})
+        answers = await asyncio.gather(
+            *(self._offsets.ranges(broker, topic) for broker, topic in places)
+        )
+        known = {queue: each for answer in answers for queue, each in answer.items()}
+        for queue in wanted:
+            if queue not in known:
+                raise InvalidArgument(f"there is no {queue}", field="queue", value=queue)
+        return {queue: known[queue] for queue in wanted}
+
+    def _source(self, queue: MessageQueue) -> Source:
+        try:
+            return self._sources[queue]
+        except KeyError:
+            raise InvalidArgument(f"{queue} is not assigned", field="queue", value=queue) from None
+
+    def _begin(self, queue: MessageQueue, offset: int) -> None:
+        source = self._sources[queue] = Source(queue, self._filter_text, 0, offset)
+        if queue not in self._paused:
+            self._fetcher(queue.broker).add(source)
+
+    def _end(self, source: Source) -> None:
+        source.pending.dropped = True
+        self._fetcher(source.queue.broker).remove(source)
+
+    def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
+        """Keeps what the filter takes for `poll` (fetcher.Sink)."""
+        messages = messages_of(records, source.queue.broker) if records.records else []
+        if not self._filter.takes_all:
+            messages = [message for message in messages if self._filter.takes(message.tag)]
+        if not messages:
+            source.pending.skip_to(records.next_offset)
+            return
+        size_bytes = len(records.records)
+        self._ready.append(source.pending.add(messages, records.next_offset, size_bytes))
+        self._news.set()
+
+    def refused(
+        self, source: Source, error: DuemqError, records: view_pb2.QueueRecordsView
+    ) -> None:
+        """Lets the next `poll` raise it (fetcher.Sink)."""
+        self._fetcher(source.queue.broker).remove(source)
+        self._failed.append(error)
+        self._news.set()
+
+    def _fetcher(self, broker: str) -> Fetcher:
+        fetcher = self._fetchers.get(broker)
+        if fetcher is None:
+            fetcher = self._fetchers[broker] = Fetcher(
+                self._client, broker, self, self.settings, group=self.group or ""
+            )
+            self._tasks.append(asyncio.create_task(fetcher.run(), name=f"pull {broker}"))
+        return fetcher
+
+
+def _offset_in(known: QueueRange, place: Place) -> int:
+    if isinstance(place, int):
+        return place
+    return known.min_offset if place == "earliest" else known.max_offset

@@ -1,0 +1,249 @@
+"""The synchronous producer: callers' threads fill the outbox, the thread "duemq-io" empties it."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from duemq import aio, receipt
+from duemq.aio.producer import no_room
+from duemq.client import Addresses
+from duemq.errors import Closed
+from duemq.loop_thread import LoopThread
+from duemq.message import Outgoing
+from duemq.receipt import PendingReceipt, Receipt, Receipts
+from duemq.sending.intake import Delay, Moment, Options, Piece
+from duemq.sending.outbox import Target
+from duemq.settings import DEFAULT_NAMESERVER, ProducerSettings
+from duemq.timers import CancelOutcome
+
+# The sender fails a message at its deadline; should it not, this much later the caller is told.
+GRACE_S = 5.0
+
+
+class Producer:
+    """Sends messages.  Safe to use from many threads; not across fork.
+
+    Messages that wait for the same broker travel together; nothing waits while the way is free.
+    Connects when it is made; `close` (or leaving `with`) sends what is left.
+    """
+
+    def __init__(
+        self,
+        nameserver: Addresses = DEFAULT_NAMESERVER,
+        *,
+        settings: ProducerSettings | None = None,
+    ) -> None:
+        """`nameserver`: `host:port`, several separated by commas.
+
+        Raises Unavailable if none answers in `settings.client.connect_timeout_s`.
+        """
+        self._settings = settings or ProducerSettings()
+        self._closed = False
+        self._closing = threading.Lock()  # guards _closed
+        core = aio.Producer(nameserver, settings=self._settings)
+        core._blocking = True
+        self._thread = LoopThread.acquire()
+        try:
+            self._thread.run(core.start())
+        except BaseException:
+            self._thread.release()
+            raise
+        self._core = core
+        self._outbox = core.outbox
+        self._offer = core.intake.offer
+        self._targets = core.targets
+        _open_producers.add(self)
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+        delay_level: int | None = None,
+    ) -> Receipt:
+        """Sends a message and waits until it is stored durably.
+
+        `key` is for look-up, `tag` for filtering; messages of one `ordering_key` go to one queue,
+        in the order sent.  `properties`: text by name.
+
+        At most one of: `delay`, from the broker's clock: seconds, a timedelta, or text as
+        `"250ms"`, `"5s"`, `"1h30m"`; `deliver_at`: an aware datetime, epoch milliseconds or RFC
+        3339 text; `delay_level`: 1 to the number of the broker's levels.  What is due already is
+        delivered at once.
+
+        Raises InvalidArgument or TooLarge, naming field, value and limit; TopicNotFound; Timeout
+        after `send_timeout_s`, saying whether the message may have been stored; Closed.
+        """
+        pending = self.submit(
+            topic,
+            body,
+            key=key,
+            tag=tag,
+            ordering_key=ordering_key,
+            properties=properties,
+            delay=delay,
+            deliver_at=deliver_at,
+            delay_level=delay_level,
+        )
+        return pending.result(self._settings.send_timeout_s + GRACE_S)
+
+    def submit(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+        delay_level: int | None = None,
+    ) -> PendingReceipt:
+        """Hands a message over; `result()` of the answer waits for its Receipt or error.
+
+        The arguments are `send`'s.  Blocks only while the buffer is full, and raises Timeout if it
+        stays so for `send_timeout_s`.  Not asking for the result is fire and forget, to which
+        `flush` and `close` put an end.
+        """
+        target = self._targets.get(topic)
+        if target is None:
+            target = self._open(topic)
+        if self._outbox.full:
+            self._wait_for_room()
+        batch, index = self._offer(
+            target,
+            body,
+            key,
+            tag,
+            ordering_key,
+            properties,
+            delay,
+            deliver_at,
+            delay_level,
+        )
+        return PendingReceipt(batch, index)
+
+    def send_many(
+        self,
+        topic: str,
+        messages: Iterable[bytes | Outgoing],
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+        delay_level: int | None = None,
+    ) -> Receipts:
+        """Sends many messages and waits for all.
+
+        Bytes take the options of the call, an Outgoing has its own.  The iterable is read in bites
+        of about a frame, as fast as the brokers store.  Raises NotAllSent when some were not
+        stored; it says which.  Where the iterable or an argument is at fault the call ends there;
+        what had been read before is sent all the same.
+        """
+        options = Options(key, tag, ordering_key, properties, delay, deliver_at, delay_level)
+        intake = self._core.intake
+        pieces: list[Piece] = []
+        for chunk in intake.chunks(messages):
+            target = self._targets.get(topic) or self._open(topic)
+            if self._outbox.full:
+                self._wait_for_room()
+            pieces += intake.offer_chunk(target, chunk, options)
+        for batch, _, _ in pieces:
+            if not batch.done:
+                receipt.wait(batch, self._settings.send_timeout_s + GRACE_S)
+        return Receipts(pieces).checked()
+
+    def cancel(self, handle: str) -> CancelOutcome:
+        """Cancels a delayed message by its receipt's handle.
+
+        What is answered CANCELLED is never delivered.  May be repeated.  Raises InvalidArgument
+        for what is not a handle, Unavailable when the timer shard cannot be asked in time.
+        """
+        return self.cancel_many([handle])[0]
+
+    def cancel_many(self, handles: Sequence[str]) -> list[CancelOutcome]:
+        """Cancels many; the outcomes in the order of the handles.  Errors as of `cancel`."""
+        self._check_open()
+        return self._thread.run(self._core.cancel_many(handles))
+
+    def flush(self) -> None:
+        """Waits until all that was handed over before is stored or failed.
+
+        Raises Timeout after `send_timeout_s`.
+        """
+        self._check_open()
+        self._thread.run(self._core.flush())
+
+    def close(self) -> None:
+        """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
+
+        What is not answered within `close_timeout_s` fails with Closed.
+        """
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        _open_producers.discard(self)
+        if self._thread.foreign:
+            return
+        try:
+            self._thread.run(self._core.close())
+        finally:
+            self._thread.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the producer is closed")
+
+    def _open(self, topic: str) -> Target:
+        self._check_open()
+        sender = self._core._running()
+        return self._thread.run(sender.open_target(topic))
+
+    def _wait_for_room(self) -> None:
+        timeout_s = self._settings.send_timeout_s
+        deadline = time.monotonic() + timeout_s
+        while self._outbox.full:
+            gate = threading.Lock()  # guards nothing: released when there is room
+            gate.acquire()
+            if self._outbox.on_room(gate.release) and not gate.acquire(
+                timeout=max(0.0, deadline - time.monotonic())
+            ):
+                raise no_room(self._outbox, timeout_s)
+
+
+_open_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_producers() -> None:
+    """Sends what is left in producers that nobody closed."""
+    for producer in list(_open_producers):
+        producer.close()

@@ -1,0 +1,199 @@
+"""From a call's arguments to messages in the outbox.  Runs in callers' threads; does not wait."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import NamedTuple
+
+from duemq import tracing
+from duemq.balance import queue_of_key
+from duemq.due import Due, due_of
+from duemq.errors import InvalidArgument, TopicNotFound
+from duemq.message import Outgoing
+from duemq.route import Queue
+from duemq.sending.batch import RECORD_BYTES, Batch
+from duemq.sending.encoding import BLOCK_MESSAGES, Extras, extras_of
+from duemq.sending.outbox import (
+    BODY_BYTES_MAX,
+    Outbox,
+    Target,
+    Trace,
+    body_of,
+    chunks_of,
+)
+from duemq.tracing import SendSpan
+
+Delay = float | timedelta | str
+Moment = datetime | int | str
+# The first bite taken from an iterable; later ones as many as fill a frame.
+FIRST_CHUNK_MESSAGES = 512
+# A list may overshoot the frame by so much before it is cut one by one.
+OVERSHOOT = 1.25
+
+Piece = tuple[Batch, int, int]
+"""Messages that a call put into a batch: (batch, first index, count)."""
+
+
+class Options(NamedTuple):
+    """What the messages of a call have in common."""
+
+    key: str | None = None
+    tag: str | None = None
+    ordering_key: str | None = None
+    properties: Mapping[str, str] | None = None
+    delay: Delay | None = None
+    deliver_at: Moment | None = None
+    delay_level: int | None = None
+
+
+class Intake:
+    """One producer's."""
+
+    def __init__(self, outbox: Outbox, frame_bytes: int) -> None:
+        self._outbox = outbox
+        self._frame_bytes = frame_bytes
+
+    def offer(
+        self,
+        target: Target,
+        body: bytes,
+        key: str | None,
+        tag: str | None,
+        ordering_key: str | None,
+        properties: Mapping[str, str] | None,
+        delay: Delay | None,
+        deliver_at: Moment | None,
+        delay_level: int | None,
+    ) -> tuple[Batch, int]:
+        """Adds one message.  Raises InvalidArgument, TooLarge, Closed."""
+        if type(body) is not bytes or len(body) > BODY_BYTES_MAX:
+            body = body_of(body)
+        extras = queue = due = None
+        if key or tag or ordering_key or properties:
+            extras = extras_of(key, tag, ordering_key, properties)
+            if ordering_key:
+                queue = queue_for(target, ordering_key)
+        if delay is not None or deliver_at is not None or delay_level is not None:
+            due = due_of(delay, deliver_at, delay_level)
+        trace = None
+        if target.traced and tracing.enabled():
+            trace = _trace(target.topic, body, key, tag, ordering_key, properties)
+        now_ms = time.time_ns() // 1_000_000
+        return self._outbox.add(
+            target, queue, body, extras, due, time.monotonic(), now_ms, trace
+        )
+
+    def chunks(self, messages: Iterable[bytes | Outgoing]) -> Iterator[list[bytes | Outgoing]]:
+        """Cuts an iterable to what roughly fills a frame each."""
+        if isinstance(messages, bytes | bytearray | memoryview | str):
+            raise InvalidArgument(
+                "send_many takes an iterable of messages, not one message",
+                field="messages",
+                value=type(messages).__name__,
+                limit="an iterable of bytes or Outgoing",
+            )
+        rest = iter(messages)
+        count = FIRST_CHUNK_MESSAGES
+        while chunk := list(islice(rest, count)):
+            yield chunk
+            if isinstance(chunk[0], bytes):
+                mean_bytes = len(chunk[0]) + RECORD_BYTES
+                count = max(1, min(BLOCK_MESSAGES, self._frame_bytes // mean_bytes))
+
+    def offer_chunk(
+        self, target: Target, chunk: list[bytes | Outgoing], options: Options
+    ) -> list[Piece]:
+        """Adds a chunk's messages, the call's options for all bytes in it."""
+        plain = set(map(type, chunk)) == {bytes}
+        if plain and not (target.traced and tracing.enabled()):
+            return self._offer_bodies(target, chunk, options)  # type: ignore[arg-type]
+        pieces: list[Piece] = []
+        for message in chunk:
+            if isinstance(message, Outgoing):
+                batch, index = self.offer(
+                    target,
+                    message.body,
+                    message.key,
+                    message.tag,
+                    message.ordering_key,
+                    message.properties,
+                    message.delay,
+                    message.deliver_at,
+                    message.delay_level,
+                )
+            else:
+                batch, index = self.offer(target, message, *options)
+            last = pieces[-1] if pieces else None
+            if last is not None and last[0] is batch and last[1] + last[2] == index:
+                pieces[-1] = (batch, last[1], last[2] + 1)
+            else:
+                pieces.append((batch, index, 1))
+        return pieces
+
+    def _offer_bodies(self, target: Target, bodies: list[bytes], options: Options) -> list[Piece]:
+        key, tag, ordering_key, properties, delay, deliver_at, delay_level = options
+        extras = queue = due = None
+        if key or tag or ordering_key or properties:
+            extras = extras_of(key, tag, ordering_key, properties)
+            if ordering_key:
+                queue = queue_for(target, ordering_key)
+        if delay is not None or deliver_at is not None or delay_level is not None:
+            due = due_of(delay, deliver_at, delay_level)
+        now_ms = time.time_ns() // 1_000_000
+        return [
+            (self._add_list(target, queue, part, extras, due, now_ms), 0, len(part))
+            for part in self._parts(bodies, extras)
+        ]
+
+    def _parts(self, bodies: list[bytes], extras: Extras | None) -> list[list[bytes]]:
+        longest = max(map(len, bodies))
+        if longest > BODY_BYTES_MAX:
+            body_of(next(body for body in bodies if len(body) > BODY_BYTES_MAX))
+        message_bytes = RECORD_BYTES + (len(extras.encoded) if extras is not None else 0)
+        whole = sum(map(len, bodies)) + message_bytes * len(bodies)
+        if whole <= self._frame_bytes * OVERSHOOT and len(bodies) <= BLOCK_MESSAGES:
+            return [bodies]
+        return chunks_of(bodies, message_bytes, self._frame_bytes)
+
+    def _add_list(
+        self,
+        target: Target,
+        queue: Queue | None,
+        bodies: list[bytes],
+        extras: Extras | None,
+        due: Due | None,
+        now_ms: int,
+    ) -> Batch:
+        return self._outbox.add_list(target, queue, bodies, extras, due, time.monotonic(), now_ms)
+
+
+def queue_for(target: Target, ordering_key: str) -> Queue:
+    """The queue of an ordering key: the same for every client that sees the same route."""
+    queues = target.queues
+    if not queues:
+        raise TopicNotFound(
+            f"no broker takes messages for topic {target.topic!r} now",
+            field="topic",
+            value=target.topic,
+            retryable=True,
+        )
+    return queues[queue_of_key(ordering_key, len(queues))]
+
+
+def _trace(
+    topic: str,
+    body: bytes,
+    key: str | None,
+    tag: str | None,
+    ordering_key: str | None,
+    properties: Mapping[str, str] | None,
+) -> Trace:
+    def start(message_id: str) -> tuple[Extras | None, SendSpan | None]:
+        span = tracing.start_send(topic, message_id, key=key, tag=tag, body_bytes=len(body))
+        if span is None:
+            return extras_of(key, tag, ordering_key, properties), None
+        with_context = {**(properties or {}), **span.properties}
+        return extras_of(key, tag, ordering_key, with_context), span
+
+    return start

@@ -1,0 +1,426 @@
+"""The pump: gives waiting batches a queue and numbers, and the links frames to carry.
+
+A batch with an ordering key, or a due time and a queue, has its queue from the start.  The others
+wait in their topic's pool and are taken by whichever broker's link has room, so that each broker
+gets what it can digest; brokers take turns when several have room, and the queues of a broker
+take turns too.  A batch is bound to its lane once it is numbered: until its outcome is known it is
+sent nowhere else.
+
+The pump runs to its end whenever something may have changed: a batch began, an answer came, a link
+came up, the routes changed, a pause or a deadline passed.  Owned by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import defaultdict, deque
+from typing import Any
+
+from duemq import tracing
+from duemq.client import Client
+from duemq.errors import (
+    Closed,
+    Corrupt,
+    DuemqError,
+    FencedProducer,
+    Internal,
+    OutOfSequence,
+    QueueNotFound,
+    Timeout,
+    TopicNotFound,
+)
+from duemq.rpc import status
+from duemq.rpc.backoff import Backoff
+from duemq.sending.batch import Batch
+from duemq.sending.health import Health
+from duemq.sending.lane import Lane
+from duemq.sending.link import Frame, Link
+from duemq.sending.outbox import Outbox, Target
+from duemq.settings import ProducerSettings
+
+# While this many frames are on their way to a broker, a further one leaves only when
+# HOLD_BYTES wait: below that, to wait for an answer makes fuller frames and less work.
+HOLD_IN_FLIGHT = 2
+HOLD_BYTES = 32 * 1024
+# After a broker refused for a reason of its own (overloaded, read-only).
+REFUSED_S_MIN = 0.05
+REFUSED_S_MAX = 2.0
+ANY_QUEUE = -1
+
+
+class Sender:
+    """One producer's."""
+
+    def __init__(self, client: Client, settings: ProducerSettings, outbox: Outbox) -> None:
+        self.producer_id = secrets.randbits(63)
+        self.targets: dict[str, Target] = {}
+        """By topic.  Added to by callers' threads, read here."""
+        self._client = client
+        self._settings = settings
+        self._outbox = outbox
+        self._health = Health()
+        self._links: dict[str, Link] = {}
+        self._lanes: dict[tuple[str, str, int, bool], Lane] = {}
+        # Lanes with something waiting, by broker, in the order of their turns.
+        self._busy: defaultdict[str, dict[Lane, None]] = defaultdict(dict)
+        self._pools: dict[str, deque[Batch]] = {}
+        self._open: deque[Batch] = deque()  # not done, in the order they began
+        self._queue_turns: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._broker_turn = 0
+        self._refusals: dict[str, Backoff] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        client.on_routes_changed(self._routes_changed)
+
+    async def open_target(self, topic: str) -> Target:
+        """Finds the topic, made if need be, and connects to its brokers.
+
+        Raises TopicNotFound, InvalidArgument, Unavailable.
+        """
+        settings = self._settings
+        route = await self._client.topic_route(
+            topic, create=settings.create_topics, timeout_s=settings.send_timeout_s
+        )
+        target = self.targets.get(topic)
+        if target is None:
+            target = self.targets[topic] = Target(topic, route.writable, tracing.traced(topic))
+        for served in route.brokers:
+            if served.writable:
+                self._link(served.broker).want()
+        return target
+
+    # ── life ─────────────────────────────────────────────────────────────────────────
+
+    async def flush(self, timeout_s: float) -> None:
+        """Waits until all that was accepted before is answered, one way or the other.
+
+        Raises Timeout.
+        """
+        self.pump()
+        pending = [batch for batch in self._open if not batch.done]
+        try:
+            async with asyncio.timeout(timeout_s):
+                for batch in pending:
+                    await batch.until_done()
+        except TimeoutError:
+            left = sum(batch.count for batch in pending if not batch.done)
+            raise Timeout(f"{left} messages not answered within {timeout_s} s") from None
+
+    async def close(self) -> None:
+        """Ends all links; what is not done fails with Closed."""
+        self._outbox.close()
+        self._client.off_routes_changed(self._routes_changed)
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+        self._take_in()
+        for batch in list(self._open):
+            if not batch.done:
+                outcome = "its outcome is unknown" if batch.in_flight else "it was not sent"
+                self._fail(batch, Closed(f"the producer was closed before the answer; {outcome}"))
+        self._open.clear()
+
+    # ── the pump ─────────────────────────────────────────────────────────────────────
+
+    def pump(self) -> None:
+        """Sends what can be sent now."""
+        now = time.monotonic()
+        self._take_in()
+        self._expire(now)
+        for name in self._wanted_brokers():
+            self._link(name).want()
+        names = sorted(name for name, link in self._links.items() if link.ready(now))
+        start = self._broker_turn % len(names) if names else 0
+        for name in names[start:] + names[:start]:
+            link = self._links[name]
+            while link.ready(now) and not self._held(link):
+                frame = self._frame_for(link, now)
+                if frame is None:
+                    break
+                link.put(frame)
+        self._set_timer(now)
+
+    def _take_in(self) -> None:
+        for batch in self._outbox.take_arrivals():
+            self._open.append(batch)
+            if batch.queue is None:
+                self._pools.setdefault(batch.topic, deque()).append(batch)
+            else:
+                queue = batch.queue
+                self._wait_in(self._lane(queue.broker, batch, queue.queue_id), batch)
+
+    def _wait_in(self, lane: Lane, batch: Batch) -> None:
+        lane.waiting.append(batch)
+        self._busy[lane.broker].setdefault(lane)
+
+    def _lane(self, broker: str, batch: Batch, queue_id: int) -> Lane:
+        key = (broker, batch.topic, queue_id, batch.timed)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(self.producer_id, *key)
+        return lane
+
+    def _link(self, broker: str) -> Link:
+        link = self._links.get(broker)
+        if link is None:
+            link = Link(self._client, broker, self._settings.in_flight, self)
+            self._links[broker] = link
+        return link
+
+    def _wanted_brokers(self) -> set[str]:
+        wanted = {broker for broker, lanes in self._busy.items() if lanes}
+        for topic, pool in self._pools.items():
+            route = self._client.routes.route(topic) if pool else None
+            if route is not None:
+                wanted.update(served.broker for served in route.brokers if served.writable)
+        return wanted
+
+    def _held(self, link: Link) -> bool:
+        if link.in_flight < HOLD_IN_FLIGHT:
+            return False
+        in_flight = sum(each.in_flight_bytes for each in self._links.values())
+        return self._outbox.used_bytes - in_flight < HOLD_BYTES
+
+    def _frame_for(self, link: Link, now: float) -> Frame | None:
+        batches: list[Batch] = []
+        room = self._settings.frame_bytes
+        lanes = self._busy[link.broker]
+        for lane in list(lanes):
+            if room <= 0:
+                break
+            batch = self._next_of(lane, room if batches else None)
+            if batch is not None:
+                self._number(lane, batch)
+                batches.append(batch)
+                room -= batch.size
+            del lanes[lane]
+            if lane.waiting:
+                lanes[lane] = None  # to the end: every lane has its turn
+        for topic in list(self._pools):
+            if room <= 0:
+                break
+            pooled = self._from_pool(link, topic, room if batches else None, now)
+            if pooled is not None:
+                batches.append(pooled)
+                room -= pooled.size
+        return Frame(batches) if batches else None
+
+    def _next_of(self, lane: Lane, room: int | None) -> Batch | None:
+        waiting = lane.waiting
+        while waiting and waiting[0].done:
+            waiting.popleft()
+        if not waiting or not lane.sendable:
+            return None
+        if room is not None and waiting[0].size > room:
+            return None
+        return waiting.popleft()
+
+    def _from_pool(self, link: Link, topic: str, room: int | None, now: float) -> Batch | None:
+        pool = self._pools[topic]
+        while pool and pool[0].done:
+            pool.popleft()
+        if not pool:
+            del self._pools[topic]
+            return None
+        if room is not None and pool[0].size > room:
+            return None
+        if not self._may_take(link.broker, topic, now):
+            return None
+        lane = self._free_lane(link.broker, pool[0])
+        if lane is None:
+            return None
+        batch = pool.popleft()
+        self._broker_turn += 1
+        self._number(lane, batch)
+        return batch
+
+    def _may_take(self, broker: str, topic: str, now: float) -> bool:
+        """A broker that failed or is slow is passed over while the topic has a better one up."""
+        now_ms = now * 1000
+        if self._health.available(broker, now_ms):
+            return True
+        route = self._client.routes.route(topic)
+        return route is None or not any(
+            served.writable
+            and self._health.available(served.broker, now_ms)
+            and served.broker in self._links
+            and self._links[served.broker].up
+            for served in route.brokers
+        )
+
+    def _free_lane(self, broker: str, batch: Batch) -> Lane | None:
+        """The next queue of the broker whose lane may send."""
+        route = self._client.routes.route(batch.topic)
+        served = next((b for b in route.brokers if b.broker == broker), None) if route else None
+        if served is None or not served.writable or served.queues < 1:
+            return None
+        if batch.timed:
+            lane = self._lane(broker, batch, ANY_QUEUE)
+            return lane if lane.sendable and not lane.waiting else None
+        turn = self._queue_turns[broker, batch.topic]
+        for step in range(served.queues):
+            lane = self._lane(broker, batch, (turn + step) % served.queues)
+            if lane.sendable and not lane.waiting:
+                self._queue_turns[broker, batch.topic] = turn + step + 1
+                return lane
+        return None
+
+    def _number(self, lane: Lane, batch: Batch) -> None:
+        self._outbox.seal(batch)
+        batch.encode(lane.queue_id, lane.number())
+        batch.lane = lane
+        batch.in_flight = True
+
+    # ── what links tell ──────────────────────────────────────────────────────────────
+
+    def answered(self, link: Link, frame: Frame, answer: Any, took_s: float) -> None:
+        """Settles the frame's batches, then sends on."""
+        now_ms = time.monotonic() * 1000
+        self._health.answered(link.broker, took_s * 1000, now_ms)
+        refused = False
+        for batch, result in zip(frame.batches, answer.results, strict=True):
+            lane = batch.lane
+            batch.in_flight = False
+            if lane is None:
+                continue  # given up meanwhile; its stream is being replaced
+            if result.HasField("error"):
+                refused |= self._refused(link, lane, batch, status.from_proto(result.error))
+                continue
+            lane.stored(batch)
+            self._keep_turn(lane)
+            batch.stored(
+                answer.broker or link.broker,
+                answer.store_id,
+                result.queue_id,
+                result.base_offset,
+                result.store_ms,
+                result.due_ms,
+            )
+            self._outbox.release(batch.size)
+        if not refused:
+            self._refusals.pop(link.broker, None)
+        self.pump()
+
+    def _refused(self, link: Link, lane: Lane, batch: Batch, error: DuemqError) -> bool:
+        """Deals with a batch that was not stored.  True if the broker is to be left in peace."""
+        if isinstance(error, OutOfSequence):
+            lane.out_of_sequence(batch)
+            self._keep_turn(lane)
+            if lane.refusals > self._settings.in_flight:
+                self._pause(link)
+            return lane.refusals > self._settings.in_flight
+        if isinstance(error, FencedProducer):
+            lane.overtaken()
+        elif isinstance(error, Internal | Corrupt):
+            lane.lost()
+        else:
+            retryable = error.retryable and not isinstance(error, Timeout)
+            lane.refused(batch, again=retryable and batch.queue is not None)
+            if retryable:
+                if batch.queue is None:
+                    batch.lane = None
+                    self._pools.setdefault(batch.topic, deque()).appendleft(batch)
+                link.last_error = error
+                self._health.failed(link.broker, time.monotonic() * 1000)
+                self._pause(link)
+                self._keep_turn(lane)
+                return True
+        self._keep_turn(lane)
+        if isinstance(error, TopicNotFound | QueueNotFound):
+            # Deleted, or smaller than it was: the next call asks anew.
+            self.targets.pop(batch.topic, None)
+        self._fail(batch, error)
+        return False
+
+    def _keep_turn(self, lane: Lane) -> None:
+        if lane.waiting:
+            self._busy[lane.broker].setdefault(lane)
+
+    def _pause(self, link: Link) -> None:
+        backoff = self._refusals.setdefault(link.broker, Backoff(REFUSED_S_MIN, REFUSED_S_MAX))
+        link.paused_until = time.monotonic() + backoff.next_s()
+        self._loop.call_at(link.paused_until, self.pump)
+
+    def broken(self, link: Link, error: DuemqError) -> None:
+        """New messages avoid the broker for a while."""
+        self._health.failed(link.broker, time.monotonic() * 1000)
+        self.pump()
+
+    def resend(self, link: Link, frames: list[Frame]) -> list[Frame]:
+        """The same frames without the batches that were given up."""
+        kept: list[Frame] = []
+        for frame in frames:
+            batches = [batch for batch in frame.batches if not batch.done]
+            if len(batches) == len(frame.batches):
+                kept.append(frame)
+                continue
+            if batches:
+                kept.append(Frame(batches))
+        return kept
+
+    def _routes_changed(self) -> None:
+        for link in self._links.values():
+            link.hurry()
+        for target in self.targets.values():
+            route = self._client.routes.route(target.topic)
+            if route is not None and route.writable:
+                target.queues = route.writable
+        self.pump()
+
+    # ── deadlines ────────────────────────────────────────────────────────────────────
+
+    def _expire(self, now: float) -> None:
+        while self._open and (self._open[0].done or self._open[0].deadline <= now):
+            batch = self._open.popleft()
+            if not batch.done:
+                self._give_up(batch)
+
+    def _give_up(self, batch: Batch) -> None:
+        seconds = self._settings.send_timeout_s
+        link = self._links.get(batch.lane.broker) if batch.lane and batch.in_flight else None
+        if link is None or batch.lane is None:
+            cause = self._cause(batch)
+            self._fail(batch, Timeout(f"not sent within {seconds} s{cause}", limit=seconds))
+            return
+        cause = f": {link.last_error}" if link.last_error else ""
+        error = Timeout(
+            f"broker {link.broker} did not answer within {seconds} s; whether the message is "
+            f"stored is unknown{cause}",
+            limit=seconds,
+        )
+        batch.lane.lost()
+        self._keep_turn(batch.lane)
+        self._fail(batch, error)
+        link.reset(error)
+
+    def _cause(self, batch: Batch) -> str:
+        route = self._client.routes.route(batch.topic)
+        names = {served.broker for served in route.brokers} if route else set()
+        if batch.queue is not None:
+            names = {batch.queue.broker}
+        errors = [
+            f"{name}: {self._links[name].last_error}"
+            for name in sorted(names)
+            if name in self._links and self._links[name].last_error
+        ]
+        if not names:
+            return f": no broker serves topic {batch.topic!r} now"
+        return f" ({'; '.join(errors)})" if errors else ""
+
+    def _fail(self, batch: Batch, error: DuemqError) -> None:
+        self._outbox.seal(batch)
+        batch.failed(error)
+        self._outbox.release(batch.size)
+
+    def _set_timer(self, now: float) -> None:
+        if self._timer is not None and not self._timer.cancelled():
+            if self._timer.when() > now:
+                return
+            self._timer.cancel()
+        if self._open:
+            self._timer = self._loop.call_at(self._open[0].deadline, self.pump)
+        else:
+            self._timer = None
+

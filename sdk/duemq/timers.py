@@ -1,0 +1,100 @@
+"""Cancelling of delayed messages: each handle goes to the timer shard that keeps its message."""
+
+import asyncio
+import enum
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+from duemq import handle as handles
+from duemq import retry
+from duemq.client import Client
+from duemq.errors import DuemqError, InvalidArgument
+from duemq.rpc import status
+from duemq.v1 import timer_pb2, timer_pb2_grpc
+from duemq.v1.message_pb2 import TimerHandle
+
+HANDLES_MAX = 10_000
+"""Of one request to a shard."""
+
+
+class CancelOutcome(enum.StrEnum):
+    """What became of a `cancel`."""
+
+    CANCELLED = "cancelled"
+    """It will never be delivered."""
+    FIRED = "fired"
+    """Too late: it is delivered or on its way."""
+    UNKNOWN = "unknown"
+    """No such message, or so long ago that its outcome is no longer kept."""
+
+
+_OUTCOMES = {
+    timer_pb2.CANCELLED: CancelOutcome.CANCELLED,
+    timer_pb2.FIRED: CancelOutcome.FIRED,
+    timer_pb2.UNKNOWN: CancelOutcome.UNKNOWN,
+}
+
+
+async def cancel(client: Client, texts: Sequence[str], timeout_s: float) -> list[CancelOutcome]:
+    """Cancels the messages of these handles; the outcomes in the same order.
+
+    A shard that is away or has not received the message yet is asked again until `timeout_s`.
+    Raises InvalidArgument for what is not a handle, before anything is cancelled; Unavailable
+    when some could not be asked for: their outcome is unknown, and asking again does no harm.
+    """
+    if isinstance(texts, str):
+        raise InvalidArgument(
+            "handles must be a sequence of handles, not one",
+            field="handles",
+            value=texts,
+            limit="a sequence of str",
+        )
+    wanted = [handles.decode(text) for text in texts]
+    outcomes: dict[int, CancelOutcome] = {}
+    deadline = time.monotonic() + timeout_s
+
+    async def attempt(left_s: float) -> None:
+        by_shard: defaultdict[str, list[int]] = defaultdict(list)
+        for index, handle in enumerate(wanted):
+            if index not in outcomes:
+                by_shard[client.timer_of(handle.queue_id).address].append(index)
+        asked = [
+            _ask(client, address, wanted, indexes[start : start + HANDLES_MAX], outcomes, left_s)
+            for address, indexes in by_shard.items()
+            for start in range(0, len(indexes), HANDLES_MAX)
+        ]
+        failures = [
+            failure
+            for failure in await asyncio.gather(*asked, return_exceptions=True)
+            if failure is not None
+        ]
+        # What cannot be mended by asking again comes first.
+        failures.sort(key=retry.is_retryable)
+        if failures:
+            raise failures[0]
+
+    await retry.until(deadline, attempt)
+    return [outcomes[index] for index in range(len(wanted))]
+
+
+async def _ask(
+    client: Client,
+    address: str,
+    wanted: Sequence[TimerHandle],
+    indexes: Sequence[int],
+    outcomes: dict[int, CancelOutcome],
+    left_s: float,
+) -> None:
+    stub = timer_pb2_grpc.TimerStub(client.channel(address))
+    request = timer_pb2.CancelRequest(handles=[wanted[index] for index in indexes])
+    answer = await status.answer(stub.Cancel(request, timeout=left_s), address)
+    error: DuemqError | None = None
+    for index, result in zip(indexes, answer.results, strict=True):
+        if result.HasField("error"):
+            error = status.from_proto(result.error)
+        else:
+            outcomes[index] = _OUTCOMES.get(result.outcome, CancelOutcome.UNKNOWN)
+    if error is not None:
+        raise error
+

@@ -1,0 +1,82 @@
+"""`python -m storage dump|check|cut`: look into files, verify them, accept a loss.
+
+Exit codes: 0 sound, 1 damage found, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from storage.check import check
+from storage.cut import cut
+from storage.dirlock import LOCK_NAME, DirLock
+from storage.disk import RealDisk
+from storage.dump import dump
+from storage.errors import StorageError
+
+EXIT_SOUND, EXIT_DAMAGE, EXIT_USAGE = 0, 1, 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m storage", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    dump_command = commands.add_parser("dump", help="print what a file holds, a line an entry")
+    dump_command.add_argument(
+        "path", help="segment, .broken file, checkpoint, mark, or log directory"
+    )
+    check_command = commands.add_parser("check", help="verify every byte; exit code 1 on damage")
+    check_command.add_argument("directory", help="data directory of a service, or of one log")
+    cut_command = commands.add_parser("cut", help="end a log at a position and lose what follows")
+    cut_command.add_argument("directory", help="the log's directory (not the data directory)")
+    cut_command.add_argument("--at", type=int, required=True, metavar="POSITION")
+    return parser
+
+
+def _run_check(directory: str) -> int:
+    damaged = 0
+    for finding in check(directory, RealDisk()):
+        damaged += finding.damage
+        print(f"DAMAGE  {finding.text}" if finding.damage else f"ok      {finding.text}")
+    print(f"{damaged} damaged" if damaged else "sound")
+    return EXIT_DAMAGE if damaged else EXIT_SOUND
+
+
+def _run_cut(directory: str, position: int) -> int:
+    with ExitStack() as locks:
+        for owner in (directory, os.path.dirname(os.path.abspath(directory))):
+            if os.path.exists(os.path.join(owner, LOCK_NAME)):
+                locks.enter_context(DirLock(owner))
+        for path in cut(directory, position, RealDisk()):
+            print(f"kept aside: {path}")
+    print(f"{directory} now ends at {position}")
+    return EXIT_SOUND
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; answers the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.command == "dump":
+            for line in dump(arguments.path, RealDisk()):
+                print(line)
+            return EXIT_SOUND
+        if arguments.command == "check":
+            return _run_check(arguments.directory)
+        return _run_cut(arguments.directory, arguments.at)
+    except StorageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_DAMAGE
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        sys.exit(EXIT_SOUND)

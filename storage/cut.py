@@ -1,0 +1,57 @@
+"""Ends a log at a position: an operator accepts the loss of what follows.
+
+Nothing is destroyed: the rest of the segment and all later segments stay beside
+the log as `<segment>.broken-<position>`.
+"""
+
+from __future__ import annotations
+
+from storage import recovery
+from storage.disk import Disk
+from storage.durable_mark import DurableMark
+from storage.segment import list_segments
+
+
+def cut(directory: str, position: int, disk: Disk) -> list[str]:
+    """Cuts and answers the files that were kept aside.
+
+    Raises ValueError unless entries are valid up to exactly `position`.
+    """
+    segments = list_segments(directory, disk)
+    kept_segments = [s for s in segments if s.start <= position]
+    if not kept_segments:
+        raise ValueError(f"{directory} does not hold position {position}")
+    last = kept_segments[-1]
+    file = disk.open(last.path)
+    scan = recovery.scan(file, last, last.start)
+    end = last.start
+    while end < position:
+        try:
+            end = next(scan).end
+        except StopIteration as stopped:
+            stop: recovery.Stop = stopped.value
+            raise ValueError(
+                f"entries are valid up to {end} only ({stop.reason}): cut there"
+            ) from None
+    if end != position:
+        raise ValueError(f"{position} is inside of an entry, which ends at {end}")
+
+    aside = []
+    # Last first: whenever this is interrupted, the segments left have no gap.
+    for segment in reversed(segments[len(kept_segments) :]):
+        path = f"{segment.path}.broken-{segment.start}"
+        disk.rename(segment.path, path)
+        disk.fsync_dir(directory)
+        aside.append(path)
+    stop = recovery.Stop(position, "cut on request")
+    tail = recovery.search(file, last, position)
+    rest = recovery.keep_aside(file, last, stop, tail, disk)
+    if rest is not None:
+        aside.append(rest)
+    disk.fsync_dir(directory)
+    file.truncate(position - last.start)
+    file.fdatasync()
+    mark = DurableMark(directory, disk)
+    mark.store(position)
+    mark.close()
+    return aside

@@ -1,0 +1,54 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+CHART = Path(__file__).resolve().parents[2] / "helm" / "duemq"
+HELM = Path(sys.prefix) / "helm"
+VALUES = ["default", "minimal", "full"]
+
+
+class Helm:
+    """A real Helm of one version."""
+
+    def __init__(self, binary):
+        self.binary = binary
+
+    def run(self, *arguments, **options):
+        command = [self.binary, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+    def template(self, values="default", overrides=None, release="test", arguments=()):
+        """The rendered objects."""
+        command = ["template", release, CHART, "--namespace", "messages", *arguments]
+        if values != "default":
+            command += ["--values", CHART / "ci" / f"{values}-values.yaml"]
+        if overrides is not None:
+            command += ["--values", "-"]
+        done = self.run(*command, input=yaml.safe_dump(overrides or {}))
+        if done.returncode:
+            raise RefusedValuesError(done.stderr)
+        return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+class RefusedValuesError(Exception):
+    """Helm does not render these values."""
+
+
+@pytest.fixture(scope="session", params=["helm3", "helm4"])
+def helm(request):
+    binary = HELM / request.param
+    assert binary.exists(), "no Helm: run `make setup`"
+    return Helm(binary)
+
+
+@pytest.fixture(scope="session")
+def helm4():
+    return Helm(HELM / "helm4")
+
+
+@pytest.fixture(scope="session", params=VALUES)
+def objects(request, helm):
+    return helm.template(request.param)

@@ -1,0 +1,249 @@
+"""What values do, what they refuse, and that they reach the settings of the processes."""
+
+import json
+import tomllib
+from importlib import import_module
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from duemq.rpc import settings as rpc_settings
+from tests.chart.conftest import CHART, VALUES, RefusedValuesError
+
+ROLES = {
+    "nameserver": ("nameserver", "nameserver"),
+    "broker": ("broker", "broker"),
+    "timer-service": ("timer_service", "timerService"),
+}
+# What the chart itself decides.
+MANAGED = {"listen", "advertise", "metrics_listen", "name", "data_dir", "nameservers"}
+MANAGED_BY_ROLE = {"timer-service": {"shard", "shards"}}
+
+
+def settings_class(role):
+    return import_module(f"{ROLES[role][0]}.settings").Settings
+
+
+def free_settings(role):
+    names = set(rpc_settings.names(settings_class(role)))
+    return names - MANAGED - MANAGED_BY_ROLE.get(role, set())
+
+
+def chart_values():
+    return yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def find(objects, kind, ending):
+    (found,) = [
+        one for one in objects if one["kind"] == kind and one["metadata"]["name"].endswith(ending)
+    ]
+    return found
+
+
+def config_of(objects, role):
+    return tomllib.loads(find(objects, "ConfigMap", role)["data"]["duemq.toml"])
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("role", ROLES)
+def test_a_pods_command_and_file_are_settings_of_its_process(helm, role, values, tmp_path):
+    objects = helm.template(values)
+    (container,) = find(objects, "StatefulSet", role)["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", ROLES[role][0]]
+    file = tmp_path / "duemq.toml"
+    file.write_text(find(objects, "ConfigMap", role)["data"]["duemq.toml"])
+    arguments = [
+        argument.replace("$(POD_NAME)", "pod-1")
+        .replace("$(POD_INDEX)", "0")
+        .replace("/etc/duemq/duemq.toml", str(file))
+        for argument in container["args"]
+    ]
+    assert not any("$(" in argument for argument in arguments)
+    read = rpc_settings.read(settings_class(role), arguments, {})
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert read.listen == f"0.0.0.0:{ports['grpc']}"
+    assert read.advertise.endswith(f":{ports['grpc']}")
+    services = [one["metadata"]["name"] for one in objects if one["kind"] == "Service"]
+    for address in (read.advertise, *getattr(read, "nameservers", ())):
+        pod, service, namespace, kind, *domain = address.partition(":")[0].split(".")
+        assert (namespace, kind) == ("messages", "svc")
+        assert service in services
+        assert pod
+        assert domain
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_setting_can_be_set_by_values_and_nothing_else(role):
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    allowed = schema["properties"][ROLES[role][1]]["properties"]["settings"]
+    assert set(allowed["properties"]) == free_settings(role)
+    assert allowed["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_values_show_every_setting_with_its_default(role, tmp_path):
+    shown = chart_values()[ROLES[role][1]]["settings"]
+    assert set(shown) == free_settings(role)
+    kind = settings_class(role)
+    fields = {field.name: field for field in kind.__dataclass_fields__.values()}
+    file = tmp_path / "duemq.toml"
+    # Logs of a container are for machines.
+    lines = [f"{key} = {json.dumps(value)}" for key, value in shown.items() if key != "log_format"]
+    file.write_text("\n".join(lines))
+    needed = ["--name=n", "--data-dir=d"] if role != "nameserver" else []
+    read = rpc_settings.read(kind, [f"--config={file}", *needed], {})
+    for key in set(shown) - {"log_format", "drain_timeout"}:
+        assert getattr(read, key) == fields[key].default, key
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_readmes_explain_every_setting(role):
+    package = ROLES[role][0]
+    text = (CHART.parents[1] / package / "README.md").read_text()
+    missing = [n for n in rpc_settings.names(settings_class(role)) if f"`{n}`" not in text]
+    assert not missing
+
+
+def test_the_charts_readme_names_every_value():
+    text = (CHART / "README.md").read_text()
+
+    def paths(values, prefix=""):
+        for key, value in values.items():
+            if isinstance(value, dict) and value and key not in {"settings", "resources", "probes"}:
+                yield from paths(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}"
+
+    values = chart_values()
+    wanted = set(paths({k: v for k, v in values.items() if k not in {"broker", "timerService"}}))
+    wanted |= {f"broker.{path}" for path in paths(values["broker"])} - {
+        f"broker.{path}" for path in paths(values["nameserver"])
+    }
+    assert not [path for path in sorted(wanted) if f"`{path}`" not in text]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"brokers": {}}, "brokers"),
+        ({"broker": {"replica": 3}}, "replica"),
+        ({"broker": {"replicas": 0}}, "replicas"),
+        ({"broker": {"replicas": "two"}}, "replicas"),
+        ({"broker": {"port": 70000}}, "port"),
+        ({"broker": {"persistence": {"size": "20 GB"}}}, "size"),
+        ({"broker": {"persistence": {"accessModes": ["ReadWriteMany"]}}}, "accessModes"),
+        ({"broker": {"settings": {"flush": "sync"}}}, "flush"),
+        ({"broker": {"settings": {"flush_mode": "never"}}}, "flush_mode"),
+        ({"nameserver": {"settings": {"expiry": "soon"}}}, "expiry"),
+        ({"nameserver": {"service": {"type": "ExternalName"}}}, "type"),
+        ({"nameserver": {"podDisruptionBudget": {"minAvailable": 1}}}, "minAvailable"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"image": {"tag": " "}}, "tag"),
+        ({"image": {"digest": "latest"}}, "digest"),
+        ({"timerService": {"updateStrategy": {"type": "Recreate"}}}, "updateStrategy"),
+        ({"nameOverride": "Queue_"}, "nameOverride"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(helm, values, said):
+    with pytest.raises(RefusedValuesError, match=said):
+        helm.template(overrides=values)
+
+
+def test_lint_is_strictly_clean(helm):
+    for values in VALUES:
+        arguments = [] if values == "default" else ["-f", CHART / "ci" / f"{values}-values.yaml"]
+        done = helm.run("lint", "--strict", CHART, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_package_holds_no_test_values(helm, tmp_path):
+    done = helm.run("package", CHART, "--destination", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.glob("duemq-*.tgz")
+    shown = helm.run("show", "all", package)
+    assert "ReadWriteOncePod" not in shown.stdout
+
+
+def test_an_older_kubernetes_is_refused(helm):
+    with pytest.raises(RefusedValuesError, match="kubeVersion"):
+        helm.template(arguments=["--kube-version", "1.27.0"])
+
+
+def test_a_change_of_settings_restarts_the_pods_and_only_those(helm4):
+    def checksum(objects, role):
+        template = find(objects, "StatefulSet", role)["spec"]["template"]
+        return template["metadata"]["annotations"]["checksum/config"]
+
+    before = helm4.template()
+    after = helm4.template(overrides={"nameserver": {"settings": {"expiry": "31s"}}})
+    assert checksum(before, "nameserver") != checksum(after, "nameserver")
+    assert checksum(before, "broker") == checksum(after, "broker")
+
+
+def test_storage_class_of_a_role_wins_over_the_global_and_a_dash_is_the_empty_one(helm4):
+    def class_of(overrides):
+        (claim,) = find(helm4.template(overrides=overrides), "StatefulSet", "broker")["spec"][
+            "volumeClaimTemplates"
+        ]
+        return claim["spec"].get("storageClassName")
+
+    assert class_of({}) is None
+    assert class_of({"global": {"storageClass": "a"}}) == "a"
+    own = {"global": {"storageClass": "a"}, "broker": {"persistence": {"storageClass": "b"}}}
+    assert class_of(own) == "b"
+    assert class_of({"global": {"storageClass": "-"}}) == ""
+
+
+@pytest.mark.parametrize(
+    ("image", "rendered"),
+    [
+        ({}, "duemq:0.1.0"),
+        ({"tag": "1.2"}, "duemq:1.2"),
+        ({"registry": "r.io/x", "tag": "1"}, "r.io/x/duemq:1"),
+        ({"tag": "1", "digest": "sha256:" + "0" * 64}, "duemq@sha256:" + "0" * 64),
+    ],
+)
+def test_image_names(helm4, image, rendered):
+    objects = helm4.template(overrides={"image": image})
+    template = find(objects, "StatefulSet", "broker")["spec"]["template"]
+    assert template["spec"]["containers"][0]["image"] == rendered
+
+
+@pytest.mark.parametrize(
+    ("release", "fullname"),
+    [("a", "a-duemq"), ("duemq", "duemq"), ("x" * 53, "x" * 40)],
+)
+def test_names_follow_from_the_release(helm4, release, fullname):
+    objects = helm4.template(release=release)
+    names = {one["metadata"]["name"] for one in objects if one["kind"] == "StatefulSet"}
+    assert names == {f"{fullname}-{role}" for role in ROLES}
+
+
+TEXT = st.text(
+    st.characters(
+        codec="utf-8", exclude_categories=("Cc", "Cs"), exclude_characters="\u2028\u2029"
+    ),
+    max_size=30,
+)
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(text=TEXT)
+def test_any_text_survives_quoting(helm4, text):
+    objects = helm4.template(
+        overrides={
+            "commonAnnotations": {"a": text},
+            "extraEnv": [{"name": "A", "value": text}],
+            "broker": {"podAnnotations": {"b": text}, "priorityClassName": text},
+        }
+    )
+    broker = find(objects, "StatefulSet", "broker")
+    template = broker["spec"]["template"]
+    assert broker["metadata"]["annotations"]["a"] == text
+    assert template["metadata"]["annotations"]["b"] == text
+    assert {"name": "A", "value": text} in template["spec"]["containers"][0]["env"]
+    assert template["spec"].get("priorityClassName", "") == text

@@ -1,0 +1,86 @@
+"""kill -9 of members under load: what was acknowledged is delivered, once in the log, never early.
+
+CRASH_ROUNDS repeats each case; the history of a round that fails is kept beside the cluster's logs.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from duemq import Producer, PushConsumer
+from duemq.cli.log import read_topic
+from duemq.consumer.settings import ConsumerSettings
+from duemq.embedded import EmbeddedCluster
+from tests.cluster.checker import dump, judge
+from tests.cluster.harness import topic_name, until
+from tests.cluster.history import History
+
+ROUNDS = int(os.environ.get("CRASH_ROUNDS", "1"))
+SEED = int(os.environ.get("CRASH_SEED", str(random.randrange(1 << 32))))
+SENDERS = 3
+LOAD_S = 3.0
+DELAY_S_MAX = 2.0
+
+
+@pytest.mark.parametrize("round", range(ROUNDS))
+@pytest.mark.parametrize(
+    "victims", [("broker-0",), ("timer-0",), ("broker-0", "timer-0"), ("broker-0", "broker-1")]
+)
+def test_kill9_loses_and_repeats_nothing(
+    cluster: EmbeddedCluster, victims: tuple[str, ...], round: int, tmp_path: Path
+) -> None:
+    print(f"CRASH_SEED={SEED}")
+    randomness = random.Random(f"{SEED}-{victims}-{round}")
+    topic, history = topic_name(), History()
+    settings = ConsumerSettings(start_from="earliest")
+    consumers = [
+        PushConsumer(
+            topic, topic, history.receiver(topic), nameserver=cluster.nameserver, settings=settings
+        )
+        for _ in range(2)
+    ]
+    for consumer in consumers:
+        consumer.start()
+    stop = threading.Event()
+    seeds = [randomness.random() for _ in range(SENDERS)]
+    senders = [
+        threading.Thread(target=_load, args=(cluster.nameserver, topic, history, stop, name, seed))
+        for name, seed in enumerate(seeds)
+    ]
+    for sender in senders:
+        sender.start()
+    for victim in victims:
+        time.sleep(randomness.uniform(0.2, LOAD_S / len(victims)))
+        cluster.kill(victim)
+    cluster.wait_ready()
+    stop.set()
+    for sender in senders:
+        sender.join()
+    acked = history.count("acked")
+    until(lambda: history.count("received") >= acked)
+    for consumer in consumers:
+        consumer.close()
+    history.stored(read_topic(cluster.nameserver, topic))
+    dump(history.events, tmp_path / "history.jsonl")
+    assert acked > 0
+    assert judge(history.events, [topic]).faults == []
+
+
+def _load(
+    nameserver: str, topic: str, history: History, stop: threading.Event, name: int, seed: float
+) -> None:
+    randomness = random.Random(seed)
+    with Producer(nameserver) as producer:
+        number = 0
+        while not stop.is_set():
+            delay = randomness.choice([None, randomness.uniform(0, DELAY_S_MAX)])
+            # Delayed messages come in the order of their due times: only the others have a key.
+            key = None if delay is not None else f"sender-{name}"
+            history.send(producer, topic, f"{name}-{number}", delay=delay, ordering_key=key)
+            number += 1

@@ -1,0 +1,183 @@
+"""OpenTelemetry spans → SpanBatch → Arrow: what goes in comes out."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from duemq import tracing
+from duemq.errors import Corrupt
+from duemq.telemetry import columns
+from duemq.v1.trace_pb2 import SpanBatch
+from trace_analytics import schema, spans
+from trace_analytics.plan import QueueRange
+
+# Generating spans takes long where the machine is busy; that says nothing about them.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+SOURCE = QueueRange("broker-0", "h:1", 2, 0, 100)
+
+texts = st.text(st.characters(codec="utf-8"), max_size=8)
+contexts = st.builds(
+    SpanContext,
+    st.integers(1, 2**128 - 1),
+    st.integers(1, 2**64 - 1),
+    st.booleans(),
+    st.just(TraceFlags(1)),
+)
+values = st.one_of(texts, st.integers(-(2**63), 2**63 - 1), st.booleans())
+known = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(columns.STRING_ATTRIBUTES.values(), texts),
+        **dict.fromkeys(columns.INTEGER_ATTRIBUTES.values(), st.integers(-(2**31), 2**31 - 1)),
+        tracing.QUEUE: st.integers(0, 2**31 - 1).map(str),
+    },
+)
+# Of any type under any name: what has no column, or not the column's type.
+others = st.dictionaries(
+    st.one_of(texts, st.sampled_from([tracing.QUEUE, tracing.TOPIC, tracing.DUE_MS])), values
+)
+
+
+@st.composite
+def readable(draw):
+    start = draw(st.integers(0, 2**62))
+    return ReadableSpan(
+        name=draw(texts),
+        context=draw(contexts),
+        parent=draw(st.none() | contexts),
+        resource=Resource({"service.name": draw(texts), "service.instance.id": draw(texts)}),
+        attributes=draw(others) | draw(known),
+        links=[Link(context) for context in draw(st.lists(contexts, max_size=3))],
+        kind=draw(st.sampled_from(SpanKind)),
+        status=Status(draw(st.sampled_from(StatusCode))),
+        start_time=start,
+        end_time=start + draw(st.integers(0, 2**40)),
+    )
+
+
+def row_of(span, index):
+    """What the table should hold, worked out the slow way."""
+    attributes = dict(span.attributes)
+    strings = {
+        column: attributes.pop(name) or None
+        for column, name in columns.STRING_ATTRIBUTES.items()
+        if type(attributes.get(name)) is str
+    }
+    numbers = {
+        column: attributes.pop(name)
+        for column, name in columns.INTEGER_ATTRIBUTES.items()
+        if type(attributes.get(name)) is int
+        and (column != "attempt" or -(2**31) <= attributes[name] < 2**31)
+    }
+    queue = attributes.get(tracing.QUEUE)
+    if isinstance(queue, str) and queue.isascii() and queue.isdigit() and int(queue) < 2**31:
+        queue = int(attributes.pop(tracing.QUEUE))
+    else:
+        queue = None
+    due, operation = numbers.get("due_ms", 0), strings.get("operation")
+    status = span.status.status_code.name
+    late = due and (operation == "process" or (operation == "fire" and status != "ERROR"))
+    hidden = {tracing.SYSTEM, tracing.OPERATION_TYPE}
+    return {
+        "trace_id": f"{span.context.trace_id:032x}",
+        "span_id": f"{span.context.span_id:016x}",
+        "parent_span_id": f"{span.parent.span_id:016x}" if span.parent else None,
+        "links": [
+            {
+                "trace_id": f"{link.context.trace_id:032x}",
+                "span_id": f"{link.context.span_id:016x}",
+            }
+            for link in span.links
+        ],
+        "name": span.name or None,
+        "kind": span.kind.name,
+        "start_ns": span.start_time,
+        "duration_ns": span.end_time - span.start_time,
+        "status": status,
+        **{column: strings.get(column) for column in columns.STRING_ATTRIBUTES},
+        "service": span.resource.attributes["service.name"] or None,
+        "instance": span.resource.attributes["service.instance.id"] or None,
+        "queue": queue,
+        "queue_offset": numbers.get("queue_offset", 0) if queue is not None else None,
+        "body_bytes": numbers.get("body_bytes", 0),
+        "batch_count": numbers.get("batch_count") or None,
+        "due_ms": due or None,
+        "lateness_ms": numbers.get("lateness_ms", 0) if late else None,
+        "attempt": numbers.get("attempt", 0),
+        "attributes": sorted(
+            (name, value if isinstance(value, str) else json.dumps(value))
+            for name, value in attributes.items()
+            if name not in hidden
+        ),
+        "schema_version": 1,
+        "trace_broker": "broker-0",
+        "trace_queue": 2,
+        "trace_offset": 9,
+        "trace_row": index,
+    }
+
+
+@unhurried
+@given(st.lists(readable(), max_size=6))
+def test_every_span_comes_out_as_it_went_in(given_spans):
+    batch = spans.to_arrow(columns.encode(given_spans), SOURCE, 9, schema.SPANS)
+    assert batch.schema == schema.arrow_schema(schema.SPANS)
+    batch.validate(full=True)
+    rows = batch.to_pylist()
+    for row in rows:
+        micros = row.pop("start_ts").timestamp() if row["start_ns"] < 2**50 else None
+        if micros is not None:
+            assert abs(micros - row["start_ns"] / 1e9) < 1e-6
+        row.pop("start_ts", None)
+        row["attributes"] = sorted(row["attributes"])
+    assert rows == [row_of(span, index) for index, span in enumerate(given_spans)]
+
+
+@unhurried
+@given(st.lists(readable(), min_size=1, max_size=4), st.data())
+def test_damage_is_an_error_or_other_values_but_never_a_wrong_shape(given_spans, data):
+    body = bytearray(columns.encode(given_spans))
+    body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        batch = spans.to_arrow(bytes(body), SOURCE, 9, schema.SPANS)
+    except Corrupt:
+        return
+    batch.validate(full=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "column"),
+    [
+        (lambda b: b.topic.rows.__setitem__(0, 9), "topic"),
+        (lambda b: b.topic.rows.append(0), "topic"),
+        (lambda b: b.duration_ns.extend([1, 2]), "duration_ns"),
+        (lambda b: setattr(b, "span_ids", b"123"), "span_id"),
+        (lambda b: b.link_counts.append(1), "links"),
+        (lambda b: b.attributes.values.__setitem__(0, "["), "attributes"),
+        (lambda b: b.attributes.values.__setitem__(0, "1"), "attributes"),
+    ],
+)
+def test_a_damaged_column_is_named(change, column):
+    batch = SpanBatch(rows=1, trace_ids=bytes(16), span_ids=bytes(8), start_ns=[1])
+    batch.topic.values.append("orders")
+    batch.topic.rows.append(0)
+    batch.attributes.values.append('{"a":1}')
+    batch.attributes.rows.append(0)
+    change(batch)
+    with pytest.raises(Corrupt) as refused:
+        spans.to_arrow(batch.SerializeToString(), SOURCE, 9, schema.SPANS)
+    assert refused.value.field == column
+    assert "broker-0/2/9" in str(refused.value)
+
+
+def test_what_is_no_batch_is_refused():
+    with pytest.raises(Corrupt, match="no SpanBatch"):
+        spans.to_arrow(b"\xff\xff\xff", SOURCE, 9, schema.SPANS)
+    with pytest.raises(Corrupt, match="rows"):
+        spans.to_arrow(SpanBatch(rows=-1).SerializeToString(), SOURCE, 9, schema.SPANS)

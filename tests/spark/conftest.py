@@ -1,0 +1,12 @@
+"""One Spark session for all tests here: starting one costs seconds."""
+
+import pytest
+
+from trace_analytics import session
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    started = session.start("tests", scratch=tmp_path_factory.mktemp("spark"))
+    yield started
+    started.stop()

@@ -1,0 +1,115 @@
+"""A nameserver and brokers in memory, for readers: real gRPC on a free port, made-up contents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from contextlib import contextmanager
+
+import grpc
+
+from duemq.errors import OffsetOutOfRange, TopicNotFound
+from duemq.rpc import status
+from duemq.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    broker_pb2,
+    broker_pb2_grpc,
+    nameserver_pb2,
+    nameserver_pb2_grpc,
+)
+from duemq.v1.message_pb2 import Record
+
+STORE_MS = 1_700_000_000_000
+ANSWER_RECORDS_MAX = 7
+
+
+class FakeQueue:
+    """Records from offset `first` on, stored in runs of three."""
+
+    def __init__(self, records: Sequence[Record], first: int = 0) -> None:
+        self.records = list(records)
+        self.first = first
+
+    @property
+    def past(self) -> int:
+        return self.first + len(self.records)
+
+
+class FakeCluster(
+    nameserver_pb2_grpc.NameserverServicer,
+    admin_pb2_grpc.BrokerAdminServicer,
+    broker_pb2_grpc.BrokerServicer,
+):
+    """One server that plays every part; all brokers share its address and are told by queues."""
+
+    def __init__(self, broker: str = "broker-0") -> None:
+        self.broker = broker
+        self.topics: dict[str, list[FakeQueue]] = {}
+        self.address = ""
+        self.pulls = 0
+        self.unavailable_calls = 0
+
+    def GetRoute(self, request, context):
+        self._stumble(context)
+        if request.topic not in self.topics:
+            self._fail(context, TopicNotFound(f"topic {request.topic!r} does not exist"))
+        served = nameserver_pb2.BrokerQueues(
+            broker=self.broker,
+            address=self.address,
+            queues=len(self.topics[request.topic]),
+            readable=True,
+        )
+        return nameserver_pb2.TopicRoute(topic=request.topic, brokers=[served])
+
+    def DescribeTopic(self, request, context):
+        queues = self.topics[request.name]
+        return admin_pb2.TopicDescription(
+            broker=self.broker,
+            queues=[
+                admin_pb2.QueueDescription(queue_id=i, min_offset=q.first, max_offset=q.past)
+                for i, q in enumerate(queues)
+            ],
+        )
+
+    def Pull(self, request, context):
+        self.pulls += 1
+        self._stumble(context)
+        asked = request.queues[0]
+        queue = self.topics[asked.topic][asked.queue_id]
+        answer = broker_pb2.QueueRecords(topic=asked.topic, queue_id=asked.queue_id)
+        if not queue.first <= asked.offset <= queue.past:
+            answer.error.CopyFrom(status.to_proto(OffsetOutOfRange("gone", field="offset")))
+            return broker_pb2.PullResponse(queues=[answer])
+        start = asked.offset - queue.first
+        found = queue.records[start : start + ANSWER_RECORDS_MAX]
+        answer.records.records.extend(found)
+        for at in range(0, len(found), 3):
+            answer.run_offsets.append(asked.offset + at)
+            answer.run_counts.append(len(found[at : at + 3]))
+            answer.run_store_ms.append(STORE_MS + asked.offset + at)
+        answer.next_offset = asked.offset + len(found)
+        return broker_pb2.PullResponse(queues=[answer])
+
+    def _stumble(self, context):
+        if self.unavailable_calls:
+            self.unavailable_calls -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "stumbled")
+
+    def _fail(self, context, error):
+        context.set_trailing_metadata(status.trailer(error))
+        context.abort(status.status_of(error), error.message)
+
+
+@contextmanager
+def serving(cluster: FakeCluster) -> Iterator[FakeCluster]:
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
+    nameserver_pb2_grpc.add_NameserverServicer_to_server(cluster, server)
+    admin_pb2_grpc.add_BrokerAdminServicer_to_server(cluster, server)
+    broker_pb2_grpc.add_BrokerServicer_to_server(cluster, server)
+    cluster.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield cluster
+    finally:
+        server.stop(grace=None).wait()

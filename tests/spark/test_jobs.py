@@ -1,0 +1,167 @@
+"""What the aggregations say about spans made up here; no broker."""
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from trace_analytics import schema
+from trace_analytics.end_to_end import end_to_end, journeys
+from trace_analytics.lateness import lateness
+from trace_analytics.operations import operations
+
+pytestmark = pytest.mark.spark
+
+MS = 1_000_000
+T0_MS = 1_700_000_040_000  # on a minute
+MINUTE = datetime.fromtimestamp(T0_MS / 1_000, UTC)
+
+
+def span(operation, at_ms, **columns):
+    """A span of the topic `orders` that starts `at_ms` after the minute and takes 1 ms."""
+    start_ms = T0_MS + at_ms
+    row = dict.fromkeys(column.name for column in schema.SPANS)
+    return row | {
+        "name": f"{operation} orders",
+        "operation": operation,
+        "topic": "orders",
+        "start_ns": start_ms * MS,
+        "start_ts": datetime.fromtimestamp(start_ms / 1_000, UTC),
+        "duration_ns": MS,
+        "status": "UNSET",
+        "attempt": 0,
+        **columns,
+    }
+
+
+def send(message_id, at_ms, **columns):
+    return span("send", at_ms, message_id=message_id, **columns)
+
+
+def process(message_id, at_ms, group="g", **columns):
+    return span("process", at_ms, message_id=message_id, consumer_group=group, **columns)
+
+
+def frame(spark, *rows):
+    return spark.createDataFrame(
+        pa.Table.from_pylist(list(rows), schema=schema.arrow_schema(schema.SPANS))
+    )
+
+
+def rows_of(table):
+    return table.toArrow().to_pylist()
+
+
+def test_operations_are_counted_per_topic_group_and_minute(spark):
+    table = operations(
+        frame(
+            spark,
+            *[send(f"m{i}", i * 10, duration_ns=(i + 1) * MS) for i in range(100)],
+            send("m100", 60_000, status="ERROR"),
+            span("store", 5, batch_count=64, body_bytes=65_536),
+            span("store", 6, batch_count=36, topic="other"),
+            process("m0", 5, "a"),
+            process("m0", 6, "b", status="ERROR"),
+        )
+    )
+    rows = rows_of(table)
+    told = [
+        (
+            (row["bucket_ts"] - MINUTE).total_seconds(),
+            row["topic"],
+            row["operation"],
+            row["consumer_group"],
+            row["spans"],
+            row["messages"],
+            row["errors"],
+            row["error_rate"],
+        )
+        for row in rows
+    ]
+    assert told == [
+        (0, "orders", "process", "a", 1, 1, 0, 0.0),
+        (0, "orders", "process", "b", 1, 1, 1, 1.0),
+        (0, "orders", "send", None, 100, 100, 0, 0.0),
+        (0, "orders", "store", None, 1, 64, 0, 0.0),
+        (0, "other", "store", None, 1, 36, 0, 0.0),
+        (60, "orders", "send", None, 1, 1, 1, 1.0),
+    ]
+    sent = next(row for row in rows if row["operation"] == "send")
+    assert (sent["p50_ms"], sent["p95_ms"], sent["p99_ms"], sent["max_ms"]) == (50, 95, 99, 100)
+
+
+def test_spans_of_other_instrumentation_are_left_out(spark):
+    foreign = span(None, 0, topic=None, name="GET /")
+    assert rows_of(operations(frame(spark, foreign))) == []
+
+
+def test_end_to_end_is_from_the_send_to_the_first_callback_of_each_group(spark):
+    table = journeys(
+        frame(
+            spark,
+            send("m1", 0),
+            process("m1", 40, "a"),
+            process("m1", 7, "b", status="ERROR"),
+            process("m1", 90, "b", attempt=1, duration_ns=5 * MS),
+            send("m2", 10),
+            process("m2", 15, "a"),
+            process("m2", 25, "a"),
+            send("never", 20),
+            process("unsent", 30, "a"),
+        )
+    )
+    told = {
+        (row["message_id"], row["consumer_group"]): (
+            (row["first_ns"] - row["sent_ns"]) / MS,
+            row["calls"],
+            row["deliveries"],
+            row["failed"],
+            row["processed_ms"],
+        )
+        for row in rows_of(table)
+    }
+    assert told == {
+        ("m1", "a"): (40, 1, 1, False, 1),
+        ("m1", "b"): (7, 2, 1, True, 5),
+        ("m2", "a"): (5, 2, 2, False, 1),
+    }
+    summed = {row["consumer_group"]: row for row in rows_of(end_to_end(table))}
+    assert (summed["a"]["messages"], summed["a"]["repeated"]) == (2, 1)
+    assert (summed["a"]["max_ms"], summed["b"]["p50_ms"]) == (40, 7)
+    assert summed["a"]["bucket_ts"] == MINUTE
+
+
+def test_delayed_messages_have_lateness_and_no_end_to_end_time(spark):
+    due = T0_MS + 5_000
+    spans = frame(
+        spark,
+        send("m1", 0, due_ms=due),
+        span("fire", 5_000, batch_count=99, due_ms=due, lateness_ms=1),
+        span("fire", 5_000, due_ms=due, lateness_ms=80),
+        span("fire", 5_000, due_ms=due, status="ERROR"),
+        process("m1", 5_003, due_ms=due, lateness_ms=3),
+        process("m1", 9_000, due_ms=due, lateness_ms=4_000, attempt=1),
+    )
+    assert rows_of(end_to_end(journeys(spans))) == []
+    fire, seen = rows_of(lateness(spans))
+    assert (fire["stage"], fire["consumer_group"], fire["messages"]) == ("fire", None, 100)
+    assert (fire["p50_ms"], fire["p95_ms"], fire["max_ms"], fire["early"]) == (1, 1, 80, 0)
+    assert 1 <= fire["p99_ms"] < 80
+    assert (seen["stage"], seen["consumer_group"], seen["messages"]) == ("process", "g", 1)
+    assert (seen["p50_ms"], seen["max_ms"], seen["bucket_ts"]) == (3, 3, MINUTE)
+
+
+def test_an_early_fire_is_counted_with_its_messages(spark):
+    early = span("fire", 0, batch_count=5, due_ms=T0_MS, lateness_ms=-2)
+    assert rows_of(lateness(frame(spark, early), None))[0] == {
+        "bucket_ts": None,
+        "topic": "orders",
+        "stage": "fire",
+        "consumer_group": None,
+        "messages": 5,
+        "early": 5,
+        "p50_ms": -2.0,
+        "p95_ms": -2.0,
+        "p99_ms": -2.0,
+        "max_ms": -2.0,
+    }

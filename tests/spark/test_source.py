@@ -1,0 +1,174 @@
+"""The data sources against a cluster in memory: real gRPC, real Spark."""
+
+import pkgutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from duemq import tracing
+from duemq.telemetry import TRACE_TOPIC, columns
+from duemq.v1.message_pb2 import Record
+from tests.spark.fake_cluster import STORE_MS, FakeCluster, FakeQueue, serving
+from trace_analytics import schema
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def cluster():
+    with serving(FakeCluster()) as served:
+        yield served
+
+
+def numbered(count, prefix="m"):
+    return [Record(message_id=f"{prefix}{i}", body=b"%d" % i) for i in range(count)]
+
+
+def load(spark, cluster, source="duemq", **options):
+    reader = spark.read.format(source).option("nameserver", cluster.address)
+    return reader.options(**{"timeoutSeconds": 5} | options)
+
+
+def ids(frame):
+    return sorted(row["message_id"] for row in frame.select("message_id").toArrow().to_pylist())
+
+
+@pytest.mark.parametrize("table", [schema.MESSAGES, schema.SPANS], ids=["messages", "spans"])
+def test_spark_and_arrow_agree_on_every_type(spark, table):
+    from pyspark.sql.types import StructType
+
+    of_spark = to_arrow_schema(StructType.fromDDL(schema.ddl(table)), timezone="UTC")
+    assert of_spark.names == schema.arrow_schema(table).names
+    assert of_spark.types == schema.arrow_schema(table).types
+
+
+def test_a_topic_is_read_whole_in_pieces(spark, cluster):
+    cluster.topics["orders"] = [FakeQueue(numbered(50, "a")), FakeQueue(numbered(9, "b"), 100)]
+    frame = load(spark, cluster, topic="orders", maxRecordsPerPartition=20).load()
+    assert frame.rdd.getNumPartitions() == 4
+    assert ids(frame) == sorted([f"a{i}" for i in range(50)] + [f"b{i}" for i in range(9)])
+    last = frame.where("queue = 1").orderBy("offset").toArrow().to_pylist()[-1]
+    assert (last["offset"], last["broker"], last["body"]) == (108, "broker-0", b"8")
+    assert last["store_ts"] == datetime.fromtimestamp((STORE_MS + 107) / 1_000, UTC)
+
+
+def test_an_empty_topic_has_no_rows(spark, cluster):
+    cluster.topics["orders"] = [FakeQueue([])]
+    assert load(spark, cluster, topic="orders").load().count() == 0
+
+
+def test_a_view_can_be_made_in_sql(spark, cluster):
+    cluster.topics["orders"] = [FakeQueue(numbered(5))]
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW orders USING duemq "
+        f"OPTIONS (nameserver '{cluster.address}', topic 'orders')"
+    )
+    assert spark.sql("SELECT count(*) AS n FROM orders").first().n == 5
+
+
+def test_only_the_columns_of_the_schema_come(spark, cluster):
+    cluster.topics["orders"] = [FakeQueue(numbered(3))]
+    frame = load(spark, cluster, topic="orders").schema("offset bigint, message_id string").load()
+    assert frame.toArrow().column_names == ["offset", "message_id"]
+    with pytest.raises(PySparkException, match="no column offset int"):
+        load(spark, cluster, topic="orders").schema("offset int").load().count()
+
+
+def test_offsets_bound_what_is_read(spark, cluster):
+    cluster.topics["orders"] = [FakeQueue(numbered(50))]
+    frame = load(
+        spark,
+        cluster,
+        topic="orders",
+        startingOffsets='{"broker-0": {"0": 10}}',
+        endingOffsets='{"broker-0": {"0": 13}}',
+    ).load()
+    assert ids(frame) == ["m10", "m11", "m12"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"topic": "nowhere"}, "topic 'nowhere' does not exist"),
+        ({}, "option topic"),
+        ({"topic": "orders", "startingOffset": "1"}, "a known option"),
+        ({"topic": "orders", "startingOffsets": '{"broker-0":{"0":99}}'}, "offset 99 of queue 0"),
+    ],
+)
+def test_what_is_wrong_is_said(spark, cluster, options, said):
+    cluster.topics["orders"] = [FakeQueue(numbered(5))]
+    with pytest.raises(PySparkException, match=said):
+        load(spark, cluster, **options).load().count()
+
+
+def test_records_that_are_gone_fail_the_query(spark, cluster):
+    cluster.topics["orders"] = [FakeQueue(numbered(20), first=30)]
+    assert load(spark, cluster, topic="orders").load().count() == 20
+    old = {"topic": "orders", "startingOffsets": '{"broker-0":{"0":0}}'}
+    with pytest.raises(PySparkException, match="offset 0 of queue 0"):
+        load(spark, cluster, **old).load().count()
+    assert load(spark, cluster, failOnDataLoss="false", **old).load().count() == 20
+
+
+def test_a_server_that_stumbles_is_asked_again(spark, cluster):
+    cluster.topics["orders"] = [FakeQueue(numbered(20))]
+    cluster.unavailable_calls = 2
+    assert load(spark, cluster, topic="orders").load().count() == 20
+
+
+def traced_records():
+    """Trace messages of one delayed message's life, as the exporter writes them."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing.use(provider)
+    try:
+        sending = tracing.start_send("orders", "m1", key="k", body_bytes=4)
+        sending.stored("broker-0", 2, 7)
+        tracing.record_store("orders", "broker-0", 2, 7, 3, start_ns=10, end_ns=20)
+    finally:
+        tracing.use(None)
+    sent, stored = exporter.get_finished_spans()
+    return [Record(body=columns.encode([sent])), Record(body=columns.encode([stored, stored]))]
+
+
+def test_traces_are_read_as_spans(spark, cluster):
+    cluster.topics[TRACE_TOPIC] = [FakeQueue(traced_records(), 5)]
+    frame = load(spark, cluster, "duemq-spans").load()
+    rows = frame.orderBy("trace_offset", "trace_row").toArrow().to_pylist()
+    assert [(row["trace_offset"], row["trace_row"]) for row in rows] == [(5, 0), (6, 0), (6, 1)]
+    assert [row["operation"] for row in rows] == ["send", "store", "store"]
+    assert (rows[0]["key"], rows[0]["queue"], rows[0]["queue_offset"]) == ("k", 2, 7)
+    assert (rows[1]["start_ns"], rows[1]["duration_ns"], rows[1]["batch_count"]) == (10, 10, 3)
+    narrow = load(spark, cluster, "duemq-spans").schema("topic string, trace_row int").load()
+    assert narrow.toArrow().to_pylist()[0] == {"topic": "orders", "trace_row": 0}
+
+
+def test_a_damaged_trace_message_is_named(spark, cluster):
+    cluster.topics[TRACE_TOPIC] = [FakeQueue([Record(body=b"\xff")], 5)]
+    with pytest.raises(PySparkException, match="trace message broker-0/0/5 is no SpanBatch"):
+        load(spark, cluster, "duemq-spans").load().count()
+
+
+def test_the_formats_are_found_without_registering():
+    root = Path(schema.__file__).parent.parent
+    found = {module.name for module in pkgutil.iter_modules([str(root)])}
+    assert {"pyspark_duemq", "pyspark_duemq_spans"} <= found
+    import pyspark_duemq
+    import pyspark_duemq_spans
+
+    assert pyspark_duemq.DefaultSource.name() == "duemq"
+    assert pyspark_duemq_spans.DefaultSource.name() == "duemq-spans"
+
+
+def test_an_arrow_table_of_messages_is_what_the_schema_says(spark, cluster):
+    cluster.topics["orders"] = [FakeQueue(numbered(1))]
+    table = load(spark, cluster, topic="orders").load().toArrow()
+    assert table.schema.field("properties").type == pa.map_(pa.string(), pa.string())

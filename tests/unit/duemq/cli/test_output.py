@@ -1,0 +1,75 @@
+"""What is printed, for people and for programs; and the exit code of each error."""
+
+import json
+
+import pytest
+
+from duemq import errors
+from duemq.cli.exits import Exit, exit_of
+from duemq.cli.output import Output, error_fields, shown
+
+ROWS = [{"name": "a", "count": 1_000}, {"name": "b", "count": None}]
+
+
+def test_a_table_is_an_object_a_line_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(True).table(("name", "count"), ROWS, empty="nothing")
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == ROWS
+
+
+def test_a_table_has_columns_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(False).table(("name", "count"), ROWS, empty="nothing")
+    printed = capsys.readouterr().out
+    assert "name" in printed
+    assert "1,000" in printed
+
+
+def test_an_empty_table_says_so_to_people_only(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(False).table(("name",), [], empty="no topics")
+    Output(True).table(("name",), [], empty="no topics")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "no topics\n")
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    error = errors.TooLarge("body is\n5 bytes", field="body", value=5, limit=4)
+    Output(False).error(error)
+    Output(True).error(error)
+    captured = capsys.readouterr()
+    assert captured.err == "duemq: body is 5 bytes\n"
+    assert json.loads(captured.out)["error"] == {
+        "code": "TOO_LARGE",
+        "message": "body is\n5 bytes",
+        "field": "body",
+        "value": "5",
+        "limit": "4",
+    }
+
+
+def test_an_error_that_is_not_ours_has_a_code_too() -> None:
+    assert error_fields(OSError("disk on fire")) == {"code": "FAILED", "message": "disk on fire"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidArgument, Exit.USAGE),
+        (errors.TooLarge, Exit.USAGE),
+        (errors.TopicNotFound, Exit.NOT_FOUND),
+        (errors.GroupNotFound, Exit.NOT_FOUND),
+        (errors.NotReady, Exit.UNAVAILABLE),
+        (errors.Timeout, Exit.UNAVAILABLE),
+        (errors.TopicExists, Exit.FAILED),
+        (errors.Corrupt, Exit.FAILED),
+    ],
+)
+def test_the_exit_code_tells_what_kind_of_error(
+    error: type[errors.DuemqError], code: Exit
+) -> None:
+    assert exit_of(error("x")) is code
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), ("", "-"), (1234, "1,234"), (1.25, "1.2"), (True, "True")]
+)
+def test_cells_are_for_people(value: object, text: str) -> None:
+    assert shown(value) == text

@@ -1,0 +1,197 @@
+"""`python -m storage` on a broker's directory."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from storage import checkpoint, consume_queue, frame
+from storage.__main__ import main
+from storage.dirlock import DirLock
+from storage.disk import RealDisk
+from storage.index import FixedIndex
+from storage.log import SegmentedLog
+
+SEGMENT_BYTES = 1200
+SIZES = struct.pack("<3I", 20, 21, 22)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data directory with two topics, three segments, consume queues and a checkpoint."""
+    disk = RealDisk()
+    log = SegmentedLog.open(str(tmp_path / "commitlog"), disk, segment_bytes=SEGMENT_BYTES)
+    assert list(log.recover()) == []
+    indexes = {
+        topic: FixedIndex(str(tmp_path / "consumequeue" / folder / "0"), disk, 32)
+        for topic, folder in (("orders", "orders.7"), ("%TIMER%", "%TIMER%.1"))
+    }
+    for number in range(12):
+        topic = "orders" if number % 2 else "%TIMER%"
+        timed = {"due_ms": bytes(24), "target_topic": "orders"} if topic == "%TIMER%" else {}
+        index = indexes[topic]
+        parts = frame.encode_parts(
+            topic=topic,
+            queue_id=0,
+            base_offset=index.end,
+            store_ms=1_700_000_000_000 + number,
+            sizes=SIZES,
+            tag_hashes=bytes(12),
+            key_hashes=bytes(12),
+            payload=bytes(63),
+            **timed,  # type: ignore[arg-type]
+        )
+        position, _ = log.append(frame.KIND, parts)
+        log.write_pending()
+        stored = frame.decode(log.read_entry(position).body)
+        index.append(consume_queue.encode_frame(position, stored))
+    log.append(4, [b"not a frame"])
+    log.write_pending()
+    for index in indexes.values():
+        index.sync()
+    checkpoint.save(str(tmp_path / "checkpoint"), b"state", disk)
+    log.close()
+    return tmp_path
+
+
+def segments(data: Path) -> list[Path]:
+    return sorted(p for p in (data / "commitlog").iterdir() if p.name.isdigit())
+
+
+def flip(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_sound_directory(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(data)]) == 0
+    out = capsys.readouterr().out
+    assert "DAMAGE" not in out
+    assert out.endswith("sound\n")
+    assert f"{data}/consumequeue/orders.7/0: 18 entries" in out
+    assert f"{data}/checkpoint: checkpoint of 5 bytes" in out
+
+
+def test_damage_is_found_and_located(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(segments(data)[0], 100)
+    assert main(["check", str(data)]) == 1
+    assert f"DAMAGE  {segments(data)[0]}, offset 0" in capsys.readouterr().out
+
+
+def test_a_torn_tail_is_no_damage(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = SegmentedLog.open(str(data / "commitlog"), RealDisk(), segment_bytes=SEGMENT_BYTES)
+    list(log.recover())
+    log.close()
+    with segments(data)[-1].open("ab") as file:
+        file.write(b"garbage")
+    assert main(["check", str(data)]) == 0
+    assert "torn tail of 7 bytes" in capsys.readouterr().out
+
+
+def test_a_lost_end_is_damage(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    segments(data)[-1].write_bytes(b"")
+    assert main(["check", str(data)]) == 1
+    assert "the log ends here, but was durable up to" in capsys.readouterr().out
+
+
+def test_a_damaged_checkpoint_is_found(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(data / "checkpoint", 26)
+    assert main(["check", str(data)]) == 1
+    assert f"DAMAGE  {data}/checkpoint" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("field", [0, 8, 12, 16, 24])
+def test_a_consume_queue_that_does_not_fit_the_log_is_found(
+    data: Path, capsys: pytest.CaptureFixture[str], field: int
+) -> None:
+    flip(data / "consumequeue" / "orders.7" / "0" / ("0" * 20), 5 * 32 + field)
+    assert main(["check", str(data)]) == 1
+    assert f"DAMAGE  {data}/consumequeue/orders.7/0" in capsys.readouterr().out
+
+
+def test_consume_queues_may_reach_before_a_log_that_was_shortened(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    segments(data)[0].unlink()
+    assert main(["check", str(data)]) == 0
+
+
+def test_a_dump_describes_every_entry(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dump", str(data / "commitlog")]) == 0
+    out = capsys.readouterr().out
+    assert out.count("kind=1") == 12
+    assert "topic=orders queue=0 offset=3 count=3 payload_bytes=63" in out
+    assert "target=orders/-1 due=1970-01-01T00:00:00.000+00:00" in out
+    assert "kind=4 synced=" in out
+    assert f"# {segments(data)[1]}" in out
+
+
+def test_a_dump_knows_every_kind_of_file(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dump", str(data / "checkpoint")]) == 0
+    assert main(["dump", str(data / "commitlog" / "durable")]) == 0
+    assert main(["dump", str(data / "consumequeue" / "orders.7" / "0" / ("0" * 20))]) == 0
+    out = capsys.readouterr().out
+    assert "checkpoint payload_bytes=5" in out
+    assert "durable position=" in out
+    assert "offset=17 position=" in out
+
+
+def test_a_dump_shows_where_damage_starts_and_ends(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip(segments(data)[1], 100)
+    assert main(["dump", str(segments(data)[1])]) == 0
+    out = capsys.readouterr().out
+    assert "offset=0 reason='CRC-32C" in out
+    assert "valid_again_at=" in out
+
+
+def test_a_cut_ends_the_log_and_keeps_the_rest(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = str(data / "commitlog")
+    log = SegmentedLog.open_for_reading(directory, RealDisk())
+    entries = list(log.entries(0, int(segments(data)[2].name)))
+    middle = next(e.position for e in entries if e.position > int(segments(data)[1].name))
+    later = [p.name for p in segments(data)[2:]]
+    flip(segments(data)[1], middle - int(segments(data)[1].name) + 40)
+
+    assert main(["cut", directory, "--at", str(middle)]) == 0
+    kept = capsys.readouterr().out
+    assert f"{segments(data)[1]}.broken-{middle}" in kept
+    for name in later:
+        assert f"{directory}/{name}.broken-{int(name)}" in kept
+    again = SegmentedLog.open(directory, RealDisk(), segment_bytes=SEGMENT_BYTES)
+    assert [e.position for e in again.recover()] == [
+        e.position for e in entries if e.position < middle
+    ]
+    assert again.end_position == middle
+
+
+@pytest.mark.parametrize(
+    ("position", "message"), [(8, "inside of an entry"), (10**6, "valid up to")]
+)
+def test_a_cut_needs_the_end_of_a_valid_entry(
+    data: Path, capsys: pytest.CaptureFixture[str], position: int, message: str
+) -> None:
+    assert main(["cut", str(data / "commitlog"), "--at", str(position)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_cut_is_refused_while_a_process_owns_the_directory(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with DirLock(str(data)):
+        assert main(["cut", str(data / "commitlog"), "--at", "0"]) == 1
+    assert "in use by process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["dump", "check"])
+def test_a_path_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main([command, str(tmp_path / "none")]) == 2
+    assert "none" in capsys.readouterr().err

@@ -1,0 +1,191 @@
+"""Torn tails are cut and kept aside; damage refuses to start."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from storage.errors import CorruptLog
+from storage.log import SegmentedLog
+from tests.crash.faulty_disk import FaultyDisk
+
+DIRECTORY = "/log"
+SEGMENT_BYTES = 2000
+FIRST = f"{DIRECTORY}/{0:020d}"
+MARK = f"{DIRECTORY}/durable"
+ENTRY_BYTES = 136
+BODIES = [f"{i:04d}".encode() * 25 for i in range(10)]
+
+
+def opened(disk: FaultyDisk) -> SegmentedLog:
+    return SegmentedLog.open(DIRECTORY, disk, segment_bytes=SEGMENT_BYTES)
+
+
+def recovered(disk: FaultyDisk) -> list[bytes]:
+    return [bytes(entry.body) for entry in opened(disk).recover()]
+
+
+def written(*groups: int) -> FaultyDisk:
+    """A disk with BODIES committed in groups of the given sizes."""
+    disk = FaultyDisk()
+    log = opened(disk)
+    assert list(log.recover()) == []
+    bodies = iter(BODIES)
+    for size in groups:
+        for _ in range(size):
+            log.append(1, [next(bodies)])
+        log.write_pending()
+    log.close()
+    return disk
+
+
+def forget_mark(disk: FaultyDisk) -> None:
+    """As a power failure may: the mark is not synced."""
+    disk.overwrite(MARK, 0, bytes(16))
+
+
+def test_garbage_after_the_end_is_cut_and_kept_aside(caplog: pytest.LogCaptureFixture) -> None:
+    disk = written(1, 1, 1)
+    end = 3 * ENTRY_BYTES
+    disk.overwrite(FIRST, end, b"garbage")
+    assert recovered(disk) == BODIES[:3]
+    assert disk.content(f"{FIRST}.broken-{end}") == b"garbage"
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+    assert f"cut at position {end}" in caplog.text
+    caplog.clear()
+    assert recovered(disk) == BODIES[:3]
+    assert caplog.records == []
+
+
+def test_space_taken_ahead_is_no_torn_tail(caplog: pytest.LogCaptureFixture) -> None:
+    disk = written(1, 1, 1)
+    assert len(disk.content(FIRST)) > 3 * ENTRY_BYTES
+    assert recovered(disk) == BODIES[:3]
+    assert caplog.records == []
+    assert disk.listdir(DIRECTORY) == [f"{0:020d}", "durable"]
+
+
+def test_a_cut_survives_a_power_failure() -> None:
+    disk = written(1, 1)
+    disk.overwrite(FIRST, 2 * ENTRY_BYTES, b"garbage")
+    assert recovered(disk) == BODIES[:2]
+    disk = disk.after_power_cut(None)
+    assert len(disk.content(FIRST)) == 2 * ENTRY_BYTES
+    assert f"{FIRST}.broken-{2 * ENTRY_BYTES}" in disk.paths
+
+
+def test_the_loss_of_acknowledged_data_at_the_end_is_an_error_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = written(1, 1, 1)
+    disk.chop(FIRST, 3 * ENTRY_BYTES - 20)
+    assert recovered(disk) == BODIES[:2]
+    assert [r.levelno for r in caplog.records] == [logging.ERROR]
+    assert f"LOST: it had been durable up to {3 * ENTRY_BYTES}" in caplog.text
+
+
+@pytest.mark.parametrize("mark_is_there", [True, False])
+def test_damage_before_later_groups_refuses_to_start(mark_is_there: bool) -> None:
+    disk = written(1, 1, 1)
+    disk.flip(FIRST, ENTRY_BYTES + 50)
+    if not mark_is_there:
+        forget_mark(disk)
+    with pytest.raises(CorruptLog, match=f"valid entries follow at {2 * ENTRY_BYTES}") as caught:
+        recovered(disk)
+    assert (caught.value.path, caught.value.offset) == (FIRST, ENTRY_BYTES)
+    assert f"--at {ENTRY_BYTES}" in str(caught.value)
+
+
+def test_damage_inside_the_last_group_refuses_to_start_when_it_was_durable() -> None:
+    disk = written(1, 3)
+    disk.flip(FIRST, 2 * ENTRY_BYTES + 50)
+    with pytest.raises(CorruptLog):
+        recovered(disk)
+
+
+def test_a_hole_in_a_group_that_was_never_synced_is_cut() -> None:
+    disk = written(1, 3)
+    disk.flip(FIRST, 2 * ENTRY_BYTES + 50)
+    forget_mark(disk)
+    assert recovered(disk) == BODIES[:2]
+    kept = disk.content(f"{FIRST}.broken-{2 * ENTRY_BYTES}")
+    assert len(kept) == 2 * ENTRY_BYTES - 4  # up to the padding of the last entry
+
+
+def test_what_a_checkpoint_has_seen_was_durable() -> None:
+    disk = written(1, 3)
+    disk.flip(FIRST, 2 * ENTRY_BYTES + 50)
+    forget_mark(disk)
+    with pytest.raises(CorruptLog):
+        list(opened(disk).recover(4 * ENTRY_BYTES))
+
+
+def test_damage_in_a_closed_segment_refuses_to_start() -> None:
+    disk = written(10)
+    log = opened(disk)
+    list(log.recover())
+    for body in BODIES:
+        log.append(1, [body])
+    while log.write_pending():
+        pass
+    assert len(log.segments) == 2
+    disk.flip(FIRST, 13 * ENTRY_BYTES + 100)  # its last entry: none valid follows in the file
+    forget_mark(disk)
+    with pytest.raises(CorruptLog) as caught:
+        recovered(disk)
+    assert caught.value.offset == 13 * ENTRY_BYTES
+
+
+def test_a_missing_segment_in_the_middle_refuses_to_start() -> None:
+    disk = FaultyDisk()
+    log = SegmentedLog.open(DIRECTORY, disk, segment_bytes=300)
+    list(log.recover())
+    for body in BODIES:
+        log.append(1, [body])
+    while log.write_pending():
+        pass
+    disk.unlink(log.segments[2].path)
+    with pytest.raises(CorruptLog, match="end of file"):
+        recovered(disk)
+
+
+def test_missing_segments_are_not_taken_for_a_new_log() -> None:
+    disk = written(3)
+    disk.unlink(FIRST)
+    with pytest.raises(CorruptLog, match="no segment is here, but 408 bytes were durable"):
+        recovered(disk)
+
+
+def test_a_log_that_ends_before_the_checkpoint_says_so_by_its_end() -> None:
+    disk = written(1, 1, 1)
+    disk.chop(FIRST, 2 * ENTRY_BYTES - 5)
+    log = opened(disk)
+    assert list(log.recover(3 * ENTRY_BYTES)) == []
+    assert log.end_position == ENTRY_BYTES
+    assert [bytes(e.body) for e in log.recover()] == BODIES[:1]
+
+
+def test_what_a_killed_process_had_only_written_is_synced_before_it_counts() -> None:
+    disk = FaultyDisk()
+    log = opened(disk)
+    list(log.recover())
+    log.append(1, [BODIES[0]])
+    log.write_group()
+    disk = disk.after_kill()
+    log = opened(disk)
+    assert [bytes(e.body) for e in log.recover()] == BODIES[:1]
+    assert log.durable_position == ENTRY_BYTES
+    assert recovered(disk.after_power_cut(None)) == BODIES[:1]
+
+
+@pytest.mark.parametrize("position", [0, 1, 3, 10])
+def test_entries_larger_than_a_read_are_recovered(
+    position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.recovery.CHUNK_BYTES", 64)
+    disk = written(4, 6)
+    entries = list(opened(disk).recover(position * ENTRY_BYTES))
+    assert [bytes(e.body) for e in entries] == BODIES[position:]
+    disk.overwrite(FIRST, 10 * ENTRY_BYTES, bytes(100) + b"garbage")
+    assert recovered(disk) == BODIES

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from storage import writer as writer_module
+from storage.errors import DiskFailed, DiskFull
+from storage.log import SegmentedLog
+from storage.writer import Commit, LogWriter
+from tests.crash.faulty_disk import FaultyDisk
+
+WAIT_SECONDS = 20
+
+
+class Events:
+    """Collects what the writer reports, and waits for it."""
+
+    def __init__(self) -> None:
+        self.durable: queue.Queue[int] = queue.Queue()
+        self.fatal: queue.Queue[BaseException] = queue.Queue()
+        self.full: queue.Queue[bool] = queue.Queue()
+        self.commits: list[Commit] = []
+
+    def wait_durable(self, position: int) -> list[int]:
+        seen = [self.durable.get(timeout=WAIT_SECONDS)]
+        while seen[-1] < position:
+            seen.append(self.durable.get(timeout=WAIT_SECONDS))
+        return seen
+
+
+@contextmanager
+def running(
+    disk: FaultyDisk, sync_interval_s: float | None = None
+) -> Iterator[tuple[SegmentedLog, Events]]:
+    log = SegmentedLog.open("/log", disk, segment_bytes=4096)
+    assert list(log.recover()) == []
+    events = Events()
+    log_writer = LogWriter(
+        log,
+        events.durable.put,
+        events.fatal.put,
+        sync_interval_s=sync_interval_s,
+        on_disk_full=events.full.put,
+        on_commit=events.commits.append,
+    )
+    log_writer.start()
+    try:
+        yield log, events
+    finally:
+        log_writer.stop()
+
+
+def bodies(disk: FaultyDisk) -> list[bytes]:
+    return [bytes(e.body) for e in SegmentedLog.open("/log", disk).recover()]
+
+
+def test_entries_are_acknowledged_once_they_are_durable() -> None:
+    disk = FaultyDisk()
+    with running(disk) as (log, events):
+        for i in range(200):
+            _, end = log.append(1, [b"%d" % i])
+            if i % 50 == 0:
+                assert events.wait_durable(end)[-1] >= end
+                assert log.durable_position >= end
+        events.wait_durable(log.end_position)
+        assert sum(commit.group.entries for commit in events.commits) == 200
+    assert bodies(disk.after_power_cut(None)) == [b"%d" % i for i in range(200)]
+
+
+def test_what_gathers_during_a_sync_is_one_group() -> None:
+    disk = FaultyDisk()
+    syncing, go_on = threading.Event(), threading.Event()
+    with running(disk) as (log, events):
+        block_next_sync(log, syncing, go_on)
+        log.append(1, [b"first"])
+        assert syncing.wait(WAIT_SECONDS)
+        for i in range(10):
+            log.append(1, [b"%d" % i])
+        go_on.set()
+        events.wait_durable(log.end_position)
+        assert [commit.group.entries for commit in events.commits] == [1, 10]
+
+
+def block_next_sync(log: SegmentedLog, syncing: threading.Event, go_on: threading.Event) -> None:
+    sync: Callable[[], int] = log.sync
+
+    def blocked() -> int:
+        syncing.set()
+        assert go_on.wait(WAIT_SECONDS)
+        return sync()
+
+    log.sync = blocked  # type: ignore[method-assign]
+
+
+def test_a_stop_writes_and_syncs_all_that_waits() -> None:
+    disk = FaultyDisk()
+    with running(disk) as (log, _):
+        for i in range(50):
+            log.append(1, [b"%d" % i])
+    assert bodies(disk.after_power_cut(None)) == [b"%d" % i for i in range(50)]
+
+
+def test_entries_appended_before_the_start_are_written() -> None:
+    disk = FaultyDisk()
+    log = SegmentedLog.open("/log", disk)
+    assert list(log.recover()) == []
+    log.append(1, [b"early"])
+    events = Events()
+    log_writer = LogWriter(log, events.durable.put, events.fatal.put)
+    log_writer.start()
+    events.wait_durable(log.end_position)
+    log_writer.stop()
+
+
+def test_without_sync_entries_are_acknowledged_when_written_and_synced_at_the_stop() -> None:
+    disk = FaultyDisk()
+    with running(disk, sync_interval_s=3600) as (log, events):
+        log.append(1, [b"first"])
+        events.wait_durable(log.end_position)
+        log.append(1, [b"second"])
+        events.wait_durable(log.end_position)
+        assert log.durable_position < log.written_position
+        assert bodies(disk.after_kill()) == [b"first", b"second"]
+    assert bodies(disk.after_power_cut(None)) == [b"first", b"second"]
+
+
+def test_without_sync_the_interval_bounds_what_a_power_cut_takes() -> None:
+    disk = FaultyDisk()
+    synced = threading.Event()
+    with running(disk, sync_interval_s=0.001) as (log, events):
+        sync: Callable[[], int] = log.sync
+
+        def noticed() -> int:
+            position = sync()
+            if position == log.end_position:
+                synced.set()
+            return position
+
+        log.sync = noticed  # type: ignore[method-assign]
+        log.append(1, [b"first"])
+        events.wait_durable(log.end_position)
+        assert synced.wait(WAIT_SECONDS)
+        assert bodies(disk.after_power_cut(None)) == [b"first"]
+
+
+def test_a_full_disk_is_told_and_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.001)
+    disk = FaultyDisk()
+    with running(disk) as (log, events):
+        disk.capacity_bytes = disk.used_bytes()
+        log.append(1, [b"held"])
+        assert events.full.get(timeout=WAIT_SECONDS) is True
+        with pytest.raises(DiskFull):
+            log.append(1, [b"refused"])
+        assert events.durable.empty()
+        disk.capacity_bytes = None
+        assert events.full.get(timeout=WAIT_SECONDS) is False
+        events.wait_durable(log.end_position)
+        log.append(1, [b"accepted"])
+        events.wait_durable(log.end_position)
+    assert bodies(disk) == [b"held", b"accepted"]
+    assert events.fatal.empty()
+
+
+def test_a_stop_does_not_wait_for_a_full_disk() -> None:
+    disk = FaultyDisk()
+    with running(disk) as (log, events):
+        disk.capacity_bytes = disk.used_bytes()
+        log.append(1, [b"never acknowledged"])
+        assert events.full.get(timeout=WAIT_SECONDS) is True
+    assert events.durable.empty()
+    assert events.fatal.empty()
+
+
+def test_a_failed_sync_is_fatal_and_acknowledges_nothing() -> None:
+    disk = FaultyDisk()
+    with running(disk) as (log, events):
+        disk.fail_sync_at = disk.syncs + 1
+        log.append(1, [b"lost"])
+        assert isinstance(events.fatal.get(timeout=WAIT_SECONDS), DiskFailed)
+        with pytest.raises(DiskFailed):
+            log.append(1, [b"refused"])
+    assert events.durable.empty()
+    assert events.fatal.empty()

@@ -1,0 +1,33 @@
+import pytest
+
+from trace_analytics import session
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('java version "1.8.0_402"', 8),
+        ("no java here", None),
+    ],
+)
+def test_the_major_version_is_found(text, version):
+    assert session.java_version(text) == version
+
+
+def test_a_missing_java_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(session.JavaMissing, match="Spark needs Java 17 or newer"):
+        session.require_java()
+
+
+def test_an_old_java_is_named(monkeypatch, tmp_path):
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'java version \"1.8.0_402\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(session.JavaMissing, match=r"bin/java is 8"):
+        session.require_java()

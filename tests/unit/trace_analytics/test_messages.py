@@ -1,0 +1,51 @@
+from datetime import UTC, datetime
+
+from duemq.v1.message_pb2 import Record
+from trace_analytics import schema
+from trace_analytics.client import Run
+from trace_analytics.messages import to_arrow
+from trace_analytics.plan import QueueRange
+
+SOURCE = QueueRange("broker-0", "h:1", 3, 0, 10)
+
+
+def test_messages_become_rows():
+    full = Record(
+        body=b"\x00body",
+        message_id="m1",
+        key="k",
+        tag="red",
+        ordering_key="o",
+        properties={"b": "2", "a": "1"},
+        born_ms=1_000,
+        due_ms=3_000,
+        attempt=2,
+    )
+    runs = [Run(5, 2_000, [full]), Run(6, 2_500, [Record(message_id="m2"), Record()])]
+    rows = to_arrow("orders", SOURCE, runs, schema.MESSAGES).to_pylist()
+    assert rows[0] == {
+        "message_id": "m1",
+        "topic": "orders",
+        "broker": "broker-0",
+        "queue": 3,
+        "offset": 5,
+        "key": "k",
+        "tag": "red",
+        "ordering_key": "o",
+        "body": b"\x00body",
+        "properties": [("a", "1"), ("b", "2")],
+        "born_ts": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
+        "store_ts": datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC),
+        "due_ts": datetime(1970, 1, 1, 0, 0, 3, tzinfo=UTC),
+        "attempt": 2,
+    }
+    assert [row["offset"] for row in rows] == [5, 6, 7]
+    assert [rows[1][name] for name in ("key", "tag", "ordering_key", "born_ts", "due_ts")] == [
+        None
+    ] * 5
+
+
+def test_only_the_columns_asked_for_are_made():
+    chosen = schema.select(schema.MESSAGES, ["offset", "body"])
+    batch = to_arrow("orders", SOURCE, [Run(0, 1, [Record(body=b"x")])], chosen)
+    assert batch.to_pylist() == [{"offset": 0, "body": b"x"}]

@@ -1,0 +1,160 @@
+"""Work on the disk that takes long: flushing, loading and checkpoints, one job at a time.
+
+Owned by the thread that owns the scheduler.  `next_job` says what to do; `job.run` is called in a
+worker thread and touches nothing but the disk and what the job carries; `finish` takes the result
+over.  While a job runs, timers come and fire as ever.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from storage import checkpoint
+from storage.disk import Disk
+from timer_service import state
+from timer_service.scheduler import Scheduler
+from timer_service.segments import Flush, Load, Segments
+
+CHECKPOINT_LOG_BYTES = 64 << 20  # log since the last checkpoint; read again by a restart
+CHECKPOINT_INTERVAL_MS = 30_000
+LOAD_ROWS_MAX = 16_384
+LOAD_BYTES_MAX = 8 << 20
+# A load begins when timers come this close to the horizon, so that it brings a good many.
+LOAD_AT = 0.75
+ROOM_MIN = 0.1  # share of the near limits that must be free for a load
+IDLE_MS = 1_000  # longest time between two looks
+PRESSED_MS = 20  # the same while memory is short
+
+
+class Timerlog(Protocol):
+    """What a checkpoint needs of a storage.log.SegmentedLog."""
+
+    @property
+    def end_position(self) -> int: ...  # noqa: D102
+    def recovery_start(self, position: int) -> int: ...  # noqa: D102
+    def delete_before(self, position: int) -> int: ...  # noqa: D102
+
+
+class Save:
+    """Writes a checkpoint.  May only run when the log is durable up to `position`."""
+
+    def __init__(self, path: str, disk: Disk, segments: Segments, found: state.State) -> None:
+        self.state = found
+        self.position = found.position
+        self._path = path
+        self._disk = disk
+        self._directory = segments.path("")
+        self._dirty = [segments.path(name) for name in segments.dirty if name in found.lengths]
+
+    def run(self) -> None:
+        """Does the work.  Raises DiskFull (the old checkpoint stands), DiskFailed."""
+        for path in self._dirty:
+            file = self._disk.open(path)
+            try:
+                file.fdatasync()
+            finally:
+                file.close()
+        self._disk.fsync_dir(self._directory)
+        checkpoint.save(self._path, state.encode(self.state), self._disk)
+
+
+Job = Flush | Load | Save
+
+
+class Housekeeper:
+    """Chooses jobs and takes their results over."""
+
+    def __init__(
+        self, scheduler: Scheduler, log: Timerlog, disk: Disk, path: str, producer_id: int, now_ms: int
+    ) -> None:
+        self._scheduler = scheduler
+        self._log = log
+        self._disk = disk
+        self._path = path
+        self._producer_id = producer_id
+        self._saved_position = -1
+        self._saved_ms = now_ms
+
+    def next_job(self, now_ms: int) -> Job | None:
+        """What to do now, or None."""
+        scheduler = self._scheduler
+        scheduler.pull_near(now_ms)
+        if scheduler.memtable_full():
+            return scheduler.begin_flush(now_ms)
+        load = self._load(now_ms)
+        if load is not None:
+            return load
+        if self._pressed() and scheduler.memtable.min_due_ms is not None:
+            window_ms = scheduler.limits.near_window_ms
+            if scheduler.memtable.min_due_ms < now_ms + window_ms:
+                return scheduler.begin_flush(now_ms)
+        scheduler.tombstones.expire(now_ms)
+        return self.save(now_ms) if self._save_is_due(now_ms) else None
+
+    def finish(self, job: Job, now_ms: int) -> None:
+        """A job ran."""
+        if isinstance(job, Flush):
+            self._scheduler.end_flush(job)
+        elif isinstance(job, Load):
+            self._scheduler.end_load(job, now_ms)
+        else:
+            self._saved_position, self._saved_ms = job.position, now_ms
+            self._log.delete_before(job.state.log_needed_from)
+            self._scheduler.segments.dirty.clear()
+            self._scheduler.segments.delete_done(job.state.files())
+
+    def save(self, now_ms: int) -> Save:
+        """A checkpoint of the state as it is now."""
+        scheduler = self._scheduler
+        scheduler.flush_acks()
+        position = self._log.end_position
+        found = state.capture(
+            scheduler, position, self._log.recovery_start(position), self._producer_id
+        )
+        self._saved_ms = now_ms
+        return Save(self._path, self._disk, scheduler.segments, found)
+
+    def next_look_ms(self, now_ms: int) -> int:
+        """When to ask `next_job` again, if nothing else happens."""
+        wait = PRESSED_MS if self._pressed() else IDLE_MS
+        due = self._scheduler.segments.next_due_ms()
+        if due is not None:
+            window = self._scheduler.horizon_ms(now_ms) - now_ms
+            wait = min(wait, max(PRESSED_MS, due - int(LOAD_AT * window) - now_ms))
+        return now_ms + wait
+
+    def _pressed(self) -> bool:
+        near, limits = self._scheduler.near, self._scheduler.limits
+        return len(near) > limits.near_rows_max / 2 or near.bytes > limits.near_bytes_max / 2
+
+    def _load(self, now_ms: int) -> Load | None:
+        scheduler = self._scheduler
+        near, limits = scheduler.near, scheduler.limits
+        due = scheduler.segments.next_due_ms()
+        horizon = scheduler.horizon_ms(now_ms)
+        if due is None or due >= now_ms + LOAD_AT * (horizon - now_ms):
+            return None
+        if self._short_of_room():
+            self._make_room(due, now_ms)
+        if self._short_of_room():
+            return None
+        rows = min(LOAD_ROWS_MAX, limits.near_rows_max - len(near))
+        size = min(LOAD_BYTES_MAX, limits.near_bytes_max - near.bytes)
+        return scheduler.segments.load(horizon, rows, size)
+
+    def _short_of_room(self) -> bool:
+        near, limits = self._scheduler.near, self._scheduler.limits
+        rows = int(limits.near_rows_max * ROOM_MIN)
+        return not near.has_room(rows, int(limits.near_bytes_max * ROOM_MIN))
+
+    def _make_room(self, due_ms: int, now_ms: int) -> None:
+        """Evicts the later half of the near window for timers that are due sooner."""
+        middle = now_ms + (self._scheduler.horizon_ms(now_ms) - now_ms) // 2
+        self._scheduler.evict(max(due_ms + 1, middle), now_ms)
+
+    def _save_is_due(self, now_ms: int) -> bool:
+        end = self._log.end_position
+        if end == self._saved_position:
+            return False
+        grown = end - max(self._saved_position, 0)
+        return grown >= CHECKPOINT_LOG_BYTES or now_ms - self._saved_ms >= CHECKPOINT_INTERVAL_MS

@@ -1,0 +1,326 @@
+"""Start of a shard: from the checkpoint and the timer log to a scheduler.
+
+Run by the thread that will own the scheduler, before anything else.  Reads and writes the disk
+directly: it is the start of the process.
+
+1. The checkpoint's state is taken over; bodies of timers in memory are read from where they lie.
+2. The entries behind it are applied in order: ADD brings timers in as when they came; CANCEL, ACK
+   and EPOCH as they say; a DISPATCH only notes which timers are in it.
+3. The noted timers are then taken out wherever they are met: at once if they are in memory, and
+   from the blocks, which the checkpoint left where they were, by loading what was due.  Timers of
+   a batch that is not acknowledged give it their bodies: it will be sent again, byte by byte the
+   same, under the same number.
+
+Time is bounded by the log since the last checkpoint, not by the number of pending timers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from duemq.errors import Corrupt
+from storage import record
+from storage.record import Entry
+from timer_service import entries, intake
+from timer_service.dispatch import NEVER
+from timer_service.entries import Dispatched
+from timer_service.lane import Batch, Lane
+from timer_service.rows import Blob, Home, Rows, concatenate
+from timer_service.scheduler import Scheduler, make_batch
+from timer_service.state import State
+
+ReadBody = Callable[[Home, int], bytes]
+LOAD_ROWS = 16_384  # loaded at once to find dispatched timers
+
+
+@dataclasses.dataclass(slots=True)
+class _Replayed:
+    """A DISPATCH entry whose timers are being looked for."""
+
+    lane: Lane
+    sequence: int
+    position: int
+    end: int
+    count: int
+    acked: bool = False
+    found: list[tuple[npt.NDArray[np.int64], Rows, Blob]] = dataclasses.field(default_factory=list)
+
+
+class Unseen:
+    """Timers that the log says were dispatched and that were not yet met, sorted by source."""
+
+    def __init__(self) -> None:
+        self.remaining = 0
+        self._parts: dict[int, list[npt.NDArray[np.int64]]] = {}
+        self._sorted: dict[int, npt.NDArray[np.int64]] = {}
+        self._met: dict[int, npt.NDArray[np.bool_]] = {}
+
+    def add(self, source: int, offsets: npt.NDArray[np.int64], batch: int, places: npt.NDArray[np.int64]) -> None:
+        """Timers of a source are at `places` of a batch."""
+        table = np.empty((3, len(offsets)), dtype=np.int64)
+        table[0], table[1], table[2] = offsets, batch, places
+        self._parts.setdefault(source, []).append(table)
+        self.remaining += len(offsets)
+
+    def seal(self) -> None:
+        """All are known; `meet` may be called."""
+        for source, parts in self._parts.items():
+            table = np.concatenate(parts, axis=1)
+            self._sorted[source] = table[:, np.argsort(table[0], kind="stable")]
+            self._met[source] = np.zeros(table.shape[1], dtype=np.bool_)
+        self._parts = {}
+
+    def meet(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """For each row (batch, place), or (-1, -1): not dispatched.  Shape (2, rows)."""
+        answer = np.full((2, len(rows)), -1, dtype=np.int64)
+        if not self.remaining:
+            return answer
+        for source, table in self._sorted.items():
+            of_source = np.flatnonzero(rows.source == source)
+            if not len(of_source):
+                continue
+            offsets = rows.offset[of_source]
+            at = np.minimum(np.searchsorted(table[0], offsets), table.shape[1] - 1)
+            hit = table[0][at] == offsets
+            if self._met[source][at[hit]].any():
+                raise Corrupt("a dispatched timer was met twice")
+            self._met[source][at[hit]] = True
+            self.remaining -= int(hit.sum())
+            answer[:, of_source[hit]] = table[1:, at[hit]]
+        return answer
+
+
+class Recovery:
+    """Rebuilds a scheduler; made for one start."""
+
+    def __init__(self, scheduler: Scheduler, read_body: ReadBody, now_ms: int) -> None:
+        self._scheduler = scheduler
+        self._read_body = read_body
+        self._now_ms = now_ms
+        self._batches: list[_Replayed] = []
+        self._by_position: dict[int, _Replayed] = {}
+        self._unseen = Unseen()
+        self.replayed = 0  # entries
+
+    def restore(self, state: State) -> None:
+        """Takes a checkpoint over."""
+        scheduler = self._scheduler
+        scheduler.ledger = dataclasses.replace(state.ledger)
+        for source in state.sources:
+            number = scheduler.source_number(source.id, source.broker, source.first_offset)
+            scheduler.sources[number] = dataclasses.replace(source)
+        for target in state.targets:
+            scheduler.target_number(target)
+        for lane in state.lanes:
+            self._restore_lane(lane)
+        for source_number, offset, due_ms, unmet in state.tombstones:
+            scheduler.tombstones.add(source_number, offset, due_ms, unmet=unmet)
+        scheduler.segments.recover(state.lengths, state.blocks)
+        for held in state.held:
+            rows = scheduler.drop_cancelled(held.rows)
+            if len(rows):
+                place = Home(held.home.file, held.home.position + held.start)
+                data = self._read_body(place, held.length)
+                if record.crc32c(0, data) != held.crc32c:
+                    raise Corrupt(f"bodies of timers at {place} are not what was written")
+                blob = Blob(data, held.home, held.start)
+                scheduler.admit(rows, blob, self._now_ms)
+                self._make_room()
+
+    def _restore_lane(self, saved: Lane) -> None:
+        lane = self._scheduler.dispatcher.lane(saved.id)
+        lane.epoch = saved.epoch
+        for batch in saved.unacked:
+            self._scheduler.dispatcher.push(dataclasses.replace(batch, lane=lane))
+        lane.next_sequence = saved.next_sequence
+
+    def replay(self, log: Iterable[Entry]) -> None:
+        """Applies the entries behind the checkpoint.  Raises Corrupt."""
+        for entry in log:
+            self.replayed += 1
+            if entry.kind == entries.ADD:
+                self._add(entry)
+            elif entry.kind == entries.CANCEL:
+                self._cancel(entry)
+            elif entry.kind == entries.DISPATCH:
+                self._dispatch(entry)
+            elif entry.kind == entries.ACK:
+                self._ack(entry)
+            elif entry.kind == entries.EPOCH:
+                self._epoch(entry)
+            else:
+                raise Corrupt(f"timer log, position {entry.position}: unknown kind {entry.kind}")
+
+    def finish(self) -> None:
+        """Takes dispatched and cancelled timers out of memory and blocks.  Raises Corrupt."""
+        scheduler = self._scheduler
+        self._unseen.seal()
+        self._sift_near()
+        self._sift_memtable()
+        window_ms = scheduler.limits.near_window_ms
+        for horizon_ms in (self._now_ms + 1, self._now_ms + window_ms, NEVER):
+            while self._unseen.remaining and self._load(horizon_ms):
+                pass
+        if self._unseen.remaining:
+            raise Corrupt(f"{self._unseen.remaining} dispatched timers are nowhere to be found")
+        for batch in self._batches:
+            if not batch.acked:
+                self._rebuild(batch)
+        scheduler.check()
+
+    # -- entries ----------------------------------------------------------
+
+    def _add(self, entry: Entry) -> None:
+        added = entries.decode_add(entry.body)
+        data = bytes(added.frames)
+        fetched = list(intake.frames_in(data))
+        home = entry.position + record.HEADER_BYTES + added.frames_at
+        self._scheduler.apply_add(added.source, added.broker, fetched, data, home, self._now_ms)
+        self._make_room()
+
+    def _cancel(self, entry: Entry) -> None:
+        scheduler = self._scheduler
+        for cancelled in entries.decode_cancel(entry.body):
+            number = scheduler.source_number(cancelled.source, "", cancelled.offset)
+            row = scheduler.near.find(number, cancelled.offset)
+            if row >= 0:
+                scheduler.near.drop(np.array([row], dtype=np.int32))
+            scheduler.tombstones.add(number, cancelled.offset, cancelled.due_ms, unmet=row < 0)
+            scheduler.ledger.cancelled += 1
+
+    def _dispatch(self, entry: Entry) -> None:
+        scheduler = self._scheduler
+        found = entries.decode_dispatch(entry.body)
+        lane = scheduler.dispatcher.lane(found.lane)
+        if (found.epoch, found.sequence) != (lane.epoch, lane.next_sequence):
+            raise Corrupt(
+                f"timer log, position {entry.position}: batch {found.epoch}/{found.sequence} of"
+                f" {found.lane}, expected {lane.epoch}/{lane.next_sequence}"
+            )
+        count = len(found.offsets)
+        batch = _Replayed(lane, found.sequence, entry.position, entry.end, count)
+        lane.next_sequence += 1
+        self._note(found, len(self._batches))
+        self._batches.append(batch)
+        self._by_position[entry.position] = batch
+        scheduler.ledger.fired += count
+        scheduler.ledger.in_flight += count
+
+    def _note(self, found: Dispatched, batch: int) -> None:
+        for index, source_id in enumerate(found.sources):
+            source = self._scheduler.source(source_id)
+            if source is None:
+                raise Corrupt(f"a timer of an unknown source {source_id} was dispatched")
+            number = self._scheduler.source_number(source_id, source.broker, 0)
+            places = np.flatnonzero(found.source_index == index).astype(np.int64)
+            self._unseen.add(number, found.offsets[places], batch, places)
+
+    def _ack(self, entry: Entry) -> None:
+        for position in entries.decode_ack(entry.body):
+            replayed = self._by_position.get(position)
+            if replayed is not None:
+                replayed.acked = True
+                self._scheduler.ledger.in_flight -= replayed.count
+            else:
+                self._ack_saved(position)
+
+    def _ack_saved(self, position: int) -> None:
+        """A batch that was on its way when the checkpoint was made."""
+        for lane in self._scheduler.dispatcher.lanes():
+            for batch in lane.unacked:
+                if batch.position == position:
+                    lane.unacked.remove(batch)
+                    self._scheduler.dispatcher.stored(batch)
+                    self._scheduler.ledger.in_flight -= batch.count
+                    return
+        raise Corrupt(f"an acknowledged batch at {position} is unknown")
+
+    def _epoch(self, entry: Entry) -> None:
+        restarted = entries.decode_epoch(entry.body)
+        lane = self._scheduler.dispatcher.lane(restarted.lane)
+        lane.restart(restarted.epoch)
+        for batch in self._batches:
+            if batch.lane is lane and not batch.acked:
+                batch.sequence = lane.next_sequence
+                lane.next_sequence += 1
+
+    # -- dispatched timers ------------------------------------------------
+
+    def _sift_near(self) -> None:
+        near = self._scheduler.near
+        ids = near.pending_ids()
+        rows = near.rows(ids)
+        numbers = near.blobs_of(ids)
+        met = self._unseen.meet(rows)
+        dispatched = met[0] >= 0
+        for at in np.flatnonzero(dispatched).tolist():
+            blob = near.blobs[int(numbers[at])]
+            if blob is not None:
+                self._give(met[:, at : at + 1], rows.slice(at, at + 1), blob)
+        near.drop(ids[dispatched])
+
+    def _sift_memtable(self) -> None:
+        memtable = self._scheduler.memtable
+        for rows, blob in memtable.take_before(NEVER):
+            memtable.add(self._sift(rows, blob), blob)
+
+    def _sift(self, rows: Rows, blob: Blob) -> Rows:
+        """The rows that were not dispatched; the others give their bodies to their batches."""
+        met = self._unseen.meet(rows)
+        dispatched = met[0] >= 0
+        if not dispatched.any():
+            return rows
+        self._give(met[:, dispatched], rows.take(dispatched), blob)
+        return rows.take(~dispatched)
+
+    def _give(self, met: npt.NDArray[np.int64], rows: Rows, blob: Blob) -> None:
+        for number in np.unique(met[0]).tolist():
+            batch = self._batches[number]
+            if not batch.acked:
+                mine = met[0] == number
+                batch.found.append((met[1][mine], rows.take(mine), blob))
+
+    def _load(self, horizon_ms: int) -> bool:
+        """Loads some timers that were due; False if there are none."""
+        scheduler = self._scheduler
+        load = scheduler.segments.load(horizon_ms, LOAD_ROWS, scheduler.limits.near_bytes_max)
+        load.run()
+        scheduler.segments.loaded(load)
+        for piece in load.pieces:
+            rows = scheduler.translate(piece.rows, piece.sources, piece.targets)
+            rows = scheduler.drop_cancelled(self._sift(rows, piece.blob))
+            if len(rows):
+                scheduler.admit(rows, piece.blob, self._now_ms, force=True)
+        return bool(load.pieces)
+
+    def _rebuild(self, batch: _Replayed) -> None:
+        if sum(len(places) for places, _, _ in batch.found) != batch.count:
+            raise Corrupt(f"timers of the batch at {batch.position} are missing")
+        places = np.concatenate([places for places, _, _ in batch.found])
+        rows = concatenate([rows for _, rows, _ in batch.found])
+        blobs = [blob for places, _, blob in batch.found for _ in range(len(places))]
+        order = np.argsort(places)
+        built: Batch = make_batch(
+            rows.take(order),
+            [blobs[at] for at in order.tolist()],
+            batch.lane,
+            batch.sequence,
+            batch.position,
+            batch.end,
+        )
+        built.durable = True
+        next_sequence = batch.lane.next_sequence
+        self._scheduler.dispatcher.push(built)
+        batch.lane.next_sequence = next_sequence
+
+    def _make_room(self) -> None:
+        """Flushes the memtable at once if it is full."""
+        scheduler = self._scheduler
+        if scheduler.memtable_full():
+            flush = scheduler.begin_flush(self._now_ms)
+            flush.run()
+            scheduler.end_flush(flush)

@@ -1,0 +1,532 @@
+"""The core of a timer shard: which timers it holds, where they lie, and what happens to them.
+
+Owned and mutated by one thread (the event loop).  No clock, no network, no waiting: it takes
+`now_ms` and events, appends to the timer log, and says what to do next.  Disk work that takes long
+comes out as jobs (jobs.py) to be run in a thread.
+
+    frames fetched ──► ADD ──► near? ── yes ──► near table + wheel ──► due ──► DISPATCH ──► lane ──► broker
+                                 │                    ▲                                       │
+                                 no                   │ load, as the near window moves        ▼
+                                 └► memtable ── flush ► blocks                           ACK, forgotten
+
+Invariants:
+ - The log is the truth; memory is a function of checkpoint and log, see recovery.py.
+ - A batch is sent only after its DISPATCH entry is durable; since the ADD entry lies before it in
+   the same log, no timer is fired that a crash could bring back.
+ - accepted = pending + fired + cancelled, where `pending` is what the structures really hold:
+   near + memtable (and the one being flushed) + blocks, less cancelled timers not yet met there.
+ - A timer is in exactly one of these places; it moves only forward on the picture.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from duemq.errors import InvariantError, OffsetOutOfRange, Overloaded
+from storage import record
+from storage.disk import Buffer
+from timer_service import entries, intake
+from timer_service.dispatch import BATCH_BYTES_MAX, BATCH_ROWS_MAX, Dispatcher
+from timer_service.entries import Cancelled, Dispatched, Restarted, SourceId, TargetId
+from timer_service.lane import Batch, Lane, Outcome
+from timer_service.memtable import Memtable, Piece
+from timer_service.near import Near
+from timer_service.records import fired
+from timer_service.rows import Blob, Home, Rows, concatenate
+from timer_service.segments import Flush, Load, Segments, Tables
+from timer_service.tombstones import Tombstones
+from timer_service.wheel import SPAN_MS, Ids
+
+TICK_ROWS_MAX = 8_192  # timers taken off the wheel at once
+TICK_BATCHES_MAX = 8  # batches built at once: some 4 ms of work
+ACKS_MAX = 512  # acknowledgements held back for the next entry of the log
+SPARSE = 4  # less than one in so many bytes needed: copy those, let go of the rest
+
+
+class Log(Protocol):
+    """What the scheduler needs of a storage.log.SegmentedLog."""
+
+    def append(self, kind: int, parts: Sequence[Buffer]) -> tuple[int, int]: ...  # noqa: D102
+    @property
+    def end_position(self) -> int: ...  # noqa: D102
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Bounds of a shard's memory and disk."""
+
+    near_window_ms: int = 60_000  # how far ahead timers are loaded; less than the wheel's span
+    near_rows_max: int = 400_000
+    near_bytes_max: int = 64 << 20
+    memtable_rows_max: int = 32_768
+    memtable_bytes_max: int = 8 << 20
+    tombstones_max: int = 1_000_000
+    tombstone_keep_ms: int = 24 * 3_600_000  # after the due time
+
+
+class CancelOutcome(NamedTuple):
+    """Answer to a cancel; `end` is the log position that must be durable before it is given."""
+
+    outcome: str
+    end: int = 0
+
+
+CANCELLED, FIRED, UNKNOWN, NOT_YET = "CANCELLED", "FIRED", "UNKNOWN", "NOT_YET"
+
+
+@dataclasses.dataclass(slots=True)
+class Source:
+    """A %TIMER% queue of a broker's store, and how far it was taken over."""
+
+    id: SourceId
+    broker: str
+    next_offset: int
+    first_offset: int
+    durable_offset: int = 0  # everything before it is durable here
+
+
+@dataclasses.dataclass(slots=True)
+class Ledger:
+    """accepted = pending + fired + cancelled."""
+
+    accepted: int = 0
+    fired: int = 0
+    cancelled: int = 0
+    in_flight: int = 0  # fired and not yet answered by a broker
+
+    @property
+    def pending(self) -> int:
+        """Accepted, and neither fired nor cancelled."""
+        return self.accepted - self.fired - self.cancelled
+
+
+class Scheduler:
+    """A shard's timers.  See the module for the picture."""
+
+    def __init__(self, log: Log, segments: Segments, limits: Limits, now_ms: int) -> None:
+        if not 0 < limits.near_window_ms < SPAN_MS:
+            raise InvariantError(f"near_window_ms {limits.near_window_ms} is not below {SPAN_MS}")
+        self.log = log
+        self.limits = limits
+        self.near = Near(now_ms, limits.near_rows_max, limits.near_bytes_max)
+        self.memtable = Memtable()
+        self.flushing: list[Piece] = []
+        self.segments = segments
+        self.dispatcher = Dispatcher()
+        self.tombstones = Tombstones(limits.tombstone_keep_ms)
+        self.ledger = Ledger()
+        self.sources: list[Source] = []
+        self.targets: list[TargetId] = []
+        self._source_numbers: dict[SourceId, int] = {}
+        self._target_numbers: dict[TargetId, int] = {}
+        self._undurable: deque[tuple[int, Batch]] = deque()
+        self._arrivals: deque[tuple[int, Source, int]] = deque()
+        self._acks: list[int] = []
+        self._random = random.Random(0)  # jitter only
+
+    # -- names ------------------------------------------------------------
+
+    def source(self, source_id: SourceId) -> Source | None:
+        """A source by its id, if anything ever came from it."""
+        number = self._source_numbers.get(source_id)
+        return None if number is None else self.sources[number]
+
+    def source_number(self, source_id: SourceId, broker: str, first_offset: int) -> int:
+        """The number of a source in the column `source`; made when new."""
+        number = self._source_numbers.get(source_id)
+        if number is None:
+            number = self._source_numbers[source_id] = len(self.sources)
+            self.sources.append(Source(source_id, broker, first_offset, first_offset, first_offset))
+        return number
+
+    def target_number(self, target: TargetId) -> int:
+        """The number of a target in the column `target`; made when new."""
+        number = self._target_numbers.get(target)
+        if number is None:
+            number = self._target_numbers[target] = len(self.targets)
+            self.targets.append(target)
+        return number
+
+    def tables(self) -> Tables:
+        """What the numbers mean, as of now."""
+        return Tables([source.id for source in self.sources], list(self.targets))
+
+    # -- timers come ------------------------------------------------------
+
+    def ingest(self, source_id: SourceId, broker: str, data: bytes, now_ms: int) -> int:
+        """Takes fetched frames over; answers how many timers were new.
+
+        What was taken over before is ignored.  Raises Corrupt, OffsetOutOfRange if frames are
+        missing in between, and LogFull or DiskFull (then nothing happened).
+        """
+        fetched = list(intake.frames_in(data))
+        source = self.source(source_id)
+        if source is not None:
+            fetched = [each for each in fetched if each.frame.end_offset > source.next_offset]
+        if not fetched:
+            return 0
+        expected = source.next_offset if source is not None else fetched[0].frame.base_offset
+        for each in fetched:
+            if each.frame.base_offset != expected:
+                raise OffsetOutOfRange(
+                    f"{broker}, queue {source_id.queue_id}: offset {each.frame.base_offset} came"
+                    f" where {expected} was expected",
+                    field="offset",
+                    value=each.frame.base_offset,
+                    limit=expected,
+                )
+            expected = each.frame.end_offset
+        start = fetched[0].start
+        new = memoryview(data)[start:] if start else data
+        parts = entries.encode_add(source_id, broker, new)
+        position, end = self.log.append(entries.ADD, parts)
+        home = position + record.HEADER_BYTES + len(parts[0])
+        if start:
+            fetched = list(intake.frames_in(new))
+        count = self.apply_add(source_id, broker, fetched, bytes(new), home, now_ms)
+        number = self._source_numbers[source_id]
+        self._arrivals.append((end, self.sources[number], expected))
+        return count
+
+    def apply_add(
+        self,
+        source_id: SourceId,
+        broker: str,
+        fetched: Sequence[intake.FetchedFrame],
+        data: bytes,
+        home: int,
+        now_ms: int,
+    ) -> int:
+        """Timers of an ADD entry, whose frames lie at `home` of the log, come into memory."""
+        source = self.source_number(source_id, broker, fetched[0].frame.base_offset)
+        parts = []
+        for each in fetched:
+            target = TargetId(broker, each.frame.target_topic, each.frame.target_queue_id)
+            parts.append(intake.rows_of(each, source, self.target_number(target)))
+        rows = concatenate(parts)
+        self.sources[source].broker = broker
+        self.sources[source].next_offset = fetched[-1].frame.end_offset
+        self.ledger.accepted += len(rows)
+        self.admit(rows, Blob(data, Home("", home)), now_ms)
+        return len(rows)
+
+    def admit(self, rows: Rows, blob: Blob, now_ms: int, *, force: bool = False) -> None:
+        """Puts timers where they belong: near if due soon and if there is room, or far.
+
+        `force`: near even if there is no room.
+        """
+        near = rows.due_ms < self.horizon_ms(now_ms)
+        if not force and not self.near.has_room(len(rows), len(blob.data)):
+            near[:] = False
+        if near.all():
+            self._add_near(rows, blob)
+        elif not near.any():
+            self.memtable.add(rows, blob)
+        else:
+            self._add_near(rows.take(near), blob)
+            self.memtable.add(rows.take(~near), blob)
+
+    def horizon_ms(self, now_ms: int) -> int:
+        """Timers due before this are kept in memory; it comes closer as memory fills."""
+        fill = max(
+            len(self.near) / self.limits.near_rows_max, self.near.bytes / self.limits.near_bytes_max
+        )
+        share = min(1.0, max(0.05, 2 * (1 - fill)))
+        return min(now_ms + int(self.limits.near_window_ms * share), self.near.wheel.horizon_ms)
+
+    def _add_near(self, rows: Rows, blob: Blob) -> None:
+        if rows.body_bytes() * SPARSE >= len(blob.data):
+            self.near.add(rows, blob)
+            return
+        ends = rows.home.astype(np.int64) + rows.size
+        breaks = np.flatnonzero(rows.home[1:] != ends[:-1]) + 1
+        starts = [0, *breaks.tolist(), len(rows)]
+        for first, last in zip(starts, starts[1:], strict=False):
+            start, end = int(rows.home[first]), int(ends[last - 1])
+            data = bytes(blob.data[start - blob.start : end - blob.start])
+            self.near.add(rows.slice(first, last), Blob(data, blob.home, start))
+
+    # -- timers are due ---------------------------------------------------
+
+    def tick(self, now_ms: int) -> int | None:
+        """Fires what is due; answers when to call again, None: when something else happens.
+
+        An answer not after `now_ms` means that there is more to do at once.
+        """
+        due = self.near.wheel.advance(now_ms, TICK_ROWS_MAX)
+        if len(due):
+            self._make_ready(self.near.live(due))
+        if self._build_batches(now_ms):
+            return now_ms
+        return self.near.wheel.next_due_ms()
+
+    def _make_ready(self, ids: Ids) -> None:
+        targets = self.near.column("target")[ids]
+        for target in np.unique(targets).tolist():
+            self.dispatcher.add(target, ids[targets == target])
+
+    def _build_batches(self, now_ms: int) -> bool:
+        """Cuts batches from the targets in turn; True if there may be more."""
+        built = 0
+        progress = True
+        while progress:
+            progress = False
+            for target in self.dispatcher.turns():
+                if built >= TICK_BATCHES_MAX:
+                    return True
+                if self._build_batch(target, now_ms):
+                    built += 1
+                    progress = True
+        return False
+
+    def _build_batch(self, target: int, now_ms: int) -> bool:
+        lane = self.dispatcher.choose(self.targets[target], now_ms)
+        if lane is None:
+            return False
+        ids = self.near.live(self.dispatcher.take(target, BATCH_ROWS_MAX))
+        if not len(ids):
+            return True
+        sizes = np.cumsum(self.near.column("size")[ids], dtype=np.int64)
+        fits = max(1, int(np.searchsorted(sizes, BATCH_BYTES_MAX, side="right")))
+        self.dispatcher.put_back(target, ids[fits:])
+        ids = ids[:fits]
+        rows = self.near.rows(ids)
+        self._flush_acks()
+        numbers, index = np.unique(rows.source, return_inverse=True)
+        dispatched = Dispatched(
+            lane.id,
+            lane.epoch,
+            lane.next_sequence,
+            [self.sources[number].id for number in numbers.tolist()],
+            rows.offset,
+            index.astype(np.uint16),
+        )
+        try:
+            position, end = self.log.append(entries.DISPATCH, [entries.encode_dispatch(dispatched)])
+        except BaseException:
+            self.dispatcher.put_back(target, ids)
+            raise
+        blobs = [self.near.blobs[number] for number in self.near.blobs_of(ids).tolist()]
+        batch = make_batch(rows, blobs, lane, lane.next_sequence, position, end)
+        self.near.remove(ids)
+        self.dispatcher.push(batch)
+        self._undurable.append((end, batch))
+        self.ledger.fired += batch.count
+        self.ledger.in_flight += batch.count
+        return True
+
+    # -- events -----------------------------------------------------------
+
+    def durable(self, position: int) -> set[str]:
+        """The log is durable up to `position`; answers brokers with something new to send."""
+        while self._arrivals and self._arrivals[0][0] <= position:
+            _, source, offset = self._arrivals.popleft()
+            source.durable_offset = offset
+        brokers: set[str] = set()
+        while self._undurable and self._undurable[0][0] <= position:
+            _, batch = self._undurable.popleft()
+            batch.durable = True
+            brokers.add(batch.lane.id.broker)
+        return brokers
+
+    def answered(self, batch: Batch, outcome: Outcome, now_ms: int) -> bool:
+        """A broker answered a batch; True if it is stored."""
+        lane = batch.lane
+        stored = lane.answered(batch, outcome, now_ms, self._random.random())
+        if stored:
+            self.dispatcher.stored(batch)
+            self.ledger.in_flight -= batch.count
+            self._acks.append(batch.position)
+            if len(self._acks) >= ACKS_MAX:
+                self._flush_acks()
+        if lane.must_restart():
+            self._flush_acks()
+            restarted = Restarted(lane.id, lane.epoch + 1)
+            _, end = self.log.append(entries.EPOCH, [entries.encode_epoch(restarted)])
+            lane.restart(restarted.epoch)
+            for each in lane.unacked:
+                each.durable = False
+                self._undurable.append((end, each))
+        return stored
+
+    def flush_acks(self) -> None:
+        """Writes held back acknowledgements to the log.  Raises LogFull, DiskFull."""
+        self._flush_acks()
+
+    def _flush_acks(self) -> None:
+        if self._acks:
+            self.log.append(entries.ACK, [entries.encode_ack(self._acks)])
+            self._acks = []
+
+    # -- cancel -----------------------------------------------------------
+
+    def cancel(self, handle: Cancelled, now_ms: int) -> CancelOutcome:
+        """Cancels a timer if it is still pending.
+
+        NOT_YET: the timer's offset has not arrived.  Raises LogFull or DiskFull (then nothing
+        happened), Overloaded if too many tombstones are kept, CorruptFile.
+        """
+        number = self._source_numbers.get(handle.source)
+        if number is None:
+            return CancelOutcome(UNKNOWN)
+        source = self.sources[number]
+        if handle.offset >= source.next_offset:
+            return CancelOutcome(NOT_YET)
+        if self.tombstones.has(number, handle.offset):
+            return CancelOutcome(CANCELLED, self.log.end_position)
+        row = self.near.find(number, handle.offset)
+        if row >= 0:
+            if int(self.near.column("due_ms")[row]) != handle.due_ms:
+                return CancelOutcome(UNKNOWN)
+        elif not self._is_far(number, handle):
+            return CancelOutcome(self._outcome_of_gone(source, handle, now_ms))
+        if len(self.tombstones) >= self.limits.tombstones_max:
+            raise Overloaded(
+                f"{len(self.tombstones)} cancelled timers are remembered, no more can be",
+                field="handles",
+                limit=self.limits.tombstones_max,
+            )
+        _, end = self.log.append(entries.CANCEL, [entries.encode_cancel([handle])])
+        if row >= 0:
+            self.near.drop(np.array([row], dtype=np.int32))
+        self.tombstones.add(number, handle.offset, handle.due_ms, unmet=row < 0)
+        self.ledger.cancelled += 1
+        return CancelOutcome(CANCELLED, end)
+
+    def _is_far(self, source: int, handle: Cancelled) -> bool:
+        in_memory = Memtable.find(self.memtable, source, handle.offset)
+        if in_memory is None:
+            in_memory = find_in(self.flushing, source, handle.offset)
+        if in_memory is not None:
+            return in_memory == handle.due_ms
+        return self.segments.find(handle.source, handle.offset, handle.due_ms)
+
+    def _outcome_of_gone(self, source: Source, handle: Cancelled, now_ms: int) -> str:
+        """Of a timer that arrived, is not pending, and is not remembered as cancelled."""
+        forgotten = handle.due_ms + self.limits.tombstone_keep_ms < now_ms
+        if handle.offset < source.first_offset or handle.due_ms > now_ms or forgotten:
+            return UNKNOWN
+        return FIRED
+
+    # -- between memory and disk (see jobs.py) ----------------------------
+
+    def pull_near(self, now_ms: int) -> None:
+        """Moves timers of the memtable that became near."""
+        horizon = self.horizon_ms(now_ms)
+        if self.memtable.min_due_ms is None or self.memtable.min_due_ms >= horizon:
+            return
+        for rows, blob in self.memtable.take_before(horizon):
+            rows = self.drop_cancelled(rows)
+            if len(rows):
+                self.admit(rows, blob, now_ms)
+
+    def drop_cancelled(self, rows: Rows) -> Rows:
+        """Rows without those that were cancelled while they lay far."""
+        cancelled = self.tombstones.meet(rows)
+        return rows if cancelled is None else rows.take(~cancelled)
+
+    def memtable_full(self) -> bool:
+        """Whether the memtable must be flushed."""
+        limits = self.limits
+        rows, size = limits.memtable_rows_max, limits.memtable_bytes_max
+        return self.memtable.rows >= rows or self.memtable.bytes >= size
+
+    def evict(self, due_ms: int, now_ms: int) -> None:
+        """Moves near timers that are due at or after `due_ms` back to the memtable."""
+        for rows, blob in self.near.evict(due_ms):
+            self.memtable.add(rows, blob)
+
+    def begin_flush(self, now_ms: int) -> Flush:
+        """Freezes the memtable into a job."""
+        if self.flushing:
+            raise InvariantError("a flush is running")
+        memtable, self.memtable = self.memtable, Memtable()
+        for rows, blob in memtable.pieces:
+            rows = self.drop_cancelled(rows)
+            if len(rows):
+                self.flushing.append((rows, blob))
+        return self.segments.flush(self.flushing, self.tables(), now_ms)
+
+    def end_flush(self, flush: Flush) -> None:
+        """The frozen memtable is in blocks."""
+        self.segments.flushed(flush)
+        self.flushing = []
+
+    def end_load(self, load: Load, now_ms: int, *, force: bool = False) -> None:
+        """What was loaded becomes near."""
+        self.segments.loaded(load)
+        for piece in load.pieces:
+            rows = self.translate(piece.rows, piece.sources, piece.targets)
+            rows = self.drop_cancelled(rows)
+            if len(rows):
+                self.admit(rows, piece.blob, now_ms, force=force)
+
+    def translate(self, rows: Rows, sources: list[SourceId], targets: list[TargetId]) -> Rows:
+        """Rows in the numbering of this process instead of a block's."""
+        source_map = np.array([self._source_numbers[each] for each in sources], dtype=np.int32)
+        target_map = np.array([self.target_number(each) for each in targets], dtype=np.int32)
+        return dataclasses.replace(
+            rows, source=source_map[rows.source], target=target_map[rows.target]
+        )
+
+    # -- figures ----------------------------------------------------------
+
+    def held(self) -> int:
+        """Timers counted where they lie; equal to the ledger's `pending`."""
+        flushing = sum(len(rows) for rows, _ in self.flushing)
+        far = self.memtable.rows + flushing + self.segments.pending
+        return self.near.pending + far - self.tombstones.unmet
+
+    def check(self) -> None:
+        """Raises InvariantError unless the ledger balances."""
+        if self.held() != self.ledger.pending:
+            raise InvariantError(f"{self.held()} timers are held, the ledger says {self.ledger}")
+
+    def next_due_ms(self) -> int | None:
+        """Due time of the first pending timer, cancelled ones included; None: none pending."""
+        dues = [
+            self.near.wheel.next_due_ms(),
+            self.memtable.min_due_ms,
+            self.segments.next_due_ms(),
+        ]
+        return min((due for due in dues if due is not None), default=None)
+
+
+def find_in(pieces: Sequence[Piece], source: int, offset: int) -> int | None:
+    """Due time of a timer in pieces of a memtable, or None."""
+    for rows, _ in pieces:
+        hit = (rows.offset == offset) & (rows.source == source)
+        if hit.any():
+            return int(rows.due_ms[hit][0])
+    return None
+
+
+def make_batch(
+    rows: Rows, blobs: Sequence[Blob | None], lane: Lane, sequence: int, position: int, end: int
+) -> Batch:
+    """A batch out of rows and the blobs that their bodies lie in."""
+    slices = (
+        (blob.data, home - blob.start, size, due_ms)
+        for blob, home, size, due_ms in zip(
+            blobs, rows.home.tolist(), rows.size.tolist(), rows.due_ms.tolist(), strict=True
+        )
+        if blob is not None
+    )
+    pieces, sizes = fired(slices)
+    return Batch(
+        lane,
+        sequence,
+        position,
+        end,
+        b"".join(pieces),
+        sizes.tobytes(),
+        rows.tag_hash.tobytes(),
+        rows.key_hash.tobytes(),
+        rows.due_ms,
+    )
