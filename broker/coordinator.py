@@ -49,7 +49,9 @@ SESSION_TIMEOUT_MS_MIN = 1_000
 SESSION_TIMEOUT_MS_MAX = 300_000
 SESSION_TIMEOUT_MS_DEFAULT = 10_000
 EMPTY_GROUP_KEPT_MS = 7 * 24 * 3_600_000
-STALL_MS_MAX = 1_000  # a tick later than this: the coordinator slept, not the members
+# A tick later than this means that the coordinator slept, not the members: their sessions are
+# prolonged by that, and by this once more for what they have sent meanwhile to be read.
+STALL_MS_MAX = 1_000
 SNAPSHOT_VERSION = 1
 
 
@@ -231,7 +233,8 @@ class Coordinator:
     def tick(self, now_ms: int) -> Step:
         """Ends sessions and holds whose time is over."""
         if self._next_ms is not None and now_ms - self._next_ms > STALL_MS_MAX:
-            self._forgive(now_ms - self._next_ms)
+            self._forgive(now_ms - self._next_ms + STALL_MS_MAX)
+        self._next_ms = None
         touched = []
         for group in list(self._groups.values()):
             expired = [

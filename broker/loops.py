@@ -16,6 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from broker import recovery, retention
 from broker.admin_servicer import AdminServicer
@@ -46,9 +47,7 @@ FIRST_FRAME_ENTRIES_MAX = 1_000
 class LogLoop:
     """The writer thread and the event loop, tied together."""
 
-    def __init__(
-        self, store: Store, commits: Commits, meters: Meters, settings: Settings
-    ) -> None:
+    def __init__(self, store: Store, commits: Commits, meters: Meters, settings: Settings) -> None:
         self._store = store
         self._commits = commits
         self._loop = asyncio.get_running_loop()
@@ -131,19 +130,16 @@ class Checkpoints:
         self._disk = disk
 
     async def run(self, interval_s: float) -> None:
-        """For ever."""
+        """At once, then for ever."""
         while True:
-            try:
+            if self._store.log.end_position != self._admin.checkpoint_position:
+                try:
+                    await self.save()
+                except DiskFull as error:
+                    log.error("no checkpoint: %s", error)
+            with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._log_loop.written.wait()
-            except TimeoutError:
-                pass
-            if self._store.log.end_position == self._admin.checkpoint_position:
-                continue
-            try:
-                await self.save()
-            except DiskFull as error:
-                log.error("no checkpoint: %s", error)
 
     async def save(self) -> None:
         """One checkpoint.  Raises DiskFull, DiskFailed."""
@@ -256,9 +252,7 @@ class Upkeep:
                 if first_ms is None:
                     break
                 self._first_ms[following.start] = first_ms
-            ages.append(
-                SegmentAge(segment.start, following.start, self._first_ms[following.start])
-            )
+            ages.append(SegmentAge(segment.start, following.start, self._first_ms[following.start]))
         return ages
 
     def _first_store_ms(self, position: int) -> int | None:
@@ -267,4 +261,3 @@ class Upkeep:
             if entry.kind == frame.KIND:
                 return frame.decode(entry.body).store_ms
         return None
-

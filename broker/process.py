@@ -18,6 +18,7 @@ from broker.recovery import Opened
 from broker.sender import Sender
 from broker.servicer import BrokerServicer
 from broker.settings import Settings
+from duemq import telemetry
 from duemq.errors import Corrupt, DuemqError, Internal, Unavailable
 from duemq.rpc.registration import Registration
 from duemq.rpc.server import Server
@@ -83,7 +84,6 @@ class Broker:
         )
         self._wire(self._opened)
         self._log_loop.start()
-        await self._checkpoints.save()
         await self.server.start(announced=announced)
         self.registration = Registration(
             self.settings.nameservers, self.settings.heartbeat_period, now_ms(), self._report
@@ -98,6 +98,13 @@ class Broker:
         ):
             self._tasks.append(asyncio.create_task(work, name=name))
         await self.server.ready()
+        if self.settings.tracing != "off":
+            telemetry.configure(
+                "duemq-broker",
+                self.settings.tracing,
+                nameserver=",".join(self.settings.nameservers),
+                instance=self.settings.name,
+            )
 
     def _open(self) -> Opened:
         return recovery.open_store(
@@ -126,7 +133,10 @@ class Broker:
         self._upkeep = Upkeep(store, admin, settings, self._disk, now_ms)
         self._routes = RouteWatcher(settings.nameservers)
         self._groups = GroupServicer(
-            self._coordinator(), self._routes.cache, store.offsets, self._save_groups,
+            self._coordinator(),
+            self._routes.cache,
+            store.offsets,
+            self._save_groups,
             server.draining,
         )
         self._routes.on_change(self._groups.routes_changed)
@@ -181,6 +191,8 @@ class Broker:
 
     async def stop(self) -> None:
         """Clean stop; the order is explained in loops.py."""
+        if self.settings.tracing != "off":
+            await asyncio.to_thread(telemetry.shutdown)  # through this broker: while it serves
         await self.registration.stop()
         await self._routes.stop()
         await self.server.drain()

@@ -23,7 +23,7 @@ off size field
 0   8    producer_id         8  2  topic_length      10  1  timed       11  1  window entries
 12  4    queue_id (i32)     16  4  epoch             20  8  next sequence
 28  n    topic utf-8, then per window entry, oldest first:
-         8 position  8 base_offset  8 store_ms  4 queue_id (i32)  4 count
+         8 position  8 base_offset  8 store_ms  4 queue_id (i32)  4 records
 """
 
 import struct
@@ -61,7 +61,7 @@ class Stored(NamedTuple):
     base_offset: int
     store_ms: int
     queue_id: int
-    count: int
+    records: int
 
 
 class Lane:

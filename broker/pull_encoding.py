@@ -59,7 +59,7 @@ def _head(answer: QueueAnswer) -> bytes:
         parts += (b"\x1a", varint(len(answer.error)), answer.error)
     if answer.runs:
         parts += _packed(_RUN_OFFSETS, [run.offset for run in answer.runs])
-        parts += _packed(_RUN_COUNTS, [run.count for run in answer.runs])
+        parts += _packed(_RUN_COUNTS, [run.records for run in answer.runs])
         parts += _packed(_RUN_STORE_MS, [run.store_ms for run in answer.runs])
     for tag, value in (
         (_NEXT_OFFSET, answer.next_offset),

@@ -166,11 +166,11 @@ class Puller:
                 answers.append(self._failed(read, error))
                 continue
             read.scanned = records.next_offset
-            if not records.count:
+            if not records.records:
                 continue
-            records_left -= records.count
+            records_left -= records.records
             bytes_left -= records.size
-            self._meters.pulled(records.count, records.size)
+            self._meters.pulled(records.records, records.size)
             answers.append(
                 QueueAnswer(
                     read.topic,
@@ -295,9 +295,7 @@ class Puller:
 
     # -- FetchFrames ------------------------------------------------------------------------------
 
-    async def fetch(
-        self, request: broker_pb2.FetchFramesRequest
-    ) -> broker_pb2.FetchFramesResponse:
+    async def fetch(self, request: broker_pb2.FetchFramesRequest) -> broker_pb2.FetchFramesResponse:
         """Whole frames of one queue."""
         _check_range("wait_ms", request.wait_ms, WAIT_MS_MAX)
         _check_range("max_bytes", request.max_bytes, BYTES_MAX)

@@ -8,7 +8,6 @@ is on its way to the disk.
 """
 
 import os
-import shutil
 
 from broker.topics import Topic
 from storage import consume_queue
@@ -147,13 +146,23 @@ class QueueTable:
             queue.dropped = True
 
     def erase_unknown(self, topics: list[Topic]) -> None:
-        """Removes the files of topics that are not in the table."""
+        """Removes the files of topics that are not in the table.  Raises DiskFull, DiskFailed."""
         if not self._disk.exists(self._root):
             return
         known = {os.path.basename(self._folder(topic)) for topic in topics}
         for name in self._disk.listdir(self._root):
             if name not in known:
-                shutil.rmtree(os.path.join(self._root, name), ignore_errors=True)
+                self._erase(os.path.join(self._root, name))
+
+    def _erase(self, folder: str) -> None:
+        for number in self._disk.listdir(folder):
+            queue = os.path.join(folder, number)
+            for name in self._disk.listdir(queue):
+                path = os.path.join(queue, name)
+                self._files.forget(path)
+                self._disk.unlink(path)
+            self._disk.rmdir(queue)
+        self._disk.rmdir(folder)
 
     def _folder(self, topic: Topic) -> str:
         return os.path.join(self._root, f"{topic.name}.{topic.id}")

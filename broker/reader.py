@@ -31,7 +31,7 @@ class Records(NamedTuple):
     slices: list[memoryview]
     size: int
     runs: list[Run]
-    count: int
+    records: int
     next_offset: int
 
 
@@ -144,9 +144,7 @@ def _cut_out(log: SegmentedLog, runs: list[Run], nowait: bool) -> list[memoryvie
     return slices
 
 
-def _verified(
-    log: SegmentedLog, runs: list[Run], nowait: bool
-) -> Iterator[tuple[int, memoryview]]:
+def _verified(log: SegmentedLog, runs: list[Run], nowait: bool) -> Iterator[tuple[int, memoryview]]:
     """(position, bytes) of every entry that the runs lie in, once, in order."""
     frames = selection.frames_of(runs)
     base, data = 0, memoryview(b"")
@@ -183,9 +181,7 @@ def _length(data: memoryview, frame: int) -> int:
     return length
 
 
-def _read_extent(
-    log: SegmentedLog, frames: list[tuple[int, int]], nowait: bool
-) -> memoryview:
+def _read_extent(log: SegmentedLog, frames: list[tuple[int, int]], nowait: bool) -> memoryview:
     """The bytes of the first frames, as far as one call reads them well."""
     first, end = frames[0]
     for frame, wanted_end in frames[1:]:

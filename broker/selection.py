@@ -27,10 +27,10 @@ assert _ENTRY.size == consume_queue.ENTRY_BYTES
 
 
 class Run(NamedTuple):
-    """Records [offset, offset + count) lie at log positions [start, end) in the frame at `frame`."""
+    """Records [offset, offset + records) lie at log positions [start, end) in the frame at `frame`."""
 
     offset: int
-    count: int
+    records: int
     start: int
     end: int
     frame: int
@@ -112,8 +112,8 @@ def _select_loop(
     for index in chosen:
         position, size, back, _, _, store_ms = entries[index]
         last = runs[-1] if runs else None
-        if last and last.offset + last.count == offset + index and last.frame == position - back:
-            runs[-1] = last._replace(count=last.count + 1, end=position + size)
+        if last and last.offset + last.records == offset + index and last.frame == position - back:
+            runs[-1] = last._replace(records=last.records + 1, end=position + size)
         else:
             runs.append(
                 Run(offset + index, 1, position, position + size, position - back, store_ms)

@@ -152,7 +152,7 @@ class Sender:
             if outcome.duplicate:
                 result.duplicate = True
             if due_ms is not None:
-                result.due_ms = due_ms.tobytes()
+                result.due_ms = due_ms
         self._meters.send_seconds.observe(time.perf_counter() - in_flight.began)
         return response
 
@@ -180,7 +180,7 @@ class Sender:
                     self._broker,
                     stored.queue_id,
                     stored.base_offset,
-                    stored.count,
+                    stored.records,
                     start_ns=start_ns,
                     end_ns=end_ns,
                     body_bytes=len(records),

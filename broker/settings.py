@@ -31,7 +31,10 @@ class Settings(MemberSettings):
         8 << 20, "largest batch of messages", unit="bytes", minimum=1024, maximum=12 << 20
     )
     properties_bytes_max: int = setting(
-        32 << 10, "largest properties of a message, encoded", unit="bytes", minimum=0,
+        32 << 10,
+        "largest properties of a message, encoded",
+        unit="bytes",
+        minimum=0,
         maximum=1 << 20,
     )
     delay_levels: str = setting(due.DEFAULT_LEVELS, "delay of each level, level 1 first")
@@ -45,25 +48,32 @@ class Settings(MemberSettings):
         10.0, "between two checkpoints", unit="s", minimum=0.1, maximum=3600
     )
     checkpoint_bytes: int = setting(
-        256 << 20, "log between two checkpoints at most: it bounds a restart", unit="bytes",
-        minimum=1 << 20, maximum=1 << 40,
+        256 << 20,
+        "log between two checkpoints at most: it bounds a restart",
+        unit="bytes",
+        minimum=1 << 20,
+        maximum=1 << 40,
     )
     retention_hours: float = setting(
         72.0, "how long messages are kept; 0: for ever", minimum=0, maximum=1_000_000
     )
-    retention_bytes: int = setting(
-        0, "how much log is kept; 0: no limit", unit="bytes", minimum=0
-    )
+    retention_bytes: int = setting(0, "how much log is kept; 0: no limit", unit="bytes", minimum=0)
     free_bytes_min: int = setting(
         128 << 20, "free space below which nothing is accepted", unit="bytes", minimum=0
     )
     session_timeout: float = setting(
-        10.0, "silence after which a group's member is dead, where it does not say so itself",
-        unit="s", minimum=1, maximum=300,
+        10.0,
+        "silence after which a group's member is dead, where it does not say so itself",
+        unit="s",
+        minimum=1,
+        maximum=300,
     )
     producer_memory: float = setting(
-        7 * 86_400.0, "how long an idle producer's last batches are remembered", unit="s",
-        minimum=60, maximum=366 * 86_400,
+        7 * 86_400.0,
+        "how long an idle producer's last batches are remembered",
+        unit="s",
+        minimum=60,
+        maximum=366 * 86_400,
     )
 
     def __post_init__(self) -> None:
@@ -75,9 +85,7 @@ class Settings(MemberSettings):
         return Rules(
             auto_create_topics=self.auto_create_topics,
             default_queues=self.default_queues,
-            limits=Limits(
-                self.message_bytes_max, self.batch_bytes_max, self.properties_bytes_max
-            ),
+            limits=Limits(self.message_bytes_max, self.batch_bytes_max, self.properties_bytes_max),
             delay_levels_ms=due.parse_levels(self.delay_levels),
             timer_queues=self.timer_queues,
             lane_idle_ms=int(self.producer_memory * 1000),

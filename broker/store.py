@@ -18,10 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker import due, journal, names
 from broker import batch as batches
+from broker import due, journal, names
 from broker.batch import Batch, Columns, Limits
-from broker.due import DueTimes
 from broker.offsets import GroupQueue, Offsets, Progress
 from broker.producers import LaneKey, Producers, Stored, check_identity
 from broker.queues import Queue, QueueTable
@@ -39,10 +38,10 @@ from duemq.errors import (
     TopicNotFound,
 )
 from storage import consume_queue, frame
-from storage.disk import Buffer
+from storage.disk import Buffer, nbytes
 from storage.errors import DiskFailed, DiskFull, LogFull
 from storage.log import SegmentedLog
-from storage.record import Entry, nbytes
+from storage.record import Entry
 
 DAY_MS = 86_400_000
 ANY_QUEUE = -1
@@ -63,14 +62,14 @@ class Rules:
 class Accepted(NamedTuple):
     """A batch that is stored as soon as the log is durable up to `settled`.
 
-    `due_ms` are its due times; None for a batch without, and for a duplicate: see `due_of`.
+    `due_ms` are its due times as packed i64; None for a batch without, and for a duplicate: see `due_of`.
     """
 
     stored: Stored
     settled: int
     timed: bool = False
     duplicate: bool = False
-    due_ms: DueTimes | None = None
+    due_ms: bytes | None = None
 
 
 class _Unindexed(NamedTuple):
@@ -127,7 +126,9 @@ class Store:
                 return Accepted(stored, stored.position + 1, timed, duplicate=True)
         columns = batches.check(batch, self.rules.limits, self.topics.limit(topic))
         due_ms = (
-            due.resolve(batch, columns.count, now_ms, self.rules.delay_levels_ms) if timed else None
+            due.resolve(batch, columns.count, now_ms, self.rules.delay_levels_ms).tobytes()
+            if timed
+            else None
         )
         accepted = self._append_frame(key, epoch, sequence, columns, due_ms, now_ms)
         if producer_id:
@@ -170,7 +171,7 @@ class Store:
         epoch: int,
         sequence: int,
         columns: Columns,
-        due_ms: DueTimes | None,
+        due_ms: bytes | None,
         now_ms: int,
     ) -> Accepted:
         queue = self._home(key)
@@ -216,8 +217,8 @@ class Store:
             number = zlib.crc32(f"{key.topic}|{key.producer_id}".encode())
         return timer_queues[number % len(timer_queues)]
 
-    def due_of(self, stored: Stored) -> DueTimes:
-        """Due times of a stored batch, for its repeat.  Any thread, once the batch is durable.
+    def due_of(self, stored: Stored) -> bytes:
+        """Due times of a stored batch as packed i64, for its repeat.  Any thread, once the batch is durable.
 
         Raises OutOfSequence if retention has removed the batch.
         """
@@ -228,7 +229,7 @@ class Store:
                 "sequence: the batch was stored, but is no longer kept; its due times are unknown",
                 field="sequence",
             ) from error
-        return frame.decode(entry.body).due_ms
+        return frame.decode(entry.body).due_ms.tobytes()
 
     # -- the log ----------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ helm install "$release" helm/duemq --namespace "$namespace" --create-namespace -
 kubectl -n "$namespace" get pods
 
 say "helm test"
-helm test "$release" --namespace "$namespace" --logs --timeout 180s
+helm test "$release" --namespace "$namespace" --timeout 180s
 
 say "load; a broker's pod is deleted, another one's process killed"
 run_load

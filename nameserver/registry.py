@@ -25,8 +25,6 @@ from duemq.errors import NotReady, Overloaded, TopicNotFound
 
 # Brokers and timer shards together.
 INSTANCES_MAX = 1_000
-# Changes of topics kept for watchers.
-JOURNAL_TOPICS_MAX = 50_000
 # How long the version of a deregistered instance is remembered: longer than any call may take.
 GONE_MS = 60_000
 
@@ -122,6 +120,8 @@ class Registry:
     """Until then it answers no questions."""
     expiry_ms: int = 30_000
     """How long a report holds that does not say so itself."""
+    journal_topics_max: int = 50_000
+    """Changes of topics kept for watchers."""
     revision: int = 1
     _instances: dict[_Key, Instance] = field(default_factory=dict)
     _gone: dict[_Key, _Gone] = field(default_factory=dict)
@@ -254,7 +254,7 @@ class Registry:
     def _record(self, topics: Iterable[str]) -> None:
         self.revision += 1
         self._journal.extend((self.revision, topic) for topic in topics)
-        while len(self._journal) > JOURNAL_TOPICS_MAX:
+        while len(self._journal) > self.journal_topics_max:
             self._journal_start, _ = self._journal.popleft()
 
 

@@ -81,19 +81,16 @@ def check_log(directory: str, disk: Disk) -> Iterator[Finding]:
 
 
 def _scan(segment: Segment, disk: Disk) -> tuple[int, recovery.Stop]:
-    scan = recovery.scan(disk.open(segment.path), segment, segment.start)
+    scan = recovery.Scan(disk.open(segment.path), segment, segment.start)
     entries = 0
-    while True:
-        try:
-            entry = next(scan)
-        except StopIteration as stopped:
-            return entries, stopped.value
+    for entry in scan:
         if entry.kind == frame.KIND:
             try:
                 frame.decode(entry.body)
             except ValueError as error:
                 return entries, recovery.Stop(entry.position, str(error))
         entries += 1
+    return entries, scan.stop
 
 
 def _check_checkpoint(path: str, disk: Disk) -> Iterator[Finding]:

@@ -23,16 +23,14 @@ def cut(directory: str, position: int, disk: Disk) -> list[str]:
         raise ValueError(f"{directory} does not hold position {position}")
     last = kept_segments[-1]
     file = disk.open(last.path)
-    scan = recovery.scan(file, last, last.start)
+    scan = recovery.Scan(file, last, last.start)
     end = last.start
-    while end < position:
-        try:
-            end = next(scan).end
-        except StopIteration as stopped:
-            stop: recovery.Stop = stopped.value
-            raise ValueError(
-                f"entries are valid up to {end} only ({stop.reason}): cut there"
-            ) from None
+    for entry in scan:
+        if end >= position:
+            break
+        end = entry.end
+    if end < position:
+        raise ValueError(f"entries are valid up to {end} only ({scan.stop.reason}): cut there")
     if end != position:
         raise ValueError(f"{position} is inside of an entry, which ends at {end}")
 

@@ -46,13 +46,10 @@ def _dump_entries(file: DiskFile, path: str) -> Iterator[str]:
     _, _, broken_at = name.partition(".broken-")
     start = broken_at or name
     segment = Segment(int(start) if start.isdigit() else 0, path)
-    scan = recovery.scan(file, segment, segment.start)
-    while True:
-        try:
-            yield describe(next(scan))
-        except StopIteration as stopped:
-            stop: recovery.Stop = stopped.value
-            break
+    scan = recovery.Scan(file, segment, segment.start)
+    for entry in scan:
+        yield describe(entry)
+    stop = scan.stop
     tail = recovery.search(file, segment, stop.position)
     line = f"end position={stop.position} offset={stop.position - segment.start}"
     if tail.nonzero_end > stop.position:

@@ -134,10 +134,7 @@ class SegmentedLog:
 
     @classmethod
     def open_for_reading(cls, directory: str, disk: Disk) -> SegmentedLog:
-        """For tools: reads what the files hold, recovers nothing, cannot append.
-
-        Raises FileNotFoundError.
-        """
+        """For tools: reads what the files hold, recovers nothing, cannot append."""
         log = cls.open(directory, disk)
         if log._segments:
             last = log._segments[-1]
@@ -170,21 +167,15 @@ class SegmentedLog:
             if not last and self._segments[index + 1].start <= position:
                 continue
             start = max(position, segment.start)
-            file = self._files.get(segment.path)
-            scan = recovery.scan(file, segment, start)
-            while True:
-                try:
-                    entry = next(scan)
-                except StopIteration as stopped:
-                    stop: recovery.Stop = stopped.value
-                    break
+            scan = recovery.Scan(self._files.get(segment.path), segment, start)
+            for entry in scan:
                 self._note_boundary(entry.position)
                 if entry.position >= from_position:
                     yield entry
             if last:
-                self._end_recovery(segment, stop, durable)
-            elif stop.position != self._segments[index + 1].start:
-                raise self._corrupt(stop.position, stop.reason)
+                self._end_recovery(segment, scan.stop, durable)
+            elif scan.stop.position != self._segments[index + 1].start:
+                raise self._corrupt(scan.stop.position, scan.stop.reason)
 
     def _first_to_verify(self, from_position: int) -> int:
         """An entry's start, some way before the owner's starting point if one is known."""
@@ -450,17 +441,14 @@ class SegmentedLog:
         position = first
         while position < end:
             segment = self._segment_of(position)
-            scan = recovery.scan(self._open(segment), segment, position)
-            while position < end:
-                try:
-                    entry = next(scan)
-                except StopIteration as stopped:
-                    stop: recovery.Stop = stopped.value
-                    if self._segment_of(position) is segment and position < end:
-                        raise self._corrupt(stop.position, stop.reason) from None
-                    break
+            scan = recovery.Scan(self._open(segment), segment, position)
+            for entry in scan:
+                if entry.position >= end:
+                    return
                 position = entry.end
                 yield entry
+            if position < end and self._segment_of(position) is segment:
+                raise self._corrupt(scan.stop.position, scan.stop.reason)
 
     def _segment_of(self, position: int) -> Segment:
         segments = self._segments

@@ -61,6 +61,14 @@ class InvalidEntryError(ValueError):
     """Bytes that are not an entry; the message says which check failed."""
 
 
+class EntryCutOffError(InvalidEntryError):
+    """The bytes end before the entry does; `length` is the entry's, if the header is there."""
+
+    def __init__(self, problem: str, length: int = HEADER_BYTES) -> None:
+        super().__init__(problem)
+        self.length = length
+
+
 def entry_bytes(body_length: int) -> int:
     """Size of an entry whose body has `body_length` bytes."""
     return (HEADER_BYTES + body_length + ALIGNMENT - 1) & -ALIGNMENT
@@ -107,14 +115,14 @@ def decode(buffer: memoryview, at: int = 0, position: int | None = None) -> Entr
     Raises InvalidEntryError, UnknownVersion.
     """
     if at + HEADER_BYTES > len(buffer):
-        raise InvalidEntryError("the header is cut off")
+        raise EntryCutOffError("the header is cut off")
     crc, magic, version, kind, length, body_length, own, synced = HEADER.unpack_from(buffer, at)
     if magic != MAGIC:
         raise InvalidEntryError(f"magic is 0x{magic:04X}, not 0x{MAGIC:04X}")
     if length > ENTRY_BYTES_MAX or length != entry_bytes(body_length):
         raise InvalidEntryError(f"length {length} and body length {body_length} do not fit")
     if at + length > len(buffer):
-        raise InvalidEntryError(f"cut off: {len(buffer) - at} bytes of {length}")
+        raise EntryCutOffError(f"cut off: {len(buffer) - at} bytes of {length}", length)
     actual = google_crc32c.value(np.frombuffer(buffer, np.uint8, length - 4, at + 4))
     if actual != crc:
         raise InvalidEntryError(f"CRC-32C is 0x{actual:08X}, the header says 0x{crc:08X}")

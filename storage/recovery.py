@@ -24,12 +24,12 @@ are the end of it and nothing valid is skipped, but says so as an error.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from storage import record
 from storage.disk import Disk, DiskFile, write_all
-from storage.record import Entry, InvalidEntryError
+from storage.record import Entry, EntryCutOffError, InvalidEntryError
 from storage.segment import Segment
 
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -66,30 +66,41 @@ class Tail:
     """Position after the last byte that is not zero; the stop's if there is none."""
 
 
-def scan(file: DiskFile, segment: Segment, position: int) -> Generator[Entry, None, Stop]:
-    """Yields the verified entries of a segment from an entry's start on.
+class Scan:
+    """Iterates over the verified entries of a segment, from an entry's start on.
 
+    Ends at the first bytes that are no entry; `stop` then says where that is.
     Raises UnknownVersion.
     """
-    length = CHUNK_BYTES
-    while True:
-        chunk = file.pread(length, position - segment.start)
-        at = 0
-        try:
-            while at + record.HEADER_BYTES <= len(chunk):
-                end = at + record.plausible_length(chunk, at)
-                if len(chunk) < end and len(chunk) == length:
-                    break  # the entry goes on in the next chunk
-                yield record.decode(chunk, at, position + at)
-                at = end
-        except InvalidEntryError as error:
-            return Stop(position + at, str(error))
-        if len(chunk) < length:
-            reason = "cut off" if at < len(chunk) else "end of file"
-            return Stop(position + at, reason)
-        position += at
-        # An entry larger than a chunk: read it whole.
-        length = CHUNK_BYTES if at else max(CHUNK_BYTES, record.plausible_length(chunk))
+
+    def __init__(self, file: DiskFile, segment: Segment, position: int) -> None:
+        self.stop = Stop(position, "not scanned")
+        self._file = file
+        self._segment = segment
+
+    def __iter__(self) -> Iterator[Entry]:
+        position = self.stop.position
+        wanted = CHUNK_BYTES
+        while True:
+            chunk = self._file.pread(wanted, position - self._segment.start)
+            at = length = 0
+            problem = "end of file"
+            try:
+                while at < len(chunk):
+                    entry = record.decode(chunk, at, position + at)
+                    yield entry
+                    at = entry.end - position
+            except EntryCutOffError as error:
+                problem, length = str(error), error.length
+            except InvalidEntryError as error:
+                self.stop = Stop(position + at, str(error))
+                return
+            if len(chunk) < wanted:
+                self.stop = Stop(position + at, problem)
+                return
+            position += at
+            # The next read begins with the entry that was cut off and holds all of it.
+            wanted = max(CHUNK_BYTES, length)
 
 
 def search(file: DiskFile, segment: Segment, position: int) -> Tail:

@@ -38,6 +38,7 @@ _COLOUR = re.compile("|".join(_VARIABLES))
 
 _STYLE: Mapping[str, Any] = {
     "svg.fonttype": "none",
+    "text.parse_math": False,  # A group may have dollars in its name.
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
     "text.color": _INK,
@@ -115,7 +116,7 @@ def _figure(
         axes.plot(
             list(line.x),
             list(line.y),
-            label=line.label,
+            label=_shown(line.label),
             color=_SERIES[line.colour % COLOURS_MAX],
             linestyle=DASHES[line.dash % len(DASHES)],
             marker="o" if len(line.x) < marker_below else None,
@@ -126,9 +127,14 @@ def _figure(
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axes.set_ylabel(unit)
     axes.set_ylim(bottom=min(0.0, *(value for line in series for value in line.y), 0.0))
-    if series:
+    if any(line.label for line in series):
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure, axes
+
+
+def _shown(label: str) -> str:
+    """matplotlib hides labels that begin with an underscore."""
+    return f"\u2060{label}" if label.startswith("_") else label
 
 
 def _svg(figure: Figure, label: str) -> str:

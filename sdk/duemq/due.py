@@ -19,7 +19,7 @@ LEVEL_MAX = 2**32 - 1
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND = timedelta(milliseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
 
 # Field numbers of duemq.v1.Batch: which of its three arrays says when.
 DELAYS_MS = 10
@@ -70,7 +70,8 @@ def delay_ms(delay: float | timedelta | str) -> int:
     Raises InvalidArgument for what is negative, not finite, unreadable or beyond the year 9999.
     """
     if isinstance(delay, timedelta):
-        milliseconds = -(-delay // _MILLISECOND)
+        microseconds = delay // _MICROSECOND
+        milliseconds = -(-microseconds // 1_000) if microseconds >= 0 else -1
     elif isinstance(delay, str):
         milliseconds = _text_ms(delay)
     elif isinstance(delay, int | float) and not isinstance(delay, bool):
@@ -99,7 +100,7 @@ def deliver_at_ms(deliver_at: datetime | int | str) -> int:
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise _bad_moment(deliver_at, "it has no time zone")
-        moment = -(-(moment - _EPOCH) // _MILLISECOND)
+        moment = -(-((moment - _EPOCH) // _MICROSECOND) // 1_000)
     if type(moment) is not int or not 0 <= moment <= DUE_MS_MAX:
         raise _bad_moment(deliver_at)
     return moment

@@ -6,9 +6,9 @@ import atexit
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Self, overload
 
 from duemq import aio, receipt
 from duemq.aio.producer import no_room
@@ -169,18 +169,22 @@ class Producer:
                 receipt.wait(batch, self._settings.send_timeout_s + GRACE_S)
         return Receipts(pieces).checked()
 
-    def cancel(self, handle: str) -> CancelOutcome:
-        """Cancels a delayed message by its receipt's handle.
+    @overload
+    def cancel(self, handle: str) -> CancelOutcome: ...
+    @overload
+    def cancel(self, handle: list[str] | tuple[str, ...]) -> list[CancelOutcome]: ...
+    def cancel(
+        self, handle: str | list[str] | tuple[str, ...]
+    ) -> CancelOutcome | list[CancelOutcome]:
+        """Cancels delayed messages by the handles of their receipts, one or a list of them.
 
         What is answered CANCELLED is never delivered.  May be repeated.  Raises InvalidArgument
-        for what is not a handle, Unavailable when the timer shard cannot be asked in time.
+        for what is not a handle, Unavailable when a timer shard cannot be asked in time.
         """
-        return self.cancel_many([handle])[0]
-
-    def cancel_many(self, handles: Sequence[str]) -> list[CancelOutcome]:
-        """Cancels many; the outcomes in the order of the handles.  Errors as of `cancel`."""
         self._check_open()
-        return self._thread.run(self._core.cancel_many(handles))
+        if isinstance(handle, str):
+            return self._thread.run(self._core.cancel(handle))
+        return self._thread.run(self._core.cancel(handle))
 
     def flush(self) -> None:
         """Waits until all that was handed over before is stored or failed.

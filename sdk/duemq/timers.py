@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from duemq import handle as handles
 from duemq import retry
 from duemq.client import Client
-from duemq.errors import DuemqError, InvalidArgument
+from duemq.errors import DuemqError
 from duemq.rpc import status
 from duemq.v1 import timer_pb2, timer_pb2_grpc
 from duemq.v1.message_pb2 import TimerHandle
@@ -43,13 +43,6 @@ async def cancel(client: Client, texts: Sequence[str], timeout_s: float) -> list
     Raises InvalidArgument for what is not a handle, before anything is cancelled; Unavailable
     when some could not be asked for: their outcome is unknown, and asking again does no harm.
     """
-    if isinstance(texts, str):
-        raise InvalidArgument(
-            "handles must be a sequence of handles, not one",
-            field="handles",
-            value=texts,
-            limit="a sequence of str",
-        )
     wanted = [handles.decode(text) for text in texts]
     outcomes: dict[int, CancelOutcome] = {}
     deadline = time.monotonic() + timeout_s
@@ -97,4 +90,3 @@ async def _ask(
             outcomes[index] = _OUTCOMES.get(result.outcome, CancelOutcome.UNKNOWN)
     if error is not None:
         raise error
-

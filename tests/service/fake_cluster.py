@@ -154,10 +154,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServicer, admin_pb2_grpc.BrokerAdminServi
     def bodies(self, topic: str) -> list[bytes]:
         """All that is stored of a topic, queue after queue."""
         return [
-            body
-            for (of, _), queue in sorted(self.stored.items())
-            if of == topic
-            for body in queue
+            body for (of, _), queue in sorted(self.stored.items()) if of == topic for body in queue
         ]
 
 

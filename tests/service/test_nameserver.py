@@ -255,6 +255,13 @@ async def test_a_registration_appears_changes_at_once_and_vanishes_at_once(names
         assert watcher.cache.brokers == ()
 
 
+async def test_an_instance_that_is_not_the_newest_of_its_name_is_told_so(nameserver, stub, caplog):
+    await stub.Register(register(broker("a"), epoch=2))
+    async with registered(lambda: broker("a", topics=[]), [nameserver.address]):
+        await until(lambda: "knows a newer instance of this name" in caplog.text)
+    assert (await stub.GetRoute(pb.GetRouteRequest(topic="t"))).brokers
+
+
 async def test_a_silent_broker_vanishes_when_its_report_runs_out(nameserver, stub):
     await stub.Register(register(broker(), expiry_ms=5_000))
     async with watching([nameserver.address]) as watcher:

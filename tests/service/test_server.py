@@ -52,6 +52,16 @@ class Servicer:
                 raise errors.TooLarge("too large", field="max_bytes", value=9, limit=8)
             case "bug":
                 raise KeyError("secret")
+            case "group":
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._fail(errors.GroupNotFound("no such group")))
+                    tasks.create_task(asyncio.Event().wait())
+            case "parked group":
+                self.parked.set()
+                try:
+                    raise BaseExceptionGroup("", [await self._cancelled()])
+                finally:
+                    self.cancelled.set()
             case "invariant":
                 raise errors.InvariantError("2 is not 3")
             case "park":
@@ -61,6 +71,15 @@ class Servicer:
                 finally:
                     self.cancelled.set()
         return broker_pb2.PullResponse(request_id=request.request_id)
+
+    async def _fail(self, error):
+        raise error
+
+    async def _cancelled(self):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            return error
 
     async def PullStream(self, requests, context):
         async for request in requests:
@@ -125,6 +144,20 @@ async def test_a_broken_invariant_is_logged(stub, caplog):
     with pytest.raises(errors.Internal, match="2 is not 3"):
         await status.answer(stub.Pull(broker_pb2.PullRequest(group="invariant")))
     assert "InvariantError" in caplog.text
+
+
+async def test_an_error_of_a_task_group_arrives_as_what_it_was(stub):
+    with pytest.raises(errors.GroupNotFound, match="no such group"):
+        await status.answer(stub.Pull(broker_pb2.PullRequest(group="group")))
+
+
+async def test_a_cancelled_task_group_is_no_failure(server, stub, caplog):
+    call = stub.Pull(broker_pb2.PullRequest(group="parked group"))
+    await server.servicer.parked.wait()
+    call.cancel()
+    await server.servicer.cancelled.wait()
+    await server.stop()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_an_expected_error_is_not_logged(stub, caplog):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Self, overload
 
 from duemq import timers
 from duemq.client import Addresses, Client
@@ -51,7 +51,6 @@ class Producer:
         self.outbox = Outbox(
             settings.buffer_bytes,
             settings.frame_bytes,
-            settings.send_timeout_s,
             lambda: schedule(sender.pump),
         )
         self._sender = sender = Sender(self._client, settings, self.outbox)
@@ -133,9 +132,7 @@ class Producer:
         delay_level: int | None = None,
     ) -> Receipts:
         """Sends many messages and waits for all.  As `duemq.Producer.send_many`."""
-        options = Options(
-            key, tag, ordering_key, properties, delay, deliver_at, delay_level
-        )
+        options = Options(key, tag, ordering_key, properties, delay, deliver_at, delay_level)
         await self._ready(topic)
         pieces: list[Piece] = []
         for chunk in self.intake.chunks(messages):
@@ -146,16 +143,19 @@ class Producer:
             await batch.until_done()
         return Receipts(pieces).checked()
 
-    async def cancel(self, handle: str) -> CancelOutcome:
-        """Cancels a delayed message.  As `duemq.Producer.cancel`."""
-        return (await self.cancel_many([handle]))[0]
-
-    async def cancel_many(self, handles: Sequence[str]) -> list[CancelOutcome]:
-        """Cancels delayed messages.  As `duemq.Producer.cancel_many`."""
+    @overload
+    async def cancel(self, handle: str) -> CancelOutcome: ...
+    @overload
+    async def cancel(self, handle: list[str] | tuple[str, ...]) -> list[CancelOutcome]: ...
+    async def cancel(
+        self, handle: str | list[str] | tuple[str, ...]
+    ) -> CancelOutcome | list[CancelOutcome]:
+        """Cancels delayed messages.  As `duemq.Producer.cancel`."""
         self._running()
-        return await timers.cancel(
-            self._client, handles, self._settings.client.request_timeout_s
-        )
+        timeout_s = self._settings.client.request_timeout_s
+        if isinstance(handle, str):
+            return (await timers.cancel(self._client, [handle], timeout_s))[0]
+        return await timers.cancel(self._client, handle, timeout_s)
 
     async def flush(self) -> None:
         """Waits until all that was handed over before is stored or failed.  Raises Timeout."""

@@ -78,6 +78,7 @@ class Template:
 @pass_session
 def send(
     session: Session,
+    /,
     topic: str,
     body: str | None,
     file: Path | None,
@@ -169,7 +170,7 @@ class _Sender:
 
 def _receipt_row(receipt: Receipt) -> tuple[dict[str, Any], str]:
     """A receipt for programs and for people."""
-    row = {"message_id": receipt.message_id, "topic": receipt.topic}
+    row: dict[str, Any] = {"message_id": receipt.message_id, "topic": receipt.topic}
     if receipt.handle is None:
         row |= {"broker": receipt.broker, "queue": receipt.queue, "offset": receipt.offset}
         place = f"{receipt.broker}/{receipt.queue} @ {receipt.offset}"

@@ -280,7 +280,7 @@ class PushConsumer:
                 holding.state = HoldingState.RELEASING
                 going[queue.broker].append(holding)
         for holdings in going.values():
-            self._spawn(self._release(self._generation, holdings))
+            self._spawn(self._release(holdings))
         coming: defaultdict[str, list[Holding]] = defaultdict(list)
         for queue in self._wanted - self._holdings.keys():
             holding = self._holdings[queue] = Holding(queue)
@@ -327,17 +327,17 @@ class PushConsumer:
             self._by_pending[source.pending] = holding
             self._fetcher(holding.queue.broker).add(source)
 
-    async def _release(self, generation: int, holdings: list[Holding]) -> None:
+    async def _release(self, holdings: list[Holding]) -> None:
         """Stops, lets running callbacks end, commits, and only then tells the coordinator."""
         for holding in holdings:
             self._stop(holding)
         await self._quiet(holdings, self.settings.release_timeout_s)
         await self._commit(holdings)
-        queues = [h.queue for h in holdings if self._holdings.get(h.queue) is h]
-        for queue in queues:
+        gone = {h.queue for h in holdings if self._holdings.get(h.queue) is h}
+        for queue in gone:
             del self._holdings[queue]
-        if queues:
-            await self._membership.released(generation, queues)
+        if told := gone - self._wanted:  # the others were assigned again meanwhile: still ours
+            await self._membership.released(self._generation, told)
         self._reconcile()
 
     def _drop(self, queues: Iterable[MessageQueue]) -> list[Holding]:

@@ -21,8 +21,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
     ("grpc.min_reconnect_backoff_ms", RECONNECT_MS_MIN),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
-    # A pod that restarts has its name on a new address: look again when a connection fails, not only
-    # after gRPC's 30 s.
+    # A pod that restarts has its name at a new address: look again when a connection fails, and not
+    # only after gRPC's 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", RECONNECT_MS_MAX),
     # Retries are ours (tenacity): gRPC's would buffer and hide what was sent.
     ("grpc.enable_retries", 0),

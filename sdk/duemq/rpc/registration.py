@@ -8,6 +8,7 @@ report.
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Sequence
 
 from duemq.errors import DuemqError
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 3.0
 DEREGISTER_TIMEOUT_S = 2.0
 RETRY_S_MIN = 0.1
+# Heartbeats come this much of a period apart, by lot: never later than a nameserver that has just
+# started waits for them, and not all brokers' at once.
+SPREAD = (0.7, 0.9)
 # A report holds this many periods without another.
 EXPIRY_PERIODS = 3
 
@@ -97,7 +101,7 @@ class Registration:
         except DuemqError as error:
             return failures.failed(error)
         failures.succeeded(answer.accepted)
-        return self._period_s
+        return self._period_s * random.uniform(*SPREAD)
 
     async def _deregister(self, address: str) -> None:
         request = nameserver_pb2.DeregisterRequest(version=self._version)

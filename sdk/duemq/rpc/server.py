@@ -11,6 +11,7 @@ for clients (readiness).  Clean stop, in this order: leave the nameservers (regi
 
 import asyncio
 import ctypes
+import gc
 import inspect
 import json
 import logging
@@ -71,8 +72,11 @@ Codec: TypeAlias = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
 
 
 def prepare_process() -> None:
-    """Tunes memory and thread switching of this process for moving large frames."""
+    """Tunes memory and thread switching of this process; call it when all is imported."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # What was imported lives as long as the process: collections need not look at it.
+    gc.collect()
+    gc.freeze()
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # not glibc: slower, not wrong
@@ -280,15 +284,28 @@ class _Guard:
         self._began = self._watch.begin()
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
+        cause = _cause(error)
+        if cause is None:
             self._watch.end(self._began, "OK")
-        elif isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
-            sent = self._watch.to_send(error)
+        elif isinstance(cause, Exception) and not isinstance(cause, grpc.aio.AbortError):
+            sent = self._watch.to_send(cause)
             code = status.status_of(sent)
             self._watch.end(self._began, code.name)
             await self._context.abort(code, status.details(sent), status.trailer(sent))
         else:  # the client went away, the server stops, or the method aborted by itself
             self._watch.end(self._began, "CANCELLED")
+            if cause is not error:
+                raise cause
+
+
+def _cause(error: BaseException | None) -> BaseException | None:
+    """What a task group's exception comes down to: its first error, or the cancellation."""
+    while isinstance(error, BaseExceptionGroup):
+        _, errors = error.split(asyncio.CancelledError)
+        if errors is None:
+            return asyncio.CancelledError()
+        error = errors.exceptions[0]
+    return error
 
 
 class _Watch:

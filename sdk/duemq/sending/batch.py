@@ -33,16 +33,20 @@ RECORD_BYTES = 64
 Way = tuple["Queue | None", int]
 """How messages of a topic travel: their queue (None: any) and the field of their due times."""
 
+PLAIN: Way = (None, 0)
+
 
 class Batch:
     """Messages of one topic and one way to travel."""
 
     __slots__ = (
+        "_count",
         "base_offset",
+        "begun_ms",
         "bodies",
         "born",
+        "born_ms",
         "broker",
-        "count",
         "deadline",
         "done",
         "due_field",
@@ -58,7 +62,6 @@ class Batch:
         "key_hashes",
         "lane",
         "number",
-        "opened",
         "queue",
         "queue_id",
         "sequence",
@@ -79,19 +82,18 @@ class Batch:
         growing: dict[Way, Batch],
         number: int,
         id_head: bytes,
-        opened: float,
-        deadline: float,
+        now_ms: int,
     ) -> None:
-        """`growing`: where it stands as long as it grows.  Times in the monotonic clock's s."""
+        """`growing`: where it stands as long as it grows."""
         self.topic = topic
         self.way = way
         self.queue, self.due_field = way
         self.growing = growing
         self.number = number
         self.id_head = id_head
-        self.opened = opened
-        self.deadline = deadline
-        self.count = 0
+        self.begun_ms = now_ms
+        self.deadline = 0.0  # monotonic; the pump sets it
+        self._count = 0
         self.size = 0
 
         self.bodies: list[bytes] = []
@@ -99,7 +101,8 @@ class Batch:
         self.tag_hashes: list[int] | int = 0
         self.key_hashes: list[int] | int = 0
         self.due_values: list[int] = []
-        self.born: list[tuple[int, int]] = []
+        self.born: list[tuple[int, int]] = [(0, now_ms)]
+        self.born_ms = now_ms
         self.spans: dict[int, SendSpan] = {}
 
         self.lane: Lane | None = None
@@ -118,35 +121,31 @@ class Batch:
         self.due_ms = b""
         self.waiters: list[Callable[[], None]] = []
 
-    def add(self, body: bytes, extras: Extras | None, due_value: int, now_ms: int) -> int:
-        """Appends a message; answers its index."""
-        index = self.count
-        if extras is not None or self.extras is not None:
-            self._add_extras(extras or encoding.NO_EXTRAS)
-        self.bodies.append(body)
-        if self.due_field:
-            self.due_values.append(due_value)
-        if not self.born or self.born[-1][1] != now_ms:
-            self.born.append((index, now_ms))
-        self.count = index + 1
-        self.size += len(body) + RECORD_BYTES
-        return index
+    @property
+    def count(self) -> int:
+        """How many messages it has."""
+        return self._count or len(self.bodies)
 
-    def _add_extras(self, extras: Extras) -> None:
+    def born_at(self, index: int, now_ms: int) -> None:
+        """The messages from `index` on were made at `now_ms`."""
+        self.born.append((index, now_ms))
+        self.born_ms = now_ms
+
+    def add_extras(self, extras: Extras) -> None:
+        """Of the next message.  Once one has them, all get them."""
         if self.extras is None:
-            self.extras = [b""] * self.count
-            self.tag_hashes = [0] * self.count
-            self.key_hashes = [0] * self.count
+            count = len(self.bodies)
+            self.extras = [b""] * count
+            self.tag_hashes = [0] * count
+            self.key_hashes = [0] * count
         self.extras.append(extras.encoded)
-        self.size += len(extras.encoded)
         self.tag_hashes.append(extras.tag_hash)  # type: ignore[union-attr]
         self.key_hashes.append(extras.key_hash)  # type: ignore[union-attr]
 
-    def fill(self, bodies: list[bytes], extras: Extras | None, due_value: int, now_ms: int) -> None:
+    def fill(self, bodies: list[bytes], extras: Extras | None, due_value: int) -> None:
         """Takes a list of bodies over that share everything else."""
         count = len(bodies)
-        self.bodies, self.count = bodies, count
-        self.born = [(0, now_ms)]
+        self.bodies = bodies
         self.size = sum(map(len, bodies)) + RECORD_BYTES * count
         if extras is not None:
             self.extras = [extras.encoded] * count
@@ -167,6 +166,7 @@ class Batch:
                 self.encoded = encoding.renumbered(self.encoded, queue_id, numbers)
         else:
             self.encoded = self._encode(queue_id, numbers)
+            self._count = self.count
             self.bodies, self.extras, self.due_values = [], None, []
             self.tag_hashes = self.key_hashes = 0
         self.queue_id = queue_id
@@ -174,9 +174,7 @@ class Batch:
         return self.encoded
 
     def _encode(self, queue_id: int, numbers: Numbers) -> bytes:
-        parts, sizes = encoding.records_and_sizes(
-            self.bodies, self.extras, self.id_head, self.born
-        )
+        parts, sizes = encoding.records_and_sizes(self.bodies, self.extras, self.id_head, self.born)
         due_values = b""
         if self.due_field:
             due_values = encoding.due_array(self.due_field, self.due_values)
@@ -214,6 +212,7 @@ class Batch:
         self._settle()
 
     def _settle(self) -> None:
+        self._count = self.count
         self.bodies, self.extras, self.encoded, self.lane = [], None, b"", None
         self._end_spans()
         # `done` first: a waiter that came after the list was taken looks at `done` again.

@@ -1,14 +1,14 @@
 """From a call's arguments to messages in the outbox.  Runs in callers' threads; does not wait."""
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from itertools import islice
+from time import time_ns
 from typing import NamedTuple
 
 from duemq import tracing
 from duemq.balance import queue_of_key
-from duemq.due import Due, due_of
+from duemq.due import due_of
 from duemq.errors import InvalidArgument, TopicNotFound
 from duemq.message import Outgoing
 from duemq.route import Queue
@@ -53,6 +53,7 @@ class Intake:
     def __init__(self, outbox: Outbox, frame_bytes: int) -> None:
         self._outbox = outbox
         self._frame_bytes = frame_bytes
+        self._tracing = False
 
     def offer(
         self,
@@ -76,13 +77,13 @@ class Intake:
                 queue = queue_for(target, ordering_key)
         if delay is not None or deliver_at is not None or delay_level is not None:
             due = due_of(delay, deliver_at, delay_level)
+        if not target.growing:
+            self._tracing = tracing.enabled()  # once a frame
         trace = None
-        if target.traced and tracing.enabled():
+        if self._tracing and target.traced:
             trace = _trace(target.topic, body, key, tag, ordering_key, properties)
-        now_ms = time.time_ns() // 1_000_000
-        return self._outbox.add(
-            target, queue, body, extras, due, time.monotonic(), now_ms, trace
-        )
+        now_ms = time_ns() // 1_000_000
+        return self._outbox.add(target, queue, body, extras, due, now_ms, trace)
 
     def chunks(self, messages: Iterable[bytes | Outgoing]) -> Iterator[list[bytes | Outgoing]]:
         """Cuts an iterable to what roughly fills a frame each."""
@@ -140,9 +141,9 @@ class Intake:
                 queue = queue_for(target, ordering_key)
         if delay is not None or deliver_at is not None or delay_level is not None:
             due = due_of(delay, deliver_at, delay_level)
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = time_ns() // 1_000_000
         return [
-            (self._add_list(target, queue, part, extras, due, now_ms), 0, len(part))
+            (self._outbox.add_list(target, queue, part, extras, due, now_ms), 0, len(part))
             for part in self._parts(bodies, extras)
         ]
 
@@ -155,17 +156,6 @@ class Intake:
         if whole <= self._frame_bytes * OVERSHOOT and len(bodies) <= BLOCK_MESSAGES:
             return [bodies]
         return chunks_of(bodies, message_bytes, self._frame_bytes)
-
-    def _add_list(
-        self,
-        target: Target,
-        queue: Queue | None,
-        bodies: list[bytes],
-        extras: Extras | None,
-        due: Due | None,
-        now_ms: int,
-    ) -> Batch:
-        return self._outbox.add_list(target, queue, bodies, extras, due, time.monotonic(), now_ms)
 
 
 def queue_for(target: Target, ordering_key: str) -> Queue:

@@ -115,7 +115,7 @@ class Sender:
         if self._timer is not None:
             self._timer.cancel()
         await asyncio.gather(*(link.close() for link in self._links.values()))
-        self._take_in()
+        self._take_in(time.monotonic())
         for batch in list(self._open):
             if not batch.done:
                 outcome = "its outcome is unknown" if batch.in_flight else "it was not sent"
@@ -127,7 +127,7 @@ class Sender:
     def pump(self) -> None:
         """Sends what can be sent now."""
         now = time.monotonic()
-        self._take_in()
+        self._take_in(now)
         self._expire(now)
         for name in self._wanted_brokers():
             self._link(name).want()
@@ -142,8 +142,9 @@ class Sender:
                 link.put(frame)
         self._set_timer(now)
 
-    def _take_in(self) -> None:
+    def _take_in(self, now: float) -> None:
         for batch in self._outbox.take_arrivals():
+            batch.deadline = now + self._settings.send_timeout_s
             self._open.append(batch)
             if batch.queue is None:
                 self._pools.setdefault(batch.topic, deque()).append(batch)
@@ -423,4 +424,3 @@ class Sender:
             self._timer = self._loop.call_at(self._open[0].deadline, self.pump)
         else:
             self._timer = None
-

@@ -15,10 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from duemq.errors import DuemqError, TooLarge
-from duemq.telemetry import TRACE_TOPIC, columns
-
-EXPORT_TIMEOUT_S = 10.0
-"""For one batch to become durable; OpenTelemetry's default for exporters."""
+from duemq.telemetry import columns
 
 _logger = logging.getLogger(__name__)
 
@@ -31,25 +28,6 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Gives up its connection."""
-
-
-class ProducerSink:
-    """Sends with a producer of its own, made at first use: in the exporting thread."""
-
-    def __init__(self, nameserver: str) -> None:
-        from duemq import Producer, ProducerSettings
-
-        self._producer = Producer(
-            nameserver, settings=ProducerSettings(send_timeout_s=EXPORT_TIMEOUT_S)
-        )
-
-    def send(self, body: bytes) -> None:
-        """Stores one batch in %TRACE%."""
-        self._producer.send(TRACE_TOPIC, body)
-
-    def close(self) -> None:
-        """Closes the producer."""
-        self._producer.close()
 
 
 class DueMQSpanExporter(SpanExporter):
@@ -109,7 +87,7 @@ class DueMQSpanExporter(SpanExporter):
             try:
                 sink.close()
             except DuemqError as error:
-                _logger.warning("trace producer did not close: %s", error)
+                _logger.warning("trace sink did not close: %s", error)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing waits here: `export` returns when its batch is stored."""

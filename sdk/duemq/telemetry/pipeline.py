@@ -13,7 +13,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from duemq.telemetry.exporter import DueMQSpanExporter, ProducerSink, Sink
+from duemq.telemetry import TRACE_TOPIC
+from duemq.telemetry.exporter import DueMQSpanExporter, Sink
+from duemq.telemetry.sink import TraceSink
 
 BATCH_SPANS_MAX = 512
 """Spans in one SpanBatch (protos/duemq/v1/trace.proto)."""
@@ -22,6 +24,9 @@ QUEUE_SPANS_MAX = 16_384
 """Spans that wait for export, about 3 KB each; more are dropped and counted."""
 
 EXPORT_PERIOD_MS = 1_000
+
+EXPORT_TIMEOUT_S = 10.0
+"""For one batch to become durable; OpenTelemetry's default for exporters."""
 
 
 class Pipeline:
@@ -127,7 +132,7 @@ def _exporter(name: str, nameserver: str) -> SpanExporter:
     if name == "duemq":
 
         def make_sink() -> Sink:
-            return ProducerSink(nameserver)
+            return TraceSink(nameserver, TRACE_TOPIC, EXPORT_TIMEOUT_S)
 
         return DueMQSpanExporter(make_sink)
     # Not a dependency: the many who need no collector need not install its exporter.

@@ -95,7 +95,9 @@ def test_strategies_plug_in_by_name() -> None:
         return {members[-1]: all_queues}
 
     register_strategy("last-takes-all", everything_to_the_last)
-    shares = allocate(strategy_named("last-takes-all"), queues(3), {"a": ["orders"], "b": ["orders"]})
+    shares = allocate(
+        strategy_named("last-takes-all"), queues(3), {"a": ["orders"], "b": ["orders"]}
+    )
     assert set(shares.values()) == {"b"}
 
 

@@ -178,8 +178,8 @@ def test_a_timer_and_a_restart_are_changes_without_topics(registry):
     assert registry.changes_since(told).topics == ()
 
 
-def test_a_watcher_behind_the_journal_is_told_everything(registry, monkeypatch):
-    monkeypatch.setattr(module, "JOURNAL_TOPICS_MAX", 2)
+def test_a_watcher_behind_the_journal_is_told_everything():
+    registry = Registry(ready_at_ms=0, journal_topics_max=2)
     registry.register(OLD, broker("a", topics=("t",)), 0)
     behind = registry.revision
     registry.register(OLD, broker("b", topics=("u", "v")), 0)

@@ -72,7 +72,7 @@ def test_a_cut_survives_a_power_failure() -> None:
     assert recovered(disk) == BODIES[:2]
     disk = disk.after_power_cut(None)
     assert len(disk.content(FIRST)) == 2 * ENTRY_BYTES
-    assert f"{FIRST}.broken-{2 * ENTRY_BYTES}" in disk.paths
+    assert disk.content(f"{FIRST}.broken-{2 * ENTRY_BYTES}") == b"garbage"
 
 
 def test_the_loss_of_acknowledged_data_at_the_end_is_an_error_in_the_log(

@@ -55,7 +55,7 @@ def test_a_wrong_option_is_named_with_its_value_and_what_is_allowed(name, value)
     with pytest.raises(InvalidArgument) as refused:
         parse({"topic": "orders", name: value})
     assert refused.value.field.lower() == name.lower()
-    assert refused.value.value.strip() or not value.strip(' ,')
+    assert refused.value.value.strip() or not value.strip(" ,")
     assert refused.value.limit
 
 

@@ -39,7 +39,7 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
     )
     @session_options
     @pass_session
-    def command(session: Session, data: str | None, brokers: int, **options: Any) -> Exit:
+    def command(session: Session, /, data: str | None, brokers: int, **options: Any) -> Exit:
         nameserver = session.nameserver if session.nameserver_given else None
         if name in suite.OWN_CLUSTER_ONLY:
             nameserver = None

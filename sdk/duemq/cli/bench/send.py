@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from duemq import Producer
+from duemq import PendingReceipt, Producer
 from duemq.cli.bench import floors
 from duemq.cli.bench.report import Report
 from duemq.cli.bench.target import Target
@@ -31,7 +31,7 @@ def run(target: Target, report: Report, *, call: str, count: int, size: int) -> 
 
 
 def _send_each(nameserver: str, topic: str, count: int, size: int) -> float:
-    pending = deque()
+    pending: deque[PendingReceipt] = deque()
     with Producer(nameserver) as producer:
         submit = producer.submit
         began = time.perf_counter()

@@ -56,7 +56,7 @@ def run(
 ) -> Report:
     """Runs one benchmark; `before` is shown the report when its parameters are known."""
     with target(place.nameserver, directory=place.directory, brokers=place.brokers) as measured:
-        where = {"nameserver": measured.nameserver}
+        where: dict[str, Any] = {"nameserver": measured.nameserver}
         if measured.cluster is not None:
             where = {"brokers": place.brokers, "directory": str(measured.directory)}
         flush = {} if measured.cluster is None else {"flush_mode": "sync"}

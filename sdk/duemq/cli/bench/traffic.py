@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import Self
 
 from duemq import Message, Producer, PushConsumer
 from duemq.cli.bench.arrivals import NUMBER_BYTES, Arrivals, number_of, numbered
@@ -57,7 +58,7 @@ class Receiver:
             settings=ConsumerSettings(start_from="earliest", threads=1),
         )
 
-    def __enter__(self) -> Receiver:
+    def __enter__(self) -> Self:
         self._consumer.start()
         return self
 

@@ -62,9 +62,7 @@ def test_an_error_that_is_not_ours_has_a_code_too() -> None:
         (errors.Corrupt, Exit.FAILED),
     ],
 )
-def test_the_exit_code_tells_what_kind_of_error(
-    error: type[errors.DuemqError], code: Exit
-) -> None:
+def test_the_exit_code_tells_what_kind_of_error(error: type[errors.DuemqError], code: Exit) -> None:
     assert exit_of(error("x")) is code
 
 

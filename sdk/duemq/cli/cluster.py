@@ -1,0 +1,103 @@
+"""`duemq cluster`: what runs, and how it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from duemq import Admin
+from duemq.cli.exits import Exit
+from duemq.cli.session import Session, pass_session, session_options
+from duemq.descriptions import BrokerDescription, ClusterDescription, TimerStats
+
+
+@click.group()
+def cluster() -> None:
+    """The cluster: nameservers, brokers, timer shards."""
+
+
+@cluster.command()
+@session_options
+@pass_session
+def show(session: Session, /) -> Exit:
+    """Show every member and its state; the exit code is 0 only if all answered.
+
+    With --json, a line a member: kind, name, address, error, and what that kind tells.
+    """
+    with Admin(session.nameserver) as admin:
+        found = admin.cluster()
+    rows = list(_rows(found))
+    if session.json:
+        session.output.table((), rows, empty="")
+    else:
+        shown = ({**row, "state": _state(row)} for row in rows)
+        session.output.table(("kind", "name", "address", "state"), shown, empty="nobody")
+    return Exit.FAILED if any(row["error"] for row in rows) else Exit.OK
+
+
+def _rows(found: ClusterDescription) -> Iterator[dict[str, Any]]:
+    for nameserver in found.nameservers:
+        address = nameserver.address
+        yield {
+            "kind": "nameserver",
+            "name": address,
+            "address": address,
+            "error": nameserver.error,
+        }
+    yield from map(_broker, found.brokers)
+    yield from map(_timer, found.timers)
+
+
+def _broker(broker: BrokerDescription) -> dict[str, Any]:
+    return {
+        "kind": "broker",
+        "name": broker.name,
+        "address": broker.address,
+        "error": broker.error,
+        "version": broker.version,
+        "started_ms": broker.started_ms,
+        "store_id": f"{broker.store_id:016x}",
+        "read_only": broker.read_only,
+        "log_start_position": broker.log_start_position,
+        "log_durable_position": broker.log_durable_position,
+        "checkpoint_position": broker.checkpoint_position,
+        "delay_levels_ms": broker.delay_levels_ms,
+    }
+
+
+def _timer(timer: TimerStats) -> dict[str, Any]:
+    return {
+        "kind": "timer",
+        "name": timer.name,
+        "address": timer.address,
+        "error": timer.error,
+        "shard": timer.shard,
+        "shards": timer.shards,
+        "accepted": timer.accepted,
+        "pending": timer.pending,
+        "fired": timer.fired,
+        "cancelled": timer.cancelled,
+        "in_flight": timer.in_flight,
+        "near": timer.near,
+        "next_due_ms": timer.next_due_ms,
+        "lateness_p50_ms": timer.lateness_p50_ms,
+        "lateness_p99_ms": timer.lateness_p99_ms,
+        "lateness_max_ms": timer.lateness_max_ms,
+    }
+
+
+def _state(row: dict[str, Any]) -> str:
+    """A member's state for people."""
+    if row["error"]:
+        return f"no answer: {row['error']}"
+    if row["kind"] == "broker":
+        held = (row["log_durable_position"] - row["log_start_position"]) / 1e6
+        return f"log {held:,.1f} MB{', read-only' if row['read_only'] else ''}"
+    if row["kind"] == "timer":
+        return (
+            f"pending {row['pending']:,}, fired {row['fired']:,}, cancelled {row['cancelled']:,}, "
+            f"late p99 {row['lateness_p99_ms']:.0f} ms"
+        )
+    return "answers"

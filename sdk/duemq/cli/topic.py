@@ -1,0 +1,115 @@
+"""`duemq topic`: making, listing, looking at and deleting topics."""
+
+from __future__ import annotations
+
+import click
+
+from duemq import Admin
+from duemq.cli.output import local_time
+from duemq.cli.session import Session, pass_session, session_options
+
+
+@click.group()
+def topic() -> None:
+    """Topics: named streams of messages, spread over queues on all brokers."""
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--queues",
+    type=click.IntRange(0, 1024),
+    default=0,
+    help="On each broker; 0: the broker's default.",
+)
+@click.option(
+    "--message-bytes-max",
+    type=click.IntRange(0),
+    default=0,
+    help="Largest body; 0: the broker's default.",
+)
+@session_options
+@pass_session
+def create(session: Session, /, name: str, queues: int, message_bytes_max: int) -> None:
+    """Make the topic NAME on every broker.  Brokers make topics by themselves at the first send.
+
+    With --json: topic, queues, message_bytes_max, brokers.
+
+    \b
+    Example:
+      duemq topic create orders --queues 8
+    """
+    with Admin(session.nameserver) as admin:
+        made = admin.create_topic(name, queues=queues, message_bytes_max=message_bytes_max)
+    row = {
+        "topic": made.name,
+        "queues": made.queues,
+        "message_bytes_max": made.message_bytes_max,
+        "brokers": made.brokers,
+    }
+    brokers = ", ".join(made.brokers)
+    session.output.record(row, f"topic {made.name}: {made.queues} queues on {brokers}")
+
+
+@topic.command("list")
+@click.option("--system", is_flag=True, help="With those of DueMQ itself, such as %TIMER%.")
+@session_options
+@pass_session
+def list_topics(session: Session, /, system: bool) -> None:
+    """List all topics.  With --json: topic, queues, message_bytes_max, brokers."""
+    with Admin(session.nameserver) as admin:
+        found = admin.topics(system=system)
+    rows = (
+        {
+            "topic": each.name,
+            "queues": each.queues,
+            "message_bytes_max": each.message_bytes_max,
+            "brokers": each.brokers,
+        }
+        for each in found
+    )
+    session.output.table(
+        ("topic", "queues", "message_bytes_max", "brokers"), rows, empty="no topics yet"
+    )
+
+
+@topic.command()
+@click.argument("name")
+@session_options
+@pass_session
+def show(session: Session, /, name: str) -> None:
+    """Show NAME queue by queue.
+
+    With --json, a line a queue: topic, broker, queue, min_offset, max_offset, last_store_ms.
+    """
+    with Admin(session.nameserver) as admin:
+        found = admin.describe_topic(name)
+    output = session.output
+    output.note(
+        f"{found.name}: {found.messages:,} messages, bodies up to {found.message_bytes_max:,} bytes"
+    )
+    last = "last_store_ms" if output.as_json else "last_stored"
+    rows = (
+        {
+            "topic": found.name,
+            "broker": queue.broker,
+            "queue": queue.queue,
+            "min_offset": queue.min_offset,
+            "max_offset": queue.max_offset,
+            last: queue.last_store_ms if output.as_json else local_time(queue.last_store_ms or 0),
+        }
+        for queue in found.queues
+    )
+    columns = ("broker", "queue", "min_offset", "max_offset", last)
+    output.table(columns, rows, empty="no queues")
+
+
+@topic.command()
+@click.argument("name")
+@session_options
+@pass_session
+def delete(session: Session, /, name: str) -> None:
+    """Delete NAME and its messages on every broker."""
+    with Admin(session.nameserver) as admin:
+        admin.delete_topic(name)
+    session.output.record({"topic": name, "deleted": True}, f"topic {name} deleted")

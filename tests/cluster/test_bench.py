@@ -1,0 +1,55 @@
+"""Every benchmark runs, small, and prints what it promises."""
+
+from __future__ import annotations
+
+import pytest
+
+from duemq.embedded import EmbeddedCluster
+from tests.cluster.harness import duemq, rows
+
+LATENCY = {"p50_ms", "p99_ms", "max_ms"}
+RATE = {"msgs_per_s", "floor_msgs_per_s", "floor_ratio"}
+COUNTS = {"lost", "twice"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "figures"),
+    [
+        (("send", "--count", "3000"), RATE | COUNTS),
+        (("send", "--call", "each", "--count", "3000"), RATE | COUNTS),
+        (("latency", "--count", "50"), RATE | LATENCY | COUNTS),
+        (("consume", "--count", "3000"), RATE | COUNTS),
+        (("consume", "--callback", "each", "--count", "3000"), RATE | COUNTS),
+        (("e2e", "--rate", "200", "--seconds", "1"), LATENCY | COUNTS),
+        (
+            ("timers", "--count", "1000", "--spread", "1"),
+            {"accepted_per_s", "fired_per_s", "early"} | LATENCY | COUNTS,
+        ),
+        (("lateness", "--rate", "200", "--seconds", "1"), {"early"} | LATENCY | COUNTS),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_benchmark_reports_its_figures(
+    cluster: EmbeddedCluster, arguments: tuple[str, ...], figures: set[str]
+) -> None:
+    (report,) = rows(duemq(cluster.nameserver, "bench", *arguments, "--json"))
+    assert report["bench"] == arguments[0]
+    assert report["parameters"]
+    assert figures <= set(report["figures"])
+    assert all(report["figures"].get(name, 0) == 0 for name in ("lost", "twice", "early"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "figures"),
+    [
+        (("pending", "--count", "2000"), {"rss_mb", "restart_s"}),
+        (("restart", "--log-bytes", "2000000"), {"restart_s", "lost", "twice"}),
+        (("idle", "--seconds", "1"), {"rss_mb", "cpu_percent"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_a_benchmark_with_its_own_cluster_reports_its_figures(
+    arguments: tuple[str, ...], figures: set[str]
+) -> None:
+    (report,) = rows(duemq("127.0.0.1:1", "bench", *arguments, "--json"))
+    assert figures <= set(report["figures"])

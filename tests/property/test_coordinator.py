@@ -1,0 +1,264 @@
+"""Any history of a group: members, streams, deaths, zombies, restarts of the coordinator.
+
+The members here follow the protocol as the SDK does; their streams lose what is under way when they
+break.  `Fences` stands for the brokers' offsets: the newest generation that took each queue over.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+)
+
+from broker.coordinator import Assignment, Coordinator, Hello, Step
+from duemq.balance import MessageQueue, allocate, average
+from duemq.errors import FencedMember
+
+TIMEOUT_MS = 10_000
+GROUP = "g"
+
+
+@dataclass
+class Hold:
+    """A queue as its member sees it.  `orphan`: the member's session ended since it took it over."""
+
+    generation: int
+    releasing: bool = False
+    orphan: bool = False
+
+
+@dataclass
+class Member:
+    """A member that follows the protocol."""
+
+    member_id: str
+    inbox: deque[Assignment] = field(default_factory=deque)
+    outbox: deque[tuple[int, MessageQueue]] = field(default_factory=deque)  # released
+    held: dict[MessageQueue, Hold] = field(default_factory=dict)
+    wanted: frozenset[MessageQueue] = frozenset()
+    generation: int = 0
+    connected: bool = False
+    dead: bool = False
+
+
+class GroupHistory(RuleBasedStateMachine):
+    """One group, one coordinator that may be killed."""
+
+    members = Bundle("members")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms = 1_700_000_000_000
+        self.everyone: dict[str, Member] = {}
+        self.fences: dict[MessageQueue, int] = {}
+        self.queue_count = 0
+        self.saved: bytes | None = None
+        self.coordinator = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
+
+    # --- the shell around the core --------------------------------------------------------
+
+    def publish(self, step: Step) -> None:
+        if self.coordinator.changed:
+            self.saved = self.coordinator.snapshot()
+        self.orphan_lost_sessions()
+        for assignment in step.assignments:
+            self.check_nothing_is_given_twice(assignment)
+            member = self.everyone[assignment.member_id]
+            if member.connected:
+                member.inbox.append(assignment)
+
+    def orphan_lost_sessions(self) -> None:
+        groups = {group.name: group for group in self.coordinator.groups()}
+        group = groups.get(GROUP)
+        for member in self.everyone.values():
+            missing = group is None or member.member_id not in group.members
+            if missing and not (group is not None and group.hold_until_ms is not None):
+                for hold in member.held.values():
+                    hold.orphan = True
+
+    def check_nothing_is_given_twice(self, assignment: Assignment) -> None:
+        for queue in assignment.queues:
+            for other in self.everyone.values():
+                if other.member_id != assignment.member_id and queue in other.held:
+                    assert other.held[queue].orphan, f"{queue} is still with {other.member_id}"
+
+    def routes(self) -> list[MessageQueue]:
+        return [MessageQueue("t", f"b{n % 2}", n // 2) for n in range(self.queue_count)]
+
+    # --- history --------------------------------------------------------------------------
+
+    @initialize(queue_count=st.integers(0, 9))
+    def begin(self, queue_count: int) -> None:
+        self.change_queues(queue_count)
+
+    @rule(queue_count=st.integers(0, 9))
+    def change_queues(self, queue_count: int) -> None:
+        self.queue_count = queue_count
+        self.publish(self.coordinator.routes_changed({"t": self.routes()}, ["b1"], self.now_ms))
+
+    @rule(target=members, name=st.integers(0, 6))
+    def new_member(self, name: int) -> Member:
+        """Ids are never used twice: a member that comes anew has a new one."""
+        member_id = f"m{name}-{len(self.everyone)}"
+        member = self.everyone[member_id] = Member(member_id)
+        self.hello(member)
+        return member
+
+    def hello(self, member: Member) -> None:
+        member.inbox.clear()
+        member.outbox.clear()
+        member.connected = True
+        known = max(self.fences.values(), default=0)
+        hello = Hello(
+            GROUP,
+            member.member_id,
+            {"t": ""},
+            generation=member.generation,
+            owned=tuple(member.held),
+        )
+        self.publish(self.coordinator.join(hello, self.now_ms, known))
+
+    @rule(member=members)
+    def reconnect(self, member: Member) -> None:
+        if not member.dead:
+            self.hello(member)
+
+    @rule(member=members)
+    def hear(self, member: Member) -> None:
+        """The member takes in the next assignment."""
+        if member.dead or not member.inbox:
+            return
+        assignment = member.inbox.popleft()
+        member.generation = assignment.generation
+        member.wanted = frozenset(assignment.queues)
+        for queue, hold in member.held.items():
+            if queue not in member.wanted:
+                hold.releasing = True
+            elif hold.generation >= self.fences[queue]:
+                hold.orphan = False  # the coordinator has given it to this session
+        for queue in member.wanted & member.held.keys():
+            if member.held[queue].generation < self.fences[queue]:  # the next pull shows it
+                del member.held[queue]
+        self.take_over(member)
+
+    def take_over(self, member: Member) -> None:
+        for queue in member.wanted - member.held.keys():
+            if self.fences.get(queue, 0) > member.generation:
+                member.wanted -= {queue}  # someone is newer: what is true?
+                self.hello(member)
+                return
+            holders = [m for m in self.everyone.values() if queue in m.held]
+            same = [m for m in holders if m.held[queue].generation == member.generation]
+            assert not same, f"{queue} has two owners in generation {member.generation}"
+            self.fences[queue] = member.generation
+            member.held[queue] = Hold(member.generation)
+
+    @rule(member=members)
+    def release(self, member: Member) -> None:
+        """The member has finished with one of the queues that it must give up."""
+        for queue, hold in list(member.held.items()):
+            if hold.releasing and not member.dead:
+                del member.held[queue]
+                if member.connected and queue not in member.wanted:
+                    member.outbox.append((member.generation, queue))
+                self.take_over(member)
+                return
+
+    @rule(member=members)
+    def speak(self, member: Member) -> None:
+        """The coordinator hears the next thing that the member said, or its heartbeat."""
+        if member.dead or not member.connected:
+            return
+        try:
+            if member.outbox:
+                generation, queue = member.outbox.popleft()
+                step = self.coordinator.released(
+                    GROUP, member.member_id, generation, [queue], self.now_ms
+                )
+                self.publish(step)
+            else:
+                self.coordinator.heartbeat(GROUP, member.member_id, self.now_ms)
+        except FencedMember:
+            member.held.clear()
+            member.wanted = frozenset()
+            self.hello(member)
+
+    @rule(member=consumes(members))
+    def leave(self, member: Member) -> None:
+        if not member.dead:
+            member.held.clear()
+            member.dead = True
+            self.publish(self.coordinator.leave(GROUP, member.member_id, self.now_ms))
+
+    @rule(member=consumes(members))
+    def kill(self, member: Member) -> None:
+        member.dead = True
+        member.connected = False
+
+    @rule(milliseconds=st.sampled_from([1, 100, 3_000, 9_999, 10_000, 11_000]))
+    def pass_time(self, milliseconds: int) -> None:
+        until_ms = self.now_ms + milliseconds
+        while (next_ms := self.coordinator.next_ms()) is not None and next_ms <= until_ms:
+            self.now_ms = max(self.now_ms, next_ms)
+            self.publish(self.coordinator.tick(self.now_ms))
+        self.now_ms = until_ms
+
+    @rule(backwards=st.booleans())
+    def restart_coordinator(self, backwards: bool) -> None:
+        """Killed after it saved; what it said is lost with the streams."""
+        self.coordinator = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
+        if backwards:
+            self.now_ms -= 60_000
+        if self.saved is not None:
+            self.coordinator.restore(self.saved, self.now_ms)
+        for member in self.everyone.values():
+            member.connected = False
+            member.inbox.clear()
+            member.outbox.clear()
+        self.publish(self.coordinator.routes_changed({"t": self.routes()}, ["b1"], self.now_ms))
+
+    # --- what always holds ----------------------------------------------------------------
+
+    @invariant()
+    def one_member_may_commit_a_queue(self) -> None:
+        for queue, fence in self.fences.items():
+            may = [
+                m.member_id
+                for m in self.everyone.values()
+                if queue in m.held and m.held[queue].generation >= fence
+            ]
+            assert len(may) <= 1, f"{queue}: {may}"
+
+    def is_releasing(self, member: Member) -> bool:
+        return any(hold.releasing for hold in member.held.values())
+
+    def teardown(self) -> None:
+        """Left alone, the group settles: everything is shared, as the strategy says."""
+        live = [m for m in self.everyone.values() if not m.dead]
+        for _ in range(4):
+            self.pass_time(TIMEOUT_MS // 2)
+            for member in live:
+                if not member.connected:
+                    self.hello(member)
+                self.speak(member)
+        while any(m.inbox or m.outbox or self.is_releasing(m) for m in live):
+            for member in live:
+                self.hear(member)
+                self.release(member)
+                self.speak(member)
+        expected = allocate(average, self.routes(), {m.member_id: ["t"] for m in live})
+        found = {queue: m.member_id for m in live for queue in m.held}
+        assert found == expected
+        assert all(not hold.orphan for m in live for hold in m.held.values())
+
+
+GroupHistory.TestCase.settings = settings(deadline=None)
+TestGroupHistory = GroupHistory.TestCase

@@ -1,0 +1,128 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from duemq.errors import DuemqError, InvalidArgument
+from duemq.rpc import status
+from duemq.v1 import broker_pb2, error_pb2, message_pb2
+from tests.service.running_broker import Client, batch, running_broker, topic_name
+
+GROUP = "billing"
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    async with running_broker(tmp_path) as (_, made):
+        yield made
+
+
+async def acquire(
+    client: Client, topic: str, generation: int, start: int = broker_pb2.EARLIEST, queue_id: int = 0
+) -> broker_pb2.OffsetResult:
+    request = broker_pb2.AcquireQueuesRequest(
+        group=GROUP,
+        member_id="m",
+        generation=generation,
+        queues=[message_pb2.QueueRef(topic=topic, broker="b1", queue_id=queue_id)],
+        start_from=start,  # type: ignore[arg-type]
+    )
+    [result] = (await status.answer(client.broker.AcquireQueues(request))).queues
+    return result
+
+
+async def commit(
+    client: Client, topic: str, offset: int, generation: int
+) -> broker_pb2.OffsetResult:
+    offsets = [broker_pb2.OffsetCommit(topic=topic, offset=offset, generation=generation)]
+    request = broker_pb2.CommitOffsetsRequest(group=GROUP, member_id="m", commits=offsets)
+    [result] = (await status.answer(client.broker.CommitOffsets(request))).queues
+    return result
+
+
+async def committed(client: Client, topic: str = "") -> dict[tuple[str, int], int]:
+    request = broker_pb2.GetOffsetsRequest(group=GROUP, topic=topic)
+    response = await status.answer(client.broker.GetOffsets(request))
+    return {(each.topic, each.queue_id): each.offset for each in response.queues}
+
+
+async def test_a_new_group_starts_at_either_end(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"] * 5), batch(topic, [b"a"] * 7, queue_id=1))
+    first = await acquire(client, topic, 1)
+    assert (first.offset, first.min_offset, first.max_offset) == (0, 0, 5)
+    latest = await acquire(client, topic, 1, broker_pb2.LATEST, queue_id=1)
+    assert latest.offset == 7
+    # Where it started stays, although nothing was consumed.
+    await client.send(batch(topic, [b"a"], queue_id=1))
+    assert (await acquire(client, topic, 2, broker_pb2.LATEST, queue_id=1)).offset == 7
+
+
+async def test_the_next_owner_continues_and_the_last_one_is_fenced(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"] * 5))
+    await acquire(client, topic, 1)
+    assert (await commit(client, topic, 3, 1)).offset == 3
+    assert (await acquire(client, topic, 2)).offset == 3
+    stale = await commit(client, topic, 4, 1)
+    assert stale.error.code == error_pb2.FENCED_MEMBER
+    assert (stale.error.field, stale.error.value, stale.error.limit) == ("generation", "1", "2")
+    assert (await acquire(client, topic, 1)).error.code == error_pb2.FENCED_MEMBER
+    assert await committed(client) == {(topic, 0): 3}
+
+
+async def test_a_pull_of_an_old_generation_is_refused(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    await acquire(client, topic, 2)
+    [refused] = (await client.pull(topic, generation=1, group=GROUP)).queues
+    assert refused.error.code == error_pb2.FENCED_MEMBER
+    [records] = (await client.pull(topic, generation=2, group=GROUP)).queues
+    assert records.next_offset == 1
+
+
+async def test_commits_ride_along_on_a_pull(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"] * 5))
+    await acquire(client, topic, 1)
+    commits = [broker_pb2.OffsetCommit(topic=topic, offset=4, generation=1)]
+    response = await client.pull(topic, offset=4, group=GROUP, commits=commits)
+    assert [each.offset for each in response.commits] == [4]
+    assert await committed(client, topic) == {
+        (topic, 0): 4,
+        (topic, 1): -1,
+        (topic, 2): -1,
+        (topic, 3): -1,
+    }
+
+
+async def test_an_offset_that_does_not_exist_is_refused(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"] * 5))
+    refused = await commit(client, topic, 6, 1)
+    assert refused.error.code == error_pb2.OFFSET_OUT_OF_RANGE
+    assert (await commit(client, "nowhere", 0, 1)).error.code == error_pb2.TOPIC_NOT_FOUND
+
+
+@pytest.mark.parametrize("group", ["", "a b", "x" * 128])
+async def test_illegal_groups_are_refused(client: Client, group: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        request = broker_pb2.GetOffsetsRequest(group=group)
+        await status.answer(client.broker.GetOffsets(request))
+    assert caught.value.field == "group"
+
+
+async def test_offsets_and_fences_survive_restarts(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await client.send(batch("orders", [b"a"] * 5))
+        await acquire(client, "orders", 7)
+        await commit(client, "orders", 2, 7)
+    async with running_broker(tmp_path) as (_, client):
+        assert (await acquire(client, "orders", 6)).error.code == error_pb2.FENCED_MEMBER
+        assert (await acquire(client, "orders", 8)).offset == 2
+
+
+async def test_generation_of_an_acquire_must_be_one(client: Client) -> None:
+    with pytest.raises(DuemqError) as caught:
+        await acquire(client, "orders", 0)
+    assert caught.value.field == "generation"

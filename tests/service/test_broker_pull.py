@@ -1,0 +1,316 @@
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from broker.process import Broker
+from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
+from duemq.rpc import status
+from duemq.v1 import admin_pb2, broker_pb2, error_pb2
+from storage import frame, record
+from tests.service.running_broker import Client, batch, running_broker, topic_name
+
+WAIT_MS = 20_000
+
+
+@pytest.fixture
+async def both(tmp_path: Path) -> AsyncIterator[tuple[Broker, Client]]:
+    async with running_broker(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def client(both: tuple[Broker, Client]) -> Client:
+    return both[1]
+
+
+async def parked(broker: Broker, count: int) -> None:
+    """Returns when so many pulls are parked."""
+    async with asyncio.timeout(20):
+        while len(broker._puller) != count:
+            await asyncio.sleep(0)
+
+
+def request(topic: str, request_id: int = 1, **fields: object) -> broker_pb2.PullRequest:
+    queue = broker_pb2.QueuePull(topic=topic)
+    return broker_pb2.PullRequest(request_id=request_id, queues=[queue], **fields)  # type: ignore[arg-type]
+
+
+async def test_limits_of_a_pull_cut_and_go_on(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"%d" % n for n in range(100)]))
+    found, offset = [], 0
+    while offset < 100:
+        [records] = (await client.pull(topic, offset=offset, max_records=7)).queues
+        bodies = [each.body for each in records.records.records]
+        assert 0 < len(bodies) <= 7
+        found += bodies
+        offset = records.next_offset
+    assert found == [b"%d" % n for n in range(100)]
+
+
+async def test_a_pull_ends_between_two_frames_if_it_can(client: Client) -> None:
+    topic = topic_name()
+    for _ in range(3):
+        await client.send(batch(topic, [b"x"] * 10))
+    [records] = (await client.pull(topic, max_records=25)).queues
+    assert records.next_offset == 20
+    assert list(records.run_offsets) == [0, 10]
+
+
+async def test_many_small_frames_and_interleaved_queues(client: Client) -> None:
+    topic = topic_name()
+    await asyncio.gather(
+        *(client.send(batch(topic, [b"%d" % n], queue_id=n % 4)) for n in range(400))
+    )
+    found = [await client.bodies(topic, queue_id) for queue_id in range(4)]
+    assert sorted(sum(found, [])) == sorted(b"%d" % n for n in range(400))
+    assert all(int(body) % 4 == queue_id for queue_id in range(4) for body in found[queue_id])
+
+
+async def test_a_filter_gives_what_matches_and_goes_past_the_rest(client: Client) -> None:
+    topic = topic_name()
+    tags = ["a", "b", "c", "a", ""] * 40
+    await client.send(batch(topic, [b"%d" % n for n in range(200)], tags=tags))
+    [records] = (await client.pull(topic, filter="a || c")).queues
+    expected = [n for n in range(200) if tags[n] in ("a", "c")]
+    assert [int(each.body) for each in records.records.records] == expected
+    runs = zip(records.run_offsets, records.run_counts, strict=True)
+    assert [first + n for first, count in runs for n in range(count)] == expected
+    assert records.next_offset == 200
+    [nothing] = (await client.pull(topic, filter="zzz")).queues
+    assert (list(nothing.records.records), nothing.next_offset) == ([], 200)
+
+
+async def test_several_queues_in_one_pull(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]), batch(topic, [b"b"], queue_id=2))
+    queues = [broker_pb2.QueuePull(topic=topic, queue_id=n) for n in range(4)]
+    response = await client.broker.Pull(broker_pb2.PullRequest(queues=queues))
+    assert sorted(each.queue_id for each in response.queues) == [0, 2]
+
+
+async def test_an_append_wakes_a_parked_pull(both: tuple[Broker, Client]) -> None:
+    broker, client = both
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    waiting = asyncio.ensure_future(client.pull(topic, offset=1, wait_ms=WAIT_MS))
+    await parked(broker, 1)
+    await client.send(batch(topic, [b"other queue"], queue_id=1))
+    await client.send(batch(topic, [b"b"]))
+    [records] = (await waiting).queues
+    assert [each.body for each in records.records.records] == [b"b"]
+    assert len(broker._puller) == 0
+
+
+async def test_a_parked_pull_with_a_filter_sleeps_on(both: tuple[Broker, Client]) -> None:
+    broker, client = both
+    topic = topic_name()
+    await client.send(batch(topic, [b"no"], tags=["n"]))
+    waiting = asyncio.ensure_future(client.pull(topic, filter="y", wait_ms=WAIT_MS))
+    await parked(broker, 1)
+    await client.send(batch(topic, [b"no"], tags=["n"]))
+    await client.send(batch(topic, [b"yes"], tags=["y"]))
+    [records] = (await waiting).queues
+    assert [each.body for each in records.records.records] == [b"yes"]
+    assert list(records.run_offsets) == [2]
+
+
+async def test_a_pull_without_data_ends_at_its_deadline(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    response = await client.pull(topic, offset=1, wait_ms=30)
+    assert not response.queues
+
+
+async def test_thousand_parked_pulls_are_all_woken(both: tuple[Broker, Client]) -> None:
+    broker, client = both
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    stream = client.broker.PullStream()
+    for number in range(1_000):
+        queue = broker_pb2.QueuePull(topic=topic, offset=1)
+        await stream.write(
+            broker_pb2.PullRequest(request_id=number + 1, queues=[queue], wait_ms=WAIT_MS)
+        )
+    await parked(broker, 1_000)
+    await client.send(batch(topic, [b"b"]))
+    answers = [await stream.read() for _ in range(1_000)]
+    assert {answer.request_id for answer in answers} == set(range(1, 1_001))
+    assert all(answer.queues[0].next_offset == 2 for answer in answers)
+    await stream.done_writing()
+
+
+async def test_a_waiting_request_holds_up_no_other(both: tuple[Broker, Client]) -> None:
+    broker, client = both
+    idle, busy = topic_name(), topic_name()
+    await client.send(batch(idle, [b"a"]), batch(busy, [b"b"]))
+    stream = client.broker.PullStream()
+    queue = broker_pb2.QueuePull(topic=idle, offset=1)
+    await stream.write(broker_pb2.PullRequest(request_id=1, queues=[queue], wait_ms=WAIT_MS))
+    await stream.write(request(busy, 2))
+    assert (await stream.read()).request_id == 2
+    await parked(broker, 1)
+    await stream.write(broker_pb2.PullRequest(request_id=3, cancel_request_id=1))
+    cancelled = await stream.read()
+    assert (cancelled.request_id, len(cancelled.queues)) == (1, 0)
+    await stream.done_writing()
+    assert await stream.read() is grpc.aio.EOF
+
+
+async def test_a_stream_that_ends_leaves_nobody_parked(both: tuple[Broker, Client]) -> None:
+    broker, client = both
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    stream = client.broker.PullStream()
+    queue = broker_pb2.QueuePull(topic=topic, offset=1)
+    await stream.write(broker_pb2.PullRequest(request_id=1, queues=[queue], wait_ms=WAIT_MS))
+    await parked(broker, 1)
+    stream.cancel()
+    await parked(broker, 0)
+
+
+async def test_a_request_id_in_use_ends_the_stream_with_an_error(
+    both: tuple[Broker, Client],
+) -> None:
+    broker, client = both
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    stream = client.broker.PullStream()
+    queue = broker_pb2.QueuePull(topic=topic, offset=1)
+    for _ in range(2):
+        await stream.write(broker_pb2.PullRequest(request_id=1, queues=[queue], wait_ms=WAIT_MS))
+    with pytest.raises(InvalidArgument) as caught:
+        await status.answer(stream.read())
+    assert caught.value.field == "request_id"
+    await parked(broker, 0)
+
+
+async def test_errors_of_queues_travel_beside_the_others_records(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    queues = [
+        broker_pb2.QueuePull(topic=topic),
+        broker_pb2.QueuePull(topic=topic, queue_id=1, offset=5),
+        broker_pb2.QueuePull(topic=topic, queue_id=9),
+        broker_pb2.QueuePull(topic="nowhere"),
+    ]
+    response = await client.broker.Pull(broker_pb2.PullRequest(queues=queues))
+    answers = {(each.topic, each.queue_id): each for each in response.queues}
+    assert answers[topic, 0].next_offset == 1
+    beyond = answers[topic, 1]
+    assert beyond.error.code == error_pb2.OFFSET_OUT_OF_RANGE
+    assert (beyond.min_offset, beyond.max_offset, beyond.error.limit) == (0, 0, "0 to 0")
+    assert answers[topic, 9].error.code == error_pb2.QUEUE_NOT_FOUND
+    assert answers["nowhere", 0].error.code == error_pb2.TOPIC_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"wait_ms": 30_001}, "wait_ms"),
+        ({"wait_ms": -1}, "wait_ms"),
+        ({"max_records": -1}, "max_records"),
+        ({"max_bytes": 1 << 30}, "max_bytes"),
+    ],
+)
+async def test_limits_of_the_request_are_checked(
+    client: Client, fields: dict[str, int], field: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        await client.pull("orders", **fields)
+    assert caught.value.field == field
+
+
+async def test_no_queues_are_refused(client: Client) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        await status.answer(client.broker.Pull(broker_pb2.PullRequest()))
+    assert caught.value.field == "queues"
+
+
+async def test_deleting_a_topic_wakes_and_refuses_those_who_wait(
+    both: tuple[Broker, Client],
+) -> None:
+    broker, client = both
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    waiting = asyncio.ensure_future(client.pull(topic, offset=1, wait_ms=WAIT_MS))
+    await parked(broker, 1)
+    await client.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(name=topic))
+    [answer] = (await waiting).queues
+    assert answer.error.code == error_pb2.TOPIC_NOT_FOUND
+
+
+async def test_a_topic_made_again_begins_anew(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"old"] * 3, producer_id=7))
+    await client.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(name=topic))
+    [result] = await client.send(batch(topic, [b"new"], producer_id=7))
+    assert (result.base_offset, result.duplicate) == (0, False)
+    assert await client.bodies(topic) == [b"new"]
+
+
+async def test_frames_come_whole_and_as_stored(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a", b"b"], producer_id=7))
+    await client.send(batch(topic, [b"c"], producer_id=7, sequence=1))
+    response = await client.broker.FetchFrames(broker_pb2.FetchFramesRequest(topic=topic))
+    frames = [frame.decode(entry.body) for entry in record.split(response.frames)]
+    assert [each.base_offset for each in frames] == [0, 2]
+    assert [each.sequence for each in frames] == [0, 1]
+    assert frames[0].topic == topic
+    assert (response.next_offset, response.max_offset) == (3, 3)
+    one = await client.broker.FetchFrames(
+        broker_pb2.FetchFramesRequest(topic=topic, offset=2, max_bytes=1)
+    )
+    assert one.next_offset == 3
+
+
+async def test_frames_of_timed_batches_name_their_target(client: Client) -> None:
+    topic = topic_name()
+    [result] = await client.send(batch(topic, [b"a"], delays_ms=[50], queue_id=-1))
+    response = await client.broker.FetchFrames(
+        broker_pb2.FetchFramesRequest(topic="%TIMER%", queue_id=result.queue_id)
+    )
+    [entry] = record.split(response.frames)
+    timed = frame.decode(entry.body)
+    assert (timed.target_topic, timed.target_queue_id) == (topic, -1)
+    assert timed.due_ms.tolist() == list(result.due_ms)
+
+
+async def test_a_fetch_waits_for_the_next_frame(both: tuple[Broker, Client]) -> None:
+    broker, client = both
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    fetch = broker_pb2.FetchFramesRequest(topic=topic, offset=1, wait_ms=WAIT_MS)
+    waiting = asyncio.ensure_future(client.broker.FetchFrames(fetch))
+    await parked(broker, 1)
+    await client.send(batch(topic, [b"b"]))
+    assert (await waiting).next_offset == 2
+
+
+async def test_a_fetch_inside_a_frame_is_refused(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a", b"b"]))
+    with pytest.raises(InvalidArgument) as caught:
+        fetch = broker_pb2.FetchFramesRequest(topic=topic, offset=1)
+        await status.answer(client.broker.FetchFrames(fetch))
+    assert (caught.value.field, caught.value.limit) == ("offset", "0")
+    with pytest.raises(OffsetOutOfRange):
+        fetch = broker_pb2.FetchFramesRequest(topic=topic, offset=3)
+        await status.answer(client.broker.FetchFrames(fetch))
+    with pytest.raises(TopicNotFound):
+        fetch = broker_pb2.FetchFramesRequest(topic="nowhere")
+        await status.answer(client.broker.FetchFrames(fetch))
+
+
+async def test_a_clean_stop_answers_those_who_wait(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(batch("orders", [b"a"]))
+        waiting = asyncio.ensure_future(client.pull("orders", offset=1, wait_ms=WAIT_MS))
+        await parked(broker, 1)
+        await broker.server.drain()
+        broker._puller.close()
+        assert not (await waiting).queues

@@ -1,0 +1,454 @@
+import pytest
+
+from broker.coordinator import (
+    EMPTY_GROUP_KEPT_MS,
+    STALL_MS_MAX,
+    Assignment,
+    Coordinator,
+    Hello,
+    Step,
+)
+from duemq.balance import MessageQueue
+from duemq.balance import coordinator as coordinator_of
+from duemq.errors import (
+    FencedMember,
+    GroupNotFound,
+    InvalidArgument,
+    NotCoordinator,
+    NotReady,
+    Overloaded,
+)
+
+T0 = 1_700_000_000_000
+TIMEOUT_MS = 10_000
+
+
+def queues(*ids: int, topic: str = "orders", broker: str = "b1") -> tuple[MessageQueue, ...]:
+    return tuple(MessageQueue(topic, broker, queue_id) for queue_id in ids)
+
+
+def hello(member_id: str, *, topics=("orders",), **rest) -> Hello:
+    return Hello("g", member_id, dict.fromkeys(topics, ""), **rest)
+
+
+def new_coordinator(queue_count: int = 4) -> Coordinator:
+    made = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
+    made.routes_changed({"orders": queues(*range(queue_count))}, ["b1"], T0)
+    return made
+
+
+def told(step: Step) -> dict[str, tuple[int, ...]]:
+    """Member → ids of the queues that it is told to own."""
+    return {each.member_id: tuple(q.queue_id for q in each.queues) for each in step.assignments}
+
+
+def only(step: Step) -> Assignment:
+    (assignment,) = step.assignments
+    return assignment
+
+
+# --- sharing ----------------------------------------------------------------------------------
+
+
+def test_the_first_member_of_a_new_group_gets_everything_at_once() -> None:
+    assignment = only(new_coordinator().join(hello("m1"), T0))
+    assert assignment == Assignment("g", "m1", T0, queues(0, 1, 2, 3))
+
+
+def test_a_queue_is_released_before_it_is_given_away() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    step = coordinator.join(hello("m2"), T0 + 1)
+    assert told(step) == {"m1": (0, 1), "m2": ()}
+    generation = step.assignments[0].generation
+    assert generation > T0
+    step = coordinator.released("g", "m1", generation, queues(2), T0 + 2)
+    assert told(step) == {"m2": (2,)}
+    step = coordinator.released("g", "m1", generation, queues(3), T0 + 3)
+    assert only(step) == Assignment("g", "m2", generation, queues(2, 3))
+
+
+def test_the_next_owner_gets_a_released_queue_if_the_first_one_died_meanwhile() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    coordinator.join(hello("m2"), T0)
+    step = coordinator.leave("g", "m2", T0 + 5)
+    assert told(step) == {"m1": (0, 1, 2, 3)}
+
+
+def test_members_that_keep_what_they_have_are_not_told() -> None:
+    coordinator = new_coordinator(queue_count=2)
+    coordinator.join(hello("m1"), T0)
+    step = coordinator.join(hello("m2"), T0)
+    coordinator.released("g", "m1", step.assignments[0].generation, queues(1), T0)
+    assert told(coordinator.join(hello("m3"), T0)) == {"m3": ()}
+
+
+def test_a_generation_stays_while_the_target_stays() -> None:
+    coordinator = new_coordinator(queue_count=1)
+    first = only(coordinator.join(hello("m1"), T0)).generation
+    assert only(coordinator.join(hello("m2"), T0 + 50)).generation == first
+
+
+def test_generations_never_go_back_even_if_the_clock_does() -> None:
+    coordinator = new_coordinator()
+    first = only(coordinator.join(hello("m1"), T0)).generation
+    coordinator.leave("g", "m1", T0 - 60_000)
+    assert only(coordinator.join(hello("m1"), T0 - 50_000)).generation > first
+
+
+def test_a_member_that_reports_a_newer_generation_moves_the_groups_on() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    reported = T0 + 1_000_000
+    step = coordinator.join(hello("m1", generation=reported, owned=queues(0, 1, 2, 3)), T0)
+    assert only(step).generation > reported
+
+
+def test_a_topic_that_grows_is_shared_anew() -> None:
+    coordinator = new_coordinator(queue_count=1)
+    coordinator.join(hello("m1"), T0)
+    coordinator.join(hello("m2"), T0)
+    step = coordinator.routes_changed({"orders": queues(0, 1)}, ["b1"], T0)
+    assert told(step) == {"m2": (1,)}
+
+
+def test_queues_of_a_broker_that_is_gone_are_taken_from_their_owner() -> None:
+    coordinator = Coordinator("b1")
+    both = queues(0, broker="b1") + queues(0, broker="b0")
+    coordinator.routes_changed({"orders": both}, ["b1"], T0)
+    coordinator.join(hello("m1"), T0)
+    step = coordinator.routes_changed({"orders": queues(0, broker="b1")}, ["b1"], T0)
+    assert only(step).queues == queues(0, broker="b1")
+
+
+def test_a_group_may_wait_for_a_topic_that_is_not_there_yet() -> None:
+    coordinator = Coordinator("b1")
+    coordinator.routes_changed({}, ["b1"], T0)
+    assert only(coordinator.join(hello("m1"), T0)).queues == ()
+    step = coordinator.routes_changed({"orders": queues(0)}, ["b1"], T0)
+    assert only(step).queues == queues(0)
+
+
+def test_a_topic_is_shared_among_its_subscribers_only() -> None:
+    coordinator = new_coordinator(queue_count=2)
+    coordinator.routes_changed(
+        {"orders": queues(0, 1), "bills": queues(0, 1, topic="bills")}, ["b1"], T0
+    )
+    coordinator.join(hello("m1", topics=("orders", "bills")), T0)
+    step = coordinator.join(hello("m2", topics=("bills",)), T0)
+    by_member = {each.member_id: each.queues for each in step.assignments}
+    assert by_member["m1"] == queues(0, topic="bills") + queues(0, 1)
+
+
+# --- coming back ------------------------------------------------------------------------------
+
+
+def test_a_member_whose_stream_broke_keeps_its_queues() -> None:
+    coordinator = new_coordinator()
+    first = only(coordinator.join(hello("m1"), T0))
+    again = hello("m1", generation=first.generation, owned=first.queues)
+    assert only(coordinator.join(again, T0 + 9_000)) == first
+
+
+def test_a_release_that_was_lost_on_the_way_is_in_the_next_hello() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    generation = coordinator.join(hello("m2"), T0).assignments[0].generation
+    step = coordinator.join(hello("m1", generation=generation, owned=queues(0, 1)), T0)
+    assert told(step) == {"m1": (0, 1), "m2": (2, 3)}
+
+
+def test_a_grant_that_was_lost_on_the_way_is_repeated() -> None:
+    coordinator = new_coordinator()
+    first = only(coordinator.join(hello("m1"), T0))
+    assert only(coordinator.join(hello("m1"), T0)) == first
+
+
+def test_a_release_overtaken_by_a_new_grant_frees_nothing() -> None:
+    coordinator = new_coordinator(queue_count=2)
+    coordinator.join(hello("m1"), T0)
+    revoked = coordinator.join(hello("m2"), T0 + 1).assignments[0]
+    assert told(coordinator.leave("g", "m2", T0 + 2)) == {"m1": (0, 1)}
+    # m1's answer to the assignment before the last one
+    step = coordinator.released("g", "m1", revoked.generation, queues(1), T0 + 3)
+    assert step.assignments == []
+    step = coordinator.join(hello("m2"), T0 + 4)
+    assert told(step) == {"m1": (0,), "m2": ()}
+
+
+def test_only_the_holder_releases() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    generation = coordinator.join(hello("m2"), T0).assignments[0].generation
+    assert coordinator.released("g", "m2", generation + 1, queues(2, 3), T0).assignments == []
+
+
+# --- death ------------------------------------------------------------------------------------
+
+
+def test_a_silent_member_loses_its_queues_after_its_session_timeout() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1", session_timeout_ms=3_000), T0)
+    coordinator.join(hello("m2"), T0)
+    assert coordinator.next_ms() == T0 + 3_000
+    assert coordinator.tick(T0 + 2_999).assignments == []
+    coordinator.next_ms()
+    assert told(coordinator.tick(T0 + 3_000)) == {"m2": (0, 1, 2, 3)}
+
+
+def test_every_event_of_a_member_keeps_it_alive() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    coordinator.heartbeat("g", "m1", T0 + 6_000)
+    coordinator.released("g", "m1", 1, (), T0 + 12_000)
+    coordinator.tick(T0 + 21_999)
+    assert coordinator.heartbeat("g", "m1", T0 + 21_999) == T0
+
+
+def test_a_member_that_is_over_must_join_again() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    coordinator.tick(T0 + TIMEOUT_MS)
+    with pytest.raises(FencedMember):
+        coordinator.heartbeat("g", "m1", T0 + TIMEOUT_MS)
+    with pytest.raises(FencedMember):
+        coordinator.released("g", "m1", T0, (), T0 + TIMEOUT_MS)
+    with pytest.raises(FencedMember):
+        coordinator.heartbeat("unknown", "m1", T0)
+
+
+def test_a_coordinator_that_slept_does_not_blame_the_members() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    assert coordinator.next_ms() == T0 + TIMEOUT_MS
+    coordinator.tick(T0 + 3_600_000)
+    assert coordinator.next_ms() == T0 + 3_600_000 + STALL_MS_MAX
+    coordinator.heartbeat("g", "m1", T0 + 3_600_000)
+    assert coordinator.next_ms() == T0 + 3_600_000 + TIMEOUT_MS
+
+
+def test_leaving_twice_is_harmless() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    coordinator.leave("g", "m1", T0)
+    assert coordinator.leave("g", "m1", T0).assignments == []
+    assert coordinator.leave("unknown", "m1", T0).assignments == []
+
+
+# --- restart ----------------------------------------------------------------------------------
+
+
+def restarted(coordinator: Coordinator, now_ms: int) -> Coordinator:
+    made = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
+    made.restore(coordinator.snapshot(), now_ms)
+    made.routes_changed({"orders": queues(0, 1, 2, 3)}, ["b1"], now_ms)
+    return made
+
+
+def two_members() -> tuple[Coordinator, int]:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    generation = coordinator.join(hello("m2"), T0).assignments[0].generation
+    coordinator.released("g", "m1", generation, queues(2, 3), T0)
+    return coordinator, generation
+
+
+def test_after_a_restart_members_keep_what_they_had_until_all_are_back() -> None:
+    before, generation = two_members()
+    coordinator = restarted(before, T0 + 1_000)
+    step = coordinator.join(hello("m2", generation=generation, owned=queues(2, 3)), T0 + 1_100)
+    assert told(step) == {"m2": (2, 3)}
+    step = coordinator.join(hello("m1", generation=generation, owned=queues(0, 1)), T0 + 1_200)
+    assert told(step) == {"m1": (0, 1)}
+    assert step.assignments[0].generation > generation
+
+
+def test_after_a_restart_the_queues_of_one_that_never_comes_back_are_given_in_the_end() -> None:
+    before, generation = two_members()
+    coordinator = restarted(before, T0 + 1_000)
+    coordinator.join(hello("m2", generation=generation, owned=queues(2, 3)), T0 + 1_100)
+    assert coordinator.next_ms() == T0 + 1_000 + TIMEOUT_MS
+    assert told(coordinator.tick(T0 + 1_000 + TIMEOUT_MS)) == {"m2": (0, 1, 2, 3)}
+
+
+def test_after_a_restart_a_newcomer_waits_too() -> None:
+    before, generation = two_members()
+    coordinator = restarted(before, T0 + 1_000)
+    assert told(coordinator.join(hello("m0"), T0 + 1_100)) == {"m0": ()}
+    coordinator.join(hello("m1", generation=generation, owned=queues(0, 1)), T0 + 1_200)
+    step = coordinator.join(hello("m2", generation=generation, owned=queues(2, 3)), T0 + 1_300)
+    assert told(step) == {"m1": (), "m2": (3,)}  # m0: 0 and 1, m1: 2, as they are released
+
+
+def test_a_group_whose_members_all_left_is_assigned_at_once_after_a_restart() -> None:
+    before, _ = two_members()
+    before.leave("g", "m1", T0)
+    before.leave("g", "m2", T0)
+    coordinator = restarted(before, T0 + 1_000)
+    assert told(coordinator.join(hello("m3"), T0 + 1_000)) == {"m3": (0, 1, 2, 3)}
+
+
+def test_generations_go_on_after_a_restart() -> None:
+    before, generation = two_members()
+    before.leave("g", "m1", T0)
+    before.leave("g", "m2", T0)
+    coordinator = restarted(before, T0 - 60_000)
+    assert only(coordinator.join(hello("m3"), T0 - 60_000)).generation > generation
+
+
+def test_a_second_restart_still_knows_who_was_missing() -> None:
+    before, generation = two_members()
+    once = restarted(before, T0 + 1_000)
+    once.join(hello("m2", generation=generation, owned=queues(2, 3)), T0 + 1_100)
+    twice = restarted(once, T0 + 2_000)
+    step = twice.join(hello("m2", generation=generation, owned=queues(2, 3)), T0 + 2_100)
+    assert told(step) == {"m2": (2, 3)}
+
+
+def test_a_group_that_moved_here_is_held_until_every_queue_is_claimed() -> None:
+    coordinator = new_coordinator()
+    step = coordinator.join(hello("m2", generation=7, owned=queues(2, 3)), T0)
+    assert told(step) == {"m2": (2, 3)}
+    step = coordinator.join(hello("m1", generation=7, owned=queues(0, 1)), T0 + 1)
+    assert told(step) == {"m1": (0, 1)}
+    assert step.assignments[0].generation > 7
+    assert coordinator.next_ms() == T0 + TIMEOUT_MS  # sessions only
+
+
+def test_a_newcomer_does_not_rob_a_group_that_moved_here() -> None:
+    coordinator = new_coordinator()
+    assert told(coordinator.join(hello("m0"), T0, known_generation=7)) == {"m0": ()}
+    step = coordinator.join(hello("m1", generation=7, owned=queues(0, 1, 2, 3)), T0 + 1)
+    assert told(step) == {"m1": (2, 3)}
+    assert coordinator.next_ms() == T0 + TIMEOUT_MS
+
+
+def test_a_claim_on_what_another_one_holds_is_void() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1", generation=7, owned=queues(0, 1)), T0)
+    step = coordinator.join(hello("m2", generation=6, owned=queues(1, 2)), T0)
+    assert told(step) == {"m2": (2,)}
+
+
+def test_a_member_that_was_over_cannot_claim_what_was_given_away() -> None:
+    coordinator = new_coordinator()
+    first = only(coordinator.join(hello("m1"), T0))
+    coordinator.tick(T0 + TIMEOUT_MS)
+    coordinator.join(hello("m2"), T0 + TIMEOUT_MS)
+    back = hello("m1", generation=first.generation, owned=first.queues)
+    step = coordinator.join(back, T0 + TIMEOUT_MS + 1)
+    assert told(step) == {"m1": (), "m2": (2, 3)}
+
+
+def test_a_snapshot_is_wanted_after_what_it_holds_has_changed() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    assert coordinator.changed
+    coordinator.snapshot()
+    assert not coordinator.changed
+    coordinator.heartbeat("g", "m1", T0 + 1)
+    coordinator.join(hello("m1", owned=queues(0, 1, 2, 3), generation=T0), T0 + 2)
+    assert not coordinator.changed
+    coordinator.join(hello("m2"), T0 + 3)
+    assert coordinator.changed
+
+
+def test_a_snapshot_of_another_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="version"):
+        Coordinator("b1").restore(b'{"version": 2, "groups": {}}', T0)
+
+
+def test_empty_groups_are_forgotten_after_a_week() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    coordinator.leave("g", "m1", T0)
+    assert coordinator.next_ms() == T0 + EMPTY_GROUP_KEPT_MS
+    assert [group.name for group in coordinator.groups()] == ["g"]
+    coordinator.tick(T0 + EMPTY_GROUP_KEPT_MS)
+    with pytest.raises(GroupNotFound):
+        coordinator.group("g")
+
+
+# --- whose group ------------------------------------------------------------------------------
+
+
+def test_another_brokers_group_is_sent_there() -> None:
+    coordinator = Coordinator("b1")
+    coordinator.routes_changed({}, ["b1", "b2"], T0)
+    theirs = next(f"g{n}" for n in range(100) if coordinator_of(f"g{n}", ["b1", "b2"]) == "b2")
+    with pytest.raises(NotCoordinator) as refused:
+        coordinator.join(Hello(theirs, "m1", {"orders": ""}), T0)
+    assert refused.value.limit == "b2"
+
+
+def test_a_broker_that_knows_no_cluster_is_not_ready() -> None:
+    with pytest.raises(NotReady):
+        Coordinator("b1").join(hello("m1"), T0)
+
+
+def test_a_group_moves_when_the_brokers_change() -> None:
+    coordinator = new_coordinator()
+    theirs = next(f"g{n}" for n in range(100) if coordinator_of(f"g{n}", ["b1", "b2"]) == "b2")
+    coordinator.join(Hello(theirs, "m1", {"orders": ""}), T0)
+    step = coordinator.routes_changed({"orders": queues(0)}, ["b1", "b2"], T0)
+    assert [(each.member_id, each.coordinator) for each in step.moved] == [("m1", "b2")]
+    with pytest.raises(GroupNotFound):
+        coordinator.group(theirs)
+
+
+# --- limits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (Hello("", "m1", {"orders": ""}), "group"),
+        (Hello("a b", "m1", {"orders": ""}), "group"),
+        (Hello("g" * 128, "m1", {"orders": ""}), "group"),
+        (Hello("g", "", {"orders": ""}), "member_id"),
+        (Hello("g", "m" * 256, {"orders": ""}), "member_id"),
+        (Hello("g", "m1", {}), "subscriptions"),
+        (Hello("g", "m1", {"orders": ""}, session_timeout_ms=999), "session_timeout_ms"),
+        (Hello("g", "m1", {"orders": ""}, session_timeout_ms=300_001), "session_timeout_ms"),
+        (Hello("g", "m1", {"orders": ""}, session_timeout_ms=-1), "session_timeout_ms"),
+        (Hello("g", "m1", {"orders": ""}, strategy="averge"), "strategy"),
+    ],
+)
+def test_a_wrong_hello_is_refused_by_field(wrong: Hello, field: str) -> None:
+    coordinator = new_coordinator()
+    with pytest.raises(InvalidArgument) as refused:
+        coordinator.join(wrong, T0)
+    assert refused.value.field == field
+    assert refused.value.limit
+
+
+def test_members_of_a_group_use_one_strategy() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    with pytest.raises(InvalidArgument) as refused:
+        coordinator.join(hello("m2", strategy="average-by-circle"), T0)
+    assert (refused.value.field, refused.value.limit) == ("strategy", "average")
+    coordinator.leave("g", "m1", T0)
+    step = coordinator.join(hello("m2", strategy="average-by-circle"), T0)
+    assert told(step) == {"m2": (0, 1, 2, 3)}
+
+
+def test_a_group_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.coordinator.MEMBERS_MAX", 2)
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    coordinator.join(hello("m2"), T0)
+    with pytest.raises(Overloaded) as refused:
+        coordinator.join(hello("m3"), T0)
+    assert (refused.value.field, refused.value.limit) == ("members", "2")
+    coordinator.join(hello("m2"), T0)
+
+
+def test_a_broker_can_be_full_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.coordinator.GROUPS_MAX", 1)
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    with pytest.raises(Overloaded) as refused:
+        coordinator.join(Hello("g2", "m1", {"orders": ""}), T0)
+    assert (refused.value.field, refused.value.limit) == ("groups", "1")

@@ -1,0 +1,85 @@
+import pytest
+
+from broker.offsets import GroupQueue, Offsets, Progress
+from duemq.errors import FencedMember, OffsetOutOfRange, Overloaded
+
+KEY = GroupQueue("billing", "orders", 0)
+
+
+def offsets(offset: int, generation: int) -> Offsets:
+    made = Offsets()
+    made.put(KEY, Progress(offset, generation))
+    return made
+
+
+def test_a_new_group_starts_where_it_asked_to() -> None:
+    assert Offsets().acquire(KEY, 5, 42, 0, 100) == Progress(42, 5)
+
+
+def test_a_new_generation_continues_and_fences_the_old_one() -> None:
+    made = offsets(10, 5)
+    progress = made.acquire(KEY, 6, 0, 0, 100)
+    assert progress == Progress(10, 6)
+    made.put(KEY, progress)
+    with pytest.raises(FencedMember) as caught:
+        made.commit(KEY, 5, 11, 100)
+    assert (caught.value.field, caught.value.value, caught.value.limit) == ("generation", "5", "6")
+    with pytest.raises(FencedMember):
+        made.acquire(KEY, 5, 0, 0, 100)
+    with pytest.raises(FencedMember):
+        made.check_fence(KEY, 5)
+
+
+def test_the_same_generation_may_acquire_again() -> None:
+    assert offsets(10, 5).acquire(KEY, 5, 0, 0, 100) == Progress(10, 5)
+
+
+def test_what_retention_removed_is_skipped() -> None:
+    assert offsets(10, 5).acquire(KEY, 6, 0, 50, 100).offset == 50
+
+
+def test_no_membership_is_never_fenced_and_lowers_no_fence() -> None:
+    assert offsets(10, 5).commit(KEY, 0, 3, 100) == Progress(3, 5)
+
+
+@pytest.mark.parametrize("offset", [-1, 101])
+def test_an_offset_beyond_the_queue_is_refused(offset: int) -> None:
+    with pytest.raises(OffsetOutOfRange) as caught:
+        offsets(10, 5).commit(KEY, 5, offset, 100)
+    assert (caught.value.value, caught.value.limit) == (str(offset), "0 to 100")
+
+
+def test_the_newest_generation_of_a_group() -> None:
+    made = offsets(10, 5)
+    made.put(KEY._replace(queue_id=1), Progress(0, 9))
+    assert made.generation_of("billing") == 9
+    assert made.generation_of("nobody") == 0
+
+
+def test_offsets_of_a_group_by_topic() -> None:
+    made = offsets(10, 5)
+    made.put(KEY._replace(topic="a"), Progress(1, 1))
+    assert [row[0] for row in made.of_group("billing")] == ["a", "orders"]
+    assert [row[0] for row in made.of_group("billing", "a")] == ["a"]
+
+
+def test_the_checkpoint_round_trips() -> None:
+    made = offsets(10, 5)
+    again = Offsets()
+    again.load(made.encode())
+    assert again.find(KEY) == Progress(10, 5)
+
+
+def test_deleting_a_topic_forgets_its_offsets() -> None:
+    made = offsets(10, 5)
+    made.forget_topic("orders")
+    assert made.find(KEY) is None
+    assert made.groups() == []
+
+
+def test_the_number_of_entries_is_bounded() -> None:
+    made = Offsets(entries_max=1)
+    made.put(KEY, Progress(1, 1))
+    made.put(KEY, Progress(2, 1))
+    with pytest.raises(Overloaded):
+        made.put(KEY._replace(queue_id=1), Progress(1, 1))

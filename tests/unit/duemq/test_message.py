@@ -1,0 +1,85 @@
+import pickle
+
+from duemq.message import Message, Origin, Outgoing, messages_of
+from duemq.v1.message_pb2 import Record, RecordBatch
+from duemq.v1.view_pb2 import QueueRecordsView
+
+FULL = Record(
+    body=b"body",
+    message_id="id",
+    key="k",
+    tag="t",
+    ordering_key="o",
+    properties={"a": "b"},
+    born_ms=1,
+    due_ms=2,
+    attempt=3,
+)
+
+
+def pulled(offsets, counts, store_ms):
+    records = RecordBatch(records=[Record(body=b"%d" % index) for index in range(sum(counts))])
+    return QueueRecordsView(
+        topic="t",
+        queue_id=3,
+        records=records.SerializeToString(),
+        run_offsets=offsets,
+        run_counts=counts,
+        run_store_ms=store_ms,
+    )
+
+
+def test_all_fields():
+    message = Message(FULL, Origin("topic", "broker", 1), 42, 7)
+    assert (message.topic, message.broker, message.queue) == ("topic", "broker", 1)
+    assert (message.offset, message.store_ms, message.body) == (42, 7, b"body")
+    assert (message.message_id, message.key, message.tag) == ("id", "k", "t")
+    assert (message.ordering_key, dict(message.properties)) == ("o", {"a": "b"})
+    assert (message.born_ms, message.due_ms, message.attempt) == (1, 2, 3)
+    assert "topic broker/1@42" in repr(message)
+
+
+def test_absent_is_none():
+    message = Message(Record(), Origin("topic", "broker", 1), 0, 0)
+    assert (message.key, message.tag, message.ordering_key, message.due_ms) == (None,) * 4
+    assert message.body == b""
+    assert message.properties == {}
+
+
+def test_one_run():
+    messages = messages_of(pulled([100], [3], [9]), "b")
+    assert [message.offset for message in messages] == [100, 101, 102]
+    assert [message.body for message in messages] == [b"0", b"1", b"2"]
+    assert {message.store_ms for message in messages} == {9}
+
+
+def test_several_runs():
+    messages = messages_of(pulled([5, 9, 20], [2, 1, 2], [1, 2, 3]), "b")
+    assert [message.offset for message in messages] == [5, 6, 9, 20, 21]
+    assert [message.store_ms for message in messages] == [1, 1, 2, 3, 3]
+
+
+def test_nothing():
+    assert messages_of(pulled([], [], []), "b") == []
+
+
+def test_identity_is_queue_and_offset():
+    one = Message(FULL, Origin("topic", "broker", 1), 42, 7)
+    same = Message(Record(), Origin("topic", "broker", 1), 42, 8)
+    other = Message(FULL, Origin("topic", "broker", 2), 42, 7)
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+    assert one != "one"
+
+
+def test_pickling():
+    message = Message(FULL, Origin("topic", "broker", 1), 42, 7)
+    again = pickle.loads(pickle.dumps(message))
+    assert again == message
+    assert (again.body, again.store_ms, again.tag) == (b"body", 7, "t")
+
+
+def test_outgoing_has_the_arguments_of_send():
+    assert Outgoing(b"x", delay="5s") == Outgoing(b"x", delay="5s")
+    assert Outgoing(b"x").key is None

@@ -1,0 +1,42 @@
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from trace_analytics import __main__ as command
+from trace_analytics.report import BUCKETS_S, POINTS_MAX, bucket_s
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "width"), [(0, 1), (60, 1), (91, 2), (3_600, 60), (86_400, 1_800)]
+)
+def test_a_chart_s_buckets_follow_the_length_of_the_run(seconds, width):
+    assert bucket_s(START, START + timedelta(seconds=seconds)) == width
+
+
+def test_the_points_of_a_chart_are_bounded_up_to_three_months():
+    for days in range(90):
+        length = timedelta(days=days)
+        assert length.total_seconds() / bucket_s(START, START + length) <= POINTS_MAX
+    assert bucket_s(START, START + timedelta(days=4_000)) == BUCKETS_S[-1]
+
+
+def test_a_missing_java_is_said_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    code = command.main(["report", "--output", str(tmp_path), "--json"])
+    said = capsys.readouterr()
+    assert code == 2
+    assert "Spark needs Java 17" in json.loads(said.out)["error"]
+    assert said.err.count("\n") == 1
+
+
+def test_the_reader_s_own_words_are_found_in_sparks_error():
+    text = (
+        "[PYTHON_DATA_SOURCE_ERROR] Failed: Traceback (most recent call last):\n"
+        '  File "x.py", line 1, in read\n'
+        "duemq.errors.TopicNotFound: topic '%TRACE%' does not exist\n SQLSTATE: 38000"
+    )
+    assert command._cause(text) == "topic '%TRACE%' does not exist"
+    assert command._cause("[X] something\nelse") == "[X] something"
