@@ -1,7 +1,7 @@
 """A batch as a client sends it, and everything that can be wrong with it by itself.  Pure.
 
-Limits are checked per batch, not per message: only a record larger than the limit on properties or
-on bodies can break it.  Such records, and no others, are looked into, so that both limits are exact.
+Limits are checked per batch, not per message: only a record larger than the limit on properties
+or on bodies can break it.  Such records, and no others, are looked into: both limits are exact.
 """
 
 from dataclasses import dataclass
@@ -18,30 +18,18 @@ BATCH_RECORDS_MAX = 65_536
 class Batch(Protocol):
     """duemq.v1.BatchView, or anything with its fields."""
 
-    @property
-    def topic(self) -> str: ...
-    @property
-    def queue_id(self) -> int: ...
-    @property
-    def producer_id(self) -> int: ...
-    @property
-    def producer_epoch(self) -> int: ...
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def records(self) -> bytes: ...
-    @property
-    def sizes(self) -> bytes: ...
-    @property
-    def tag_hashes(self) -> bytes: ...
-    @property
-    def key_hashes(self) -> bytes: ...
-    @property
-    def delays_ms(self) -> bytes: ...
-    @property
-    def due_ms(self) -> bytes: ...
-    @property
-    def delay_levels(self) -> bytes: ...
+    topic: str
+    queue_id: int
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+    records: bytes
+    sizes: bytes
+    tag_hashes: bytes
+    key_hashes: bytes
+    delays_ms: bytes
+    due_ms: bytes
+    delay_levels: bytes
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 
 from broker import recovery, retention
 from broker.admin_servicer import AdminServicer
@@ -246,7 +247,7 @@ class Upkeep:
             if segment.start in self._first_ms
         }
         ages = []
-        for segment, following in zip(segments, segments[1:], strict=False):
+        for segment, following in pairwise(segments):
             if following.start not in self._first_ms:
                 first_ms = self._first_store_ms(following.start)
                 if first_ms is None:

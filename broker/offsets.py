@@ -110,7 +110,9 @@ class Offsets:
 
     def of_group(self, group: str, topic: str = "") -> Iterator[tuple[str, int, Progress]]:
         """(topic, queue id, progress) of a group, of one topic or of all."""
-        for (name, queue_id), progress in sorted(list(self._groups.get(group, {}).items())):
+        # A copy first: metrics are read in another thread.
+        queues = list(self._groups.get(group, {}).items())
+        for (name, queue_id), progress in sorted(queues):
             if not topic or topic == name:
                 yield name, queue_id, progress
 

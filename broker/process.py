@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from typing import Any
 
 from broker import admin_servicer, recovery, servicer
 from broker.admin_servicer import About, AdminServicer
@@ -182,7 +183,7 @@ class Broker:
         """Until `stop` is set.  Raises Internal when the disk or a loop fails."""
         stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
-            ends: list[asyncio.Future[object]] = [stopped, self._log_loop.failed, *self._tasks]  # type: ignore[list-item]
+            ends: list[asyncio.Future[Any]] = [stopped, self._log_loop.failed, *self._tasks]
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for end in done:
                 end.result()

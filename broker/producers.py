@@ -2,8 +2,8 @@
 
 Owned by: Store.  Mutated by: the event loop.
 
-A producer numbers its batches per *lane*: (producer id, topic, queue id as requested, timed or not).
-Of each lane we keep the epoch, the next sequence and the answers to the last `WINDOW_BATCHES`.
+A producer numbers its batches per *lane*: (producer id, topic, queue id as requested, timed or
+not).  Of each lane we keep the epoch, the next sequence and the answers to the last `WINDOW_BATCHES`.
 
     epoch    lower than the lane's   FENCED_PRODUCER: a newer instance has taken over
              higher                  the lane starts again at the given sequence

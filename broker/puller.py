@@ -263,12 +263,12 @@ class Puller:
                         raise _refused(len(waiting), request.request_id)
                     parked = waiting[request.request_id] = Parked()
                     tasks.create_task(self._answer_stream(request, parked, waiting, lock, write))
-        except* DuemqError as group:
-            raise group.exceptions[0] from None
-        except* asyncio.CancelledError:
+        except asyncio.CancelledError:
             if self._closing:
                 raise Unavailable("the broker is stopping") from None
             raise
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
         finally:
             self._streams.discard(task)
 

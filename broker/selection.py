@@ -27,7 +27,7 @@ assert _ENTRY.size == consume_queue.ENTRY_BYTES
 
 
 class Run(NamedTuple):
-    """Records [offset, offset + records) lie at log positions [start, end) in the frame at `frame`."""
+    """Records [offset, offset + records) lie at log positions [start, end) in one frame."""
 
     offset: int
     records: int

@@ -1,4 +1,4 @@
-"""Sends: from the request to the answer after the disk has it.  One path for Send and SendStream."""
+"""Sends: from the request to the answer after the disk has it; one path for Send and SendStream."""
 
 import asyncio
 import time

@@ -62,7 +62,8 @@ class Rules:
 class Accepted(NamedTuple):
     """A batch that is stored as soon as the log is durable up to `settled`.
 
-    `due_ms` are its due times as packed i64; None for a batch without, and for a duplicate: see `due_of`.
+    `due_ms` are its due times as packed i64; None for a batch without, and for a duplicate (see
+    `due_of`).
     """
 
     stored: Stored
@@ -218,9 +219,9 @@ class Store:
         return timer_queues[number % len(timer_queues)]
 
     def due_of(self, stored: Stored) -> bytes:
-        """Due times of a stored batch as packed i64, for its repeat.  Any thread, once the batch is durable.
+        """Due times of a stored batch as packed i64, for its repeat.
 
-        Raises OutOfSequence if retention has removed the batch.
+        Any thread, once the batch is durable.  Raises OutOfSequence if retention has removed the batch.
         """
         try:
             entry = self.log.read_entry(stored.position)

@@ -3,8 +3,8 @@
 Owned by: Store.  Mutated by: the event loop.
 
 A topic has an id of its own beside its name, so that a topic deleted and made again never meets
-the files of the one before.  Changes are entries of the commit log (journal.py), so they are durable
-in order with the messages.
+the files of the one before.  Changes are entries of the commit log (journal.py), so they are
+durable in order with the messages.
 """
 
 from collections.abc import Iterator

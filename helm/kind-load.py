@@ -15,7 +15,7 @@ from duemq import errors
 from duemq.consumer.settings import ConsumerSettings
 
 TOPIC = "kind-load"
-SECONDS = 45
+SECONDS = 75
 PER_SECOND = 400
 DELAYED_EVERY = 10
 DELAY_S = 3.0

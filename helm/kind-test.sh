@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds the image, installs the chart on a new kind cluster, runs `helm test`, kills brokers under load, checks that
-# nothing acknowledged was lost, uninstalls, deletes the cluster.  Needs docker, kind, kubectl and helm, and the wheelhouse
+# Builds the image, installs the chart on a new kind cluster, runs `helm test`, kills and upgrades it under load, checks
+# that nothing acknowledged was lost, uninstalls, deletes the cluster.  Needs docker, kind, kubectl and helm, and the wheelhouse
 # of kind-prepare.sh; no network.  KIND_NODE_IMAGE and BASE_IMAGE name other images than kind's and the Dockerfile's own;
 # KIND_KEEP=1 leaves the cluster.
 set -euo pipefail
@@ -97,21 +97,26 @@ kind create cluster --name "$cluster" ${KIND_NODE_IMAGE:+--image "$KIND_NODE_IMA
 kind load docker-image "$image" --name "$cluster" -q
 
 say "helm install"
-helm install "$release" helm/duemq --namespace "$namespace" --create-namespace -f helm/kind-values.yaml \
-  --set "image.repository=${image%:*},image.tag=${image#*:},image.pullPolicy=Never" \
+values=(-f helm/kind-values.yaml
+  --set "image.repository=${image%:*},image.tag=${image#*:},image.pullPolicy=Never")
+helm install "$release" helm/duemq --namespace "$namespace" --create-namespace "${values[@]}" \
   --wait --timeout 180s >/dev/null
 kubectl -n "$namespace" get pods
 
 say "helm test"
 helm test "$release" --namespace "$namespace" --timeout 180s
 
-say "load; a broker's pod is deleted, another one's process killed"
+say "load; a broker's pod is deleted, other processes are killed, then all pods are rolled"
 run_load
-sleep 10
+sleep 8
 kubectl -n "$namespace" delete pod "$release-broker-0" --grace-period=0 --force 2>/dev/null
-sleep 15
+sleep 12
 kill_process_of "$release-broker-1" broker
 kill_process_of "$release-timer-service-0" timer_service
+sleep 10
+helm upgrade "$release" helm/duemq --namespace "$namespace" "${values[@]}" \
+  --set nameserver.settings.expiry=20s,broker.settings.checkpoint_interval=9s \
+  --set timerService.settings.near_window=30s --wait --timeout 240s >/dev/null
 if ! kubectl -n "$namespace" wait --for=jsonpath='{.status.phase}'=Succeeded pod/load --timeout=420s; then
   die "the load failed: see its log"
 fi

@@ -30,7 +30,7 @@ from storage.disk import Buffer, Disk, DiskFile, nbytes
 from storage.durable_mark import DurableMark
 from storage.errors import CorruptLog, DiskFailed, DiskFull, LogFull
 from storage.open_files import OpenFiles
-from storage.record import Entry, InvalidEntryError
+from storage.record import Entry, EntryCutOffError, InvalidEntryError
 from storage.segment import Segment, SegmentWriter, list_segments, path_of
 
 SEGMENT_BYTES = 1024 * 1024 * 1024
@@ -43,7 +43,7 @@ VERIFY_BACK_BYTES = 16 * 1024 * 1024
 JOIN_BYTES_MAX = 32 * 1024
 """Groups up to this size are copied into one buffer: cheaper than many small ones."""
 _READ_AHEAD_BYTES = 16 * 1024
-"""Guessed size of an entry, to read most with one call."""
+"""Guessed size of an entry, to read most entries with one call."""
 _BOUNDARY_BYTES = 1024 * 1024
 _BOUNDARIES_MAX = 64
 
@@ -92,7 +92,8 @@ class SegmentedLog:
         self._verify_from = start_at
         self._pending_bytes_max = pending_bytes_max
         self._group_bytes_max = group_bytes_max
-        self._lock = threading.Lock()  # guards _pending, _pending_bytes, end_position, _boundaries
+        # Guards _pending, _pending_bytes, end_position, _boundaries, and changes of _segments.
+        self._lock = threading.Lock()
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._group: list[_Pending] = []  # being written; kept for a retry
@@ -343,7 +344,8 @@ class SegmentedLog:
         if self._writer is not None:
             self._writer.close()
         self._writer = writer
-        self._segments = (*self._segments, segment)
+        with self._lock:
+            self._segments = (*self._segments, segment)
         return writer
 
     def _encode(self, group: Sequence[_Pending], size: int) -> list[Buffer]:
@@ -401,36 +403,15 @@ class SegmentedLog:
 
         Raises CorruptLog, and as `read`.
         """
-        return self.read_entries(position, position, nowait)[0]
-
-    def read_entries(self, first: int, last: int, nowait: bool = False) -> list[Entry]:
-        """The verified entries from the one at `first` to the one at `last`.
-
-        Both are entries' starts in one segment.  Raises CorruptLog, and as `read`.
-        """
-        data = self.read(first, last - first + _READ_AHEAD_BYTES, nowait)
-        at = last - first
-        needed = at + self._length_at(data, at, last)
-        if needed > len(data):
-            data = self.read(first, needed, nowait)
-        entries = []
-        position = first
-        while position <= last:
+        data = self.read(position, _READ_AHEAD_BYTES, nowait)
+        try:
             try:
-                entry = record.decode(data, position - first, position)
-            except InvalidEntryError as error:
-                raise self._corrupt(position, str(error)) from error
-            entries.append(entry)
-            position = entry.end
-        return entries
-
-    def _length_at(self, data: memoryview, at: int, position: int) -> int:
-        if at + record.HEADER_BYTES > len(data):
-            raise self._corrupt(position, "the header is cut off")
-        length = record.plausible_length(data, at)
-        if not length:
-            raise self._corrupt(position, "no entry starts here")
-        return length
+                return record.decode(data, 0, position)
+            except EntryCutOffError as error:
+                data = self.read(position, error.length, nowait)
+                return record.decode(data, 0, position)
+        except InvalidEntryError as error:
+            raise self._corrupt(position, str(error)) from error
 
     def entries(self, first: int, end: int | None = None) -> Iterator[Entry]:
         """Verified entries from the one at `first` up to `end` (default: what is written).
@@ -471,12 +452,14 @@ class SegmentedLog:
     def delete_before(self, position: int) -> int:
         """Removes the segments that end at or before `position`; answers how many.
 
-        The last segment always stays.
+        The last segment always stays.  One thread at a time, any thread; appends
+        and reads go on.  Raises DiskFailed.
         """
         removed = 0
         while len(self._segments) > 1 and self._segments[1].start <= position:
-            oldest = self._segments[0]
-            self._segments = self._segments[1:]
+            with self._lock:
+                oldest, *rest = self._segments
+                self._segments = tuple(rest)
             self._files.forget(oldest.path)
             self._disk.unlink(oldest.path)
             # One by one, oldest first: a crash must not leave a gap.

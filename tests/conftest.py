@@ -1,7 +1,5 @@
 """Settings of all tests."""
 
-import os
-
 from hypothesis import HealthCheck, settings
 
 # No deadline: a slow machine is not a bug.  `make fuzz` takes the longer campaign.
@@ -10,6 +8,3 @@ settings.register_profile(
     "campaign", settings.get_profile("ci"), max_examples=2_000, print_blob=True
 )
 settings.load_profile("ci")
-
-# Costly checks of own invariants, everywhere.
-os.environ.setdefault("DUEMQ_VERIFY", "1")

@@ -32,7 +32,17 @@ SHELLS = {
         "servicer",
         "settings",
     },
-    "timer_service": {"__main__", "loops", "metrics", "servicer", "settings"},
+    "timer_service": {
+        "__main__",
+        "fetcher",
+        "links",
+        "metrics",
+        "process",
+        "sender",
+        "servicer",
+        "settings",
+        "shard",
+    },
 }
 PURE_SDK = ("balance", "due", "errors", "process_queue", "route", "tag_filter")
 FORBIDDEN_IN_CORES = ("grpc", "asyncio", "google.protobuf", "duemq.v1", "duemq.rpc")

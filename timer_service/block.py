@@ -133,4 +133,6 @@ def decode_index(body: memoryview) -> Index:
     at += names_length
     if at + count * ROW_BYTES != len(body):
         raise ValueError(f"a block index of {len(body)} bytes, not {at + count * ROW_BYTES}")
-    return Index(pairs, found, np.frombuffer(body, dtype=_ROW, count=count, offset=at), bodies_length)
+    return Index(
+        pairs, found, np.frombuffer(body, dtype=_ROW, count=count, offset=at), bodies_length
+    )

@@ -128,7 +128,9 @@ def _padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % 8)
 
 
-def encode_add(source: SourceId, broker: str, frames: bytes | memoryview) -> list[bytes | memoryview]:
+def encode_add(
+    source: SourceId, broker: str, frames: bytes | memoryview
+) -> list[bytes | memoryview]:
     """Parts of an ADD body; the frames are not copied."""
     name = broker.encode()
     header = _ADD.pack(source.store_id, source.queue_id, len(name), len(frames))

@@ -12,7 +12,7 @@ import numpy as np
 
 from duemq.errors import Corrupt
 from storage import frame, record
-from timer_service.rows import Rows
+from timer_service.rows import Rows, new_rows
 
 
 class FetchedFrame(NamedTuple):
@@ -40,21 +40,14 @@ def frames_in(data: bytes | memoryview) -> Iterator[FetchedFrame]:
 def rows_of(fetched: FetchedFrame, source: int, target: int) -> Rows:
     """The timers of a frame; their homes are relative to the fetched bytes."""
     each = fetched.frame
-    count = each.count
+    rows = new_rows(each.count)
     sizes = each.sizes
-    home = np.empty(count, dtype=np.uint32)
-    home[0] = fetched.payload
-    if count > 1:
-        np.cumsum(sizes[:-1], dtype=np.uint32, out=home[1:])
-        home[1:] += np.uint32(fetched.payload)
-    return Rows(
-        each.due_ms,
-        np.arange(each.base_offset, each.base_offset + count, dtype=np.int64),
-        np.full(count, source, dtype=np.int32),
-        np.full(count, target, dtype=np.int32),
-        home,
-        sizes,
-        each.tag_hashes,
-        each.key_hashes,
-    )
-
+    rows.wide[0] = each.due_ms
+    rows.wide[1] = np.arange(each.base_offset, each.end_offset)
+    rows.narrow[0] = source
+    rows.narrow[1] = target
+    rows.narrow[2] = np.cumsum(sizes, dtype=np.uint32) - sizes + np.uint32(fetched.payload)
+    rows.narrow[3] = sizes
+    rows.narrow[4] = each.tag_hashes
+    rows.narrow[5] = each.key_hashes
+    return rows

@@ -65,7 +65,13 @@ class Housekeeper:
     """Chooses jobs and takes their results over."""
 
     def __init__(
-        self, scheduler: Scheduler, log: Timerlog, disk: Disk, path: str, producer_id: int, now_ms: int
+        self,
+        scheduler: Scheduler,
+        log: Timerlog,
+        disk: Disk,
+        path: str,
+        producer_id: int,
+        now_ms: int,
     ) -> None:
         self._scheduler = scheduler
         self._log = log

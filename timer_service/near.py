@@ -13,13 +13,14 @@ Bodies are not copied: a row points into a blob, and a blob is let go with its l
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from duemq.errors import InvariantError
-from timer_service.rows import COLUMNS, Blob, Rows, runs
+from timer_service.rows import Blob, Rows, new_rows, runs
 from timer_service.wheel import Ids, Wheel
 
 FREE, PENDING, DROPPED = 0, 1, 2
@@ -43,9 +44,7 @@ class Near:
         self._capacity = 0
         self._free: Ids = np.empty(0, dtype=np.int32)
         self._free_count = 0
-        self._columns: dict[str, npt.NDArray[Any]] = {
-            name: np.empty(0, dtype=kind) for name, kind in COLUMNS
-        }
+        self._rows = new_rows(0)
         self._blob = np.empty(0, dtype=np.int32)
         self._state = np.empty(0, dtype=np.uint8)
         self._grow(min(_ROWS_MIN, rows_max))
@@ -67,16 +66,17 @@ class Near:
             self._grow(min(2 * self._capacity, max(self.rows_max, self._capacity + count)))
         self._free_count -= count
         ids = self._free[self._free_count : self._free_count + count].copy()
-        for name, column in zip(self._columns, rows.columns(), strict=True):
-            self._columns[name][ids] = column
+        self._rows.wide[:, ids] = rows.wide
+        self._rows.narrow[:, ids] = rows.narrow
         self._blob[ids] = self._hold(blob, count)
         self._state[ids] = PENDING
         self.pending += count
         self.wheel.add(ids, rows.due_ms)
 
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """A whole column, indexed by row number; valid until the next `add`."""
-        return self._columns[name]
+    @property
+    def table(self) -> Rows:
+        """All rows, by number, free ones included; valid until the next `add`."""
+        return self._rows
 
     def blobs_of(self, ids: Ids) -> npt.NDArray[np.int32]:
         """Blob numbers of rows."""
@@ -84,7 +84,7 @@ class Near:
 
     def rows(self, ids: Ids) -> Rows:
         """Rows by number, copied."""
-        return Rows(*(column[ids] for column in self._columns.values()))
+        return self._rows.take(ids)
 
     def live(self, ids: Ids) -> Ids:
         """The pending ones of rows that were met; the dropped ones are freed."""
@@ -110,9 +110,9 @@ class Near:
 
     def find(self, source: int, offset: int) -> int:
         """Row number of a pending timer, or -1."""
-        hits = np.flatnonzero(self._columns["offset"] == offset)
+        hits = np.flatnonzero(self._rows.offset == offset)
         for row in hits.tolist():
-            if self._state[row] == PENDING and self._columns["source"][row] == source:
+            if self._state[row] == PENDING and self._rows.source[row] == source:
                 return int(row)
         return -1
 
@@ -121,7 +121,7 @@ class Near:
 
         Costs a pass over the table: for times when memory is short.
         """
-        due = self._columns["due_ms"]
+        due = self._rows.due_ms
         on_wheel = (self._state != FREE) & (due > self.wheel.now_ms)
         gone = on_wheel & ((self._state == DROPPED) | (due >= due_ms))
         kept = np.flatnonzero(on_wheel & ~gone).astype(np.int32)
@@ -162,8 +162,7 @@ class Near:
         self._state[ids] = FREE
         self._free[self._free_count : self._free_count + count] = ids
         self._free_count += count
-        numbers, counts = np.unique(self._blob[ids], return_counts=True)
-        for number, rows in zip(numbers.tolist(), counts.tolist(), strict=True):
+        for number, rows in Counter(self._blob[ids].tolist()).items():
             blob = self.blobs[number]
             if blob is None:
                 raise InvariantError("a timer outlived its body")
@@ -174,8 +173,9 @@ class Near:
                 self.bytes -= len(blob.data) + BLOB_BYTES
 
     def _grow(self, capacity: int) -> None:
-        for name, kind in COLUMNS:
-            self._columns[name] = _grown(self._columns[name], capacity, kind)
+        used, rows = self._capacity, new_rows(capacity)
+        rows.wide[:, :used], rows.narrow[:, :used] = self._rows.wide, self._rows.narrow
+        self._rows = rows
         self._blob = _grown(self._blob, capacity, np.int32)
         self._state = _grown(self._state, capacity, np.uint8)
         free = np.empty(capacity, dtype=np.int32)

@@ -59,7 +59,9 @@ class Unseen:
         self._sorted: dict[int, npt.NDArray[np.int64]] = {}
         self._met: dict[int, npt.NDArray[np.bool_]] = {}
 
-    def add(self, source: int, offsets: npt.NDArray[np.int64], batch: int, places: npt.NDArray[np.int64]) -> None:
+    def add(
+        self, source: int, offsets: npt.NDArray[np.int64], batch: int, places: npt.NDArray[np.int64]
+    ) -> None:
         """Timers of a source are at `places` of a batch."""
         table = np.empty((3, len(offsets)), dtype=np.int64)
         table[0], table[1], table[2] = offsets, batch, places

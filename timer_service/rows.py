@@ -3,15 +3,18 @@
 No object per timer.  `Rows` is a batch of timers as parallel arrays; its bodies lie in one or more
 `Blob`s, byte strings that also have a home on disk from which they can be read again.
 
-    column      type  meaning
-    due_ms      i64   when to fire
-    offset      i64   queue offset in the source's %TIMER% queue; with the source: the identity
-    source      i32   index into the scheduler's sources: (store id, queue id)
-    target      i32   index into the scheduler's targets: (home broker, topic, queue or any)
-    home        u32   the record's position relative to its blob's home on disk
-    size        u32   bytes of the record's RecordBatch entry
-    tag_hash    u32   side arrays of the message, passed on as they came
-    key_hash    u32
+    array   column    meaning
+    wide    due_ms    when to fire
+            offset    queue offset in the source's %TIMER% queue; with the source: the identity
+    narrow  source    index into the scheduler's sources: (store id, queue id)
+            target    index into the scheduler's targets: (home broker, topic, queue or any)
+            home      the record's position relative to its blob's home on disk
+            size      bytes of the record's RecordBatch entry
+            tag_hash  side arrays of the message, passed on as they came
+            key_hash
+
+The columns are the rows of two matrices, i64 and u32, so that picking timers out costs two NumPy
+calls and not eight; a tick often fires only a few.
 """
 
 from __future__ import annotations
@@ -23,19 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Times = npt.NDArray[np.int64]
+Wide = npt.NDArray[np.int64]
+Narrow = npt.NDArray[np.uint32]
 Index = npt.NDArray[Any]
 
-COLUMNS: tuple[tuple[str, type[np.generic]], ...] = (
-    ("due_ms", np.int64),
-    ("offset", np.int64),
-    ("source", np.int32),
-    ("target", np.int32),
-    ("home", np.uint32),
-    ("size", np.uint32),
-    ("tag_hash", np.uint32),
-    ("key_hash", np.uint32),
-)
+WIDE, NARROW = 2, 6  # columns of each
 
 
 class Home(NamedTuple):
@@ -59,40 +54,76 @@ class Blob(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch of timers in columns; every column has the same length."""
+    """A batch of timers in columns."""
 
-    due_ms: Times
-    offset: Times
-    source: npt.NDArray[np.int32]
-    target: npt.NDArray[np.int32]
-    home: npt.NDArray[np.uint32]
-    size: npt.NDArray[np.uint32]
-    tag_hash: npt.NDArray[np.uint32]
-    key_hash: npt.NDArray[np.uint32]
+    wide: Wide
+    narrow: Narrow
 
     def __len__(self) -> int:
-        return len(self.due_ms)
+        return self.wide.shape[1]
 
-    def columns(self) -> tuple[npt.NDArray[Any], ...]:
-        """The columns in the order of `COLUMNS`."""
-        return tuple(getattr(self, name) for name, _ in COLUMNS)
+    @property
+    def due_ms(self) -> Wide:
+        """When to fire."""
+        return self.wide[0]
+
+    @property
+    def offset(self) -> Wide:
+        """Queue offset in the source."""
+        return self.wide[1]
+
+    @property
+    def source(self) -> Narrow:
+        """Number of the source."""
+        return self.narrow[0]
+
+    @property
+    def target(self) -> Narrow:
+        """Number of the target."""
+        return self.narrow[1]
+
+    @property
+    def home(self) -> Narrow:
+        """Position of the record, relative to its blob's home."""
+        return self.narrow[2]
+
+    @property
+    def size(self) -> Narrow:
+        """Bytes of the record."""
+        return self.narrow[3]
+
+    @property
+    def tag_hash(self) -> Narrow:
+        """Hash of the tag."""
+        return self.narrow[4]
+
+    @property
+    def key_hash(self) -> Narrow:
+        """Hash of the key."""
+        return self.narrow[5]
 
     def take(self, index: Index) -> Rows:
-        """The rows of an index array or a mask, or of a slice (then without copying)."""
-        return Rows(*(column[index] for column in self.columns()))
+        """The rows of an index array or of a mask, copied."""
+        if index.dtype == np.bool_:
+            index = np.flatnonzero(index)
+        return Rows(self.wide.take(index, axis=1), self.narrow.take(index, axis=1))
 
     def slice(self, start: int, end: int) -> Rows:
         """The rows from `start` to `end`, as views."""
-        return Rows(*(column[start:end] for column in self.columns()))
+        return Rows(self.wide[:, start:end], self.narrow[:, start:end])
 
     def body_bytes(self) -> int:
         """Size of the records."""
         return int(self.size.sum(dtype=np.int64))
 
+    def ends(self) -> Wide:
+        """Where each record ends, relative to its blob's home."""
+        return self.home.astype(np.int64) + self.size
 
-def empty_rows() -> Rows:
-    """No rows."""
-    return Rows(*(np.empty(0, dtype=kind) for _, kind in COLUMNS))
+
+def new_rows(count: int) -> Rows:
+    """Rows to be filled in."""
+    return Rows(np.empty((WIDE, count), dtype=np.int64), np.empty((NARROW, count), dtype=np.uint32))
 
 
 def concatenate(parts: Sequence[Rows]) -> Rows:
@@ -100,8 +131,11 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
     if len(parts) == 1:
         return parts[0]
     if not parts:
-        return empty_rows()
-    return Rows(*(np.concatenate(columns) for columns in zip(*map(Rows.columns, parts), strict=True)))
+        return new_rows(0)
+    return Rows(
+        np.concatenate([part.wide for part in parts], axis=1),
+        np.concatenate([part.narrow for part in parts], axis=1),
+    )
 
 
 def runs(values: npt.NDArray[Any]) -> list[tuple[int, int]]:

@@ -244,7 +244,7 @@ class Scheduler:
         if rows.body_bytes() * SPARSE >= len(blob.data):
             self.near.add(rows, blob)
             return
-        ends = rows.home.astype(np.int64) + rows.size
+        ends = rows.ends()
         breaks = np.flatnonzero(rows.home[1:] != ends[:-1]) + 1
         starts = [0, *breaks.tolist(), len(rows)]
         for first, last in zip(starts, starts[1:], strict=False):
@@ -267,8 +267,12 @@ class Scheduler:
         return self.near.wheel.next_due_ms()
 
     def _make_ready(self, ids: Ids) -> None:
-        targets = self.near.column("target")[ids]
-        for target in np.unique(targets).tolist():
+        targets = self.near.table.target[ids]
+        distinct = set(targets.tolist())
+        if len(distinct) == 1:
+            self.dispatcher.add(distinct.pop(), ids)
+            return
+        for target in distinct:
             self.dispatcher.add(target, ids[targets == target])
 
     def _build_batches(self, now_ms: int) -> bool:
@@ -292,18 +296,20 @@ class Scheduler:
         ids = self.near.live(self.dispatcher.take(target, BATCH_ROWS_MAX))
         if not len(ids):
             return True
-        sizes = np.cumsum(self.near.column("size")[ids], dtype=np.int64)
-        fits = max(1, int(np.searchsorted(sizes, BATCH_BYTES_MAX, side="right")))
-        self.dispatcher.put_back(target, ids[fits:])
-        ids = ids[:fits]
         rows = self.near.rows(ids)
+        if rows.body_bytes() > BATCH_BYTES_MAX:
+            ends = np.cumsum(rows.size, dtype=np.int64)
+            fits = max(1, int(np.searchsorted(ends, BATCH_BYTES_MAX, side="right")))
+            self.dispatcher.put_back(target, ids[fits:])
+            ids, rows = ids[:fits], rows.slice(0, fits)
         self._flush_acks()
-        numbers, index = np.unique(rows.source, return_inverse=True)
+        numbers = sorted(set(rows.source.tolist()))
+        index = np.searchsorted(np.array(numbers, dtype=np.uint32), rows.source)
         dispatched = Dispatched(
             lane.id,
             lane.epoch,
             lane.next_sequence,
-            [self.sources[number].id for number in numbers.tolist()],
+            [self.sources[number].id for number in numbers],
             rows.offset,
             index.astype(np.uint16),
         )
@@ -382,7 +388,7 @@ class Scheduler:
             return CancelOutcome(CANCELLED, self.log.end_position)
         row = self.near.find(number, handle.offset)
         if row >= 0:
-            if int(self.near.column("due_ms")[row]) != handle.due_ms:
+            if int(self.near.table.due_ms[row]) != handle.due_ms:
                 return CancelOutcome(UNKNOWN)
         elif not self._is_far(number, handle):
             return CancelOutcome(self._outcome_of_gone(source, handle, now_ms))
@@ -469,11 +475,11 @@ class Scheduler:
 
     def translate(self, rows: Rows, sources: list[SourceId], targets: list[TargetId]) -> Rows:
         """Rows in the numbering of this process instead of a block's."""
-        source_map = np.array([self._source_numbers[each] for each in sources], dtype=np.int32)
-        target_map = np.array([self.target_number(each) for each in targets], dtype=np.int32)
-        return dataclasses.replace(
-            rows, source=source_map[rows.source], target=target_map[rows.target]
-        )
+        source_map = np.array([self._source_numbers[each] for each in sources], dtype=np.uint32)
+        target_map = np.array([self.target_number(each) for each in targets], dtype=np.uint32)
+        narrow = rows.narrow.copy()
+        narrow[0], narrow[1] = source_map[rows.source], target_map[rows.target]
+        return Rows(rows.wide, narrow)
 
     # -- figures ----------------------------------------------------------
 

@@ -38,7 +38,7 @@ from storage.errors import CorruptFile
 from timer_service import block
 from timer_service.entries import SourceId, TargetId
 from timer_service.memtable import Piece
-from timer_service.rows import Blob, Home, Rows, concatenate
+from timer_service.rows import Blob, Home, Rows, concatenate, new_rows
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -245,9 +245,7 @@ class Flush:
         """
         self.blocks, self.lengths = [], {}
         rows = concatenate([rows for rows, _ in self.pieces])
-        piece_of = np.repeat(
-            np.arange(len(self.pieces)), [len(rows) for rows, _ in self.pieces]
-        )
+        piece_of = np.repeat(np.arange(len(self.pieces)), [len(rows) for rows, _ in self.pieces])
         order = np.lexsort((rows.offset, rows.source, rows.due_ms))
         rows, piece_of = rows.take(order), piece_of.take(order)
         start = 0
@@ -360,17 +358,11 @@ class Load:
         data = read_bytes(self._disk, path, bodies_at + first, last - first)
         part = index.rows[cursor:end]
         _check_records(path, bodies_at + first, data, part)
-        home = (starts[cursor:end] - first).astype(np.uint32)
-        rows = Rows(
-            part["due_ms"].astype(np.int64),
-            part["offset"].astype(np.int64),
-            part["source"].astype(np.int32),
-            part["target"].astype(np.int32),
-            home,
-            part["size"].astype(np.uint32),
-            part["tag_hash"].astype(np.uint32),
-            part["key_hash"].astype(np.uint32),
-        )
+        rows = new_rows(len(part))
+        rows.wide[0], rows.wide[1] = part["due_ms"], part["offset"]
+        rows.narrow[0], rows.narrow[1] = part["source"], part["target"]
+        rows.narrow[2], rows.narrow[3] = starts[cursor:end] - first, part["size"]
+        rows.narrow[4], rows.narrow[5] = part["tag_hash"], part["key_hash"]
         due = int(index.rows["due_ms"][end]) if end < each.count else each.last_due_ms
         blob = Blob(data, Home(each.file, bodies_at + first))
         return Piecewise(each, end, due, rows, index.sources, index.targets, blob)

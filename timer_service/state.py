@@ -30,7 +30,7 @@ from duemq.errors import Corrupt
 from storage import record
 from timer_service.entries import LaneId, SourceId, TargetId
 from timer_service.lane import Batch, Lane
-from timer_service.rows import COLUMNS, Blob, Home, Rows, concatenate, empty_rows, runs
+from timer_service.rows import NARROW, WIDE, Blob, Home, Rows, concatenate, runs
 from timer_service.scheduler import Ledger, Scheduler, Source
 from timer_service.segments import Block
 
@@ -119,7 +119,7 @@ def _held(scheduler: Scheduler) -> list[Held]:
 
 def _held_in(blob: Blob, rows: Rows) -> Held:
     start = int(rows.home.min())
-    end = int((rows.home.astype(np.int64) + rows.size).max())
+    end = int(rows.ends().max())
     data = memoryview(blob.data)[start - blob.start : end - blob.start]
     return Held(blob.home, start, end - start, rows, data=data)
 
@@ -132,7 +132,15 @@ def encode(state: State) -> bytes:
     number[""] = -1
     arrays = {
         "blocks": _table(
-            (number[b.file], b.position, b.index_length, b.count, b.cursor, b.next_due_ms, b.last_due_ms)
+            (
+                number[b.file],
+                b.position,
+                b.index_length,
+                b.count,
+                b.cursor,
+                b.next_due_ms,
+                b.last_due_ms,
+            )
             for b in state.blocks
         ),
         "tombstones": _table(state.tombstones),
@@ -155,7 +163,7 @@ def encode(state: State) -> bytes:
         "batch_records": _bytes([b.records for b in batches]),
     }
     rows = concatenate([h.rows for h in state.held])
-    arrays |= {f"row_{name}": getattr(rows, name) for name, _ in COLUMNS}
+    arrays |= {"rows_wide": rows.wide, "rows_narrow": rows.narrow}
     header = {
         "position": state.position,
         "recovery_start": state.recovery_start,
@@ -182,7 +190,9 @@ def decode(payload: bytes) -> State:
     """Reads a payload.  Raises Corrupt if it is not one of ours."""
     magic, version, _, length = _HEADER.unpack_from(payload)
     if magic != MAGIC or version != VERSION:
-        raise Corrupt(f"checkpoint with magic {magic!r}, version {version}: not {MAGIC!r}, {VERSION}")
+        raise Corrupt(
+            f"checkpoint with magic {magic!r}, version {version}: not {MAGIC!r}, {VERSION}"
+        )
     header = json.loads(payload[_HEADER.size : _HEADER.size + length])
     arrays = _read_arrays(payload, _HEADER.size + length + -length % 8, header["arrays"])
     files = [name for name, _ in header["files"]]
@@ -240,8 +250,8 @@ def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[Lane]:
 
 
 def _decode_held(files: list[str], arrays: Arrays) -> list[Held]:
-    columns = [arrays[f"row_{name}"] for name, _ in COLUMNS]
-    rows = Rows(*columns) if len(columns[0]) else empty_rows()
+    wide, narrow = arrays["rows_wide"], arrays["rows_narrow"]
+    rows = Rows(wide.reshape(WIDE, -1), narrow.reshape(NARROW, -1))
     held, at = [], 0
     for file, position, start, length, count, crc in arrays["held"].reshape(-1, 6).tolist():
         home = Home(files[file] if file >= 0 else "", position)

@@ -5,10 +5,13 @@ Messages with a due time are left out: their waiting is wanted; see `lateness`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from trace_analytics.operations import MINUTE, approximate, bucket_of, spread
+from trace_analytics.buckets import MINUTE_S, bucketed
+from trace_analytics.percentiles import approximate, named
 
 _NS_PER_MS = 1_000_000
 
@@ -59,22 +62,27 @@ def journeys(spans: DataFrame) -> DataFrame:
     )
 
 
-def end_to_end(journeys: DataFrame, bucket: str | None = MINUTE) -> DataFrame:
+def end_to_end(journeys: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> DataFrame:
     """Aggregates journeys of messages without a due time, by the time of their sending.
 
-    bucket_ts, topic, consumer_group · messages, repeated (delivered more than once) ·
-    p50_ms, p95_ms, p99_ms, max_ms.
+    bucket_s, bucket_ts, topic, consumer_group · messages, repeated (delivered more than once) ·
+    p50_ms, p95_ms, p99_ms, max_ms, curve.
     """
-    milliseconds = (F.col("first_ns") - F.col("sent_ns")) / _NS_PER_MS
     return (
         journeys.where(F.col("due_ms").isNull())
-        .groupBy(bucket_of(F.col("sent_ts"), bucket).alias("bucket_ts"), "topic", "consumer_group")
+        .select(
+            bucketed(F.col("sent_ts"), lengths_s),
+            "topic",
+            "consumer_group",
+            ((F.col("first_ns") - F.col("sent_ns")) / _NS_PER_MS).alias("ms"),
+            (F.col("deliveries") > 1).cast("bigint").alias("repeated"),
+        )
+        .groupBy("bucket_s", "bucket_ts", "topic", "consumer_group")
         .agg(
             F.count(F.lit(1)).alias("messages"),
-            F.sum((F.col("deliveries") > 1).cast("bigint")).alias("repeated"),
-            approximate(milliseconds).alias("_percentiles"),
-            F.max(milliseconds).alias("max_ms"),
+            F.sum("repeated").alias("repeated"),
+            approximate(F.col("ms")),
+            F.max("ms").alias("max_ms"),
         )
-        .transform(spread)
-        .orderBy("bucket_ts", "topic", "consumer_group")
+        .transform(named)
     )

@@ -10,7 +10,7 @@ report is about the same spans.  A repeated run overwrites these and touches not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -23,10 +23,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from trace_analytics import charts
+from trace_analytics.buckets import MINUTE_S, WHOLE_S
 from trace_analytics.charts import Chart, Series
 from trace_analytics.end_to_end import end_to_end, journeys
 from trace_analytics.lateness import lateness
-from trace_analytics.operations import operations, weight
+from trace_analytics.operations import operations
+from trace_analytics.percentiles import CURVE
 
 Row = dict[str, Any]
 
@@ -39,8 +41,7 @@ POINTS_MAX = 90
 
 BUCKETS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 21_600, 86_400)
 
-CURVE = (*range(0, 90, 5), 90, 92, 94, 95, 96, 97, 98, 99, 99.5, 99.9)
-"""Percentiles of the distribution charts."""
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 _COUNTED = ("send", "store", "schedule", "fire", "receive", "process")
 
@@ -84,22 +85,23 @@ def land(spark: SparkSession, spans: DataFrame, output: Path) -> DataFrame:
 
 
 def write(spans: DataFrame, output: Path, *, now: datetime) -> Summary:
-    """Writes tables and page of landed spans; `now` goes onto the page."""
+    """Writes tables and page of landed spans; `now` goes onto the page.
+
+    Each table is aggregated once for its minutes, the page's charts and its sums.
+    """
     output.mkdir(parents=True, exist_ok=True)
-    travelled = journeys(spans).cache()
-    try:
-        tables = {
-            "operations": operations(spans),
-            "end_to_end": end_to_end(travelled),
-            "lateness": lateness(spans),
-        }
-        for name, table in tables.items():
-            table.coalesce(1).write.mode("overwrite").parquet(str(output / name))
-        facts = _facts(spans)
-        html = output / "report.html"
-        html.write_text(_page(spans, travelled, facts, now), encoding="utf-8")
-    finally:
-        travelled.unpersist()
+    facts = _facts(spans)
+    fine_s = bucket_s(facts["first"], facts["last"]) if facts["spans"] else MINUTE_S
+    lengths = sorted({WHOLE_S, fine_s, MINUTE_S})
+    tables = {
+        "operations": operations(spans, lengths),
+        "end_to_end": end_to_end(journeys(spans), lengths),
+        "lateness": lateness(spans, lengths),
+    }
+    rows = {name: _save(table, output / name, {WHOLE_S, fine_s}) for name, table in tables.items()}
+    facts["topics"] = _busiest(rows["operations"])
+    html = output / "report.html"
+    html.write_text(_page(facts, rows, fine_s, now), encoding="utf-8")
     return Summary(
         html,
         tuple(output / name for name in tables),
@@ -110,30 +112,53 @@ def write(spans: DataFrame, output: Path, *, now: datetime) -> Summary:
     )
 
 
+def _save(table: DataFrame, folder: Path, wanted: set[int]) -> list[Row]:
+    """Writes the minutes as Parquet; answers the rows of the lengths wanted, in order."""
+    table = table.cache()
+    try:
+        minutes = table.where(F.col("bucket_s") == MINUTE_S).drop("bucket_s", "curve")
+        minutes.coalesce(1).write.mode("overwrite").parquet(str(folder))
+        rows: list[Row] = table.where(F.col("bucket_s").isin(list(wanted))).toArrow().to_pylist()
+    finally:
+        table.unpersist()
+    keys = ("topic", "operation", "stage", "consumer_group")
+    rows.sort(key=lambda row: (row["bucket_ts"] or _NEVER, *(row.get(k) or "" for k in keys)))
+    return rows
+
+
 def _facts(spans: DataFrame) -> Row:
-    row = _rows(
+    facts: Row = (
         spans.agg(
             F.count(F.lit(1)).alias("spans"),
             F.min("start_ts").alias("first"),
             F.max("start_ts").alias("last"),
         )
-    )[0]
+        .toArrow()
+        .to_pylist()[0]
+    )
     for name in ("first", "last"):
-        row[name] = charts.moment(row[name]) if row[name] is not None else None
-    busiest = spans.where(F.col("topic").isNotNull()).groupBy("topic").agg(F.sum(weight()))
-    row["topics"] = [r["topic"] for r in _rows(busiest.orderBy(F.col(busiest.columns[1]).desc()))]
-    return row
+        facts[name] = charts.moment(facts[name]) if facts[name] is not None else None
+    return facts
+
+
+def _busiest(rows: Sequence[Row]) -> list[str]:
+    """The topics, the one with the most messages first."""
+    messages: dict[str, int] = {}
+    for row in _of(rows, WHOLE_S):
+        messages[row["topic"]] = max(messages.get(row["topic"], 0), row["messages"])
+    return sorted(messages, key=lambda topic: (-messages[topic], topic))
+
+
+def _of(rows: Sequence[Row], length_s: int) -> list[Row]:
+    return [row for row in rows if row["bucket_s"] == length_s]
 
 
 # ── page ─────────────────────────────────────────────────────────────────────────────
 
 
-def _page(spans: DataFrame, travelled: DataFrame, facts: Row, now: datetime) -> str:
-    whole = {
-        "operations": _rows(operations(spans, None)),
-        "end_to_end": _rows(end_to_end(travelled, None)),
-        "lateness": _rows(lateness(spans, None)),
-    }
+def _page(facts: Row, rows: Mapping[str, list[Row]], fine_s: int, now: datetime) -> str:
+    whole = {name: _of(table, WHOLE_S) for name, table in rows.items()}
+    fine = {name: _of(table, fine_s) for name, table in rows.items()}
     charted = facts["topics"][:CHARTED_TOPICS_MAX]
     environment = Environment(
         loader=PackageLoader("trace_analytics", "."),
@@ -146,7 +171,7 @@ def _page(spans: DataFrame, travelled: DataFrame, facts: Row, now: datetime) -> 
         facts=facts,
         now=now.astimezone(UTC),
         tiles=_tiles(facts, whole),
-        sections=_sections(spans, travelled, charted, facts) if charted else [],
+        sections=[Section(topic, _charts_of(topic, fine_s, fine, whole)) for topic in charted],
         left_out=len(facts["topics"]) - len(charted),
         tables=_tables(whole),
         Markup=Markup,
@@ -159,41 +184,20 @@ def bucket_s(first: datetime, last: datetime) -> int:
     return next((width for width in BUCKETS_S if length / width <= POINTS_MAX), BUCKETS_S[-1])
 
 
-def _sections(
-    spans: DataFrame, travelled: DataFrame, topics: Sequence[str], facts: Row
-) -> list[Section]:
-    width = bucket_s(facts["first"], facts["last"])
-    chosen = spans.where(F.col("topic").isin(list(topics)))
-    travelled = travelled.where(F.col("topic").isin(list(topics)))
-    bucket = f"{width} seconds"
-    happened = _rows(operations(chosen, bucket))
-    way = _rows(end_to_end(travelled, bucket))
-    late = _rows(lateness(chosen, bucket))
-    way_curve = _rows(_curve_end_to_end(travelled))
-    late_curve = _rows(_curve_lateness(chosen))
-    return [
-        Section(topic, _charts_of(topic, width, happened, way, late, way_curve, late_curve))
-        for topic in topics
-    ]
-
-
 def _charts_of(
-    topic: str,
-    width: int,
-    happened: Sequence[Row],
-    way: Sequence[Row],
-    late: Sequence[Row],
-    way_curve: Sequence[Row],
-    late_curve: Sequence[Row],
+    topic: str, fine_s: int, fine: Mapping[str, list[Row]], whole: Mapping[str, list[Row]]
 ) -> list[Chart]:
-    happened, way, late, way_curve, late_curve = (
-        [row for row in rows if row["topic"] == topic]
-        for rows in (happened, way, late, way_curve, late_curve)
+    happened, way, late = (
+        [row for row in fine[name] if row["topic"] == topic]
+        for name in ("operations", "end_to_end", "lateness")
+    )
+    way_curve, late_curve = (
+        [row for row in whole[name] if row["topic"] == topic] for name in ("end_to_end", "lateness")
     )
     drawn = []
     counted = [row for row in happened if row["operation"] in ("send", "fire", "process")]
     if counted:
-        rates = _lines(counted, _operation, lambda row: row["messages"] / width)
+        rates = _lines(counted, _operation, lambda row: row["messages"] / fine_s)
         drawn.append(charts.over_time("Messages per second", topic, "messages/s", rates))
     failed = [row for row in happened if row["errors"]]
     if failed:
@@ -256,33 +260,10 @@ def _stage(row: Row) -> str:
     return "fire" if row["stage"] == "fire" else f"process {row['consumer_group'] or ''}".strip()
 
 
-def _curve_end_to_end(travelled: DataFrame) -> DataFrame:
-    milliseconds = (F.col("first_ns") - F.col("sent_ns")) / 1_000_000
-    return (
-        travelled.where(F.col("due_ms").isNull())
-        .groupBy("topic", "consumer_group")
-        .agg(F.percentile_approx(milliseconds, _FRACTIONS, 10_000).alias("curve"))
-        .orderBy("topic", "consumer_group")
-    )
-
-
-def _curve_lateness(spans: DataFrame) -> DataFrame:
-    first = (F.col("operation") == "fire") | (F.coalesce(F.col("attempt"), F.lit(0)) == 0)
-    return (
-        spans.where(F.col("lateness_ms").isNotNull() & first)
-        .groupBy("topic", F.col("operation").alias("stage"), "consumer_group")
-        .agg(F.percentile(F.col("lateness_ms"), _FRACTIONS, weight()).alias("curve"))
-        .orderBy("topic", "stage", "consumer_group")
-    )
-
-
-_FRACTIONS = [percentile / 100 for percentile in CURVE]
-
-
 # ── figures ──────────────────────────────────────────────────────────────────────────
 
 
-def _tiles(facts: Row, whole: dict[str, list[Row]]) -> list[tuple[str, str]]:
+def _tiles(facts: Row, whole: Mapping[str, list[Row]]) -> list[tuple[str, str]]:
     """What the page says first."""
     sums = {
         name: sum(row["messages"] for row in whole["operations"] if row["operation"] == name)
@@ -329,7 +310,7 @@ _TIMES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 )
 
 
-def _tables(whole: dict[str, list[Row]]) -> list[Table]:
+def _tables(whole: Mapping[str, list[Row]]) -> list[Table]:
     order = {name: i for i, name in enumerate(_COUNTED)}
     happened = sorted(
         whole["operations"], key=lambda row: (row["topic"], order.get(row["operation"], 99))
@@ -389,8 +370,3 @@ def _table(
 ) -> Table:
     shown = rows[:TABLE_ROWS_MAX]
     return Table(title, note, columns, shown, left_out=len(rows) - len(shown))
-
-
-def _rows(frame: DataFrame) -> list[Row]:
-    rows: list[Row] = frame.toArrow().to_pylist()
-    return rows

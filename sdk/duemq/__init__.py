@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from duemq import aio, errors
     from duemq.admin import Admin
     from duemq.consumer.blocking import PullConsumer, PushConsumer
+    from duemq.consumer.settings import ConsumerSettings
     from duemq.errors import DuemqError
     from duemq.message import Message, Outgoing
     from duemq.producer import Producer
@@ -27,6 +28,7 @@ __all__ = [
     "Admin",
     "CancelOutcome",
     "ClientSettings",
+    "ConsumerSettings",
     "DuemqError",
     "Message",
     "Outgoing",
@@ -45,6 +47,7 @@ _HOMES = {
     "Admin": "duemq.admin",
     "CancelOutcome": "duemq.timers",
     "ClientSettings": "duemq.settings",
+    "ConsumerSettings": "duemq.consumer.settings",
     "DuemqError": "duemq.errors",
     "Message": "duemq.message",
     "Outgoing": "duemq.message",

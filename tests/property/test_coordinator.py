@@ -28,7 +28,7 @@ GROUP = "g"
 
 @dataclass
 class Hold:
-    """A queue as its member sees it.  `orphan`: the member's session ended since it took it over."""
+    """A queue as its member sees it.  `orphan`: the member's session has ended since."""
 
     generation: int
     releasing: bool = False

@@ -5,6 +5,7 @@ real broker, so that the SDK's tests check the SDK against the contract.
 """
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -191,6 +192,7 @@ class FakeTimer(timer_pb2_grpc.TimerServicer):
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.stop(0)
+            self._server = None
 
     async def Cancel(
         self, request: timer_pb2.CancelRequest, context: grpc.aio.ServicerContext
@@ -224,9 +226,10 @@ class FakeCluster(nameserver_pb2_grpc.NameserverServicer):
         """Brokers that the nameserver no longer names."""
         self.nameserver = ""
         self._watchers: list[asyncio.Queue[None]] = []
-        self._server = grpc.aio.server()
+        self._server: grpc.aio.Server | None = None
 
     async def start(self, *names: str, timers: int = 0) -> None:
+        self._server = grpc.aio.server()
         nameserver_pb2_grpc.add_NameserverServicer_to_server(self, self._server)
         self.nameserver = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
@@ -240,7 +243,14 @@ class FakeCluster(nameserver_pb2_grpc.NameserverServicer):
     async def stop(self) -> None:
         for server in [*self.brokers.values(), *self.timers]:
             await server.stop()
-        await self._server.stop(0)
+        await self.stop_nameserver()
+        # A server object collected after its loop has closed complains: collect it now.
+        gc.collect()
+
+    async def stop_nameserver(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
 
     def topic(self, name: str, queues: int = 4) -> None:
         for broker in self.brokers.values():

@@ -13,7 +13,13 @@ from broker.process import Broker
 from broker.records import text_hash
 from broker.settings import Settings
 from duemq.rpc import channel, status
-from duemq.v1 import admin_pb2_grpc, broker_pb2, broker_pb2_grpc, message_pb2
+from duemq.v1 import (
+    admin_pb2_grpc,
+    broker_pb2,
+    broker_pb2_grpc,
+    group_pb2_grpc,
+    message_pb2,
+)
 from storage.dirlock import DirLock
 
 # Nobody listens there: the broker does without.
@@ -26,6 +32,8 @@ class Client:
     def __init__(self, connection: grpc.aio.Channel) -> None:
         self.broker = broker_pb2_grpc.BrokerStub(connection)
         self.admin = admin_pb2_grpc.BrokerAdminStub(connection)
+        self.groups = group_pb2_grpc.GroupCoordinatorStub(connection)
+        self.raw_send: Any = connection.unary_unary("/duemq.v1.Broker/Send")
 
     async def send(self, *batches: broker_pb2.Batch) -> list[broker_pb2.BatchResult]:
         request = broker_pb2.SendRequest(request_id=1, batches=batches)

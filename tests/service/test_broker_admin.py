@@ -75,8 +75,8 @@ async def test_illegal_topics_are_refused(client: Client, fields: dict, field: s
 
 
 async def test_the_timer_topic_cannot_be_deleted(client: Client) -> None:
+    request = admin_pb2.DeleteTopicRequest(name="%TIMER%")
     with pytest.raises(InvalidArgument):
-        request = admin_pb2.DeleteTopicRequest(name="%TIMER%")
         await status.answer(client.admin.DeleteTopic(request))
 
 
@@ -94,14 +94,18 @@ async def test_topics_survive_restarts_and_deleted_ones_do_not(tmp_path: Path) -
     assert after.checkpoint_position <= after.log_durable_position
 
 
+def folders(data_dir: Path) -> list[str]:
+    return [folder.name for folder in (data_dir / "consumequeue").iterdir()]
+
+
 async def test_files_of_a_deleted_topic_go_with_the_next_checkpoint(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send(batch("gone", [b"a"]))
         await broker._checkpoints.save()
-        assert list(tmp_path.glob("consumequeue/gone*"))
+        assert "gone.2" in folders(tmp_path)
         await client.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(name="gone"))
         await broker._checkpoints.save()
-        assert not list(tmp_path.glob("consumequeue/gone*"))
+        assert folders(tmp_path) == []
 
 
 async def test_little_free_space_refuses_sends_and_nothing_else(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ async def test_an_offset_that_does_not_exist_is_refused(client: Client) -> None:
 
 @pytest.mark.parametrize("group", ["", "a b", "x" * 128])
 async def test_illegal_groups_are_refused(client: Client, group: str) -> None:
+    request = broker_pb2.GetOffsetsRequest(group=group)
     with pytest.raises(InvalidArgument) as caught:
-        request = broker_pb2.GetOffsetsRequest(group=group)
         await status.answer(client.broker.GetOffsets(request))
     assert caught.value.field == "group"
 

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import chain
 from pathlib import Path
 
 import grpc.aio
@@ -29,7 +30,7 @@ def client(both: tuple[Broker, Client]) -> Client:
 async def parked(broker: Broker, count: int) -> None:
     """Returns when so many pulls are parked."""
     async with asyncio.timeout(20):
-        while len(broker._puller) != count:
+        while len(broker._puller) != count:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -66,7 +67,7 @@ async def test_many_small_frames_and_interleaved_queues(client: Client) -> None:
         *(client.send(batch(topic, [b"%d" % n], queue_id=n % 4)) for n in range(400))
     )
     found = [await client.bodies(topic, queue_id) for queue_id in range(4)]
-    assert sorted(sum(found, [])) == sorted(b"%d" % n for n in range(400))
+    assert sorted(chain(*found)) == sorted(b"%d" % n for n in range(400))
     assert all(int(body) % 4 == queue_id for queue_id in range(4) for body in found[queue_id])
 
 
@@ -294,15 +295,15 @@ async def test_a_fetch_waits_for_the_next_frame(both: tuple[Broker, Client]) -> 
 async def test_a_fetch_inside_a_frame_is_refused(client: Client) -> None:
     topic = topic_name()
     await client.send(batch(topic, [b"a", b"b"]))
+    fetch = broker_pb2.FetchFramesRequest(topic=topic, offset=1)
     with pytest.raises(InvalidArgument) as caught:
-        fetch = broker_pb2.FetchFramesRequest(topic=topic, offset=1)
         await status.answer(client.broker.FetchFrames(fetch))
     assert (caught.value.field, caught.value.limit) == ("offset", "0")
+    fetch.offset = 3
     with pytest.raises(OffsetOutOfRange):
-        fetch = broker_pb2.FetchFramesRequest(topic=topic, offset=3)
         await status.answer(client.broker.FetchFrames(fetch))
+    fetch.topic = "nowhere"
     with pytest.raises(TopicNotFound):
-        fetch = broker_pb2.FetchFramesRequest(topic="nowhere")
         await status.answer(client.broker.FetchFrames(fetch))
 
 

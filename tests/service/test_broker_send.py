@@ -107,8 +107,8 @@ async def test_without_automatic_topics_a_topic_must_be_made(tmp_path: Path) -> 
             await client.send(batch("orders", [b"a"]))
         assert (caught.value.field, caught.value.value) == ("topic", "orders")
         config = admin_pb2.TopicConfig(name="orders")
+        request = admin_pb2.CreateTopicRequest(topic=config, if_missing=True)
         with pytest.raises(TopicNotFound):
-            request = admin_pb2.CreateTopicRequest(topic=config, if_missing=True)
             await status.answer(client.admin.CreateTopic(request))
         await client.admin.CreateTopic(admin_pb2.CreateTopicRequest(topic=config))
         await client.send(batch("orders", [b"a"]))

@@ -1,11 +1,12 @@
 """What the aggregations say about spans made up here; no broker."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
 
 from trace_analytics import schema
+from trace_analytics.buckets import WHOLE_S, bucketed
 from trace_analytics.end_to_end import end_to_end, journeys
 from trace_analytics.lateness import lateness
 from trace_analytics.operations import operations
@@ -49,7 +50,9 @@ def frame(spark, *rows):
 
 
 def rows_of(table):
-    return table.toArrow().to_pylist()
+    keys = ("bucket_ts", "topic", "operation", "stage", "consumer_group")
+    rows = table.toArrow().to_pylist()
+    return sorted(rows, key=lambda row: [str(row.get(key) or "") for key in keys])
 
 
 def test_operations_are_counted_per_topic_group_and_minute(spark):
@@ -153,7 +156,10 @@ def test_delayed_messages_have_lateness_and_no_end_to_end_time(spark):
 
 def test_an_early_fire_is_counted_with_its_messages(spark):
     early = span("fire", 0, batch_count=5, due_ms=T0_MS, lateness_ms=-2)
-    assert rows_of(lateness(frame(spark, early), None))[0] == {
+    (row,) = rows_of(lateness(frame(spark, early), [WHOLE_S]))
+    assert set(row.pop("curve")) == {-2.0}
+    assert row == {
+        "bucket_s": WHOLE_S,
         "bucket_ts": None,
         "topic": "orders",
         "stage": "fire",
@@ -165,3 +171,13 @@ def test_an_early_fire_is_counted_with_its_messages(spark):
         "p99_ms": -2.0,
         "max_ms": -2.0,
     }
+
+
+def test_a_row_is_in_one_bucket_of_each_length(spark):
+    spans = frame(spark, span("send", 61_500))
+    rows = spans.select(bucketed(spans.start_ts, [1, 60, WHOLE_S])).toArrow().to_pylist()
+    assert [(row["bucket_s"], row["bucket_ts"]) for row in rows] == [
+        (1, MINUTE + timedelta(seconds=61)),
+        (60, MINUTE + timedelta(seconds=60)),
+        (WHOLE_S, None),
+    ]

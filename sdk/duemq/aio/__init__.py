@@ -10,6 +10,7 @@ from duemq.aio.admin import Admin
 from duemq.aio.producer import Producer
 from duemq.consumer.pull import PullConsumer
 from duemq.consumer.push import PushConsumer
+from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import DuemqError
 from duemq.message import Message, Outgoing
 from duemq.receipt import AwaitableReceipt as PendingReceipt
@@ -21,6 +22,7 @@ __all__ = [
     "Admin",
     "CancelOutcome",
     "ClientSettings",
+    "ConsumerSettings",
     "DuemqError",
     "Message",
     "Outgoing",

@@ -3,6 +3,7 @@
 Callbacks of a push consumer run in worker threads of their own, never in "duemq-io".
 """
 
+import threading
 from collections.abc import Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
@@ -40,18 +41,29 @@ class PushConsumer:
         callback: Callback,
         *,
         batch: bool = False,
+        start_from: StartFrom | None = None,
+        threads: int | None = None,
         nameserver: Addresses = DEFAULT_NAMESERVER,
         settings: ConsumerSettings | None = None,
     ) -> None:
         """`topics`: a name, several, or {name: filter} with filters like "a || b".
 
-        The callback runs in up to `settings.threads` threads at a time.  `batch`: it gets lists of
-        one queue's messages.  Raises InvalidArgument.
+        The callback runs in up to `threads` threads at a time.  `batch`: it gets lists of one
+        queue's messages.  `start_from`: where the group begins in queues that it has no offset for.
+        Both override `settings`.  Raises InvalidArgument.
         """
         self._consumer = push.PushConsumer(
-            group, topics, callback, batch=batch, nameserver=nameserver, settings=settings
+            group,
+            topics,
+            callback,
+            batch=batch,
+            start_from=start_from,
+            threads=threads,
+            nameserver=nameserver,
+            settings=settings,
         )
         self._thread: LoopThread | None = None
+        self._releasing = threading.Lock()  # guards _thread: `run` and `close` both end it
         self._started = False
 
     @property
@@ -126,7 +138,8 @@ class PushConsumer:
         self.close()
 
     def _release(self) -> None:
-        thread, self._thread = self._thread, None
+        with self._releasing:
+            thread, self._thread = self._thread, None
         if thread is not None:
             thread.release()
 

@@ -10,11 +10,13 @@ nothing is skipped or taken twice.
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 import grpc.aio
 
+from duemq import tracing
 from duemq.balance import MessageQueue
 from duemq.client import Client
 from duemq.consumer.settings import ConsumerSettings
@@ -187,10 +189,32 @@ class Fetcher:
         while True:
             response = await streams.read(stream, self._broker)
             backoff.reset()
-            _, sources = self._waiting.pop(response.request_id, (0.0, []))
+            sent_s, sources = self._waiting.pop(response.request_id, (self._loop.time(), []))
             self._free(sources)
+            if tracing.enabled():
+                self._trace(response.queues, self._loop.time() - sent_s)
             self._hand_over(response.queues, sources)
             self._wake.set()
+
+    def _trace(self, answers: Iterable[view_pb2.QueueRecordsView], asked_s: float) -> None:
+        """Spans the way here: from the request or, if that waited, from the first storing."""
+        end_ns = time.time_ns()
+        for records in answers:
+            if not records.records:
+                continue
+            asked_ns = end_ns - round(asked_s * 1e9)
+            tracing.record_receive(
+                records.topic,
+                self._broker,
+                records.queue_id,
+                records.run_offsets[0],
+                sum(records.run_counts),
+                start_ns=min(max(asked_ns, records.run_store_ms[0] * 1_000_000), end_ns),
+                end_ns=end_ns,
+                group=self._group,
+                client_id=self._member_id,
+                records=records.records,
+            )
 
     def _free(self, sources: Iterable[Source]) -> None:
         for source in sources:

@@ -29,7 +29,7 @@ from duemq.consumer.dispatcher import Dispatcher
 from duemq.consumer.fetcher import Fetcher, Source
 from duemq.consumer.membership import Membership
 from duemq.consumer.offsets import REQUEST_TIMEOUT_S, Commit, OffsetClient
-from duemq.consumer.settings import ConsumerSettings
+from duemq.consumer.settings import ConsumerSettings, StartFrom
 from duemq.consumer.subscription import Topics, subscriptions_of
 from duemq.consumer.workers import Callback
 from duemq.errors import Closed, DuemqError, FencedMember, OffsetOutOfRange, Rejected, Timeout
@@ -85,17 +85,22 @@ class PushConsumer:
         callback: Callback,
         *,
         batch: bool = False,
+        start_from: StartFrom | None = None,
+        threads: int | None = None,
         nameserver: Addresses = DEFAULT_NAMESERVER,
         settings: ConsumerSettings | None = None,
     ) -> None:
         """`topics`: a name, several, or {name: filter} with filters like "a || b".
 
         A coroutine function as callback is awaited in the loop, any other runs in threads; up to
-        `settings.threads` at a time.  `batch`: the callback gets lists of one queue's messages.
-        Raises InvalidArgument.
+        `threads` at a time.  `batch`: it gets lists of one queue's messages.  `start_from`: where
+        the group begins in queues that it has no offset for.  Both override `settings`.  Raises
+        InvalidArgument.
         """
         self.group = group
-        self.settings = settings or ConsumerSettings()
+        self.settings = (settings or ConsumerSettings()).changed(
+            start_from=start_from, threads=threads
+        )
         strategy_named(self.settings.strategy)
         self._filters = subscriptions_of(topics)
         self._callback = callback

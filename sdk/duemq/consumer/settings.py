@@ -1,7 +1,7 @@
 """A consumer's knobs.  Pure."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from duemq.balance import AVERAGE
 from duemq.errors import InvalidArgument
@@ -26,8 +26,13 @@ class ConsumerSettings:
     """Callbacks at a time: threads, or tasks if the callback is a coroutine function."""
     batch_messages_max: int = 1_000
     """Longest list that a callback per batch gets."""
-    window: Window = field(default_factory=Window)
-    """Flow control of each queue."""
+    queue_messages_max: int = 1_000
+    """Of one queue, pulled and not finished: flow control, as the next two."""
+    queue_bytes_max: int = 100 * 1024 * 1024
+    """As above, in bytes."""
+    queue_span_max: int = 2_000
+    """From a queue's commit point to its next pull, in offsets: what a message that keeps failing
+    holds up in the end, and the most that a crash repeats of a queue."""
     pull_bytes_max: int = 1024 * 1024
     """Of one pull answer."""
     pull_wait_s: float = 20.0
@@ -54,9 +59,9 @@ class ConsumerSettings:
             _refuse("start_from", self.start_from, "earliest or latest")
         _check("threads", self.threads, 1, THREADS_MAX)
         _check("batch_messages_max", self.batch_messages_max, 1, 1_000_000)
-        _check("window.messages", self.window.messages, 1, 1_000_000)
-        _check("window.bytes", self.window.bytes, 1, 1 << 40)
-        _check("window.span", self.window.span, 1, 1 << 40)
+        _check("queue_messages_max", self.queue_messages_max, 1, 65_536)
+        _check("queue_bytes_max", self.queue_bytes_max, 1, 1 << 40)
+        _check("queue_span_max", self.queue_span_max, 1, 1 << 40)
         _check("pull_bytes_max", self.pull_bytes_max, 1, 8 * 1024 * 1024)
         _check("pull_wait_s", self.pull_wait_s, 0, POLL_WAIT_S_MAX)
         _check("session_timeout_s", self.session_timeout_s, 1, 300)
@@ -66,6 +71,18 @@ class ConsumerSettings:
         _check("release_timeout_s", self.release_timeout_s, 0, 3_600)
         _check("close_timeout_s", self.close_timeout_s, 0, 3_600)
         _check("start_timeout_s", self.start_timeout_s, 0.1, 3_600)
+
+    @property
+    def window(self) -> Window:
+        """The flow control of each queue."""
+        return Window(self.queue_messages_max, self.queue_bytes_max, self.queue_span_max)
+
+    def changed(
+        self, *, start_from: StartFrom | None = None, threads: int | None = None
+    ) -> "ConsumerSettings":
+        """These settings, but for what is given."""
+        given: dict[str, Any] = {"start_from": start_from, "threads": threads}
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
 def _check(name: str, value: float, lowest: float, highest: float) -> None:

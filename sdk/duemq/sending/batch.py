@@ -162,7 +162,8 @@ class Batch:
     def encode(self, queue_id: int, numbers: Numbers) -> bytes:
         """The batch's request with these numbers; the columns are given up for it."""
         if self.encoded:
-            if (self.epoch, self.sequence) != numbers[1:]:
+            # Another lane may count the same numbers: the queue decides as well.
+            if (self.queue_id, self.epoch, self.sequence) != (queue_id, *numbers[1:]):
                 self.encoded = encoding.renumbered(self.encoded, queue_id, numbers)
         else:
             self.encoded = self._encode(queue_id, numbers)

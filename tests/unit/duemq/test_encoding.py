@@ -134,6 +134,14 @@ def test_a_renumbered_batch_differs_in_its_numbers_only():
     assert again == first
 
 
+def test_equal_numbers_of_another_queue_are_another_batch():
+    growing = batch()
+    growing.bodies.append(b"body")
+    growing.encode(0, NUMBERS)
+    (moved,) = broker_pb2.SendRequest.FromString(growing.encode(1, NUMBERS)).batches
+    assert moved.queue_id == 1
+
+
 def test_joined_requests_are_one_request_with_all_batches():
     one, two = batch(), batch()
     two.number = 78

@@ -120,15 +120,18 @@ def test_groups_are_bounded() -> None:
     assert groups == [2, 2, 1]
 
 
-def test_entries_are_read_one_or_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "_READ_AHEAD_BYTES", 64)
+@pytest.mark.parametrize("read_ahead_bytes", [32, 64, 10_000])
+def test_an_entry_is_read_by_its_position(
+    monkeypatch: pytest.MonkeyPatch, read_ahead_bytes: int
+) -> None:
+    monkeypatch.setattr(log_module, "_READ_AHEAD_BYTES", read_ahead_bytes)
     log = opened(FaultyDisk())
     positions = committed(log, *numbered(5))
     assert log.read_entry(positions[3]).body == numbered(5)[3]
-    run = log.read_entries(positions[1], positions[3])
-    assert [bytes(entry.body) for entry in run] == numbered(5)[1:4]
-    assert [entry.position for entry in run] == positions[1:4]
+    assert log.read_entry(positions[4]).end == log.end_position
     assert bytes(log.read(positions[1] + 32, 100)) == numbered(5)[1]
+    with pytest.raises(CorruptLog, match="magic"):
+        log.read_entry(positions[1] + 8)
 
 
 def test_a_reader_starts_at_any_entry_and_stops_where_told() -> None:
@@ -161,8 +164,6 @@ def test_a_read_notices_damage_and_says_where_and_what_to_do() -> None:
     assert f"python -m storage cut {DIRECTORY} --at {positions[8]}" in str(error)
     with pytest.raises(CorruptLog):
         bodies(log)
-    with pytest.raises(CorruptLog):
-        log.read_entries(positions[7], positions[9])
 
 
 def test_whole_old_segments_are_deleted_and_never_the_last() -> None:

@@ -5,18 +5,23 @@ A benchmark's messages begin with their number, 8 bytes little-endian, from 0.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
+
 NUMBER_BYTES = 8
+_NUMBER = struct.Struct("<Q")
 _SEEN_MAX = 255
 
 
 def numbered(number: int, filler: bytes) -> bytes:
     """A body: the number, then `filler`."""
-    return number.to_bytes(NUMBER_BYTES, "little") + filler
+    return _NUMBER.pack(number) + filler
 
 
 def number_of(body: bytes) -> int:
     """The number of a body."""
-    return int.from_bytes(body[:NUMBER_BYTES], "little")
+    number: int = _NUMBER.unpack_from(body)[0]
+    return number
 
 
 class Arrivals:
@@ -27,13 +32,16 @@ class Arrivals:
         self.total = 0
         self.strange = 0
 
-    def add(self, number: int) -> None:
-        """Notes an arrival."""
-        self.total += 1
-        if number >= len(self._seen):
-            self.strange += 1
-        elif self._seen[number] < _SEEN_MAX:
-            self._seen[number] += 1
+    def add(self, bodies: Iterable[bytes]) -> None:
+        """Notes arrivals."""
+        seen, read = self._seen, _NUMBER.unpack_from
+        for body in bodies:
+            self.total += 1
+            (number,) = read(body)
+            if number >= len(seen):
+                self.strange += 1
+            elif seen[number] < _SEEN_MAX:
+                seen[number] += 1
 
     @property
     def complete(self) -> bool:

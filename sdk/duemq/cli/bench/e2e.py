@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from duemq import Message, Producer
 from duemq.cli.bench.arrivals import number_of
@@ -23,11 +24,13 @@ class _Timed(Receiver):
         super().__init__(nameserver, topic, count)
         self.received_ns = [0] * count
 
-    def observe(self, message: Message) -> None:
+    def observe(self, messages: Sequence[Message]) -> None:
         """Takes the time."""
-        number = number_of(message.body)
-        if number < len(self.received_ns):
-            self.received_ns[number] = time.perf_counter_ns()
+        now_ns = time.perf_counter_ns()
+        for message in messages:
+            number = number_of(message.body)
+            if number < len(self.received_ns):
+                self.received_ns[number] = now_ns
 
 
 def run(target: Target, report: Report, *, rate: int, seconds: float, size: int) -> None:

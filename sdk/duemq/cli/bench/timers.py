@@ -7,6 +7,7 @@ due evenly within `spread` seconds (max_ms: lateness at the consumer).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from duemq import Message, Outgoing, Producer
 from duemq.cli.bench import floors
@@ -30,14 +31,15 @@ class TimedReceiver(Receiver):
         self.stored_late_ms: list[float] = []
         self.received_late_ms: list[float] = []
 
-    def observe(self, message: Message) -> None:
+    def observe(self, messages: Sequence[Message]) -> None:
         """Compares the times."""
         now_ms = time.time_ns() / 1e6
-        due_ms = message.due_ms or 0
-        self.early += message.store_ms < due_ms or now_ms < due_ms
-        self.store_ms.append(message.store_ms)
-        self.stored_late_ms.append(message.store_ms - due_ms)
-        self.received_late_ms.append(now_ms - due_ms)
+        for message in messages:
+            due_ms, store_ms = message.due_ms or 0, message.store_ms
+            self.early += store_ms < due_ms or now_ms < due_ms
+            self.store_ms.append(store_ms)
+            self.stored_late_ms.append(store_ms - due_ms)
+            self.received_late_ms.append(now_ms - due_ms)
 
 
 def run(target: Target, report: Report, *, count: int, size: int, spread_s: float) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 from duemq import Message, Producer, PushConsumer
-from duemq.cli.bench.arrivals import NUMBER_BYTES, Arrivals, number_of, numbered
+from duemq.cli.bench.arrivals import NUMBER_BYTES, Arrivals, numbered
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import InvalidArgument, Timeout
 
@@ -77,19 +77,16 @@ class Receiver:
         """What was lost or came twice."""
         return {"lost": self.arrivals.lost, "twice": self.arrivals.twice}
 
-    def observe(self, message: Message) -> None:
-        """For benchmarks that measure more; called with each message, in its place."""
+    def observe(self, messages: Sequence[Message]) -> None:
+        """For benchmarks that measure more."""
 
-    def _receive(self, messages: list[Message]) -> None:
-        add, observe = self.arrivals.add, self.observe
-        for message in messages:
-            add(number_of(message.body))
-            observe(message)
+    def _receive(self, messages: Sequence[Message]) -> None:
+        self.observe(messages)
+        self.arrivals.add([message.body for message in messages])
         self._note()
 
     def _receive_one(self, message: Message) -> None:
-        self.arrivals.add(number_of(message.body))
-        self.observe(message)
+        self.arrivals.add((message.body,))
         self._note()
 
     def _note(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,8 @@ def main(speed: float, output: Path, inject_loss: bool, report: bool) -> None:
     for name in ("cluster", "report"):
         shutil.rmtree(output / name, ignore_errors=True)
     output.mkdir(parents=True, exist_ok=True)
+    # What the SDK says of the outage would tear the live table.
+    logging.basicConfig(filename=output / "demo.log", filemode="w", level=logging.INFO)
     try:
         audit = Day(Options(speed, output, inject_loss, report), console).run()
     except (DuemqError, ClusterFailed, subprocess.SubprocessError) as error:

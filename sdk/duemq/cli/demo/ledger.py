@@ -145,7 +145,8 @@ class Ledger:
         outside: list[float] = []
         for flight, received_ms in latest.items():
             due_ms = self.due_ms.get(flight, received_ms)
-            hit = any(o.begin_ms <= due_ms <= o.end_ms for o in self.outages)
+            # Its wait, from due to received, and the outage overlap.
+            hit = any(due_ms <= o.end_ms and received_ms >= o.begin_ms for o in self.outages)
             (inside if hit else outside).append(received_ms - due_ms)
         return inside, outside
 

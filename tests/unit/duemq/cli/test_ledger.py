@@ -44,7 +44,7 @@ def test_a_repeat_at_a_group_is_counted_not_a_problem() -> None:
 
 def test_lateness_is_split_at_the_outage() -> None:
     ledger = balanced()
-    ledger.outages.append(Outage(150, 250))
+    ledger.outages.append(Outage(150, 250))  # UA1 came before it
     audit = ledger.audit(3, GROUPS)
     assert audit.lateness_outside["max_ms"] == 2
     assert audit.lateness_inside["max_ms"] == 4

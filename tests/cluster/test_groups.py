@@ -1,0 +1,168 @@
+"""Groups over real processes: members that are killed, coordinators that are killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from duemq import ConsumerSettings, Message, Producer, PushConsumer, balance
+from duemq.embedded import EmbeddedCluster
+from duemq.v1 import broker_pb2, broker_pb2_grpc
+from tests.cluster.harness import WAIT_S, topic_name, until
+
+Place = tuple[str, int, int]  # broker, queue, offset
+SETTINGS = ConsumerSettings(start_from="earliest", session_timeout_s=3, commit_interval_s=0.2)
+
+
+class Member:
+    """A process that consumes; what it has printed."""
+
+    def __init__(self, nameserver: str, group: str, topic: str, commit_interval_s: float) -> None:
+        command = [sys.executable, "-m", "tests.cluster.member"]
+        arguments = [nameserver, group, topic, str(commit_interval_s)]
+        self._process = subprocess.Popen(command + arguments, stdout=subprocess.PIPE, text=True)
+        self.received: list[Place] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                if line.endswith("\n"):  # the last one may be torn
+                    self.received.append(tuple(json.loads(line)))
+
+    def kill(self) -> None:
+        """kill -9; afterwards `received` is complete."""
+        self._process.kill()
+        self._process.wait(WAIT_S)
+        self._reader.join(WAIT_S)
+
+
+@contextmanager
+def member(*arguments: str | float) -> Iterator[Member]:
+    started = Member(*arguments)  # type: ignore[arg-type]
+    try:
+        yield started
+    finally:
+        started.kill()
+
+
+def committed(cluster: EmbeddedCluster, group: str, topic: str) -> dict[tuple[str, int], int]:
+    """(broker, queue) → the group's offset."""
+    found = {}
+    for broker in cluster.names("broker"):
+        with grpc.insecure_channel(cluster.address(broker)) as channel:
+            request = broker_pb2.GetOffsetsRequest(group=group, topic=topic)
+            stub = broker_pb2_grpc.BrokerStub(channel)
+            for each in stub.GetOffsets(request, timeout=WAIT_S, wait_for_ready=True).queues:
+                found[broker, each.queue_id] = max(each.offset, 0)
+    return found
+
+
+def send(cluster: EmbeddedCluster, topic: str, count: int) -> set[Place]:
+    """Spreads messages over all queues; answers where they lie."""
+    with Producer(cluster.nameserver) as producer:
+        receipts = [
+            producer.submit(topic, str(n).encode(), ordering_key=f"key-{n}") for n in range(count)
+        ]
+        stored = [receipt.result(WAIT_S) for receipt in receipts]
+    return {(receipt.broker, receipt.queue, receipt.offset) for receipt in stored}
+
+
+def test_after_kill9_exactly_the_uncommitted_tail_comes_again(cluster: EmbeddedCluster) -> None:
+    topic = group = topic_name()
+    first = send(cluster, topic, 300)
+    with member(cluster.nameserver, group, topic, 0.2) as committing:
+        until(lambda: sum(committed(cluster, group, topic).values()) == len(first))
+        committing.kill()
+        assert Counter(committing.received) == Counter(first)
+    tail = send(cluster, topic, 200)
+    with member(cluster.nameserver, group, topic, 3600) as never_committing:
+        until(lambda: len(never_committing.received) >= len(tail))
+        never_committing.kill()
+        assert Counter(never_committing.received) == Counter(tail)
+    with member(cluster.nameserver, group, topic, 0.2) as last:
+        until(lambda: sum(committed(cluster, group, topic).values()) == len(first | tail))
+        last.kill()
+        assert Counter(last.received) == Counter(tail)
+
+
+def test_a_killed_members_queues_go_to_the_others(cluster: EmbeddedCluster) -> None:
+    topic = group = topic_name()
+    sent = send(cluster, topic, 100)
+    received: list[Place] = []
+    with member(cluster.nameserver, group, topic, 0.05) as victim:
+        until(lambda: len(victim.received) == len(sent))
+        with consuming(cluster, group, topic, received) as survivor:
+            until(lambda: len(survivor.queues) == 4)
+            victim.kill()
+            sent |= send(cluster, topic, 100)
+            until(lambda: set(received) | set(victim.received) >= sent)
+            assert len(survivor.queues) == 8
+    assert max(Counter(received).values()) == 1
+
+
+@contextmanager
+def consuming(
+    cluster: EmbeddedCluster, group: str, topic: str, received: list[Place]
+) -> Iterator[PushConsumer]:
+    def receive(message: Message) -> None:
+        received.append((message.broker, message.queue, message.offset))
+
+    with PushConsumer(
+        group, topic, receive, nameserver=cluster.nameserver, settings=SETTINGS
+    ) as consumer:
+        yield consumer
+
+
+def test_members_come_and_go_and_nothing_is_lost_or_repeated(cluster: EmbeddedCluster) -> None:
+    topic = group = topic_name()
+    sent: set[Place] = set()
+    received: list[Place] = []
+    with consuming(cluster, group, topic, received) as first:
+        sent |= send(cluster, topic, 500)
+        with consuming(cluster, group, topic, received) as second:
+            sent |= send(cluster, topic, 500)
+            with consuming(cluster, group, topic, received) as third:
+                sent |= send(cluster, topic, 500)
+                until(lambda: sorted(len(c.queues) for c in (first, second, third)) == [2, 3, 3])
+            sent |= send(cluster, topic, 500)
+            until(lambda: len(first.queues) == len(second.queues) == 4)
+        sent |= send(cluster, topic, 500)
+        until(lambda: len(first.queues) == 8)
+        until(lambda: len(received) >= len(sent))
+    assert Counter(received) == Counter(sent)
+
+
+def test_members_keep_their_queues_when_the_coordinator_is_killed(
+    cluster: EmbeddedCluster,
+) -> None:
+    topic = group = topic_name()
+    sent = send(cluster, topic, 100)
+    received: list[Place] = []
+    with (
+        consuming(cluster, group, topic, received) as first,
+        consuming(cluster, group, topic, received) as second,
+    ):
+        until(lambda: len(first.queues) == len(second.queues) == 4)
+        before = first.queues, second.queues
+        cluster.kill(coordinator_of(cluster, group))
+        cluster.wait_ready()
+        sent |= send(cluster, topic, 100)
+        until(lambda: set(received) >= sent)
+        until(lambda: (first.queues, second.queues) == before)
+    assert set(received) == sent
+
+
+def coordinator_of(cluster: EmbeddedCluster, group: str) -> str:
+    name = balance.coordinator(group, cluster.names("broker"))
+    assert name is not None
+    return name

@@ -1,0 +1,101 @@
+"""A nameserver and brokers in this process, on free ports, for one test's event loop."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import tenacity
+
+from broker.process import Broker
+from duemq.rpc.server import Server
+from duemq.v1 import admin_pb2, nameserver_pb2
+from nameserver.clock import SteadyClock
+from nameserver.registry import Registry
+from nameserver.servicer import NameserverServicer
+from nameserver.settings import Settings as NameserverSettings
+from tests.service.running_broker import Client, batch, running_broker
+
+HEARTBEAT_S = 0.1
+WAIT_S = 60.0
+POLL_S = 0.01
+
+
+class Cluster:
+    """Brokers that know one another through a nameserver."""
+
+    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
+        self.nameserver = ""
+        self.brokers: dict[str, Broker] = {}
+        self.clients: dict[str, Client] = {}
+        self._lives: dict[str, AsyncExitStack] = {}
+        self._directory = directory
+        self._stack = stack
+
+    async def start_nameserver(self) -> None:
+        clock = SteadyClock()
+        registry = Registry(clock.now_ms(), expiry_ms=30_000)
+        settings = NameserverSettings(listen="127.0.0.1:0", ready_after=0.0, drain_timeout=0.0)
+        server = Server(settings)
+        servicer = NameserverServicer(registry, clock.now_ms, settings.watchers_max)
+        server.add(nameserver_pb2.DESCRIPTOR.services_by_name["Nameserver"], servicer)
+        await server.start(announced=False)
+        self._stack.push_async_callback(server.stop)
+        self._stack.callback(servicer.close)
+        self.nameserver = server.address
+
+    async def start_broker(self, name: str) -> None:
+        """Starts a broker, anew or where it was; returns when everybody may know it."""
+        life = self._lives[name] = AsyncExitStack()
+        self._stack.push_async_exit(life)
+        self.brokers[name], self.clients[name] = await life.enter_async_context(
+            running_broker(
+                self._directory / name,
+                name=name,
+                nameservers=(self.nameserver,),
+                heartbeat_period=HEARTBEAT_S,
+                drain_timeout=0.1,
+            )
+        )
+
+    async def stop_broker(self, name: str) -> None:
+        """A clean stop: the broker leaves the nameserver."""
+        await self._lives[name].aclose()
+        del self.brokers[name], self.clients[name]
+
+    async def create_topic(self, topic: str, queues: int = 4) -> None:
+        config = admin_pb2.TopicConfig(name=topic, queues=queues)
+        for client in self.clients.values():
+            await client.admin.CreateTopic(
+                admin_pb2.CreateTopicRequest(topic=config, if_missing=True)
+            )
+
+    async def send(self, topic: str, bodies: list[bytes], *, broker: str = "b0", **fields) -> int:
+        """Stores a batch in one queue; answers its first offset."""
+        [result] = await self.clients[broker].send(batch(topic, bodies, **fields))
+        return result.base_offset
+
+
+@asynccontextmanager
+async def running_cluster(directory: Path, *brokers: str) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        cluster = Cluster(directory, stack)
+        await cluster.start_nameserver()
+        for name in brokers:
+            await cluster.start_broker(name)
+        yield cluster
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Waits for what must come true; fails the test when it does not."""
+
+    async def holds() -> bool:
+        outcome = condition()
+        return outcome if isinstance(outcome, bool) else await outcome
+
+    retry = tenacity.AsyncRetrying(
+        stop=tenacity.stop_after_delay(WAIT_S),
+        wait=tenacity.wait_fixed(POLL_S),
+        retry=tenacity.retry_if_result(lambda fulfilled: not fulfilled),
+        retry_error_callback=lambda state: False,
+    )
+    assert await retry(holds), f"not fulfilled within {WAIT_S:g} s"

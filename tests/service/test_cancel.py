@@ -1,0 +1,61 @@
+"""Cancelling through the SDK: routing by handle, asking again."""
+
+import pytest
+
+from duemq import aio, handle
+from duemq.errors import InvalidArgument, Unavailable
+from duemq.settings import ClientSettings
+from duemq.timers import CancelOutcome
+from tests.service.fake_cluster import FakeCluster
+
+
+@pytest.fixture
+async def cluster():
+    cluster = FakeCluster()
+    await cluster.start("a", timers=2)
+    yield cluster
+    await cluster.stop()
+
+
+def handle_of(queue_id, offset):
+    return handle.encode(1, queue_id, offset, 1_790_000_000_000)
+
+
+async def test_each_handle_goes_to_its_shard(cluster):
+    cluster.timers[0].pending = {10}
+    cluster.timers[1].pending = {11}
+    async with aio.Admin(cluster.nameserver) as admin:
+        outcomes = await admin.cancel([handle_of(1, 11), handle_of(2, 10), handle_of(3, 12)])
+        assert await admin.cancel(handle_of(0, 10)) is CancelOutcome.CANCELLED
+    assert outcomes == [CancelOutcome.CANCELLED, CancelOutcome.CANCELLED, CancelOutcome.UNKNOWN]
+    assert [str(outcome) for outcome in outcomes] == ["cancelled", "cancelled", "unknown"]
+
+
+async def test_a_shard_that_has_not_received_it_yet_is_asked_again(cluster):
+    cluster.timers[0].pending = {5}
+    cluster.timers[0].not_yet = 2
+    async with aio.Admin(cluster.nameserver) as admin:
+        outcomes = await admin.cancel([handle_of(0, 5), handle_of(1, 5)])
+    assert outcomes == [CancelOutcome.CANCELLED, CancelOutcome.UNKNOWN]
+    assert (cluster.timers[0].asked, cluster.timers[1].asked) == (3, 1)
+
+
+async def test_a_shard_that_is_away(cluster):
+    settings = ClientSettings(request_timeout_s=0.3)
+    async with aio.Admin(cluster.nameserver, settings=settings) as admin:
+        await cluster.timers[0].stop()
+        with pytest.raises(Unavailable):
+            await admin.cancel(handle_of(0, 5))
+        cluster.timers.clear()
+        cluster.push()
+        await admin._client.wait_for(lambda routes: not routes.timers, 5.0)
+        with pytest.raises(Unavailable, match="no timer shard serves"):
+            await admin.cancel(handle_of(0, 5))
+
+
+async def test_a_malformed_handle_cancels_nothing(cluster):
+    async with aio.Admin(cluster.nameserver) as admin:
+        with pytest.raises(InvalidArgument):
+            await admin.cancel([handle_of(0, 5), "nonsense"])
+        assert await admin.cancel([]) == []
+    assert [timer.asked for timer in cluster.timers] == [0, 0]

@@ -1,0 +1,374 @@
+"""The producers against brokers that misbehave."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from duemq import aio
+from duemq.errors import (
+    Closed,
+    InvalidArgument,
+    NotAllSent,
+    Timeout,
+    TooLarge,
+    TopicNotFound,
+    Unavailable,
+)
+from duemq.message import Outgoing
+from duemq.settings import ClientSettings, ProducerSettings
+from duemq.v1 import error_pb2
+from tests.service.fake_cluster import STORE_MS, FakeCluster, refusal
+
+QUICK = ProducerSettings(send_timeout_s=0.3, close_timeout_s=0.3)
+
+
+@pytest.fixture
+async def cluster():
+    cluster = FakeCluster()
+    await cluster.start("a")
+    cluster.topic("t")
+    yield cluster
+    await cluster.stop()
+
+
+@pytest.fixture
+async def two():
+    cluster = FakeCluster()
+    await cluster.start("a", "b")
+    cluster.topic("t")
+    yield cluster
+    await cluster.stop()
+
+
+@pytest.fixture
+async def producer(cluster):
+    async with aio.Producer(cluster.nameserver) as producer:
+        yield producer
+
+
+def numbered(count):
+    return [b"%d" % index for index in range(count)]
+
+
+async def test_a_receipt_tells_where_the_message_is(cluster, producer):
+    first = await producer.send("t", b"body", key="k", tag="x", properties={"a": "b"})
+    assert (first.topic, first.broker, first.offset) == ("t", "a", 0)
+    assert (first.store_ms, first.handle, first.due_ms) == (STORE_MS, None, None)
+    (request,) = cluster.brokers["a"].requests
+    (record,) = request.batches[0].records.records
+    assert (record.body, record.key, record.tag) == (b"body", "k", "x")
+    assert record.message_id == first.message_id
+    assert dict(record.properties) == {"a": "b"}
+
+
+async def test_a_delayed_message_has_a_handle(producer):
+    receipt = await producer.send("t", b"body", delay="5s")
+    assert (receipt.due_ms, receipt.queue, receipt.offset) == (STORE_MS + 5_000, None, None)
+    assert receipt.handle.startswith("dmq1")
+
+
+async def test_what_waits_travels_together(cluster, producer):
+    broker = cluster.brokers["a"]
+    await producer.send("t", b"first")
+    broker.gate.clear()
+    pending = [await producer.submit("t", body) for body in numbered(1_000)]
+    broker.gate.set()
+    receipts = [await each for each in pending]
+    assert len({(r.queue, r.offset) for r in receipts}) == 1_000
+    assert len({r.message_id for r in receipts}) == 1_000
+    assert len(broker.requests) < 20
+
+
+async def test_nothing_waits_when_nothing_is_on_its_way(cluster, producer):
+    for body in numbered(5):
+        await producer.send("t", body)
+    assert [len(r.batches[0].sizes) for r in cluster.brokers["a"].requests] == [1] * 5
+
+
+async def test_queues_and_brokers_take_turns(two):
+    async with aio.Producer(two.nameserver) as producer:
+        receipts = [await producer.send("t", b"x") for _ in range(16)]
+    used = {(receipt.broker, receipt.queue) for receipt in receipts}
+    assert {broker for broker, _ in used} == {"a", "b"}
+    assert len(used) == 8
+
+
+async def test_an_ordering_key_stays_in_one_queue_in_order(two):
+    async with aio.Producer(two.nameserver) as producer:
+        pending = [
+            await producer.submit("t", b"%d/%d" % (index % 7, index), ordering_key=f"k{index % 7}")
+            for index in range(700)
+        ]
+        receipts = [await each for each in pending]
+    for key in range(7):
+        mine = receipts[key::7]
+        assert len({(receipt.broker, receipt.queue) for receipt in mine}) == 1
+        assert [r.offset for r in mine] == sorted({r.offset for r in mine})
+
+
+async def test_lost_answers_are_sent_again_and_stored_once(cluster, producer):
+    broker = cluster.brokers["a"]
+    await producer.send("t", b"first")
+    broker.lose_answers = 3
+    receipts = await producer.send_many("t", numbered(5_000))
+    assert sorted(broker.bodies("t")) == sorted([b"first", *numbered(5_000)])
+    assert broker.streams > 1
+    assert len({(r.queue, r.offset) for r in receipts}) == 5_000
+
+
+async def test_lost_answers_keep_the_order_of_a_key(cluster, producer):
+    broker = cluster.brokers["a"]
+    settings = ProducerSettings(frame_bytes=2_000)
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        broker.lose_answers = 4
+        await producer.send_many("t", numbered(500), ordering_key="k")
+    assert broker.bodies("t") == numbered(500)
+
+
+async def test_a_restarted_broker_gets_each_message_once(cluster, producer):
+    broker = cluster.brokers["a"]
+    await producer.send("t", b"first")
+    broker.gate.clear()
+    pending = [await producer.submit("t", body, ordering_key="k") for body in numbered(300)]
+    await asyncio.sleep(0)
+    await broker.stop()
+    broker.gate.set()
+    await broker.start()
+    receipts = [await each for each in pending]
+    assert [r.offset for r in receipts] == list(range(receipts[0].offset, receipts[0].offset + 300))
+    assert sorted(broker.bodies("t")) == sorted([b"first", *numbered(300)])
+
+
+async def test_a_refused_batch_fails_alone_and_what_follows_is_stored_in_order(cluster):
+    broker = cluster.brokers["a"]
+
+    def refuse(batch):
+        large = any(len(record.body) > 1_000 for record in batch.records.records)
+        return refusal(error_pb2.TOO_LARGE) if large else None
+
+    settings = ProducerSettings(frame_bytes=1_000)
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        await producer.send("t", b"first", ordering_key="k")
+        broker.refuse = refuse
+        bodies = [*numbered(100), bytes(2_000), *numbered(100)]
+        pending = [await producer.submit("t", body, ordering_key="k") for body in bodies]
+        outcomes = await asyncio.gather(*map(awaited, pending), return_exceptions=True)
+    failed = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, TooLarge)]
+    assert 100 in failed
+    kept = [body for index, body in enumerate(bodies) if index not in failed]
+    assert broker.bodies("t") == [b"first", *kept]
+
+
+async def awaited(pending):
+    return await pending
+
+
+async def test_an_overloaded_broker_is_asked_again(cluster, producer):
+    refusals = iter([refusal(error_pb2.OVERLOADED, retryable=True)] * 3)
+    cluster.brokers["a"].refuse = lambda _: next(refusals, None)
+    assert (await producer.send("t", b"one")).broker == "a"
+    await producer.send("t", b"two", ordering_key="k")
+    assert sorted(cluster.brokers["a"].bodies("t")) == [b"one", b"two"]
+
+
+async def test_a_read_only_broker_is_avoided_and_its_batch_goes_elsewhere(two):
+    two.brokers["a"].refuse = lambda _: refusal(error_pb2.READ_ONLY, retryable=True)
+    async with aio.Producer(two.nameserver) as producer:
+        receipts = [await producer.send("t", b"x") for _ in range(10)]
+    assert {receipt.broker for receipt in receipts} == {"b"}
+    assert len(two.brokers["a"].requests) == 1
+    assert len(two.brokers["b"].bodies("t")) == 10
+
+
+async def test_a_dead_broker_is_avoided_by_messages_without_a_key(two):
+    await two.brokers["a"].stop()
+    async with aio.Producer(two.nameserver) as producer:
+        receipts = [await producer.send("t", b"x") for _ in range(5)]
+    assert {receipt.broker for receipt in receipts} == {"b"}
+
+
+async def test_a_keyed_message_waits_for_its_broker(two):
+    async with aio.Producer(two.nameserver) as producer:
+        first = await producer.send("t", b"1", ordering_key="key")
+        home = two.brokers[first.broker]
+        await home.stop()
+        pending = await producer.submit("t", b"2", ordering_key="key")
+        others = [await producer.send("t", b"x") for _ in range(3)]
+        assert {receipt.broker for receipt in others} != {first.broker}
+        assert not pending.done()
+        await home.start()
+        second = await pending
+    assert (second.broker, second.queue, second.offset) == (first.broker, first.queue, 1)
+
+
+async def test_a_message_that_cannot_be_sent_times_out_and_says_that_it_was_not(cluster):
+    async with aio.Producer(cluster.nameserver, settings=QUICK) as producer:
+        await producer.send("t", b"x")
+        await cluster.brokers["a"].stop()
+        with pytest.raises(Timeout, match="not sent within 0.3 s"):
+            # Keyed, so that it has a queue and a broker that is down.
+            for _ in range(20):
+                await producer.send("t", b"y", ordering_key="k")
+                await asyncio.sleep(0)
+
+
+async def test_a_message_without_answer_times_out_and_says_that_nobody_knows(cluster):
+    broker = cluster.brokers["a"]
+    async with aio.Producer(cluster.nameserver, settings=QUICK) as producer:
+        await producer.send("t", b"x")
+        broker.gate.clear()
+        with pytest.raises(Timeout, match="unknown"):
+            await producer.send("t", b"y")
+        broker.gate.set()
+        # The way is free again, and the lane goes on.
+        assert [(await producer.send("t", b"z")).broker for _ in range(8)] == ["a"] * 8
+
+
+async def test_a_full_buffer_makes_callers_wait(cluster):
+    broker = cluster.brokers["a"]
+    settings = ProducerSettings(buffer_bytes=20_000)
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        await producer.send("t", b"x")
+        broker.gate.clear()
+        pending = [await producer.submit("t", bytes(1_000)) for _ in range(19)]
+        waiting = asyncio.create_task(producer.submit("t", b"late"))
+        done, _ = await asyncio.wait([waiting], timeout=0.05)
+        assert not done
+        broker.gate.set()
+        await (await waiting)
+        for each in pending:
+            await each
+
+
+async def test_a_buffer_that_stays_full_is_a_timeout(cluster):
+    async with aio.Producer(cluster.nameserver, settings=QUICK) as producer:
+        await producer.send("t", b"x")
+        producer.outbox.used_bytes += QUICK.buffer_bytes
+        with pytest.raises(Timeout) as raised:
+            await producer.submit("t", b"late")
+        assert raised.value.field == "buffer_bytes"
+        producer.outbox.used_bytes -= QUICK.buffer_bytes
+        await producer.send("t", b"y")
+
+
+async def test_an_unknown_topic_is_created_on_every_broker(two):
+    async with aio.Producer(two.nameserver) as producer:
+        await producer.send("new", b"x")
+    assert all("new" in broker.topics for broker in two.brokers.values())
+
+
+async def test_a_topic_that_may_not_be_created(cluster):
+    cluster.brokers["a"].auto_create = False
+    async with aio.Producer(cluster.nameserver) as producer:
+        with pytest.raises(Exception, match="auto_create_topics"):
+            await producer.send("new", b"x")
+    settings = replace(QUICK, create_topics=False)
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        with pytest.raises(TopicNotFound):
+            await producer.send("new", b"x")
+
+
+async def test_a_deleted_topic_is_looked_up_again(cluster, producer):
+    await producer.send("t", b"x")
+    del cluster.brokers["a"].topics["t"]
+    with pytest.raises(TopicNotFound):
+        await producer.send("t", b"y")
+    cluster.push()
+    await cluster_forgets(producer, "t")
+    assert (await producer.send("t", b"z")).broker == "a"
+
+
+async def cluster_forgets(producer, topic):
+    await producer._client.wait_for(lambda routes: routes.route(topic) is None, 5.0)
+
+
+async def test_send_many_takes_any_mixture(cluster, producer):
+    mixture = [b"a", Outgoing(b"b", key="k"), b"c", Outgoing(b"d", delay="1s"), bytearray(b"e")]
+    receipts = await producer.send_many("t", iter(mixture), tag="shared")
+    assert [receipt.handle is None for receipt in receipts] == [True, True, True, False, True]
+    tags = {
+        record.body: record.tag
+        for request in cluster.brokers["a"].requests
+        for batch in request.batches
+        for record in batch.records.records
+    }
+    assert tags == {b"a": "shared", b"b": "", b"c": "shared", b"d": "", b"e": "shared"}
+
+
+async def test_send_many_keeps_the_order_of_a_key_over_frames(cluster):
+    settings = ProducerSettings(frame_bytes=5_000)
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        receipts = await producer.send_many("t", numbered(3_000), ordering_key="k")
+    assert [receipt.offset for receipt in receipts] == list(range(3_000))
+    assert cluster.brokers["a"].bodies("t") == numbered(3_000)
+
+
+async def test_send_many_of_nothing(producer):
+    assert len(await producer.send_many("t", [])) == 0
+
+
+async def test_send_many_says_which_failed(cluster):
+    def refuse(batch):
+        bad = any(record.body == b"bad" for record in batch.records.records)
+        return refusal(error_pb2.INVALID_ARGUMENT) if bad else None
+
+    cluster.brokers["a"].refuse = refuse
+    settings = ProducerSettings(frame_bytes=1)  # each message travels alone
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        bodies = [b"ok"] * 3 + [b"bad"] + [b"ok"] * 3
+        with pytest.raises(NotAllSent, match="1 of 7") as raised:
+            await producer.send_many("t", bodies)
+    assert list(raised.value.failures) == [3]
+    assert isinstance(raised.value.failures[3], InvalidArgument)
+    assert raised.value.receipts[4].topic == "t"
+
+
+@pytest.mark.parametrize("wrong", [b"one message", "text"])
+async def test_send_many_wants_many(producer, wrong):
+    with pytest.raises(InvalidArgument, match="takes an iterable"):
+        await producer.send_many("t", wrong)
+
+
+async def test_close_sends_what_is_left(cluster):
+    broker = cluster.brokers["a"]
+    async with aio.Producer(cluster.nameserver) as producer:
+        pending = [await producer.submit("t", body) for body in numbered(100)]
+    assert all(each.done() for each in pending)
+    assert len(broker.bodies("t")) == 100
+    with pytest.raises(Closed):
+        await producer.submit("t", b"x")
+    await producer.close()
+
+
+async def test_close_is_bounded(cluster):
+    broker = cluster.brokers["a"]
+    settings = ProducerSettings(close_timeout_s=0.1)
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        await producer.send("t", b"x")
+        broker.gate.clear()
+        pending = await producer.submit("t", b"y")
+    with pytest.raises(Closed, match="unknown"):
+        await pending
+    broker.gate.set()
+
+
+async def test_flush(cluster, producer):
+    pending = [await producer.submit("t", body) for body in numbered(100)]
+    await producer.flush()
+    assert all(each.done() for each in pending)
+
+
+async def test_the_nameserver_may_die(cluster, producer):
+    await producer.send("t", b"x")
+    await cluster.stop_nameserver()
+    assert (await producer.send("t", b"y")).broker == "a"
+
+
+async def test_no_nameserver_at_all():
+    settings = ProducerSettings(client=ClientSettings(connect_timeout_s=0.2))
+    producer = aio.Producer("127.0.0.1:1", settings=settings)
+    with pytest.raises(Unavailable, match="no nameserver answered"):
+        await producer.start()
+    with pytest.raises(Closed, match="not started"):
+        await aio.Producer("127.0.0.1:1").send("t", b"x")

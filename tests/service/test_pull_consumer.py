@@ -1,0 +1,158 @@
+"""Pull consumers against brokers in this process."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from duemq.aio import PullConsumer
+from duemq.balance import MessageQueue
+from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
+from tests.service.running_broker import topic_name
+from tests.service.running_cluster import Cluster, running_cluster
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    async with running_cluster(tmp_path, "b0", "b1") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def topic(cluster: Cluster) -> str:
+    name = topic_name()
+    await cluster.create_topic(name, queues=2)
+    return name
+
+
+def consumer(cluster: Cluster, group: str | None = None) -> PullConsumer:
+    return PullConsumer(group, nameserver=cluster.nameserver)
+
+
+async def polled(consumer: PullConsumer, count: int) -> list[bytes]:
+    """At least `count` bodies."""
+    bodies: list[bytes] = []
+    async with asyncio.timeout(30):
+        while len(bodies) < count:
+            bodies += [message.body for message in await consumer.poll(1.0)]
+    return bodies
+
+
+async def test_a_topic_is_read_from_its_beginning(cluster, topic) -> None:
+    await cluster.send(topic, [b"1", b"2"], broker="b0", queue_id=0)
+    await cluster.send(topic, [b"3"], broker="b1", queue_id=1)
+    async with consumer(cluster) as reader:
+        assert await reader.queues(topic) == [
+            MessageQueue(topic, broker, number) for broker in ("b0", "b1") for number in (0, 1)
+        ]
+        await reader.assign(topic, start_from="earliest")
+        assert Counter(await polled(reader, 3)) == Counter([b"1", b"2", b"3"])
+        assert await reader.poll(0.01) == []
+        assert reader.position(MessageQueue(topic, "b0", 0)) == 2
+        await cluster.send(topic, [b"4"], broker="b1", queue_id=0)
+        assert await polled(reader, 1) == [b"4"]
+
+
+async def test_a_topic_is_read_from_its_end(cluster, topic) -> None:
+    await cluster.send(topic, [b"old"])
+    async with consumer(cluster) as reader:
+        await reader.assign(topic)
+        await cluster.send(topic, [b"new"])
+        assert await polled(reader, 1) == [b"new"]
+
+
+async def test_a_poll_answers_no_more_than_asked(cluster, topic) -> None:
+    bodies = [str(number).encode() for number in range(10)]
+    await cluster.send(topic, bodies)
+    queue = MessageQueue(topic, "b0", 0)
+    async with consumer(cluster) as reader:
+        await reader.assign([queue], start_from="earliest")
+        found = [message.body for message in await reader.poll(30.0, messages_max=4)]
+        assert found == bodies[:4]
+        assert reader.position(queue) == 4
+        assert await polled(reader, 6) == bodies[4:]
+
+
+async def test_seek_goes_anywhere(cluster, topic) -> None:
+    await cluster.send(topic, [b"0", b"1", b"2", b"3"])
+    queue = MessageQueue(topic, "b0", 0)
+    async with consumer(cluster) as reader:
+        await reader.assign([queue], start_from="earliest")
+        await polled(reader, 4)
+        await reader.seek(queue, 2)
+        assert await polled(reader, 2) == [b"2", b"3"]
+        await reader.seek(queue, "earliest")
+        assert reader.position(queue) == 0
+        assert await polled(reader, 4) == [b"0", b"1", b"2", b"3"]
+        await reader.seek(queue, "latest")
+        assert reader.position(queue) == 4
+
+
+async def test_paused_queues_are_left_out(cluster, topic) -> None:
+    first, second = MessageQueue(topic, "b0", 0), MessageQueue(topic, "b1", 0)
+    await cluster.send(topic, [b"first"], broker="b0")
+    await cluster.send(topic, [b"second"], broker="b1")
+    async with consumer(cluster) as reader:
+        await reader.assign([first, second], start_from="earliest")
+        reader.pause(first)
+        assert await polled(reader, 1) == [b"second"]
+        assert await reader.poll(0.05) == []
+        reader.resume(first)
+        assert await polled(reader, 1) == [b"first"]
+
+
+async def test_a_filter_applies(cluster, topic) -> None:
+    await cluster.send(topic, [b"a", b"b", b"c"], tags=["a", "b", "c"])
+    async with consumer(cluster) as reader:
+        await reader.assign(topic, filter="a || c", start_from="earliest")
+        assert await polled(reader, 2) == [b"a", b"c"]
+
+
+async def test_a_group_goes_on_from_what_was_committed(cluster, topic) -> None:
+    await cluster.send(topic, [b"0", b"1", b"2", b"3"])
+    queue = MessageQueue(topic, "b0", 0)
+    async with consumer(cluster, "g") as reader:
+        assert await reader.committed(queue) is None
+        await reader.assign([queue], start_from="earliest")
+        await reader.poll(30.0, messages_max=3)
+        await reader.commit()
+        assert await reader.committed(queue) == 3
+    async with consumer(cluster, "g") as reader:
+        await reader.assign([queue], start_from="earliest")
+        assert await polled(reader, 1) == [b"3"]
+        await reader.commit({queue: 1})
+        assert await reader.committed(queue) == 1
+
+
+async def test_what_a_broker_refuses_is_raised_once(cluster, topic) -> None:
+    await cluster.send(topic, [b"0"])
+    queue = MessageQueue(topic, "b0", 0)
+    async with consumer(cluster, "g") as reader:
+        await reader.assign([queue], start_from="earliest")
+        await reader.seek(queue, 17)
+        with pytest.raises(OffsetOutOfRange):
+            await reader.poll(30.0)
+        await reader.seek(queue, 0)
+        assert await polled(reader, 1) == [b"0"]
+        with pytest.raises(OffsetOutOfRange):
+            await reader.commit({queue: 17})
+
+
+async def test_wrong_use_is_refused_by_field(cluster, topic) -> None:
+    queue = MessageQueue(topic, "b0", 0)
+    async with consumer(cluster) as reader:
+        with pytest.raises(InvalidArgument) as refused:
+            reader.position(queue)
+        assert refused.value.field == "queue"
+        with pytest.raises(InvalidArgument) as refused:
+            await reader.assign([MessageQueue(topic, "b0", 99)])
+        assert refused.value.field == "queue"
+        await reader.assign([queue])
+        with pytest.raises(InvalidArgument) as refused:
+            await reader.seek(queue, -1)
+        assert refused.value.field == "offset"
+        with pytest.raises(InvalidArgument) as refused:
+            await reader.commit()
+        assert refused.value.field == "group"
+        with pytest.raises(TopicNotFound):
+            await reader._client.topic_route("no-such-topic", timeout_s=0.05)

@@ -1,0 +1,461 @@
+"""Push consumers against brokers in this process: sharing, offsets, fences, failures, deaths."""
+
+import asyncio
+import threading
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+
+from duemq.aio import PushConsumer
+from duemq.balance import MessageQueue
+from duemq.consumer.settings import ConsumerSettings
+from duemq.errors import Closed, InvalidArgument, Unavailable
+from duemq.v1 import broker_pb2, message_pb2
+from tests.service.running_broker import topic_name
+from tests.service.running_cluster import Cluster, running_cluster, until
+
+QUICK = {"retry_wait_s_min": 0.001, "retry_wait_s_max": 0.01}
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    async with running_cluster(tmp_path, "b0", "b1") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def topic(cluster: Cluster) -> str:
+    name = topic_name()
+    await cluster.create_topic(name)
+    return name
+
+
+class Consumers:
+    """Members of one group; closes those that a test leaves open."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self.cluster = cluster
+        self.topic = topic
+        self.received: dict[str, list[bytes]] = {}
+        self._open: list[PushConsumer] = []
+
+    async def start(self, name: str = "a", callback=None, **options) -> PushConsumer:
+        received = self.received.setdefault(name, [])
+        settings = {"start_from": "earliest", **QUICK, **options.pop("settings", {})}
+        consumer = PushConsumer(
+            options.pop("group", "billing"),
+            options.pop("topics", self.topic),
+            callback or (lambda message: received.append(message.body)),
+            nameserver=self.cluster.nameserver,
+            settings=ConsumerSettings(**settings),
+            **options,
+        )
+        self._open.append(consumer)
+        await consumer.start()
+        return consumer
+
+    async def close(self) -> None:
+        for consumer in self._open:
+            await consumer.close()
+
+    @property
+    def all(self) -> list[bytes]:
+        return [body for bodies in self.received.values() for body in bodies]
+
+
+@pytest.fixture
+async def consumers(cluster: Cluster, topic: str):
+    made = Consumers(cluster, topic)
+    yield made
+    await made.close()
+
+
+async def fill(cluster: Cluster, topic: str, each: int, mark: str = "") -> set[bytes]:
+    """`each` messages to every queue of both brokers."""
+    sent = set()
+    for broker in ("b0", "b1"):
+        for queue_id in range(4):
+            bodies = [f"{mark}{broker}/{queue_id}/{n}".encode() for n in range(each)]
+            await cluster.send(topic, bodies, broker=broker, queue_id=queue_id)
+            sent.update(bodies)
+    return sent
+
+
+async def committed(cluster: Cluster, topic: str, group: str = "billing") -> dict[str, int]:
+    found = {}
+    for name, client in cluster.clients.items():
+        request = broker_pb2.GetOffsetsRequest(group=group, topic=topic)
+        for each in (await client.broker.GetOffsets(request)).queues:
+            found[f"{name}/{each.queue_id}"] = each.offset
+    return found
+
+
+# --- sharing ----------------------------------------------------------------------------------
+
+
+async def test_one_member_receives_everything_once(cluster, topic, consumers) -> None:
+    sent = await fill(cluster, topic, 10)
+    await consumers.start()
+    await until(lambda: len(consumers.all) >= len(sent))
+    assert Counter(consumers.all) == Counter(sent)
+
+
+async def test_what_is_sent_later_comes_too(cluster, topic, consumers) -> None:
+    await consumers.start()
+    sent = await fill(cluster, topic, 3)
+    await until(lambda: len(consumers.all) >= len(sent))
+    more = await fill(cluster, topic, 3, "more ")
+    await until(lambda: len(consumers.all) >= len(sent | more))
+    assert Counter(consumers.all) == Counter(sent | more)
+
+
+async def test_members_share_the_queues_of_both_brokers(cluster, topic, consumers) -> None:
+    first = await consumers.start("a")
+    second = await consumers.start("b")
+    await until(lambda: len(first.queues) == len(second.queues) == 4)
+    everything = {MessageQueue(topic, b, n) for b in ("b0", "b1") for n in range(4)}
+    assert first.queues | second.queues == everything
+    sent = await fill(cluster, topic, 10)
+    await until(lambda: len(consumers.all) >= len(sent))
+    assert Counter(consumers.all) == Counter(sent)
+    assert len(consumers.received["a"]) == len(consumers.received["b"]) == 40
+
+
+async def test_joining_and_leaving_under_load_loses_and_repeats_nothing(
+    cluster, topic, consumers
+) -> None:
+    sent: set[bytes] = set()
+
+    async def load() -> None:
+        for number in range(20):
+            sent.update(await fill(cluster, topic, 5, f"{number} "))
+
+    loading = asyncio.create_task(load())
+    await consumers.start("a")
+    second = await consumers.start("b")
+    third = await consumers.start("c")
+    await until(lambda: len(third.queues) >= 2)
+    await second.close()
+    await loading
+    await until(lambda: len(consumers.all) >= len(sent))
+    assert Counter(consumers.all) == Counter(sent)
+
+
+async def test_groups_do_not_disturb_one_another(cluster, topic, consumers) -> None:
+    sent = await fill(cluster, topic, 5)
+    await consumers.start("a", group="gates")
+    await consumers.start("b", group="board")
+    await until(lambda: len(consumers.all) >= 2 * len(sent))
+    assert Counter(consumers.received["a"]) == Counter(sent)
+    assert Counter(consumers.received["b"]) == Counter(sent)
+
+
+async def test_a_topic_may_come_after_its_subscriber(cluster, consumers) -> None:
+    late = topic_name()
+    consumer = await consumers.start(topics=[late])
+    assert consumer.queues == frozenset()
+    await cluster.create_topic(late)
+    await until(lambda: len(consumer.queues) == 8)
+    sent = await fill(cluster, late, 1)
+    await until(lambda: len(consumers.all) >= len(sent))
+
+
+async def test_a_broker_that_comes_brings_its_queues(tmp_path) -> None:
+    async with running_cluster(tmp_path, "b0") as cluster:
+        topic = topic_name()
+        await cluster.create_topic(topic)
+        consumers = Consumers(cluster, topic)
+        # If the group moves to b1, that one waits a session timeout for members it does not know.
+        consumer = await consumers.start(settings={"session_timeout_s": 1})
+        await until(lambda: len(consumer.queues) == 4)
+        await cluster.start_broker("b1")
+        await cluster.create_topic(topic)
+        await until(lambda: len(consumer.queues) == 8)
+        sent = await fill(cluster, topic, 2)
+        await until(lambda: len(consumers.all) >= len(sent))
+        await cluster.stop_broker("b1")
+        await until(lambda: len(consumer.queues) == 4)
+        await consumers.close()
+
+
+# --- filters ----------------------------------------------------------------------------------
+
+
+async def test_a_filter_takes_its_tags_and_the_group_passes_over_the_rest(
+    cluster, topic, consumers
+) -> None:
+    bodies = [b"a", b"b", b"c", b"none"]
+    await cluster.send(topic, bodies, tags=["a", "b", "c", ""], queue_id=0)
+    consumer = await consumers.start(topics={topic: "a || c"}, settings={"pull_wait_s": 0.1})
+    await until(lambda: len(consumers.all) >= 2)
+    assert consumers.all == [b"a", b"c"]
+    holding = MessageQueue(topic, "b0", 0)
+    await until(lambda: holding in consumer.queues)
+    await consumer.close()
+    assert (await committed(cluster, topic))["b0/0"] in (3, 4)
+
+
+# --- callbacks --------------------------------------------------------------------------------
+
+
+async def test_a_batch_callback_gets_lists_of_one_queue(cluster, topic, consumers) -> None:
+    sent = await fill(cluster, topic, 50)
+    batches = []
+    await consumers.start(callback=batches.append, batch=True, settings={"batch_messages_max": 20})
+    await until(lambda: sum(map(len, batches)) >= len(sent))
+    assert Counter(message.body for each in batches for message in each) == Counter(sent)
+    for each in batches:
+        assert 1 <= len(each) <= 20
+        assert len({(message.broker, message.queue) for message in each}) == 1
+        offsets = [message.offset for message in each]
+        assert offsets == sorted(offsets)
+
+
+async def test_a_coroutine_function_is_awaited_in_the_loop(cluster, topic, consumers) -> None:
+    sent = await fill(cluster, topic, 5)
+    received = []
+
+    async def receive(message) -> None:
+        await asyncio.sleep(0)
+        received.append((message.body, threading.current_thread()))
+
+    await consumers.start(callback=receive)
+    await until(lambda: len(received) >= len(sent))
+    assert Counter(body for body, _ in received) == Counter(sent)
+    assert {thread for _, thread in received} == {threading.current_thread()}
+
+
+async def test_a_failing_callback_is_called_again_and_holds_up_nothing(
+    cluster, topic, consumers, caplog
+) -> None:
+    bodies = [str(number).encode() for number in range(100)]
+    await cluster.send(topic, bodies, queue_id=0)
+    calls: list[bytes] = []
+    done: list[bytes] = []
+    healed = threading.Event()
+
+    def receive(message) -> None:
+        calls.append(message.body)
+        if message.body == b"13" and not healed.is_set():
+            raise ValueError("unlucky")
+        done.append(message.body)
+
+    consumer = await consumers.start(callback=receive, settings={"commit_interval_s": 0.05})
+    await until(lambda: set(calls) == set(bodies) and calls.count(b"13") > 2)
+    assert all(calls.count(body) == 1 for body in bodies if body != b"13")
+
+    async def holds() -> bool:
+        return (await committed(cluster, topic))["b0/0"] == 13
+
+    await until(holds)
+    assert "unlucky" in caplog.text
+    healed.set()
+    await until(lambda: b"13" in done)
+    await consumer.close()
+    assert Counter(done) == Counter(bodies)
+    assert (await committed(cluster, topic))["b0/0"] == 100
+
+
+async def test_a_failing_batch_is_called_again_as_it_was(cluster, topic, consumers) -> None:
+    await cluster.send(topic, [b"1", b"2", b"3"], queue_id=0)
+    calls: list[list[bytes]] = []
+
+    async def receive(messages) -> None:
+        calls.append([message.body for message in messages])
+        if len(calls) < 3:
+            raise ValueError("not yet")
+
+    consumer = await consumers.start(callback=receive, batch=True)
+    await until(lambda: len(calls) == 3)
+    assert calls == [[b"1", b"2", b"3"]] * 3
+    await consumer.close()
+    assert (await committed(cluster, topic))["b0/0"] == 3
+
+
+async def test_one_message_that_keeps_failing_stops_its_queue_at_the_span(
+    cluster, topic, consumers
+) -> None:
+    for first in range(0, 300, 50):
+        bodies = [str(number).encode() for number in range(first, first + 50)]
+        await cluster.send(topic, bodies, queue_id=0)
+    done: set[int] = set()
+    healed = threading.Event()
+
+    def receive(message) -> None:
+        if message.offset == 0 and not healed.is_set():
+            raise ValueError("stuck")
+        done.add(message.offset)
+
+    settings = {"queue_span_max": 100, "queue_messages_max": 20}
+    await consumers.start(callback=receive, settings=settings)
+    await until(lambda: set(range(1, 100)) <= done)
+    assert max(done) < 100 + 20
+    healed.set()
+    await until(lambda: len(done) == 300)
+
+
+# --- offsets ----------------------------------------------------------------------------------
+
+
+async def test_a_new_consumer_goes_on_where_the_last_one_closed(cluster, topic, consumers) -> None:
+    sent = await fill(cluster, topic, 5)
+    first = await consumers.start("a")
+    await until(lambda: len(consumers.all) >= len(sent))
+    await first.close()
+    assert set((await committed(cluster, topic)).values()) == {5}
+    more = await fill(cluster, topic, 5, "more ")
+    await consumers.start("b")
+    await until(lambda: len(consumers.received["b"]) >= len(more))
+    assert Counter(consumers.received["b"]) == Counter(more)
+
+
+async def test_a_group_may_begin_at_the_end(cluster, topic, consumers) -> None:
+    await fill(cluster, topic, 5)
+    consumer = await consumers.start(settings={"start_from": "latest"})
+    await until(lambda: len(consumer.queues) == 8)
+    more = await fill(cluster, topic, 5, "more ")
+    await until(lambda: len(consumers.all) >= len(more))
+    assert Counter(consumers.all) == Counter(more)
+
+
+async def test_offsets_are_committed_while_consuming(cluster, topic, consumers) -> None:
+    await fill(cluster, topic, 5)
+    await consumers.start(settings={"commit_interval_s": 0.05})
+
+    async def all_are() -> bool:
+        return set((await committed(cluster, topic)).values()) == {5}
+
+    await until(all_are)
+
+
+async def test_close_waits_for_running_callbacks_and_commits_them(
+    cluster, topic, consumers
+) -> None:
+    await cluster.send(topic, [b"slow"], queue_id=0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def receive(message) -> None:
+        entered.set()
+        leave.wait(30)
+
+    consumer = await consumers.start(callback=receive)
+    await until(entered.is_set)
+    closing = asyncio.create_task(consumer.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    leave.set()
+    await closing
+    assert (await committed(cluster, topic))["b0/0"] == 1
+
+
+async def test_close_gives_up_on_a_callback_that_does_not_return(cluster, topic, consumers) -> None:
+    await cluster.send(topic, [b"stuck", b"next"], queue_id=0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def receive(message) -> None:
+        entered.set()
+        leave.wait(30)
+
+    consumer = await consumers.start(
+        callback=receive, threads=1, settings={"close_timeout_s": 0.05}
+    )
+    await until(entered.is_set)
+    await consumer.close()
+    assert (await committed(cluster, topic))["b0/0"] == 0
+    leave.set()
+
+
+async def test_the_callback_may_close_its_consumer(cluster, topic, consumers) -> None:
+    await cluster.send(topic, [b"last"], queue_id=0)
+    made: list[PushConsumer] = []
+
+    async def receive(message) -> None:
+        await made[0].close()
+
+    made.append(await consumers.start(callback=receive))
+    async with asyncio.timeout(30):
+        await made[0].run()
+    assert (await committed(cluster, topic))["b0/0"] == 1
+
+
+# --- zombies ----------------------------------------------------------------------------------
+
+
+async def take_over(cluster: Cluster, topic: str, broker: str, queue_id: int) -> None:
+    """As a coordinator elsewhere would: a far newer generation acquires a queue."""
+    await cluster.clients[broker].broker.AcquireQueues(
+        broker_pb2.AcquireQueuesRequest(
+            group="billing",
+            member_id="other",
+            generation=1 << 50,
+            queues=[message_pb2.QueueRef(topic=topic, broker=broker, queue_id=queue_id)],
+            start_from=broker_pb2.EARLIEST,
+        )
+    )
+
+
+async def test_a_fenced_queue_is_dropped_and_the_member_rejoins_above_the_fence(
+    cluster, topic, consumers
+) -> None:
+    consumer = await consumers.start(settings={"commit_interval_s": 0.05, "pull_wait_s": 0.05})
+    await until(lambda: len(consumer.queues) == 8)
+    await take_over(cluster, topic, "b0", 0)
+    sent = await fill(cluster, topic, 5)
+    await until(lambda: len(consumers.all) >= len(sent))
+    await until(lambda: len(consumer.queues) == 8)
+    await consumer.close()
+    assert set((await committed(cluster, topic)).values()) == {5}
+    assert Counter(consumers.all) == Counter(sent)
+
+
+async def test_a_member_that_lost_its_session_rejoins(cluster, topic, consumers) -> None:
+    consumer = await consumers.start()
+    await until(lambda: len(consumer.queues) == 8)
+    for broker in cluster.brokers.values():
+        groups = broker._groups._coordinator
+        with suppress(Exception):
+            member_id = next(iter(groups.group("billing").members))
+            groups.leave("billing", member_id, 0)  # as if it had been silent for too long
+    sent = await fill(cluster, topic, 5)
+    await until(lambda: len(consumers.all) >= len(sent))
+    more = await consumers.start("b")
+    await until(lambda: len(consumer.queues) == len(more.queues) == 4)
+
+
+async def test_a_broker_that_restarts_is_consumed_on(cluster, topic, consumers) -> None:
+    sent = await fill(cluster, topic, 5)
+    await consumers.start()
+    await until(lambda: len(consumers.all) >= len(sent))
+    for name in ("b0", "b1"):
+        await cluster.stop_broker(name)
+        await cluster.start_broker(name)
+    sent |= await fill(cluster, topic, 5, "more ")
+    await until(lambda: set(consumers.all) >= sent)
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+async def test_without_a_nameserver_start_fails() -> None:
+    consumer = PushConsumer("g", "t", print, nameserver="127.0.0.1:1")
+    consumer._client.settings = type(consumer._client.settings)(connect_timeout_s=0.2)
+    with pytest.raises(Unavailable):
+        await consumer.start()
+    await consumer.close()
+
+
+async def test_what_the_group_refuses_start_raises(cluster, topic, consumers) -> None:
+    await consumers.start("a")
+    with pytest.raises(InvalidArgument) as refused:
+        await consumers.start("b", settings={"strategy": "average-by-circle"})
+    assert refused.value.field == "strategy"
+    with pytest.raises(InvalidArgument) as refused:
+        await consumers.start("c", group="not a name")
+    assert refused.value.field == "group"
+
+
+async def test_a_consumer_is_started_once(cluster, topic, consumers) -> None:
+    consumer = await consumers.start()
+    with pytest.raises(Closed):
+        await consumer.start()

@@ -1,0 +1,143 @@
+"""A timer shard's process: its parts, how they are wired, in which order they start and stop.
+
+What runs by itself, all of it started here:
+
+timerlog-writer  a thread: writes and syncs what was appended, in groups (storage/writer.py)
+timer-disk       a thread: flushes, loads, checkpoints, one at a time (jobs.py)
+firing           a timer of the event loop, set to the next due millisecond (shard.py)
+housekeeping     chooses jobs (shard.py)
+links            to each broker a sender, a fetcher a queue, commits of offsets (links.py)
+registration     heartbeats to the nameservers; routes: what they know (duemq.rpc)
+
+Shutdown, in this order: leave the nameservers, so that cancels turn elsewhere; health says
+NOT_SERVING and calls end; links end, with a last commit, so that nothing new comes; housekeeping
+ends; the writer syncs what is left; the last checkpoint makes the next start short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from duemq import telemetry
+from duemq.errors import Corrupt, DuemqError, Internal, Unavailable
+from duemq.rpc.registration import Registration
+from duemq.rpc.server import Server
+from duemq.rpc.watch import RouteWatcher
+from duemq.v1 import nameserver_pb2
+from storage.dirlock import DirLock
+from storage.disk import RealDisk
+from storage.errors import CorruptFile, DirectoryLocked, StorageError
+from timer_service import servicer
+from timer_service.links import Links
+from timer_service.metrics import Meters, ShardCollector
+from timer_service.servicer import TimerServicer
+from timer_service.settings import Settings
+from timer_service.shard import Shard, now_ms
+from timer_service.store import open_store
+
+log = logging.getLogger(__name__)
+
+
+class TimerService:
+    """One timer shard.  `start`, then `run` until told to stop, then `stop`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.server = Server(settings)
+        self._disk = RealDisk()
+
+    @staticmethod
+    async def serve(settings: Settings, stop: asyncio.Event) -> None:
+        """Serves until `stop` is set.  Raises DuemqError if that is impossible or ends early."""
+        log.info("%s", settings)
+        try:
+            with DirLock(settings.data_dir):
+                service = TimerService(settings)
+                await service.start()
+                try:
+                    await service.run(stop)
+                finally:
+                    await service.stop()
+        except StorageError as error:
+            raise _as_duemq_error(error) from error
+
+    async def start(self, *, announced: bool = True) -> None:
+        """Opens the data, fires, serves, and registers.  Raises StorageError, OSError."""
+        began = time.monotonic()
+        settings = self.settings
+        store = await asyncio.to_thread(
+            open_store, settings.data_dir, self._disk, settings.limits(), now_ms()
+        )
+        ledger = store.scheduler.ledger
+        log.info(
+            "%d timers pending, %d in flight, %d entries replayed, open after %.3f s",
+            ledger.pending,
+            ledger.in_flight,
+            store.replayed,
+            time.monotonic() - began,
+        )
+        meters = Meters(self.server.registry)
+        self.shard = Shard(store, meters.committed)
+        self._routes = RouteWatcher(settings.nameservers)
+        self._links = Links(self.shard, self._routes.cache, settings.shard, settings.shards)
+        self._routes.on_change(self._links.changed)
+        self.server.registry.register(ShardCollector(self.shard, self._links.lag))
+        timer = TimerServicer(self.shard, self._routes.cache, settings)
+        self.server.add(servicer.SERVICE, timer)
+        self.shard.start()
+        self._routes.start()
+        await self.server.start(announced=announced)
+        self._registration = Registration(
+            settings.nameservers, settings.heartbeat_period, now_ms(), self._report
+        )
+        self._registration.start()
+        self._housekeeping = asyncio.create_task(self.shard.housekeeping(), name="housekeeping")
+        await self.server.ready()
+        if settings.tracing != "off":
+            telemetry.configure(
+                "duemq-timer",
+                settings.tracing,
+                nameserver=",".join(settings.nameservers),
+                instance=settings.name,
+            )
+
+    def _report(self) -> nameserver_pb2.TimerReport:
+        return nameserver_pb2.TimerReport(
+            name=self.settings.name,
+            address=self.server.advertised,
+            shard=self.settings.shard,
+            shards=self.settings.shards,
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set.  Raises Internal or StorageError when the disk or a loop fails."""
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            ends: list[asyncio.Future[object]] = [stopped, self.shard.failed, self._housekeeping]  # type: ignore[list-item]
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in done:
+                end.result()
+        finally:
+            stopped.cancel()
+
+    async def stop(self) -> None:
+        """Clean stop; the order is explained above."""
+        if self.settings.tracing != "off":
+            await asyncio.to_thread(telemetry.shutdown)
+        await self._registration.stop()
+        await self._routes.stop()
+        await self.server.stop()
+        await self._links.stop()
+        self._housekeeping.cancel()
+        await asyncio.gather(self._housekeeping, return_exceptions=True)
+        await self.shard.stop()
+
+
+def _as_duemq_error(error: StorageError) -> DuemqError:
+    if isinstance(error, CorruptFile):
+        return Corrupt(str(error))
+    if isinstance(error, DirectoryLocked):
+        return Unavailable(str(error))
+    return Internal(f"{type(error).__name__}: {error}")

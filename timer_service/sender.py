@@ -1,0 +1,163 @@
+"""Fires on the wire: one SendStream to each broker.
+
+Owned by the event loop.  What to send and when is the lanes' business (lane.py); this only moves
+bytes, and tells the shard of answers, and of connections that come and go.  An answer that does
+not come is noticed by the channel's keepalive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+import grpc.aio
+
+from duemq import tracing
+from duemq.errors import DuemqError, ErrorCode, Unavailable
+from duemq.rpc import channel, status
+from duemq.rpc.backoff import Backoff
+from duemq.v1 import view_pb2
+from timer_service.dispatch import NEVER
+from timer_service.lane import Batch, Outcome
+from timer_service.shard import Shard, now_ms, traced
+
+log = logging.getLogger(__name__)
+
+REQUEST_BYTES_MAX = 512 * 1024
+CONNECT_TIMEOUT_S = 5.0
+RECONNECT_S_MIN = 0.05
+RECONNECT_S_MAX = 2.0
+_METHOD = "/duemq.v1.Broker/SendStream"
+
+
+class _Request(NamedTuple):
+    request_id: int
+    batches: list[Batch]
+    sent_ns: int
+
+
+class Sender:
+    """The stream to one broker."""
+
+    def __init__(self, shard: Shard, broker: str, address: str) -> None:
+        self.broker = broker
+        self.address = address
+        self._shard = shard
+        self._more = asyncio.Event()
+        self._requests: deque[_Request] = deque()
+        self._next_id = 0
+        self._refused: set[str] = set()
+        self._task = asyncio.create_task(self._run(), name=f"sender {broker}")
+
+    def kick(self) -> None:
+        """There may be something to send."""
+        self._more.set()
+
+    async def stop(self) -> None:
+        """Ends the stream; what was not answered is sent again on the next."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        backoff = Backoff(RECONNECT_S_MIN, RECONNECT_S_MAX)
+        while True:
+            try:
+                async with channel.connect(self.address) as connection:
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                        await connection.channel_ready()
+                    backoff.reset()
+                    await self._stream(connection)
+            except (DuemqError, TimeoutError) as error:
+                level = logging.INFO if backoff.attempts == 0 else logging.DEBUG
+                log.log(
+                    level, "broker %s at %s: %s", self.broker, self.address, error or "no answer"
+                )
+            finally:
+                self._shard.disconnected(self.broker)
+            await asyncio.sleep(backoff.next_s())
+
+    async def _stream(self, connection: grpc.aio.Channel) -> None:
+        call: Any = connection.stream_stream(
+            _METHOD,
+            request_serializer=view_pb2.SendRequestView.SerializeToString,
+            response_deserializer=view_pb2.SendResponseView.FromString,
+        )()
+        self._requests.clear()
+        self._shard.connected(self.broker)
+        reader = asyncio.create_task(self._read(call), name=f"answers {self.broker}")
+        writer = asyncio.create_task(self._write(call), name=f"fires {self.broker}")
+        try:
+            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+            call.cancel()
+
+    async def _write(self, call: Any) -> None:
+        dispatcher = self._shard.scheduler.dispatcher
+        while True:
+            self._more.clear()
+            batches = dispatcher.sendable(self.broker, now_ms(), REQUEST_BYTES_MAX)
+            if batches:
+                await self._send(call, batches)
+                continue
+            retry_ms = dispatcher.next_retry_ms(self.broker, now_ms())
+            timeout_s = None if retry_ms == NEVER else max(retry_ms - now_ms(), 1) / 1000
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._more.wait()
+            except TimeoutError:
+                continue
+
+    async def _send(self, call: Any, batches: list[Batch]) -> None:
+        self._next_id += 1
+        self._requests.append(_Request(self._next_id, batches, time.time_ns()))
+        producer_id = self._shard.store.producer_id
+        request = view_pb2.SendRequestView(
+            request_id=self._next_id,
+            batches=[
+                view_pb2.BatchView(
+                    topic=batch.lane.id.topic,
+                    queue_id=batch.lane.id.queue_id,
+                    producer_id=producer_id,
+                    producer_epoch=batch.lane.epoch,
+                    sequence=batch.sequence,
+                    records=batch.records,
+                    sizes=batch.sizes,
+                    tag_hashes=batch.tag_hashes,
+                    key_hashes=batch.key_hashes,
+                )
+                for batch in batches
+            ],
+        )
+        await status.answer(call.write(request), self.address)
+
+    async def _read(self, call: Any) -> None:
+        while True:
+            response = await status.answer(call.read(), self.address)
+            if not isinstance(response, view_pb2.SendResponseView):
+                raise Unavailable(f"{self.address}: the broker ended the stream")
+            request = self._requests.popleft()
+            if request.request_id != response.request_id:
+                raise Unavailable(f"{self.address}: answers are out of order")
+            for batch, result in zip(request.batches, response.results, strict=True):
+                self._take(batch, result, request.sent_ns)
+            self._more.set()
+
+    def _take(self, batch: Batch, result: view_pb2.BatchResultView, sent_ns: int) -> None:
+        if not result.HasField("error"):
+            self._shard.answered(batch, Outcome.STORED, result.store_ms)
+            if tracing.enabled() and tracing.traced(batch.lane.id.topic):
+                traced(batch, result.base_offset, result.store_ms, sent_ns)
+            return
+        forgotten = result.error.code == ErrorCode.OUT_OF_SEQUENCE
+        outcome = Outcome.OUT_OF_SEQUENCE if forgotten else Outcome.REFUSED
+        if not forgotten:
+            log.warning("%s refused a batch, trying again: %s", batch.lane.id, result.error.message)
+        self._shard.answered(batch, outcome, 0)

@@ -1,0 +1,67 @@
+"""Settings of a timer shard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from duemq.errors import InvalidArgument
+from duemq.rpc.settings import MemberSettings, setting
+from timer_service.scheduler import Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MemberSettings):
+    """A DueMQ timer shard: holds delayed messages until they are due."""
+
+    listen: str = setting("0.0.0.0:9872", "HOST:PORT to serve gRPC on; port 0: any free one")
+    shard: int = setting(0, "number of this shard, from 0", minimum=0, maximum=1023)
+    shards: int = setting(
+        1, "shards of the cluster; the same everywhere, never changed", minimum=1, maximum=1024
+    )
+    near_window: float = setting(
+        60.0, "how far ahead timers are loaded into memory", unit="s", minimum=1, maximum=65
+    )
+    near_rows_max: int = setting(
+        400_000, "timers in memory at most", minimum=10_000, maximum=10_000_000
+    )
+    near_bytes_max: int = setting(
+        64 << 20, "bodies of timers in memory at most", unit="bytes", minimum=1 << 20
+    )
+    memtable_bytes_max: int = setting(
+        8 << 20, "far timers in memory before they are written out", unit="bytes", minimum=1 << 16
+    )
+    memtable_rows_max: int = setting(
+        32_768, "far timers in memory before they are written out", minimum=64, maximum=1 << 20
+    )
+    cancel_memory: float = setting(
+        86_400.0,
+        "how long after its due time a timer is known to be cancelled or fired",
+        unit="s",
+        minimum=1,
+        maximum=366 * 86_400,
+    )
+    cancelled_max: int = setting(
+        1_000_000, "cancelled timers remembered at most", minimum=1_000, maximum=100_000_000
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shard >= self.shards:
+            raise InvalidArgument(
+                f"shard is {self.shard}, must be below shards, {self.shards}",
+                field="shard",
+                value=self.shard,
+                limit=self.shards - 1,
+            )
+
+    def limits(self) -> Limits:
+        """The bounds of the core."""
+        return Limits(
+            near_window_ms=int(self.near_window * 1000),
+            near_rows_max=self.near_rows_max,
+            near_bytes_max=self.near_bytes_max,
+            memtable_rows_max=self.memtable_rows_max,
+            memtable_bytes_max=self.memtable_bytes_max,
+            tombstones_max=self.cancelled_max,
+            tombstone_keep_ms=int(self.cancel_memory * 1000),
+        )
