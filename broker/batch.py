@@ -69,7 +69,7 @@ def check(batch: Batch, limits: Limits, message_bytes_max: int) -> Columns:
         )
     sizes, tags, keys = batch.sizes, batch.tag_hashes, batch.key_hashes
     if not sizes and not tags and not keys:
-        sizes, tags, keys = layout.derive_columns(records)
+        sizes, tags, keys = layout.derive_columns(records, BATCH_RECORDS_MAX)
         array = np.frombuffer(sizes, dtype="<u4")
         _check_count(len(array))
     else:

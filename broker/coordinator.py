@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker.names import check_group
+from broker.offsets import check_generation
 from duemq.balance import AVERAGE, MessageQueue, allocate, coordinator, strategy_named
 from duemq.errors import (
     FencedMember,
@@ -338,6 +339,7 @@ class Coordinator:
                 value=str(timeout_ms),
                 limit=f"{SESSION_TIMEOUT_MS_MIN} to {SESSION_TIMEOUT_MS_MAX}",
             )
+        check_generation(hello.generation)
         strategy_named(hello.strategy)
 
     def _check_coordinator(self, group_name: str) -> None:

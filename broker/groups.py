@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from broker import names
 from broker.commits import Commits
-from broker.offsets import GroupQueue, Progress
+from broker.offsets import GroupQueue, Progress, check_generation
 from broker.queues import Queue
 from broker.store import Store
 from duemq.errors import DuemqError, InvalidArgument
@@ -28,7 +28,8 @@ class OffsetService:
     async def acquire(self, request: broker_pb2.AcquireQueuesRequest) -> Results:
         """Fences older generations out of the queues and answers where to start."""
         _check(request.group, len(request.queues))
-        if request.generation <= 0:
+        check_generation(request.generation)
+        if not request.generation:
             raise InvalidArgument(
                 f"generation: {request.generation} is not that of an assignment",
                 field="generation",

@@ -81,7 +81,8 @@ class LogLoop:
             return
         try:
             self._store.durable(position)
-        except StorageError as error:
+        except Exception as error:  # half applied: only a new start makes it whole
+            log.exception("what is durable could not be shown to consumers")
             self._fail(error)
             return
         self._commits.advance(position)
@@ -158,7 +159,7 @@ class Checkpoints:
 
         await asyncio.to_thread(write)
         self._admin.checkpoint_position = state.position
-        self._store.erase_deleted()
+        self._store.erase_deleted(state)
         self._meters.checkpoint_seconds.set(time.monotonic() - began)
 
 

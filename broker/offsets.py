@@ -8,12 +8,25 @@ Generation 0 means no membership (a consumer that assigns its queues itself, an 
 is never fenced.  Changes are entries of the commit log (journal.py), answered when durable.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from duemq.errors import FencedMember, OffsetOutOfRange, Overloaded
+from duemq.errors import FencedMember, InvalidArgument, OffsetOutOfRange, Overloaded
 
 ENTRIES_MAX = 200_000
+# Generations are near the time in ms.  A greater one than this could not be counted on from.
+GENERATION_MAX = 1 << 62
+
+
+def check_generation(generation: int) -> None:
+    """Raises InvalidArgument unless a member may have got this generation; 0: no membership."""
+    if not 0 <= generation <= GENERATION_MAX:
+        raise InvalidArgument(
+            f"generation: {generation} was never given to a member",
+            field="generation",
+            value=generation,
+            limit=f"0 to {GENERATION_MAX}",
+        )
 
 
 class GroupQueue(NamedTuple):
@@ -45,7 +58,8 @@ class Offsets:
         return queues.get((key.topic, key.queue_id)) if queues else None
 
     def check_fence(self, key: GroupQueue, generation: int) -> None:
-        """Raises FencedMember for an overtaken generation."""
+        """Raises FencedMember for an overtaken generation, InvalidArgument for an illegal one."""
+        check_generation(generation)
         progress = self.find(key)
         if progress is not None and 0 < generation < progress.generation:
             raise FencedMember(
@@ -84,18 +98,22 @@ class Offsets:
         known = self.find(key)
         return Progress(offset, max(generation, known.generation if known else 0))
 
+    def check_room(self, keys: Iterable[GroupQueue]) -> None:
+        """Raises Overloaded when there is no room for those of the keys that are new."""
+        new = sum(self.find(key) is None for key in keys)
+        if new and self._entries + new > self._entries_max:
+            raise Overloaded(
+                f"group: {self._entries} offsets are kept here, the most allowed",
+                field="group",
+                value=self._entries,
+                limit=self._entries_max,
+            )
+
     def put(self, key: GroupQueue, progress: Progress) -> None:
-        """Raises Overloaded when there is no room for a new entry."""
+        """Makes the progress so; the caller has checked that there is room."""
         queues = self._groups.setdefault(key.group, {})
         place = (key.topic, key.queue_id)
         if place not in queues:
-            if self._entries >= self._entries_max:
-                raise Overloaded(
-                    f"group: {self._entries} offsets are kept here, the most allowed",
-                    field="group",
-                    value=key.group,
-                    limit=self._entries_max,
-                )
             self._entries += 1
         queues[place] = progress
 

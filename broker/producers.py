@@ -3,7 +3,7 @@
 Owned by: Store.  Mutated by: the event loop.
 
 A producer numbers its batches per *lane*: (producer id, topic, queue id as requested, timed or
-not).  Of each lane we keep the epoch, the next sequence and the answers to the last `WINDOW_BATCHES`.
+not).  We keep each lane's epoch, next sequence and the answers to the last `WINDOW_BATCHES`.
 
     epoch    lower than the lane's   FENCED_PRODUCER: a newer instance has taken over
              higher                  the lane starts again at the given sequence
@@ -38,6 +38,8 @@ LANES_MAX = 50_000
 # A lane may be put out for a new one after this long without a batch when the table is full.
 EVICT_IDLE_MS = 60_000
 SERVICE_IDS_FROM = 1 << 63
+# The one after it must fit into 64 bits too.
+SEQUENCE_MAX = (1 << 64) - 2
 
 _LANE = struct.Struct("<QHBBiIQ")
 _STORED = struct.Struct("<QQQiI")
@@ -216,7 +218,14 @@ def _unpack(data: bytes) -> Iterator[tuple[LaneKey, Lane]]:
 
 
 def check_identity(producer_id: int, epoch: int, sequence: int) -> None:
-    """Raises InvalidArgument for an epoch or sequence without a producer."""
+    """Raises InvalidArgument for an epoch or sequence without a producer, or the last sequence."""
+    if sequence > SEQUENCE_MAX:
+        raise InvalidArgument(
+            f"sequence: {sequence} has no successor: raise producer_epoch and number anew",
+            field="sequence",
+            value=sequence,
+            limit=SEQUENCE_MAX,
+        )
     if not producer_id and (epoch or sequence):
         raise InvalidArgument(
             "producer_id: 0 means not idempotent, but an epoch or sequence is given",

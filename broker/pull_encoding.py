@@ -67,7 +67,7 @@ def _head(answer: QueueAnswer) -> bytes:
         (_MAX_OFFSET, answer.max_offset),
     ):
         if value:
-            parts += (tag, varint(value))
+            parts += (tag, varint(value & 0xFFFF_FFFF_FFFF_FFFF))  # negative: echoed, if asked so
     if answer.size:
         parts += (_QUEUE_RECORDS, varint(answer.size))
     return b"".join(parts)

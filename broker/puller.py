@@ -5,6 +5,7 @@ queue, and one timer stands for the nearest of all deadlines.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +22,7 @@ from broker.queues import Queue
 from broker.store import Store
 from broker.waiters import QueueKey, Waiters
 from duemq.errors import (
+    Corrupt,
     DuemqError,
     InvalidArgument,
     OffsetOutOfRange,
@@ -29,6 +31,9 @@ from duemq.errors import (
 )
 from duemq.rpc import status
 from duemq.v1 import broker_pb2
+from storage.errors import StorageError
+
+log = logging.getLogger(__name__)
 
 QUEUES_MAX = 1_024
 WAIT_MS_MAX = 30_000
@@ -127,7 +132,7 @@ class Puller:
                 return answers
             if parked.cancelled or self._is_over(request.wait_ms, deadline_ms):
                 return self._progress(reads)
-            if any(read.scanned < self._end_of(read) for read in reads):
+            if any(read.scanned != self._end_of(read) for read in reads):
                 await asyncio.sleep(0)  # a filter leaves out much: let others have a turn
             else:
                 await self._park(parked, [read.key for read in reads], deadline_ms)
@@ -195,7 +200,10 @@ class Puller:
         return queue
 
     def _end_of(self, read: _QueueRead) -> int:
-        return self._store.queue(read.topic, read.queue_id).max_offset
+        """-1: the topic was deleted meanwhile, which the next read will tell."""
+        with suppress(DuemqError):
+            return self._store.queue(read.topic, read.queue_id).max_offset
+        return -1
 
     def _failed(self, read: _QueueRead, error: DuemqError) -> QueueAnswer:
         low = high = 0
@@ -217,16 +225,17 @@ class Puller:
         answers = []
         for read in reads:
             if read.scanned > read.offset:
-                queue = self._store.queue(read.topic, read.queue_id)
-                answers.append(
-                    QueueAnswer(
-                        read.topic,
-                        read.queue_id,
-                        next_offset=read.scanned,
-                        min_offset=queue.min_offset,
-                        max_offset=queue.max_offset,
+                with suppress(DuemqError):  # the topic was deleted meanwhile
+                    queue = self._store.queue(read.topic, read.queue_id)
+                    answers.append(
+                        QueueAnswer(
+                            read.topic,
+                            read.queue_id,
+                            next_offset=read.scanned,
+                            min_offset=queue.min_offset,
+                            max_offset=queue.max_offset,
+                        )
                     )
-                )
         return answers
 
     async def _from_disk(self, read: Callable[..., T]) -> T:
@@ -237,8 +246,11 @@ class Puller:
             except BlockingIOError:
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._threads, read)
-        except IndexError as error:  # retention was faster
+        except (IndexError, FileNotFoundError) as error:  # retention was faster
             raise OffsetOutOfRange(f"offset: just removed ({error})", field="offset") from error
+        except (StorageError, OSError) as error:
+            log.error("a read failed: %s", error)
+            raise Corrupt(f"{type(error).__name__}: {error}") from error
 
     # -- PullStream -------------------------------------------------------------------------------
 

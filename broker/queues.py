@@ -95,6 +95,8 @@ class Queue:
     def drop_before(self, position: int) -> None:
         """Forgets the records that lie before a position of the log."""
         low, high = self.min_offset, self.max_offset
+        if low == high or self.entry(low)[0] >= position:
+            return
         while low < high:
             middle = (low + high) // 2
             if self.entry(middle)[0] < position:

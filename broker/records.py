@@ -164,16 +164,17 @@ def _malformed(start: int) -> InvalidArgument:
     )
 
 
-def derive_columns(records: bytes) -> tuple[bytes, bytes, bytes]:
+def derive_columns(records: bytes, records_max: int) -> tuple[bytes, bytes, bytes]:
     """(sizes, tag hashes, key hashes) of a batch that came without them, as little-endian u32.
 
-    Raises InvalidArgument if `records` is not a RecordBatch.
+    Ends after the first record beyond `records_max`.  Raises InvalidArgument if `records` is not a
+    RecordBatch.
     """
     sizes: list[int] = []
     tags: list[int] = []
     keys: list[int] = []
     at, end = 0, len(records)
-    while at < end:
+    while at < end and len(sizes) <= records_max:
         length, head = _varint(records, at + 1, end)
         if records[at] != ENTRY_TAG or head < 0 or head + length > end:
             raise _malformed(at)

@@ -113,6 +113,8 @@ class _Opening:
         for entry in self.store.log.recover(position):
             self.store.replay(entry)
             replayed += 1
+        # The files of the consume queues may begin earlier: they shrink by whole files.
+        self.store.drop_before(self.store.log.start_position)
         return replayed
 
 

@@ -131,12 +131,15 @@ class Store:
             if timed
             else None
         )
+        if topic.name not in self.topics:
+            self.create_topic(topic.name)
         accepted = self._append_frame(key, epoch, sequence, columns, due_ms, now_ms)
         if producer_id:
             self.producers.record(key, epoch, sequence, accepted.stored)
         return accepted
 
     def _topic_to_send(self, name: str) -> Topic:
+        """The topic, or the one that the first good batch will make."""
         if name in self.topics:
             if name == names.TIMER_TOPIC:
                 raise InvalidArgument(
@@ -153,7 +156,7 @@ class Store:
                 field="topic",
                 value=name,
             )
-        return self.create_topic(name)[0]
+        return self.topics.plan(name)
 
     def _check_queue(self, topic: Topic, queue_id: int, timed: bool) -> None:
         lowest = ANY_QUEUE if timed else 0
@@ -221,7 +224,7 @@ class Store:
     def due_of(self, stored: Stored) -> bytes:
         """Due times of a stored batch as packed i64, for its repeat.
 
-        Any thread, once the batch is durable.  Raises OutOfSequence if retention has removed the batch.
+        Any thread, once the batch is durable.  Raises OutOfSequence if retention has removed it.
         """
         try:
             entry = self.log.read_entry(stored.position)
@@ -309,6 +312,7 @@ class Store:
         if not fresh:
             # Equal to what is known, which may still be on its way to the disk.
             return self.log.end_position if changes else 0
+        self.offsets.check_room(key for key, _ in fresh)
         _, settled = self._append(journal.OFFSETS, [journal.offsets(group, fresh)])
         for key, progress in fresh:
             self.offsets.put(key, progress)
@@ -428,9 +432,10 @@ class Store:
         """Every queue of every topic."""
         return self._queues.all()
 
-    def erase_deleted(self) -> None:
-        """Removes the files of topics that were deleted before the last checkpoint."""
-        self._queues.erase_unknown(list(self.topics))
+    def erase_deleted(self, saved: State) -> None:
+        """Removes the files of topics that were deleted before the checkpoint of `saved`."""
+        of_checkpoint = [Topic(**row) for row in saved.topics["topics"]]
+        self._queues.erase_unknown([*self.topics, *of_checkpoint])
 
     def drop_before(self, position: int) -> None:
         """Forgets records that lie before a position, which retention has removed."""

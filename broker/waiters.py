@@ -43,7 +43,7 @@ class Waiters(Generic[W]):
                 value=len(self._parked),
                 limit=self._waiters_max,
             )
-        keys = tuple(queues)
+        keys = tuple(dict.fromkeys(queues))  # a pull may name a queue twice
         self._ticket += 1
         self._parked[waiter] = (deadline_ms, keys)
         for key in keys:

@@ -64,7 +64,8 @@ _ROW = np.dtype(
         ("crc32c", "<u4"),
     ]
 )
-assert _HEADER.size == 32 and _ROW.itemsize == ROW_BYTES
+assert _HEADER.size == 32
+assert _ROW.itemsize == ROW_BYTES
 
 
 class Index(NamedTuple):

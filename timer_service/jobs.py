@@ -43,7 +43,7 @@ class Save:
         self.position = found.position
         self._path = path
         self._disk = disk
-        self._directory = segments.path("")
+        self._directory = segments.directory
         self._dirty = [segments.path(name) for name in segments.dirty if name in found.lengths]
 
     def run(self) -> None:

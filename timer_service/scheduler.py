@@ -4,10 +4,10 @@ Owned and mutated by one thread (the event loop).  No clock, no network, no wait
 `now_ms` and events, appends to the timer log, and says what to do next.  Disk work that takes long
 comes out as jobs (jobs.py) to be run in a thread.
 
-    frames fetched ──► ADD ──► near? ── yes ──► near table + wheel ──► due ──► DISPATCH ──► lane ──► broker
-                                 │                    ▲                                       │
-                                 no                   │ load, as the near window moves        ▼
-                                 └► memtable ── flush ► blocks                           ACK, forgotten
+    frames fetched ──► ADD ──► due soon? ── yes ──► near table, wheel ──► due ──► DISPATCH ──► lane
+                                   │                     ▲                                      │
+                                   no                    │ load, as the near window moves       ▼
+                                   └► memtable ─ flush ► blocks                        broker, ACK
 
 Invariants:
  - The log is the truth; memory is a function of checkpoint and log, see recovery.py.
@@ -21,6 +21,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -247,7 +248,7 @@ class Scheduler:
         ends = rows.ends()
         breaks = np.flatnonzero(rows.home[1:] != ends[:-1]) + 1
         starts = [0, *breaks.tolist(), len(rows)]
-        for first, last in zip(starts, starts[1:], strict=False):
+        for first, last in itertools.pairwise(starts):
             start, end = int(rows.home[first]), int(ends[last - 1])
             data = bytes(blob.data[start - blob.start : end - blob.start])
             self.near.add(rows.slice(first, last), Blob(data, blob.home, start))

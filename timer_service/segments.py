@@ -100,7 +100,7 @@ class Segments:
     """The far timers.  `directory` is a folder of their own."""
 
     def __init__(self, directory: str, disk: Disk) -> None:
-        self._directory = directory
+        self.directory = directory
         self._disk = disk
         self.pending = 0  # rows not loaded, cancelled ones included
         self.lengths: dict[str, int] = {}  # of every file
@@ -114,19 +114,19 @@ class Segments:
 
         Raises CorruptFile if a file is missing or shorter than noted.
         """
-        for name in self._disk.listdir(self._directory):
+        for name in self._disk.listdir(self.directory):
             if name.endswith(SUFFIX) and name not in lengths:
                 self._disk.unlink(self.path(name))
         for name, length in lengths.items():
             self._cut(name, length)
-        self._disk.fsync_dir(self._directory)
+        self._disk.fsync_dir(self.directory)
         self.lengths = dict(lengths)
         for each in blocks:
             self._push(each)
 
     def path(self, name: str) -> str:
         """Where a period file lies."""
-        return os.path.join(self._directory, name)
+        return os.path.join(self.directory, name)
 
     def blocks(self) -> list[Block]:
         """Every block that is not loaded to its end, in no particular order."""
@@ -138,7 +138,7 @@ class Segments:
 
     def flush(self, pieces: Sequence[Piece], tables: Tables, now_ms: int) -> Flush:
         """A job that writes a memtable out; `flushed` takes its result over."""
-        return Flush(self._directory, self._disk, pieces, tables, dict(self.lengths), now_ms)
+        return Flush(self.directory, self._disk, pieces, tables, dict(self.lengths), now_ms)
 
     def flushed(self, flush: Flush) -> None:
         """The job ran: its blocks are part of the far timers."""
@@ -150,7 +150,7 @@ class Segments:
     def load(self, horizon_ms: int, rows_max: int, bytes_max: int) -> Load:
         """A job that reads the timers due before `horizon_ms`, as many as fit, in due order."""
         chosen = [each for due, _, each in self._blocks if due < horizon_ms]
-        return Load(self._directory, self._disk, chosen, horizon_ms, rows_max, bytes_max)
+        return Load(self.directory, self._disk, chosen, horizon_ms, rows_max, bytes_max)
 
     def loaded(self, load: Load) -> None:
         """The job ran: its blocks' cursors move."""

@@ -156,7 +156,7 @@ class Sender:
             if tracing.enabled() and tracing.traced(batch.lane.id.topic):
                 traced(batch, result.base_offset, result.store_ms, sent_ns)
             return
-        forgotten = result.error.code == ErrorCode.OUT_OF_SEQUENCE
+        forgotten = int(result.error.code) == ErrorCode.OUT_OF_SEQUENCE
         outcome = Outcome.OUT_OF_SEQUENCE if forgotten else Outcome.REFUSED
         if not forgotten:
             log.warning("%s refused a batch, trying again: %s", batch.lane.id, result.error.message)

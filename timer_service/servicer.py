@@ -53,7 +53,7 @@ class TimerServicer:
                 )
         except DuemqError as error:
             return timer_pb2.CancelResult(error=status.to_proto(error))
-        return timer_pb2.CancelResult(outcome=timer_pb2.CancelOutcome.Value(outcome.outcome))
+        return timer_pb2.CancelResult(outcome=outcome.outcome)
 
     def _check(self, handle: message_pb2.TimerHandle) -> None:
         settings = self._settings

@@ -27,12 +27,12 @@ from timer_service.jobs import Save
 from timer_service.lane import Batch, Outcome
 from timer_service.lateness import Lateness
 from timer_service.scheduler import CancelOutcome, Source
-from timer_service.store import Store
+from timer_service.store import Store, save_now
 
 log = logging.getLogger(__name__)
 
-import os
-TICK_SPACING_S = float(os.environ.get("SPACING","0"))
+# At most so many ticks: below it, each costs more (log entry, sync, gRPC) than its timers.
+TICK_SPACING_S = 0.001
 RETRY_S = 0.25  # after a full disk
 # The longest sleep of the firing loop: how late it notices that the clock was set forward.
 SLEEP_S_MAX = 1.0
@@ -100,7 +100,10 @@ class Shard:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = due_ms
-        delay_s = max(due_ms / 1000, self._ticked_s + TICK_SPACING_S) - time.time()
+        now_s = time.time()
+        delay_s = due_ms / 1000 - now_s
+        if due_ms:
+            delay_s = max(delay_s, self._ticked_s + TICK_SPACING_S - now_s)
         if delay_s <= 0:
             self._timer_ms = 0
             self._timer = self.loop.call_soon(self._tick)
@@ -111,17 +114,18 @@ class Shard:
         self._timer = None
         self._timer_ms = 0
         self._ticked_s = time.time()
+        now = now_ms()
         if self._stopping or self.failed.done():
             return
         try:
-            next_ms = self.scheduler.tick(now_ms())
+            next_ms = self.scheduler.tick(now)
         except (LogFull, DiskFull):
-            next_ms = now_ms() + int(RETRY_S * 1000)  # or sooner, when the log made progress
+            next_ms = now + int(RETRY_S * 1000)  # or sooner, when the log made progress
         except Exception as error:
             self._fail(error)
             return
         if next_ms is not None:
-            self._arm(next_ms)
+            self._arm(next_ms if next_ms > now else 0)
 
     # -- events -----------------------------------------------------------
 
@@ -283,8 +287,6 @@ class Shard:
         self.store.log.close()
 
     def _last_save(self) -> None:
-        from timer_service.store import save_now
-
         if not self.scheduler.flushing:
             save_now(self.store.log, self.store.housekeeper, now_ms())
 

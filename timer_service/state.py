@@ -238,10 +238,13 @@ def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[Lane]:
         lane = Lane(LaneId(broker, topic, queue_id), epoch)
         for _ in range(unacked):
             sequence, position, end, count, length = next(batches)
-            parts = [columns[12 * rows + 4 * count * n :][: 4 * count] for n in range(3)]
+            sizes, tags, keys = (
+                columns[12 * rows + 4 * count * n :][: 4 * count] for n in range(3)
+            )
             dues = due_ms[rows : rows + count]
             body = records[at : at + length]
-            lane.push(Batch(lane, sequence, position, end, body, *parts, dues, durable=True))
+            batch = Batch(lane, sequence, position, end, body, sizes, tags, keys, dues, True)
+            lane.push(batch)
             rows += count
             at += length
         lane.next_sequence = next_sequence

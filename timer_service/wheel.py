@@ -133,7 +133,7 @@ class Wheel:
 
     def _take_slot(self, slot: int, out: list[int], limit: int) -> bool:
         """Moves a slot's timers to `out`; False if some had to stay."""
-        link = memoryview(self._next)
+        link = self._next.data
         timer = int(self._head[slot])
         room = limit - len(out)
         while timer != _END and room:

@@ -16,8 +16,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duemq.errors import DuemqError, InvalidArgument
+from duemq.errors import DuemqError, InvalidArgument, Rejected, TopicNotFound
 from duemq.telemetry import DEFAULT_NAMESERVER, TRACE_TOPIC
+from trace_analytics import options
+from trace_analytics.client import QueueClient
+
+BATCH_SPANS_MAX = 512
+"""Spans in one trace message, at most."""
+
+QUICK_SPANS_MAX = 2_000_000
+"""Up to here a quickly started Spark beats a well optimized one."""
+
+REACH_TIMEOUT_S = 10
+"""For the first answer of the cluster."""
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,13 +80,41 @@ def _report(arguments: argparse.Namespace, scratch: Path) -> int:
     from trace_analytics import session
 
     try:
-        spark = session.start("duemq trace report", scratch=scratch)
+        session.require_java()
+        quick = _size(arguments) <= QUICK_SPANS_MAX
+        spark = session.start("duemq trace report", scratch=scratch, quick=quick)
     except session.JavaMissing as error:
         return _failed(arguments, error, 2)
     try:
         return _write(arguments, spark)
     finally:
         spark.stop()
+
+
+def _size(arguments: argparse.Namespace) -> int:
+    """About how many spans there are; says what is wrong with the source before Java starts."""
+    if arguments.spans is not None:
+        from pyarrow import dataset
+
+        if not arguments.spans.is_dir():
+            raise InvalidArgument(
+                f"--spans: {arguments.spans} is no folder", field="spans", value=arguments.spans
+            )
+        spans: int = dataset.dataset(arguments.spans, format="parquet").count_rows()
+        return spans
+    settings = options.parse(
+        {"nameserver": arguments.nameserver, "timeoutSeconds": str(REACH_TIMEOUT_S)},
+        topic=arguments.trace_topic,
+    )
+    try:
+        with QueueClient(settings.nameservers, settings.timeout_s) as client:
+            queues = client.queues(settings.topic)
+    except TopicNotFound as error:
+        raise Rejected(
+            f"there are no traces: topic {settings.topic} does not exist. Turn tracing on with "
+            "--tracing duemq for services and DUEMQ_TRACING=duemq for clients"
+        ) from error
+    return sum(queue.past - queue.first for queue in queues) * BATCH_SPANS_MAX
 
 
 def _write(arguments: argparse.Namespace, spark: SparkSession) -> int:

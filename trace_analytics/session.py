@@ -32,6 +32,15 @@ SETTINGS = {
     "spark.driver.memory": "1g",  # Enough for 5M spans.
 }
 
+# The serial collector: a gigabyte needs no threads of its own.
+_JAVA_OPTIONS = "-XX:+UseSerialGC"
+
+# Compiles once and quickly instead of twice and well: a short job has done its work before the
+# optimizing compiler pays back.  Measured on 24,000 spans: 20 s of CPU instead of 40 s.
+_QUICK_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
+
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+
 
 class JavaMissing(Exception):
     """There is no Java that Spark can run on; the message says what to do."""
@@ -72,10 +81,13 @@ def java_version(text: str) -> int | None:
     return int(found[2] or 0) if major == 1 else major
 
 
-def start(name: str, *, cores: int = 2, scratch: Path | None = None) -> SparkSession:
+def start(
+    name: str, *, cores: int = 2, scratch: Path | None = None, quick: bool = False
+) -> SparkSession:
     """A session on this machine that knows both data sources.
 
-    `scratch` takes Spark's temporary files and its (unused) warehouse.
+    `scratch` takes Spark's temporary files and its (unused) warehouse.  `quick`: for up to some
+    million rows.
     Raises JavaMissing, or ModuleNotFoundError where pyspark or pyarrow is not installed.
     """
     require_java()
@@ -91,9 +103,15 @@ def start(name: str, *, cores: int = 2, scratch: Path | None = None) -> SparkSes
     builder = SparkSession.builder.master(f"local[{cores}]").appName(name)
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
+    builder = builder.config("spark.driver.extraJavaOptions", _java_options(quick))
     builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
     builder = builder.config("spark.local.dir", str(folder))
     spark = builder.getOrCreate()
     spark.dataSource.register(MessageSource)
     spark.dataSource.register(SpanSource)
     return spark
+
+
+def _java_options(quick: bool) -> str:
+    options = [_JAVA_OPTIONS, f'"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"']
+    return " ".join([*options, _QUICK_JAVA_OPTIONS] if quick else options)

@@ -225,6 +225,7 @@ class FakeCluster(nameserver_pb2_grpc.NameserverServicer):
         self.gone: set[str] = set()
         """Brokers that the nameserver no longer names."""
         self.nameserver = ""
+        self.timers_hidden = False
         self._watchers: list[asyncio.Queue[None]] = []
         self._server: grpc.aio.Server | None = None
 
@@ -257,6 +258,10 @@ class FakeCluster(nameserver_pb2_grpc.NameserverServicer):
             broker.topics[name] = queues
         self.push()
 
+    def hide_timers(self) -> None:
+        self.timers_hidden = True
+        self.push()
+
     def push(self) -> None:
         for watcher in self._watchers:
             watcher.put_nowait(None)
@@ -287,6 +292,7 @@ class FakeCluster(nameserver_pb2_grpc.NameserverServicer):
                     name=f"timer-{t.shard}", address=t.address, shard=t.shard, shards=t.shards
                 )
                 for t in self.timers
+                if not self.timers_hidden
             ],
             routes=[
                 nameserver_pb2.TopicRoute(

@@ -57,6 +57,8 @@ class Client:
             if not response.queues:
                 return found
             [records] = response.queues
+            if records.HasField("error"):
+                raise status.from_proto(records.error)
             found += [record.body for record in records.records.records]
             offset = records.next_offset
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import urllib.request
+from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
@@ -93,15 +94,22 @@ class Servicer:
     FetchFrames = AcquireQueues = CommitOffsets = GetOffsets = _unused
 
 
-@pytest.fixture
-async def server():
-    settings = ProcessSettings(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0", drain_timeout=0)
-    server = Server(settings)
+@asynccontextmanager
+async def serving(**more):
+    server = Server(ProcessSettings(listen="127.0.0.1:0", drain_timeout=0, **more))
     server.servicer = Servicer()
     server.add(SERVICE, server.servicer, VIEWS)
     await server.start(announced=False)
-    yield server
-    await server.stop()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+async def server():
+    async with serving() as server:
+        yield server
 
 
 @pytest.fixture
@@ -233,12 +241,21 @@ async def test_reflection_lists_the_services(connection):
     assert SERVICE.full_name in names
 
 
-async def test_metrics_count_calls_by_status(server, stub):
-    await stub.Pull(broker_pb2.PullRequest())
-    with pytest.raises(grpc.aio.AioRpcError):
-        await stub.Pull(broker_pb2.PullRequest(group="rejected"))
-    url = f"http://{server.metrics_address}/metrics"
-    page = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
+def read_page(url):
+    with urllib.request.urlopen(url) as page:
+        return page.read().decode()
+
+
+async def test_metrics_count_calls_by_status():
+    async with (
+        serving(metrics_listen="127.0.0.1:0") as server,
+        channel.connect(server.address) as connection,
+    ):
+        stub = BrokerStub(connection)
+        await stub.Pull(broker_pb2.PullRequest())
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Pull(broker_pb2.PullRequest(group="rejected"))
+        page = await asyncio.to_thread(read_page, f"http://{server.metrics_address}/metrics")
     labels = 'method="Pull",service="duemq.v1.Broker"'
     assert f'duemq_rpc_handled_total{{{labels},status="OK"}} 1.0' in page
     assert f'duemq_rpc_handled_total{{{labels},status="INVALID_ARGUMENT"}} 1.0' in page

@@ -75,7 +75,7 @@ def test_what_protobuf_encodes_is_derived_the_same() -> None:
         due_ms=9,
     )
     records = message_pb2.RecordBatch(records=[message, message_pb2.Record()]).SerializeToString()
-    sizes, tags, keys = derive_columns(records)
+    sizes, tags, keys = derive_columns(records, 100)
     assert struct.unpack("<2I", tags) == (zlib.crc32(b"t"), 0)
     assert struct.unpack("<2I", keys) == (zlib.crc32(b"k"), 0)
     assert struct.unpack("<2I", sizes) == (len(records) - 2, 2)
@@ -84,7 +84,7 @@ def test_what_protobuf_encodes_is_derived_the_same() -> None:
 @given(st.binary(min_size=1, max_size=200))
 def test_bytes_that_are_no_batch_are_refused_or_understood_and_nothing_else(data: bytes) -> None:
     try:
-        sizes, _, _ = derive_columns(data)
+        sizes, _, _ = derive_columns(data, 100)
     except InvalidArgument:
         return
     assert sum(struct.unpack(f"<{len(sizes) // 4}I", sizes)) == len(data)

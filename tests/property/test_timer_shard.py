@@ -1,0 +1,106 @@
+"""Whatever happens to a timer shard, in whatever order: once, never early, cancelled is cancelled."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.crash.faulty_disk import PowerCut
+from tests.property.timer_world import TOPICS, World
+
+HOUR_MS = 3_600_000
+delays = st.one_of(
+    st.integers(-1_000, 50),
+    st.integers(0, 12_000),
+    st.integers(0, 3 * HOUR_MS),
+    st.integers(0, 100 * 24 * HOUR_MS),
+)
+
+
+class TimerShard(RuleBasedStateMachine):
+    """Rules are what a network, a clock and a power supply do."""
+
+    @initialize(seed=st.integers(0, 1 << 16))
+    def start(self, seed: int) -> None:
+        self.world = World(seed)
+
+    @rule(
+        waits=st.lists(delays, min_size=1, max_size=25),
+        body=st.integers(0, 300),
+        topic=st.sampled_from(sorted(TOPICS)),
+    )
+    def accept(self, waits: list[int], body: int, topic: str) -> None:
+        self.world.broker.accept([self.world.now_ms + wait for wait in waits], body, topic)
+
+    @rule(frames=st.integers(1, 5))
+    def ingest(self, frames: int) -> None:
+        self._survive(lambda: self.world.ingest(frames))
+
+    @rule(passed=st.one_of(st.integers(0, 20), st.integers(0, 15_000), st.integers(0, HOUR_MS)))
+    def time_passes(self, passed: int) -> None:
+        self.world.now_ms += passed
+
+    @rule()
+    def tick(self) -> None:
+        self._survive(self.world.tick)
+
+    @rule()
+    def sync(self) -> None:
+        self._survive(self.world.sync)
+
+    @rule(refuse=st.sampled_from([0.0, 0.3]), drop=st.booleans())
+    def send(self, refuse: float, drop: bool) -> None:
+        self._survive(lambda: self.world.send(refuse_share=refuse, drop=drop))
+
+    @precondition(lambda self: self.world.broker.due_ms)
+    @rule(which=st.floats(0, 1, exclude_max=True))
+    def cancel(self, which: float) -> None:
+        offset = int(which * len(self.world.broker.due_ms))
+        self._survive(lambda: self.world.cancel(offset))
+
+    @rule()
+    def housekeep(self) -> None:
+        self._survive(self.world.housekeep)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self._survive(self.world.checkpoint)
+
+    @rule()
+    def kill(self) -> None:
+        self.world.kill()
+
+    @rule()
+    def power_cut(self) -> None:
+        self.world.power_cut()
+
+    @rule(operations=st.integers(1, 30))
+    def cut_power_soon(self, operations: int) -> None:
+        self.world.cut_power_in(operations)
+
+    def _survive(self, work: object) -> None:
+        assert callable(work)
+        try:
+            work()
+        except PowerCut:
+            self.world.power_cut()
+
+    @invariant()
+    def the_ledger_balances(self) -> None:
+        if hasattr(self, "world"):
+            self.world.scheduler.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.disk.cut_at = None
+            self.world.drain()
+
+
+TestTimerShard = TimerShard.TestCase
+TestTimerShard.settings = settings(
+    max_examples=60,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
