@@ -14,6 +14,7 @@ writer syncs what is left; the last checkpoint makes the next start short.
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -130,6 +131,8 @@ class Checkpoints:
         self._meters = meters
         self._data_dir = data_dir
         self._disk = disk
+        # Guards the file: at the stop, the last save waits for the thread of a cancelled one.
+        self._writing = threading.Lock()
 
     async def run(self, interval_s: float) -> None:
         """At once, then for ever."""
@@ -152,10 +155,11 @@ class Checkpoints:
         queues = self._store.all_queues()
 
         def write() -> None:
-            for queue in queues:
-                if not queue.dropped:
-                    queue.sync()
-            recovery.save_checkpoint(self._data_dir, state, self._disk)
+            with self._writing:
+                for queue in queues:
+                    if not queue.dropped:
+                        queue.sync()
+                recovery.save_checkpoint(self._data_dir, state, self._disk)
 
         await asyncio.to_thread(write)
         self._admin.checkpoint_position = state.position

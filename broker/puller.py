@@ -41,6 +41,8 @@ RECORDS_DEFAULT, RECORDS_MAX = 4_096, 65_536
 BYTES_DEFAULT, BYTES_MAX = 1 << 20, 8 << 20
 FRAMES_BYTES_DEFAULT = 4 << 20
 STREAM_WAITING_MAX = 1_024
+# Answers of one stream that are read from the log and not yet taken by the connection.
+STREAM_UNWRITTEN_MAX = 4
 READER_THREADS = 4
 
 T = TypeVar("T")
@@ -68,6 +70,22 @@ class Parked:
 
     woken: "asyncio.Future[None] | None" = None
     cancelled: bool = False
+    unwritten: "asyncio.Semaphore | None" = None
+    """Bounds the answers of a stream whose client does not read."""
+    holds: bool = False
+    """An answer is there, and has its place among the unwritten ones."""
+
+    async def take_place(self) -> None:
+        """Waits until the stream may have another answer in memory."""
+        if self.unwritten is not None:
+            await self.unwritten.acquire()
+            self.holds = True
+
+    def give_place(self) -> None:
+        """The answer is written, or there was none."""
+        if self.unwritten is not None and self.holds:
+            self.holds = False
+            self.unwritten.release()
 
 
 class Puller:
@@ -127,9 +145,11 @@ class Puller:
     ) -> list[QueueAnswer]:
         deadline_ms = self._now_ms() + request.wait_ms
         while True:
+            await parked.take_place()
             answers = await self._read(request, reads)
             if answers:
                 return answers
+            parked.give_place()
             if parked.cancelled or self._is_over(request.wait_ms, deadline_ms):
                 return self._progress(reads)
             if any(read.scanned != self._end_of(read) for read in reads):
@@ -262,6 +282,7 @@ class Puller:
         """Answers each request when it has something, in whatever order that is."""
         waiting: dict[int, Parked] = {}
         lock = asyncio.Lock()  # guards the stream: one write at a time
+        unwritten = asyncio.Semaphore(STREAM_UNWRITTEN_MAX)
         task = asyncio.current_task()
         assert task is not None
         self._streams.add(task)
@@ -273,7 +294,7 @@ class Puller:
                         continue
                     if len(waiting) >= STREAM_WAITING_MAX or request.request_id in waiting:
                         raise _refused(len(waiting), request.request_id)
-                    parked = waiting[request.request_id] = Parked()
+                    parked = waiting[request.request_id] = Parked(unwritten=unwritten)
                     tasks.create_task(self._answer_stream(request, parked, waiting, lock, write))
         except asyncio.CancelledError:
             if self._closing:
@@ -298,6 +319,7 @@ class Puller:
             del waiting[request.request_id]
         async with lock:
             await write(response)
+        parked.give_place()
 
     def _cancel(self, parked: Parked | None) -> None:
         if parked is not None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from duemq.errors import InvalidArgument
 
 # Below this many records a loop is faster than NumPy's fixed cost per call.
-VECTOR_RECORDS_MIN = 32
+VECTOR_RECORDS_MIN = 64
 
 ENTRY_TAG = 0x0A
 # Largest entry of 1, 2, 3 and 4 bytes of length: tag + length bytes + 2^(7 * bytes) - 1.

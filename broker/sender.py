@@ -75,6 +75,8 @@ class Sender:
         assert task is not None
         self._streams.add(task)
         writer = asyncio.create_task(stream.write_answers(), name="send stream")
+        # A client that waits for its answers sends nothing that would show the failure.
+        writer.add_done_callback(lambda _: task.cancel() if _failure(writer) else None)
         try:
             async for request in requests:
                 await self._room()
@@ -84,6 +86,9 @@ class Sender:
             stream.end()
             await writer
         except asyncio.CancelledError:
+            if (error := _failure(writer)) is not None:
+                task.uncancel()
+                raise error from None
             if not self._closing:
                 raise
             stream.end()
@@ -189,6 +194,10 @@ class Sender:
                 )
 
         self._commits.call(settled, record)
+
+
+def _failure(task: asyncio.Task[None]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
 class _Stream:

@@ -27,6 +27,7 @@ from broker.queues import Queue, QueueTable
 from broker.state import State
 from broker.topics import Topic, Topics
 from duemq.errors import (
+    Corrupt,
     DuemqError,
     Internal,
     InvalidArgument,
@@ -39,7 +40,7 @@ from duemq.errors import (
 )
 from storage import consume_queue, frame
 from storage.disk import Buffer, nbytes
-from storage.errors import DiskFailed, DiskFull, LogFull
+from storage.errors import DiskFailed, DiskFull, LogFull, StorageError
 from storage.log import SegmentedLog
 from storage.record import Entry
 
@@ -233,6 +234,8 @@ class Store:
                 "sequence: the batch was stored, but is no longer kept; its due times are unknown",
                 field="sequence",
             ) from error
+        except (StorageError, OSError) as error:
+            raise Corrupt(f"{type(error).__name__}: {error}") from error
         return frame.decode(entry.body).due_ms.tobytes()
 
     # -- the log ----------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Housekeeper:
     def next_job(self, now_ms: int) -> Job | None:
         """What to do now, or None."""
         scheduler = self._scheduler
-        scheduler.pull_near(now_ms)
+        self._pull_near(now_ms)
         if scheduler.memtable_full():
             return scheduler.begin_flush(now_ms)
         load = self._load(now_ms)
@@ -132,6 +132,13 @@ class Housekeeper:
     def _pressed(self) -> bool:
         near, limits = self._scheduler.near, self._scheduler.limits
         return len(near) > limits.near_rows_max / 2 or near.bytes > limits.near_bytes_max / 2
+
+    def _pull_near(self, now_ms: int) -> None:
+        due = self._scheduler.memtable.min_due_ms
+        if due is not None and due < self._scheduler.horizon_ms(now_ms):
+            if self._short_of_room():
+                self._make_room(due, now_ms)
+            self._scheduler.pull_near(now_ms)
 
     def _load(self, now_ms: int) -> Load | None:
         scheduler = self._scheduler

@@ -37,7 +37,7 @@ from timer_service.dispatch import BATCH_BYTES_MAX, BATCH_ROWS_MAX, Dispatcher
 from timer_service.entries import Cancelled, Dispatched, Restarted, SourceId, TargetId
 from timer_service.lane import Batch, Lane, Outcome
 from timer_service.memtable import Memtable, Piece
-from timer_service.near import Near
+from timer_service.near import BLOB_BYTES, Near
 from timer_service.records import fired
 from timer_service.rows import Blob, Home, Rows, concatenate
 from timer_service.segments import Flush, Load, Segments, Tables
@@ -223,7 +223,7 @@ class Scheduler:
         `force`: near even if there is no room.
         """
         near = rows.due_ms < self.horizon_ms(now_ms)
-        if not force and not self.near.has_room(len(rows), len(blob.data)):
+        if not force and not self.near.has_room(len(rows), min(len(blob.data), _body_bytes(rows))):
             near[:] = False
         if near.all():
             self._add_near(rows, blob)
@@ -503,6 +503,11 @@ class Scheduler:
             self.segments.next_due_ms(),
         ]
         return min((due for due in dues if due is not None), default=None)
+
+
+def _body_bytes(rows: Rows) -> int:
+    """What sparse timers cost: each its body and a blob of its own, at most."""
+    return SPARSE * rows.body_bytes() + BLOB_BYTES * len(rows)
 
 
 def find_in(pieces: Sequence[Piece], source: int, offset: int) -> int | None:

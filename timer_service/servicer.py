@@ -10,6 +10,7 @@ from duemq.route import RouteCache
 from duemq.rpc import status
 from duemq.v1 import message_pb2, timer_pb2
 from timer_service.entries import Cancelled, SourceId
+from timer_service.scheduler import NOT_YET
 from timer_service.settings import Settings
 from timer_service.shard import Shard, now_ms
 
@@ -43,8 +44,9 @@ class TimerServicer:
             self._check(handle)
             source = SourceId(handle.store_id, handle.queue_id)
             cancelled = Cancelled(source, handle.offset, handle.due_ms)
-            outcome = await self._shard.cancel(cancelled, ARRIVAL_TIMEOUT_S)
-            if outcome.outcome == "NOT_YET":
+            live = self._routes.broker_of_store(handle.store_id) is not None
+            outcome = await self._shard.cancel(cancelled, ARRIVAL_TIMEOUT_S, live)
+            if outcome.outcome == NOT_YET:
                 raise Unavailable(
                     f"offset {handle.offset} of %TIMER%/{handle.queue_id} has not arrived from its"
                     f" broker within {ARRIVAL_TIMEOUT_S} s",

@@ -26,7 +26,7 @@ from timer_service.entries import Cancelled, SourceId
 from timer_service.jobs import Save
 from timer_service.lane import Batch, Outcome
 from timer_service.lateness import Lateness
-from timer_service.scheduler import CancelOutcome, Source
+from timer_service.scheduler import NOT_YET, CancelOutcome, Source
 from timer_service.store import Store, save_now
 
 log = logging.getLogger(__name__)
@@ -166,16 +166,17 @@ class Shard:
         """A broker can not be sent to."""
         self.scheduler.dispatcher.disconnected(broker, now_ms())
 
-    async def cancel(self, handle: Cancelled, timeout_s: float) -> CancelOutcome:
+    async def cancel(self, handle: Cancelled, timeout_s: float, live: bool) -> CancelOutcome:
         """Cancels; waits for the timer to arrive, if it has not, and for the disk.
 
+        `live`: a broker of the cluster owns the store, even if nothing has come from it yet.
         Outcome NOT_YET: it did not arrive in time.  Raises Overloaded.
         """
-        outcome = await self._cancel(handle, self.loop.time() + timeout_s)
+        outcome = await self._cancel(handle, self.loop.time() + timeout_s, live)
         await self.durable(outcome.end)
         return outcome
 
-    async def _cancel(self, handle: Cancelled, deadline: float) -> CancelOutcome:
+    async def _cancel(self, handle: Cancelled, deadline: float, live: bool) -> CancelOutcome:
         while True:
             arrived = self._arrived
             try:
@@ -183,7 +184,9 @@ class Shard:
             except (LogFull, DiskFull):
                 await self._progress_or(RETRY_S)
                 continue
-            if outcome.outcome != "NOT_YET" or self.loop.time() >= deadline:
+            if live and self.scheduler.source(handle.source) is None:
+                outcome = CancelOutcome(NOT_YET)
+            if outcome.outcome != NOT_YET or self.loop.time() >= deadline:
                 return outcome
             try:
                 async with asyncio.timeout_at(deadline):

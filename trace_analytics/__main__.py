@@ -82,7 +82,7 @@ def _report(arguments: argparse.Namespace, scratch: Path) -> int:
     try:
         session.require_java()
         quick = _size(arguments) <= QUICK_SPANS_MAX
-        spark = session.start("duemq trace report", scratch=scratch, quick=quick)
+        spark = session.start("duemq trace report", scratch, quick=quick)
     except session.JavaMissing as error:
         return _failed(arguments, error, 2)
     try:

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,9 +80,7 @@ def java_version(text: str) -> int | None:
     return int(found[2] or 0) if major == 1 else major
 
 
-def start(
-    name: str, *, cores: int = 2, scratch: Path | None = None, quick: bool = False
-) -> SparkSession:
+def start(name: str, scratch: Path, *, cores: int = 2, quick: bool = False) -> SparkSession:
     """A session on this machine that knows both data sources.
 
     `scratch` takes Spark's temporary files and its (unused) warehouse.  `quick`: for up to some
@@ -95,7 +92,6 @@ def start(
 
     from trace_analytics.source import MessageSource, SpanSource
 
-    folder = scratch or Path(tempfile.mkdtemp(prefix="duemq-spark-"))
     # Otherwise Spark looks the host's name up, which may point nowhere.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # Workers must be this Python, not the PATH's: its packages are needed there.
@@ -104,8 +100,8 @@ def start(
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
     builder = builder.config("spark.driver.extraJavaOptions", _java_options(quick))
-    builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-    builder = builder.config("spark.local.dir", str(folder))
+    builder = builder.config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+    builder = builder.config("spark.local.dir", str(scratch))
     spark = builder.getOrCreate()
     spark.dataSource.register(MessageSource)
     spark.dataSource.register(SpanSource)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from duemq.cli.exits import Exit
 from duemq.embedded import EmbeddedCluster
-from tests.cluster.harness import duemq, rows, topic_name
+from tests.cluster.harness import WAIT_S, duemq, rows, topic_name
 
 SENT = {"message_id", "topic", "broker", "queue", "offset"}
 DELAYED = {"message_id", "topic", "handle", "due_ms"}
@@ -190,3 +192,40 @@ def test_count_commits_exactly_what_was_printed(nameserver: str) -> None:
     rows(duemq(nameserver, "send", topic, "-", "--ordering-key", "o", "--json", stdin=lines))
     seen = [m["body"] for _ in range(5) for m in received(nameserver, topic, 10)]
     assert seen == [str(number) for number in range(50)]
+
+
+def test_a_line_is_answered_before_the_next_is_written(nameserver: str) -> None:
+    command = [sys.executable, "-m", "duemq.cli", "send", topic_name(), "-", "--json"]
+    with subprocess.Popen(
+        [*command, "--nameserver", nameserver],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in ("one\n", "two\n"):
+            process.stdin.write(line)
+            process.stdin.flush()
+            assert set(json.loads(process.stdout.readline())) == SENT
+    assert process.returncode == 0
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(nameserver: str) -> None:
+    topic = topic_name()
+    lines = "".join(f"{number}\n" for number in range(20))
+    rows(duemq(nameserver, "send", topic, "-", "--json", stdin=lines))
+    command = [sys.executable, "-m", "duemq.cli", "consume", topic, "--group", topic]
+    with subprocess.Popen(
+        [*command, "--from", "earliest", "--json", "--nameserver", nameserver],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        rows(duemq(nameserver, "send", topic, "-", "--json", stdin=lines))
+        assert process.wait(WAIT_S) == Exit.FAILED
+        assert process.stderr.read() == ""

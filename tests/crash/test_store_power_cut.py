@@ -47,7 +47,7 @@ def save(store: Store, disk: Disk) -> None:
     for queue in store.all_queues():
         queue.sync()
     recovery.save_checkpoint(DATA, state, disk)
-    store.erase_deleted()
+    store.erase_deleted(state)
 
 
 @dataclass

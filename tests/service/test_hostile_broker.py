@@ -4,15 +4,22 @@ Each test ends by sending and reading something ordinary at the same broker.
 """
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from broker import recovery
+from broker.offsets import Offsets
 from broker.process import Broker
-from duemq.errors import DuemqError, InvalidArgument, TopicNotFound
+from broker.puller import STREAM_UNWRITTEN_MAX
+from broker.store import Rules
+from duemq.errors import DuemqError, InvalidArgument, Overloaded, TopicNotFound
 from duemq.rpc import status
-from duemq.v1 import admin_pb2, broker_pb2, group_pb2, message_pb2
+from duemq.v1 import admin_pb2, broker_pb2, message_pb2, view_pb2
+from storage.disk import RealDisk
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 
 INT64_MAX = (1 << 63) - 1
@@ -110,7 +117,7 @@ async def test_a_long_foreign_name_comes_back_as_a_readable_error(client: Client
             await client.send(batch(name, [b"a"]))
 
 
-@pytest.mark.parametrize("generation", [INT64_MAX, 1 << 62])
+@pytest.mark.parametrize("generation", [INT64_MAX, (1 << 62) + 1])
 async def test_an_absurd_generation_is_refused(client: Client, generation: int) -> None:
     """It could never be overtaken: the group would be fenced out for ever."""
     topic = topic_name()
@@ -149,3 +156,120 @@ def _varint(value: int) -> bytes:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes((*out, value))
+
+
+async def test_offsets_beyond_their_number_are_refused_and_not_logged(tmp_path: Path) -> None:
+    """A start replays what the log says: it must not hold more than there is room for."""
+    topic = topic_name()
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(batch(topic, [b"a"]))
+        broker.store.offsets = Offsets(entries_max=3)
+        broker._puller._offsets._store.offsets = broker.store.offsets
+        commits = [broker_pb2.OffsetCommit(topic=topic, queue_id=number) for number in range(4)]
+        request = broker_pb2.CommitOffsetsRequest(group="g", commits=commits)
+        with pytest.raises(Overloaded):
+            await status.answer(client.broker.CommitOffsets(request))
+        assert broker.store.offsets.groups() == []
+        request = broker_pb2.CommitOffsetsRequest(group="g", commits=commits[:3])
+        await status.answer(client.broker.CommitOffsets(request))
+
+
+async def test_a_topic_deleted_while_a_checkpoint_is_made_keeps_its_files_until_the_next(
+    tmp_path: Path,
+) -> None:
+    """The checkpoint still knows it: a start from it needs them."""
+    topic = topic_name()
+    async with running_broker(tmp_path, checkpoint_interval=3600.0) as (broker, client):
+        await client.send(batch(topic, [b"a"]))
+        await broker._checkpoints.save()
+        await client.send(batch(topic, [b"b"]))
+        saving = asyncio.create_task(broker._checkpoints.save())
+        await asyncio.sleep(0)  # the state is taken, and waits for the disk
+        delete = admin_pb2.DeleteTopicRequest(name=topic)
+        await asyncio.gather(saving, status.answer(client.admin.DeleteTopic(delete)))
+        before = copy_of(tmp_path)
+    opened = await asyncio.to_thread(recovery.open_store, str(before), RealDisk(), Rules())
+    assert opened.checkpoint_position > 0
+    assert opened.replayed_entries < 4  # not from the whole log
+    assert topic not in opened.store.topics
+    opened.store.close()
+
+
+async def test_after_retention_and_a_restart_the_oldest_offset_can_be_read(tmp_path: Path) -> None:
+    topic = topic_name()
+    settings = {"segment_bytes": 1 << 16, "retention_bytes": 1, "checkpoint_interval": 3600.0}
+    async with running_broker(tmp_path, **settings) as (broker, client):
+        for _ in range(8):
+            await client.send(batch(topic, [b"x" * 20_000]))
+        await broker._checkpoints.save()
+        assert await broker._upkeep.retain() > 0
+        low = (await client.pull(topic, offset=8)).queues or broker.store.queue(topic, 0).min_offset
+        assert low
+        before = broker.store.queue(topic, 0).min_offset
+        assert len(await client.bodies(topic, offset=before)) == 8 - before
+    async with running_broker(tmp_path, **settings) as (broker, client):
+        assert broker.store.queue(topic, 0).min_offset == before > 0
+        assert len(await client.bodies(topic, offset=before)) == 8 - before
+
+
+async def test_who_does_not_read_his_answers_holds_no_more_than_a_few(
+    pair: tuple[Broker, Client],
+) -> None:
+    broker, client = pair
+    topic = topic_name()
+    await client.send(batch(topic, [b"x" * 1_000_000]))
+    written = asyncio.Event()
+    made: list[int] = []
+
+    async def write(answer: bytes) -> None:
+        made.append(len(answer))
+        await written.wait()
+
+    async def requests() -> AsyncIterator[broker_pb2.PullRequest]:
+        for number in range(50):
+            yield broker_pb2.PullRequest(
+                request_id=number + 1, queues=[broker_pb2.QueuePull(topic=topic)]
+            )
+
+    reads = broker._puller._read
+    read = 0
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal read
+        read += 1
+        return await reads(*arguments)
+
+    broker._puller._read = counted  # type: ignore[method-assign]
+    stream = asyncio.create_task(broker._puller.stream(requests(), write))
+    for _ in range(1_000):
+        await asyncio.sleep(0)
+    assert len(made) == 1
+    assert read <= STREAM_UNWRITTEN_MAX
+    written.set()
+    await stream
+    assert len(made) == 50
+
+
+async def test_a_send_stream_whose_answer_fails_ends_with_an_error(
+    pair: tuple[Broker, Client],
+) -> None:
+    """The client waits for answers and sends nothing: it must hear of it."""
+    broker, _ = pair
+
+    async def write(_: object) -> None:
+        raise OSError("broken")
+
+    async def requests() -> AsyncIterator[Any]:
+        yield view_pb2.SendRequestView(
+            batches=[view_pb2.BatchView(topic=topic_name(), records=b"\x0a\x00")]
+        )
+        await asyncio.Event().wait()
+
+    with pytest.raises(OSError, match="broken"):
+        async with asyncio.timeout(20):
+            await broker._sender.stream(requests(), write)
+
+
+def copy_of(data_dir: Path) -> Path:
+    """What a kill at this moment leaves."""
+    return Path(shutil.copytree(data_dir, data_dir.parent / "copy"))

@@ -193,6 +193,7 @@ async def test_a_keyed_message_waits_for_its_broker(two):
         first = await producer.send("t", b"1", ordering_key="key")
         home = two.brokers[first.broker]
         await home.stop()
+        await noticed(producer, home)
         pending = await producer.submit("t", b"2", ordering_key="key")
         others = [await producer.send("t", b"x") for _ in range(3)]
         assert {receipt.broker for receipt in others} != {first.broker}
@@ -200,6 +201,13 @@ async def test_a_keyed_message_waits_for_its_broker(two):
         await home.start()
         second = await pending
     assert (second.broker, second.queue, second.offset) == (first.broker, first.queue, 1)
+
+
+async def noticed(producer, broker):
+    """Until the producer knows that the broker is down: what it wrote before would have to wait."""
+    async with asyncio.timeout(10):
+        while producer._sender._links[broker.name].up:
+            await asyncio.sleep(0.001)
 
 
 async def test_a_message_that_cannot_be_sent_times_out_and_says_that_it_was_not(cluster):

@@ -7,6 +7,6 @@ from trace_analytics import session
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
-    started = session.start("tests", scratch=tmp_path_factory.mktemp("spark"), quick=True)
+    started = session.start("tests", tmp_path_factory.mktemp("spark"), quick=True)
     yield started
     started.stop()

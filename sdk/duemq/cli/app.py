@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -58,6 +59,10 @@ class Root(click.Group):
             code = error.exit_code
         except (click.Abort, KeyboardInterrupt):
             code = Exit.INTERRUPTED
+        except BrokenPipeError:
+            # Who read our output has seen enough; the interpreter must not flush it at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = Exit.FAILED
         except OSError as error:
             output.error(error)
             code = Exit.FAILED

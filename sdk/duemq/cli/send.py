@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import sys
-from collections import deque
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 from rich.console import Console
@@ -25,6 +26,8 @@ from duemq.receipt import PendingReceipt, Receipt
 
 # Messages sent and not yet reported.  Bounds memory; large enough to keep the producer busy.
 PENDING_MAX = 10_000
+
+_Sent = tuple[Entry, PendingReceipt | DuemqError]
 
 
 @dataclass(frozen=True)
@@ -105,33 +108,43 @@ def send(
     with (
         session.traced(),
         Producer(session.nameserver) as producer,
-        _opened(body, file, session.output) as entries,
+        sender,
+        _opened(body, file) as entries,
     ):
         for entry in entries:
-            sender.send(producer, entry)
-        sender.report_all()
+            if not sender.send(producer, entry):
+                break
     return sender.exit
 
 
 class _Sender:
-    """Sends entries and reports each in the order of the input."""
+    """Sends entries; a thread reports each, in the order of the input, when its answer is there.
+
+    Who writes lines into our standard input may wait for the answer to one before the next.
+    """
 
     def __init__(self, output: Output, template: Template) -> None:
         self.exit = Exit.OK
         self._output = output
         self._template = template
-        self._pending: deque[tuple[Entry, PendingReceipt | DuemqError]] = deque()
+        self._pending: queue.Queue[_Sent | None] = queue.Queue(PENDING_MAX)
+        self._failure: OSError | None = None
+        self._reporter = threading.Thread(target=self._report_all, name="reporter")
 
-    def send(self, producer: Producer, entry: Entry) -> None:
-        """Hands an entry to the producer; reports what is done by now."""
-        self._pending.append((entry, self._submit(producer, entry)))
-        while self._pending and (len(self._pending) > PENDING_MAX or self._head_is_done()):
-            self._report()
+    def __enter__(self) -> Self:
+        self._reporter.start()
+        return self
 
-    def report_all(self) -> None:
-        """Waits for all that was sent and reports it."""
-        while self._pending:
-            self._report()
+    def __exit__(self, *exception: object) -> None:
+        self._pending.put(None)
+        self._reporter.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def send(self, producer: Producer, entry: Entry) -> bool:
+        """Hands an entry to the producer; False when nobody reads our reports any more."""
+        self._pending.put((entry, self._submit(producer, entry)))
+        return self._failure is None
 
     def _submit(self, producer: Producer, entry: Entry) -> PendingReceipt | DuemqError:
         if entry.error is not None:
@@ -142,12 +155,15 @@ class _Sender:
         except DuemqError as error:
             return error
 
-    def _head_is_done(self) -> bool:
-        pending = self._pending[0][1]
-        return isinstance(pending, DuemqError) or pending.done()
+    def _report_all(self) -> None:
+        while (sent := self._pending.get()) is not None:
+            if self._failure is None:
+                try:
+                    self._report(*sent)
+                except OSError as error:
+                    self._failure = error
 
-    def _report(self) -> None:
-        entry, pending = self._pending.popleft()
+    def _report(self, entry: Entry, pending: PendingReceipt | DuemqError) -> None:
         if isinstance(pending, DuemqError):
             self._report_failure({"line": entry.line}, pending)
             return
@@ -222,11 +238,11 @@ def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 @contextmanager
-def _opened(body: str | None, file: Path | None, output: Output) -> Iterator[Iterator[Entry]]:
+def _opened(body: str | None, file: Path | None) -> Iterator[Iterator[Entry]]:
     if body == "-":
         yield inputs.from_lines(inputs.counted(sys.stdin.buffer, lambda size: None))
     elif file is not None:
-        with file.open("rb") as lines, _progress(file, output) as advance:
+        with file.open("rb") as lines, _progress(file) as advance:
             read = inputs.from_csv if file.suffix.lower() == ".csv" else inputs.from_jsonl
             yield read(inputs.counted(lines, advance))
     else:
@@ -234,7 +250,7 @@ def _opened(body: str | None, file: Path | None, output: Output) -> Iterator[Ite
 
 
 @contextmanager
-def _progress(file: Path, output: Output) -> Iterator[Any]:
+def _progress(file: Path) -> Iterator[Any]:
     """A bar on standard error, by bytes read, when that is a terminal."""
     console = Console(stderr=True)
     with Progress(

@@ -57,11 +57,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 # glibc takes blocks of 128 KiB and more from the kernel and returns them at once, so that each page
 # of a frame is faulted in anew: moving frames then costs 2 to 30 times as much CPU.  Blocks up to
 # 32 MiB (the most that every glibc takes) now come from the heap, and 64 MiB of free heap stay.
-_MALLOPT = (
-    (-3, 32 << 20),
-    (-1, 64 << 20),
-    (-2, 1 << 20),
-)  # MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2
+_MALLOPT = ((_MMAP_THRESHOLD, 32 << 20), (_TRIM_THRESHOLD, 64 << 20), (_TOP_PAD, 1 << 20))
 # The writer thread must get the interpreter soon after its fdatasync returned.  Default: 5 ms.
 SWITCH_INTERVAL_S = 0.0005
 
@@ -287,6 +284,9 @@ class _Guard:
         cause = _cause(error)
         if cause is None:
             self._watch.end(self._began, "OK")
+        elif isinstance(cause, grpc.aio.InternalError):  # a write: the client went away
+            self._watch.end(self._began, "CANCELLED")
+            raise asyncio.CancelledError from None
         elif isinstance(cause, Exception) and not isinstance(cause, grpc.aio.AbortError):
             sent = self._watch.to_send(cause)
             code = status.status_of(sent)

@@ -80,6 +80,6 @@ def test_deleting_a_topic_forgets_its_offsets() -> None:
 def test_the_number_of_entries_is_bounded() -> None:
     made = Offsets(entries_max=1)
     made.put(KEY, Progress(1, 1))
-    made.put(KEY, Progress(2, 1))
+    made.check_room([KEY])
     with pytest.raises(Overloaded):
-        made.put(KEY._replace(queue_id=1), Progress(1, 1))
+        made.check_room([KEY, KEY._replace(queue_id=1)])

@@ -168,13 +168,18 @@ class Day:
 
     def _done(self) -> bool:
         expected = len(self._ledger.due_ms) - len(self._ledger.cancelled)
-        return not self._to_cancel and all(
-            len(deliveries) >= expected for deliveries in self._ledger.deliveries.values()
-        )
+        return not self._to_cancel and all(n >= expected for n in self._delivered().values())
+
+    def _delivered(self) -> dict[str, int]:
+        """Different flights that each group has received; repeats do not count."""
+        return {
+            group: len({delivery.flight for delivery in list(deliveries)})
+            for group, deliveries in self._ledger.deliveries.items()
+        }
 
     def _status(self, begin_ms: int, note: str) -> Status:
         ledger = self._ledger
-        delivered = {group: len(ledger.deliveries[group]) for group in GROUPS}
+        delivered = self._delivered()
         late = [
             float(delivery.received_ms - ledger.due_ms.get(delivery.flight, delivery.received_ms))
             for delivery in list(ledger.deliveries["board"])
@@ -188,7 +193,7 @@ class Day:
             clock=f"{minute // 60:02}:{minute % 60:02}",
             elapsed_s=elapsed_ms / 1000,
             accepted=len(ledger.due_ms),
-            pending=len(ledger.due_ms) - len(ledger.cancelled) - max(delivered.values()),
+            pending=len(ledger.due_ms) - len(ledger.cancelled) - min(delivered.values()),
             cancelled=len(ledger.cancelled),
             delivered=delivered,
             lateness=summary(late),

@@ -1,0 +1,240 @@
+"""The synchronous faces: threads on one side, the thread "duemq-io" on the other."""
+
+import asyncio
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import duemq
+from duemq import loop_thread
+from duemq.errors import Closed, InvalidArgument, Timeout, Unavailable
+from duemq.loop_thread import LoopThread
+from duemq.settings import ClientSettings, ProducerSettings
+from tests.service.fake_cluster import FakeCluster
+
+
+@pytest.fixture
+async def cluster():
+    cluster = FakeCluster()
+    await cluster.start("a", "b", timers=1)
+    cluster.topic("t")
+    yield cluster
+    await cluster.stop()
+
+
+async def test_a_first_program(cluster):
+    def program():
+        with duemq.Producer(cluster.nameserver) as producer:
+            return producer.send("t", b"hello", delay="5s"), producer.send("t", b"hello")
+
+    delayed, plain = await asyncio.to_thread(program)
+    assert delayed.handle
+    assert plain.offset == 0
+
+
+async def test_submit_from_many_threads(cluster):
+    def program():
+        with duemq.Producer(cluster.nameserver) as producer, ThreadPoolExecutor(8) as threads:
+
+            def work(number):
+                pending = [producer.submit("t", b"%d/%d" % (number, i)) for i in range(500)]
+                return [each.result() for each in pending]
+
+            return [receipt for part in threads.map(work, range(8)) for receipt in part]
+
+    receipts = await asyncio.to_thread(program)
+    places = {(receipt.broker, receipt.queue, receipt.offset) for receipt in receipts}
+    stored = sum((broker.bodies("t") for broker in cluster.brokers.values()), [])
+    assert len(places) == len(set(stored)) == len(stored) == 4_000
+    assert len({receipt.message_id for receipt in receipts}) == 4_000
+
+
+async def test_submit_keeps_a_threads_order_for_a_key(cluster):
+    def program():
+        with duemq.Producer(cluster.nameserver) as producer:
+            pending = [producer.submit("t", b"%d" % i, ordering_key="k") for i in range(2_000)]
+            return [each.result() for each in pending]
+
+    receipts = await asyncio.to_thread(program)
+    assert [receipt.offset for receipt in receipts] == list(range(2_000))
+
+
+async def test_send_many_and_flush(cluster):
+    def program():
+        with duemq.Producer(cluster.nameserver) as producer:
+            receipts = producer.send_many("t", (b"%d" % i for i in range(3_000)))
+            pending = producer.submit("t", b"x")
+            producer.flush()
+            return len(receipts), pending.done()
+
+    assert await asyncio.to_thread(program) == (3_000, True)
+
+
+async def test_a_full_buffer_blocks_the_caller(cluster):
+    cluster.topic("t", queues=1)
+    settings = ProducerSettings(buffer_bytes=2_000)
+    broker_gates = [broker.gate for broker in cluster.brokers.values()]
+    entered = threading.Event()
+
+    def program():
+        with duemq.Producer(cluster.nameserver, settings=settings) as producer:
+            producer.send("t", b"x")
+            loop.call_soon_threadsafe(lambda: [gate.clear() for gate in broker_gates])
+            for _ in range(8):
+                producer.submit("t", bytes(500))
+            entered.set()
+
+    loop = asyncio.get_running_loop()
+    running = asyncio.create_task(asyncio.to_thread(program))
+    await asyncio.wait([running], timeout=0.2)
+    blocked = not entered.is_set()
+    for gate in broker_gates:
+        gate.set()
+    await running
+    assert blocked
+
+
+async def test_cancel(cluster):
+    cluster.timers[0].pending = {0}
+
+    def program():
+        with duemq.Producer(cluster.nameserver) as producer:
+            handle = producer.send("t", b"x", delay=60).handle
+            return producer.cancel(handle), producer.cancel([handle, handle])
+
+    assert await asyncio.to_thread(program) == ("cancelled", ["cancelled", "cancelled"])
+
+
+async def test_errors_name_field_value_and_limit(cluster):
+    def program():
+        with duemq.Producer(cluster.nameserver) as producer:
+            for arguments, field in [
+                (("t", "text"), "body"),
+                (("t", None), "body"),
+            ]:
+                with pytest.raises(InvalidArgument) as raised:
+                    producer.submit(*arguments)
+                assert raised.value.field == field
+            with pytest.raises(InvalidArgument) as raised:
+                producer.send("t", b"x", delay=-1)
+            assert (raised.value.field, raised.value.value) == ("delay", "-1")
+
+    await asyncio.to_thread(program)
+
+
+async def test_a_closed_producer(cluster):
+    def program():
+        producer = duemq.Producer(cluster.nameserver)
+        producer.send("t", b"x")
+        producer.close()
+        producer.close()
+        for call in (
+            lambda: producer.send("t", b"x"),
+            lambda: producer.send("another", b"x"),
+            producer.flush,
+            lambda: producer.cancel("dmq1"),
+        ):
+            with pytest.raises(Closed):
+                call()
+
+    await asyncio.to_thread(program)
+
+
+async def test_the_loop_thread_lives_as_long_as_its_clients(cluster):
+    def alive():
+        return [thread for thread in threading.enumerate() if thread.name == loop_thread.NAME]
+
+    def program():
+        with duemq.Producer(cluster.nameserver), duemq.Admin(cluster.nameserver):
+            assert len(alive()) == 1
+        assert not alive()
+
+    await asyncio.to_thread(program)
+
+
+async def test_no_nameserver():
+    settings = ProducerSettings(client=ClientSettings(connect_timeout_s=0.2))
+    with pytest.raises(Unavailable, match="no nameserver answered"):
+        await asyncio.to_thread(lambda: duemq.Producer("127.0.0.1:1", settings=settings))
+    assert not [thread for thread in threading.enumerate() if thread.name == loop_thread.NAME]
+
+
+async def test_a_wait_that_is_over_first(cluster):
+    for broker in cluster.brokers.values():
+        broker.gate.clear()
+
+    def program():
+        with duemq.Producer(cluster.nameserver) as producer:
+            pending = producer.submit("t", b"x")
+            with pytest.raises(Timeout, match="no answer within 0.01 s yet"):
+                pending.result(timeout=0.01)
+            loop.call_soon_threadsafe(release)
+            return pending.result()
+
+    def release():
+        for broker in cluster.brokers.values():
+            broker.gate.set()
+
+    loop = asyncio.get_running_loop()
+    assert (await asyncio.to_thread(program)).offset == 0
+
+
+async def test_admin_topics(cluster):
+    def program():
+        with duemq.Admin(cluster.nameserver) as admin:
+            assert admin.cancel([]) == []
+        with pytest.raises(Closed):
+            admin.topics()
+
+    await asyncio.to_thread(program)
+
+
+def test_blocking_calls_inside_the_loop_thread_are_refused():
+    thread = LoopThread.acquire()
+
+    async def inside():
+        async def nothing():
+            return None
+
+        with pytest.raises(RuntimeError, match="use duemq.aio there"):
+            thread.run(nothing())
+
+    try:
+        thread.run(inside())
+    finally:
+        thread.release()
+
+
+def test_a_timeout_cancels_what_was_asked():
+    thread = LoopThread.acquire()
+    cancelled = threading.Event()
+
+    async def forever():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    try:
+        with pytest.raises(Timeout):
+            thread.run(forever(), timeout_s=0.01)
+        assert cancelled.wait(5)
+    finally:
+        thread.release()
+
+
+def test_a_thread_of_the_parent_process_is_not_used():
+    thread = LoopThread.acquire()
+    try:
+        thread._pid = os.getpid() + 1
+
+        async def nothing():
+            return None
+
+        with pytest.raises(Closed, match="after fork"):
+            thread.run(nothing())
+    finally:
+        thread._pid = os.getpid()
+        thread.release()
