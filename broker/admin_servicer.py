@@ -97,7 +97,7 @@ class AdminServicer:
             log_start_position=log.start_position,
             log_durable_position=log.durable_position,
             checkpoint_position=self.checkpoint_position,
-            read_only=self._store.read_only or log.disk_full,
+            read_only=not self._store.writable,
             delay_levels_ms=self._store.rules.delay_levels_ms,
         )
 

@@ -64,6 +64,7 @@ class LogLoop:
             self._on_durable,
             self._on_fatal,
             sync_interval_s=ASYNC_SYNC_INTERVAL_S if settings.flush_mode == "async" else None,
+            on_disk_full=self._on_disk_full,
             on_commit=meters.committed,
         )
 
@@ -73,6 +74,9 @@ class LogLoop:
 
     def _on_durable(self, position: int) -> None:
         self._loop.call_soon_threadsafe(self._advance, position)
+
+    def _on_disk_full(self, _full: bool) -> None:
+        self._loop.call_soon_threadsafe(self._store.on_report)
 
     def _on_fatal(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail, error)
@@ -190,6 +194,8 @@ class Upkeep:
         next_retention = 0.0
         while True:
             self._watch_space()
+            # What could not be shown for want of space is shown now.
+            self._store.durable(self._store.log.durable_position)
             if time.monotonic() >= next_retention:
                 next_retention = time.monotonic() + RETENTION_INTERVAL_S
                 self._store.producers.expire(self._now_ms())
@@ -204,6 +210,7 @@ class Upkeep:
         read_only = free < self._settings.free_bytes_min
         if read_only != self._store.read_only:
             self._store.read_only = read_only
+            self._store.on_report()
             log.log(
                 logging.ERROR if read_only else logging.WARNING,
                 "%d bytes are free, %d are needed: %s",

@@ -98,7 +98,7 @@ class StoreCollector(Collector):
             ("log_start_position", "Oldest byte of the log", log.start_position),
             ("log_durable_position", "End of the log on the disk", log.durable_position),
             ("log_pending_bytes", "Bytes that wait for the disk", log.pending_bytes),
-            ("read_only", "1: nothing is accepted", int(store.read_only or log.disk_full)),
+            ("read_only", "1: nothing is accepted", int(not store.writable)),
         ):
             yield GaugeMetricFamily(f"duemq_broker_{name}", text, value=value)
         yield self._lag()

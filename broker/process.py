@@ -89,7 +89,7 @@ class Broker:
         self.registration = Registration(
             self.settings.nameservers, self.settings.heartbeat_period, now_ms(), self._report
         )
-        store.on_topics = self.registration.changed
+        store.on_report = self.registration.changed
         self._routes.start()
         self.registration.start()
         for name, work in (
@@ -166,7 +166,7 @@ class Broker:
         checkpoint.save(self._groups_path, snapshot, self._disk)
 
     def _report(self) -> nameserver_pb2.BrokerReport:
-        writable = not self.store.read_only
+        writable = self.store.writable
         return nameserver_pb2.BrokerReport(
             name=self.settings.name,
             address=self.server.advertised,

@@ -95,10 +95,11 @@ class Store:
         """Space is running out: nothing is accepted."""
         self.on_visible: Callable[[Queue], None] = lambda queue: None
         """Called for each queue that got records that consumers may see."""
-        self.on_topics: Callable[[], None] = lambda: None
-        """Called when a topic was made or deleted."""
+        self.on_report: Callable[[], None] = lambda: None
+        """Called when what nameservers are told has changed: topics, or whether it is writable."""
         self._queues = queues
         self._unindexed: deque[_Unindexed] = deque()
+        self._held: dict[Queue, list[bytes]] = {}
         self._store_ms = 0
         self.messages_in = 0
         self.bytes_in = 0
@@ -150,7 +151,6 @@ class Store:
                     limit="not %TIMER%",
                 )
             return self.topics.find(name)
-        names.check_topic(name)
         if not self.rules.auto_create_topics:
             raise TopicNotFound(
                 f"topic: {name!r} is not here, and auto_create_topics is off",
@@ -240,8 +240,13 @@ class Store:
 
     # -- the log ----------------------------------------------------------------------------------
 
+    @property
+    def writable(self) -> bool:
+        """Whether anything is accepted."""
+        return not (self.read_only or self.log.disk_full or self._held)
+
     def _check_writable(self) -> None:
-        if self.read_only or self.log.disk_full:
+        if not self.writable:
             raise ReadOnly("this broker's disk is full: nothing is stored until there is space")
 
     def _append(self, kind: int, parts: Sequence[Buffer]) -> tuple[int, int]:
@@ -256,14 +261,18 @@ class Store:
 
     def durable(self, position: int) -> None:
         """The log is durable up to `position`: shows what lies before it to consumers."""
-        gathered: dict[Queue, list[bytes]] = {}
+        gathered, self._held = self._held, {}
         while self._unindexed and self._unindexed[0].end <= position:
             _, queue, entries = self._unindexed.popleft()
             if not queue.dropped:
                 gathered.setdefault(queue, []).append(entries)
         for queue, pieces in gathered.items():
-            queue.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-            self.on_visible(queue)
+            try:
+                queue.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            except DiskFull:
+                self._held[queue] = pieces  # shown as soon as there is space
+            else:
+                self.on_visible(queue)
 
     # -- topics -----------------------------------------------------------------------------------
 
@@ -285,7 +294,7 @@ class Store:
         topic = self.topics.plan(name, queues, message_bytes_max)
         _, settled = self._append(journal.TOPIC_CREATED, [journal.topic_created(topic)])
         self._put_topic(topic)
-        self.on_topics()
+        self.on_report()
         return topic, settled
 
     def delete_topic(self, name: str) -> int:
@@ -294,7 +303,7 @@ class Store:
         self.topics.check_deletable(name)
         _, settled = self._append(journal.TOPIC_DELETED, [journal.topic_deleted(name)])
         self._remove_topic(name)
-        self.on_topics()
+        self.on_report()
         return settled
 
     def _put_topic(self, topic: Topic) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from storage import checkpoint
 from storage.disk import Disk
 from timer_service import state
@@ -102,7 +104,7 @@ class Housekeeper:
         if isinstance(job, Flush):
             self._scheduler.end_flush(job)
         elif isinstance(job, Load):
-            self._scheduler.end_load(job, now_ms)
+            self._scheduler.end_load(job, now_ms, force=True)
         else:
             self._saved_position, self._saved_ms = job.position, now_ms
             self._log.delete_before(job.state.log_needed_from)
@@ -134,11 +136,15 @@ class Housekeeper:
         return len(near) > limits.near_rows_max / 2 or near.bytes > limits.near_bytes_max / 2
 
     def _pull_near(self, now_ms: int) -> None:
-        due = self._scheduler.memtable.min_due_ms
-        if due is not None and due < self._scheduler.horizon_ms(now_ms):
-            if self._short_of_room():
+        """Moves timers of the memtable that became near; if need be, later ones give way."""
+        scheduler = self._scheduler
+        for evict in (False, True, True):
+            due = scheduler.memtable.min_due_ms
+            if due is None or due >= scheduler.horizon_ms(now_ms):
+                return
+            if evict:
                 self._make_room(due, now_ms)
-            self._scheduler.pull_near(now_ms)
+            scheduler.pull_near(now_ms)
 
     def _load(self, now_ms: int) -> Load | None:
         scheduler = self._scheduler
@@ -161,9 +167,12 @@ class Housekeeper:
         return not near.has_room(rows, int(limits.near_bytes_max * ROOM_MIN))
 
     def _make_room(self, due_ms: int, now_ms: int) -> None:
-        """Evicts the later half of the near window for timers that are due sooner."""
-        middle = now_ms + (self._scheduler.horizon_ms(now_ms) - now_ms) // 2
-        self._scheduler.evict(max(due_ms + 1, middle), now_ms)
+        """Evicts the later half of what is near and due later than `due_ms`."""
+        near = self._scheduler.near
+        due = near.rows(near.pending_ids()).due_ms
+        later = due[due > max(due_ms, now_ms)]
+        if len(later):
+            self._scheduler.evict(max(int(np.median(later)), due_ms + 1))
 
     def _save_is_due(self, now_ms: int) -> bool:
         end = self._log.end_position

@@ -54,8 +54,12 @@ class Near:
         return self._capacity - self._free_count
 
     def has_room(self, rows: int = 1, size: int = 1) -> bool:
-        """Whether so much may be added."""
-        return len(self) + rows <= self.rows_max and self.bytes + size <= self.bytes_max
+        """Whether so much may be added; always, if there is nothing else."""
+        return (
+            not len(self)
+            or (len(self) + rows <= self.rows_max
+            and self.bytes + size <= self.bytes_max)
+        )
 
     def add(self, rows: Rows, blob: Blob) -> None:
         """Takes timers in whose bodies lie in `blob`.  Past due ones come out at once."""

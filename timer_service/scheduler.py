@@ -444,7 +444,7 @@ class Scheduler:
         rows, size = limits.memtable_rows_max, limits.memtable_bytes_max
         return self.memtable.rows >= rows or self.memtable.bytes >= size
 
-    def evict(self, due_ms: int, now_ms: int) -> None:
+    def evict(self, due_ms: int) -> None:
         """Moves near timers that are due at or after `due_ms` back to the memtable."""
         for rows, blob in self.near.evict(due_ms):
             self.memtable.add(rows, blob)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from duemq.embedded import EmbeddedCluster
-from tests.cluster.harness import duemq, rows
+from tests.cluster.harness import WAIT_S, duemq, rows
 
 LATENCY = {"p50_ms", "p99_ms", "max_ms"}
 RATE = {"msgs_per_s", "floor_msgs_per_s", "floor_ratio"}
@@ -53,3 +58,21 @@ def test_a_benchmark_with_its_own_cluster_reports_its_figures(
 ) -> None:
     (report,) = rows(duemq("127.0.0.1:1", "bench", *arguments, "--json"))
     assert figures <= set(report["figures"])
+
+
+def test_the_suite_writes_its_file_and_can_be_reduced(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    command = [sys.executable, "-m", "duemq.cli.bench_all", str(file)]
+    done = subprocess.run(
+        [*command, "--only", "latency", "--scale", "0.01", "--data", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = json.loads(file.read_text())["results"]
+    assert result["bench"] == "latency"
+    assert result["parameters"]["count"] == 100
+    assert result["faults"] == []
+    assert set(result["figures"]) >= RATE | LATENCY | COUNTS

@@ -1,4 +1,4 @@
-"""Whatever happens to a timer shard, in whatever order: once, never early, cancelled is cancelled."""
+"""Whatever happens to a timer shard, in whatever order: once, never early, cancelled for good."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from duemq.v1 import message_pb2
 from storage import frame, record
+from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from timer_service.entries import Cancelled, LaneId, SourceId
 from timer_service.jobs import Job, Save
 from timer_service.lane import Batch, Outcome
 from timer_service.scheduler import CANCELLED, FIRED, NOT_YET, UNKNOWN, Limits, Scheduler
 from timer_service.store import Store, open_store
-from tests.crash.faulty_disk import FaultyDisk, PowerCut
 
 DATA = "/data"
 START_MS = 1_700_000_000_000
@@ -172,13 +172,13 @@ class World:
     def send(self, *, refuse_share: float = 0.0, drop: bool = False) -> None:
         """Puts what is sendable on the wire; answers come back, unless the connection drops."""
         batches = self.scheduler.dispatcher.sendable(BROKER, self.now_ms, WIRE_BYTES)
-        assert all(batch.durable and batch.end <= self.store.log.durable_position for batch in batches)
+        assert all(
+            batch.durable and batch.end <= self.store.log.durable_position for batch in batches
+        )
         answers = [
             (
                 batch,
-                self.broker.store(
-                    batch, self.now_ms, refuse=self.random.random() < refuse_share
-                ),
+                self.broker.store(batch, self.now_ms, refuse=self.random.random() < refuse_share),
             )
             for batch in batches
         ]

@@ -46,7 +46,7 @@ async def test_submit_from_many_threads(cluster):
 
     receipts = await asyncio.to_thread(program)
     places = {(receipt.broker, receipt.queue, receipt.offset) for receipt in receipts}
-    stored = sum((broker.bodies("t") for broker in cluster.brokers.values()), [])
+    stored = [body for broker in cluster.brokers.values() for body in broker.bodies("t")]
     assert len(places) == len(set(stored)) == len(stored) == 4_000
     assert len({receipt.message_id for receipt in receipts}) == 4_000
 
@@ -168,7 +168,7 @@ async def test_a_wait_that_is_over_first(cluster):
     def program():
         with duemq.Producer(cluster.nameserver) as producer:
             pending = producer.submit("t", b"x")
-            with pytest.raises(Timeout, match="no answer within 0.01 s yet"):
+            with pytest.raises(Timeout, match=r"no answer within 0\.01 s yet"):
                 pending.result(timeout=0.01)
             loop.call_soon_threadsafe(release)
             return pending.result()
@@ -198,7 +198,7 @@ def test_blocking_calls_inside_the_loop_thread_are_refused():
         async def nothing():
             return None
 
-        with pytest.raises(RuntimeError, match="use duemq.aio there"):
+        with pytest.raises(RuntimeError, match=r"use duemq\.aio there"):
             thread.run(nothing())
 
     try:

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from duemq import tracing
 from duemq.telemetry import TRACE_TOPIC, columns
 from duemq.v1.message_pb2 import Record
-from tests.spark.fake_cluster import STORE_MS, FakeCluster, FakeQueue, serving
+from tests.service.blocking_cluster import STORE_MS, FakeCluster, FakeQueue, serving
 from trace_analytics import schema
 
 pytestmark = pytest.mark.spark

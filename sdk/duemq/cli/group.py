@@ -14,12 +14,13 @@ def group() -> None:
 
 
 @group.command("list")
+@click.option("--system", is_flag=True, help="With those of DueMQ itself, such as %TIMER%.")
 @session_options
 @pass_session
-def list_groups(session: Session, /) -> None:
+def list_groups(session: Session, /, system: bool) -> None:
     """List all groups.  With --json: group, members, generation, coordinator."""
     with Admin(session.nameserver) as admin:
-        found = admin.groups()
+        found = [each for each in admin.groups() if system or not each.name.startswith("%")]
     columns = ("group", "members", "generation", "coordinator")
     rows = (
         dict(

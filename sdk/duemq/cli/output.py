@@ -86,8 +86,6 @@ def shown(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:,.1f}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
     if isinstance(value, list | tuple):
         return ", ".join(shown(item) for item in value)
     return str(value)

@@ -85,9 +85,10 @@ def show(session: Session, /, name: str) -> None:
     with Admin(session.nameserver) as admin:
         found = admin.describe_topic(name)
     output = session.output
-    output.note(
-        f"{found.name}: {found.messages:,} messages, bodies up to {found.message_bytes_max:,} bytes"
+    limit = (
+        f"{found.message_bytes_max:,} bytes" if found.message_bytes_max else "the broker's limit"
     )
+    output.note(f"{found.name}: {found.messages:,} messages, bodies up to {limit}")
     last = "last_store_ms" if output.as_json else "last_stored"
     rows = (
         {

@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 CHUNK_S = 0.001
 CHUNK_MESSAGES_MAX = 64
-SMOOTHING = 0.2  # weight of the newest chunk in the mean time of a callback
+CALLBACK_S_MIN = 1e-7
+# Weight of the newest chunk in the mean time of a callback.  The mean is geometric: a quick callback
+# that sometimes has to wait for the interpreter is still a quick one.
+SMOOTHING = 0.2
 
 Pending = ProcessQueue[Message]
 
@@ -88,12 +91,8 @@ class Dispatcher:
             ended = self._some_ended
             await ended.wait()
 
-    def forget(self, pending: Pending) -> None:
-        """A dropped queue is of no interest any more."""
-        self._works.pop(pending, None)
-
     def _chunk_messages(self) -> int:
-        return max(1, min(CHUNK_MESSAGES_MAX, int(CHUNK_S / max(self._callback_s, 1e-9))))
+        return max(1, min(CHUNK_MESSAGES_MAX, int(CHUNK_S / self._callback_s)))
 
     def _submit(self, work: Work) -> None:
         if work.queue.dropped:
@@ -103,8 +102,10 @@ class Dispatcher:
 
     def _ended(self, work: Work) -> None:
         pending, chunk = work.queue, work.chunk
-        if pending in self._works:
-            self._works[pending].discard(work)
+        works = self._works[pending]
+        works.discard(work)
+        if not works:
+            del self._works[pending]
         self._some_ended.set()
         self._some_ended = asyncio.Event()
         if pending.dropped:
@@ -117,8 +118,8 @@ class Dispatcher:
 
     def _learn(self, work: Work) -> None:
         if work.index is None and not self._batch:
-            mean_s = work.seconds / len(work.chunk.messages)
-            self._callback_s += SMOOTHING * (mean_s - self._callback_s)
+            mean_s = max(work.seconds / len(work.chunk.messages), CALLBACK_S_MIN)
+            self._callback_s *= (mean_s / self._callback_s) ** SMOOTHING
 
     def _again(
         self, chunk: Chunk[Message], index: int | None, error: BaseException, before: Backoff | None

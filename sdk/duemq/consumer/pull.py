@@ -16,9 +16,10 @@ from duemq.balance import MessageQueue
 from duemq.client import Addresses, Client
 from duemq.consumer.fetcher import Fetcher, Source
 from duemq.consumer.offsets import Commit, OffsetClient, QueueRange
+from duemq.consumer.receiving import received
 from duemq.consumer.settings import ConsumerSettings, StartFrom
 from duemq.errors import DuemqError, InvalidArgument
-from duemq.message import Message, messages_of
+from duemq.message import Message
 from duemq.process_queue import Chunk
 from duemq.settings import DEFAULT_NAMESERVER
 from duemq.tag_filter import TagFilter
@@ -248,9 +249,7 @@ class PullConsumer:
 
     def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
         """Keeps what the filter takes for `poll` (fetcher.Sink)."""
-        messages = messages_of(records, source.queue.broker) if records.records else []
-        if not self._filter.takes_all:
-            messages = [message for message in messages if self._filter.takes(message.tag)]
+        messages = received(records, source.queue.broker, self._filter, group=self.group or "")
         if not messages:
             source.pending.skip_to(records.next_offset)
             return

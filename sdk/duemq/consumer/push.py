@@ -23,17 +23,19 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
+from duemq import retry
 from duemq.balance import MessageQueue, strategy_named
 from duemq.client import Addresses, Client
 from duemq.consumer.dispatcher import Dispatcher
 from duemq.consumer.fetcher import Fetcher, Source
 from duemq.consumer.membership import Membership
 from duemq.consumer.offsets import REQUEST_TIMEOUT_S, Commit, OffsetClient
+from duemq.consumer.receiving import received
 from duemq.consumer.settings import ConsumerSettings, StartFrom
 from duemq.consumer.subscription import Topics, subscriptions_of
 from duemq.consumer.workers import Callback
 from duemq.errors import Closed, DuemqError, FencedMember, OffsetOutOfRange, Rejected, Timeout
-from duemq.message import Message, messages_of
+from duemq.message import Message
 from duemq.process_queue import ProcessQueue
 from duemq.rpc.backoff import Backoff
 from duemq.settings import DEFAULT_NAMESERVER
@@ -369,8 +371,6 @@ class PushConsumer:
                 await asyncio.gather(*waits)
         except TimeoutError:
             log.warning("group %s: a callback still runs after %g s", self.group, limit_s)
-        for source in sources:
-            self._dispatcher.forget(source.pending)
 
     def _lost(self, holding: Holding, error: FencedMember) -> None:
         """Another member has taken the queue over: drops it, asks the coordinator what is true."""
@@ -386,10 +386,13 @@ class PushConsumer:
     def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
         """Hands the messages that the subscription takes to the workers."""
         pending = source.pending
-        messages = messages_of(records, source.queue.broker) if records.records else []
-        tags = self._filters[source.queue.topic][1]
-        if not tags.takes_all:
-            messages = [message for message in messages if tags.takes(message.tag)]
+        messages = received(
+            records,
+            source.queue.broker,
+            self._filters[source.queue.topic][1],
+            group=self.group,
+            client_id=self._membership.member_id,
+        )
         if messages:
             self._dispatcher.dispatch(pending, messages, records.next_offset, len(records.records))
         else:
@@ -439,7 +442,7 @@ class PushConsumer:
     async def _commit(
         self, holdings: Iterable[Holding], timeout_s: float = REQUEST_TIMEOUT_S
     ) -> None:
-        """Saves how far each queue is.  One attempt: what fails is repeated or consumed again."""
+        """Saves how far each queue is.  What fails until the timeout is consumed again, at worst."""
         by_broker: defaultdict[str, list[tuple[Holding, Commit]]] = defaultdict(list)
         for holding in holdings:
             if holding.source is None:
@@ -455,8 +458,11 @@ class PushConsumer:
     async def _commit_at(
         self, broker: str, commits: list[tuple[Holding, Commit]], timeout_s: float
     ) -> None:
+        async def attempt(left_s: float) -> dict[MessageQueue, DuemqError]:
+            return await self._offsets.commit(broker, [c for _, c in commits], left_s)
+
         try:
-            refused = await self._offsets.commit(broker, [c for _, c in commits], timeout_s)
+            refused = await retry.until(monotonic() + timeout_s, attempt)
         except DuemqError as error:
             log.warning("group %s: offsets at %s not committed: %s", self.group, broker, error)
             return

@@ -106,7 +106,7 @@ def test_moments(moment, milliseconds):
         "2026-11-21T00:00:00",
         "1969-12-31T23:59:59Z",
         "9999-12-31T23:59:59.9995Z",
-        datetime(2026, 11, 21),  # noqa: DTZ001
+        datetime(2026, 11, 21),
         None,
     ],
 )

@@ -77,7 +77,7 @@ def test_a_batch_is_what_protobuf_would_have_written(given_messages):
     ]
     assert list(sent.tag_hashes) == [crc(record.tag) for record in records]
     assert list(sent.key_hashes) == [crc(record.key) for record in records]
-    assert not (sent.delays_ms or sent.due_ms or sent.delay_levels)
+    assert [*sent.delays_ms, *sent.due_ms, *sent.delay_levels] == []
 
 
 def crc(value):

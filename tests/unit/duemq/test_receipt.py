@@ -34,7 +34,12 @@ def test_a_delayed_receipt():
     second = receipt(stored(batch(1, due_field=DELAYS_MS)), 1)
     assert (second.queue, second.offset, second.due_ms) == (None, None, 2_000)
     decoded = handle.decode(second.handle)
-    assert (decoded.store_id, decoded.queue_id, decoded.offset, decoded.due_ms) == (99, 3, 11, 2_000)
+    assert (decoded.store_id, decoded.queue_id, decoded.offset, decoded.due_ms) == (
+        99,
+        3,
+        11,
+        2_000,
+    )
 
 
 def test_waiting():

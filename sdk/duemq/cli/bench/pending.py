@@ -18,6 +18,7 @@ from duemq.cli.bench.target import Target
 from duemq.cli.bench.timers import TimedReceiver
 from duemq.cli.bench.traffic import bodies
 from duemq.embedded import EmbeddedCluster
+from duemq.errors import Timeout
 
 DAY_MS = 86_400_000
 INGEST_TIMEOUT_S = 300.0
@@ -60,8 +61,14 @@ def _wait_pending(admin: Admin, count: int) -> None:
         stop=tenacity.stop_after_delay(INGEST_TIMEOUT_S),
         wait=tenacity.wait_fixed(POLL_S),
         retry=tenacity.retry_if_result(lambda pending: pending < count),
+        retry_error_callback=lambda state: state.outcome.result() if state.outcome else 0,
     )
-    retry(lambda: sum(shard.pending for shard in admin.timer_stats()))
+    pending = retry(lambda: sum(shard.pending for shard in admin.timer_stats()))
+    if pending < count:
+        raise Timeout(
+            f"the timer service holds {pending:,} of {count:,} after {INGEST_TIMEOUT_S:g} s",
+            limit=INGEST_TIMEOUT_S,
+        )
 
 
 def _first_fire_s(cluster: EmbeddedCluster, nameserver: str, topic: str) -> float:

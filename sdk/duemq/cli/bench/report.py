@@ -63,6 +63,8 @@ class Report:
 def _figure(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, int):
+        return f"{value:,}"
     if isinstance(value, dict):
         return "  ".join(f"{name} {_figure(part)}" for name, part in value.items())
     return shown(value)

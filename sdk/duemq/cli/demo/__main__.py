@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from duemq.cli.demo.day import SPEED_DEFAULT
-from duemq.cli.demo.run import Day, Options, sentences
+from duemq.cli.demo.run import Day, Options, ReportFailed, sentences
 from duemq.cli.exits import Exit
 from duemq.embedded import ClusterFailed
 from duemq.errors import DuemqError
@@ -50,7 +50,7 @@ def main(speed: float, output: Path, inject_loss: bool, report: bool) -> None:
     logging.basicConfig(filename=output / "demo.log", filemode="w", level=logging.INFO)
     try:
         audit = Day(Options(speed, output, inject_loss, report), console).run()
-    except (DuemqError, ClusterFailed, subprocess.SubprocessError) as error:
+    except (DuemqError, ClusterFailed, ReportFailed, subprocess.TimeoutExpired) as error:
         console.print(f"[bold red]The demo failed:[/] {error}", soft_wrap=True)
         sys.exit(Exit.FAILED)
     for line in sentences(audit):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +33,13 @@ CANCEL_LEAD_S = 8.0
 GRACE_S = 60.0
 TICK_S = 0.1
 REPORT_TIMEOUT_S = 300.0
+REPORT_ERROR_CHARS_MAX = 2_000
 # For the last spans to be stored.
 TELEMETRY_TIMEOUT_S = 10.0
+
+
+class ReportFailed(Exception):
+    """The Spark report was not written; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,7 @@ class Day:
                 time.sleep(TICK_S)
             killing.join()
             screen.show(self._status(begin_ms, killing.state))
+        self._console.print(f"outage: {killing.state}", soft_wrap=True, highlight=False)
         if killing.failure is not None:
             raise killing.failure
         if killing.outage is not None:
@@ -210,7 +216,12 @@ class Day:
         output = self._options.directory / "report"
         command = [sys.executable, "-m", "trace_analytics", "report"]
         command += ["--nameserver", nameserver, "--output", str(output)]
-        subprocess.run(command, check=True, timeout=REPORT_TIMEOUT_S)
+        # Spark and Java talk a lot on standard error; it is shown when they fail.
+        with (self._options.directory / "report.log").open("w+", encoding="utf-8") as log:
+            done = subprocess.run(command, stderr=log, check=False, timeout=REPORT_TIMEOUT_S)
+            if done.returncode:
+                log.seek(0)
+                raise ReportFailed(log.read().strip()[-REPORT_ERROR_CHARS_MAX:])
 
     def _read_log(self, nameserver: str) -> None:
         self._ledger.stored = [
@@ -223,16 +234,15 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def sentences(audit: Audit, outages: Sequence[str] = ()) -> list[str]:
+def sentences(audit: Audit) -> list[str]:
     """The verdict for people."""
-    lines = [
+    return [
         f"accepted {audit.accepted:,} = cancelled {audit.cancelled:,} + delivered "
         + ", ".join(f"{g.delivered:,} to {g.group} ({g.repeated} repeated)" for g in audit.groups),
         f"in the topic's log: {audit.stored:,}",
         f"lateness outside the outage: {_lateness(audit.lateness_outside)}",
         f"lateness inside the outage:  {_lateness(audit.lateness_inside)}",
     ]
-    return [*lines, *outages]
 
 
 def _lateness(figures: dict[str, float]) -> str:

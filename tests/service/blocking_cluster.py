@@ -1,4 +1,7 @@
-"""A nameserver and brokers in memory, for readers: real gRPC on a free port, made-up contents."""
+"""A nameserver and a broker in memory for blocking clients: real gRPC on a free port.
+
+Readers find made-up contents; the trace sink finds a broker that loses answers and refuses.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from duemq.errors import OffsetOutOfRange, TopicNotFound
+from duemq.errors import DuemqError, OffsetOutOfRange, TopicNotFound
 from duemq.rpc import status
 from duemq.v1 import (
     admin_pb2,
@@ -47,8 +50,14 @@ class FakeCluster(
         self.broker = broker
         self.topics: dict[str, list[FakeQueue]] = {}
         self.address = ""
-        self.pulls = 0
         self.unavailable_calls = 0
+        """So many calls fail before they do anything."""
+        self.lost_answers = 0
+        """So many batches are stored and not answered."""
+        self.refusals: list[DuemqError] = []
+        self.batches: list[broker_pb2.Batch] = []
+        """As stored."""
+        self._lanes: dict[tuple[int, int], tuple[int, int]] = {}
 
     def GetRoute(self, request, context):
         self._stumble(context)
@@ -59,6 +68,7 @@ class FakeCluster(
             address=self.address,
             queues=len(self.topics[request.topic]),
             readable=True,
+            writable=True,
         )
         return nameserver_pb2.TopicRoute(topic=request.topic, brokers=[served])
 
@@ -73,7 +83,6 @@ class FakeCluster(
         )
 
     def Pull(self, request, context):
-        self.pulls += 1
         self._stumble(context)
         asked = request.queues[0]
         queue = self.topics[asked.topic][asked.queue_id]
@@ -90,6 +99,34 @@ class FakeCluster(
             answer.run_store_ms.append(STORE_MS + asked.offset + at)
         answer.next_offset = asked.offset + len(found)
         return broker_pb2.PullResponse(queues=[answer])
+
+    def GetCluster(self, request, context):
+        broker = nameserver_pb2.BrokerInstance(name=self.broker, address=self.address)
+        return nameserver_pb2.Cluster(brokers=[broker])
+
+    def CreateTopic(self, request, context):
+        self.topics.setdefault(request.topic.name, [FakeQueue([]), FakeQueue([])])
+        return admin_pb2.TopicDescription(broker=self.broker)
+
+    def Send(self, request, context):
+        self._stumble(context)
+        (batch,) = request.batches
+        if self.refusals:
+            error = status.to_proto(self.refusals.pop())
+            return broker_pb2.SendResponse(results=[broker_pb2.BatchResult(error=error)])
+        lane = (batch.producer_id, batch.queue_id)
+        epoch, following = self._lanes.get(lane, (batch.producer_epoch, batch.sequence))
+        if batch.producer_epoch > epoch:
+            epoch, following = batch.producer_epoch, batch.sequence
+        assert (batch.producer_epoch, batch.sequence) <= (epoch, following)
+        if batch.sequence == following:
+            self.batches.append(batch)
+            self.topics[batch.topic][batch.queue_id].records.extend(batch.records.records)
+            self._lanes[lane] = (epoch, following + 1)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
+        return broker_pb2.SendResponse(results=[broker_pb2.BatchResult(store_ms=STORE_MS)])
 
     def _stumble(self, context):
         if self.unavailable_calls:

@@ -1,0 +1,143 @@
+"""Spans of real processes: from an application, two brokers and a timer service to a report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from duemq import Admin, Producer, PushConsumer, telemetry
+from duemq.consumer.settings import ConsumerSettings
+from duemq.embedded import EmbeddedCluster
+from tests.cluster.harness import topic_name, until
+from trace_analytics import plan, schema, spans
+from trace_analytics.client import QueueClient
+from trace_analytics.options import Options
+
+PLAIN, DELAYED = 40, 20
+REPORT_S_MAX = 300  # Spark starts slowly where the machine is busy.
+
+COLUMNS = ("operation", "topic", "service", "message_id", "consumer_group", "trace_id")
+COLUMNS += ("batch_count", "due_ms", "lateness_ms", "status")
+
+
+@pytest.fixture(scope="module")
+def traced_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    flags = {kind: ["--tracing", "duemq"] for kind in ("broker", "timer")}
+    directory = tmp_path_factory.mktemp("traced")
+    with EmbeddedCluster(
+        directory, flags=flags, environment={"OTEL_BSP_SCHEDULE_DELAY": "100"}
+    ) as c:
+        yield c
+
+
+@pytest.fixture(scope="module")
+def topic(traced_cluster: EmbeddedCluster) -> str:
+    """A topic whose messages have been sent and received, traced."""
+    nameserver, name, received = traced_cluster.nameserver, topic_name(), []
+    pipeline = telemetry.configure("application", nameserver=nameserver)
+    assert pipeline is not None
+    with Admin(nameserver) as admin, Producer(nameserver) as producer:
+        admin.create_topic(name)
+        for number in range(PLAIN):
+            producer.send(name, b"plain", key=f"k{number}")
+        producer.send_many(name, [b"later"] * DELAYED, delay="500ms")
+    settings = ConsumerSettings(start_from="earliest")
+    group = f"{name}-g"
+    with PushConsumer(group, name, received.append, nameserver=nameserver, settings=settings):
+        until(lambda: len(received) == PLAIN + DELAYED)
+    telemetry.shutdown(30)
+    assert pipeline.dropped == 0
+    return name
+
+
+def rows(nameserver: str, topic: str) -> list[dict[str, object]]:
+    """All spans of a topic so far."""
+    columns = schema.select(schema.SPANS, COLUMNS)
+    options = Options(telemetry.TRACE_TOPIC)
+    with QueueClient((nameserver,), timeout_s=30) as client:
+        pieces = plan.ranges(client.queues(options.topic), options)
+        batches = [
+            spans.to_arrow(record.body, piece, run.offset, columns)
+            for piece in pieces
+            for run in client.read(options.topic, piece)
+            for record in run.records
+        ]
+    return [row for batch in batches for row in batch.to_pylist() if row["topic"] == topic]
+
+
+def messages(found: list[dict[str, object]], operation: str) -> int:
+    chosen = [row for row in found if row["operation"] == operation]
+    return sum(row["batch_count"] or 1 for row in chosen)
+
+
+def test_every_step_of_every_message_is_spanned(
+    traced_cluster: EmbeddedCluster, topic: str
+) -> None:
+    count = PLAIN + DELAYED
+    # Delayed messages are stored twice: in %TIMER% and, fired, in their topic.
+    expected = {"send": count, "process": count, "receive": count, "store": count + DELAYED}
+    expected |= {"schedule": DELAYED, "fire": DELAYED}
+
+    def counted() -> dict[str, int]:
+        found = rows(traced_cluster.nameserver, topic)
+        return {operation: messages(found, operation) for operation in expected}
+
+    until(lambda: counted() == expected)
+    found = rows(traced_cluster.nameserver, topic)
+    assert {row["service"] for row in found} == {"application", "duemq-broker", "duemq-timer"}
+    assert {row["status"] for row in found} == {"UNSET"}
+
+
+def test_a_message_is_one_trace_and_never_early(
+    traced_cluster: EmbeddedCluster, topic: str
+) -> None:
+    until(lambda: messages(rows(traced_cluster.nameserver, topic), "fire") == DELAYED)
+    found = rows(traced_cluster.nameserver, topic)
+    by_operation = {
+        operation: {row["message_id"]: row for row in found if row["operation"] == operation}
+        for operation in ("send", "process")
+    }
+    assert len(by_operation["send"]) == PLAIN + DELAYED
+    for message_id, sent in by_operation["send"].items():
+        assert by_operation["process"][message_id]["trace_id"] == sent["trace_id"]
+        assert by_operation["process"][message_id]["due_ms"] == sent["due_ms"]
+    traces = {row["trace_id"] for row in by_operation["send"].values()}
+    inside = [row for row in found if row["operation"] in ("store", "schedule", "fire", "receive")]
+    assert {row["trace_id"] for row in inside} <= traces
+    late = [row["lateness_ms"] for row in found if row["lateness_ms"] is not None]
+    assert len(late) >= DELAYED
+    assert min(late) >= 0
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(REPORT_S_MAX)
+def test_the_report_is_made_of_them(
+    traced_cluster: EmbeddedCluster, topic: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "trace_analytics", "report", "--json", "--topic", topic]
+    command += ["--nameserver", traced_cluster.nameserver, "--output", str(tmp_path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=REPORT_S_MAX, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["topics"] == [topic]
+    page = Path(result["html"]).read_text()
+    assert "Lateness, distribution" in page
+    assert (tmp_path / "lateness" / "_SUCCESS").exists()
+
+
+def test_without_traces_the_report_says_how_to_get_them(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "trace_analytics", "report", "--output", str(tmp_path)]
+    command += ["--nameserver", cluster.nameserver, "--trace-topic", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Turn tracing on" in done.stderr
+    assert done.stderr.count("\n") == 1
