@@ -41,7 +41,7 @@ demo: setup ## Runs a real day of departures through the whole system.
 	$(RUN) duemq.cli.demo $(DEMO)
 
 test: setup ## Runs the tests.
-	$(RUN) pytest -q -m "not campaign" $(PYTEST)
+	$(RUN) pytest -q $(PYTEST)
 
 fmt: setup ## Formats the code.
 	$(RUN) ruff format . && $(RUN) ruff check --fix .
@@ -62,7 +62,7 @@ ci: lint types contracts drift ## All that CI runs.
 	$(RUN) pytest -q $(PYTEST)
 
 crash: setup ## A longer crash campaign (CRASH_ROUNDS).
-	CRASH_ROUNDS=$${CRASH_ROUNDS:-50} $(RUN) pytest -q tests/crash tests/cluster -m "campaign or not campaign"
+	CRASH_ROUNDS=$${CRASH_ROUNDS:-50} $(RUN) pytest -q tests/crash tests/cluster
 
 fuzz: setup ## A longer property campaign.
 	$(RUN) pytest -q tests/property --hypothesis-profile=campaign

@@ -20,9 +20,10 @@ Rules that hold in every history (tests/property/test_coordinator.py):
    queue: a late one, overtaken by a new grant to the same member, frees nothing.
 
 Restart.  Generation and members of each group are kept (`snapshot`).  A restarted coordinator, or
-one that a group moved to, does not know who holds what: members that come back say so, and until
-all known members are back, every queue is claimed, or a session timeout has passed, the others'
-queues are not given away (`hold`).  A group that nobody has heard of is assigned at once.
+one that a group moved to, does not know who holds what: members that come back say so, and name the
+members that they were last told of.  Until all of these are back, or a session timeout has passed,
+the others' queues are not given away (`hold`).  A group that nobody has heard of is assigned at
+once.
 """
 
 import json
@@ -68,6 +69,7 @@ class Hello:
     generation: int = 0  # of the last assignment it saw
     owned: tuple[MessageQueue, ...] = ()
     client: str = ""
+    members: tuple[str, ...] = ()  # as that assignment named them
 
 
 class Assignment(NamedTuple):
@@ -77,6 +79,7 @@ class Assignment(NamedTuple):
     member_id: str
     generation: int
     queues: tuple[MessageQueue, ...]
+    members: tuple[str, ...] = ()  # of the group
 
 
 class Moved(NamedTuple):
@@ -128,6 +131,8 @@ class Group:
     # ms; None: nobody here knows who they are.
     absent: dict[str, int] | None = field(default_factory=dict)
     hold_until_ms: int | None = None
+    # Generation of the member list that `absent` was made from.
+    absent_generation: int = 0
     empty_since_ms: int = 0
 
     def held_by(self, member_id: str) -> list[MessageQueue]:
@@ -167,8 +172,6 @@ class Coordinator:
         if newest > group.generation:  # another coordinator was at work: be newer than it
             group.generation = newest
             group.target = {}
-        if group.absent is not None:
-            group.absent.pop(hello.member_id, None)
         returning = hello.member_id in group.members
         group.members[hello.member_id] = Member(
             hello.member_id,
@@ -177,6 +180,7 @@ class Coordinator:
             hello.client,
             now_ms,
         )
+        self._await_members(group, hello)
         self._claim(group, hello)
         self.changed |= not returning
         return self._rebalance([group], now_ms)
@@ -309,6 +313,7 @@ class Coordinator:
                 strategy=kept["strategy"],
                 generation=kept["generation"],
                 absent=dict(members),
+                absent_generation=kept["generation"],
                 hold_until_ms=now_ms + max(members.values()) if members else None,
                 empty_since_ms=now_ms,
             )
@@ -399,6 +404,20 @@ class Coordinator:
         self._groups[hello.group] = group
         return group
 
+    def _await_members(self, group: Group, hello: Hello) -> None:
+        """While holding back: who is still to come, by the newest list that anybody has."""
+        unknown = group.absent is None or hello.generation > group.absent_generation
+        if group.hold_until_ms is not None and hello.members and unknown:
+            timeout_ms = group.members[hello.member_id].session_timeout_ms
+            group.absent = {
+                member: timeout_ms
+                for member in hello.members[:MEMBERS_MAX]
+                if member not in group.members
+            }
+            group.absent_generation = hello.generation
+        if group.absent is not None:
+            group.absent.pop(hello.member_id, None)
+
     def _claim(self, group: Group, hello: Hello) -> None:
         """Takes a member's word for what it holds, as far as it does not take from others."""
         for queue in set(group.held_by(hello.member_id)) - set(hello.owned):
@@ -480,6 +499,7 @@ class Coordinator:
             if group.target.get(queue) == holding.member_id:
                 shares[holding.member_id].append(queue)
         told = []
+        members = tuple(sorted(group.members))
         for member_id, share in shares.items():
             queues = tuple(sorted(share))
             member = group.members[member_id]
@@ -488,5 +508,5 @@ class Coordinator:
             member.told = queues
             for queue in queues:
                 group.holdings[queue] = Holding(member_id, group.generation)
-            told.append(Assignment(group.name, member_id, group.generation, queues))
+            told.append(Assignment(group.name, member_id, group.generation, queues, members))
         return told

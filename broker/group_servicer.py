@@ -148,19 +148,24 @@ class GroupServicer:
         self._sessions[key] = session
         self._publish(step)
         try:
-            await first_of(self._hear(requests, key), _speak(session, context), self._drained())
+            await first_of(
+                self._hear(requests, key, session), _speak(session, context), self._drained()
+            )
         finally:
             if self._sessions.get(key) is session:
                 del self._sessions[key]
 
-    async def _hear(self, requests: AsyncIterator[group_pb2.MemberEvent], key: Key) -> None:
+    async def _hear(
+        self, requests: AsyncIterator[group_pb2.MemberEvent], key: Key, session: Session
+    ) -> None:
         async for event in requests:
+            if self._sessions.get(key) is not session:
+                return  # the member speaks over another stream now
             kind = event.WhichOneof("event")
             if kind == "heartbeat":
                 generation = self._coordinator.heartbeat(*key, self._clock())
                 ack = group_pb2.HeartbeatAck(generation=generation)
-                if (session := self._sessions.get(key)) is not None:
-                    session.tell(group_pb2.CoordinatorEvent(heartbeat_ack=ack))
+                session.tell(group_pb2.CoordinatorEvent(heartbeat_ack=ack))
             elif kind == "released":
                 queues = map(queue_of, event.released.queues)
                 generation = event.released.generation
@@ -234,6 +239,7 @@ def hello_of(event: group_pb2.MemberEvent) -> Hello:
         generation=hello.generation,
         owned=tuple(map(queue_of, hello.owned)),
         client=hello.client,
+        members=tuple(hello.members),
     )
 
 
@@ -266,7 +272,9 @@ async def _speak(session: Session, context: Any) -> None:
 def _event(told: Assignment | Moved) -> group_pb2.CoordinatorEvent:
     if isinstance(told, Assignment):
         queues = [message_pb2.QueueRef(**queue._asdict()) for queue in told.queues]
-        assignment = group_pb2.Assignment(generation=told.generation, queues=queues)
+        assignment = group_pb2.Assignment(
+            generation=told.generation, queues=queues, members=told.members
+        )
         return group_pb2.CoordinatorEvent(assignment=assignment)
     error = NotCoordinator(f"group {told.group!r} is now coordinated by {told.coordinator!r}")
     return group_pb2.CoordinatorEvent(error=status.to_proto(error), coordinator=told.coordinator)

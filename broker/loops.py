@@ -113,6 +113,8 @@ class LogLoop:
         if not self.failed.done():
             self._advance(self._store.log.written_position)
             self.failed.cancel()
+        elif not self.failed.cancelled():
+            self.failed.exception()  # it is why the process stops, or came after that
 
 
 class Checkpoints:
@@ -156,13 +158,14 @@ class Checkpoints:
         self._log_loop.checkpoint_begins()
         state = self._store.snapshot()
         await self._commits.wait(state.position)
+        self._store.check_shown()
+        state = self._store.without_deleted(state)
         queues = self._store.all_queues()
 
         def write() -> None:
             with self._writing:
-                for queue in queues:
-                    if not queue.dropped:
-                        queue.sync()
+                for queue in queues:  # those too of a topic that is deleted meanwhile
+                    queue.sync()
                 recovery.save_checkpoint(self._data_dir, state, self._disk)
 
         await asyncio.to_thread(write)

@@ -28,7 +28,7 @@ from duemq.v1 import group_pb2, nameserver_pb2
 from storage import checkpoint
 from storage.dirlock import DirLock
 from storage.disk import RealDisk
-from storage.errors import CorruptFile, DirectoryLocked, StorageError
+from storage.errors import CorruptFile, DirectoryLocked, DiskFull, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,13 @@ class Broker:
         self._log_loop = LogLoop(store, commits, meters, settings)
         offsets = OffsetService(store, commits, settings.name)
         self._sender = Sender(
-            store, commits, meters, now_ms, broker=settings.name, store_id=opened.store_id
+            store,
+            commits,
+            meters,
+            now_ms,
+            broker=settings.name,
+            store_id=opened.store_id,
+            traced=settings.tracing != "off",
         )
         self._puller = Puller(store, offsets, meters, steady_ms, opened.store_id)
         server.registry.register(StoreCollector(store, lambda: len(self._puller)))
@@ -187,6 +193,8 @@ class Broker:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for end in done:
                 end.result()
+        except StorageError as error:
+            raise _as_duemq_error(error) from error
         finally:
             stopped.cancel()
 
@@ -206,7 +214,10 @@ class Broker:
         healthy = not self._log_loop.failed.done()
         await self._log_loop.stop()
         if healthy and not self.store.log.disk_full:
-            await self._checkpoints.save()
+            try:
+                await self._checkpoints.save()
+            except DiskFull as error:
+                log.error("no last checkpoint, the next start takes longer: %s", error)
         self.store.close()
 
 

@@ -27,7 +27,6 @@ off size field
 """
 
 import struct
-from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -67,16 +66,35 @@ class Stored(NamedTuple):
 
 
 class Lane:
-    """One lane.  The window's last entry is that of `next_sequence - 1`."""
+    """One lane.  The window's last entry is that of `next_sequence - 1`.
 
-    __slots__ = ("epoch", "next_sequence", "packed", "window")
+    The window is kept packed, as it lies in the checkpoint: 2 KiB a lane, and nothing to collect.
+    """
 
-    def __init__(self, epoch: int, next_sequence: int) -> None:
+    __slots__ = ("epoch", "last_ms", "next_sequence", "window")
+
+    def __init__(self, epoch: int, next_sequence: int, window: bytes = b"") -> None:
         self.epoch = epoch
         self.next_sequence = next_sequence
-        self.window: deque[Stored] = deque(maxlen=WINDOW_BATCHES)
-        # The lane's checkpoint encoding; None after a change.
-        self.packed: bytes | None = None
+        self.window = bytearray(window)
+        self.last_ms = self.stored(1).store_ms if window else 0
+
+    @property
+    def known(self) -> int:
+        """Batches whose answers are known."""
+        return len(self.window) // _STORED.size
+
+    def stored(self, back: int) -> Stored:
+        """The answer to the last batch (1), the one before (2), and so on."""
+        return Stored(*_STORED.unpack_from(self.window, len(self.window) - back * _STORED.size))
+
+    def add(self, stored: Stored) -> None:
+        """The next batch was stored."""
+        self.next_sequence += 1
+        self.last_ms = stored.store_ms
+        self.window += _STORED.pack(*stored)
+        if self.known > WINDOW_BATCHES:
+            del self.window[: _STORED.size]
 
 
 class Producers:
@@ -120,24 +138,22 @@ class Producers:
                 limit=lane.next_sequence,
             )
         back = lane.next_sequence - sequence
-        if back > len(lane.window):
+        if back > lane.known:
             raise OutOfSequence(
                 f"sequence: {sequence} was stored, but its offsets are no longer known;"
-                f" the last {len(lane.window)} batches before {lane.next_sequence} are",
+                f" the last {lane.known} batches before {lane.next_sequence} are",
                 field="sequence",
                 value=sequence,
-                limit=lane.next_sequence - len(lane.window),
+                limit=lane.next_sequence - lane.known,
             )
-        return lane.window[-back]
+        return lane.stored(back)
 
     def record(self, key: LaneKey, epoch: int, sequence: int, stored: Stored) -> None:
         """The batch was appended (or is found in the log during recovery)."""
         lane = self._lanes.pop(key, None)
         if lane is None or lane.epoch != epoch or lane.next_sequence != sequence:
             lane = Lane(epoch, sequence)
-        lane.next_sequence = sequence + 1
-        lane.window.append(stored)
-        lane.packed = None
+        lane.add(stored)
         self._lanes[key] = lane
 
     def forget_topic(self, topic: str) -> None:
@@ -150,7 +166,7 @@ class Producers:
         horizon = now_ms - self._idle_ms
         idle: list[LaneKey] = []
         for key, lane in self._lanes.items():
-            if lane.window[-1].store_ms >= horizon:
+            if lane.last_ms >= horizon:
                 break
             if key.producer_id < SERVICE_IDS_FROM:
                 idle.append(key)
@@ -162,7 +178,7 @@ class Producers:
         if len(self._lanes) < self._lanes_max:
             return
         for key, lane in self._lanes.items():
-            if lane.window[-1].store_ms > now_ms - EVICT_IDLE_MS:
+            if lane.last_ms > now_ms - EVICT_IDLE_MS:
                 break
             if key.producer_id < SERVICE_IDS_FROM:
                 del self._lanes[key]
@@ -175,31 +191,26 @@ class Producers:
         )
 
     def encode(self) -> bytes:
-        """For the checkpoint; costs only what changed since the last one."""
-        parts = []
-        for key, lane in self._lanes.items():
-            if lane.packed is None:
-                lane.packed = _pack(key, lane)
-            parts.append(lane.packed)
-        return b"".join(parts)
+        """For the checkpoint."""
+        return b"".join(part for key, lane in self._lanes.items() for part in _pack(key, lane))
 
     def load(self, data: bytes) -> None:
         """Puts back what `encode` gave."""
         self._lanes = dict(_unpack(data))
 
 
-def _pack(key: LaneKey, lane: Lane) -> bytes:
+def _pack(key: LaneKey, lane: Lane) -> tuple[bytes, bytes, bytes]:
     topic = key.topic.encode()
     head = _LANE.pack(
         key.producer_id,
         len(topic),
         key.timed,
-        len(lane.window),
+        lane.known,
         key.queue_id,
         lane.epoch,
         lane.next_sequence,
     )
-    return b"".join([head, topic, *(_STORED.pack(*stored) for stored in lane.window)])
+    return head, topic, bytes(lane.window)
 
 
 def _unpack(data: bytes) -> Iterator[tuple[LaneKey, Lane]]:
@@ -210,11 +221,10 @@ def _unpack(data: bytes) -> Iterator[tuple[LaneKey, Lane]]:
         at += _LANE.size
         topic = data[at : at + topic_length].decode()
         at += topic_length
-        lane = Lane(epoch, next_sequence)
         end = at + entries * _STORED.size
-        lane.window.extend(Stored(*row) for row in _STORED.iter_unpack(data[at:end]))
+        key = LaneKey(producer_id, topic, queue_id, bool(timed))
+        yield key, Lane(epoch, next_sequence, data[at:end])
         at = end
-        yield LaneKey(producer_id, topic, queue_id, bool(timed)), lane
 
 
 def check_identity(producer_id: int, epoch: int, sequence: int) -> None:

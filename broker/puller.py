@@ -42,7 +42,7 @@ BYTES_DEFAULT, BYTES_MAX = 1 << 20, 8 << 20
 FRAMES_BYTES_DEFAULT = 4 << 20
 STREAM_WAITING_MAX = 1_024
 # Answers of one stream that are read from the log and not yet taken by the connection.
-STREAM_UNWRITTEN_MAX = 4
+STREAM_UNWRITTEN_MAX = 2
 READER_THREADS = 4
 
 T = TypeVar("T")
@@ -144,6 +144,7 @@ class Puller:
         self, request: broker_pb2.PullRequest, reads: list[_QueueRead], parked: Parked
     ) -> list[QueueAnswer]:
         deadline_ms = self._now_ms() + request.wait_ms
+        parked_before = False
         while True:
             await parked.take_place()
             answers = await self._read(request, reads)
@@ -154,8 +155,13 @@ class Puller:
                 return self._progress(reads)
             if any(read.scanned != self._end_of(read) for read in reads):
                 await asyncio.sleep(0)  # a filter leaves out much: let others have a turn
-            else:
-                await self._park(parked, [read.key for read in reads], deadline_ms)
+                continue
+            if not parked_before and (progress := self._progress(reads)):
+                # A filter left out all that was there: the group can commit that now.  What comes
+                # later and is left out is told at the end of the wait, not append by append.
+                return progress
+            parked_before = True
+            await self._park(parked, [read.key for read in reads], deadline_ms)
 
     def _is_over(self, wait_ms: int, deadline_ms: int) -> bool:
         return self._closing or not wait_ms or self._now_ms() >= deadline_ms

@@ -121,18 +121,21 @@ class QueueTable:
 
     def add(self, topic: Topic) -> list[Queue]:
         """Makes the queues of a topic, or opens them."""
-        queues = [
-            Queue(
-                topic.name,
-                number,
-                os.path.join(self._folder(topic), str(number)),
-                self._disk,
-                self._files,
-            )
-            for number in range(topic.queues)
-        ]
+        queues = [self._open(topic, number) for number in range(topic.queues)]
         self._queues[topic.name] = queues
         return queues
+
+    def grow(self, topic: Topic) -> None:
+        """Makes the queues that the topic has more than before, empty."""
+        queues = self._queues[topic.name]
+        for number in range(len(queues), topic.queues):
+            queue = self._open(topic, number)
+            queue.restart()
+            queues.append(queue)
+
+    def _open(self, topic: Topic, number: int) -> Queue:
+        directory = os.path.join(self._folder(topic), str(number))
+        return Queue(topic.name, number, directory, self._disk, self._files)
 
     def of(self, topic: str) -> list[Queue]:
         """The queues of a topic that exists."""

@@ -15,6 +15,8 @@ import json
 import struct
 from typing import Any, NamedTuple
 
+from storage.errors import UnknownVersion
+
 VERSION = 1
 _HEAD = struct.Struct("<I")
 
@@ -40,10 +42,10 @@ def encode(state: State) -> bytes:
 
 
 def decode(payload: bytes) -> State:
-    """Raises ValueError for a state of another version."""
+    """Raises UnknownVersion."""
     (length,) = _HEAD.unpack_from(payload)
     fields = json.loads(payload[_HEAD.size : _HEAD.size + length])
     version = fields.pop("version")
     if version != VERSION:
-        raise ValueError(f"checkpoint has version {version}, this release reads {VERSION}")
+        raise UnknownVersion(f"checkpoint has version {version}, this release reads {VERSION}")
     return State(**fields, lanes=payload[_HEAD.size + length :])

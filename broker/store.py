@@ -15,7 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from broker import batch as batches
@@ -109,10 +109,13 @@ class Store:
 
     # -- sending ----------------------------------------------------------------------------------
 
-    def send(self, batch: Batch, now_ms: int) -> Accepted:
+    def send(
+        self, batch: Batch, now_ms: int, checked: Columns | DuemqError | None = None
+    ) -> Accepted:
         """Stores a batch, or finds that it was stored before.
 
-        Raises the errors of Broker.Send for a batch, by which nothing is changed.
+        `checked`: what `batches.check` said, if it was asked before.  Raises the errors of
+        Broker.Send for a batch, by which nothing is changed.
         """
         self._check_writable()
         producer_id, epoch, sequence = batch.producer_id, batch.producer_epoch, batch.sequence
@@ -127,7 +130,9 @@ class Store:
             if stored is not None:
                 self.duplicates += 1
                 return Accepted(stored, stored.position + 1, timed, duplicate=True)
-        columns = batches.check(batch, self.rules.limits, self.topics.limit(topic))
+        if isinstance(checked, DuemqError):
+            raise checked
+        columns = checked or batches.check(batch, self.rules.limits, self.topics.limit(topic))
         due_ms = (
             due.resolve(batch, columns.count, now_ms, self.rules.delay_levels_ms).tobytes()
             if timed
@@ -139,6 +144,12 @@ class Store:
         if producer_id:
             self.producers.record(key, epoch, sequence, accepted.stored)
         return accepted
+
+    def message_bytes_max(self, topic: str) -> int:
+        """The most bytes of a body, of a topic that may not be there yet."""
+        if topic in self.topics:
+            return self.topics.limit(self.topics.find(topic))
+        return self.rules.limits.message_bytes_max
 
     def _topic_to_send(self, name: str) -> Topic:
         """The topic, or the one that the first good batch will make."""
@@ -267,12 +278,19 @@ class Store:
             if not queue.dropped:
                 gathered.setdefault(queue, []).append(entries)
         for queue, pieces in gathered.items():
+            if queue.dropped:
+                continue
             try:
                 queue.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             except DiskFull:
                 self._held[queue] = pieces  # shown as soon as there is space
             else:
                 self.on_visible(queue)
+
+    def check_shown(self) -> None:
+        """Raises DiskFull while consume queues lack what the log has: no checkpoint may be made."""
+        if self._held:
+            raise DiskFull(f"{len(self._held)} consume queues wait for space")
 
     # -- topics -----------------------------------------------------------------------------------
 
@@ -313,6 +331,9 @@ class Store:
 
     def _remove_topic(self, name: str) -> None:
         self._queues.remove(self.topics.remove(name))
+        self._forget_topic(name)
+
+    def _forget_topic(self, name: str) -> None:
         self.producers.forget_topic(name)
         self.offsets.forget_topic(name)
 
@@ -361,6 +382,20 @@ class Store:
             lanes=self.producers.encode(),
         )
 
+    def without_deleted(self, state: State) -> State:
+        """The snapshot without topics that were deleted since: their queues get no more entries.
+
+        To be called when the log is durable up to its position.
+        """
+        kept = {
+            row["name"]
+            for row in state.topics["topics"]
+            if row["name"] in self.topics and self.topics.find(row["name"]).id == row["id"]
+        }
+        rows = [row for row in state.topics["topics"] if row["name"] in kept]
+        queues = {name: offsets for name, offsets in state.queues.items() if name in kept}
+        return state._replace(topics={**state.topics, "topics": rows}, queues=queues)
+
     def restore(self, state: State, *, rebuild: bool = False) -> None:
         """Takes a checkpoint over; with `rebuild` only what the log cannot tell again.
 
@@ -392,6 +427,8 @@ class Store:
             name = journal.read_topic_deleted(entry.body)
             if name in self.topics:
                 self._remove_topic(name)
+            else:  # deleted while the checkpoint was made, which left it out
+                self._forget_topic(name)
         elif entry.kind == journal.OFFSETS:
             for key, progress in journal.read_offsets(entry.body):
                 if key.topic in self.topics:
@@ -402,9 +439,7 @@ class Store:
     def _replay_frame(self, entry: Entry) -> None:
         stored_frame = frame.decode(entry.body)
         self._store_ms = max(self._store_ms, stored_frame.store_ms)
-        if stored_frame.topic not in self.topics:
-            return  # of a topic that was deleted, in a rebuild from a shortened log
-        queue = self._queues.of(stored_frame.topic)[stored_frame.queue_id]
+        queue = self._queue_to_replay(stored_frame.topic, stored_frame.queue_id)
         if stored_frame.base_offset != queue.next_offset:
             if queue.max_offset > queue.min_offset:
                 raise InvariantError(
@@ -435,6 +470,23 @@ class Store:
                 ),
             )
 
+    def _queue_to_replay(self, name: str, queue_id: int) -> Queue:
+        """The queue of a frame.
+
+        In a rebuild without a checkpoint, retention may have removed the entry that made the topic:
+        then it has at least the queues that there are frames of.  If it was deleted, the entry
+        that says so comes after the frames.
+        """
+        known = self.topics.find(name) if name in self.topics else None
+        if known is None:
+            queues = max(self.rules.default_queues, queue_id + 1)
+            self._put_topic(self.topics.plan(name, queues))
+        elif queue_id >= known.queues:
+            grown = replace(known, queues=queue_id + 1)
+            self.topics.put(grown)
+            self._queues.grow(grown)
+        return self._queues.of(name)[queue_id]
+
     def ensure_timer_topic(self) -> None:
         """Makes %TIMER% on the first start; its number of queues never changes."""
         if names.TIMER_TOPIC not in self.topics:
@@ -457,7 +509,8 @@ class Store:
     def close(self) -> None:
         """Closes the files."""
         for queue in self._queues.all():
-            queue.close()
+            with suppress(DiskFull):  # the next start makes up for it, from the log
+                queue.close()
         self.log.close()
 
 

@@ -9,12 +9,11 @@ from functools import partial
 from duemq.rpc import server as rpc
 from duemq.rpc import settings as rpc_settings
 from duemq.rpc.logging import configure
-from duemq.v1 import nameserver_pb2
 from nameserver import loops
 from nameserver.clock import SteadyClock
 from nameserver.metrics import expose
 from nameserver.registry import Registry
-from nameserver.servicer import NameserverServicer
+from nameserver.servicer import OVERRIDES, SERVICE, NameserverServicer
 from nameserver.settings import Settings
 
 log = logging.getLogger("nameserver")
@@ -28,7 +27,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     server = rpc.Server(settings)
     servicer = NameserverServicer(registry, clock.now_ms, settings.watchers_max)
     expose(registry, servicer, server.registry)
-    server.add(nameserver_pb2.DESCRIPTOR.services_by_name["Nameserver"], servicer)
+    server.add(SERVICE, servicer, OVERRIDES)
     await server.start()
     await loops.serve(registry, servicer, server, clock.now_ms, stop)
 

@@ -27,6 +27,8 @@ from duemq.errors import NotReady, Overloaded, TopicNotFound
 INSTANCES_MAX = 1_000
 # How long the version of a deregistered instance is remembered: longer than any call may take.
 GONE_MS = 60_000
+# Versions remembered so; of more, the oldest are forgotten.
+GONE_MAX = 2 * INSTANCES_MAX
 
 
 class Version(NamedTuple):
@@ -165,7 +167,10 @@ class Registry:
             return False
         gone = self._gone.get(key)
         if gone is None or gone.version <= version:
+            self._gone.pop(key, None)
             self._gone[key] = _Gone(version, now_ms + GONE_MS)
+            if len(self._gone) > GONE_MAX:
+                del self._gone[next(iter(self._gone))]
         if known is None:
             return False
         self._remove(key)

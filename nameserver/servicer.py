@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from duemq.errors import InvalidArgument, Overloaded
+from duemq.rpc.server import Codec
 from duemq.rpc.settings import check_address, check_name
 from duemq.v1 import nameserver_pb2 as pb
 from nameserver.registry import (
@@ -32,6 +33,10 @@ EXPIRY_MS_MAX = 3_600_000
 WATCHED_TOPICS_MAX = 10_000
 
 
+SERVICE = pb.DESCRIPTOR.services_by_name["Nameserver"]
+OVERRIDES: dict[str, Codec] = {"WatchRoutes": (pb.WatchRoutesRequest.FromString, bytes)}
+
+
 class NameserverServicer:
     """Answers from the registry, and wakes its watchers when that has changed."""
 
@@ -47,7 +52,7 @@ class NameserverServicer:
         self._now_ms = now_ms
         self._watchers_max = watchers_max
         self._changed = asyncio.Event()
-        self._last: tuple[tuple[Changes, frozenset[str]], pb.RouteUpdate] | None = None
+        self._last: tuple[tuple[Changes, frozenset[str]], bytes] | None = None
         self._closed = False
 
     def wake(self) -> None:
@@ -78,6 +83,7 @@ class NameserverServicer:
         if bool(request.broker) == bool(request.timer):
             raise InvalidArgument("either broker or timer must be given", field="broker")
         kind: type[Report] = BrokerReport if request.broker else TimerReport
+        check_name("broker" if request.broker else "timer", request.broker or request.timer)
         before = self._registry.revision
         version = _version_of(request.version)
         self._registry.deregister(kind, request.broker or request.timer, version, self._now_ms())
@@ -100,8 +106,8 @@ class NameserverServicer:
 
     async def WatchRoutes(
         self, request: pb.WatchRoutesRequest, context: Any
-    ) -> AsyncIterator[pb.RouteUpdate]:
-        """See nameserver.proto."""
+    ) -> AsyncIterator[bytes]:
+        """See nameserver.proto.  Answers are encoded RouteUpdates."""
         self._registry.check_ready(self._now_ms())
         _between("topics", len(request.topics), 0, WATCHED_TOPICS_MAX)
         if self.watchers >= self._watchers_max:
@@ -116,7 +122,7 @@ class NameserverServicer:
         finally:
             self.watchers -= 1
 
-    async def _updates(self, topics: frozenset[str]) -> AsyncIterator[pb.RouteUpdate]:
+    async def _updates(self, topics: frozenset[str]) -> AsyncIterator[bytes]:
         told = 0
         while not self._closed:
             changed = self._changed
@@ -127,11 +133,11 @@ class NameserverServicer:
             else:
                 await changed.wait()
 
-    def _update_of(self, changes: Changes, topics: frozenset[str]) -> pb.RouteUpdate:
+    def _update_of(self, changes: Changes, topics: frozenset[str]) -> bytes:
         """The message for a watcher; the last one is kept, as most watchers get the same."""
         key = (changes, topics)
         if self._last is None or self._last[0] != key:
-            self._last = (key, self._make_update(changes, topics))
+            self._last = (key, self._make_update(changes, topics).SerializeToString())
         return self._last[1]
 
     def _make_update(self, changes: Changes, topics: frozenset[str]) -> pb.RouteUpdate:

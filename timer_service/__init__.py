@@ -1,1 +1,1 @@
-"""timer_service."""
+"""The timer service: holds delayed messages durably and fires each exactly once, never early."""

@@ -94,6 +94,10 @@ class Dispatcher:
             self._ready.setdefault(target, deque()).appendleft(ids)
             self.waiting += len(ids)
 
+    def waiting_for(self, target: int) -> int:
+        """How many timers of a target wait, cancelled ones included."""
+        return sum(len(ids) for ids in self._ready.get(target, ()))
+
     # -- where to ---------------------------------------------------------
 
     def set_routes(self, routes: Mapping[str, Queues]) -> None:
@@ -152,6 +156,17 @@ class Dispatcher:
         if not home.connected and now_ms - home.down_since_ms < FAILOVER_AFTER_MS:
             return []
         return [name for name, count in sorted(queues.items()) if count > 0 and self._open(name)]
+
+    def next_failover_ms(self, now_ms: int) -> int:
+        """When timers that wait for their broker may go to another; NEVER: none will."""
+        if not self.waiting:
+            return NEVER
+        times = (
+            peer.down_since_ms + FAILOVER_AFTER_MS
+            for peer in self.peers.values()
+            if not peer.connected and peer.down_since_ms
+        )
+        return min((time_ms for time_ms in times if time_ms > now_ms), default=NEVER)
 
     def _open(self, broker: str) -> bool:
         peer = self.peer(broker)

@@ -17,8 +17,6 @@ from timer_service import state
 from timer_service.scheduler import Scheduler
 from timer_service.segments import Flush, Load, Segments
 
-CHECKPOINT_LOG_BYTES = 64 << 20  # log since the last checkpoint; read again by a restart
-CHECKPOINT_INTERVAL_MS = 30_000
 LOAD_ROWS_MAX = 16_384
 LOAD_BYTES_MAX = 8 << 20
 # A load begins when timers come this close to the horizon, so that it brings a good many.
@@ -89,9 +87,9 @@ class Housekeeper:
         self._pull_near(now_ms)
         if scheduler.memtable_full():
             return scheduler.begin_flush(now_ms)
-        load = self._load(now_ms)
-        if load is not None:
-            return load
+        job = self._park(now_ms) or self._load(now_ms) or self._unpark(now_ms)
+        if job is not None:
+            return job
         if self._pressed() and scheduler.memtable.min_due_ms is not None:
             window_ms = scheduler.limits.near_window_ms
             if scheduler.memtable.min_due_ms < now_ms + window_ms:
@@ -112,8 +110,9 @@ class Housekeeper:
             self._scheduler.segments.delete_done(job.state.files())
 
     def save(self, now_ms: int) -> Save:
-        """A checkpoint of the state as it is now."""
+        """A checkpoint of the state as it is now.  Raises InvariantError if it cannot be right."""
         scheduler = self._scheduler
+        scheduler.check()
         scheduler.flush_acks()
         position = self._log.end_position
         found = state.capture(
@@ -161,6 +160,26 @@ class Housekeeper:
         size = min(LOAD_BYTES_MAX, limits.near_bytes_max - near.bytes)
         return scheduler.segments.load(horizon, rows, size)
 
+    def _park(self, now_ms: int) -> Flush | None:
+        """Moves due timers to disk whose target is away, when memory is short."""
+        if not self._pressed() or self._too_few_wait():
+            return None
+        target = self._scheduler.stuck(now_ms)
+        return None if target is None else self._scheduler.begin_park(target, now_ms)
+
+    def _too_few_wait(self) -> bool:
+        scheduler = self._scheduler
+        return scheduler.dispatcher.waiting < scheduler.limits.park_rows_min
+
+    def _unpark(self, now_ms: int) -> Load | None:
+        scheduler = self._scheduler
+        if self._short_of_room():
+            return None
+        for target in scheduler.segments.parked():
+            if scheduler.can_unpark(target, now_ms):
+                return scheduler.segments.load_parked(target, LOAD_ROWS_MAX, LOAD_BYTES_MAX)
+        return None
+
     def _short_of_room(self) -> bool:
         near, limits = self._scheduler.near, self._scheduler.limits
         rows = int(limits.near_rows_max * ROOM_MIN)
@@ -179,4 +198,6 @@ class Housekeeper:
         if end == self._saved_position:
             return False
         grown = end - max(self._saved_position, 0)
-        return grown >= CHECKPOINT_LOG_BYTES or now_ms - self._saved_ms >= CHECKPOINT_INTERVAL_MS
+        limits = self._scheduler.limits
+        late = now_ms - self._saved_ms >= limits.checkpoint_interval_ms
+        return late or grown >= limits.checkpoint_log_bytes

@@ -45,11 +45,12 @@ class Link:
             self.fetchers[queue_id] = Fetcher(self._shard, self.broker.name, self._stub, source)
 
     async def stop(self) -> None:
-        """Ends everything; commits what is durable."""
+        """Ends everything; commits what was fetched, once it is durable."""
         await asyncio.gather(*(fetcher.stop() for fetcher in self.fetchers.values()))
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         try:
+            await self._shard.durable(self._shard.store.log.end_position)
             await self._commit()
         except DuemqError as error:
             log.info("offsets of %s not committed: %s", self.broker.name, error)

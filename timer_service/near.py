@@ -55,11 +55,8 @@ class Near:
 
     def has_room(self, rows: int = 1, size: int = 1) -> bool:
         """Whether so much may be added; always, if there is nothing else."""
-        return (
-            not len(self)
-            or (len(self) + rows <= self.rows_max
-            and self.bytes + size <= self.bytes_max)
-        )
+        fits = len(self) + rows <= self.rows_max and self.bytes + size <= self.bytes_max
+        return fits or not len(self)
 
     def add(self, rows: Rows, blob: Blob) -> None:
         """Takes timers in whose bodies lie in `blob`.  Past due ones come out at once."""
@@ -130,17 +127,27 @@ class Near:
         gone = on_wheel & ((self._state == DROPPED) | (due >= due_ms))
         kept = np.flatnonzero(on_wheel & ~gone).astype(np.int32)
         evicted = np.flatnonzero(gone & (self._state == PENDING)).astype(np.int32)
-        evicted = evicted.take(np.argsort(self._blob[evicted], kind="stable"))
-        numbers = self._blob[evicted]
+        pieces = self._pieces(evicted)
+        self.pending -= len(evicted)
+        self._release(np.flatnonzero(gone).astype(np.int32))
+        self.wheel.replace(kept, due[kept])
+        return pieces
+
+    def detach(self, ids: Ids) -> list[tuple[Rows, Blob]]:
+        """Takes pending rows out that are not on the wheel, with their bodies."""
+        pieces = self._pieces(ids)
+        self.remove(ids)
+        return pieces
+
+    def _pieces(self, ids: Ids) -> list[tuple[Rows, Blob]]:
+        ids = ids.take(np.argsort(self._blob[ids], kind="stable"))
+        numbers = self._blob[ids]
         pieces: list[tuple[Rows, Blob]] = []
         for first, last in runs(numbers):
             blob = self.blobs[int(numbers[first])]
             if blob is None:
                 raise InvariantError("a timer outlived its body")
-            pieces.append((self.rows(evicted[first:last]), blob))
-        self.pending -= len(evicted)
-        self._release(np.flatnonzero(gone).astype(np.int32))
-        self.wheel.replace(kept, due[kept])
+            pieces.append((self.rows(ids[first:last]), blob))
         return pieces
 
     def pending_ids(self) -> Ids:

@@ -31,10 +31,12 @@ from timer_service.entries import Dispatched
 from timer_service.lane import Batch, Lane
 from timer_service.rows import Blob, Home, Rows, concatenate
 from timer_service.scheduler import Scheduler, make_batch
+from timer_service.segments import Load
 from timer_service.state import State
 
 ReadBody = Callable[[Home, int], bytes]
 LOAD_ROWS = 16_384  # loaded at once to find dispatched timers
+LOAD_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(slots=True)
@@ -167,6 +169,9 @@ class Recovery:
         for horizon_ms in (self._now_ms + 1, self._now_ms + window_ms, NEVER):
             while self._unseen.remaining and self._load(horizon_ms):
                 pass
+        for target in scheduler.segments.parked():
+            while self._unseen.remaining and target in scheduler.segments.parked():
+                self._take(scheduler.segments.load_parked(target, LOAD_ROWS, LOAD_BYTES))
         if self._unseen.remaining:
             raise Corrupt(f"{self._unseen.remaining} dispatched timers are nowhere to be found")
         for batch in self._batches:
@@ -289,7 +294,12 @@ class Recovery:
     def _load(self, horizon_ms: int) -> bool:
         """Loads some timers that were due; False if there are none."""
         scheduler = self._scheduler
-        load = scheduler.segments.load(horizon_ms, LOAD_ROWS, scheduler.limits.near_bytes_max)
+        load = scheduler.segments.load(horizon_ms, LOAD_ROWS, LOAD_BYTES)
+        self._take(load)
+        return bool(load.pieces)
+
+    def _take(self, load: Load) -> None:
+        scheduler = self._scheduler
         load.run()
         scheduler.segments.loaded(load)
         for piece in load.pieces:
@@ -297,7 +307,6 @@ class Recovery:
             rows = scheduler.drop_cancelled(self._sift(rows, piece.blob))
             if len(rows):
                 scheduler.admit(rows, piece.blob, self._now_ms, force=True)
-        return bool(load.pieces)
 
     def _rebuild(self, batch: _Replayed) -> None:
         if sum(len(places) for places, _, _ in batch.found) != batch.count:

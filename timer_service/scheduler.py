@@ -33,7 +33,7 @@ from duemq.errors import InvariantError, OffsetOutOfRange, Overloaded
 from storage import record
 from storage.disk import Buffer
 from timer_service import entries, intake
-from timer_service.dispatch import BATCH_BYTES_MAX, BATCH_ROWS_MAX, Dispatcher
+from timer_service.dispatch import BATCH_BYTES_MAX, BATCH_ROWS_MAX, NEVER, Dispatcher
 from timer_service.entries import Cancelled, Dispatched, Restarted, SourceId, TargetId
 from timer_service.lane import Batch, Lane, Outcome
 from timer_service.memtable import Memtable, Piece
@@ -46,6 +46,7 @@ from timer_service.wheel import SPAN_MS, Ids
 
 TICK_ROWS_MAX = 8_192  # timers taken off the wheel at once
 TICK_BATCHES_MAX = 8  # batches built at once: some 4 ms of work
+PARK_ROWS_MAX = 16_384  # due timers moved to disk at once, while their target is away
 ACKS_MAX = 512  # acknowledgements held back for the next entry of the log
 SPARSE = 4  # less than one in so many bytes needed: copy those, let go of the rest
 
@@ -65,10 +66,13 @@ class Limits:
     near_window_ms: int = 60_000  # how far ahead timers are loaded; less than the wheel's span
     near_rows_max: int = 400_000
     near_bytes_max: int = 64 << 20
-    memtable_rows_max: int = 32_768
-    memtable_bytes_max: int = 8 << 20
+    memtable_rows_max: int = 16_384
+    memtable_bytes_max: int = 4 << 20
+    park_rows_min: int = 1_000  # fewer due timers that wait are not worth a flush
     tombstones_max: int = 1_000_000
     tombstone_keep_ms: int = 24 * 3_600_000  # after the due time
+    checkpoint_interval_ms: int = 30_000
+    checkpoint_log_bytes: int = 64 << 20  # since the last checkpoint; read again by a restart
 
 
 class CancelOutcome(NamedTuple):
@@ -265,7 +269,9 @@ class Scheduler:
             self._make_ready(self.near.live(due))
         if self._build_batches(now_ms):
             return now_ms
-        return self.near.wheel.next_due_ms()
+        next_due_ms = self.near.wheel.next_due_ms()
+        next_ms = min(next_due_ms or NEVER, self.dispatcher.next_failover_ms(now_ms))
+        return None if next_ms == NEVER else next_ms
 
     def _make_ready(self, ids: Ids) -> None:
         targets = self.near.table.target[ids]
@@ -459,6 +465,31 @@ class Scheduler:
             if len(rows):
                 self.flushing.append((rows, blob))
         return self.segments.flush(self.flushing, self.tables(), now_ms)
+
+    def stuck(self, now_ms: int) -> int | None:
+        """The target with the most due timers of those that cannot be sent to now."""
+        waiting = {
+            target: self.dispatcher.waiting_for(target)
+            for target in self.dispatcher.turns()
+            if self.dispatcher.choose(self.targets[target], now_ms) is None
+        }
+        return max(waiting, key=lambda target: waiting[target], default=None)
+
+    def begin_park(self, target: int, now_ms: int) -> Flush | None:
+        """Takes due timers of a target out of memory, into a job."""
+        if self.flushing:
+            raise InvariantError("a flush is running")
+        ids = self.near.live(self.dispatcher.take(target, PARK_ROWS_MAX))
+        self.flushing = self.near.detach(ids)
+        if not self.flushing:
+            return None
+        name = self.targets[target]
+        return self.segments.flush(self.flushing, self.tables(), now_ms, name)
+
+    def can_unpark(self, target: TargetId, now_ms: int) -> bool:
+        """Whether parked timers of a target could be sent now."""
+        waiting = self.dispatcher.waiting_for(self.target_number(target))
+        return waiting < TICK_ROWS_MAX and self.dispatcher.choose(target, now_ms) is not None
 
     def end_flush(self, flush: Flush) -> None:
         """The frozen memtable is in blocks."""

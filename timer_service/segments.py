@@ -14,6 +14,10 @@ A block is loaded from its front, as the near window moves over it; a file all o
 are loaded is deleted whole.  Bodies are never moved again: no merge, no cascade.  (Rejected: a
 merged LSM tree; timers leave in due order anyway, and a merge would only rewrite bodies.)
 
+Due timers that cannot be sent, because their topic or broker is gone, are parked when memory runs
+short: flushed as blocks of one target, which wait outside of the due order until the target can be
+sent to again.  So they hold up no other timer.
+
 Files are not synced as they are written: the timer log still has the same timers.  A checkpoint
 syncs them, notes their lengths, and only then lets go of the log.  After a crash everything past
 the noted lengths is cut, and files that the checkpoint does not know are deleted.
@@ -75,6 +79,7 @@ class Block:
     cursor: int  # rows loaded
     next_due_ms: int  # of row `cursor`
     last_due_ms: int
+    parked: TargetId | None = None
 
 
 class Piecewise(NamedTuple):
@@ -106,6 +111,7 @@ class Segments:
         self.lengths: dict[str, int] = {}  # of every file
         self.dirty: set[str] = set()  # written since the last sync
         self._blocks: list[tuple[int, int, Block]] = []  # heap by next due time
+        self._parked: dict[TargetId, list[Block]] = {}
         self._number = itertools.count()
         disk.makedirs(directory)
 
@@ -130,15 +136,26 @@ class Segments:
 
     def blocks(self) -> list[Block]:
         """Every block that is not loaded to its end, in no particular order."""
-        return [each for _, _, each in self._blocks]
+        parked = itertools.chain.from_iterable(self._parked.values())
+        return [*(each for _, _, each in self._blocks), *parked]
+
+    def parked(self) -> list[TargetId]:
+        """Targets with parked timers."""
+        return list(self._parked)
 
     def next_due_ms(self) -> int | None:
-        """Due time of the first timer not loaded."""
+        """Due time of the first timer not loaded, parked ones apart."""
         return self._blocks[0][0] if self._blocks else None
 
-    def flush(self, pieces: Sequence[Piece], tables: Tables, now_ms: int) -> Flush:
-        """A job that writes a memtable out; `flushed` takes its result over."""
-        return Flush(self.directory, self._disk, pieces, tables, dict(self.lengths), now_ms)
+    def flush(
+        self,
+        pieces: Sequence[Piece],
+        tables: Tables,
+        now_ms: int,
+        parked: TargetId | None = None,
+    ) -> Flush:
+        """A job that writes a memtable out, or timers to be parked; `flushed` takes it over."""
+        return Flush(self.directory, self._disk, pieces, tables, dict(self.lengths), now_ms, parked)
 
     def flushed(self, flush: Flush) -> None:
         """The job ran: its blocks are part of the far timers."""
@@ -152,6 +169,12 @@ class Segments:
         chosen = [each for due, _, each in self._blocks if due < horizon_ms]
         return Load(self.directory, self._disk, chosen, horizon_ms, rows_max, bytes_max)
 
+    def load_parked(self, target: TargetId, rows_max: int, bytes_max: int) -> Load:
+        """As `load`, of the timers parked for a target."""
+        blocks = self._parked[target]
+        horizon_ms = max(each.last_due_ms for each in blocks) + 1
+        return Load(self.directory, self._disk, list(blocks), horizon_ms, rows_max, bytes_max)
+
     def loaded(self, load: Load) -> None:
         """The job ran: its blocks' cursors move."""
         for piece in load.pieces:
@@ -162,15 +185,18 @@ class Segments:
             left = [each for _, _, each in self._blocks if each.cursor < each.count]
             self._blocks = [(each.next_due_ms, next(self._number), each) for each in left]
             heapq.heapify(self._blocks)
+            for target, blocks in list(self._parked.items()):
+                self._parked[target] = [each for each in blocks if each.cursor < each.count]
+                if not self._parked[target]:
+                    del self._parked[target]
 
     def find(self, source: SourceId, offset: int, due_ms: int) -> bool:
         """Whether the timer lies here, not loaded.  Reads indexes from disk."""
-        for _, _, each in self._blocks:
-            if each.next_due_ms <= due_ms <= each.last_due_ms and self._in_block(
-                each, source, offset, due_ms
-            ):
-                return True
-        return False
+        return any(
+            self._in_block(each, source, offset, due_ms)
+            for each in self.blocks()
+            if each.next_due_ms <= due_ms <= each.last_due_ms
+        )
 
     def delete_done(self, needed: set[str]) -> None:
         """Deletes the files with nothing left to load, unless `needed`.
@@ -185,11 +211,14 @@ class Segments:
 
     def unfinished(self) -> set[str]:
         """Files with timers that are not loaded."""
-        return {each.file for _, _, each in self._blocks}
+        return {each.file for each in self.blocks()}
 
     def _push(self, each: Block) -> None:
         self.pending += each.count - each.cursor
-        heapq.heappush(self._blocks, (each.next_due_ms, next(self._number), each))
+        if each.parked is not None:
+            self._parked.setdefault(each.parked, []).append(each)
+        else:
+            heapq.heappush(self._blocks, (each.next_due_ms, next(self._number), each))
 
     def _cut(self, name: str, length: int) -> None:
         path = self.path(name)
@@ -228,7 +257,9 @@ class Flush:
         tables: Tables,
         lengths: dict[str, int],
         now_ms: int,
+        parked: TargetId | None,
     ) -> None:
+        self._parked = parked
         self._directory = directory
         self._disk = disk
         self.pieces = pieces
@@ -301,7 +332,16 @@ class Flush:
         self.lengths[name] = end
         due = rows.due_ms
         self.blocks.append(
-            Block(name, position, middle - position, len(rows), 0, int(due[0]), int(due[-1]))
+            Block(
+                name,
+                position,
+                middle - position,
+                len(rows),
+                0,
+                int(due[0]),
+                int(due[-1]),
+                self._parked,
+            )
         )
 
 

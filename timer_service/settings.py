@@ -28,10 +28,20 @@ class Settings(MemberSettings):
         64 << 20, "bodies of timers in memory at most", unit="bytes", minimum=1 << 20
     )
     memtable_bytes_max: int = setting(
-        8 << 20, "far timers in memory before they are written out", unit="bytes", minimum=1 << 16
+        4 << 20, "far timers in memory before they are written out", unit="bytes", minimum=1 << 16
     )
     memtable_rows_max: int = setting(
-        32_768, "far timers in memory before they are written out", minimum=64, maximum=1 << 20
+        16_384, "far timers in memory before they are written out", minimum=64, maximum=1 << 20
+    )
+    checkpoint_interval: float = setting(
+        30.0, "between two checkpoints", unit="s", minimum=0.1, maximum=3600
+    )
+    checkpoint_bytes: int = setting(
+        64 << 20,
+        "log between two checkpoints at most: it bounds a restart",
+        unit="bytes",
+        minimum=1 << 20,
+        maximum=1 << 32,
     )
     cancel_memory: float = setting(
         86_400.0,
@@ -64,4 +74,6 @@ class Settings(MemberSettings):
             memtable_bytes_max=self.memtable_bytes_max,
             tombstones_max=self.cancelled_max,
             tombstone_keep_ms=int(self.cancel_memory * 1000),
+            checkpoint_interval_ms=int(self.checkpoint_interval * 1000),
+            checkpoint_log_bytes=self.checkpoint_bytes,
         )

@@ -128,6 +128,7 @@ def encode(state: State) -> bytes:
     """The payload."""
     batches = [batch for lane in state.lanes for batch in lane.unacked]
     files = sorted(state.lengths)
+    targets = {target: n for n, target in enumerate(state.targets)}
     number = {name: n for n, name in enumerate(files)}
     number[""] = -1
     arrays = {
@@ -140,6 +141,7 @@ def encode(state: State) -> bytes:
                 b.cursor,
                 b.next_due_ms,
                 b.last_due_ms,
+                -1 if b.parked is None else targets[b.parked],
             )
             for b in state.blocks
         ),
@@ -196,6 +198,7 @@ def decode(payload: bytes) -> State:
     header = json.loads(payload[_HEADER.size : _HEADER.size + length])
     arrays = _read_arrays(payload, _HEADER.size + length + -length % 8, header["arrays"])
     files = [name for name, _ in header["files"]]
+    targets = [TargetId(*target) for target in header["targets"]]
     return State(
         position=header["position"],
         recovery_start=header["recovery_start"],
@@ -205,16 +208,14 @@ def decode(payload: bytes) -> State:
             Source(SourceId(store, queue), broker, offset, first, offset)
             for store, queue, broker, offset, first in header["sources"]
         ],
-        targets=[TargetId(*target) for target in header["targets"]],
+        targets=targets,
         lanes=_decode_lanes(header["lanes"], arrays),
         tombstones=[
             (source, offset, due_ms, bool(unmet))
             for source, offset, due_ms, unmet in arrays["tombstones"].reshape(-1, 4).tolist()
         ],
         lengths=dict(header["files"]),
-        blocks=[
-            Block(files[file], *rest) for file, *rest in arrays["blocks"].reshape(-1, 7).tolist()
-        ],
+        blocks=_decode_blocks(arrays["blocks"], files, targets),
         held=_decode_held(files, arrays),
         log_needed_from=header["log_needed_from"],
     )
@@ -226,6 +227,16 @@ def _read_arrays(payload: bytes, at: int, names: list[tuple[str, str, int]]) -> 
         arrays[name] = np.frombuffer(payload, dtype=kind, count=size, offset=at)
         at += (arrays[name].nbytes + 7) & ~7
     return arrays
+
+
+def _decode_blocks(
+    table: npt.NDArray[Any], files: list[str], targets: list[TargetId]
+) -> list[Block]:
+    blocks = []
+    for file, position, length, count, cursor, first, last, parked in table.reshape(-1, 8).tolist():
+        target = None if parked < 0 else targets[parked]
+        blocks.append(Block(files[file], position, length, count, cursor, first, last, target))
+    return blocks
 
 
 def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[Lane]:

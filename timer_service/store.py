@@ -24,6 +24,9 @@ from timer_service.scheduler import Limits, Scheduler
 from timer_service.segments import Segments, read_bytes
 
 LOG_SEGMENT_BYTES = 64 << 20
+# Fetched frames wait at the broker, not here, when the disk is slow.
+LOG_PENDING_BYTES_MAX = 8 << 20
+LOG_GROUP_BYTES_MAX = 2 << 20
 SERVICE_PRODUCER = 1 << 63  # producer ids from here on belong to services and never expire
 
 
@@ -49,6 +52,8 @@ def open_store(directory: str, disk: Disk, limits: Limits, now_ms: int) -> Store
         os.path.join(directory, "log"),
         disk,
         segment_bytes=LOG_SEGMENT_BYTES,
+        pending_bytes_max=LOG_PENDING_BYTES_MAX,
+        group_bytes_max=LOG_GROUP_BYTES_MAX,
         start_at=found.recovery_start if found else None,
     )
     segments = Segments(os.path.join(directory, "segments"), disk)

@@ -24,8 +24,8 @@ from trace_analytics.client import QueueClient
 BATCH_SPANS_MAX = 512
 """Spans in one trace message, at most."""
 
-QUICK_SPANS_MAX = 2_000_000
-"""Up to here a quickly started Spark beats a well optimized one."""
+QUICK_SPANS_MAX = 250_000
+"""Up to here a quickly compiled Spark beats a well optimized one."""
 
 REACH_TIMEOUT_S = 10
 """For the first answer of the cluster."""

@@ -44,7 +44,7 @@ class Options:
     """How long an unreachable server is asked again before the read fails."""
 
 
-_NAMES = (
+NAMES = (
     "topic",
     "nameserver",
     "startingOffsets",
@@ -66,10 +66,10 @@ def parse(
     `topic` and `records_per_partition` are the source's own defaults.
     """
     options = {name.lower(): value for name, value in given.items()}
-    known = {name.lower() for name in _NAMES}
+    known = {name.lower() for name in NAMES}
     for name in options:
         if name not in known and name not in _IGNORED:
-            raise _invalid(name, options[name], f"a known option: {', '.join(_NAMES)}")
+            raise _invalid(name, options[name], f"a known option: {', '.join(NAMES)}")
     topic = options.get("topic", topic)
     if not topic:
         raise _invalid("topic", "", "the topic to read")

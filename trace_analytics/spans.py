@@ -127,17 +127,20 @@ def _queue_offset(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array
 
 def _lateness(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
     """0 is on time; without a due time, or where a fire stored nothing, there is none."""
-    lateness = _numbers(batch.lateness_ms, batch.rows, np.int64)
-    due = _numbers(batch.due_ms, batch.rows, np.int64)
-    late = pa.array(lateness, pa.int64(), mask=due == 0)
-    operation = _strings(batch.operation, batch.rows)
-    fired = pc.and_(pc.equal(operation, "fire"), pc.not_equal(_status(batch), "ERROR"))
-    measured = pc.or_(fired, pc.equal(operation, "process"))
-    return pc.if_else(measured, late, pa.scalar(None, pa.int64()))
+    rows = batch.rows
+    fired = _is(batch.operation, rows, "fire") & ~_is(batch.status, rows, "ERROR")
+    measured = (fired | _is(batch.operation, rows, "process")) & (
+        _numbers(batch.due_ms, rows, np.int64) != 0
+    )
+    return pa.array(_numbers(batch.lateness_ms, rows, np.int64), pa.int64(), mask=~measured)
 
 
-def _status(batch: SpanBatch) -> pa.Array:
-    return _strings(batch.status, batch.rows)
+def _is(column: StringColumn, rows: int, wanted: str) -> np.ndarray:
+    """Which rows have this string."""
+    if wanted not in column.values:
+        return np.zeros(rows, bool)
+    matches = np.array([value == wanted for value in column.values])
+    return matches[_numbers(column.rows, rows, np.uint32)]
 
 
 def _attempt(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:

@@ -13,12 +13,15 @@ from typing import TypeVar
 import grpc.aio
 
 from duemq import retry
-from duemq.errors import Closed, InvalidArgument, TopicNotFound, Unavailable
+from duemq.errors import Closed, DuemqError, InvalidArgument, TopicNotFound, Unavailable
 from duemq.route import Broker, Route, RouteCache, TimerShard
 from duemq.rpc import channel, status
 from duemq.rpc.watch import RouteWatcher
 from duemq.settings import NAMESERVER_PORT, ClientSettings
 from duemq.v1 import admin_pb2, admin_pb2_grpc
+
+# A broker that is listed and does not answer holds the making of a topic up for so long.
+CREATE_GRACE_S = 1.0
 
 Addresses = str | Sequence[str]
 T = TypeVar("T")
@@ -64,7 +67,7 @@ class Client:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._routes = RouteCache()
         self._listeners: list[Callable[[], None]] = []
-        self._creating: dict[str, asyncio.Task[None]] = {}
+        self._creating: dict[str, asyncio.Task[frozenset[str]]] = {}
         self._closed = False
 
     async def start(self) -> None:
@@ -165,54 +168,76 @@ class Client:
             return route
         timeout_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
-        if create:
-            await self._create_once(topic, timeout_s)
+        makers = await self._create_once(topic, timeout_s) if create else frozenset[str]()
+
+        def served(routes: RouteCache) -> bool:
+            # By all that made it: a route that grows by the second would move ordering keys.
+            found = routes.route(topic)
+            return found is not None and makers <= {each.broker for each in found.brokers}
+
+        cause: DuemqError | None = None
         try:
-            await self.wait_for(
-                lambda routes: routes.route(topic) is not None, deadline - time.monotonic()
-            )
+            await self.wait_for(served, deadline - time.monotonic())
         except Unavailable as error:
+            cause = error
+        route = self._routes.route(topic)
+        if route is None:
             raise TopicNotFound(
-                f"no broker serves topic {topic!r}: {error}",
+                f"no broker serves topic {topic!r}" + (f": {cause}" if cause else ""),
                 field="topic",
                 value=topic,
                 retryable=True,
-            ) from error
-        route = self._routes.route(topic)
-        if route is None:  # gone again before we were scheduled
-            raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
+            ) from cause
         return route
 
-    async def _create_once(self, topic: str, timeout_s: float) -> None:
-        """Many callers, one request a broker."""
+    async def _create_once(self, topic: str, timeout_s: float) -> frozenset[str]:
+        """Many callers, one request a broker.  The brokers that made it."""
         task = self._creating.get(topic)
         if task is None:
             task = asyncio.create_task(self._create(topic, timeout_s), name=f"create {topic}")
             self._creating[topic] = task
             task.add_done_callback(lambda _: self._creating.pop(topic, None))
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
-    async def _create(self, topic: str, timeout_s: float) -> None:
+    async def _create(self, topic: str, timeout_s: float) -> frozenset[str]:
         deadline = time.monotonic() + timeout_s
         await self.wait_for(lambda routes: bool(routes.brokers), timeout_s)
         request = admin_pb2.CreateTopicRequest(
             topic=admin_pb2.TopicConfig(name=topic), if_missing=True
         )
 
-        async def at(broker: Broker) -> admin_pb2.TopicDescription:
-            return await self.call(
+        async def at(broker: Broker) -> str:
+            await self.call(
                 lambda: self.broker(broker.name).address,
                 lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).CreateTopic(
                     request, timeout=left_s
                 ),
                 deadline - time.monotonic(),
             )
+            return broker.name
 
-        made = await asyncio.gather(*map(at, self._routes.brokers), return_exceptions=True)
-        failures = [outcome for outcome in made if isinstance(outcome, BaseException)]
-        if len(failures) == len(made):
-            raise failures[0]
+        asked = [asyncio.create_task(at(broker)) for broker in self._routes.brokers]
+        try:
+            return await _first_and_those_close_behind(asked)
+        finally:
+            for task in asked:
+                task.cancel()
 
     def _routes_changed(self) -> None:
         for listener in tuple(self._listeners):
             listener()
+
+
+async def _first_and_those_close_behind(asked: list[asyncio.Task[str]]) -> frozenset[str]:
+    """What was answered by CREATE_GRACE_S after the first success; the first failure if none."""
+    made: set[str] = set()
+    waiting = set(asked)
+    while waiting and not made:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        made = {task.result() for task in done if task.exception() is None}
+    if not made:
+        return frozenset([asked[0].result()])  # raises
+    if waiting:
+        done, _ = await asyncio.wait(waiting, timeout=CREATE_GRACE_S)
+        made |= {task.result() for task in done if task.exception() is None}
+    return frozenset(made)

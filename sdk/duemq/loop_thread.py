@@ -18,6 +18,7 @@ from duemq.errors import Closed, Timeout
 NAME = "duemq-io"
 # To end after the last client closed: cancelled tasks, gRPC's own shutdown.
 STOP_TIMEOUT_S = 5.0
+LINGER_S = 0.02
 
 T = TypeVar("T")
 
@@ -102,6 +103,8 @@ class LoopThread:
                 task.cancel()
             self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            # What gRPC still has to tell of the calls that just ended finds its loop open.
+            self.loop.run_until_complete(asyncio.sleep(LINGER_S))
             asyncio.set_event_loop(None)
             self.loop.close()
 

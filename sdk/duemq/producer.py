@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -244,6 +245,16 @@ class Producer:
 
 
 _open_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _orphan_producers() -> None:
+    for producer in list(_open_producers):
+        producer._outbox.orphan()
+        producer._closed = True
+        _open_producers.discard(producer)
+
+
+os.register_at_fork(after_in_child=_orphan_producers)
 
 
 @atexit.register

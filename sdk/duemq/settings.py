@@ -32,7 +32,8 @@ class ProducerSettings:
     """Of a producer."""
 
     send_timeout_s: float = 30.0
-    """From the call to the broker's answer, repetitions and waiting for room included."""
+    """From acceptance to the broker's answer, repetitions included.  Waiting for room, or for a new
+    topic, may take as long before that."""
     close_timeout_s: float = 30.0
     """How long `close` waits for what is on its way."""
     buffer_bytes: int = 64 * MIB

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
-from duemq import Message, Producer, Receipt
+from duemq import Message, PendingReceipt, Producer, Receipt
 from duemq.errors import DuemqError
 from tests.cluster.checker import Event
 
@@ -23,28 +24,37 @@ class History:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self._lock = threading.Lock()  # guards events
+        self._ids: dict[tuple[str, object], set[str]] = defaultdict(set)
+        self._lock = threading.Lock()  # guards events, _ids
 
     def add(self, event: str, id: str, **fields: object) -> None:
         with self._lock:
             self.events.append({"event": event, "id": id, **fields})
+            self._ids[event, fields.get("group")].add(id)
 
-    def count(self, event: str, **fields: object) -> int:
-        """How many distinct ids have such an event."""
+    def count(self, event: str, *, group: str | None = None) -> int:
+        """How many different ids have such an event; those of `received` need a group."""
         with self._lock:
-            return len(
-                {
-                    e["id"]
-                    for e in self.events
-                    if e["event"] == event and all(e.get(k) == v for k, v in fields.items())
-                }
-            )
+            return len(self._ids[event, group])
 
     def send(self, producer: Producer, topic: str, id: str, **options: object) -> Receipt | None:
         """Sends and records; None when the send failed."""
-        self.add("sent", id, at_ms=now_ms(), key=options.get("ordering_key"))
+        (receipt,) = self.send_burst(producer, topic, [id], **options)
+        return receipt
+
+    def send_burst(
+        self, producer: Producer, topic: str, ids: Sequence[str], **options: object
+    ) -> list[Receipt | None]:
+        """Sends all without waiting in between, then records what became of each."""
+        pending = []
+        for id in ids:
+            self.add("sent", id, at_ms=now_ms(), key=options.get("ordering_key"))
+            pending.append(producer.submit(topic, id.encode(), key=id, **options))  # type: ignore[arg-type]
+        return [self._outcome(id, sent) for id, sent in zip(ids, pending, strict=True)]
+
+    def _outcome(self, id: str, sent: PendingReceipt) -> Receipt | None:
         try:
-            receipt = producer.send(topic, id.encode(), key=id, **options)  # type: ignore[arg-type]
+            receipt = sent.result()
         except DuemqError as error:
             self.add("failed", id, at_ms=now_ms(), error=str(error))
             return None

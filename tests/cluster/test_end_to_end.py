@@ -70,7 +70,7 @@ def test_a_group_goes_on_where_it_was(cluster: EmbeddedCluster) -> None:
             with PushConsumer(
                 topic, topic, receive, nameserver=cluster.nameserver, settings=EARLIEST
             ):
-                until(lambda half=half: history.count("received") >= 20 * (half + 1))  # type: ignore[misc]
+                until(lambda half=half: history.count("received", group=topic) >= 20 * (half + 1))  # type: ignore[misc]
     history.stored(read_topic(cluster.nameserver, topic))
     verdict = judge(history.events, [topic])
     assert verdict.faults == []
@@ -86,6 +86,6 @@ def test_a_due_time_that_is_now_is_delivered_at_once(
         history.send(producer, topic, "m", delay=delay)
         receive = history.receiver(topic)
         with PushConsumer(topic, topic, receive, nameserver=cluster.nameserver, settings=EARLIEST):
-            until(lambda: history.count("received") == 1)
+            until(lambda: history.count("received", group=topic) == 1)
     history.stored(read_topic(cluster.nameserver, topic))
     assert judge(history.events, [topic]).faults == []

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from duemq import ConsumerSettings, Message, Producer, PushConsumer, balance
+from duemq import ConsumerSettings, Message, Producer, PullConsumer, PushConsumer, balance
 from duemq.embedded import EmbeddedCluster
 from duemq.v1 import broker_pb2, broker_pb2_grpc
 from tests.cluster.harness import WAIT_S, topic_name, until
@@ -166,3 +166,38 @@ def coordinator_of(cluster: EmbeddedCluster, group: str) -> str:
     name = balance.coordinator(group, cluster.names("broker"))
     assert name is not None
     return name
+
+
+def test_a_callback_may_close_its_consumer(cluster: EmbeddedCluster) -> None:
+    topic = group = topic_name()
+    send(cluster, topic, 10)
+
+    def receive(messages: list[Message]) -> None:
+        consumer.close()
+
+    consumer = PushConsumer(
+        group, topic, receive, batch=True, nameserver=cluster.nameserver, settings=SETTINGS
+    )
+    consumer.run()
+    assert sum(committed(cluster, group, topic).values()) > 0
+
+
+def test_a_pull_consumer_needs_no_event_loop(cluster: EmbeddedCluster) -> None:
+    topic = topic_name()
+    sent = send(cluster, topic, 100)
+    received: list[Place] = []
+    with PullConsumer(f"{topic}-group", nameserver=cluster.nameserver) as consumer:
+        consumer.assign(topic, start_from="earliest")
+        assert consumer.assignment == frozenset(consumer.queues(topic))
+        while len(received) < len(sent):
+            received += [(m.broker, m.queue, m.offset) for m in consumer.poll(1.0)]
+        consumer.commit()
+        for queue in consumer.assignment:
+            assert consumer.committed(queue) == consumer.position(queue)
+        [first] = [queue for queue in consumer.assignment if queue == min(consumer.assignment)]
+        consumer.seek(first, "earliest")
+        consumer.pause(first)
+        assert consumer.poll(0.05) == []
+        consumer.resume(first)
+        assert {m.queue for m in consumer.poll(30.0)} == {first.queue_id}
+    assert Counter(received) == Counter(sent)

@@ -22,7 +22,7 @@ def test_clients_outlive_their_nameservers(two_nameservers: EmbeddedCluster) -> 
         for number in range(20):
             delay = 0.2 if number % 2 else None
             assert history.send(producer, topic, f"{name}-{number}", delay=delay) is not None
-        until(lambda: history.count("received") == history.count("sent"))
+        until(lambda: history.count("received", group=topic) == history.count("sent"))
 
     receive = history.receiver(topic)
     with (

@@ -1,6 +1,6 @@
 """kill -9 of a real broker under load: all that it acknowledged is there, once, in order.
 
-The client does what the SDK does: it repeats, with the same sequence, whatever it has no answer for.
+The client does what the SDK does: it repeats whatever it has no answer for.
 CRASH_ROUNDS sets how often each case is repeated, CRASH_SEED when the process is killed.
 """
 
@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -145,9 +145,9 @@ class Lane:
 
 
 @pytest.fixture
-def randomness(request: pytest.FixtureRequest) -> Iterator[random.Random]:
+def randomness(request: pytest.FixtureRequest) -> random.Random:
     print(f"CRASH_SEED={SEED}")
-    yield random.Random(f"{SEED}-{request.node.name}")
+    return random.Random(f"{SEED}-{request.node.name}")
 
 
 @pytest.fixture

@@ -67,6 +67,10 @@ class TimerShard(RuleBasedStateMachine):
     def checkpoint(self) -> None:
         self._survive(self.world.checkpoint)
 
+    @rule(topics=st.lists(st.sampled_from(sorted(TOPICS)), unique=True))
+    def routes_change(self, topics: list[str]) -> None:
+        self.world.set_topics(topics)
+
     @rule()
     def kill(self) -> None:
         self.world.kill()

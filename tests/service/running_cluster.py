@@ -7,11 +7,12 @@ from pathlib import Path
 import tenacity
 
 from broker.process import Broker
+from duemq.route import RouteCache
 from duemq.rpc.server import Server
-from duemq.v1 import admin_pb2, nameserver_pb2
+from duemq.v1 import admin_pb2
 from nameserver.clock import SteadyClock
 from nameserver.registry import Registry
-from nameserver.servicer import NameserverServicer
+from nameserver.servicer import OVERRIDES, SERVICE, NameserverServicer
 from nameserver.settings import Settings as NameserverSettings
 from tests.service.running_broker import Client, batch, running_broker
 
@@ -37,14 +38,14 @@ class Cluster:
         settings = NameserverSettings(listen="127.0.0.1:0", ready_after=0.0, drain_timeout=0.0)
         server = Server(settings)
         servicer = NameserverServicer(registry, clock.now_ms, settings.watchers_max)
-        server.add(nameserver_pb2.DESCRIPTOR.services_by_name["Nameserver"], servicer)
+        server.add(SERVICE, servicer, OVERRIDES)
         await server.start(announced=False)
         self._stack.push_async_callback(server.stop)
         self._stack.callback(servicer.close)
         self.nameserver = server.address
 
     async def start_broker(self, name: str) -> None:
-        """Starts a broker, anew or where it was; returns when everybody may know it."""
+        """Starts a broker, anew or where it was; returns when everybody knows it."""
         life = self._lives[name] = AsyncExitStack()
         self._stack.push_async_exit(life)
         self.brokers[name], self.clients[name] = await life.enter_async_context(
@@ -56,6 +57,11 @@ class Cluster:
                 drain_timeout=0.1,
             )
         )
+        await until(lambda: all(len(cache.brokers) == len(self.brokers) for cache in self._caches))
+
+    @property
+    def _caches(self) -> list[RouteCache]:
+        return [broker._routes.cache for broker in self.brokers.values()]
 
     async def stop_broker(self, name: str) -> None:
         """A clean stop: the broker leaves the nameserver."""
@@ -68,6 +74,11 @@ class Cluster:
             await client.admin.CreateTopic(
                 admin_pb2.CreateTopicRequest(topic=config, if_missing=True)
             )
+        await until(lambda: all(self._serves(cache, topic) for cache in self._caches))
+
+    def _serves(self, cache: RouteCache, topic: str) -> bool:
+        route = cache.route(topic)
+        return route is not None and len(route.brokers) == len(self.brokers)
 
     async def send(self, topic: str, bodies: list[bytes], *, broker: str = "b0", **fields) -> int:
         """Stores a batch in one queue; answers its first offset."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -181,7 +182,7 @@ async def test_a_wait_that_is_over_first(cluster):
     assert (await asyncio.to_thread(program)).offset == 0
 
 
-async def test_admin_topics(cluster):
+async def test_a_closed_admin(cluster):
     def program():
         with duemq.Admin(cluster.nameserver) as admin:
             assert admin.cancel([]) == []
@@ -189,6 +190,44 @@ async def test_admin_topics(cluster):
             admin.topics()
 
     await asyncio.to_thread(program)
+
+
+FORKING = """
+import os, sys
+import duemq
+
+producer = duemq.Producer(sys.argv[1])
+producer.send("t", b"parent")
+if os.fork() == 0:
+    try:
+        producer.send("t", b"child")
+    except duemq.errors.Closed as error:
+        assert "make one after fork" in str(error), error
+        producer.close()
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+producer.send("t", b"parent again")
+"""
+
+LEFT_OPEN = """
+import sys
+import duemq
+
+producer = duemq.Producer(sys.argv[1])
+for number in range(1000):
+    producer.submit("t", b"%d" % number)
+"""
+
+
+@pytest.mark.parametrize(("program", "stored"), [(FORKING, 2), (LEFT_OPEN, 1_000)])
+async def test_a_program(cluster, program, stored):
+    """A child process may not use its parent's producer; one left open is closed at exit."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-c", program, cluster.nameserver
+    )
+    assert await asyncio.wait_for(process.wait(), 60) == 0
+    assert sum(len(broker.bodies("t")) for broker in cluster.brokers.values()) == stored
 
 
 def test_blocking_calls_inside_the_loop_thread_are_refused():

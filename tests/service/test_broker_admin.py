@@ -1,11 +1,20 @@
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from duemq.errors import InvalidArgument, ReadOnly, TopicExists, TopicNotFound
+from duemq.errors import (
+    Internal,
+    InvalidArgument,
+    ReadOnly,
+    TopicExists,
+    TopicNotFound,
+)
 from duemq.rpc import status
 from duemq.v1 import admin_pb2
+from storage.disk import RealFile
+from storage.errors import DiskFailed
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 
 
@@ -125,6 +134,28 @@ async def test_little_free_space_refuses_sends_and_nothing_else(tmp_path: Path) 
         broker._disk.free_bytes = free  # type: ignore[method-assign]
         broker._upkeep._watch_space()
         await client.send(batch("orders", [b"b"]))
+        assert await client.bodies("orders") == [b"a", b"b"]
+
+
+async def test_a_failed_sync_stops_the_broker_and_acknowledges_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(batch("orders", [b"a"], producer_id=7))
+
+        def fail(file: RealFile) -> None:
+            raise DiskFailed(f"fdatasync {file.path}: input/output error")
+
+        monkeypatch.setattr(RealFile, "fdatasync", fail)
+        sent = batch("orders", [b"b"], producer_id=7, sequence=1)
+        sending = asyncio.ensure_future(client.send(sent))
+        with pytest.raises(Internal, match="input/output error"):
+            await broker.run(asyncio.Event())
+        assert not sending.done()
+        sending.cancel()
+        monkeypatch.undo()
+    async with running_broker(tmp_path) as (_, client):
+        await client.send(sent)
         assert await client.bodies("orders") == [b"a", b"b"]
 
 

@@ -272,4 +272,38 @@ async def test_a_send_stream_whose_answer_fails_ends_with_an_error(
 
 def copy_of(data_dir: Path) -> Path:
     """What a kill at this moment leaves."""
-    return Path(shutil.copytree(data_dir, data_dir.parent / "copy"))
+    return Path(shutil.copytree(data_dir, data_dir.with_name(f"{data_dir.name}-copy")))
+
+
+async def test_a_batch_that_takes_seconds_to_check_holds_nobody_up(client: Client) -> None:
+    """Half a million fields in one record: the broker looks into it, beside its other work."""
+    record = b"\x38\x01" * (1 << 19)
+    entry = b"\x0a" + _varint(len(record)) + record
+    view = view_pb2.BatchView(topic=topic_name(), records=entry)
+    request = view_pb2.SendRequestView(batches=[view]).SerializeToString()
+    slow = asyncio.ensure_future(status.answer(client.raw_send(request)))
+    answered = 0
+    while not slow.done():
+        await client.pull("unknown")
+        answered += 1
+    assert answered > 3
+    assert view_pb2.SendResponseView.FromString(await slow).results
+
+
+async def test_a_topic_deleted_before_its_last_batch_is_durable_spoils_no_checkpoint(
+    tmp_path: Path,
+) -> None:
+    topic = topic_name()
+    async with running_broker(tmp_path, checkpoint_interval=3600.0) as (broker, client):
+        await client.send(batch(topic, [b"a"]))
+        view = view_pb2.BatchView(topic=topic, records=b"\x0a\x00")
+        broker.store.send(view, 1)
+        saving = asyncio.create_task(broker._checkpoints.save())
+        await asyncio.sleep(0)  # the state is taken, with the batch in it
+        broker.store.delete_topic(topic)
+        await saving
+        before = copy_of(tmp_path)
+    opened = await asyncio.to_thread(recovery.open_store, str(before), RealDisk(), Rules())
+    assert opened.replayed_entries == 1  # the deletion
+    assert topic not in opened.store.topics
+    opened.store.close()

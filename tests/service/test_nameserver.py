@@ -15,7 +15,7 @@ from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1.nameserver_pb2_grpc import NameserverStub
 from nameserver import loops
 from nameserver.registry import Registry
-from nameserver.servicer import NameserverServicer
+from nameserver.servicer import OVERRIDES, SERVICE, NameserverServicer
 from nameserver.settings import Settings
 
 WAIT_S = 30.0
@@ -44,7 +44,7 @@ class Nameserver:
         self.registry = Registry(ready_at_ms, int(settings.expiry * 1000))
         self.server = Server(settings)
         self.servicer = NameserverServicer(self.registry, self.clock.now_ms, settings.watchers_max)
-        self.server.add(pb.DESCRIPTOR.services_by_name["Nameserver"], self.servicer)
+        self.server.add(SERVICE, self.servicer, OVERRIDES)
         await self.server.start(announced=False)
         self.address = self.settings["listen"] = self.server.address
 

@@ -266,6 +266,20 @@ async def test_an_unknown_topic_is_created_on_every_broker(two):
     assert all("new" in broker.topics for broker in two.brokers.values())
 
 
+async def test_a_broker_that_does_not_answer_does_not_hold_up_a_new_topic(two):
+    await two.brokers["a"].stop()
+    async with aio.Producer(two.nameserver) as producer:
+        assert (await producer.send("new", b"x")).broker == "b"
+
+
+async def test_the_first_messages_of_a_key_go_where_the_later_ones_go(two):
+    async with aio.Producer(two.nameserver) as producer:
+        pending = [await producer.submit("new", b"x", ordering_key=f"k{i % 9}") for i in range(90)]
+        receipts = [await each for each in pending]
+    homes = {(i % 9, r.broker, r.queue) for i, r in enumerate(receipts)}
+    assert len(homes) == 9
+
+
 async def test_a_topic_that_may_not_be_created(cluster):
     cluster.brokers["a"].auto_create = False
     async with aio.Producer(cluster.nameserver) as producer:

@@ -5,13 +5,14 @@ import threading
 from collections import Counter
 from contextlib import suppress
 
+import grpc.aio
 import pytest
 
 from duemq.aio import PushConsumer
 from duemq.balance import MessageQueue
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Closed, InvalidArgument, Unavailable
-from duemq.v1 import broker_pb2, message_pb2
+from duemq.v1 import broker_pb2, message_pb2, view_pb2
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 
@@ -459,3 +460,28 @@ async def test_a_consumer_is_started_once(cluster, topic, consumers) -> None:
     consumer = await consumers.start()
     with pytest.raises(Closed):
         await consumer.start()
+
+
+# --- what cannot be read ----------------------------------------------------------------------
+
+
+async def test_a_record_that_is_none_stops_its_queue_only(
+    cluster, topic, consumers, caplog
+) -> None:
+    arrays = {"sizes": b"\5\0\0\0", "tag_hashes": bytes(4), "key_hashes": bytes(4)}
+    garbage = b"\x0a\x03\xff\xff\xff"  # an entry of 3 bytes that are no Record
+    request = view_pb2.SendRequestView(
+        batches=[view_pb2.BatchView(topic=topic, queue_id=0, records=garbage, **arrays)]
+    )
+    send = grpc.aio.insecure_channel(cluster.brokers["b0"].server.address)
+    async with send as connection:
+        call = connection.unary_unary(
+            "/duemq.v1.Broker/Send",
+            request_serializer=view_pb2.SendRequestView.SerializeToString,
+            response_deserializer=broker_pb2.SendResponse.FromString,
+        )
+        await call(request)
+    await consumers.start()
+    await cluster.send(topic, [b"fine"], queue_id=1)
+    await until(lambda: consumers.all == [b"fine"])
+    await until(lambda: "cannot be decoded" in caplog.text)

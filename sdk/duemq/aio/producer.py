@@ -45,14 +45,16 @@ class Producer:
         if self._sender is not None or self._closed:
             return
         await self._client.start()
-        loop = asyncio.get_running_loop()
-        schedule = loop.call_soon_threadsafe if self._blocking else loop.call_soon
         settings = self._settings
-        self.outbox = Outbox(
-            settings.buffer_bytes,
-            settings.frame_bytes,
-            lambda: schedule(sender.pump),
-        )
+        loop = asyncio.get_running_loop()
+
+        def wake_pump() -> None:
+            if self._blocking:
+                loop.call_soon_threadsafe(sender.pump)
+            else:
+                sender.pump()
+
+        self.outbox = Outbox(settings.buffer_bytes, settings.frame_bytes, wake_pump)
         self._sender = sender = Sender(self._client, settings, self.outbox)
         self.intake = Intake(self.outbox, settings.frame_bytes)
         self.targets = sender.targets
@@ -115,7 +117,7 @@ class Producer:
             delay_level,
         )
         if index == 0:
-            await asyncio.sleep(0)  # the pump's turn: a caller that never waits would starve it
+            await asyncio.sleep(0)  # the links' turn: a caller that never waits would starve them
         return AwaitableReceipt(batch, index)
 
     async def send_many(
@@ -138,7 +140,7 @@ class Producer:
         for chunk in self.intake.chunks(messages):
             target = await self._ready(topic)
             pieces += self.intake.offer_chunk(target, chunk, options)
-            await asyncio.sleep(0)  # the pump's turn
+            await asyncio.sleep(0)  # the links' turn
         for batch, _, _ in pieces:
             await batch.until_done()
         return Receipts(pieces).checked()

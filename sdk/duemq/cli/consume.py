@@ -16,7 +16,7 @@ from duemq import Message, PushConsumer
 from duemq.cli.exits import Exit
 from duemq.cli.output import Output, local_time
 from duemq.cli.session import Session, pass_session, session_options
-from duemq.consumer.settings import ConsumerSettings, StartFrom
+from duemq.consumer.settings import StartFrom
 from duemq.errors import DuemqError
 
 
@@ -62,13 +62,13 @@ def consume(
       duemq consume greetings --group me --tag 'en || de' --count 10 --idle-timeout 5 --json
     """
     printer = _Printer(session.output, count)
-    settings = ConsumerSettings(start_from=start_from, threads=1)
     consumer = PushConsumer(
         group,
         {topic: tag},
         printer.receive,
+        start_from=start_from,
+        threads=1,
         nameserver=session.nameserver,
-        settings=settings,
     )
     before = {n: signal.signal(n, printer.interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 CHUNK_S = 0.001
 CHUNK_MESSAGES_MAX = 64
 CALLBACK_S_MIN = 1e-7
-# Weight of the newest chunk in the mean time of a callback.  The mean is geometric: a quick callback
-# that sometimes has to wait for the interpreter is still a quick one.
+# Weight of the newest chunk in the mean time of a callback.  The mean is geometric: a quick
+# callback that sometimes has to wait for the interpreter is still a quick one.
 SMOOTHING = 0.2
 
 Pending = ProcessQueue[Message]

@@ -20,7 +20,7 @@ from duemq import tracing
 from duemq.balance import MessageQueue
 from duemq.client import Client
 from duemq.consumer.settings import ConsumerSettings
-from duemq.errors import DuemqError, Timeout
+from duemq.errors import Corrupt, DuemqError, Timeout
 from duemq.message import Message
 from duemq.process_queue import ProcessQueue
 from duemq.rpc import status, streams
@@ -61,13 +61,11 @@ class Sink(Protocol):
     """Takes what was pulled.  Called in the event loop; may drop the source."""
 
     def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
-        """Records, or at least a new `next_offset`."""
+        """Records, or at least a new `next_offset`.  Raises Corrupt."""
         ...
 
-    def refused(
-        self, source: Source, error: DuemqError, records: view_pb2.QueueRecordsView
-    ) -> None:
-        """The broker refused this queue."""
+    def refused(self, source: Source, error: DuemqError) -> None:
+        """This queue cannot be read on from where it is."""
         ...
 
 
@@ -229,9 +227,12 @@ class Fetcher:
             if source is None:
                 continue  # removed meanwhile
             if records.HasField("error"):
-                self._sink.refused(source, status.from_proto(records.error), records)
-            else:
+                self._sink.refused(source, status.from_proto(records.error))
+                continue
+            try:
                 self._sink.pulled(source, records)
+            except Corrupt as error:
+                self._sink.refused(source, error)
 
     async def _watch(self) -> None:
         """Raises Timeout when an answer is overdue."""

@@ -92,6 +92,7 @@ class Membership:
         self._rejoin = asyncio.Event()
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self._leaving = False
+        self._members: list[str] = []  # of the last assignment
         self._floor = 0  # a generation that a broker has seen
 
     async def run(self) -> None:
@@ -115,8 +116,7 @@ class Membership:
             except DuemqError as error:
                 if self._leaving:
                     return
-                level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
-                log.log(level, "group %s: lost its coordinator: %s", self._group, error)
+                self._log_interruption(error, first=backoff.attempts == 0)
             if self.generation > before:
                 backoff.reset()
             await asyncio.sleep(backoff.next_s())
@@ -154,6 +154,14 @@ class Membership:
             self._stream = None
             stream.cancel()
 
+    def _log_interruption(self, error: DuemqError, *, first: bool) -> None:
+        if not first:
+            log.debug("group %s: still without its coordinator: %s", self._group, error)
+        elif self.generation:
+            log.warning("group %s: lost its coordinator: %s", self._group, error)
+        else:
+            log.info("group %s: not joined yet: %s", self._group, error)
+
     def _coordinator(self) -> str:
         hint, self._hint = self._hint, ""
         brokers = [broker.name for broker in self._client.routes.brokers]
@@ -175,6 +183,7 @@ class Membership:
             generation=max(self.generation, self._floor),
             owned=[ref(queue) for queue in self._owner.owned()],
             client=f"{socket.gethostname()} pid {os.getpid()}",
+            members=self._members,
         )
         return group_pb2.MemberEvent(hello=hello)
 
@@ -185,6 +194,7 @@ class Membership:
             kind = event.WhichOneof("event")
             if kind == "assignment":
                 self.generation = event.assignment.generation
+                self._members = list(event.assignment.members)
                 queues = (
                     MessageQueue(q.topic, q.broker, q.queue_id) for q in event.assignment.queues
                 )

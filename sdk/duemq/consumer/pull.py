@@ -249,7 +249,7 @@ class PullConsumer:
 
     def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
         """Keeps what the filter takes for `poll` (fetcher.Sink)."""
-        messages = received(records, source.queue.broker, self._filter, group=self.group or "")
+        messages = received(records, source.queue.broker, self._filter)
         if not messages:
             source.pending.skip_to(records.next_offset)
             return
@@ -257,9 +257,7 @@ class PullConsumer:
         self._ready.append(source.pending.add(messages, records.next_offset, size_bytes))
         self._news.set()
 
-    def refused(
-        self, source: Source, error: DuemqError, records: view_pb2.QueueRecordsView
-    ) -> None:
+    def refused(self, source: Source, error: DuemqError) -> None:
         """Lets the next `poll` raise it (fetcher.Sink)."""
         self._fetcher(source.queue.broker).remove(source)
         self._failed.append(error)

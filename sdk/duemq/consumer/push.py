@@ -386,21 +386,13 @@ class PushConsumer:
     def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
         """Hands the messages that the subscription takes to the workers."""
         pending = source.pending
-        messages = received(
-            records,
-            source.queue.broker,
-            self._filters[source.queue.topic][1],
-            group=self.group,
-            client_id=self._membership.member_id,
-        )
+        messages = received(records, source.queue.broker, self._filters[source.queue.topic][1])
         if messages:
             self._dispatcher.dispatch(pending, messages, records.next_offset, len(records.records))
         else:
             pending.skip_to(records.next_offset)
 
-    def refused(
-        self, source: Source, error: DuemqError, records: view_pb2.QueueRecordsView
-    ) -> None:
+    def refused(self, source: Source, error: DuemqError) -> None:
         """Fenced: drops the queue.  Out of range: goes on where the broker can."""
         holding = self._by_pending[source.pending]
         if isinstance(error, FencedMember):
@@ -442,7 +434,7 @@ class PushConsumer:
     async def _commit(
         self, holdings: Iterable[Holding], timeout_s: float = REQUEST_TIMEOUT_S
     ) -> None:
-        """Saves how far each queue is.  What fails until the timeout is consumed again, at worst."""
+        """Saves how far each queue is.  What fails until the timeout may be consumed again."""
         by_broker: defaultdict[str, list[tuple[Holding, Commit]]] = defaultdict(list)
         for holding in holdings:
             if holding.source is None:

@@ -1,37 +1,28 @@
 """From a pull's answer for one queue to the messages that a subscription takes."""
 
-import time
+from google.protobuf.message import DecodeError
 
-from duemq import tracing
+from duemq.errors import Corrupt
 from duemq.message import Message, messages_of
 from duemq.tag_filter import TagFilter
 from duemq.v1 import view_pb2
 
 
-def received(
-    records: view_pb2.QueueRecordsView,
-    broker: str,
-    tags: TagFilter,
-    *,
-    group: str = "",
-    client_id: str = "",
-) -> list[Message]:
-    """The broker filtered by hash: messages whose tag only collides are left out here."""
+def received(records: view_pb2.QueueRecordsView, broker: str, tags: TagFilter) -> list[Message]:
+    """The broker filtered by hash: messages whose tag only collides are left out here.
+
+    Raises Corrupt if the records cannot be decoded: brokers store what they are sent.
+    """
     if not records.records:
         return []
-    began_ns = time.time_ns()
-    messages = messages_of(records, broker)
-    if tracing.enabled() and tracing.traced(records.topic):
-        tracing.record_receive(
-            records.topic,
-            broker,
-            records.queue_id,
-            messages[0].offset,
-            len(messages),
-            start_ns=began_ns,
-            end_ns=time.time_ns(),
-            group=group,
-            client_id=client_id,
-            records=records.records,
-        )
+    try:
+        messages = messages_of(records, broker)
+    except DecodeError as error:
+        first = records.run_offsets[0]
+        raise Corrupt(
+            f"a record of topic {records.topic}, {broker}/{records.queue_id}, offsets {first} to"
+            f" {records.next_offset - 1} cannot be decoded: {error}",
+            field="offset",
+            value=first,
+        ) from error
     return messages if tags.takes_all else [m for m in messages if tags.takes(m.tag)]

@@ -10,7 +10,7 @@ KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 # Between attempts to connect.  gRPC's own ceiling of two minutes is too long after an outage.
 RECONNECT_MS_MIN = 100
-RECONNECT_MS_MAX = 2_000
+RECONNECT_MS_MAX = 500
 # Of one attempt, its HTTP/2 handshake included; the name of gRPC's option misleads.
 CONNECT_TIMEOUT_MS = 5_000
 

@@ -152,6 +152,10 @@ def check(settings: Any) -> None:
             raise _wrong(field.name, value, "one of " + ", ".join(choices))
 
 
+# Of DNS.
+HOST_CHARS_MAX = 253
+
+
 def check_address(field: str, address: str, port_min: int = 1) -> tuple[str, int]:
     """Host and port of HOST:PORT or [IPV6]:PORT.  Raises InvalidArgument naming `field`."""
     host, colon, port = address.rpartition(":")
@@ -159,7 +163,9 @@ def check_address(field: str, address: str, port_min: int = 1) -> tuple[str, int
         raise _wrong(field, address, "HOST:PORT")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise _wrong(field, address, "HOST:PORT, an IPv6 address in brackets")
-    if not port_min <= int(port) <= 65535:
+    if len(host) > HOST_CHARS_MAX:
+        raise _wrong(field, address[:HOST_CHARS_MAX], f"a host of at most {HOST_CHARS_MAX}")
+    if len(port) > 5 or not port_min <= int(port) <= 65535:
         raise _wrong(field, address, f"a port of {port_min} to 65535")
     return host.strip("[]"), int(port)
 

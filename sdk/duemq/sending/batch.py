@@ -181,7 +181,7 @@ class Batch:
             due_values = encoding.due_array(self.due_field, self.due_values)
         return encoding.request(
             self.number,
-            self.topic.encode(),
+            self.topic,
             queue_id,
             numbers,
             parts,

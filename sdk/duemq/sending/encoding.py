@@ -19,6 +19,7 @@ request with all the batches and the last one's id, which is what a frame of sev
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
@@ -38,10 +39,17 @@ _ID_FIELD = b"\x12\x1a"
 _ID_FIELD_BYTES = 28
 # Distinct lengths remembered; beyond that the cache starts anew.
 _LENGTHS_MAX = 65_536
+# Lanes whose head is kept encoded; of more, some are encoded again each time.
+_LANES_MAX = 4_096
+
+
+_SMALL = tuple(bytes([number]) for number in range(128))
 
 
 def varint(number: int) -> bytes:
     """The base-128 encoding of a number from 0 on."""
+    if number <= 0x7F:
+        return _SMALL[number]
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -191,8 +199,13 @@ def _tails(born: Sequence[tuple[int, int]], count: int) -> list[bytes]:
     tails: list[bytes] = []
     ends = [start for start, _ in born[1:]] + [count]
     for (start, born_ms), end in zip(born, ends, strict=True):
-        tails += [b"\x38" + varint(born_ms)] * (end - start)
+        tails += [_tail(born_ms)] * (end - start)
     return tails
+
+
+@lru_cache(maxsize=64)
+def _tail(born_ms: int) -> bytes:
+    return b"\x38" + varint(born_ms)
 
 
 def packed32(numbers: Sequence[int] | int, count: int) -> bytes:
@@ -215,9 +228,28 @@ def due_array(due_field: int, values: Sequence[int]) -> bytes:
     return _little(array("I" if due_field == DELAY_LEVELS else "q", values))
 
 
+@lru_cache(maxsize=_LANES_MAX)
+def lane_head(topic: str, queue_id: int, producer_id: int, epoch: int) -> bytes:
+    """The fields of a batch that its lane's batches share."""
+    name = topic.encode()
+    return b"".join(
+        (
+            b"\x0a",
+            varint(len(name)),
+            name,
+            b"\x10",
+            varint(queue_id * 2 if queue_id >= 0 else -queue_id * 2 - 1),  # zigzag
+            b"\x18",
+            varint(producer_id),
+            b"\x20",
+            varint(epoch),
+        )
+    )
+
+
 def request(
     request_id: int,
-    topic: bytes,
+    topic: str,
     queue_id: int,
     numbers: Numbers,
     parts: list[bytes],
@@ -230,15 +262,7 @@ def request(
     """The encoded SendRequest of one batch."""
     head = b"".join(
         (
-            b"\x0a",
-            varint(len(topic)),
-            topic,
-            b"\x10",
-            varint(queue_id * 2 if queue_id >= 0 else -queue_id * 2 - 1),  # zigzag
-            b"\x18",
-            varint(numbers.producer_id),
-            b"\x20",
-            varint(numbers.epoch),
+            lane_head(topic, queue_id, numbers.producer_id, numbers.epoch),
             b"\x28",
             varint(numbers.sequence),
             b"\x32",

@@ -200,6 +200,14 @@ class Outbox:
         for wake in woken:
             wake()
 
+    def orphan(self) -> None:
+        """After a fork, in the child: nobody empties it here.
+
+        The lock may be held by a thread that the child does not have.
+        """
+        self._lock = threading.Lock()  # guards what the lock it replaces did
+        self._closed = Closed("the producer belongs to the parent process; make one after fork")
+
     def _begin(self, target: Target, way: Way, now_ms: int) -> tuple[Batch, bool]:
         if self._closed is not None:
             raise type(self._closed)(self._closed.message)

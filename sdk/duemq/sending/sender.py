@@ -66,6 +66,8 @@ class Sender:
         # Lanes with something waiting, by broker, in the order of their turns.
         self._busy: defaultdict[str, dict[Lane, None]] = defaultdict(dict)
         self._pools: dict[str, deque[Batch]] = {}
+        self._served: dict[str, dict[str, int]] = {}
+        self._closed = False
         self._open: deque[Batch] = deque()  # not done, in the order they began
         self._queue_turns: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._broker_turn = 0
@@ -111,6 +113,7 @@ class Sender:
     async def close(self) -> None:
         """Ends all links; what is not done fails with Closed."""
         self._outbox.close()
+        self._closed = True
         self._client.off_routes_changed(self._routes_changed)
         if self._timer is not None:
             self._timer.cancel()
@@ -126,9 +129,16 @@ class Sender:
 
     def pump(self) -> None:
         """Sends what can be sent now."""
+        if self._closed:
+            return
         now = time.monotonic()
         self._take_in(now)
         self._expire(now)
+        if self._pools or any(self._busy.values()):
+            self._fill_links(now)
+        self._set_timer(now)
+
+    def _fill_links(self, now: float) -> None:
         for name in self._wanted_brokers():
             self._link(name).want()
         names = sorted(name for name, link in self._links.items() if link.ready(now))
@@ -140,7 +150,6 @@ class Sender:
                 if frame is None:
                     break
                 link.put(frame)
-        self._set_timer(now)
 
     def _take_in(self, now: float) -> None:
         for batch in self._outbox.take_arrivals():
@@ -172,11 +181,19 @@ class Sender:
 
     def _wanted_brokers(self) -> set[str]:
         wanted = {broker for broker, lanes in self._busy.items() if lanes}
-        for topic, pool in self._pools.items():
-            route = self._client.routes.route(topic) if pool else None
-            if route is not None:
-                wanted.update(served.broker for served in route.brokers if served.writable)
+        for topic in self._pools:
+            wanted.update(self._served_by(topic))
         return wanted
+
+    def _served_by(self, topic: str) -> dict[str, int]:
+        """The brokers that take messages of the topic now, and how many queues each has."""
+        served = self._served.get(topic)
+        if served is None:
+            route = self._client.routes.route(topic)
+            brokers = route.brokers if route is not None else ()
+            served = {each.broker: each.queues for each in brokers if each.writable}
+            self._served[topic] = served
+        return served
 
     def _held(self, link: Link) -> bool:
         if link.in_flight < HOLD_IN_FLIGHT:
@@ -233,6 +250,8 @@ class Sender:
         if lane is None:
             return None
         batch = pool.popleft()
+        if not pool:
+            del self._pools[topic]
         self._broker_turn += 1
         self._number(lane, batch)
         return batch
@@ -242,27 +261,22 @@ class Sender:
         now_ms = now * 1000
         if self._health.available(broker, now_ms):
             return True
-        route = self._client.routes.route(topic)
-        return route is None or not any(
-            served.writable
-            and self._health.available(served.broker, now_ms)
-            and served.broker in self._links
-            and self._links[served.broker].up
-            for served in route.brokers
+        return not any(
+            self._health.available(other, now_ms) and other in self._links and self._links[other].up
+            for other in self._served_by(topic)
         )
 
     def _free_lane(self, broker: str, batch: Batch) -> Lane | None:
         """The next queue of the broker whose lane may send."""
-        route = self._client.routes.route(batch.topic)
-        served = next((b for b in route.brokers if b.broker == broker), None) if route else None
-        if served is None or not served.writable or served.queues < 1:
+        queues = self._served_by(batch.topic).get(broker, 0)
+        if not queues:
             return None
         if batch.timed:
             lane = self._lane(broker, batch, ANY_QUEUE)
             return lane if lane.sendable and not lane.waiting else None
         turn = self._queue_turns[broker, batch.topic]
-        for step in range(served.queues):
-            lane = self._lane(broker, batch, (turn + step) % served.queues)
+        for step in range(queues):
+            lane = self._lane(broker, batch, (turn + step) % queues)
             if lane.sendable and not lane.waiting:
                 self._queue_turns[broker, batch.topic] = turn + step + 1
                 return lane
@@ -362,6 +376,7 @@ class Sender:
         return kept
 
     def _routes_changed(self) -> None:
+        self._served.clear()
         for link in self._links.values():
             link.hurry()
         for target in self.targets.values():
@@ -397,10 +412,7 @@ class Sender:
         link.reset(error)
 
     def _cause(self, batch: Batch) -> str:
-        route = self._client.routes.route(batch.topic)
-        names = {served.broker for served in route.brokers} if route else set()
-        if batch.queue is not None:
-            names = {batch.queue.broker}
+        names = {batch.queue.broker} if batch.queue else set(self._served_by(batch.topic))
         errors = [
             f"{name}: {self._links[name].last_error}"
             for name in sorted(names)

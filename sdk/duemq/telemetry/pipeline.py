@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import threading
 import time
@@ -16,6 +17,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from duemq.telemetry import TRACE_TOPIC
 from duemq.telemetry.exporter import DueMQSpanExporter, Sink
 from duemq.telemetry.sink import TraceSink
+
+_logger = logging.getLogger(__name__)
 
 BATCH_SPANS_MAX = 512
 """Spans in one SpanBatch (protos/duemq/v1/trace.proto)."""
@@ -65,6 +68,8 @@ class Pipeline:
         )
         stopping.start()
         stopping.join(timeout_s)
+        if self.dropped:
+            _logger.warning("%d spans were dropped, %d exported", self.dropped, self.exported)
 
 
 class BoundedSpanProcessor(BatchSpanProcessor):
@@ -74,8 +79,9 @@ class BoundedSpanProcessor(BatchSpanProcessor):
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
-        self._lock = threading.Lock()  # guards the three counters
+        self._lock = threading.Lock()  # guards the counters and the flag
         self._pending = 0
+        self._overflowing = False
         self.taken = 0
         self.dropped = 0
         self._pending_max = _from_env("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_SPANS_MAX)
@@ -95,16 +101,23 @@ class BoundedSpanProcessor(BatchSpanProcessor):
         if not (span.context and span.context.trace_flags.sampled):
             return
         with self._lock:
-            if self._pending >= self._pending_max:
+            fits = self._pending < self._pending_max
+            first = not (fits or self._overflowing)
+            if fits:
+                self._pending += 1
+            else:
                 self.dropped += 1
-                return
-            self._pending += 1
-        super().on_end(span)
+                self._overflowing = True
+        if fits:
+            super().on_end(span)
+        elif first:  # Said once per overflow, not once per span.
+            _logger.warning("%d spans wait for export, further ones are dropped", self._pending_max)
 
     def _take(self, count: int) -> None:
         with self._lock:
             self._pending -= count
             self.taken += count
+            self._overflowing &= self._pending > self._pending_max // 2
 
 
 class _Counted(SpanExporter):

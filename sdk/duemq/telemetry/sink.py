@@ -69,7 +69,7 @@ class TraceSink:
         self._lanes: list[Lane] = []
         self._lanes_at = 0.0
         self._avoided: dict[str, float] = {}
-        self._turn = 0
+        self._turn = secrets.randbelow(1 << 16)  # processes begin at different queues
         self._producer_id = secrets.randbits(63)
         self._epoch = 0
         self._sequences: dict[Lane, int] = {}

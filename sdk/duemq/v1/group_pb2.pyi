@@ -17,7 +17,7 @@ class Subscription(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., filter: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("group", "member_id", "subscriptions", "session_timeout_ms", "strategy", "generation", "owned", "client")
+    __slots__ = ("group", "member_id", "subscriptions", "session_timeout_ms", "strategy", "generation", "owned", "client", "members")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Hello(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     OWNED_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
@@ -34,7 +35,8 @@ class Hello(_message.Message):
     generation: int
     owned: _containers.RepeatedCompositeFieldContainer[_message_pb2.QueueRef]
     client: str
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., session_timeout_ms: _Optional[int] = ..., strategy: _Optional[str] = ..., generation: _Optional[int] = ..., owned: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., client: _Optional[str] = ...) -> None: ...
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., session_timeout_ms: _Optional[int] = ..., strategy: _Optional[str] = ..., generation: _Optional[int] = ..., owned: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., client: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("generation",)
@@ -67,12 +69,14 @@ class MemberEvent(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "queues")
+    __slots__ = ("generation", "queues", "members")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     queues: _containers.RepeatedCompositeFieldContainer[_message_pb2.QueueRef]
-    def __init__(self, generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ...) -> None: ...
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatAck(_message.Message):
     __slots__ = ("generation",)

@@ -52,7 +52,7 @@ def only(step: Step) -> Assignment:
 
 def test_the_first_member_of_a_new_group_gets_everything_at_once() -> None:
     assignment = only(new_coordinator().join(hello("m1"), T0))
-    assert assignment == Assignment("g", "m1", T0, queues(0, 1, 2, 3))
+    assert assignment == Assignment("g", "m1", T0, queues(0, 1, 2, 3), ("m1",))
 
 
 def test_a_queue_is_released_before_it_is_given_away() -> None:
@@ -65,7 +65,7 @@ def test_a_queue_is_released_before_it_is_given_away() -> None:
     step = coordinator.released("g", "m1", generation, queues(2), T0 + 2)
     assert told(step) == {"m2": (2,)}
     step = coordinator.released("g", "m1", generation, queues(3), T0 + 3)
-    assert only(step) == Assignment("g", "m2", generation, queues(2, 3))
+    assert only(step) == Assignment("g", "m2", generation, queues(2, 3), ("m1", "m2"))
 
 
 def test_the_next_owner_gets_a_released_queue_if_the_first_one_died_meanwhile() -> None:
@@ -316,6 +316,25 @@ def test_a_group_that_moved_here_is_held_until_every_queue_is_claimed() -> None:
     assert coordinator.next_ms() == T0 + TIMEOUT_MS  # sessions only
 
 
+def test_a_group_that_moved_here_is_shared_as_soon_as_the_members_it_names_are_back() -> None:
+    # Nobody holds queue 3: its broker was away when the last assignment was made.
+    coordinator, names = new_coordinator(), ("m1", "m2")
+    one = hello("m1", generation=7, owned=queues(0, 1), members=names)
+    assert told(coordinator.join(one, T0)) == {"m1": (0, 1)}
+    other = hello("m2", generation=7, owned=queues(2), members=names)
+    assert told(coordinator.join(other, T0 + 1)) == {"m2": (2, 3)}
+
+
+def test_the_newest_list_of_members_counts_for_a_group_that_moved_here() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1", generation=7, owned=queues(0), members=("m1", "m2")), T0)
+    newer = hello("m2", generation=8, owned=queues(1), members=("m1", "m2", "m3"))
+    assert told(coordinator.join(newer, T0 + 1)) == {"m2": (1,)}  # m3 may have queue 2 or 3
+    last = hello("m3", generation=8, owned=queues(2), members=("m1", "m2", "m3"))
+    # Shared by the rule: m1 0 and 1, m2 2, m3 3; what moves is released first.
+    assert told(coordinator.join(last, T0 + 2)) == {"m2": (), "m3": (3,)}
+
+
 def test_a_newcomer_does_not_rob_a_group_that_moved_here() -> None:
     coordinator = new_coordinator()
     assert told(coordinator.join(hello("m0"), T0, known_generation=7)) == {"m0": ()}
@@ -413,6 +432,8 @@ def test_a_group_moves_when_the_brokers_change() -> None:
         (Hello("g", "m1", {"orders": ""}, session_timeout_ms=300_001), "session_timeout_ms"),
         (Hello("g", "m1", {"orders": ""}, session_timeout_ms=-1), "session_timeout_ms"),
         (Hello("g", "m1", {"orders": ""}, strategy="averge"), "strategy"),
+        (hello("m", generation=(1 << 63) - 1), "generation"),
+        (hello("m", generation=-1), "generation"),
     ],
 )
 def test_a_wrong_hello_is_refused_by_field(wrong: Hello, field: str) -> None:

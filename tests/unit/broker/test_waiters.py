@@ -42,6 +42,15 @@ def test_a_waiter_may_park_again_with_another_deadline() -> None:
     assert waiters.next_ms() == 200
 
 
+def test_a_waiter_that_names_a_queue_twice_is_woken_once() -> None:
+    made: Waiters[str] = Waiters()
+    made.park("a", [("t", 0), ("t", 0)], 10)
+    assert made.wake(("t", 0)) == ["a"]
+    assert made.wake(("t", 0)) == []
+    made.park("a", [("t", 0), ("t", 0)], 10)
+    assert made.cancel("a")
+
+
 def test_cancel_says_whether_there_was_anybody() -> None:
     waiters: Waiters[str] = Waiters()
     waiters.park("w", [A], 100)

@@ -78,7 +78,9 @@ def test_the_sink_is_made_at_first_use_only(provider):
     assert made == []
 
 
-def test_what_the_queue_cannot_hold_is_dropped_and_counted(provider, sink, monkeypatch):
+def test_what_the_queue_cannot_hold_is_dropped_counted_and_said_once(
+    provider, sink, monkeypatch, caplog
+):
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
     gate = threading.Event()
@@ -91,6 +93,10 @@ def test_what_the_queue_cannot_hold_is_dropped_and_counted(provider, sink, monke
     pipeline.shutdown(timeout_s=30)
     assert pipeline.dropped > 0
     assert pipeline.dropped + pipeline.exported == 1_000
+    said = [record.message for record in caplog.records if record.name.startswith("duemq.")]
+    assert said[0] == "100 spans wait for export, further ones are dropped"
+    assert said[-1] == f"{pipeline.dropped} spans were dropped, {pipeline.exported} exported"
+    assert len(said) <= 3
 
 
 def test_a_failing_export_is_counted_and_said_once(sink, caplog):

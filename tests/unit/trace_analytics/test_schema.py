@@ -1,5 +1,7 @@
 """Wire, Arrow and Spark must say the same."""
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -7,7 +9,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from duemq.telemetry import columns
 from duemq.v1.message_pb2 import Record
 from duemq.v1.trace_pb2 import SpanBatch
-from trace_analytics import schema
+from trace_analytics import options, schema
 
 # Field of the wire → column, where the names differ or several make one.
 RENAMED = {
@@ -64,3 +66,15 @@ def test_columns_are_chosen_by_name_in_the_asked_order():
     )
     with pytest.raises(KeyError, match="nope"):
         schema.select(schema.SPANS, ["nope"])
+
+
+README = (Path(schema.__file__).parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize("column", [*schema.MESSAGES, *schema.SPANS], ids=lambda c: c.name)
+def test_the_readme_says_what_every_column_is(column):
+    assert f"| `{column.name}` | {column.spark_type} | {column.meaning} |" in README
+
+
+def test_the_readme_names_every_option():
+    assert all(f"| `{name}` |" in README for name in options.NAMES)

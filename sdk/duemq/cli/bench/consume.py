@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from duemq.cli.bench import floors
+from duemq.cli.bench.processes import CpuMeter
 from duemq.cli.bench.report import Report
 from duemq.cli.bench.target import Target
 from duemq.cli.bench.traffic import Receiver, fill
@@ -15,10 +16,12 @@ def run(target: Target, report: Report, *, callback: str, count: int, size: int)
     topic = target.new_topic("consume")
     fill(target.nameserver, topic, count, size)
     receiver = Receiver(target.nameserver, topic, count, each=callback == "each")
+    cpu = CpuMeter(target.cluster)
     began = time.perf_counter()
     with receiver:
         receiver.wait()
         seconds = receiver.last_arrival - began
-    report.figures["msgs_per_s"] = round(count / seconds)
+        report.figures["msgs_per_s"] = round(count / seconds)
+        report.figures["cpu_us_per_msg"] = cpu.us_per(count)
     report.floor(floors.decoded_reads(target.directory, size, count).msgs_per_s)
     report.figures |= receiver.figures()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from duemq import Message, Producer
 from duemq.cli.bench.arrivals import number_of
 from duemq.cli.bench.pace import paced
+from duemq.cli.bench.processes import CpuMeter
 from duemq.cli.bench.report import Report
 from duemq.cli.bench.target import Target
 from duemq.cli.bench.traffic import Receiver, bodies
@@ -43,6 +44,7 @@ def run(target: Target, report: Report, *, rate: int, seconds: float, size: int)
         _Timed(target.nameserver, topic, count) as receiver,
         Producer(target.nameserver) as producer,
     ):
+        cpu = CpuMeter(target.cluster)
         began = time.perf_counter()
         for number, body in zip(paced(rate, count), bodies(count, size), strict=True):
             sent_ns[number] = time.perf_counter_ns()
@@ -50,6 +52,7 @@ def run(target: Target, report: Report, *, rate: int, seconds: float, size: int)
         took = time.perf_counter() - began
         producer.flush()
         receiver.wait()
+        report.figures["cpu_us_per_msg"] = cpu.us_per(count)
     pairs = zip(sent_ns[warm_up:], receiver.received_ns[warm_up:], strict=True)
     report.figures["msgs_per_s"] = round(count / took)
     report.figures |= summary([(received - sent) / 1e6 for sent, received in pairs])

@@ -11,6 +11,7 @@ import time
 from duemq import Producer
 from duemq.cli.bench import floors
 from duemq.cli.bench.pace import paced
+from duemq.cli.bench.processes import CpuMeter
 from duemq.cli.bench.report import Report
 from duemq.cli.bench.target import Target
 from duemq.cli.bench.timers import TimedReceiver
@@ -26,12 +27,14 @@ def run(target: Target, report: Report, *, rate: int, seconds: float, size: int)
     topic = target.new_topic("lateness")
     count = int(rate * seconds)
     with TimedReceiver(target.nameserver, topic, count) as receiver:
+        cpu = CpuMeter(target.cluster)
         with Producer(target.nameserver) as producer:
             for _, body in zip(paced(rate, count), bodies(count, size), strict=True):
                 producer.submit(
                     topic, body, deliver_at=time.time_ns() // 1_000_000 + int(DELAY_S * 1000)
                 )
         receiver.wait()
+        report.figures["cpu_us_per_msg"] = cpu.us_per(count)
     report.figures["msgs_per_s"] = rate
     report.figures |= summary(receiver.stored_late_ms)
     report.figures |= {

@@ -5,10 +5,28 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from duemq.embedded import EmbeddedCluster
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Fields of /proc/PID/stat after the command's name, which may hold blanks: utime, stime.
 _UTIME, _STIME = 11, 12
+
+
+class CpuMeter:
+    """CPU time of this process and of the cluster's, from its making on.
+
+    On a machine with other work to do it says more than the clock.
+    """
+
+    def __init__(self, cluster: EmbeddedCluster | None) -> None:
+        self._pids = {"client": os.getpid(), **(cluster.processes if cluster else {})}
+        self._begin = {name: cpu_s(pid) for name, pid in self._pids.items()}
+
+    def us_per(self, count: int) -> dict[str, float]:
+        """Microseconds a message, of each process that used any."""
+        used = {name: cpu_s(pid) - self._begin[name] for name, pid in self._pids.items()}
+        return {name: round(s * 1e6 / count, 2) for name, s in used.items() if s > 0}
 
 
 def rss_mb(pid: int) -> float:

@@ -7,6 +7,7 @@ from collections import deque
 
 from duemq import PendingReceipt, Producer
 from duemq.cli.bench import floors
+from duemq.cli.bench.processes import CpuMeter
 from duemq.cli.bench.report import Report
 from duemq.cli.bench.target import Target
 from duemq.cli.bench.traffic import Receiver, bodies, fill
@@ -18,11 +19,13 @@ RECEIPTS_BEHIND = 20_000
 def run(target: Target, report: Report, *, call: str, count: int, size: int) -> None:
     """Sends, then receives all of it for the count."""
     topic = target.new_topic("send")
+    cpu = CpuMeter(target.cluster)
     if call == "list":
         seconds = fill(target.nameserver, topic, count, size)
     else:
         seconds = _send_each(target.nameserver, topic, count, size)
     report.figures["msgs_per_s"] = round(count / seconds)
+    report.figures["cpu_us_per_msg"] = cpu.us_per(count)
     floor = floors.durable_writes(target.directory, size, floors.FRAME_BYTES // size or 1, count)
     report.floor(floor.msgs_per_s)
     with Receiver(target.nameserver, topic, count) as receiver:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from duemq import Message, Outgoing, Producer
 from duemq.cli.bench import floors
+from duemq.cli.bench.processes import CpuMeter
 from duemq.cli.bench.report import Report
 from duemq.cli.bench.target import Target
 from duemq.cli.bench.traffic import Receiver, bodies
@@ -44,7 +45,9 @@ class TimedReceiver(Receiver):
 
 def run(target: Target, report: Report, *, count: int, size: int, spread_s: float) -> None:
     """Runs both phases."""
+    cpu = CpuMeter(target.cluster)
     accepted_s, burst = _phase(target, count, size, 0.0)
+    report.figures["cpu_us_per_msg"] = cpu.us_per(count)
     fired_s = (max(burst.store_ms) - min(burst.store_ms) + 1) / 1000
     report.figures["accepted_per_s"] = round(count / accepted_s)
     report.figures["fired_per_s"] = round(count / fired_s)

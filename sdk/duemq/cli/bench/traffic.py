@@ -10,7 +10,6 @@ from typing import Self
 
 from duemq import Message, Producer, PushConsumer
 from duemq.cli.bench.arrivals import NUMBER_BYTES, Arrivals, numbered
-from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import InvalidArgument, Timeout
 
 # A run whose messages stop coming for this long has lost some.
@@ -55,7 +54,8 @@ class Receiver:
             nameserver=nameserver,
             batch=not each,
             # The count is one thread's; with more the interpreter would only switch among them.
-            settings=ConsumerSettings(start_from="earliest", threads=1),
+            threads=1,
+            start_from="earliest",
         )
 
     def __enter__(self) -> Self:

@@ -18,7 +18,6 @@ from duemq.cli.demo.live import Screen, Status
 from duemq.cli.demo.outage import Killing
 from duemq.cli.log import read_topic
 from duemq.cli.percentiles import summary
-from duemq.consumer.settings import ConsumerSettings
 from duemq.embedded import EmbeddedCluster
 
 TOPIC = "departures"
@@ -104,7 +103,7 @@ class Day:
                     [TOPIC],
                     self._receiver(group),
                     nameserver=nameserver,
-                    settings=ConsumerSettings(start_from="earliest"),
+                    start_from="earliest",
                 )
                 consumer.start()
                 consumers.append(consumer)

@@ -1,0 +1,279 @@
+"""The GroupCoordinator service as a generated client in any language meets it."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import pytest
+
+from duemq import balance
+from duemq.errors import (
+    DuemqError,
+    FencedMember,
+    GroupNotFound,
+    InvalidArgument,
+    NotCoordinator,
+    NotReady,
+)
+from duemq.rpc import channel, status
+from duemq.v1 import broker_pb2, group_pb2, group_pb2_grpc, message_pb2
+from tests.service.running_broker import running_broker, topic_name
+from tests.service.running_cluster import Cluster, running_cluster
+
+READ_S = 30.0
+
+
+class Stream:
+    """A member's stream, event by event."""
+
+    def __init__(self, call) -> None:
+        self._call = call
+
+    async def say(self, **event) -> None:
+        await self._call.write(group_pb2.MemberEvent(**event))
+
+    async def hello(self, group: str, member_id: str, *topics: str, **fields) -> None:
+        subscriptions = [group_pb2.Subscription(topic=topic) for topic in topics]
+        await self.say(
+            hello=group_pb2.Hello(
+                group=group, member_id=member_id, subscriptions=subscriptions, **fields
+            )
+        )
+
+    async def hear(self) -> group_pb2.CoordinatorEvent:
+        async with asyncio.timeout(READ_S):
+            return await status.answer(self._call.read())
+
+    async def assignment(self) -> tuple[int, set[tuple[str, int]]]:
+        """The next one: its generation, and (broker, queue) of what shall be owned."""
+        while (event := await self.hear()).WhichOneof("event") != "assignment":
+            pass
+        queues = {(queue.broker, queue.queue_id) for queue in event.assignment.queues}
+        return event.assignment.generation, queues
+
+    async def failure(self) -> DuemqError:
+        """What the stream ends with."""
+        with pytest.raises(DuemqError) as failed:
+            await self._to_the_end()
+        return failed.value
+
+    async def _to_the_end(self) -> None:
+        while await self.hear() is not grpc.aio.EOF:
+            pass
+
+
+class Coordinator:
+    """The broker that coordinates a group, and another one."""
+
+    def __init__(self, cluster: Cluster, connections: dict[str, grpc.aio.Channel]) -> None:
+        self.cluster = cluster
+        self._connections = connections
+
+    def stub(self, broker: str) -> group_pb2_grpc.GroupCoordinatorStub:
+        return group_pb2_grpc.GroupCoordinatorStub(self._connections[broker])
+
+    @asynccontextmanager
+    async def joined(self, broker: str):
+        call = self.stub(broker).Join()
+        try:
+            yield Stream(call)
+        finally:
+            call.cancel()
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    async with running_cluster(tmp_path, "b0", "b1") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def topic(cluster: Cluster) -> str:
+    name = topic_name()
+    await cluster.create_topic(name, queues=2)
+    return name
+
+
+@pytest.fixture
+async def coordinator(cluster: Cluster):
+    connections = {n: channel.connect(b.server.address) for n, b in cluster.brokers.items()}
+    yield Coordinator(cluster, connections)
+    for connection in connections.values():
+        await connection.close()
+
+
+GROUP = "g"
+HERE = balance.coordinator(GROUP, ["b0", "b1"]) or ""
+THERE = "b1" if HERE == "b0" else "b0"
+ALL = {(broker, queue_id) for broker in ("b0", "b1") for queue_id in (0, 1)}
+
+
+async def test_hello_is_answered_by_an_assignment(coordinator, topic) -> None:
+    async with coordinator.joined(HERE) as member:
+        await member.hello(GROUP, "m1", topic)
+        generation, queues = await member.assignment()
+        assert generation > 0
+        assert queues == ALL
+
+
+async def test_a_queue_is_given_to_the_next_one_when_it_is_released(coordinator, topic) -> None:
+    async with coordinator.joined(HERE) as first, coordinator.joined(HERE) as second:
+        await first.hello(GROUP, "m1", topic)
+        await first.assignment()
+        await second.hello(GROUP, "m2", topic)
+        assert (await second.assignment())[1] == set()
+        generation, kept = await first.assignment()
+        gone = [
+            message_pb2.QueueRef(topic=topic, broker=broker, queue_id=queue_id)
+            for broker, queue_id in ALL - kept
+        ]
+        await first.say(released=group_pb2.Released(generation=generation, queues=gone))
+        assert await second.assignment() == (generation, ALL - kept)
+        await first.say(leave=group_pb2.Leave())
+        assert (await second.assignment())[1] == ALL
+
+
+async def test_heartbeats_are_answered_with_the_generation(coordinator, topic) -> None:
+    async with coordinator.joined(HERE) as member:
+        await member.hello(GROUP, "m1", topic)
+        generation, _ = await member.assignment()
+        await member.say(heartbeat=group_pb2.Heartbeat(generation=generation))
+        assert (await member.hear()).heartbeat_ack.generation == generation
+
+
+async def test_a_silent_member_loses_its_queues_and_is_told_when_it_speaks(
+    coordinator, topic
+) -> None:
+    async with coordinator.joined(HERE) as silent, coordinator.joined(HERE) as other:
+        await silent.hello(GROUP, "m1", topic, session_timeout_ms=1_000)
+        await silent.assignment()
+        await other.hello(GROUP, "m2", topic)
+        while (await other.assignment())[1] != ALL:
+            pass
+        await silent.say(heartbeat=group_pb2.Heartbeat())
+        assert isinstance(await silent.failure(), FencedMember)
+
+
+async def test_the_newest_stream_of_a_member_counts(coordinator, topic) -> None:
+    async with coordinator.joined(HERE) as old, coordinator.joined(HERE) as new:
+        await old.hello(GROUP, "m1", topic)
+        assert (await old.assignment())[1] == ALL
+        await new.hello(GROUP, "m1", topic)
+        assert (await new.assignment())[1] == ALL
+        assert isinstance(await old.failure(), FencedMember)
+
+
+async def test_another_broker_names_the_coordinator(coordinator, topic) -> None:
+    async with coordinator.joined(THERE) as member:
+        await member.hello(GROUP, "m1", topic)
+        error = await member.failure()
+        assert isinstance(error, NotCoordinator)
+        assert error.limit == HERE
+
+
+async def test_members_are_told_when_the_group_moves(cluster, coordinator, topic) -> None:
+    theirs = next(
+        group
+        for group in (f"g{n}" for n in range(100))
+        if balance.coordinator(group, ["b0", "b1"]) == "b0"
+        and balance.coordinator(group, ["b0", "b1", "b2"]) == "b2"
+    )
+    async with coordinator.joined("b0") as member:
+        await member.hello(theirs, "m1", topic)
+        await member.assignment()
+        await cluster.start_broker("b2")
+        event = await member.hear()
+        assert event.coordinator == "b2"
+        assert isinstance(status.from_proto(event.error), NotCoordinator)
+
+
+@pytest.mark.parametrize(
+    ("event", "field"),
+    [
+        ({"heartbeat": group_pb2.Heartbeat()}, "event"),
+        ({"hello": group_pb2.Hello(group="a b", member_id="m")}, "group"),
+        ({"hello": group_pb2.Hello(group=GROUP, member_id="m")}, "subscriptions"),
+        (
+            {
+                "hello": group_pb2.Hello(
+                    group=GROUP,
+                    member_id="m",
+                    subscriptions=[group_pb2.Subscription(topic="t", filter="a ||")],
+                )
+            },
+            "filter",
+        ),
+    ],
+)
+async def test_a_wrong_first_event_is_refused_by_field(coordinator, event, field) -> None:
+    async with coordinator.joined(HERE) as member:
+        await member.say(**event)
+        error = await member.failure()
+        assert isinstance(error, InvalidArgument)
+        assert error.field == field
+
+
+async def test_hello_comes_once(coordinator, topic) -> None:
+    async with coordinator.joined(HERE) as member:
+        await member.hello(GROUP, "m1", topic)
+        await member.assignment()
+        await member.hello(GROUP, "m1", topic)
+        error = await member.failure()
+        assert isinstance(error, InvalidArgument)
+        assert error.field == "event"
+
+
+async def test_a_broker_that_knows_no_nameserver_is_not_ready(tmp_path) -> None:
+    async with (
+        running_broker(tmp_path) as (broker, _),
+        channel.connect(broker.server.address) as connection,
+    ):
+        member = Stream(group_pb2_grpc.GroupCoordinatorStub(connection).Join())
+        await member.hello(GROUP, "m1", "t")
+        assert isinstance(await member.failure(), NotReady)
+
+
+async def test_groups_are_listed_and_described(cluster, coordinator, topic) -> None:
+    async with coordinator.joined(HERE) as member:
+        await member.hello(GROUP, "m1", topic, client="a test", session_timeout_ms=5_000)
+        generation, _ = await member.assignment()
+        for broker, client in cluster.clients.items():
+            commit = broker_pb2.OffsetCommit(topic=topic, queue_id=0, offset=0)
+            await client.broker.CommitOffsets(
+                broker_pb2.CommitOffsetsRequest(group=GROUP, commits=[commit])
+            )
+            listed = await coordinator.stub(broker).ListGroups(group_pb2.ListGroupsRequest())
+            [summary] = listed.groups
+            assert (summary.group, summary.coordinator) == (GROUP, broker == HERE)
+            assert summary.members == (1 if broker == HERE else 0)
+        request = group_pb2.DescribeGroupRequest(group=GROUP)
+        description = await coordinator.stub(HERE).DescribeGroup(request)
+        assert (description.generation, description.strategy) == (generation, "average")
+        [described] = description.members
+        assert (described.member_id, described.client) == ("m1", "a test")
+        assert described.session_timeout_ms == 5_000
+        assert {(queue.broker, queue.queue_id) for queue in described.queues} == ALL
+        assert not (await coordinator.stub(THERE).DescribeGroup(request)).coordinator
+        unknown = group_pb2.DescribeGroupRequest(group="unknown")
+        with pytest.raises(GroupNotFound):
+            await status.answer(coordinator.stub(HERE).DescribeGroup(unknown))
+
+
+async def test_a_stopping_coordinator_ends_the_streams(cluster, coordinator, topic) -> None:
+    async with coordinator.joined(HERE) as member:
+        await member.hello(GROUP, "m1", topic)
+        await member.assignment()
+        stopping = asyncio.create_task(cluster.stop_broker(HERE))
+        assert (await member.failure()).retryable
+        await stopping
+
+
+async def test_a_restarted_coordinator_remembers_the_members(cluster, coordinator, topic) -> None:
+    async with coordinator.joined(HERE) as first, coordinator.joined(HERE) as second:
+        await first.hello(GROUP, "m1", topic)
+        await first.assignment()
+        await second.hello(GROUP, "m2", topic)
+        generation, _ = await first.assignment()
+    restored = cluster.brokers[HERE]._coordinator()
+    [group] = restored.groups()
+    assert (group.generation, group.absent.keys()) == (generation, {"m1", "m2"})

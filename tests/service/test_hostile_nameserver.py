@@ -1,0 +1,66 @@
+"""What a broken or hostile client may send a nameserver: nothing of it stays."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from duemq.errors import InvalidArgument
+from duemq.rpc import channel, status
+from duemq.rpc.server import Server
+from duemq.v1 import nameserver_pb2 as pb
+from duemq.v1 import nameserver_pb2_grpc
+from nameserver.registry import GONE_MAX, BrokerReport, Registry, Version
+from nameserver.servicer import OVERRIDES, SERVICE, NameserverServicer
+from nameserver.settings import Settings
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[nameserver_pb2_grpc.NameserverStub]:
+    server = Server(Settings(listen="127.0.0.1:0", drain_timeout=1.0))
+    server.add(SERVICE, NameserverServicer(Registry(ready_at_ms=0), lambda: 0, 10), OVERRIDES)
+    await server.start(announced=False)
+    async with channel.connect(server.address) as connection:
+        yield nameserver_pb2_grpc.NameserverStub(connection)
+    await server.stop()
+
+
+def test_the_names_of_those_who_left_are_bounded() -> None:
+    registry = Registry(ready_at_ms=0)
+    for number in range(GONE_MAX + 10):
+        registry.deregister(BrokerReport, f"b{number}", Version(1, 0), 0)
+    assert len(registry._gone) == GONE_MAX
+    latest = BrokerReport(f"b{GONE_MAX + 9}", "a:1")
+    assert not registry.register(Version(1, 0), latest, 0)  # the newest are known
+
+
+@pytest.mark.parametrize("name", ["x" * 128, "x" * (1 << 20), "a b", "\0", "../x"])
+async def test_an_illegal_name_is_refused_everywhere(
+    stub: nameserver_pb2_grpc.NameserverStub, name: str
+) -> None:
+    for call in (
+        stub.Register(pb.RegisterRequest(broker=pb.BrokerReport(name=name, address="a:1"))),
+        stub.Deregister(pb.DeregisterRequest(broker=name)),
+        stub.Deregister(pb.DeregisterRequest(timer=name)),
+    ):
+        with pytest.raises(InvalidArgument):
+            await status.answer(call)
+
+
+@pytest.mark.parametrize("address", ["x" * 254 + ":1", "a:" + "9" * 5_000, "a", ":1", "a:0"])
+async def test_an_illegal_address_is_refused(
+    stub: nameserver_pb2_grpc.NameserverStub, address: str
+) -> None:
+    report = pb.BrokerReport(name="b", address=address)
+    with pytest.raises(InvalidArgument) as refused:
+        await status.answer(stub.Register(pb.RegisterRequest(broker=report)))
+    assert refused.value.field == "broker.address"
+
+
+async def test_a_broker_that_names_a_topic_twice_serves_it_once(
+    stub: nameserver_pb2_grpc.NameserverStub,
+) -> None:
+    topics = [pb.TopicQueues(topic="t", queues=1, readable=True) for _ in range(2)]
+    report = pb.BrokerReport(name="b", address="a:1", topics=topics)
+    await status.answer(stub.Register(pb.RegisterRequest(broker=report, expiry_ms=60_000)))
+    route = await status.answer(stub.GetRoute(pb.GetRouteRequest(topic="t")))
+    assert [served.broker for served in route.brokers] == ["b"]

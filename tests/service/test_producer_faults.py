@@ -1,0 +1,78 @@
+"""Random faults while messages are sent: each is stored once, those of a key in order."""
+
+import asyncio
+import random
+
+import pytest
+
+from duemq import aio
+from duemq.settings import ProducerSettings
+from duemq.v1 import error_pb2
+from tests.service.fake_cluster import FakeBroker, FakeCluster, refusal
+
+MESSAGES = 1_500
+KEYS = 7
+RETRYABLE = [error_pb2.OVERLOADED, error_pb2.READ_ONLY, error_pb2.NOT_READY]
+
+
+class Trouble:
+    """Breaks things by a seeded die until it is told to stop."""
+
+    def __init__(self, cluster: FakeCluster, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.brokers = list(cluster.brokers.values())
+        for broker in self.brokers:
+            broker.refuse = self.refuse
+
+    def refuse(self, batch):
+        if self.dice.random() < 0.1:
+            return refusal(self.dice.choice(RETRYABLE), retryable=True)
+        return None
+
+    async def make(self, rounds: int) -> None:
+        for _ in range(rounds):
+            broker = self.dice.choice(self.brokers)
+            await self.dice.choice([self.lose, self.restart, self.stall])(broker)
+            await asyncio.sleep(self.dice.random() / 50)
+
+    async def lose(self, broker: FakeBroker) -> None:
+        broker.lose_answers = self.dice.randint(1, 3)
+
+    async def restart(self, broker: FakeBroker) -> None:
+        await broker.stop()
+        await broker.start()
+
+    async def stall(self, broker: FakeBroker) -> None:
+        broker.gate.clear()
+        await asyncio.sleep(self.dice.random() / 50)
+        broker.gate.set()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_each_message_is_stored_once_and_keys_keep_their_order(seed):
+    cluster = FakeCluster()
+    await cluster.start("a", "b")
+    cluster.topic("t")
+    trouble = Trouble(cluster, seed)
+    settings = ProducerSettings(frame_bytes=2_000, buffer_bytes=50_000)
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        making = asyncio.create_task(trouble.make(rounds=12))
+        pending = []
+        for number in range(MESSAGES):
+            key = number % (KEYS + 1)
+            ordering_key = f"k{key}" if key < KEYS else None
+            body = b"%d/%d" % (key, number)
+            pending.append(await producer.submit("t", body, ordering_key=ordering_key))
+        await making
+        receipts = [await each for each in pending]
+    try:
+        stored = [body for broker in trouble.brokers for body in broker.bodies("t")]
+        assert len(stored) == len(set(stored)) == MESSAGES
+        for key in range(KEYS):
+            mine = [receipt.offset for receipt in receipts[key :: KEYS + 1]]
+            assert mine == sorted(mine)
+        for number, receipt in enumerate(receipts):
+            queue = cluster.brokers[receipt.broker].stored["t", receipt.queue]
+            assert queue[receipt.offset] == b"%d/%d" % (number % (KEYS + 1), number)
+    finally:
+        await cluster.stop()

@@ -1,0 +1,252 @@
+"""A timer shard against real brokers, in one process."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duemq.errors import ErrorCode
+from duemq.rpc import channel, status
+from duemq.v1 import broker_pb2, message_pb2, timer_pb2, timer_pb2_grpc
+from storage.dirlock import DirLock
+from tests.service.running_broker import batch
+from tests.service.running_cluster import HEARTBEAT_S, Cluster, running_cluster, until
+from timer_service.process import TimerService
+from timer_service.settings import Settings
+
+TOPIC = "orders"
+HOUR_MS = 3_600_000
+WAIT_S = 30.0
+OUTAGE_MS = 4_000
+
+
+class Shard:
+    """A running timer shard and a client of it."""
+
+    def __init__(self, service: TimerService, stub: Any) -> None:
+        self.service = service
+        self._stub = stub
+
+    async def cancel(self, *handles: message_pb2.TimerHandle) -> list[timer_pb2.CancelResult]:
+        request = timer_pb2.CancelRequest(handles=handles)
+        return list((await status.answer(self._stub.Cancel(request, timeout=WAIT_S))).results)
+
+    async def stats(self) -> timer_pb2.TimerStats:
+        return await status.answer(self._stub.GetStats(timer_pb2.GetStatsRequest(), timeout=WAIT_S))
+
+    async def until(self, condition: Callable[[timer_pb2.TimerStats], bool]) -> None:
+        async def holds() -> bool:
+            return condition(await self.stats())
+
+        await until(holds)
+
+
+@asynccontextmanager
+async def running_shard(cluster: Cluster, directory: Path, **settings: Any) -> AsyncIterator[Shard]:
+    name = settings.setdefault("name", "t0")
+    data_dir = str(directory / name)
+    given = {"heartbeat_period": HEARTBEAT_S, "drain_timeout": 0.1, **settings}
+    with DirLock(data_dir):
+        service = TimerService(
+            Settings(
+                listen="127.0.0.1:0", data_dir=data_dir, nameservers=(cluster.nameserver,), **given
+            )
+        )
+        await service.start(announced=False)
+        try:
+            async with channel.connect(service.server.address) as connection:
+                yield Shard(service, timer_pb2_grpc.TimerStub(connection))
+        finally:
+            await service.stop()
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with running_cluster(tmp_path, "b0", "b1") as running:
+        await running.create_topic(TOPIC, queues=2)
+        yield running
+
+
+async def send(
+    cluster: Cluster, bodies: list[bytes], delays_ms: list[int], queue_id: int = -1, **fields: Any
+) -> list[message_pb2.TimerHandle]:
+    """Sends delayed messages to b0; their handles."""
+    made = batch(TOPIC, bodies, delays_ms=delays_ms, queue_id=queue_id, **fields)
+    request = broker_pb2.SendRequest(request_id=1, batches=[made])
+    response = await status.answer(cluster.clients["b0"].broker.Send(request, timeout=WAIT_S))
+    [result] = response.results
+    return [
+        message_pb2.TimerHandle(
+            store_id=response.store_id,
+            queue_id=result.queue_id,
+            offset=result.base_offset + n,
+            due_ms=due_ms,
+        )
+        for n, due_ms in enumerate(result.due_ms)
+    ]
+
+
+async def delivered(cluster: Cluster, broker: str = "b0") -> dict[int, list[message_pb2.Record]]:
+    """Records in the topic, by queue."""
+    found = {}
+    for queue_id in range(2):
+        answer = await cluster.clients[broker].pull(TOPIC, queue_id)
+        for queue in answer.queues:
+            stores = [
+                store_ms
+                for count, store_ms in zip(queue.run_counts, queue.run_store_ms, strict=True)
+                for _ in range(count)
+            ]
+            records = list(queue.records.records)
+            assert all(at >= each.due_ms for at, each in zip(stores, records, strict=True))
+            found[queue_id] = records
+    return found
+
+
+def bodies_of(found: dict[int, list[message_pb2.Record]]) -> list[bytes]:
+    return sorted(record.body for records in found.values() for record in records)
+
+
+async def test_delayed_messages_are_delivered_once_with_their_due_time(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with running_shard(cluster, tmp_path) as shard:
+        handles = await send(cluster, [b"a", b"b", b"c"], [0, 30, 60], tags=["x", "y", "z"])
+        await shard.until(lambda stats: stats.fired == 3 and not stats.in_flight)
+
+        found = await delivered(cluster)
+        assert bodies_of(found) == [b"a", b"b", b"c"]
+        due_ms = {each.body: each.due_ms for records in found.values() for each in records}
+        assert [due_ms[body] for body in (b"a", b"b", b"c")] == [each.due_ms for each in handles]
+        stats = await shard.stats()
+        assert (stats.accepted, stats.pending, stats.cancelled) == (3, 0, 0)
+        assert (stats.name, stats.shard, stats.shards) == ("t0", 0, 1)
+        tagged = [await cluster.clients["b0"].pull(TOPIC, q, filter="y") for q in range(2)]
+        assert sum(len(queue.records.records) for each in tagged for queue in each.queues) == 1
+
+
+async def test_a_message_for_a_queue_goes_to_this_queue(cluster: Cluster, tmp_path: Path) -> None:
+    async with running_shard(cluster, tmp_path) as shard:
+        await send(cluster, [b"a", b"b"], [0, 10], queue_id=1)
+        await shard.until(lambda stats: stats.fired == 2 and not stats.in_flight)
+
+        found = await delivered(cluster)
+        assert [each.body for each in found[1]] == [b"a", b"b"]
+        assert found.get(0, []) == []
+
+
+async def test_a_cancelled_message_is_not_delivered(cluster: Cluster, tmp_path: Path) -> None:
+    async with running_shard(cluster, tmp_path) as shard:
+        far, near, due = await send(cluster, [b"far", b"near", b"due"], [HOUR_MS, 2_000, 0])
+        await shard.until(lambda stats: stats.fired == 1 and not stats.in_flight)
+
+        results = await shard.cancel(far, near, due, far)
+
+        assert [each.outcome for each in results] == [
+            timer_pb2.CANCELLED,
+            timer_pb2.CANCELLED,
+            timer_pb2.FIRED,
+            timer_pb2.CANCELLED,
+        ]
+        stats = await shard.stats()
+        assert (stats.pending, stats.fired, stats.cancelled) == (0, 1, 2)
+        assert bodies_of(await delivered(cluster)) == [b"due"]
+
+
+async def test_a_cancel_that_overtakes_its_message_waits_for_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with running_shard(cluster, tmp_path) as shard:
+        handles = [(await send(cluster, [b"%d" % n], [HOUR_MS]))[0] for n in range(10)]
+        results = await shard.cancel(*handles)
+
+        assert {each.outcome for each in results} == {timer_pb2.CANCELLED}
+
+
+async def test_handles_that_name_nothing_here(cluster: Cluster, tmp_path: Path) -> None:
+    async with running_shard(cluster, tmp_path, shard=1, shards=2) as shard:
+        unknown = message_pb2.TimerHandle(store_id=1, queue_id=1, offset=0, due_ms=1)
+        foreign = message_pb2.TimerHandle(store_id=1, queue_id=2, offset=0, due_ms=1)
+        negative = message_pb2.TimerHandle(store_id=1, queue_id=1, offset=-1, due_ms=1)
+
+        first, second, third = await shard.cancel(unknown, foreign, negative)
+
+        assert first.outcome == timer_pb2.UNKNOWN
+        assert second.error.code == int(ErrorCode.UNAVAILABLE)
+        assert "belongs to shard 0" in second.error.message
+        assert third.error.code == int(ErrorCode.INVALID_ARGUMENT)
+
+
+async def test_shards_share_the_queues(cluster: Cluster, tmp_path: Path) -> None:
+    async with (
+        running_shard(cluster, tmp_path, name="t0", shard=0, shards=2) as even,
+        running_shard(cluster, tmp_path, name="t1", shard=1, shards=2) as odd,
+    ):
+        for producer_id in range(1, 9):
+            await send(cluster, [b"%d" % producer_id], [0], producer_id=producer_id)
+
+        async def all_fired() -> bool:
+            return (await even.stats()).fired + (await odd.stats()).fired == 8
+
+        await until(all_fired)
+        queues = {source.id.queue_id % 2 for source in even.service.shard.sources()}
+        assert queues <= {0}
+        assert {source.id.queue_id % 2 for source in odd.service.shard.sources()} <= {1}
+
+
+async def test_a_restart_keeps_what_is_pending_and_goes_on_where_it_was(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with running_shard(cluster, tmp_path) as shard:
+        await send(cluster, [b"now", b"soon", b"far"], [0, 300, HOUR_MS])
+        await shard.until(lambda stats: stats.accepted == 3 and stats.fired >= 1)
+    await send(cluster, [b"while away"], [0])
+
+    async with running_shard(cluster, tmp_path) as shard:
+        await shard.until(lambda stats: stats.fired == 3 and not stats.in_flight)
+        assert (await shard.stats()).pending == 1
+        assert bodies_of(await delivered(cluster)) == [b"now", b"soon", b"while away"]
+
+
+async def test_offsets_are_committed_once_durable(cluster: Cluster, tmp_path: Path) -> None:
+    async with running_shard(cluster, tmp_path) as shard:
+        [handle] = await send(cluster, [b"a"], [HOUR_MS])
+        await shard.until(lambda stats: stats.accepted == 1)
+    request = broker_pb2.GetOffsetsRequest(group="%TIMER%", topic="%TIMER%")
+    answer = await status.answer(cluster.clients["b0"].broker.GetOffsets(request))
+
+    offsets = {each.queue_id: each.offset for each in answer.queues}
+    assert offsets[handle.queue_id] == handle.offset + 1
+
+
+async def test_without_its_broker_a_message_goes_to_another_and_one_for_a_queue_waits(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with running_shard(cluster, tmp_path) as shard:
+        # Due after the broker is gone: what is on its way to a broker stays with it.
+        await send(cluster, [b"any"], [OUTAGE_MS])
+        await send(cluster, [b"keyed"], [OUTAGE_MS], queue_id=1)
+        await shard.until(lambda stats: stats.accepted == 2)
+        await cluster.stop_broker("b0")
+        await shard.until(lambda stats: stats.fired == 1 and not stats.in_flight)
+        assert bodies_of(await delivered(cluster, "b1")) == [b"any"]
+
+        await cluster.start_broker("b0")
+        await shard.until(lambda stats: stats.fired == 2 and not stats.in_flight)
+        assert bodies_of(await delivered(cluster)) == [b"keyed"]
+
+
+async def test_figures_are_exposed(cluster: Cluster, tmp_path: Path) -> None:
+    async with running_shard(cluster, tmp_path) as shard:
+        await send(cluster, [b"a", b"b"], [0, HOUR_MS])
+        await shard.until(lambda stats: stats.fired == 1 and not stats.in_flight)
+
+        registry = shard.service.server.registry
+        assert registry.get_sample_value("duemq_timer_accepted_total") == 2
+        assert registry.get_sample_value("duemq_timer_pending") == 1
+        assert registry.get_sample_value("duemq_timer_early_total") == 0
+        assert registry.get_sample_value("duemq_timer_lateness_ms_count") == 1
+        assert (await shard.stats()).next_due_ms > time.time() * 1000

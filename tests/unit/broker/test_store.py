@@ -1,0 +1,279 @@
+"""The store on a disk in memory: no thread, no loop, no clock."""
+
+import struct
+
+import pytest
+
+from broker import journal, reader, recovery, state
+from broker.names import TIMER_TOPIC
+from broker.offsets import GroupQueue, Progress
+from broker.store import Rules, Store
+from broker.topics import Topic
+from duemq.errors import (
+    FencedProducer,
+    InvalidArgument,
+    OutOfSequence,
+    QueueNotFound,
+    ReadOnly,
+    TopicNotFound,
+)
+from storage.errors import UnknownVersion
+from tests.crash.faulty_disk import FaultyDisk
+from tests.unit.broker.batches import batch
+
+DATA = "/data"
+NOW_MS = 1_000_000
+RULES = Rules(default_queues=2, timer_queues=4)
+
+
+def opened(disk: FaultyDisk, rules: Rules = RULES, segment_bytes: int = 1 << 20) -> Store:
+    store = recovery.open_store(DATA, disk, rules, segment_bytes=segment_bytes).store
+    settle(store)
+    return store
+
+
+def settle(store: Store) -> None:
+    while store.log.write_pending():
+        pass
+    store.durable(store.log.durable_position)
+
+
+def save(store: Store, disk: FaultyDisk) -> None:
+    taken = store.snapshot()
+    settle(store)
+    for queue in store.all_queues():
+        queue.sync()
+    recovery.save_checkpoint(DATA, taken, disk)
+    store.erase_deleted(taken)
+
+
+def records(store: Store, topic: str, queue_id: int = 0) -> bytes:
+    queue = store.queue(topic, queue_id)
+    return b"".join(reader.read_records(store.log, queue, 0, 65_536, 1 << 23).slices)
+
+
+def test_nothing_is_seen_before_it_is_durable() -> None:
+    store = opened(FaultyDisk())
+    seen: list[tuple[str, int]] = []
+    store.on_visible = lambda queue: seen.append(queue.key)
+    sent = batch([b"a", b"b"])
+    accepted = store.send(sent, NOW_MS)
+    assert accepted.settled == store.log.end_position
+    queue = store.queue("orders", 0)
+    assert (queue.max_offset, queue.next_offset) == (0, 2)
+    assert seen == []
+    settle(store)
+    assert queue.max_offset == 2
+    assert seen == [("orders", 0)]
+    assert records(store, "orders") == sent.records
+
+
+def test_store_times_never_go_back_with_the_clock() -> None:
+    store = opened(FaultyDisk())
+    assert store.send(batch([b"a"]), NOW_MS).stored.store_ms == NOW_MS
+    assert store.send(batch([b"b"]), NOW_MS - 500).stored.store_ms == NOW_MS
+
+
+def test_timed_batches_of_one_lane_stay_on_one_timer_queue() -> None:
+    store = opened(FaultyDisk())
+    due = {"delays_ms": struct.pack("<q", 5)}
+    homes = {
+        store.send(
+            batch([b"a"], queue_id=-1, producer_id=7, sequence=n, **due), NOW_MS
+        ).stored.queue_id
+        for n in range(5)
+    }
+    assert len(homes) == 1
+    keyed = store.send(batch([b"a"], queue_id=1, producer_id=7, **due), NOW_MS)
+    assert keyed.stored.queue_id == 1
+    assert struct.unpack("<q", keyed.due_ms or b"") == (NOW_MS + 5,)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"queue_id": 2},
+        {"delays_ms": struct.pack("<q", -1)},
+        {"sizes": b""},
+        {"sequence": 1},
+    ],
+)
+def test_a_refused_batch_changes_nothing(bad: dict[str, object]) -> None:
+    store = opened(FaultyDisk())
+    end = store.log.end_position
+    sent = batch([b"a"])
+    for name, value in bad.items():
+        setattr(sent, name, value)
+    with pytest.raises((InvalidArgument, QueueNotFound)):
+        store.send(sent, NOW_MS)
+    assert store.log.end_position == end
+    assert "orders" not in store.topics
+
+
+def test_lanes_are_known_again_after_a_start() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    for number in range(3):
+        store.send(
+            batch([b"%d" % number], producer_id=7, producer_epoch=2, sequence=number), NOW_MS
+        )
+        if number == 1:
+            save(store, disk)
+    settle(store)
+    store = opened(disk)
+    again = store.send(batch([b"2"], producer_id=7, producer_epoch=2, sequence=2), NOW_MS + 9)
+    assert again.duplicate
+    assert (again.stored.base_offset, again.stored.store_ms) == (2, NOW_MS)
+    with pytest.raises(OutOfSequence):
+        store.send(batch([b"4"], producer_id=7, producer_epoch=2, sequence=4), NOW_MS)
+    with pytest.raises(FencedProducer):
+        store.send(batch([b"3"], producer_id=7, producer_epoch=1, sequence=3), NOW_MS)
+
+
+def test_a_repeats_due_times_are_those_of_the_first_time() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    sent = batch([b"a", b"b"], producer_id=7, delays_ms=struct.pack("<2q", 5, 9))
+    first = store.send(sent, NOW_MS)
+    settle(store)
+    for each in (store, opened(disk)):
+        again = each.send(sent, NOW_MS + 1_000)
+        assert (again.duplicate, again.due_ms) == (True, None)
+        assert each.due_of(again.stored) == first.due_ms
+
+
+def test_a_topic_made_again_has_neither_records_nor_offsets_nor_lanes() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    key = GroupQueue("g", "orders", 0)
+    store.send(batch([b"old"] * 3, producer_id=7), NOW_MS)
+    store.put_offsets("g", [(key, Progress(2, 5))])
+    save(store, disk)
+    store.delete_topic("orders")
+    fresh = batch([b"new"], producer_id=7)
+    assert store.send(fresh, NOW_MS).stored.base_offset == 0
+    settle(store)
+    for each in (store, opened(disk)):
+        assert records(each, "orders") == fresh.records
+        assert each.offsets.find(key) is None
+
+
+def test_a_start_without_checkpoint_ignores_stale_consume_queues() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    sent = batch([b"a"])
+    store.send(sent, NOW_MS)
+    save(store, disk)
+    disk.unlink(f"{DATA}/{recovery.CHECKPOINT}")
+    again = opened(disk)
+    assert records(again, "orders") == sent.records
+    assert again.queue("orders", 0).max_offset == 1
+
+
+def test_records_that_retention_removed_are_gone_after_a_start_too() -> None:
+    disk = FaultyDisk()
+    store = opened(disk, segment_bytes=4_096)
+    for number in range(20):
+        store.send(batch([b"%d" % number + bytes(1_000)]), NOW_MS)
+    save(store, disk)
+    cut = store.log.segments[2].start
+    store.drop_before(cut)
+    store.log.delete_before(cut)
+    first = store.queue("orders", 0).min_offset
+    assert first > 0
+    again = opened(disk, segment_bytes=4_096)
+    assert again.queue("orders", 0).min_offset == first
+    read = reader.read_records(again.log, again.queue("orders", 0), first, 100, 1 << 20)
+    assert read.records == 20 - first
+    disk.unlink(f"{DATA}/{recovery.CHECKPOINT}")
+    rebuilt = opened(disk, segment_bytes=4_096)
+    assert rebuilt.queue("orders", 0).min_offset == first
+    assert rebuilt.queue("orders", 0).max_offset == 20
+
+
+def test_a_topic_whose_making_is_forgotten_has_the_queues_of_its_frames() -> None:
+    disk = FaultyDisk()
+    store = opened(disk, segment_bytes=4_096)
+    store.create_topic("wide", 9)
+    sent = batch([b"x" * 3_000], topic="wide", queue_id=6)
+    for _ in range(4):
+        store.send(sent, NOW_MS)
+    save(store, disk)
+    store.log.delete_before(store.log.segments[-1].start)
+    disk.unlink(f"{DATA}/{recovery.CHECKPOINT}")
+    again = opened(disk, segment_bytes=4_096)
+    assert len(again.queues_of("wide")) == 7
+    assert again.queue("wide", 6).max_offset == 4
+
+
+def test_a_full_disk_refuses_what_is_new_and_shows_what_it_holds_later() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    sent = [batch([b"%d" % number] * 100) for number in range(40)]
+    for each in sent[:20]:
+        store.send(each, NOW_MS)
+    settle(store)
+    for each in sent[20:]:
+        store.send(each, NOW_MS)
+    while store.log.write_pending():
+        pass
+    disk.capacity_bytes = disk.used_bytes()
+    store.durable(store.log.durable_position)  # the consume queue finds no space
+    assert not store.writable
+    with pytest.raises(ReadOnly):
+        store.send(batch([b"x"]), NOW_MS)
+    with pytest.raises(ReadOnly):
+        store.create_topic("other")
+    disk.capacity_bytes = None
+    store.durable(store.log.durable_position)
+    assert store.writable
+    assert records(store, "orders") == b"".join(each.records for each in sent)
+
+
+def test_a_topic_must_be_made_where_that_is_the_rule() -> None:
+    store = opened(FaultyDisk(), Rules(auto_create_topics=False))
+    with pytest.raises(TopicNotFound):
+        store.send(batch([b"a"]), NOW_MS)
+    store.create_topic("orders")
+    store.send(batch([b"a"]), NOW_MS)
+
+
+def test_the_timer_topic_keeps_its_queues() -> None:
+    disk = FaultyDisk()
+    save(opened(disk), disk)
+    assert len(opened(disk, Rules(timer_queues=9)).queues_of(TIMER_TOPIC)) == 4
+
+
+def test_a_commit_that_changes_nothing_costs_no_log() -> None:
+    store = opened(FaultyDisk())
+    store.send(batch([b"a"]), NOW_MS)
+    change = [(GroupQueue("g", "orders", 0), Progress(1, 5))]
+    store.put_offsets("g", change)
+    end = store.log.end_position
+    # It may still be on its way to the disk: the answer waits for that.
+    assert store.put_offsets("g", change) == end
+    assert store.log.end_position == end
+
+
+def test_lags_count_what_a_group_has_not_committed() -> None:
+    store = opened(FaultyDisk())
+    store.send(batch([b"a"] * 5), NOW_MS)
+    store.put_offsets("g", [(GroupQueue("g", "orders", 0), Progress(2, 1))])
+    settle(store)
+    assert store.lags() == {("g", "orders"): 3}
+
+
+def test_journal_entries_round_trip() -> None:
+    topic = Topic("orders", 3, 4, 100)
+    assert journal.read_topic_created(memoryview(journal.topic_created(topic))) == topic
+    assert journal.read_topic_deleted(memoryview(journal.topic_deleted("orders"))) == "orders"
+    changes = [(GroupQueue("g", "orders", 1), Progress(5, 6))]
+    assert journal.read_offsets(memoryview(journal.offsets("g", changes))) == changes
+
+
+def test_the_checkpoint_round_trips_and_knows_its_version() -> None:
+    taken = opened(FaultyDisk()).snapshot()._replace(lanes=b"\x00lanes")
+    payload = state.encode(taken)
+    assert state.decode(payload) == taken
+    with pytest.raises(UnknownVersion):
+        state.decode(payload.replace(b'"version":1', b'"version":2'))

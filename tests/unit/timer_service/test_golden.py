@@ -1,0 +1,146 @@
+"""Bytes on disk stay what they were: tests/golden/v1/README.md."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage import record
+from timer_service import block, entries, state
+from timer_service.entries import Cancelled, Dispatched, LaneId, Restarted, SourceId, TargetId
+from timer_service.lane import Batch, Lane
+from timer_service.rows import Home, Rows, new_rows
+from timer_service.scheduler import Ledger, Source
+from timer_service.segments import Block
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
+SOURCES = [SourceId(0x0123456789ABCDEF, 0), SourceId(0xFEDCBA9876543210, 3)]
+TARGETS = [TargetId("broker-0", "orders", -1), TargetId("broker-1", "gates-ä", 2)]
+LANE = LaneId("broker-1", "gates-ä", 2)
+BODIES = [b"\x0a\x04\x12\x02m0", b"\x0a\x05\x12\x03m10", b"\x0a\x04\x12\x02m2"]
+DUE_MS = [1_373_414_400_000, 1_373_414_400_001, 1_373_500_000_000]
+
+
+def rows() -> Rows:
+    made = new_rows(3)
+    made.wide[0], made.wide[1] = DUE_MS, [7, 8, 1 << 40]
+    made.narrow[0], made.narrow[1] = [0, 0, 1], [1, 0, 1]
+    made.narrow[2] = [0, 6, 13]
+    made.narrow[3] = [len(body) for body in BODIES]
+    made.narrow[4], made.narrow[5] = [0, 0xAABBCCDD, 1], [1, 2, 0xFFFFFFFF]
+    return made
+
+
+def log_entries() -> bytes:
+    dispatched = Dispatched(
+        LANE,
+        1,
+        42,
+        SOURCES,
+        np.array([7, 1 << 40], dtype=np.int64),
+        np.array([0, 1], dtype=np.uint16),
+    )
+    bodies = [
+        (entries.ADD, entries.encode_add(SOURCES[1], "broker-1", b"frames!!")),
+        (entries.CANCEL, [entries.encode_cancel([Cancelled(SOURCES[0], 8, DUE_MS[1])])]),
+        (entries.DISPATCH, [entries.encode_dispatch(dispatched)]),
+        (entries.ACK, [entries.encode_ack([144, 1 << 50])]),
+        (entries.EPOCH, [entries.encode_epoch(Restarted(LANE, 2))]),
+    ]
+    return _entries(bodies)
+
+
+def block_entries() -> bytes:
+    index = block.encode_index(rows(), block.crcs(list(BODIES)), SOURCES, TARGETS)
+    return _entries([(block.INDEX, [index]), (block.BODIES, [b"".join(BODIES)])])
+
+
+def _entries(bodies: list[tuple[int, list[bytes | memoryview]]]) -> bytes:
+    out = b""
+    for kind, parts in bodies:
+        length = sum(map(len, parts))
+        out += b"".join(bytes(part) for part in record.encode(kind, parts, length, len(out), 0))
+    return out
+
+
+def checkpoint_state() -> state.State:
+    lane = Lane(LANE, epoch=1)
+    hashes = np.array([1, 2], dtype="<u4").tobytes()
+    due_ms = np.array(DUE_MS[:2], dtype=np.int64)
+    records = BODIES[0] + BODIES[1]
+    sizes = np.array([6, 7], dtype="<u4").tobytes()
+    lane.push(Batch(lane, 41, 144, 280, records, sizes, hashes, hashes, due_ms, True))
+    lane.next_sequence = 42
+    body = b"".join(BODIES)
+    return state.State(
+        position=4_096,
+        recovery_start=0,
+        producer_id=(1 << 63) | 5,
+        ledger=Ledger(accepted=10, fired=3, cancelled=2, in_flight=2),
+        sources=[Source(SOURCES[0], "broker-0", 9, 7, 9), Source(SOURCES[1], "broker-1", 4, 0, 4)],
+        targets=TARGETS,
+        lanes=[lane],
+        tombstones=[(0, 8, DUE_MS[1], True), (1, 2, DUE_MS[0], False)],
+        lengths={"0000381504-00001.due": 512},
+        blocks=[
+            Block("0000381504-00001.due", 0, 200, 3, 1, DUE_MS[1], DUE_MS[2]),
+            Block("0000381504-00001.due", 256, 200, 2, 0, DUE_MS[0], DUE_MS[0], TARGETS[0]),
+        ],
+        held=[
+            state.Held(
+                Home("", 1_024), 0, len(body), rows(), record.crc32c(0, body), memoryview(body)
+            )
+        ],
+        log_needed_from=1_024,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("timer_log.bin", log_entries()),
+        ("timer_block.bin", block_entries()),
+        ("timer_checkpoint.bin", state.encode(checkpoint_state())),
+    ],
+)
+def test_the_bytes_are_those_of_the_first_release(name: str, made: bytes) -> None:
+    assert made == (GOLDEN / name).read_bytes()
+
+
+def test_the_first_release_s_block_is_read() -> None:
+    index, bodies = record.split((GOLDEN / "timer_block.bin").read_bytes())
+    found = block.decode_index(index.body)
+
+    assert (found.sources, found.targets) == (SOURCES, TARGETS)
+    assert found.rows["due_ms"].tolist() == DUE_MS
+    assert found.starts().tolist() == [0, 6, 13, 19]
+    assert bytes(bodies.body) == b"".join(BODIES)
+
+
+def test_the_first_release_s_checkpoint_is_read() -> None:
+    expected = checkpoint_state()
+    found = state.decode((GOLDEN / "timer_checkpoint.bin").read_bytes())
+
+    for name in (
+        "position",
+        "recovery_start",
+        "producer_id",
+        "ledger",
+        "targets",
+        "tombstones",
+        "lengths",
+        "blocks",
+        "log_needed_from",
+    ):
+        assert getattr(found, name) == getattr(expected, name), name
+    assert [source.id for source in found.sources] == SOURCES
+    [lane], [saved] = found.lanes, expected.lanes
+    assert (lane.id, lane.epoch, lane.next_sequence) == (LANE, 1, 42)
+    [batch], [sent] = lane.unacked, saved.unacked
+    assert (batch.sequence, batch.records, batch.sizes) == (41, sent.records, sent.sizes)
+    assert batch.key_hashes == sent.key_hashes
+    assert batch.due_ms.tolist() == sent.due_ms.tolist()
+    [held] = found.held
+    assert held.rows.wide.tolist() == rows().wide.tolist()
+    assert held.rows.narrow.tolist() == rows().narrow.tolist()
+    assert held.crc32c == expected.held[0].crc32c

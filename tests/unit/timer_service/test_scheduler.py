@@ -1,0 +1,328 @@
+import dataclasses
+
+import pytest
+
+from duemq.errors import Corrupt, OffsetOutOfRange, Overloaded
+from storage.errors import CorruptFile, CorruptLog
+from tests.property.timer_world import (
+    BROKER,
+    DATA,
+    LIMITS,
+    SOURCE,
+    START_MS,
+    World,
+    timer_frame,
+)
+from timer_service.entries import Cancelled, SourceId
+from timer_service.lane import Outcome
+from timer_service.scheduler import CANCELLED, FIRED, NOT_YET, UNKNOWN
+from timer_service.store import open_store
+
+HOUR_MS = 3_600_000
+
+
+def world_with(*waits: int, topic: str = "any", body_bytes: int = 10) -> World:
+    """A shard that has taken over timers that are due after `waits` milliseconds."""
+    world = World()
+    world.broker.accept([START_MS + wait for wait in waits], body_bytes, topic)
+    world.ingest(1)
+    return world
+
+
+def fire(world: World) -> list[int]:
+    """Offsets delivered by one round."""
+    before = set(world.broker.delivered)
+    world.tick()
+    world.sync()
+    world.send()
+    return sorted(set(world.broker.delivered) - before)
+
+
+def test_a_timer_is_delivered_when_it_is_due() -> None:
+    world = world_with(100, 5)
+
+    assert fire(world) == []
+    world.now_ms += 5
+    assert fire(world) == [1]
+    world.now_ms += 95
+    assert fire(world) == [0]
+    assert world.scheduler.ledger.pending == 0
+
+
+def test_tick_says_when_to_come_again() -> None:
+    world = world_with(100, 5)
+
+    assert world.scheduler.tick(world.now_ms) == START_MS + 5
+
+
+def test_nothing_is_sent_before_its_dispatch_is_durable() -> None:
+    world = world_with(0)
+    world.tick()
+
+    world.send()
+    assert not world.broker.delivered
+    world.sync()
+    world.send()
+    assert world.broker.delivered[0] == 1
+
+
+def test_frames_that_come_again_are_ignored() -> None:
+    world = world_with(10, 20)
+
+    assert world.scheduler.ingest(SOURCE, BROKER, world.broker.frames_from(0, 1), START_MS) == 0
+    assert world.scheduler.ledger.accepted == 2
+
+
+def test_of_frames_that_overlap_only_the_new_ones_are_taken() -> None:
+    world = world_with(10)
+    world.broker.accept([START_MS + 30], 10, "any")
+
+    assert world.scheduler.ingest(SOURCE, BROKER, world.broker.frames_from(0, 2), START_MS) == 1
+    world.kill()
+    world.drain()
+
+
+def test_a_gap_in_the_frames_is_refused() -> None:
+    world = world_with(10)
+    world.broker.accept([START_MS], 10, "any")
+    world.broker.accept([START_MS], 10, "any")
+
+    with pytest.raises(OffsetOutOfRange, match="offset 2 came where 1 was expected"):
+        world.scheduler.ingest(SOURCE, BROKER, world.broker.frames_from(2, 1), START_MS)
+
+
+def test_damaged_frames_are_refused() -> None:
+    world = World()
+    world.broker.accept([START_MS], 10, "any")
+    data = bytearray(world.broker.frames_from(0, 1))
+    data[-1] ^= 1
+
+    with pytest.raises(Corrupt, match="CRC"):
+        world.scheduler.ingest(SOURCE, BROKER, bytes(data), START_MS)
+    assert world.scheduler.ledger.accepted == 0
+
+
+@pytest.mark.parametrize("wait", [100, HOUR_MS, 400 * 24 * HOUR_MS])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_pending_timer_is_cancelled_wherever_it_lies(wait: int, flushed: bool) -> None:
+    world = world_with(wait)
+    if flushed and wait > 100:
+        flush = world.scheduler.begin_flush(START_MS)
+        flush.run()
+        world.scheduler.end_flush(flush)
+
+    assert world.cancel(0) == CANCELLED
+    assert world.cancel(0) == CANCELLED
+    world.sync()
+    world.drain()
+    assert not world.broker.delivered
+
+
+def test_a_due_timer_that_cannot_be_sent_yet_can_be_cancelled() -> None:
+    world = world_with(0, 0)
+    world.set_topics([])
+    world.tick()
+
+    assert world.cancel(0) == CANCELLED
+    world.drain()
+    assert sorted(world.broker.delivered) == [1]
+
+
+def test_a_dispatched_timer_has_fired() -> None:
+    world = world_with(0)
+    world.tick()
+
+    assert world.cancel(0) == FIRED
+
+
+def test_a_timer_that_has_not_arrived_is_waited_for() -> None:
+    world = world_with(10)
+    handle = Cancelled(SOURCE, 1, START_MS)
+
+    assert world.scheduler.cancel(handle, START_MS).outcome == NOT_YET
+
+
+@pytest.mark.parametrize(
+    "handle",
+    [
+        Cancelled(SourceId(1, 1), 0, START_MS + 10),
+        Cancelled(SOURCE, 0, START_MS + 11),
+        Cancelled(SOURCE, 1, START_MS + HOUR_MS + 1),
+        Cancelled(SOURCE, 2, START_MS + 2 * HOUR_MS + 1),
+    ],
+)
+def test_a_handle_that_names_no_timer_is_unknown(handle: Cancelled) -> None:
+    world = world_with(10, HOUR_MS)
+    world.broker.accept([START_MS + 2 * HOUR_MS], 10, "any")
+    world.ingest(1)
+    flush = world.scheduler.begin_flush(START_MS)
+    flush.run()
+    world.scheduler.end_flush(flush)
+
+    assert world.scheduler.cancel(handle, START_MS).outcome == UNKNOWN
+    assert world.scheduler.ledger.cancelled == 0
+
+
+def test_an_outcome_that_is_no_longer_kept_is_unknown() -> None:
+    world = world_with(0)
+    fire(world)
+
+    world.now_ms += LIMITS.tombstone_keep_ms
+    assert world.cancel(0) == FIRED
+    handle = Cancelled(SOURCE, 0, START_MS)
+    assert world.scheduler.cancel(handle, world.now_ms + 1).outcome == UNKNOWN
+
+
+def test_a_bounded_number_of_cancelled_timers_is_remembered() -> None:
+    world = world_with(10, 20)
+    limits = dataclasses.replace(LIMITS, tombstones_max=1)
+    world.scheduler.limits = limits
+    world.cancel(0)
+
+    with pytest.raises(Overloaded, match="1 cancelled timers"):
+        world.cancel(1)
+
+
+def test_a_batch_that_a_dead_process_left_behind_is_sent_again_unchanged() -> None:
+    world = world_with(*[0] * 5, body_bytes=100)
+    world.tick()
+    world.sync()
+    [before] = world.scheduler.dispatcher.sendable(BROKER, START_MS, 1 << 20)
+
+    world.kill()
+    [after] = world.scheduler.dispatcher.sendable(BROKER, START_MS, 1 << 20)
+
+    assert after is not before
+    assert (after.sequence, after.records, after.sizes) == (
+        before.sequence,
+        before.records,
+        before.sizes,
+    )
+    assert (after.tag_hashes, after.key_hashes) == (before.tag_hashes, before.key_hashes)
+    assert world.scheduler.ledger.in_flight == 5
+
+
+def test_a_batch_on_its_way_survives_in_the_checkpoint() -> None:
+    world = world_with(0)
+    world.tick()
+    world.sync()
+    world.checkpoint()
+
+    world.kill()
+    assert world.store.replayed == 0
+    world.drain()
+
+
+def test_an_acknowledged_batch_is_not_sent_again() -> None:
+    world = world_with(0)
+    fire(world)
+    world.scheduler.flush_acks()
+    world.sync()
+
+    world.kill()
+
+    assert world.scheduler.dispatcher.sendable(BROKER, START_MS, 1 << 20) == []
+    assert world.scheduler.ledger.in_flight == 0
+
+
+def test_a_lane_that_the_broker_forgot_goes_on_under_a_new_epoch_across_restarts() -> None:
+    world = world_with(0, topic="keyed")
+    fire(world)
+    world.broker.lanes = dict.fromkeys(world.broker.lanes, 0)
+    for _ in range(2):
+        world.broker.accept([START_MS] * 3, 10, "keyed")
+        world.ingest(1)
+        world.now_ms += 10_000
+        fire(world)
+        world.sync()
+        world.kill()
+
+    world.drain()
+    assert {epoch for _, epoch in world.broker.lanes} == {0, 1}
+
+
+def test_timers_of_a_dead_target_leave_memory_and_hold_up_no_other() -> None:
+    world = World()
+    world.set_topics(["any"])
+    for _ in range(10):
+        world.broker.accept([START_MS] * 20, 100, "keyed")
+        world.ingest(1)
+        world.tick()
+        world.sync()
+        while world.housekeep():
+            pass
+    assert len(world.scheduler.near) <= LIMITS.near_rows_max
+    assert world.scheduler.segments.parked()
+
+    world.broker.accept([START_MS], 10, "any")
+    world.ingest(1)
+    while world.housekeep():
+        pass
+    assert fire(world) == [200]
+    world.kill()
+    world.drain()
+
+
+def test_the_log_does_not_grow_with_what_is_done() -> None:
+    world = World()
+    for _ in range(3):
+        world.broker.accept([world.now_ms] * 10, 100, "any")
+        world.ingest(1)
+        fire(world)
+        world.now_ms += LIMITS.checkpoint_interval_ms
+        world.checkpoint()
+
+    state = world.store.housekeeper.save(world.now_ms).state
+    assert state.log_needed_from == state.position
+    assert state.held == []
+
+
+def test_a_damaged_checkpoint_refuses_to_start() -> None:
+    world = world_with(10)
+    world.checkpoint()
+    world.disk.flip(f"{DATA}/checkpoint", 100)
+
+    with pytest.raises(CorruptFile, match="checkpoint"):
+        open_store(DATA, world.disk, LIMITS, START_MS)
+
+
+def test_damage_in_the_log_before_the_checkpoint_refuses_to_start() -> None:
+    world = world_with(5_000, body_bytes=50)
+    world.checkpoint()
+    [held] = world.store.housekeeper.save(START_MS).state.held
+    world.broker.accept([START_MS], 10, "any")
+    world.ingest(1)
+    world.sync()
+    world.disk.flip(f"{DATA}/log/{0:020d}", held.home.position + held.start)
+
+    with pytest.raises(CorruptLog, match="CRC"):
+        open_store(DATA, world.disk, LIMITS, START_MS)
+
+
+def test_a_log_that_lost_what_the_checkpoint_has_seen_refuses_to_start() -> None:
+    world = world_with(5_000)
+    world.checkpoint()
+    world.disk.chop(f"{DATA}/log/{0:020d}", 8)
+
+    with pytest.raises(Corrupt, match="acknowledged timers are gone"):
+        open_store(DATA, world.disk, LIMITS, START_MS)
+
+
+def test_a_frame_that_is_not_timed_is_refused() -> None:
+    world = World()
+    data = timer_frame(0, [], [])
+
+    assert world.scheduler.ingest(SOURCE, BROKER, b"", START_MS) == 0
+    with pytest.raises(Corrupt):
+        world.scheduler.ingest(SOURCE, BROKER, data[:-8], START_MS)
+
+
+def test_a_refused_batch_is_tried_again_later() -> None:
+    world = world_with(0)
+    world.tick()
+    world.sync()
+    [batch] = world.scheduler.dispatcher.sendable(BROKER, START_MS, 1 << 20)
+
+    assert not world.scheduler.answered(batch, Outcome.REFUSED, START_MS)
+    world.drain()
+    assert world.broker.delivered[0] == 1
