@@ -101,7 +101,8 @@ class BrokerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Pull(self, request, context):
-        """Reads from several queues; waits up to wait_ms until one has a record.
+        """Reads from several queues; waits up to wait_ms until one has a record, or
+        until there is none but a filter has left some out (see next_offset).
         Errors: INVALID_ARGUMENT; per queue TOPIC_NOT_FOUND, QUEUE_NOT_FOUND,
         OFFSET_OUT_OF_RANGE, FENCED_MEMBER, CORRUPT.
         """
