@@ -18,7 +18,7 @@ setup: .venv/.ready ## Makes the environment in .venv/ (once).
 	$(PYTHON) -m venv .venv
 	$(RUN) pip install $(PIP) --require-hashes -r requirements/build.txt
 	$(RUN) pip install $(PIP) --require-hashes --no-build-isolation -r requirements/dev.txt
-	$(RUN) pip install $(PIP) --no-deps --no-build-isolation -e sdk -e .
+	$(RUN) pip install $(PIP) --no-deps --no-build-isolation --config-settings editable_mode=compat -e sdk -e .
 	.venv/bin/python helm/fetch_helm.py .venv/helm
 	touch .venv/.ready
 

@@ -409,7 +409,7 @@ class Store:
                 self._queues.add(topic), state.queues[topic.name], strict=True
             ):
                 if rebuild:
-                    queue.restart()
+                    queue.restart(next_offset)  # if retention has left no frame of it
                 else:
                     queue.rewind(next_offset)
         if not rebuild:

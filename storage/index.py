@@ -177,6 +177,8 @@ class FixedIndex:
             with self._lock:
                 self._tail.clear()
                 self.first = self._flushed = self.end = first
+            if first:
+                self._last_file()  # its name tells the next start where the index begins
 
     def drop_before(self, number: int) -> None:
         """Forgets the entries before `number`; removes the files that are done."""

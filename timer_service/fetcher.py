@@ -35,6 +35,9 @@ CALL_TIMEOUT_S = 5.0
 # next one waits, so that a steady trickle costs a few hundred fetches a second and not thousands.
 PAUSE_BELOW_BYTES = 32 * 1024
 PAUSE_S = 0.004
+# A broker that is stopping answers waiting fetches at once, with nothing.
+EMPTY_NS_MIN = 1_000_000_000
+EMPTY_PAUSE_S = 0.1
 
 
 class Fetcher:
@@ -93,11 +96,14 @@ class Fetcher:
             wait_ms=FETCH_WAIT_MS,
         )
         timeout_s = FETCH_WAIT_MS / 1000 + CALL_MARGIN_S
+        asked_ns = time.time_ns()
         call = self._stub.FetchFrames(request, timeout=timeout_s)
         answer = await status.answer(call, self._broker)
         if answer.store_id != self.source.store_id:
             raise Unavailable(f"{self._broker} has another store now, {answer.store_id:016x}")
         if not answer.frames:
+            if time.time_ns() - asked_ns < EMPTY_NS_MIN:
+                await asyncio.sleep(EMPTY_PAUSE_S)
             return offset
         began_ns = time.time_ns()
         await self._shard.ingest(self.source, self._broker, answer.frames)

@@ -80,12 +80,15 @@ class Housekeeper:
         self._producer_id = producer_id
         self._saved_position = -1
         self._saved_ms = now_ms
+        # The log that timers in memory need, as of the last checkpoint.
+        self._needed_from = log.end_position
 
     def next_job(self, now_ms: int) -> Job | None:
         """What to do now, or None."""
         scheduler = self._scheduler
         self._pull_near(now_ms)
-        if scheduler.memtable_full():
+        if scheduler.memtable_full() or (self._log_is_held() and scheduler.memtable.rows):
+            self._needed_from = self._log.end_position
             return scheduler.begin_flush(now_ms)
         job = self._park(now_ms) or self._load(now_ms) or self._unpark(now_ms)
         if job is not None:
@@ -105,6 +108,7 @@ class Housekeeper:
             self._scheduler.end_load(job, now_ms, force=True)
         else:
             self._saved_position, self._saved_ms = job.position, now_ms
+            self._needed_from = job.state.log_needed_from
             self._log.delete_before(job.state.log_needed_from)
             self._scheduler.segments.dirty.clear()
             self._scheduler.segments.delete_done(job.state.files())
@@ -161,11 +165,17 @@ class Housekeeper:
         return scheduler.segments.load(horizon, rows, size)
 
     def _park(self, now_ms: int) -> Flush | None:
-        """Moves due timers to disk whose target is away, when memory is short."""
-        if not self._pressed() or self._too_few_wait():
+        """Moves due timers to disk whose target is away, when memory is short or the log long."""
+        held = self._log_is_held() and self._scheduler.dispatcher.waiting
+        if not held and (not self._pressed() or self._too_few_wait()):
             return None
+        self._needed_from = self._log.end_position if held else self._needed_from
         target = self._scheduler.stuck(now_ms)
         return None if target is None else self._scheduler.begin_park(target, now_ms)
+
+    def _log_is_held(self) -> bool:
+        """Whether timers in memory keep too much of the log from being deleted."""
+        return self._log.end_position - self._needed_from > self._scheduler.limits.log_held_max
 
     def _too_few_wait(self) -> bool:
         scheduler = self._scheduler

@@ -133,6 +133,7 @@ class Links:
         await asyncio.gather(*self._stopping, return_exceptions=True)
 
     def _end(self, link: Link) -> None:
+        link.sender.end()  # before another one begins
         task = asyncio.create_task(link.stop(), name=f"end of {link.broker.name}")
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)

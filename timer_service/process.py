@@ -17,6 +17,7 @@ ends; the writer syncs what is left; the last checkpoint makes the next start sh
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 
@@ -93,6 +94,8 @@ class TimerService:
             settings.nameservers, settings.heartbeat_period, now_ms(), self._report
         )
         self._registration.start()
+        gc.collect()
+        gc.freeze()  # what was made by now stays: later collections need not look at it
         self._housekeeping = asyncio.create_task(self.shard.housekeeping(), name="housekeeping")
         await self.server.ready()
         if settings.tracing != "off":

@@ -69,6 +69,7 @@ class Limits:
     memtable_rows_max: int = 16_384
     memtable_bytes_max: int = 4 << 20
     park_rows_min: int = 1_000  # fewer due timers that wait are not worth a flush
+    log_held_max: int = 256 << 20  # log kept for timers in memory; they are moved to disk then
     tombstones_max: int = 1_000_000
     tombstone_keep_ms: int = 24 * 3_600_000  # after the due time
     checkpoint_interval_ms: int = 30_000
@@ -239,6 +240,7 @@ class Scheduler:
 
     def horizon_ms(self, now_ms: int) -> int:
         """Timers due before this are kept in memory; it comes closer as memory fills."""
+        self.near.wheel.catch_up(now_ms)
         fill = max(
             len(self.near) / self.limits.near_rows_max, self.near.bytes / self.limits.near_bytes_max
         )

@@ -56,9 +56,13 @@ class Sender:
         """There may be something to send."""
         self._more.set()
 
-    async def stop(self) -> None:
-        """Ends the stream; what was not answered is sent again on the next."""
+    def end(self) -> None:
+        """Sends nothing any more; what was not answered is sent again on the next stream."""
         self._task.cancel()
+
+    async def stop(self) -> None:
+        """Returns when the stream has ended."""
+        self.end()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
@@ -76,7 +80,7 @@ class Sender:
                     level, "broker %s at %s: %s", self.broker, self.address, error or "no answer"
                 )
             finally:
-                self._shard.disconnected(self.broker)
+                self._shard.disconnected(self.broker, self)
             await asyncio.sleep(backoff.next_s())
 
     async def _stream(self, connection: grpc.aio.Channel) -> None:
@@ -86,7 +90,7 @@ class Sender:
             response_deserializer=view_pb2.SendResponseView.FromString,
         )()
         self._requests.clear()
-        self._shard.connected(self.broker)
+        self._shard.connected(self.broker, self)
         reader = asyncio.create_task(self._read(call), name=f"answers {self.broker}")
         writer = asyncio.create_task(self._write(call), name=f"fires {self.broker}")
         try:

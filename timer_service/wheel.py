@@ -78,6 +78,11 @@ class Wheel:
         else:
             self._link_many(ids, due_ms)
 
+    def catch_up(self, now_ms: int) -> None:
+        """Moves on to `now_ms` if nothing is due before: an idle wheel is not advanced."""
+        if now_ms > self.now_ms and not self._late and (not self._count or self._after(now_ms)):
+            self.now_ms = now_ms
+
     def replace(self, ids: Ids, due_ms: Times) -> None:
         """Forgets every timer that is not yet due and holds these instead."""
         self._head.fill(_END)
@@ -116,8 +121,7 @@ class Wheel:
                 break
             self.now_ms = due
         self._count -= len(out)
-        if now_ms > self.now_ms and (not self._count or self._after(now_ms)):
-            self.now_ms = now_ms
+        self.catch_up(now_ms)
         return np.array(out, dtype=np.int32) if out else _NONE
 
     def _after(self, now_ms: int) -> bool:

@@ -139,7 +139,11 @@ class SendSpan:
         """The broker has it; for a delayed message queue and offset are those in %TIMER%."""
         if self._span.is_recording():
             self._span.set_attributes(
-                {QUEUE: str(queue), QUEUE_OFFSET: offset, **_filled({BROKER: broker, DUE_MS: due_ms})}
+                {
+                    QUEUE: str(queue),
+                    QUEUE_OFFSET: offset,
+                    **_filled({BROKER: broker, DUE_MS: due_ms}),
+                }
             )
         self._span.end(end_ns)
 

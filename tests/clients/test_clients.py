@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from duemq.embedded import EmbeddedCluster
 
 HERE = Path(__file__).parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -38,6 +39,10 @@ class Member:
             for line in lines:
                 if line.endswith("\n"):  # the last one may be torn
                     self.received.append(tuple(json.loads(line)))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Suspends it, or lets it go on."""
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         """kill -9; afterwards `received` is complete."""
@@ -108,6 +113,29 @@ def test_a_killed_members_queues_go_to_the_others(cluster: EmbeddedCluster) -> N
             until(lambda: set(received) | set(victim.received) >= sent)
             assert len(survivor.queues) == 8
     assert max(Counter(received).values()) == 1
+
+
+def test_a_member_that_slept_through_its_session_moves_nothing(cluster: EmbeddedCluster) -> None:
+    topic = group = topic_name()
+    sent = send(cluster, topic, 100)
+    received: list[Place] = []
+    with (
+        member(cluster.nameserver, group, topic, 0.05) as sleeper,
+        consuming(cluster, group, topic, received) as survivor,
+    ):
+        until(lambda: len(survivor.queues) == 4)
+        until(lambda: set(received) | set(sleeper.received) >= sent)
+        sleeper.signal(signal.SIGSTOP)
+        sent |= send(cluster, topic, 100)
+        until(lambda: len(survivor.queues) == 8)
+        until(lambda: set(received) | set(sleeper.received) >= sent)
+        until(lambda: sum(committed(cluster, group, topic).values()) == len(sent))
+        sleeper.signal(signal.SIGCONT)
+        until(lambda: len(survivor.queues) == 4)
+        assert sum(committed(cluster, group, topic).values()) == len(sent)
+        sent |= send(cluster, topic, 100)
+        until(lambda: set(received) | set(sleeper.received) >= sent)
+        until(lambda: sum(committed(cluster, group, topic).values()) == len(sent))
 
 
 @contextmanager

@@ -1,8 +1,16 @@
-"""One Spark session for all tests here: starting one costs seconds."""
+"""One Spark session for all tests here: starting one costs seconds, on a busy machine many."""
 
 import pytest
 
 from trace_analytics import session
+
+TIMEOUT_S = 300
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "tests/spark/" in item.path.as_posix():
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,16 @@
 """The SDK's surface, pinned: a name that comes or goes is a decision."""
 
+import dataclasses
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import duemq
 from duemq import aio
+from duemq.client import nameservers_of
 
 NAMES = {
     "Admin",
@@ -65,6 +68,38 @@ def test_everything_public_is_documented(name):
     for method in public(kind):
         if callable(getattr(kind, method)):
             assert inspect.getdoc(getattr(kind, method)), f"{name}.{method}"
+
+
+@pytest.mark.parametrize("name", ["ClientSettings", "ConsumerSettings", "ProducerSettings"])
+def test_every_setting_is_in_the_readme(name):
+    readme = (Path(__file__).resolve().parents[3] / "sdk" / "README.md").read_text()
+    for setting in dataclasses.fields(getattr(duemq, name)):
+        assert f"`{setting.name}`" in readme
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("send_timeout_s", 0), ("buffer_bytes", -1), ("frame_bytes", 1 << 30), ("in_flight", 65)],
+)
+def test_settings_are_checked(field, value):
+    with pytest.raises(duemq.errors.InvalidArgument) as raised:
+        duemq.ProducerSettings(**{field: value})
+    assert (raised.value.field, raised.value.value) == (field, str(value))
+    assert raised.value.limit
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", " , ", "host:", ":9876", "host:port", "host:0", "host:70000"]
+)
+def test_illegal_nameservers(wrong):
+    with pytest.raises(duemq.errors.InvalidArgument) as raised:
+        aio.Producer(wrong)
+    assert raised.value.field == "nameserver"
+
+
+def test_nameservers():
+    assert nameservers_of("a, b:1,") == ("a:9876", "b:1")
+    assert nameservers_of(["[::1]", "[::1]:5"]) == ("[::1]:9876", "[::1]:5")
 
 
 def test_names_are_loaded_when_they_are_used():

@@ -174,3 +174,13 @@ def test_a_sync_in_another_thread_loses_nothing_that_is_appended_meanwhile() -> 
     done.set()
     thread.join()
     assert read_all(index) == list(range(3000))
+
+
+def test_an_index_that_was_emptied_is_reopened_where_it_goes_on() -> None:
+    disk = FaultyDisk()
+    index = filled(disk, 3)
+    index.reset(7)
+    index.sync()
+    index.close()
+    again = opened(disk)
+    assert (again.first, again.end) == (7, 7)

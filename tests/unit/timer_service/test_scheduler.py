@@ -55,6 +55,18 @@ def test_tick_says_when_to_come_again() -> None:
     assert world.scheduler.tick(world.now_ms) == START_MS + 5
 
 
+def test_a_shard_that_was_idle_for_long_is_as_quick_as_ever() -> None:
+    world = world_with(0)
+    fire(world)
+    world.now_ms += HOUR_MS
+    world.broker.accept([world.now_ms + 20], 10, "any")
+    world.ingest(1)
+
+    assert world.scheduler.tick(world.now_ms) == world.now_ms + 20
+    world.now_ms += 20
+    assert fire(world) == [1]
+
+
 def test_nothing_is_sent_before_its_dispatch_is_durable() -> None:
     world = world_with(0)
     world.tick()
@@ -275,6 +287,26 @@ def test_the_log_does_not_grow_with_what_is_done() -> None:
     state = world.store.housekeeper.save(world.now_ms).state
     assert state.log_needed_from == state.position
     assert state.held == []
+
+
+def test_timers_that_stay_in_memory_do_not_keep_the_log() -> None:
+    world = World()
+    world.scheduler.limits = dataclasses.replace(LIMITS, log_held_max=4_000)
+    world.set_topics(["any"])
+    world.broker.accept([START_MS], 10, "keyed")
+    world.broker.accept([START_MS + HOUR_MS], 10, "any")
+    world.ingest(2)
+    for _ in range(40):
+        world.broker.accept([world.now_ms], 200, "any")
+        world.ingest(1)
+        fire(world)
+        world.housekeep()
+    world.checkpoint()
+
+    state = world.store.housekeeper.save(world.now_ms).state
+    assert state.position - state.log_needed_from < 4_000
+    world.kill()
+    world.drain()
 
 
 def test_a_damaged_checkpoint_refuses_to_start() -> None:
