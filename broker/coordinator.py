@@ -4,8 +4,8 @@ Pure: `now_ms` in, `Step` out (what to tell whom).  Owner and only caller: Group
 event loop.  `next_ms` says when `tick` wants to be called.
 
 Words.  The *target* of a group says which member shall have which queue (allocation strategy).  The
-*holdings* say who has been given which queue and has not released it.  The *generation* counts
-targets and never goes back.
+*holdings* say who has been given which queue and has not released it.  The *generation* counts the
+changes of target or members and never goes back.
 
     a queue      free ──granted to its target──► held ──released, or the holder's death──► free
 
@@ -21,9 +21,9 @@ Rules that hold in every history (tests/property/test_coordinator.py):
 
 Restart.  Generation and members of each group are kept (`snapshot`).  A restarted coordinator, or
 one that a group moved to, does not know who holds what: members that come back say so, and name the
-members that they were last told of.  Until all of these are back, or a session timeout has passed,
-the others' queues are not given away (`hold`).  A group that nobody has heard of is assigned at
-once.
+members that they were last told of (everyone is told when one comes or goes).  Until all of these
+are back, or a session timeout has passed, the others' queues are not given away (`hold`).  A group
+that nobody has heard of is assigned at once.
 """
 
 import json
@@ -107,7 +107,8 @@ class Member:
     session_timeout_ms: int
     client: str
     last_heard_ms: int
-    told: tuple[MessageQueue, ...] | None = None  # the last assignment's queues
+    # Queues and members of the last assignment.
+    told: tuple[tuple[MessageQueue, ...], tuple[str, ...]] | None = None
 
 
 class Holding(NamedTuple):
@@ -126,14 +127,17 @@ class Group:
     generation: int = 0
     members: dict[str, Member] = field(default_factory=dict)
     target: dict[MessageQueue, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()  # the members that `target` was made for
     holdings: dict[MessageQueue, Holding] = field(default_factory=dict)
     # While holding back: members known from before and not back yet, with their session timeouts in
     # ms; None: nobody here knows who they are.
     absent: dict[str, int] | None = field(default_factory=dict)
     hold_until_ms: int | None = None
-    # Generation of the member list that `absent` was made from.
-    absent_generation: int = 0
     empty_since_ms: int = 0
+
+    def member_ids(self) -> tuple[str, ...]:
+        """Answers who may hold queues, present or awaited, sorted; none while that is unknown."""
+        return () if self.absent is None else tuple(sorted({*self.members, *self.absent}))
 
     def held_by(self, member_id: str) -> list[MessageQueue]:
         """Answers the queues that a member has, sorted."""
@@ -313,7 +317,6 @@ class Coordinator:
                 strategy=kept["strategy"],
                 generation=kept["generation"],
                 absent=dict(members),
-                absent_generation=kept["generation"],
                 hold_until_ms=now_ms + max(members.values()) if members else None,
                 empty_since_ms=now_ms,
             )
@@ -405,16 +408,13 @@ class Coordinator:
         return group
 
     def _await_members(self, group: Group, hello: Hello) -> None:
-        """While holding back: who is still to come, by the newest list that anybody has."""
-        unknown = group.absent is None or hello.generation > group.absent_generation
-        if group.hold_until_ms is not None and hello.members and unknown:
-            timeout_ms = group.members[hello.member_id].session_timeout_ms
-            group.absent = {
-                member: timeout_ms
-                for member in hello.members[:MEMBERS_MAX]
-                if member not in group.members
-            }
-            group.absent_generation = hello.generation
+        """While holding back: everyone that anybody names is still to come."""
+        if group.hold_until_ms is not None and hello.members:
+            awaited = dict(group.absent or {})
+            for member in hello.members:
+                if member not in group.members and len(awaited) < MEMBERS_MAX:
+                    awaited[member] = group.members[hello.member_id].session_timeout_ms
+            group.absent = awaited
         if group.absent is not None:
             group.absent.pop(hello.member_id, None)
 
@@ -479,8 +479,9 @@ class Coordinator:
             self._queues_of(group),
             {m.member_id: m.subscriptions for m in group.members.values()},
         )
-        if target != group.target:
-            group.target = target
+        names = group.member_ids()
+        if target != group.target or names != group.names:
+            group.target, group.names = target, names
             group.generation = max(group.generation + 1, now_ms)
             self.changed = True
 
@@ -499,13 +500,13 @@ class Coordinator:
             if group.target.get(queue) == holding.member_id:
                 shares[holding.member_id].append(queue)
         told = []
-        members = tuple(sorted(group.members))
+        members = group.member_ids()
         for member_id, share in shares.items():
             queues = tuple(sorted(share))
             member = group.members[member_id]
-            if member.told == queues:
+            if member.told == (queues, members):
                 continue
-            member.told = queues
+            member.told = queues, members
             for queue in queues:
                 group.holdings[queue] = Holding(member_id, group.generation)
             told.append(Assignment(group.name, member_id, group.generation, queues, members))

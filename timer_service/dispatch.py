@@ -12,6 +12,10 @@ cancelled, and it can go elsewhere.
     any (-1)             the home broker's queues in turn; if it is away for `FAILOVER_AFTER_MS`,
                          another connected broker that serves the topic
 
+Batches of a target follow one another naturally: while `PIPELINE_MAX` are unanswered, a further one
+waits until one of them is answered or `SMALL_ROWS` timers have gathered.  So a batch costs no delay
+when all is quick, and batches grow, and their number falls, when the machine is busy.
+
 With its DISPATCH entry a batch is bound to its broker for good: the answer may have been lost, and
 only the same broker knows whether the batch is stored.
 """
@@ -33,6 +37,8 @@ BATCH_BYTES_MAX = 512 * 1024
 # Of one broker, dispatched and not answered; beyond it timers wait here.
 BROKER_BYTES_MAX = 8 * 1024 * 1024
 FAILOVER_AFTER_MS = 2_000
+PIPELINE_MAX = 2
+SMALL_ROWS = 256
 NEVER = 1 << 62
 
 Queues = Mapping[str, int]
@@ -60,6 +66,7 @@ class Dispatcher:
         self._ready: dict[int, deque[Ids]] = {}  # by target, the one served last at the end
         self._routes: Mapping[str, Queues] = {}
         self._next_queue: dict[tuple[str, str], int] = {}
+        self._unanswered: dict[int, int] = {}  # batches by target
 
     # -- what is due ------------------------------------------------------
 
@@ -97,6 +104,12 @@ class Dispatcher:
     def waiting_for(self, target: int) -> int:
         """How many timers of a target wait, cancelled ones included."""
         return sum(len(ids) for ids in self._ready.get(target, ()))
+
+    def should_gather(self, target: int) -> bool:
+        """Whether the target's next batch had better wait for an answer."""
+        if self._unanswered.get(target, 0) < PIPELINE_MAX:
+            return False
+        return self.waiting_for(target) < SMALL_ROWS
 
     # -- where to ---------------------------------------------------------
 
@@ -194,11 +207,15 @@ class Dispatcher:
         peer = self.peer(batch.lane.id.broker)
         peer.unacked_bytes += len(batch.records)
         peer.busy[batch.lane.id] = batch.lane
+        self._unanswered[batch.target] = self._unanswered.get(batch.target, 0) + 1
 
     def stored(self, batch: Batch) -> None:
         """A batch of a lane was answered as stored."""
         peer = self.peer(batch.lane.id.broker)
         peer.unacked_bytes -= len(batch.records)
+        self._unanswered[batch.target] -= 1
+        if not self._unanswered[batch.target]:
+            del self._unanswered[batch.target]
         if not batch.lane.unacked:
             del peer.busy[batch.lane.id]
 

@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 TOPIC = "%TIMER%"
 GROUP = "%TIMER%"
-FETCH_BYTES_MAX = 1024 * 1024
+FETCH_BYTES_MAX = 512 * 1024
 FETCH_WAIT_MS = 20_000
 CALL_MARGIN_S = 10.0
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 2.0
 CALL_TIMEOUT_S = 5.0
 # A fetch costs some 0.3 ms on both sides, whatever it brings.  While little comes with each, the
-# next one waits, so that a steady trickle costs a few hundred fetches a second and not thousands.
+# next one waits: a steady trickle costs a hundred fetches a second and a queue, not thousands.
 PAUSE_BELOW_BYTES = 32 * 1024
-PAUSE_S = 0.004
+PAUSE_S = 0.008
 # A broker that is stopping answers waiting fetches at once, with nothing.
 EMPTY_NS_MIN = 1_000_000_000
 EMPTY_PAUSE_S = 0.1

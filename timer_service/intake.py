@@ -5,7 +5,7 @@ Cost is per frame: arrays are taken over as they lie in the frame, records are n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,17 +37,22 @@ def frames_in(data: bytes | memoryview) -> Iterator[FetchedFrame]:
         raise Corrupt(f"fetched bytes, at {at}: {error}") from error
 
 
-def rows_of(fetched: FetchedFrame, source: int, target: int) -> Rows:
-    """The timers of a frame; their homes are relative to the fetched bytes."""
-    each = fetched.frame
-    rows = new_rows(each.count)
-    sizes = each.sizes
-    rows.wide[0] = each.due_ms
-    rows.wide[1] = np.arange(each.base_offset, each.end_offset)
+def rows_of(fetched: Sequence[FetchedFrame], source: int, targets: Sequence[int]) -> Rows:
+    """The timers of frames, one target a frame; their homes are relative to the fetched bytes."""
+    counts = np.array([each.frame.count for each in fetched])
+    starts = np.cumsum(counts) - counts
+    rows = new_rows(int(counts.sum()))
+    for (each, _, _), start in zip(fetched, starts.tolist(), strict=True):
+        end = start + each.count
+        rows.wide[0, start:end] = each.due_ms
+        rows.narrow[3, start:end] = each.sizes
+        rows.narrow[4, start:end] = each.tag_hashes
+        rows.narrow[5, start:end] = each.key_hashes
+    bases = np.array([each.frame.base_offset for each in fetched])
+    rows.wide[1] = np.repeat(bases - starts, counts) + np.arange(len(rows))
+    before = np.cumsum(rows.size, dtype=np.int64) - rows.size
+    payloads = np.array([each.payload for each in fetched])
     rows.narrow[0] = source
-    rows.narrow[1] = target
-    rows.narrow[2] = np.cumsum(sizes, dtype=np.uint32) - sizes + np.uint32(fetched.payload)
-    rows.narrow[3] = sizes
-    rows.narrow[4] = each.tag_hashes
-    rows.narrow[5] = each.key_hashes
+    rows.narrow[1] = np.repeat(np.array(targets), counts)
+    rows.narrow[2] = np.repeat(payloads - before[starts], counts) + before
     return rows

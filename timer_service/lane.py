@@ -33,6 +33,7 @@ from timer_service.entries import LaneId
 
 WIRE_MAX = 4  # batches of a lane on the wire
 UNACKED_MAX = 8  # batches of a lane that are dispatched and not answered
+NO_TARGET = -1
 RETRY_MS_MIN = 20
 RETRY_MS_MAX = 5_000
 
@@ -59,6 +60,7 @@ class Batch:
     key_hashes: bytes
     due_ms: npt.NDArray[np.int64]
     durable: bool = False
+    target: int = NO_TARGET  # that it was cut from, in this process
 
     @property
     def count(self) -> int:

@@ -39,7 +39,7 @@ from timer_service.lane import Batch, Lane, Outcome
 from timer_service.memtable import Memtable, Piece
 from timer_service.near import BLOB_BYTES, Near
 from timer_service.records import fired
-from timer_service.rows import Blob, Home, Rows, concatenate
+from timer_service.rows import Blob, Home, Rows
 from timer_service.segments import Flush, Load, Segments, Tables
 from timer_service.tombstones import Tombstones
 from timer_service.wheel import SPAN_MS, Ids
@@ -211,11 +211,11 @@ class Scheduler:
     ) -> int:
         """Timers of an ADD entry, whose frames lie at `home` of the log, come into memory."""
         source = self.source_number(source_id, broker, fetched[0].frame.base_offset)
-        parts = []
-        for each in fetched:
-            target = TargetId(broker, each.frame.target_topic, each.frame.target_queue_id)
-            parts.append(intake.rows_of(each, source, self.target_number(target)))
-        rows = concatenate(parts)
+        targets = [
+            self.target_number(TargetId(broker, each.target_topic, each.target_queue_id))
+            for each, _, _ in fetched
+        ]
+        rows = intake.rows_of(fetched, source, targets)
         self.sources[source].broker = broker
         self.sources[source].next_offset = fetched[-1].frame.end_offset
         self.ledger.accepted += len(rows)
@@ -299,6 +299,8 @@ class Scheduler:
         return False
 
     def _build_batch(self, target: int, now_ms: int) -> bool:
+        if self.dispatcher.should_gather(target):
+            return False
         lane = self.dispatcher.choose(self.targets[target], now_ms)
         if lane is None:
             return False
@@ -329,6 +331,7 @@ class Scheduler:
             raise
         blobs = [self.near.blobs[number] for number in self.near.blobs_of(ids).tolist()]
         batch = make_batch(rows, blobs, lane, lane.next_sequence, position, end)
+        batch.target = target
         self.near.remove(ids)
         self.dispatcher.push(batch)
         self._undurable.append((end, batch))

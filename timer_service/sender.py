@@ -74,8 +74,9 @@ class Sender:
                         await connection.channel_ready()
                     backoff.reset()
                     await self._stream(connection)
-            except (DuemqError, TimeoutError) as error:
+            except (DuemqError, TimeoutError, asyncio.InvalidStateError) as error:
                 level = logging.INFO if backoff.attempts == 0 else logging.DEBUG
+                # InvalidStateError: gRPC's word for a write to a stream that has just ended.
                 log.log(
                     level, "broker %s at %s: %s", self.broker, self.address, error or "no answer"
                 )

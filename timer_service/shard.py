@@ -10,7 +10,6 @@ Whatever may let more timers go (a frame came, an answer came, the log became du
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import time
 from collections.abc import Callable
@@ -20,9 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from duemq import tracing
-from duemq.errors import Internal
+from duemq.errors import Internal, InvariantError
 from storage.errors import DiskFull, LogFull, StorageError
 from storage.writer import Commit, LogWriter
+from timer_service import heap
 from timer_service.entries import Cancelled, SourceId
 from timer_service.jobs import Save
 from timer_service.lane import Batch, Outcome
@@ -37,7 +37,7 @@ TICK_SPACING_S = 0.001
 RETRY_S = 0.25  # after a full disk
 # The longest sleep of the firing loop: how late it notices that the clock was set forward.
 SLEEP_S_MAX = 1.0
-TRIM_INTERVAL_S = 2.0
+TRIM_INTERVAL_S = 1.0
 
 
 def now_ms() -> int:
@@ -135,13 +135,19 @@ class Shard:
     # -- events -----------------------------------------------------------
 
     async def ingest(self, source: SourceId, broker: str, frames: bytes) -> int:
-        """Takes frames over; waits while the log is full.  Raises Corrupt, OffsetOutOfRange."""
+        """Takes frames over; waits while the log is full.
+
+        Raises Corrupt, OffsetOutOfRange, Internal (the process is going to stop).
+        """
         while True:
             try:
                 count = self.scheduler.ingest(source, broker, frames, now_ms())
                 break
             except (LogFull, DiskFull):
                 await self._progress_or(RETRY_S)
+            except (StorageError, InvariantError) as error:
+                self._fail(error)
+                raise Internal(f"frames of {broker} not taken over: {error}") from error
         if count:
             self.wake_for(self.scheduler.near.wheel.next_due_ms())
             self._arrived.set()
@@ -282,14 +288,11 @@ class Shard:
                 await asyncio.sleep(RETRY_S)
 
     async def _give_back_memory(self) -> None:
-        """Returns freed memory to the operating system, a while after work was done.
-
-        Flushes and loads leave holes that glibc keeps: half of the process, after a million timers.
-        """
+        """Returns freed memory to the operating system, a while after work was done."""
         if self._jobs_done and self.loop.time() - self._trimmed_s > TRIM_INTERVAL_S:
             self._trimmed_s = self.loop.time()
             self._jobs_done = 0
-            await self.loop.run_in_executor(self._disk_thread, give_back_memory)
+            await self.loop.run_in_executor(self._disk_thread, heap.give_back)
 
     def _flush_acks(self) -> None:
         try:
@@ -301,6 +304,7 @@ class Shard:
         """Syncs the log and saves a last checkpoint.  Housekeeping must have ended."""
         self._stopping = True
         healthy = not self.failed.done()
+        await asyncio.to_thread(self._disk_thread.shutdown)  # a job may be running
         await asyncio.to_thread(self._writer.stop)
         if healthy and not self.store.log.disk_full:
             try:
@@ -309,21 +313,11 @@ class Shard:
                 log.error("no last checkpoint: %s", error)
         if not self.failed.done():
             self.failed.cancel()
-        self._disk_thread.shutdown()
         self.store.log.close()
 
     def _last_save(self) -> None:
         if not self.scheduler.flushing:
             save_now(self.store.log, self.store.housekeeper, now_ms())
-
-
-def give_back_memory() -> None:
-    """Lets the C library return what is free to the operating system."""
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):  # not glibc
-        return
-    trim(0)
 
 
 def traced(batch: Batch, offset: int, store_ms: int, sent_ns: int) -> None:

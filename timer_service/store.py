@@ -25,8 +25,8 @@ from timer_service.segments import Segments, read_bytes
 
 LOG_SEGMENT_BYTES = 64 << 20
 # Fetched frames wait at the broker, not here, when the disk is slow.
-LOG_PENDING_BYTES_MAX = 8 << 20
-LOG_GROUP_BYTES_MAX = 2 << 20
+LOG_PENDING_BYTES_MAX = 4 << 20
+LOG_GROUP_BYTES_MAX = 1 << 20
 SERVICE_PRODUCER = 1 << 63  # producer ids from here on belong to services and never expire
 
 

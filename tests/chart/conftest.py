@@ -31,7 +31,14 @@ class Helm:
         done = self.run(*command, input=yaml.safe_dump(overrides or {}))
         if done.returncode:
             raise RefusedValuesError(done.stderr)
-        return [one for one in yaml.safe_load_all(done.stdout) if one]
+        return [one for one in yaml.load_all(done.stdout, Loader) if one]
+
+
+class Loader(yaml.SafeLoader):
+    """Reads `=` as the text that it is, as Kubernetes does; YAML 1.1 had a type for it."""
+
+
+Loader.add_constructor("tag:yaml.org,2002:value", yaml.SafeLoader.construct_yaml_str)
 
 
 class RefusedValuesError(Exception):

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq import Admin, Producer, PushConsumer, telemetry
-from duemq.consumer.settings import ConsumerSettings
+from duemq import telemetry
 from duemq.embedded import EmbeddedCluster
 from tests.cluster.harness import topic_name, until
 from trace_analytics import plan, schema, spans
@@ -35,23 +34,41 @@ def traced_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
         yield c
 
 
+APPLICATION = """
+import sys, threading
+from duemq import Admin, Producer, PushConsumer, telemetry
+
+nameserver, name, plain, delayed = *sys.argv[1:3], *map(int, sys.argv[3:])
+pipeline = telemetry.configure("application", nameserver=nameserver)
+left, done = [None] * (plain + delayed), threading.Event()
+
+def receive(message):
+    left.pop()
+    if not left:
+        done.set()
+
+with Admin(nameserver) as admin, Producer(nameserver) as producer:
+    admin.create_topic(name)
+    for number in range(plain):
+        producer.send(name, b"plain", key=f"k{number}")
+    producer.send_many(name, [b"later"] * delayed, delay="500ms")
+group = name + "-g"
+with PushConsumer(group, name, receive, nameserver=nameserver, start_from="earliest"):
+    if not done.wait(60):
+        sys.exit("not all messages were received")
+telemetry.shutdown(30)
+if pipeline.dropped:
+    sys.exit(f"{pipeline.dropped} spans were dropped")
+"""
+
+
 @pytest.fixture(scope="module")
 def topic(traced_cluster: EmbeddedCluster) -> str:
     """A topic whose messages have been sent and received, traced."""
-    nameserver, name, received = traced_cluster.nameserver, topic_name(), []
-    pipeline = telemetry.configure("application", nameserver=nameserver)
-    assert pipeline is not None
-    with Admin(nameserver) as admin, Producer(nameserver) as producer:
-        admin.create_topic(name)
-        for number in range(PLAIN):
-            producer.send(name, b"plain", key=f"k{number}")
-        producer.send_many(name, [b"later"] * DELAYED, delay="500ms")
-    settings = ConsumerSettings(start_from="earliest")
-    group = f"{name}-g"
-    with PushConsumer(group, name, received.append, nameserver=nameserver, settings=settings):
-        until(lambda: len(received) == PLAIN + DELAYED)
-    telemetry.shutdown(30)
-    assert pipeline.dropped == 0
+    nameserver, name = traced_cluster.nameserver, topic_name()
+    # A process of its own: OpenTelemetry's provider is set once for the life of a process.
+    command = [sys.executable, "-c", APPLICATION, nameserver, name, str(PLAIN), str(DELAYED)]
+    subprocess.run(command, check=True, timeout=100)
     return name
 
 

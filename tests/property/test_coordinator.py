@@ -1,4 +1,4 @@
-"""Any history of a group: members, streams, deaths, zombies, restarts of the coordinator.
+"""Any history of a group: members, streams, deaths, zombies, restarts and moves of the coordinator.
 
 The members here follow the protocol as the SDK does; their streams lose what is under way when they
 break.  `Fences` stands for the brokers' offsets: the newest generation that took each queue over.
@@ -45,6 +45,7 @@ class Member:
     held: dict[MessageQueue, Hold] = field(default_factory=dict)
     wanted: frozenset[MessageQueue] = frozenset()
     generation: int = 0
+    names: tuple[str, ...] = ()  # all members, as the last assignment said
     connected: bool = False
     dead: bool = False
 
@@ -61,6 +62,7 @@ class GroupHistory(RuleBasedStateMachine):
         self.fences: dict[MessageQueue, int] = {}
         self.queue_count = 0
         self.saved: bytes | None = None
+        self.moved = False  # the coordinator has not heard of the group yet
         self.coordinator = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
 
     # --- the shell around the core --------------------------------------------------------
@@ -78,6 +80,9 @@ class GroupHistory(RuleBasedStateMachine):
     def orphan_lost_sessions(self) -> None:
         groups = {group.name: group for group in self.coordinator.groups()}
         group = groups.get(GROUP)
+        self.moved = self.moved and group is None
+        if self.moved:
+            return
         for member in self.everyone.values():
             missing = group is None or member.member_id not in group.members
             if missing and not (group is not None and group.hold_until_ms is not None):
@@ -85,7 +90,8 @@ class GroupHistory(RuleBasedStateMachine):
                     hold.orphan = True
 
     def check_nothing_is_given_twice(self, assignment: Assignment) -> None:
-        for queue in assignment.queues:
+        kept = self.everyone[assignment.member_id].held.keys()
+        for queue in set(assignment.queues) - kept:
             for other in self.everyone.values():
                 if other.member_id != assignment.member_id and queue in other.held:
                     assert other.held[queue].orphan, f"{queue} is still with {other.member_id}"
@@ -123,6 +129,7 @@ class GroupHistory(RuleBasedStateMachine):
             {"t": ""},
             generation=member.generation,
             owned=tuple(member.held),
+            members=member.names,
         )
         self.publish(self.coordinator.join(hello, self.now_ms, known))
 
@@ -138,16 +145,24 @@ class GroupHistory(RuleBasedStateMachine):
             return
         assignment = member.inbox.popleft()
         member.generation = assignment.generation
+        member.names = assignment.members
         member.wanted = frozenset(assignment.queues)
         for queue, hold in member.held.items():
             if queue not in member.wanted:
                 hold.releasing = True
             elif hold.generation >= self.fences[queue]:
                 hold.orphan = False  # the coordinator has given it to this session
-        for queue in member.wanted & member.held.keys():
-            if member.held[queue].generation < self.fences[queue]:  # the next pull shows it
-                del member.held[queue]
+        overtaken = {
+            queue
+            for queue in member.wanted & member.held.keys()
+            if member.held[queue].generation < self.fences[queue]
+        }
+        for queue in overtaken:
+            del member.held[queue]
+        member.wanted -= overtaken
         self.take_over(member)
+        if overtaken and member.connected:  # as the next pull shows: what is true?
+            self.hello(member)
 
     def take_over(self, member: Member) -> None:
         for queue in member.wanted - member.held.keys():
@@ -224,6 +239,15 @@ class GroupHistory(RuleBasedStateMachine):
             member.inbox.clear()
             member.outbox.clear()
         self.publish(self.coordinator.routes_changed({"t": self.routes()}, ["b1"], self.now_ms))
+
+    @rule()
+    def move_to_another_coordinator(self) -> None:
+        """It knows nothing; the members know what they were told, and were told everything."""
+        for member in self.everyone.values():
+            while member.inbox and not member.dead:
+                self.hear(member)
+        self.saved, self.moved = None, True
+        self.restart_coordinator(backwards=False)
 
     # --- what always holds ----------------------------------------------------------------
 

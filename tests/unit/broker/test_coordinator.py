@@ -76,18 +76,31 @@ def test_the_next_owner_gets_a_released_queue_if_the_first_one_died_meanwhile() 
     assert told(step) == {"m1": (0, 1, 2, 3)}
 
 
-def test_members_that_keep_what_they_have_are_not_told() -> None:
+def test_everyone_is_told_who_the_members_are_and_keeps_what_need_not_move() -> None:
+    coordinator = new_coordinator(queue_count=2)
+    coordinator.join(hello("m1"), T0)
+    generation = coordinator.join(hello("m2"), T0).assignments[0].generation
+    coordinator.released("g", "m1", generation, queues(1), T0)
+    step = coordinator.join(hello("m3"), T0)
+    assert told(step) == {"m1": (0,), "m2": (1,), "m3": ()}
+    assert {each.members for each in step.assignments} == {("m1", "m2", "m3")}
+    assert all(each.generation > generation for each in step.assignments)
+
+
+def test_members_that_a_change_of_the_routes_does_not_concern_are_not_told() -> None:
     coordinator = new_coordinator(queue_count=2)
     coordinator.join(hello("m1"), T0)
     step = coordinator.join(hello("m2"), T0)
     coordinator.released("g", "m1", step.assignments[0].generation, queues(1), T0)
-    assert told(coordinator.join(hello("m3"), T0)) == {"m3": ()}
+    assert told(coordinator.routes_changed({"orders": queues(0)}, ["b1"], T0)) == {"m2": ()}
 
 
-def test_a_generation_stays_while_the_target_stays() -> None:
+def test_a_generation_stays_while_nothing_changes() -> None:
     coordinator = new_coordinator(queue_count=1)
-    first = only(coordinator.join(hello("m1"), T0)).generation
-    assert only(coordinator.join(hello("m2"), T0 + 50)).generation == first
+    first = only(coordinator.join(hello("m1"), T0))
+    again = hello("m1", generation=first.generation, owned=first.queues)
+    assert only(coordinator.join(again, T0 + 50)).generation == first.generation
+    assert coordinator.routes_changed({"orders": queues(0)}, ["b1"], T0).assignments == []
 
 
 def test_generations_never_go_back_even_if_the_clock_does() -> None:
@@ -311,7 +324,8 @@ def test_a_group_that_moved_here_is_held_until_every_queue_is_claimed() -> None:
     step = coordinator.join(hello("m2", generation=7, owned=queues(2, 3)), T0)
     assert told(step) == {"m2": (2, 3)}
     step = coordinator.join(hello("m1", generation=7, owned=queues(0, 1)), T0 + 1)
-    assert told(step) == {"m1": (0, 1)}
+    assert told(step) == {"m1": (0, 1), "m2": (2, 3)}
+    assert {each.members for each in step.assignments} == {("m1", "m2")}
     assert step.assignments[0].generation > 7
     assert coordinator.next_ms() == T0 + TIMEOUT_MS  # sessions only
 
@@ -329,7 +343,8 @@ def test_the_newest_list_of_members_counts_for_a_group_that_moved_here() -> None
     coordinator = new_coordinator()
     coordinator.join(hello("m1", generation=7, owned=queues(0), members=("m1", "m2")), T0)
     newer = hello("m2", generation=8, owned=queues(1), members=("m1", "m2", "m3"))
-    assert told(coordinator.join(newer, T0 + 1)) == {"m2": (1,)}  # m3 may have queue 2 or 3
+    # m3 may have queue 2 or 3
+    assert told(coordinator.join(newer, T0 + 1)) == {"m1": (0,), "m2": (1,)}
     last = hello("m3", generation=8, owned=queues(2), members=("m1", "m2", "m3"))
     # Shared by the rule: m1 0 and 1, m2 2, m3 3; what moves is released first.
     assert told(coordinator.join(last, T0 + 2)) == {"m2": (), "m3": (3,)}
@@ -339,7 +354,7 @@ def test_a_newcomer_does_not_rob_a_group_that_moved_here() -> None:
     coordinator = new_coordinator()
     assert told(coordinator.join(hello("m0"), T0, known_generation=7)) == {"m0": ()}
     step = coordinator.join(hello("m1", generation=7, owned=queues(0, 1, 2, 3)), T0 + 1)
-    assert told(step) == {"m1": (2, 3)}
+    assert told(step) == {"m0": (), "m1": (2, 3)}
     assert coordinator.next_ms() == T0 + TIMEOUT_MS
 
 

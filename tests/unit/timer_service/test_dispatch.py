@@ -1,6 +1,13 @@
 import numpy as np
 
-from timer_service.dispatch import BROKER_BYTES_MAX, FAILOVER_AFTER_MS, NEVER, Dispatcher
+from timer_service.dispatch import (
+    BROKER_BYTES_MAX,
+    FAILOVER_AFTER_MS,
+    NEVER,
+    PIPELINE_MAX,
+    SMALL_ROWS,
+    Dispatcher,
+)
 from timer_service.entries import LaneId, TargetId
 from timer_service.lane import UNACKED_MAX, Batch, Lane, Outcome
 from timer_service.wheel import Ids
@@ -23,8 +30,10 @@ def dispatcher_with(**queues: int) -> Dispatcher:
     return dispatcher
 
 
-def push(dispatcher: Dispatcher, lane: Lane, size: int = 10) -> Batch:
-    batch = Batch(lane, lane.next_sequence, 0, 0, bytes(size), b"", b"", b"", np.array([1]), True)
+def push(dispatcher: Dispatcher, lane: Lane, size: int = 10, target: int = 0) -> Batch:
+    batch = Batch(
+        lane, lane.next_sequence, 0, 0, bytes(size), b"", b"", b"", np.array([1]), True, target
+    )
     dispatcher.push(batch)
     return batch
 
@@ -65,6 +74,24 @@ def test_any_queue_means_those_of_the_home_broker_in_turn() -> None:
         LaneId("home", "t", 1),
         LaneId("home", "t", 0),
     ]
+
+
+def test_small_batches_of_a_target_wait_for_answers_and_large_ones_do_not() -> None:
+    dispatcher = dispatcher_with(home=1)
+    for _ in range(PIPELINE_MAX):
+        push(dispatcher, dispatcher.lane(LaneId("home", "t", 0)), target=5)
+
+    dispatcher.add(5, ids(1))
+    assert dispatcher.should_gather(5)
+    assert not dispatcher.should_gather(6)
+    dispatcher.add(5, ids(*range(SMALL_ROWS)))
+    assert not dispatcher.should_gather(5)
+    dispatcher.take(5, SMALL_ROWS)
+    assert dispatcher.should_gather(5)
+    [batch] = dispatcher.sendable("home", NOW, 1)
+    batch.lane.answered(batch, Outcome.STORED, NOW, 0)
+    dispatcher.stored(batch)
+    assert not dispatcher.should_gather(5)
 
 
 def test_without_its_home_broker_any_goes_elsewhere_after_a_while_and_keyed_waits() -> None:
