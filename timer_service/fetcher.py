@@ -32,9 +32,12 @@ RETRY_S_MIN = 0.05
 RETRY_S_MAX = 2.0
 CALL_TIMEOUT_S = 5.0
 # A fetch costs some 0.3 ms on both sides, whatever it brings.  While little comes with each, the
-# next one waits: a steady trickle costs a hundred fetches a second and a queue, not thousands.
+# next one waits: a steady trickle costs fifty fetches a second and a queue, not thousands.
 PAUSE_BELOW_BYTES = 32 * 1024
-PAUSE_S = 0.008
+PAUSE_S = 0.020
+# The same while what comes is due so soon that waiting would make it late.
+PAUSE_SOON_S = 0.004
+SOON_MS = 250
 # A broker that is stopping answers waiting fetches at once, with nothing.
 EMPTY_NS_MIN = 1_000_000_000
 EMPTY_PAUSE_S = 0.1
@@ -106,12 +109,13 @@ class Fetcher:
                 await asyncio.sleep(EMPTY_PAUSE_S)
             return offset
         began_ns = time.time_ns()
-        await self._shard.ingest(self.source, self._broker, answer.frames)
+        ingested = await self._shard.ingest(self.source, self._broker, answer.frames)
         self.lag = answer.max_offset - answer.next_offset
         if tracing.enabled():
             await self._trace(answer.frames, began_ns)
         if len(answer.frames) < PAUSE_BELOW_BYTES:
-            await asyncio.sleep(PAUSE_S)
+            soon = ingested.first_due_ms < time.time_ns() // 1_000_000 + SOON_MS
+            await asyncio.sleep(PAUSE_SOON_S if soon else PAUSE_S)
         return answer.next_offset
 
     async def _trace(self, data: bytes, began_ns: int) -> None:

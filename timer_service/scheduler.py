@@ -76,6 +76,13 @@ class Limits:
     checkpoint_log_bytes: int = 64 << 20  # since the last checkpoint; read again by a restart
 
 
+class Ingested(NamedTuple):
+    """Timers taken over, and when the first of them is due."""
+
+    timers: int
+    first_due_ms: int = NEVER
+
+
 class CancelOutcome(NamedTuple):
     """Answer to a cancel; `end` is the log position that must be durable before it is given."""
 
@@ -165,8 +172,8 @@ class Scheduler:
 
     # -- timers come ------------------------------------------------------
 
-    def ingest(self, source_id: SourceId, broker: str, data: bytes, now_ms: int) -> int:
-        """Takes fetched frames over; answers how many timers were new.
+    def ingest(self, source_id: SourceId, broker: str, data: bytes, now_ms: int) -> Ingested:
+        """Takes fetched frames over; answers what was new.
 
         What was taken over before is ignored.  Raises Corrupt, OffsetOutOfRange if frames are
         missing in between, and LogFull or DiskFull (then nothing happened).
@@ -176,7 +183,7 @@ class Scheduler:
         if source is not None:
             fetched = [each for each in fetched if each.frame.end_offset > source.next_offset]
         if not fetched:
-            return 0
+            return Ingested(0)
         expected = source.next_offset if source is not None else fetched[0].frame.base_offset
         for each in fetched:
             if each.frame.base_offset != expected:
@@ -195,10 +202,10 @@ class Scheduler:
         home = position + record.HEADER_BYTES + len(parts[0])
         if start:
             fetched = list(intake.frames_in(new))
-        count = self.apply_add(source_id, broker, fetched, bytes(new), home, now_ms)
+        ingested = self.apply_add(source_id, broker, fetched, bytes(new), home, now_ms)
         number = self._source_numbers[source_id]
         self._arrivals.append((end, self.sources[number], expected))
-        return count
+        return ingested
 
     def apply_add(
         self,
@@ -208,7 +215,7 @@ class Scheduler:
         data: bytes,
         home: int,
         now_ms: int,
-    ) -> int:
+    ) -> Ingested:
         """Timers of an ADD entry, whose frames lie at `home` of the log, come into memory."""
         source = self.source_number(source_id, broker, fetched[0].frame.base_offset)
         targets = [
@@ -220,7 +227,7 @@ class Scheduler:
         self.sources[source].next_offset = fetched[-1].frame.end_offset
         self.ledger.accepted += len(rows)
         self.admit(rows, Blob(data, Home("", home)), now_ms)
-        return len(rows)
+        return Ingested(len(rows), int(rows.due_ms.min()))
 
     def admit(self, rows: Rows, blob: Blob, now_ms: int, *, force: bool = False) -> None:
         """Puts timers where they belong: near if due soon and if there is room, or far.

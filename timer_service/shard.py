@@ -27,7 +27,7 @@ from timer_service.entries import Cancelled, SourceId
 from timer_service.jobs import Save
 from timer_service.lane import Batch, Outcome
 from timer_service.lateness import Lateness
-from timer_service.scheduler import NOT_YET, CancelOutcome, Source
+from timer_service.scheduler import NOT_YET, CancelOutcome, Ingested, Source
 from timer_service.store import Store, save_now
 
 log = logging.getLogger(__name__)
@@ -134,27 +134,27 @@ class Shard:
 
     # -- events -----------------------------------------------------------
 
-    async def ingest(self, source: SourceId, broker: str, frames: bytes) -> int:
+    async def ingest(self, source: SourceId, broker: str, frames: bytes) -> Ingested:
         """Takes frames over; waits while the log is full.
 
         Raises Corrupt, OffsetOutOfRange, Internal (the process is going to stop).
         """
         while True:
             try:
-                count = self.scheduler.ingest(source, broker, frames, now_ms())
+                ingested = self.scheduler.ingest(source, broker, frames, now_ms())
                 break
             except (LogFull, DiskFull):
                 await self._progress_or(RETRY_S)
             except (StorageError, InvariantError) as error:
                 self._fail(error)
                 raise Internal(f"frames of {broker} not taken over: {error}") from error
-        if count:
+        if ingested.timers:
             self.wake_for(self.scheduler.near.wheel.next_due_ms())
             self._arrived.set()
             self._arrived = asyncio.Event()
             if self.scheduler.memtable_full():
                 self._work.set()
-        return count
+        return ingested
 
     def answered(self, batch: Batch, outcome: Outcome, store_ms: int) -> None:
         """A broker answered a batch."""

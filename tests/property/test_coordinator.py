@@ -78,16 +78,19 @@ class GroupHistory(RuleBasedStateMachine):
                 member.inbox.append(assignment)
 
     def orphan_lost_sessions(self) -> None:
+        for member in self.everyone.values():
+            if self.has_no_session(member):
+                for hold in member.held.values():
+                    hold.orphan = True
+
+    def has_no_session(self, member: Member) -> bool:
+        """The coordinator has given it up; not: it waits for it, or has not heard of the group."""
         groups = {group.name: group for group in self.coordinator.groups()}
         group = groups.get(GROUP)
         self.moved = self.moved and group is None
-        if self.moved:
-            return
-        for member in self.everyone.values():
-            missing = group is None or member.member_id not in group.members
-            if missing and not (group is not None and group.hold_until_ms is not None):
-                for hold in member.held.values():
-                    hold.orphan = True
+        if group is None:
+            return not self.moved
+        return member.member_id not in group.members and group.hold_until_ms is None
 
     def check_nothing_is_given_twice(self, assignment: Assignment) -> None:
         kept = self.everyone[assignment.member_id].held.keys()
@@ -174,7 +177,7 @@ class GroupHistory(RuleBasedStateMachine):
             same = [m for m in holders if m.held[queue].generation == member.generation]
             assert not same, f"{queue} has two owners in generation {member.generation}"
             self.fences[queue] = member.generation
-            member.held[queue] = Hold(member.generation)
+            member.held[queue] = Hold(member.generation, orphan=self.has_no_session(member))
 
     @rule(member=members)
     def release(self, member: Member) -> None:
@@ -242,10 +245,17 @@ class GroupHistory(RuleBasedStateMachine):
 
     @rule()
     def move_to_another_coordinator(self) -> None:
-        """It knows nothing; the members know what they were told, and were told everything."""
+        """It knows nothing; the members have heard everything, and nobody is a zombie.
+
+        (A zombie could claim what it lost before the new coordinator hears of the true holder.  The
+        commits of that one are those that count all the same: one_member_may_commit_a_queue.)
+        """
         for member in self.everyone.values():
             while member.inbox and not member.dead:
                 self.hear(member)
+            if any(hold.orphan for hold in member.held.values()):
+                member.held.clear()
+                member.wanted = frozenset()
         self.saved, self.moved = None, True
         self.restart_coordinator(backwards=False)
 

@@ -81,7 +81,9 @@ def test_nothing_is_sent_before_its_dispatch_is_durable() -> None:
 def test_frames_that_come_again_are_ignored() -> None:
     world = world_with(10, 20)
 
-    assert world.scheduler.ingest(SOURCE, BROKER, world.broker.frames_from(0, 1), START_MS) == 0
+    again = world.scheduler.ingest(SOURCE, BROKER, world.broker.frames_from(0, 1), START_MS)
+
+    assert again.timers == 0
     assert world.scheduler.ledger.accepted == 2
 
 
@@ -89,7 +91,9 @@ def test_of_frames_that_overlap_only_the_new_ones_are_taken() -> None:
     world = world_with(10)
     world.broker.accept([START_MS + 30], 10, "any")
 
-    assert world.scheduler.ingest(SOURCE, BROKER, world.broker.frames_from(0, 2), START_MS) == 1
+    ingested = world.scheduler.ingest(SOURCE, BROKER, world.broker.frames_from(0, 2), START_MS)
+
+    assert ingested == (1, START_MS + 30)
     world.kill()
     world.drain()
 
@@ -344,7 +348,7 @@ def test_a_frame_that_is_not_timed_is_refused() -> None:
     world = World()
     data = timer_frame(0, [], [])
 
-    assert world.scheduler.ingest(SOURCE, BROKER, b"", START_MS) == 0
+    assert world.scheduler.ingest(SOURCE, BROKER, b"", START_MS).timers == 0
     with pytest.raises(Corrupt):
         world.scheduler.ingest(SOURCE, BROKER, data[:-8], START_MS)
 
