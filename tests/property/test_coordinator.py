@@ -125,6 +125,7 @@ class GroupHistory(RuleBasedStateMachine):
         member.inbox.clear()
         member.outbox.clear()
         member.connected = True
+        member.wanted &= member.held.keys()  # what is not claimed must be assigned anew
         known = max(self.fences.values(), default=0)
         hello = Hello(
             GROUP,

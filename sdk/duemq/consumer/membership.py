@@ -41,8 +41,8 @@ Stream = grpc.aio.StreamStreamCall[group_pb2.MemberEvent, group_pb2.CoordinatorE
 class Owner(Protocol):
     """Who lives by the assignments.  Called in the event loop."""
 
-    def owned(self) -> Iterable[MessageQueue]:
-        """Answers everything that is not released yet."""
+    def claim(self) -> Iterable[MessageQueue]:
+        """A hello is sent: answers what is not released yet.  Nothing else is ours from now on."""
         ...
 
     def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> None:
@@ -181,7 +181,7 @@ class Membership:
             session_timeout_ms=round(self._session_timeout_s * 1000),
             strategy=self._strategy,
             generation=max(self.generation, self._floor),
-            owned=[ref(queue) for queue in self._owner.owned()],
+            owned=[ref(queue) for queue in self._owner.claim()],
             client=f"{socket.gethostname()} pid {os.getpid()}",
             members=self._members,
         )

@@ -123,8 +123,9 @@ class Share:
 
     # --- what the group wants (membership.Owner) ----------------------------------------------
 
-    def owned(self) -> Iterable[MessageQueue]:
-        """Everything that is not released yet."""
+    def claim(self) -> Iterable[MessageQueue]:
+        """Everything that is not released yet; what else was assigned must be assigned anew."""
+        self._wanted = self._wanted.intersection(self._holdings)
         return tuple(self._holdings)
 
     def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> None:

@@ -41,8 +41,7 @@ from duemq.sending.outbox import Outbox, Target
 from duemq.settings import ProducerSettings
 
 # While this many frames are on their way to a broker, a further one leaves only when
-# HOLD_BYTES wait: below that, to wait for an answer makes fuller frames and less work.  At a paced
-# 5,000 messages/s one instead of two took 10 % less CPU and halved the latency of a busy machine.
+# HOLD_BYTES wait: below that, to wait for an answer makes fuller frames and less work.
 HOLD_IN_FLIGHT = 1
 HOLD_BYTES = 32 * 1024
 # After a broker refused for a reason of its own (overloaded, read-only).
