@@ -125,7 +125,10 @@ class GroupHistory(RuleBasedStateMachine):
         member.inbox.clear()
         member.outbox.clear()
         member.connected = True
-        member.wanted &= member.held.keys()  # what is not claimed must be assigned anew
+        # Nothing is taken over any more under an assignment of a session that may be over.
+        member.wanted = frozenset(
+            q for q in member.wanted & member.held.keys() if not member.held[q].releasing
+        )
         known = max(self.fences.values(), default=0)
         hello = Hello(
             GROUP,

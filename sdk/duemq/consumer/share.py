@@ -124,8 +124,14 @@ class Share:
     # --- what the group wants (membership.Owner) ----------------------------------------------
 
     def claim(self) -> Iterable[MessageQueue]:
-        """Everything that is not released yet; what else was assigned must be assigned anew."""
-        self._wanted = self._wanted.intersection(self._holdings)
+        """What is consumed or still being released; all else must be assigned anew.
+
+        So nothing is taken over under an assignment of a session that may be over.
+        """
+        for holding in tuple(self._holdings.values()):
+            if holding.state is HoldingState.ACQUIRING:
+                self._drop(holding)
+        self._wanted = self._wanted & self.queues
         return tuple(self._holdings)
 
     def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> None:
