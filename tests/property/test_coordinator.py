@@ -158,7 +158,7 @@ class GroupHistory(RuleBasedStateMachine):
             if queue not in member.wanted:
                 hold.releasing = True
             elif hold.generation >= self.fences[queue]:
-                hold.orphan = False  # the coordinator has given it to this session
+                hold.orphan = self.has_no_session(member)  # else it was given to this session
         overtaken = {
             queue
             for queue in member.wanted & member.held.keys()
