@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
@@ -70,7 +71,7 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Runs `coroutine` in the loop and waits for it.
 
-        Raises Timeout, and cancels it, after `timeout_s`.
+        Raises Timeout, and cancels it, after `timeout_s`; Closed if the loop ends meanwhile.
         """
         if self.foreign or self.inside or not self._thread.is_alive():
             coroutine.close()
@@ -83,6 +84,8 @@ class LoopThread:
                 raise
             future.cancel()
             raise Timeout(f"not done within {timeout_s} s", limit=timeout_s or "") from None
+        except FutureCancelledError:
+            raise Closed("the client was closed meanwhile") from None
         except BaseException:
             future.cancel()
             raise

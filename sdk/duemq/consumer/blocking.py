@@ -108,6 +108,9 @@ class PushConsumer:
             return
         try:
             thread.run(self._consumer.run())
+        except Closed:
+            if self._thread is not None:
+                raise  # else `close` in another thread was the faster
         finally:
             self.close()
 
