@@ -28,10 +28,19 @@ class Helm:
             command += ["--values", CHART / "ci" / f"{values}-values.yaml"]
         if overrides is not None:
             command += ["--values", "-"]
-        done = self.run(*command, input=yaml.safe_dump(overrides or {}))
+        done = self.run(*command, input=yaml.dump(overrides or {}, Dumper=Dumper))
         if done.returncode:
             raise RefusedValuesError(done.stderr)
         return [one for one in yaml.load_all(done.stdout, Loader) if one]
+
+
+class Dumper(yaml.SafeDumper):
+    """Quotes every text: `N` is one for PyYAML and a boolean for Helm."""
+
+
+Dumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+)
 
 
 class Loader(yaml.SafeLoader):

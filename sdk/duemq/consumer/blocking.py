@@ -109,7 +109,7 @@ class PushConsumer:
         try:
             thread.run(self._consumer.run())
         except Closed:
-            if self._thread is not None:
+            if self._thread is thread:
                 raise  # else `close` in another thread was the faster
         finally:
             self.close()
@@ -125,7 +125,11 @@ class PushConsumer:
         if self._consumer.in_callback():
             thread.loop.call_soon_threadsafe(self._consumer.begin_close)
             return
-        thread.run(self._consumer.close())
+        try:
+            thread.run(self._consumer.close())
+        except Closed:
+            if self._thread is thread:
+                raise  # else another thread's `close` was the faster
         self._release()
 
     def __enter__(self) -> "PushConsumer":
