@@ -9,14 +9,23 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class FilterType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FILTER_TYPE_TAG: _ClassVar[FilterType]
+    FILTER_TYPE_SQL92: _ClassVar[FilterType]
+
 class StartFrom(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     START_FROM_UNSPECIFIED: _ClassVar[StartFrom]
     EARLIEST: _ClassVar[StartFrom]
     LATEST: _ClassVar[StartFrom]
+    AT_TIME: _ClassVar[StartFrom]
+FILTER_TYPE_TAG: FilterType
+FILTER_TYPE_SQL92: FilterType
 START_FROM_UNSPECIFIED: StartFrom
 EARLIEST: StartFrom
 LATEST: StartFrom
+AT_TIME: StartFrom
 
 class Batch(_message.Message):
     __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels")
@@ -83,18 +92,20 @@ class SendResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ..., broker: _Optional[str] = ..., store_id: _Optional[int] = ...) -> None: ...
 
 class QueuePull(_message.Message):
-    __slots__ = ("topic", "queue_id", "offset", "generation", "filter")
+    __slots__ = ("topic", "queue_id", "offset", "generation", "filter", "filter_type")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
+    FILTER_TYPE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     offset: int
     generation: int
     filter: str
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., filter: _Optional[str] = ...) -> None: ...
+    filter_type: FilterType
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., filter: _Optional[str] = ..., filter_type: _Optional[_Union[FilterType, str]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("request_id", "group", "member_id", "queues", "max_records", "max_bytes", "wait_ms", "commits", "cancel_request_id")
@@ -181,18 +192,20 @@ class FetchFramesResponse(_message.Message):
     def __init__(self, store_id: _Optional[int] = ..., frames: _Optional[bytes] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ...) -> None: ...
 
 class AcquireQueuesRequest(_message.Message):
-    __slots__ = ("group", "member_id", "generation", "queues", "start_from")
+    __slots__ = ("group", "member_id", "generation", "queues", "start_from", "start_ms")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     START_FROM_FIELD_NUMBER: _ClassVar[int]
+    START_MS_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     generation: int
     queues: _containers.RepeatedCompositeFieldContainer[_message_pb2.QueueRef]
     start_from: StartFrom
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., start_from: _Optional[_Union[StartFrom, str]] = ...) -> None: ...
+    start_ms: int
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., start_from: _Optional[_Union[StartFrom, str]] = ..., start_ms: _Optional[int] = ...) -> None: ...
 
 class OffsetCommit(_message.Message):
     __slots__ = ("topic", "queue_id", "offset", "generation")
@@ -207,20 +220,22 @@ class OffsetCommit(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class OffsetResult(_message.Message):
-    __slots__ = ("topic", "queue_id", "error", "offset", "min_offset", "max_offset")
+    __slots__ = ("topic", "queue_id", "error", "offset", "min_offset", "max_offset", "settled")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     MIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     error: _error_pb2.Error
     offset: int
     min_offset: int
     max_offset: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ...) -> None: ...
+    settled: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., settled: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AcquireQueuesResponse(_message.Message):
     __slots__ = ("queues",)
@@ -257,3 +272,57 @@ class GetOffsetsResponse(_message.Message):
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     queues: _containers.RepeatedCompositeFieldContainer[OffsetResult]
     def __init__(self, queues: _Optional[_Iterable[_Union[OffsetResult, _Mapping]]] = ...) -> None: ...
+
+class FailedMessage(_message.Message):
+    __slots__ = ("topic", "queue_id", "offset", "generation", "delay_ms", "dead_letter", "error", "deliveries")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    offset: int
+    generation: int
+    delay_ms: int
+    dead_letter: bool
+    error: str
+    deliveries: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., delay_ms: _Optional[int] = ..., dead_letter: bool = ..., error: _Optional[str] = ..., deliveries: _Optional[int] = ...) -> None: ...
+
+class SendBackRequest(_message.Message):
+    __slots__ = ("group", "member_id", "messages")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member_id: str
+    messages: _containers.RepeatedCompositeFieldContainer[FailedMessage]
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[FailedMessage, _Mapping]]] = ...) -> None: ...
+
+class SendBackResult(_message.Message):
+    __slots__ = ("topic", "queue_id", "offset", "error", "dead_letter", "due_ms", "duplicate")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    offset: int
+    error: _error_pb2.Error
+    dead_letter: bool
+    due_ms: int
+    duplicate: bool
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., dead_letter: bool = ..., due_ms: _Optional[int] = ..., duplicate: bool = ...) -> None: ...
+
+class SendBackResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[SendBackResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[SendBackResult, _Mapping]]] = ...) -> None: ...

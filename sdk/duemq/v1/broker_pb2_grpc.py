@@ -76,6 +76,11 @@ class BrokerStub(object):
                 request_serializer=duemq_dot_v1_dot_broker__pb2.GetOffsetsRequest.SerializeToString,
                 response_deserializer=duemq_dot_v1_dot_broker__pb2.GetOffsetsResponse.FromString,
                 _registered_method=True)
+        self.SendBack = channel.unary_unary(
+                '/duemq.v1.Broker/SendBack',
+                request_serializer=duemq_dot_v1_dot_broker__pb2.SendBackRequest.SerializeToString,
+                response_deserializer=duemq_dot_v1_dot_broker__pb2.SendBackResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerServicer(object):
@@ -149,6 +154,17 @@ class BrokerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SendBack(self, request, context):
+        """Takes messages back that a group could not process: each is stored for
+        %RETRY%<group>, or in %DLQ%<group> when its retries are used up, and
+        settled for the group in the same log entry.  Idempotent: what the group
+        has settled is answered with `duplicate`.  Errors per message as in Pull,
+        and OVERLOADED, READ_ONLY.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -191,6 +207,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.GetOffsets,
                     request_deserializer=duemq_dot_v1_dot_broker__pb2.GetOffsetsRequest.FromString,
                     response_serializer=duemq_dot_v1_dot_broker__pb2.GetOffsetsResponse.SerializeToString,
+            ),
+            'SendBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.SendBack,
+                    request_deserializer=duemq_dot_v1_dot_broker__pb2.SendBackRequest.FromString,
+                    response_serializer=duemq_dot_v1_dot_broker__pb2.SendBackResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -410,6 +431,33 @@ class Broker(object):
             '/duemq.v1.Broker/GetOffsets',
             duemq_dot_v1_dot_broker__pb2.GetOffsetsRequest.SerializeToString,
             duemq_dot_v1_dot_broker__pb2.GetOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/duemq.v1.Broker/SendBack',
+            duemq_dot_v1_dot_broker__pb2.SendBackRequest.SerializeToString,
+            duemq_dot_v1_dot_broker__pb2.SendBackResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,7 +63,8 @@ class GroupCoordinatorServicer(object):
         """A member's life: the first event is `hello`, then a heartbeat at least
         every third of the session timeout.  The stream's end is not the member's
         end: it may come back within its session timeout and keep its queues.
-        Errors: NOT_COORDINATOR, INVALID_ARGUMENT, FENCED_MEMBER.
+        All members subscribe to the same topics with the same filters.
+        Errors: NOT_COORDINATOR, INVALID_ARGUMENT, FENCED_MEMBER, GROUP_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

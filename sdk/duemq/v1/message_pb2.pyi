@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Record(_message.Message):
-    __slots__ = ("body", "message_id", "key", "tag", "ordering_key", "properties", "born_ms", "due_ms", "attempt")
+    __slots__ = ("body", "message_id", "key", "tag", "ordering_key", "properties", "born_ms", "due_ms", "attempt", "retry")
     class PropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class Record(_message.Message):
     BORN_MS_FIELD_NUMBER: _ClassVar[int]
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
     body: bytes
     message_id: str
     key: str
@@ -33,7 +34,28 @@ class Record(_message.Message):
     born_ms: int
     due_ms: int
     attempt: int
-    def __init__(self, body: _Optional[bytes] = ..., message_id: _Optional[str] = ..., key: _Optional[str] = ..., tag: _Optional[str] = ..., ordering_key: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., born_ms: _Optional[int] = ..., due_ms: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+    retry: Retry
+    def __init__(self, body: _Optional[bytes] = ..., message_id: _Optional[str] = ..., key: _Optional[str] = ..., tag: _Optional[str] = ..., ordering_key: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., born_ms: _Optional[int] = ..., due_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ...) -> None: ...
+
+class Retry(_message.Message):
+    __slots__ = ("group", "origin", "origin_offset", "first_failed_ms", "last_failed_ms", "error", "source", "source_offset")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FAILED_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAILED_MS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    origin: QueueRef
+    origin_offset: int
+    first_failed_ms: int
+    last_failed_ms: int
+    error: str
+    source: QueueRef
+    source_offset: int
+    def __init__(self, group: _Optional[str] = ..., origin: _Optional[_Union[QueueRef, _Mapping]] = ..., origin_offset: _Optional[int] = ..., first_failed_ms: _Optional[int] = ..., last_failed_ms: _Optional[int] = ..., error: _Optional[str] = ..., source: _Optional[_Union[QueueRef, _Mapping]] = ..., source_offset: _Optional[int] = ...) -> None: ...
 
 class RecordBatch(_message.Message):
     __slots__ = ("records",)
