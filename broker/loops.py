@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 
@@ -26,6 +27,7 @@ from broker.commits import Commits
 from broker.metrics import Meters
 from broker.names import TIMER_GROUP, TIMER_TOPIC
 from broker.offsets import GroupQueue
+from broker.queues import Queue
 from broker.retention import SegmentAge
 from broker.settings import Settings
 from broker.store import Store
@@ -40,6 +42,7 @@ log = logging.getLogger(__name__)
 ASYNC_SYNC_INTERVAL_S = 0.5
 # A replay costs about 15 us a frame: so many make a start a second longer.
 CHECKPOINT_FRAMES = 50_000
+SYNC_THREADS = 16
 UPKEEP_INTERVAL_S = 5.0
 RETENTION_INTERVAL_S = 60.0
 # Entries looked at to find a segment's first frame.
@@ -164,14 +167,20 @@ class Checkpoints:
 
         def write() -> None:
             with self._writing:
-                for queue in queues:  # those too of a topic that is deleted meanwhile
-                    queue.sync()
+                _sync_all(queues)  # those too of a topic that is deleted meanwhile
                 recovery.save_checkpoint(self._data_dir, state, self._disk)
 
         await asyncio.to_thread(write)
         self._admin.checkpoint_position = state.position
         self._store.erase_deleted(state)
         self._meters.checkpoint_seconds.set(time.monotonic() - began)
+
+
+def _sync_all(queues: list[Queue]) -> None:
+    """Side by side: the file system joins syncs that it gets at once, each costs 1 ms alone."""
+    with ThreadPoolExecutor(SYNC_THREADS, "checkpoint-sync") as threads:
+        for _ in threads.map(Queue.sync, queues):
+            pass  # raises what a sync raised
 
 
 class Upkeep:

@@ -6,6 +6,7 @@ from typing import Any
 from broker.groups import OffsetService
 from broker.puller import Puller
 from broker.sender import Sender
+from duemq.errors import NotReady
 from duemq.rpc.server import Codec
 from duemq.v1 import broker_pb2, view_pb2
 
@@ -72,3 +73,9 @@ class BrokerServicer:
         """Where a group is."""
         results = self._offsets.committed(request.group, request.topic)
         return broker_pb2.GetOffsetsResponse(queues=results)
+
+    async def SendBack(
+        self, request: broker_pb2.SendBackRequest, _: Any
+    ) -> broker_pb2.SendBackResponse:
+        """Takes back what a group could not process."""
+        raise NotReady("SendBack is being built")

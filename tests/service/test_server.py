@@ -91,7 +91,7 @@ class Servicer:
     async def _unused(self, request, context):
         raise AssertionError
 
-    FetchFrames = AcquireQueues = CommitOffsets = GetOffsets = _unused
+    FetchFrames = AcquireQueues = CommitOffsets = GetOffsets = SendBack = _unused
 
 
 @asynccontextmanager
@@ -139,6 +139,26 @@ async def test_a_foreign_client_sees_status_and_text(stub):
         await stub.Pull(broker_pb2.PullRequest(group="rejected"))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == "too large"
+
+
+@pytest.mark.parametrize("method", ["Pull", "Send"])
+async def test_bytes_that_are_no_request_are_refused_and_not_logged(connection, method, caplog):
+    call = connection.unary_unary(f"/duemq.v1.Broker/{method}")
+    with pytest.raises(errors.InvalidArgument, match="cannot be decoded") as caught:
+        await status.answer(call(b"\xff\xff\xff"))
+    assert caught.value.field == "request"
+    assert not caplog.records
+
+
+async def test_a_stream_of_bytes_that_are_no_request_ends_with_an_error(connection, stub, caplog):
+    call = connection.stream_stream("/duemq.v1.Broker/PullStream")()
+    await call.write(b"\xff\xff\xff")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not caplog.records
+    response = await stub.Pull(broker_pb2.PullRequest(request_id=7))
+    assert response.request_id == 7
 
 
 async def test_a_bug_is_logged_and_its_text_stays_at_home(stub, caplog):

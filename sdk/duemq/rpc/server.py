@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
@@ -32,7 +33,7 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, Counter
 
-from duemq.errors import DuemqError, Internal
+from duemq.errors import DuemqError, Internal, InvalidArgument
 from duemq.rpc import status
 from duemq.rpc.channel import KEEPALIVE_MS, MESSAGE_BYTES_MAX
 from duemq.rpc.metrics import MetricsPage, RpcMetrics, new_registry
@@ -238,8 +239,39 @@ def _handler(
     guard = _guard_generator if inspect.isasyncgenfunction(behaviour) else _guard_coroutine
     make = _HANDLERS[method.client_streaming, method.server_streaming]
     unary = not (method.client_streaming or method.server_streaming)
+    if not method.client_streaming:
+        decode = _never_raising(decode)
     watch = _Watch(method.containing_service.full_name, method.name, unary, metrics)
     return make(guard(behaviour, watch), request_deserializer=decode, response_serializer=encode)
+
+
+class _Malformed:
+    """What came in place of a request: bytes that are not one."""
+
+    def __init__(self, error: DecodeError) -> None:
+        self.error = error
+
+
+def _never_raising(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """gRPC answers UNKNOWN where a deserializer raises; the guard can say what is wrong."""
+
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except DecodeError as error:
+            return _Malformed(error)
+
+    return decoded
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, _Malformed):
+        raise _undecodable(request.error)
+    return request
+
+
+def _undecodable(error: DecodeError) -> InvalidArgument:
+    return InvalidArgument(f"the request cannot be decoded: {error}", field="request")
 
 
 # By (stream of requests, stream of answers).
@@ -254,16 +286,17 @@ _HANDLERS: dict[tuple[bool, bool], Callable[..., RpcMethodHandler]] = {
 def _guard_coroutine(behaviour: Any, watch: "_Watch") -> Any:
     async def call(request: Any, context: Any) -> Any:
         async with _Guard(watch, context):
-            return await behaviour(request, context)
+            return await behaviour(_checked(request), context)
 
     return call
 
 
 def _guard_generator(behaviour: Any, watch: "_Watch") -> Any:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-        async with _Guard(watch, context), aclosing(behaviour(request, context)) as answers:
-            async for answer in answers:
-                yield answer
+        async with _Guard(watch, context):
+            async with aclosing(behaviour(_checked(request), context)) as answers:
+                async for answer in answers:
+                    yield answer
 
     return call
 
@@ -337,6 +370,8 @@ class _Watch:
         """The error for the client.  What the server did not expect is logged in full."""
         if isinstance(error, DuemqError) and not isinstance(error, Internal):
             return error
+        if isinstance(error, DecodeError):  # servicers catch those of what lies in a request
+            return _undecodable(error)
         service, method = self._labels
         log.error("%s/%s failed", service, method, exc_info=error)
         if isinstance(error, DuemqError):
