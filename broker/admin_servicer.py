@@ -1,5 +1,6 @@
 """The service BrokerAdmin: from protobuf to the store and back."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from broker import names
@@ -26,11 +27,19 @@ class About(NamedTuple):
 class AdminServicer:
     """See protos/duemq/v1/admin.proto."""
 
-    def __init__(self, store: Store, commits: Commits, puller: Puller, about: About) -> None:
+    def __init__(
+        self,
+        store: Store,
+        commits: Commits,
+        puller: Puller,
+        about: About,
+        in_per_s: Callable[[Queue], float],
+    ) -> None:
         self._store = store
         self._commits = commits
         self._puller = puller
         self._about = about
+        self._in_per_s = in_per_s
         self.checkpoint_position = 0
         """Where the last checkpoint was taken."""
 
@@ -104,21 +113,21 @@ class AdminServicer:
     def _describe(self, topic: Topic) -> admin_pb2.TopicDescription:
         return admin_pb2.TopicDescription(
             topic=_config(topic),
-            queues=[_queue(queue) for queue in self._store.queues_of(topic.name)],
+            queues=[self._queue(queue) for queue in self._store.queues_of(topic.name)],
             broker=self._about.broker,
+        )
+
+    def _queue(self, queue: Queue) -> admin_pb2.QueueDescription:
+        return admin_pb2.QueueDescription(
+            queue_id=queue.queue_id,
+            min_offset=queue.min_offset,
+            max_offset=queue.max_offset,
+            last_store_ms=queue.last_store_ms(),
+            in_per_s=self._in_per_s(queue),
         )
 
 
 def _config(topic: Topic) -> admin_pb2.TopicConfig:
     return admin_pb2.TopicConfig(
         name=topic.name, queues=topic.queues, message_bytes_max=topic.message_bytes_max
-    )
-
-
-def _queue(queue: Queue) -> admin_pb2.QueueDescription:
-    return admin_pb2.QueueDescription(
-        queue_id=queue.queue_id,
-        min_offset=queue.min_offset,
-        max_offset=queue.max_offset,
-        last_store_ms=queue.last_store_ms(),
     )

@@ -22,7 +22,7 @@ class Commits:
         self.position = position
         """Everything before it is durable."""
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
-        self._progress = asyncio.Event()
+        self._progress: asyncio.Event | None = None  # while somebody waits for it
 
     async def wait(self, position: int) -> None:
         """Returns when the log is durable up to `position`."""
@@ -42,11 +42,14 @@ class Commits:
         # A repeat may wait, behind others, for a position before theirs: it is answered with them.
         while self._waiting and self._waiting[0][0] <= self.position:
             self._waiting.popleft()[1]()
-        progress, self._progress = self._progress, asyncio.Event()
-        progress.set()
+        if self._progress is not None:
+            self._progress.set()
+            self._progress = None
 
     async def progress(self) -> None:
         """Returns after the next group commit."""
+        if self._progress is None:
+            self._progress = asyncio.Event()
         await self._progress.wait()
 
 

@@ -18,23 +18,41 @@ Rules that hold in every history (tests/property/test_coordinator.py):
    a member does after its queue went to another one can move the group's offset.
 4. `released` counts only if it answers a newer assignment than the last one that granted the
    queue: a late one, overtaken by a new grant to the same member, frees nothing.
+5. The target is made anew only when members, their topics or the queues change, so that it does
+   not wander while queues are on their way.
+
+Static members.  A member id with an incarnation is a place that processes take one after the other.
+A newer one keeps the place's queues; they are granted to it under a new generation, so that rule 3
+holds between the processes too, and an older one is refused for good.
 
 Restart.  Generation and members of each group are kept (`snapshot`).  A restarted coordinator, or
 one that a group moved to, does not know who holds what: members that come back say so, and name the
 members that they were last told of (everyone is told when one comes or goes).  Until all of these
 are back, or a session timeout has passed, the others' queues are not given away (`hold`).  A group
-that nobody has heard of is assigned at once.
+that nobody has heard of is assigned at once.  All members of a group read the same with the same
+strategy; while a group is held back, those who were its members before decide what that is, and a
+newcomer that differs is turned out.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from broker import subscriptions
 from broker.names import check_group
 from broker.offsets import check_generation
-from duemq.balance import AVERAGE, MessageQueue, allocate, coordinator, strategy_named
+from broker.subscriptions import Subscriptions
+from duemq.balance import (
+    AVERAGE,
+    WITHOUT_MEMORY,
+    MessageQueue,
+    allocate,
+    coordinator,
+    strategy_named,
+)
 from duemq.errors import (
+    DuemqError,
     FencedMember,
     GroupNotFound,
     InvalidArgument,
@@ -46,7 +64,8 @@ from duemq.errors import (
 MEMBER_ID_LENGTH_MAX = 255
 GROUPS_MAX = 10_000
 MEMBERS_MAX = 1_000  # a group
-SUBSCRIPTIONS_MAX = 1_000  # a member
+# Of a group: static member ids whose last incarnation is remembered, present or not.
+INCARNATIONS_MAX = 2 * MEMBERS_MAX
 SESSION_TIMEOUT_MS_MIN = 1_000
 SESSION_TIMEOUT_MS_MAX = 300_000
 SESSION_TIMEOUT_MS_DEFAULT = 10_000
@@ -54,6 +73,7 @@ EMPTY_GROUP_KEPT_MS = 7 * 24 * 3_600_000
 # A tick later than this means that the coordinator slept, not the members: their sessions are
 # prolonged by that, and by this once more for what they have sent meanwhile to be read.
 STALL_MS_MAX = 1_000
+# Raised when an older broker must not read a snapshot; what is only added has a default instead.
 SNAPSHOT_VERSION = 1
 
 
@@ -63,13 +83,14 @@ class Hello:
 
     group: str
     member_id: str
-    subscriptions: Mapping[str, str]  # topic → filter
+    subscriptions: Subscriptions
     session_timeout_ms: int = 0  # 0: the default
     strategy: str = AVERAGE
     generation: int = 0  # of the last assignment it saw
     owned: tuple[MessageQueue, ...] = ()
     client: str = ""
     members: tuple[str, ...] = ()  # as that assignment named them
+    incarnation: int = 0  # of a static member
 
 
 class Assignment(NamedTuple):
@@ -90,12 +111,21 @@ class Moved(NamedTuple):
     coordinator: str
 
 
+class TurnedOut(NamedTuple):
+    """A member does not fit the group, as is known only now."""
+
+    group: str
+    member_id: str
+    error: DuemqError
+
+
 @dataclass(slots=True)
 class Step:
     """What the members are to be told, in this order."""
 
-    assignments: list[Assignment] = field(default_factory=list)
+    turned_out: list[TurnedOut] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -103,10 +133,13 @@ class Member:
     """A member with a session."""
 
     member_id: str
-    subscriptions: Mapping[str, str]
+    subscriptions: Subscriptions
+    strategy: str
     session_timeout_ms: int
     client: str
     last_heard_ms: int
+    incarnation: int
+    was_member: bool  # before it came here
     # Queues and members of the last assignment.
     told: tuple[tuple[MessageQueue, ...], tuple[str, ...]] | None = None
 
@@ -116,6 +149,7 @@ class Holding(NamedTuple):
 
     member_id: str
     granted: int
+    claimed: int = 0  # while holding back: the generation by which the member says so
 
 
 @dataclass(slots=True)
@@ -128,6 +162,12 @@ class Group:
     members: dict[str, Member] = field(default_factory=dict)
     target: dict[MessageQueue, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()  # the members that `target` was made for
+    made_of: object = None  # all else that `target` depends on
+    # The last target that the strategy made; `target` is another one while holding back.
+    allocated: dict[MessageQueue, str] = field(default_factory=dict)
+    outdated: bool = False  # a new generation is due, whatever the target
+    # Static member id → its newest incarnation; the longest unchanged first.
+    incarnations: dict[str, int] = field(default_factory=dict)
     holdings: dict[MessageQueue, Holding] = field(default_factory=dict)
     # While holding back: members known from before and not back yet, with their session timeouts in
     # ms; None: nobody here knows who they are.
@@ -143,14 +183,30 @@ class Group:
         """Answers the queues that a member has, sorted."""
         return sorted(q for q, holding in self.holdings.items() if holding.member_id == member_id)
 
+    def current(self) -> dict[MessageQueue, str]:
+        """Answers who has, or else shall have, which queue; what is being given up comes last."""
+        settled: dict[MessageQueue, str] = {}
+        leaving: dict[MessageQueue, str] = {}
+        for queue, holding in self.holdings.items():
+            stays = self.allocated.get(queue, holding.member_id) == holding.member_id
+            (settled if stays else leaving)[queue] = holding.member_id
+        nobodys = {q: m for q, m in self.allocated.items() if q not in self.holdings}
+        return {**settled, **nobodys, **leaving}
+
 
 class Coordinator:
     """The groups that this broker coordinates."""
 
     def __init__(
-        self, broker: str, *, session_timeout_ms: int = SESSION_TIMEOUT_MS_DEFAULT
+        self,
+        broker: str,
+        *,
+        session_timeout_ms: int = SESSION_TIMEOUT_MS_DEFAULT,
+        check_known: Callable[[str], None] = lambda group: None,
     ) -> None:
+        """`check_known` raises GroupNotFound for a group that may not be made by joining it."""
         self._broker = broker
+        self._check_known = check_known
         self._session_timeout_ms = session_timeout_ms
         self._groups: dict[str, Group] = {}
         self._queues: Mapping[str, tuple[MessageQueue, ...]] = {}
@@ -165,29 +221,40 @@ class Coordinator:
 
         `known_generation` is the newest one that the broker has seen of this group in its
         offsets: not 0 means that the group lived before.  Raises InvalidArgument, NotCoordinator,
-        Overloaded.
+        GroupNotFound, Overloaded, and FencedMember to a static member that a newer one replaced.
         """
         self._check(hello)
         self._check_coordinator(hello.group)
         group = self._groups.get(hello.group) or self._new_group(hello, now_ms, known_generation)
-        self._check_fits(group, hello)
+        self._check_incarnation(group, hello)
+        turned_out = self._misfits(group, hello)
+        if not turned_out:
+            self._check_fits(group, hello)
+        for each in turned_out:
+            self._remove(group, each.member_id, now_ms)
         group.strategy = hello.strategy or AVERAGE
         newest = max(hello.generation, known_generation)
         if newest > group.generation:  # another coordinator was at work: be newer than it
             group.generation = newest
-            group.target = {}
+            group.outdated = True
         returning = hello.member_id in group.members
         group.members[hello.member_id] = Member(
             hello.member_id,
             dict(hello.subscriptions),
+            group.strategy,
             hello.session_timeout_ms or self._session_timeout_ms,
             hello.client,
             now_ms,
+            hello.incarnation,
+            was_member=hello.generation > 0,
         )
         self._await_members(group, hello)
         self._claim(group, hello)
         self.changed |= not returning
-        return self._rebalance([group], now_ms)
+        self._incarnate(group, hello)
+        step = self._rebalance([group], now_ms)
+        step.turned_out = turned_out
+        return step
 
     def heartbeat(self, group_name: str, member_id: str, now_ms: int) -> int:
         """Answers the group's generation.  Raises FencedMember when the session is over."""
@@ -274,6 +341,21 @@ class Coordinator:
         self._next_ms = min(times, default=None)
         return self._next_ms
 
+    def forget(self, group_name: str) -> None:
+        """The group is deleted.  Raises InvalidArgument while it has members."""
+        group = self._groups.get(group_name)
+        if group is None:
+            return
+        if group.members:
+            raise InvalidArgument(
+                f"group: {group_name!r} has {len(group.members)} members: close them first",
+                field="group",
+                value=group_name,
+                limit="a group without members",
+            )
+        del self._groups[group_name]
+        self.changed = True
+
     # --- looking inside -----------------------------------------------------------------------
 
     def groups(self) -> Iterable[Group]:
@@ -300,10 +382,12 @@ class Coordinator:
                     **(group.absent or {}),
                     **{m.member_id: m.session_timeout_ms for m in group.members.values()},
                 },
+                "incarnations": group.incarnations,
+                "shares": _shares(group),
             }
             for group in self._groups.values()
         }
-        return json.dumps({"version": SNAPSHOT_VERSION, "groups": groups}, sort_keys=True).encode()
+        return json.dumps({"version": SNAPSHOT_VERSION, "groups": groups}).encode()
 
     def restore(self, snapshot: bytes, now_ms: int) -> None:
         """Takes a snapshot over, at start.  Raises ValueError for one of another version."""
@@ -319,6 +403,12 @@ class Coordinator:
                 absent=dict(members),
                 hold_until_ms=now_ms + max(members.values()) if members else None,
                 empty_since_ms=now_ms,
+                incarnations=dict(kept.get("incarnations", {})),
+                allocated={
+                    MessageQueue(*queue): member
+                    for member, share in kept.get("shares", {}).items()
+                    for queue in share
+                },
             )
 
     # --- checks -------------------------------------------------------------------------------
@@ -332,13 +422,7 @@ class Coordinator:
                 value=hello.member_id[:MEMBER_ID_LENGTH_MAX],
                 limit=f"1 to {MEMBER_ID_LENGTH_MAX} characters",
             )
-        if not 1 <= len(hello.subscriptions) <= SUBSCRIPTIONS_MAX:
-            raise InvalidArgument(
-                "a member subscribes to at least one topic",
-                field="subscriptions",
-                value=str(len(hello.subscriptions)),
-                limit=f"1 to {SUBSCRIPTIONS_MAX}",
-            )
+        subscriptions.check(hello.subscriptions)
         timeout_ms = hello.session_timeout_ms
         if timeout_ms and not SESSION_TIMEOUT_MS_MIN <= timeout_ms <= SESSION_TIMEOUT_MS_MAX:
             raise InvalidArgument(
@@ -362,15 +446,36 @@ class Coordinator:
                 limit=owner,
             )
 
-    def _check_fits(self, group: Group, hello: Hello) -> None:
-        others = group.members.keys() - {hello.member_id}
-        if others and (hello.strategy or AVERAGE) != group.strategy:
-            raise InvalidArgument(
-                "the members of a group use one allocation strategy",
-                field="strategy",
-                value=hello.strategy,
-                limit=group.strategy,
+    def _check_incarnation(self, group: Group, hello: Hello) -> None:
+        newest = group.incarnations.get(hello.member_id, 0)
+        if hello.incarnation < newest:
+            raise FencedMember(
+                f"member {hello.member_id!r} of group {group.name!r} is another process now,"
+                " started later",
+                field="incarnation",
+                value=hello.incarnation,
+                limit=newest,
             )
+
+    def _misfits(self, group: Group, hello: Hello) -> list[TurnedOut]:
+        """Newcomers that do not agree with the first of the former members to come back."""
+        others = [m for m in group.members.values() if m.member_id != hello.member_id]
+        if group.hold_until_ms is None or not hello.generation:
+            return []
+        if any(other.was_member for other in others):
+            return []
+        found = []
+        for other in others:
+            try:
+                _check_agree(group.name, other, hello)
+            except InvalidArgument as error:
+                found.append(TurnedOut(group.name, other.member_id, error))
+        return found
+
+    def _check_fits(self, group: Group, hello: Hello) -> None:
+        others = [m for m in group.members.values() if m.member_id != hello.member_id]
+        if others:
+            _check_agree(group.name, hello, others[0])  # who agree with one another
         if len(others) >= MEMBERS_MAX:
             raise Overloaded(
                 f"group {group.name!r} is full",
@@ -393,6 +498,8 @@ class Coordinator:
         return group, member
 
     def _new_group(self, hello: Hello, now_ms: int, known_generation: int) -> Group:
+        if not (hello.generation or known_generation):
+            self._check_known(hello.group)
         if len(self._groups) >= GROUPS_MAX:
             raise Overloaded(
                 "this broker coordinates as many groups as it may",
@@ -406,6 +513,17 @@ class Coordinator:
             group.hold_until_ms = now_ms + (hello.session_timeout_ms or self._session_timeout_ms)
         self._groups[hello.group] = group
         return group
+
+    def _incarnate(self, group: Group, hello: Hello) -> None:
+        """A static member's new process gets what the old one had under a new generation."""
+        if hello.incarnation == group.incarnations.get(hello.member_id, 0):
+            return
+        group.outdated = self.changed = True
+        group.incarnations.pop(hello.member_id, None)
+        group.incarnations[hello.member_id] = hello.incarnation
+        if len(group.incarnations) > INCARNATIONS_MAX:
+            gone = (each for each in group.incarnations if each not in group.members)
+            del group.incarnations[next(gone)]
 
     def _await_members(self, group: Group, hello: Hello) -> None:
         """While holding back: everyone that anybody names is still to come."""
@@ -424,7 +542,10 @@ class Coordinator:
             del group.holdings[queue]  # its release, or our grant, was lost on the way
         if group.hold_until_ms is not None:
             for queue in hello.owned:
-                group.holdings.setdefault(queue, Holding(hello.member_id, hello.generation))
+                other = group.holdings.get(queue)
+                if other is None or other.claimed < hello.generation:
+                    claim = Holding(hello.member_id, hello.generation, hello.generation)
+                    group.holdings[queue] = claim
 
     def _remove(self, group: Group, member_id: str, now_ms: int) -> None:
         for queue in group.held_by(member_id):
@@ -446,7 +567,7 @@ class Coordinator:
         step = Step()
         for group in groups:
             if self._holding_back(group, now_ms):
-                self._keep_claims(group)
+                self._keep_claims(group, now_ms)
             else:
                 self._retarget(group, now_ms)
             self._grant(group)
@@ -467,27 +588,37 @@ class Coordinator:
                 return True
         group.hold_until_ms = None
         group.absent = {}
-        group.target = {}
+        group.outdated = True
         return False
 
-    def _keep_claims(self, group: Group) -> None:
-        group.target = {queue: holding.member_id for queue, holding in group.holdings.items()}
+    def _keep_claims(self, group: Group, now_ms: int) -> None:
+        """The target is what members say.  Assignments of before may still be on their way."""
+        claims = {queue: holding.member_id for queue, holding in group.holdings.items()}
+        if claims != group.target:
+            group.target = claims
+            self._renew(group, now_ms)
+
+    def _renew(self, group: Group, now_ms: int) -> None:
+        group.generation = max(group.generation + 1, now_ms)
+        self.changed = True
 
     def _retarget(self, group: Group, now_ms: int) -> None:
-        target = allocate(
-            strategy_named(group.strategy),
-            self._queues_of(group),
-            {m.member_id: m.subscriptions for m in group.members.values()},
-        )
+        queues = self._queues_of(group)
+        topics = {m.member_id: frozenset(m.subscriptions) for m in group.members.values()}
+        made_of = group.strategy, queues, topics
+        if made_of == group.made_of and not group.outdated:
+            return
+        target = allocate(strategy_named(group.strategy), queues, topics, group.current())
         names = group.member_ids()
-        if target != group.target or names != group.names:
+        if target != group.target or names != group.names or group.outdated:
             group.target, group.names = target, names
-            group.generation = max(group.generation + 1, now_ms)
-            self.changed = True
+            group.allocated = target
+            self._renew(group, now_ms)
+        group.made_of, group.outdated = made_of, False
 
     def _queues_of(self, group: Group) -> list[MessageQueue]:
         topics = {topic for member in group.members.values() for topic in member.subscriptions}
-        return [queue for topic in topics for queue in self._queues.get(topic, ())]
+        return [queue for topic in sorted(topics) for queue in self._queues.get(topic, ())]
 
     def _grant(self, group: Group) -> None:
         for queue, member_id in group.target.items():
@@ -508,6 +639,28 @@ class Coordinator:
                 continue
             member.told = queues, members
             for queue in queues:
-                group.holdings[queue] = Holding(member_id, group.generation)
+                group.holdings[queue] = group.holdings[queue]._replace(granted=group.generation)
             told.append(Assignment(group.name, member_id, group.generation, queues, members))
         return told
+
+
+def _shares(group: Group) -> dict[str, list[MessageQueue]]:
+    """Member → its queues, for strategies that look at what they answered last."""
+    shares: dict[str, list[MessageQueue]] = {}
+    if group.strategy not in WITHOUT_MEMORY:
+        for queue, member in group.allocated.items():
+            shares.setdefault(member, []).append(queue)
+    return shares
+
+
+def _check_agree(group: str, one: Hello | Member, other: Hello | Member) -> None:
+    """Raises InvalidArgument, to the one, if they cannot be members of one group."""
+    if (one.strategy or AVERAGE) != (other.strategy or AVERAGE):
+        raise InvalidArgument(
+            f"strategy: {one.strategy or AVERAGE!r}, the other members of group {group!r} use"
+            f" {other.strategy or AVERAGE!r}; all members of a group use one allocation strategy",
+            field="strategy",
+            value=one.strategy,
+            limit=other.strategy or AVERAGE,
+        )
+    subscriptions.check_same(group, one.subscriptions, other.subscriptions)

@@ -23,16 +23,16 @@ _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 DueTimes = npt.NDArray[np.int64]
 
 
-def parse_levels(text: str) -> tuple[int, ...]:
-    """Milliseconds of each level of a table such as `1s 5s 1m 2h`; raises InvalidArgument."""
+def parse_levels(text: str, field: str = "delay_levels") -> tuple[int, ...]:
+    """Milliseconds of each delay of a table such as `1s 5s 1m 2h`; raises InvalidArgument."""
     words = text.split()
     if not 0 < len(words) <= LEVELS_MAX:
-        raise _illegal("delay_levels", len(words), f"1 to {LEVELS_MAX} levels")
+        raise _illegal(field, len(words), f"1 to {LEVELS_MAX} delays")
     levels = []
     for word in words:
         match = _LEVEL.match(word)
         if not match:
-            raise _illegal("delay_levels", word, "a number and one of ms, s, m, h, d")
+            raise _illegal(field, word, "a number and one of ms, s, m, h, d")
         levels.append(int(match[1]) * _UNIT_MS[match[2]])
     return tuple(levels)
 

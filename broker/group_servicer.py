@@ -14,11 +14,13 @@ setting the clock ends no sessions.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-from broker.coordinator import Assignment, Coordinator, Group, Hello, Moved, Step
+from broker.coordinator import Assignment, Coordinator, Group, Hello, Moved, Step, TurnedOut
+from broker.filters import check_filter
 from broker.offsets import Offsets
+from broker.subscriptions import TopicFilter
 from duemq.balance import MessageQueue
 from duemq.errors import (
     DuemqError,
@@ -32,8 +34,7 @@ from duemq.errors import (
 from duemq.route import RouteCache
 from duemq.rpc import status
 from duemq.rpc.streams import first_of
-from duemq.tag_filter import TagFilter
-from duemq.v1 import group_pb2, message_pb2
+from duemq.v1 import broker_pb2, group_pb2, message_pb2
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +42,14 @@ HELLO_TIMEOUT_S = 10.0
 OUTBOX_EVENTS_MAX = 256  # to one member; one that does not read them loses its stream
 
 Key = tuple[str, str]  # group, member id
+Told = Assignment | Moved | TurnedOut
 
 
 class Session:
     """One Join stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
         self.outbox: asyncio.Queue[group_pb2.CoordinatorEvent | DuemqError] = asyncio.Queue(
             OUTBOX_EVENTS_MAX
         )
@@ -58,6 +61,20 @@ class Session:
                 self.outbox.get_nowait()
             event = Overloaded("this member does not read what it is told")
         self.outbox.put_nowait(event)
+
+    def replace(self, newer: "Session") -> None:
+        """The member speaks over another stream now; this one ends."""
+        if newer.incarnation == self.incarnation:
+            self.tell(FencedMember("this member has come back over another stream"))
+            return
+        self.tell(
+            FencedMember(
+                "this member is another process now, started later",
+                field="incarnation",
+                value=self.incarnation,
+                limit=newer.incarnation,
+            )
+        )
 
 
 class GroupServicer:
@@ -71,16 +88,22 @@ class GroupServicer:
         save: Callable[[bytes], None],
         draining: asyncio.Event,
         clock: Callable[[], int] | None = None,
+        *,
+        put_groups: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`save` stores a snapshot durably; called in a thread.  `draining`: streams must end."""
+        """`save` stores a snapshot durably; called in a thread.  `draining`: streams must end.
+
+        `put_groups` names the groups that have settings here.
+        """
         self._coordinator = coordinator
         self._routes = routes
         self._offsets = offsets
         self._save = save
         self._draining = draining
+        self._put_groups = put_groups
         self._clock = clock or steady_clock()
         self._sessions: dict[Key, Session] = {}
-        self._unsent: list[Assignment | Moved] = []
+        self._unsent: list[tuple[Session, Told]] = []
         self._to_send = asyncio.Event()
         self._earlier = asyncio.Event()  # `next_ms` may have become earlier
 
@@ -117,10 +140,8 @@ class GroupServicer:
             unsent, self._unsent = self._unsent, []
             if self._coordinator.changed:
                 await self._persist(self._coordinator.snapshot())
-            for each in unsent:
-                session = self._sessions.get((each.group, each.member_id))
-                if session is not None:
-                    session.tell(_event(each))
+            for session, told in unsent:
+                session.tell(told.error if isinstance(told, TurnedOut) else _event(told))
 
     async def _persist(self, snapshot: bytes) -> None:
         try:
@@ -129,8 +150,12 @@ class GroupServicer:
             log.exception("the groups' generations and members could not be saved")
 
     def _publish(self, step: Step) -> None:
-        self._unsent += step.moved
-        self._unsent += step.assignments
+        """To the streams as they are now: over a later one its hello is answered, nothing older."""
+        everything: list[Told] = [*step.turned_out, *step.moved, *step.assignments]
+        for told in everything:
+            session = self._sessions.get((told.group, told.member_id))
+            if session is not None:
+                self._unsent.append((session, told))
         self._to_send.set()
         self._earlier.set()
 
@@ -142,9 +167,9 @@ class GroupServicer:
         key = (hello.group, hello.member_id)
         known_generation = self._generation_of(hello.group)
         step = self._coordinator.join(hello, self._clock(), known_generation)
-        session = Session()
+        session = Session(hello.incarnation)
         if (before := self._sessions.get(key)) is not None:
-            before.tell(FencedMember("this member has come back over another stream"))
+            before.replace(session)
         self._sessions[key] = session
         self._publish(step)
         try:
@@ -192,12 +217,12 @@ class GroupServicer:
     async def ListGroups(
         self, request: group_pb2.ListGroupsRequest, context: Any
     ) -> group_pb2.ListGroupsResponse:
-        """Groups that are coordinated here or have offsets here."""
+        """Groups that are coordinated here, or have offsets or settings here."""
         coordinated = {group.name: group for group in self._coordinator.groups()}
         return group_pb2.ListGroupsResponse(
             groups=[
                 _summary(name, coordinated.get(name))
-                for name in sorted({*coordinated, *self._offsets.groups()})
+                for name in sorted({*coordinated, *self._known()})
             ]
         )
 
@@ -208,11 +233,14 @@ class GroupServicer:
         try:
             return _description(self._coordinator.group(request.group))
         except GroupNotFound:
-            if request.group not in self._offsets.groups():
+            if request.group not in self._known():
                 raise
             return group_pb2.GroupDescription(
                 group=request.group, generation=self._generation_of(request.group)
             )
+
+    def _known(self) -> set[str]:
+        return {*self._offsets.groups(), *self._put_groups()}
 
 
 def steady_clock() -> Callable[[], int]:
@@ -228,19 +256,33 @@ def hello_of(event: group_pb2.MemberEvent) -> Hello:
             "event: a member's first event is hello", field="event", value=event.WhichOneof("event")
         )
     hello = event.hello
-    for subscription in hello.subscriptions:
-        TagFilter.parse(subscription.filter)
     return Hello(
         group=hello.group,
         member_id=hello.member_id,
-        subscriptions={s.topic: s.filter for s in hello.subscriptions},
+        subscriptions=_subscriptions_of(hello.subscriptions),
         session_timeout_ms=hello.session_timeout_ms,
         strategy=hello.strategy,
         generation=hello.generation,
         owned=tuple(map(queue_of, hello.owned)),
         client=hello.client,
         members=tuple(hello.members),
+        incarnation=hello.incarnation,
     )
+
+
+def _subscriptions_of(said: Iterable[group_pb2.Subscription]) -> dict[str, TopicFilter]:
+    found: dict[str, TopicFilter] = {}
+    for each in said:
+        check_filter(each.filter, each.filter_type)
+        if each.topic in found:
+            raise InvalidArgument(
+                f"subscriptions: topic {each.topic!r} is named twice",
+                field="subscriptions",
+                value=each.topic,
+                limit="a topic once",
+            )
+        found[each.topic] = TopicFilter(each.filter, each.filter_type)
+    return found
 
 
 def queue_of(ref: message_pb2.QueueRef) -> MessageQueue:
@@ -297,13 +339,18 @@ def _description(group: Group) -> group_pb2.GroupDescription:
             member_id=member.member_id,
             client=member.client,
             subscriptions=[
-                group_pb2.Subscription(topic=topic, filter=text)
-                for topic, text in member.subscriptions.items()
+                group_pb2.Subscription(
+                    topic=topic,
+                    filter=wanted.text,
+                    filter_type=broker_pb2.FilterType.Name(wanted.filter_type),
+                )
+                for topic, wanted in member.subscriptions.items()
             ],
             queues=[
                 message_pb2.QueueRef(**queue._asdict()) for queue in group.held_by(member.member_id)
             ],
             last_heartbeat_ms=member.last_heard_ms,
             session_timeout_ms=member.session_timeout_ms,
+            incarnation=member.incarnation,
         )
     return description

@@ -1,10 +1,13 @@
 """Offsets of groups on this broker: acquire, commit, read.  Answers when durable."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
-from broker import names
+from broker import names, time_search
 from broker.commits import Commits
 from broker.offsets import GroupQueue, Progress, check_generation
+from broker.progress import Activity
 from broker.queues import Queue
 from broker.store import Store
 from duemq.errors import DuemqError, InvalidArgument
@@ -20,14 +23,18 @@ Results = list[broker_pb2.OffsetResult]
 class OffsetService:
     """Takes requests to the store's offsets."""
 
-    def __init__(self, store: Store, commits: Commits, broker: str) -> None:
+    def __init__(
+        self, store: Store, commits: Commits, activity: Activity, now_ms: Callable[[], int]
+    ) -> None:
         self._store = store
         self._commits = commits
-        self._broker = broker
+        self._activity = activity
+        self._now_ms = now_ms
 
     async def acquire(self, request: broker_pb2.AcquireQueuesRequest) -> Results:
         """Fences older generations out of the queues and answers where to start."""
         _check(request.group, len(request.queues))
+        self._store.check_group_known(request.group)
         check_generation(request.generation)
         if not request.generation:
             raise InvalidArgument(
@@ -36,32 +43,58 @@ class OffsetService:
                 value=request.generation,
                 limit="above 0",
             )
+        starts = await self._starts(request)
         changes: list[tuple[GroupQueue, Progress]] = []
-        results = [self._acquire(request, ref, changes) for ref in request.queues]
+        results = [self._acquire(request, ref, starts, changes) for ref in request.queues]
         await self._commits.wait(self._store.put_offsets(request.group, changes))
         return results
+
+    async def _starts(self, request: broker_pb2.AcquireQueuesRequest) -> dict[Queue, int]:
+        """Where a new group begins with AT_TIME; found in a thread, for it may read the disk."""
+        if request.start_from != broker_pb2.AT_TIME:
+            return {}
+        if request.start_ms < 0:
+            raise InvalidArgument(
+                f"start_ms: {request.start_ms} is before 1970",
+                field="start_ms",
+                value=request.start_ms,
+                limit="0 and more",
+            )
+        new: list[Queue] = []
+        for ref in request.queues:
+            if not self._store.offsets.find(GroupQueue(request.group, ref.topic, ref.queue_id)):
+                with suppress(DuemqError):  # said of the queue below
+                    new.append(self._store.queue(ref.topic, ref.queue_id))
+
+        def find() -> dict[Queue, int]:
+            return {queue: time_search.first_stored_since(queue, request.start_ms) for queue in new}
+
+        return await asyncio.to_thread(find) if new else {}
 
     def _acquire(
         self,
         request: broker_pb2.AcquireQueuesRequest,
         ref: message_pb2.QueueRef,
+        starts: dict[Queue, int],
         changes: list[tuple[GroupQueue, Progress]],
     ) -> broker_pb2.OffsetResult:
         key = GroupQueue(request.group, ref.topic, ref.queue_id)
         try:
             queue = self._store.queue(ref.topic, ref.queue_id)
             low, high = queue.min_offset, queue.max_offset
-            start = low if request.start_from == broker_pb2.EARLIEST else high
+            from_start = request.start_from == broker_pb2.EARLIEST or names.is_retry(ref.topic)
+            start = low if from_start else starts.get(queue, high)
             progress = self._store.offsets.acquire(key, request.generation, start, low, high)
         except DuemqError as error:
             return _failed(key, error)
         changes.append((key, progress))
-        return _result(queue, progress.offset)
+        return self._with_settled(key, _result(queue, progress.offset))
 
     async def commit(self, group: str, commits: Iterable[broker_pb2.OffsetCommit]) -> Results:
         """Stores how far a group is."""
         wanted = list(commits)
         _check(group, len(wanted))
+        self._store.check_group_known(group)
         changes: list[tuple[GroupQueue, Progress]] = []
         results = [self._commit(group, commit, changes) for commit in wanted]
         await self._commits.wait(self._store.put_offsets(group, changes))
@@ -82,21 +115,34 @@ class OffsetService:
         except DuemqError as error:
             return _failed(key, error)
         changes.append((key, progress))
+        self._activity.committed(key, self._now_ms())
         return _result(queue, progress.offset)
 
     def committed(self, group: str, topic: str) -> Results:
         """Where a group is, on this broker; without `topic` in all topics it ever read."""
         _check(group, 1)
         if not topic:
-            return [
-                _result(self._store.queue(name, queue_id), progress.offset)
-                for name, queue_id, progress in self._store.offsets.of_group(group)
+            queues = [
+                self._store.queue(name, queue_id)
+                for name, queue_id, _ in self._store.offsets.of_group(group)
             ]
+        else:
+            queues = self._store.queues_of(topic)
         results = []
-        for queue in self._store.queues_of(topic):
-            progress = self._store.offsets.find(GroupQueue(group, topic, queue.queue_id))
-            results.append(_result(queue, progress.offset if progress else NO_OFFSET))
+        for queue in queues:
+            key = GroupQueue(group, queue.topic, queue.queue_id)
+            progress = self._store.offsets.find(key)
+            result = _result(queue, progress.offset if progress else NO_OFFSET)
+            results.append(self._with_settled(key, result))
         return results
+
+    def _with_settled(
+        self, key: GroupQueue, result: broker_pb2.OffsetResult
+    ) -> broker_pb2.OffsetResult:
+        """Retention may have moved the offset past some that were settled."""
+        settled = self._store.offsets.settled(key)
+        result.settled.extend(offset for offset in settled if offset >= result.offset)
+        return result
 
 
 def _check(group: str, queues: int) -> None:

@@ -1,4 +1,4 @@
-"""The commit log's entries that are not messages: changes of topics and of offsets.  Pure.
+"""The commit log's entries that are not messages: changes of topics, offsets and groups.  Pure.
 
 They lie between the frames, so a change is durable in its order with the messages and by the same
 group commit.  What they say is also in the checkpoint; recovery applies those beyond it.  Bodies
@@ -8,6 +8,9 @@ kind  body
  2    {"name": …, "id": …, "queues": …, "message_bytes_max": …}    the topic was made
  3    {"name": …}                                                  the topic was deleted
  4    {"group": …, "rows": [[topic, queue id, offset, generation], …]}  a group's progress
+ 5    a group's settings (group_configs.py)                        the group was put
+ 6    {"group": …}                                                 the group was deleted
+ 7    as 4                                  a group was moved, and has settled nothing there
 """
 
 import json
@@ -15,12 +18,17 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from broker import group_configs
+from broker.group_configs import GroupConfig
 from broker.offsets import GroupQueue, Progress
 from broker.topics import Topic
 
 TOPIC_CREATED = 2
 TOPIC_DELETED = 3
 OFFSETS = 4
+GROUP_PUT = 5
+GROUP_DELETED = 6
+OFFSETS_RESET = 7
 
 
 def _encode(body: dict[str, Any]) -> bytes:
@@ -49,7 +57,7 @@ def read_topic_deleted(body: memoryview) -> str:
 
 
 def offsets(group: str, changes: Iterable[tuple[GroupQueue, Progress]]) -> bytes:
-    """Body of an entry of kind OFFSETS: changes of one group."""
+    """Body of an entry of kind OFFSETS or OFFSETS_RESET: changes of one group."""
     rows = [[key.topic, key.queue_id, *progress] for key, progress in changes]
     return _encode({"group": group, "rows": rows})
 
@@ -61,3 +69,24 @@ def read_offsets(body: memoryview) -> list[tuple[GroupQueue, Progress]]:
         (GroupQueue(entry["group"], topic, queue_id), Progress(offset, generation))
         for topic, queue_id, offset, generation in entry["rows"]
     ]
+
+
+def group_put(config: GroupConfig) -> bytes:
+    """Body of an entry of kind GROUP_PUT."""
+    return _encode(group_configs.encode(config))
+
+
+def read_group_put(body: memoryview) -> GroupConfig:
+    """The group's settings."""
+    return group_configs.decode(json.loads(bytes(body)))
+
+
+def group_deleted(group: str) -> bytes:
+    """Body of an entry of kind GROUP_DELETED."""
+    return _encode({"group": group})
+
+
+def read_group_deleted(body: memoryview) -> str:
+    """The group that was deleted."""
+    group: str = json.loads(bytes(body))["group"]
+    return group

@@ -3,6 +3,7 @@
 commitlog-writer  a thread: writes and syncs what was appended, in groups (storage/writer.py)
 checkpoint        saves the state each interval, or sooner when much was written
 upkeep            retention, idle producers, free space
+rates             samples how far queues and groups are (rates.py)
 groups            sessions of groups' members (group_servicer.py)
 registration      heartbeats to the nameservers (duemq.rpc)
 routes            the cluster's routes, for the groups (duemq.rpc)
@@ -27,7 +28,9 @@ from broker.commits import Commits
 from broker.metrics import Meters
 from broker.names import TIMER_GROUP, TIMER_TOPIC
 from broker.offsets import GroupQueue
+from broker.progress import Activity
 from broker.queues import Queue
+from broker.rates import SAMPLE_INTERVAL_MS, Rates
 from broker.retention import SegmentAge
 from broker.settings import Settings
 from broker.store import Store
@@ -44,6 +47,8 @@ ASYNC_SYNC_INTERVAL_S = 0.5
 CHECKPOINT_FRAMES = 50_000
 SYNC_THREADS = 16
 UPKEEP_INTERVAL_S = 5.0
+# Queues that the sampler looks at before others have a turn.
+SAMPLED_AT_ONCE = 1_000
 RETENTION_INTERVAL_S = 60.0
 # Entries looked at to find a segment's first frame.
 FIRST_FRAME_ENTRIES_MAX = 1_000
@@ -87,13 +92,15 @@ class LogLoop:
     def _advance(self, position: int) -> None:
         if self.failed.done():
             return
+        # Answers first: they are short, and the producers make the next frames meanwhile.  Who
+        # waits is only woken in here, and finds both done.
+        self._commits.advance(position)
         try:
             self._store.durable(position)
         except Exception as error:  # half applied: only a new start makes it whole
             log.exception("what is durable could not be shown to consumers")
             self._fail(error)
             return
-        self._commits.advance(position)
         bytes_before, frames_before = self._checkpoint_at
         if (
             position - bytes_before >= self._checkpoint_bytes
@@ -181,6 +188,49 @@ def _sync_all(queues: list[Queue]) -> None:
     with ThreadPoolExecutor(SYNC_THREADS, "checkpoint-sync") as threads:
         for _ in threads.map(Queue.sync, queues):
             pass  # raises what a sync raised
+
+
+class Sampler:
+    """Samples the ends of queues and the offsets of groups, for rates."""
+
+    def __init__(self, store: Store, activity: Activity, now_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._activity = activity
+        self._now_ms = now_ms
+        self.stored: Rates[Queue] = Rates()
+        self.consumed: Rates[GroupQueue] = Rates()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self.sample()
+            await asyncio.sleep(SAMPLE_INTERVAL_MS / 1000)
+
+    async def sample(self) -> None:
+        """One round.  Lets others have a turn where there is much to look at."""
+        ends: list[tuple[Queue, int]] = []
+        for number, queue in enumerate(self._store.all_queues()):
+            ends.append((queue, queue.max_offset))
+            if number % SAMPLED_AT_ONCE == SAMPLED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+        self.stored.sample(self._now_ms(), ends)
+        offsets: list[tuple[GroupQueue, int]] = []
+        for group in self._store.offsets.groups():
+            offsets += [
+                (GroupQueue(group, topic, queue_id), progress.offset)
+                for topic, queue_id, progress in self._store.offsets.of_group(group)
+            ]
+            await asyncio.sleep(0)
+        self.consumed.sample(self._now_ms(), offsets)
+        self._activity.prune(lambda key: self._store.offsets.find(key) is not None)
+
+    def in_per_s(self, queue: Queue) -> float:
+        """Records that a queue got, a second over the last minute."""
+        return self.stored.per_second(queue, queue.max_offset, self._now_ms())
+
+    def consumed_per_s(self, key: GroupQueue, offset: int) -> float:
+        """Offsets that a group passed in a queue, a second over the last minute."""
+        return self.consumed.per_second(key, offset, self._now_ms())
 
 
 class Upkeep:

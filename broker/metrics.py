@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from broker.tally import Count, Tally
 from duemq.errors import DuemqError
 
 if TYPE_CHECKING:
@@ -22,37 +23,35 @@ class Meters:
     """What is counted as it happens."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.send_seconds = Histogram(
+        self.send_seconds = Tally(
             "duemq_broker_send_seconds",
             "From a request's arrival to its durability",
-            buckets=SECONDS_BUCKETS,
-            registry=registry,
+            SECONDS_BUCKETS,
+            registry,
         )
-        self.sync_seconds = Histogram(
+        self.sync_seconds = Tally(
             "duemq_broker_sync_seconds",
             "Duration of fdatasync of the log",
-            buckets=SECONDS_BUCKETS,
-            registry=registry,
+            SECONDS_BUCKETS,
+            registry,
         )
-        self.commit_bytes = Histogram(
+        self.commit_bytes = Tally(
             "duemq_broker_commit_bytes",
             "Size of a group commit",
-            buckets=BYTES_BUCKETS,
-            registry=registry,
+            BYTES_BUCKETS,
+            registry,
         )
-        self.commit_entries = Histogram(
+        self.commit_entries = Tally(
             "duemq_broker_commit_entries",
             "Log entries of a group commit",
-            buckets=ENTRIES_BUCKETS,
-            registry=registry,
+            ENTRIES_BUCKETS,
+            registry,
         )
         self._refused = Counter(
             "duemq_broker_refused_batches", "Batches refused", ("code",), registry=registry
         )
-        self._messages_out = Counter(
-            "duemq_broker_messages_out", "Messages handed out", registry=registry
-        )
-        self._bytes_out = Counter("duemq_broker_bytes_out", "Bytes handed out", registry=registry)
+        self._messages_out = Count("duemq_broker_messages_out", "Messages handed out", registry)
+        self._bytes_out = Count("duemq_broker_bytes_out", "Bytes handed out", registry)
         self.checkpoint_seconds = Gauge(
             "duemq_broker_checkpoint_seconds", "Duration of the last checkpoint", registry=registry
         )
@@ -63,8 +62,8 @@ class Meters:
 
     def pulled(self, messages: int, size: int) -> None:
         """Messages were handed out."""
-        self._messages_out.inc(messages)
-        self._bytes_out.inc(size)
+        self._messages_out.value += messages
+        self._bytes_out.value += size
 
     def committed(self, commit: "Commit") -> None:
         """The writer made a group durable; called in its thread."""
@@ -102,6 +101,14 @@ class StoreCollector(Collector):
         ):
             yield GaugeMetricFamily(f"duemq_broker_{name}", text, value=value)
         yield self._lag()
+        for name, text, counts in (
+            ("sent_back", "Messages sent back for another delivery", store.sent_back),
+            ("dead_letters", "Messages sent to the dead letters", store.dead_letters),
+        ):
+            counter = CounterMetricFamily(f"duemq_broker_{name}", text, labels=("group",))
+            for group, count in counts:
+                counter.add_metric((group,), count)
+            yield counter
 
     def _lag(self) -> Metric:
         lag = GaugeMetricFamily(

@@ -9,15 +9,19 @@ GROUP_CHARACTERS_MAX = 127
 
 TIMER_TOPIC = "%TIMER%"
 TIMER_GROUP = "%TIMER%"
+RETRY_PREFIX = "%RETRY%"
+DEAD_LETTER_PREFIX = "%DLQ%"
 
 _NAME = re.compile(r"[A-Za-z0-9_%|-]{1,127}\Z")
 _RULE = "1 to 127 of [A-Za-z0-9_%|-]"
-# The system's own topics; %RETRY% and %DLQ% are followed by a group's name.
-_SYSTEM_TOPIC = re.compile(r"(%TIMER%|%TRACE%|%RETRY%[^%]+|%DLQ%[^%]+)\Z")
+# The system's own topics.  Those of groups may be longer: the prefix comes before a group's name.
+_SYSTEM_TOPIC = re.compile(r"(%TIMER%|%TRACE%|(%RETRY%|%DLQ%)[A-Za-z0-9_%|-]{1,127})\Z")
 
 
 def check_topic(name: str) -> None:
     """Raises InvalidArgument unless `name` may name a topic."""
+    if _SYSTEM_TOPIC.match(name):
+        return
     if not _NAME.match(name):
         raise InvalidArgument(
             f"topic: {name[:200]!r} is not a legal name: {_RULE}",
@@ -25,7 +29,7 @@ def check_topic(name: str) -> None:
             value=name[:200],
             limit=_RULE,
         )
-    if "%" in name and not _SYSTEM_TOPIC.match(name):
+    if "%" in name:
         raise InvalidArgument(
             f"topic: {name!r}: names with % belong to the system",
             field="topic",
@@ -43,6 +47,41 @@ def check_group(name: str) -> None:
             value=name[:200],
             limit=_RULE,
         )
+
+
+def check_own_group(name: str) -> None:
+    """As `check_group`, and not for the system's own group."""
+    check_group(name)
+    if name == TIMER_GROUP:
+        raise InvalidArgument(
+            f"group: {name} is the timer service's own",
+            field="group",
+            value=name,
+            limit="not %TIMER%",
+        )
+
+
+def retry_topic(group: str) -> str:
+    """Where what a group sent back waits to be delivered again."""
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    """Where what a group could not process stays."""
+    return DEAD_LETTER_PREFIX + group
+
+
+def is_retry(topic: str) -> bool:
+    """Whether it is some group's retry topic."""
+    return topic.startswith(RETRY_PREFIX)
+
+
+def group_of(topic: str) -> str:
+    """The group of a retry or dead-letter topic; empty for any other topic."""
+    for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
+        if topic.startswith(prefix):
+            return topic[len(prefix) :]
+    return ""
 
 
 def is_system(topic: str) -> bool:

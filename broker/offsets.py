@@ -6,14 +6,23 @@ A queue's *fence* is the highest generation that has acquired it.  Pulls and com
 generation are refused, so that a member which lost a queue without noticing moves nothing.
 Generation 0 means no membership (a consumer that assigns its queues itself, an administrator): it
 is never fenced.  Changes are entries of the commit log (journal.py), answered when durable.
+
+An offset is *settled* when the group sent that record back: it lies in %RETRY% or %DLQ% now, and
+needs no delivery from here.  Kept are those from the committed offset on; a commit drops what it
+passes.  They are rebuilt from the send-back frames themselves (send_back.py).
 """
 
-from collections.abc import Iterable, Iterator
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from duemq.errors import FencedMember, InvalidArgument, OffsetOutOfRange, Overloaded
 
 ENTRIES_MAX = 200_000
+# Of one queue, and of all: more than that past one commit means that nobody commits.
+SETTLED_QUEUE_MAX = 65_536
+SETTLED_MAX = 1_000_000
 # Generations are near the time in ms.  A greater one than this could not be counted on from.
 GENERATION_MAX = 1 << 62
 
@@ -51,6 +60,9 @@ class Offsets:
         self._entries_max = entries_max
         self._groups: dict[str, dict[tuple[str, int], Progress]] = {}
         self._entries = 0
+        # Ascending, never empty.  Their groups are in _groups, perhaps without progress.
+        self._settled: dict[GroupQueue, array[int]] = {}
+        self._settled_count = 0
 
     def find(self, key: GroupQueue) -> Progress | None:
         """None: the group never was there."""
@@ -98,6 +110,11 @@ class Offsets:
         known = self.find(key)
         return Progress(offset, max(generation, known.generation if known else 0))
 
+    def reset(self, key: GroupQueue, offset: int) -> Progress:
+        """What the progress becomes when an operator moves it: members lose the queue."""
+        known = self.find(key)
+        return Progress(offset, known.generation + 1 if known else 0)
+
     def check_room(self, keys: Iterable[GroupQueue]) -> None:
         """Raises Overloaded when there is no room for those of the keys that are new."""
         new = sum(self.find(key) is None for key in keys)
@@ -116,10 +133,74 @@ class Offsets:
         if place not in queues:
             self._entries += 1
         queues[place] = progress
+        if key in self._settled:
+            self._keep_settled(key, progress.offset)
+
+    def settled(self, key: GroupQueue) -> Sequence[int]:
+        """The offsets from the committed one on that the group has sent back, ascending."""
+        return self._settled.get(key, ())
+
+    def is_done(self, key: GroupQueue, offset: int) -> bool:
+        """Whether the group needs no delivery of a record: committed, or sent back."""
+        progress = self.find(key)
+        if progress is not None and offset < progress.offset:
+            return True
+        settled = self._settled.get(key)
+        if settled is None:
+            return False
+        at = bisect_left(settled, offset)
+        return at < len(settled) and settled[at] == offset
+
+    def check_settled_room(self, key: GroupQueue, more: int) -> None:
+        """Raises Overloaded when there is no room for more settled offsets of a queue."""
+        count = len(self.settled(key))
+        for known, limit in ((count, SETTLED_QUEUE_MAX), (self._settled_count, SETTLED_MAX)):
+            if known + more > limit:
+                raise Overloaded(
+                    f"offset: group {key.group} has sent back {count} records of topic {key.topic},"
+                    f" queue {key.queue_id} past what it has committed: commit first",
+                    field="offset",
+                    value=known,
+                    limit=limit,
+                )
+
+    def settle(self, key: GroupQueue, offsets: Iterable[int]) -> None:
+        """The group has sent these records back; the caller has checked that there is room."""
+        self._groups.setdefault(key.group, {})
+        progress = self.find(key)
+        committed = progress.offset if progress else 0
+        settled = self._settled.setdefault(key, array("q"))
+        before = len(settled)
+        for offset in offsets:
+            at = len(settled)
+            if settled and offset <= settled[-1]:
+                at = bisect_left(settled, offset)
+            if offset >= committed and (at == len(settled) or settled[at] != offset):
+                settled.insert(at, offset)
+        self._settled_count += len(settled) - before
+        if not settled:
+            del self._settled[key]
+
+    def clear_settled(self, key: GroupQueue) -> None:
+        """What was sent back from the queue may be delivered from there again."""
+        self._settled_count -= len(self._settled.pop(key, ()))
+
+    def _keep_settled(self, key: GroupQueue, offset: int) -> None:
+        """Drops what lies before a committed offset."""
+        settled = self._settled[key]
+        passed = bisect_left(settled, offset)
+        if passed == len(settled):
+            self.clear_settled(key)
+        elif passed:
+            del settled[:passed]
+            self._settled_count -= passed
 
     def groups(self) -> list[str]:
         """The groups that have offsets here."""
         return sorted(self._groups)
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._groups
 
     def generation_of(self, group: str) -> int:
         """The newest generation that has taken over a queue of this broker; 0: none."""
@@ -136,13 +217,22 @@ class Offsets:
 
     def forget_topic(self, topic: str) -> None:
         """The topic is deleted: its offsets mean nothing any more."""
+        for key in [key for key in self._settled if key.topic == topic]:
+            self.clear_settled(key)
+        with_settled = {key.group for key in self._settled}
         for group in list(self._groups):
             queues = self._groups[group]
             for place in [place for place in queues if place[0] == topic]:
                 del queues[place]
                 self._entries -= 1
-            if not queues:
+            if not queues and group not in with_settled:
                 del self._groups[group]
+
+    def forget_group(self, group: str) -> None:
+        """The group is deleted."""
+        self._entries -= len(self._groups.pop(group, ()))
+        for key in [key for key in self._settled if key.group == group]:
+            self.clear_settled(key)
 
     def encode(self) -> list[Any]:
         """For the checkpoint: rows of group, topic, queue id, offset, generation."""
@@ -152,9 +242,17 @@ class Offsets:
             for (topic, queue_id), progress in queues.items()
         ]
 
-    def load(self, rows: list[Any]) -> None:
-        """Puts back what `encode` gave."""
+    def encode_settled(self) -> list[Any]:
+        """For the checkpoint: rows of group, topic, queue id, settled offsets."""
+        return [[*key, settled.tolist()] for key, settled in self._settled.items()]
+
+    def load(self, rows: list[Any], settled_rows: Sequence[Any] = ()) -> None:
+        """Puts back what `encode` and `encode_settled` gave."""
         self._groups.clear()
         self._entries = 0
+        self._settled.clear()
+        self._settled_count = 0
         for group, topic, queue_id, offset, generation in rows:
             self.put(GroupQueue(group, topic, queue_id), Progress(offset, generation))
+        for group, topic, queue_id, offsets in settled_rows:
+            self.settle(GroupQueue(group, topic, queue_id), offsets)

@@ -6,16 +6,27 @@ import os
 import time
 from typing import Any
 
-from broker import admin_servicer, recovery, servicer
+from broker import (
+    admin_servicer,
+    group_admin_servicer,
+    message_admin_servicer,
+    recovery,
+    servicer,
+)
 from broker.admin_servicer import About, AdminServicer
 from broker.commits import Commits
 from broker.coordinator import Coordinator
+from broker.group_admin_servicer import GroupAdminServicer
+from broker.group_metrics import GroupCollector
 from broker.group_servicer import GroupServicer
 from broker.groups import OffsetService
-from broker.loops import Checkpoints, LogLoop, Upkeep
+from broker.loops import Checkpoints, LogLoop, Sampler, Upkeep
+from broker.message_admin_servicer import MessageAdminServicer
 from broker.metrics import Meters, StoreCollector
+from broker.progress import Activity
 from broker.puller import Puller
 from broker.recovery import Opened
+from broker.send_back_service import SendBackService
 from broker.sender import Sender
 from broker.servicer import BrokerServicer
 from broker.settings import Settings
@@ -95,6 +106,7 @@ class Broker:
         for name, work in (
             ("checkpoint", self._checkpoints.run(self.settings.checkpoint_interval)),
             ("upkeep", self._upkeep.run()),
+            ("rates", self._sampler.run()),
             ("groups", self._groups.run()),
         ):
             self._tasks.append(asyncio.create_task(work, name=name))
@@ -120,7 +132,9 @@ class Broker:
         meters = Meters(server.registry)
         self._commits = commits = Commits(store.log.durable_position)
         self._log_loop = LogLoop(store, commits, meters, settings)
-        offsets = OffsetService(store, commits, settings.name)
+        activity = Activity()
+        self._sampler = Sampler(store, activity, now_ms)
+        offsets = OffsetService(store, commits, activity, now_ms)
         self._sender = Sender(
             store,
             commits,
@@ -130,34 +144,56 @@ class Broker:
             store_id=opened.store_id,
             traced=settings.tracing != "off",
         )
-        self._puller = Puller(store, offsets, meters, steady_ms, opened.store_id)
+        self._puller = Puller(store, offsets, meters, steady_ms, opened.store_id, activity)
         server.registry.register(StoreCollector(store, lambda: len(self._puller)))
         about = About(settings.name, opened.store_id, VERSION, now_ms())
-        admin = AdminServicer(store, commits, self._puller, about)
+        admin = AdminServicer(store, commits, self._puller, about, self._sampler.in_per_s)
         self._checkpoints = Checkpoints(
             store, commits, self._log_loop, admin, meters, settings.data_dir, self._disk
         )
         self._upkeep = Upkeep(store, admin, settings, self._disk, now_ms)
         self._routes = RouteWatcher(settings.nameservers)
+        coordinator = self._coordinator()
+        server.registry.register(GroupCollector(store, activity, coordinator, now_ms))
         self._groups = GroupServicer(
-            self._coordinator(),
+            coordinator,
             self._routes.cache,
             store.offsets,
             self._save_groups,
             server.draining,
+            put_groups=lambda: store.groups,
         )
+        group_admin = GroupAdminServicer(
+            store,
+            commits,
+            self._puller,
+            coordinator,
+            activity,
+            self._sampler.consumed_per_s,
+            now_ms,
+        )
+        self._messages = MessageAdminServicer(store, activity, settings.name)
         self._routes.on_change(self._groups.routes_changed)
         server.add(
             servicer.SERVICE,
-            BrokerServicer(self._sender, self._puller, offsets),
+            BrokerServicer(
+                self._sender,
+                self._puller,
+                offsets,
+                SendBackService(store, commits, now_ms, settings.name),
+            ),
             servicer.OVERRIDES,
         )
         server.add(admin_servicer.SERVICE, admin)
         server.add(group_pb2.DESCRIPTOR.services_by_name["GroupCoordinator"], self._groups)
+        server.add(group_admin_servicer.SERVICE, group_admin)
+        server.add(message_admin_servicer.SERVICE, self._messages)
 
     def _coordinator(self) -> Coordinator:
         coordinator = Coordinator(
-            self.settings.name, session_timeout_ms=int(self.settings.session_timeout * 1000)
+            self.settings.name,
+            session_timeout_ms=int(self.settings.session_timeout * 1000),
+            check_known=self.store.check_group_known,
         )
         snapshot = checkpoint.load(self._groups_path, self._disk)
         if snapshot is not None:
@@ -206,6 +242,7 @@ class Broker:
         await self._routes.stop()
         await self.server.drain()
         self._puller.close()
+        self._messages.close()
         self._sender.close()
         await self.server.stop()
         for task in self._tasks:

@@ -13,12 +13,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from broker import names, pull_encoding, reader, selection
+from google.protobuf.message import DecodeError
+
+from broker import filtered_read, filters, names, pull_encoding, reader
+from broker.filters import Filter
 from broker.groups import OffsetService
 from broker.metrics import Meters
 from broker.offsets import GroupQueue
+from broker.progress import Activity
 from broker.pull_encoding import QueueAnswer
 from broker.queues import Queue
+from broker.reader import Records
+from broker.sql_filter import Fields, SqlFilter
 from broker.store import Store
 from broker.waiters import QueueKey, Waiters
 from duemq.errors import (
@@ -30,7 +36,7 @@ from duemq.errors import (
     Unavailable,
 )
 from duemq.rpc import status
-from duemq.v1 import broker_pb2
+from duemq.v1 import broker_pb2, message_pb2
 from storage.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -44,6 +50,8 @@ STREAM_WAITING_MAX = 1_024
 # Answers of one stream that are read from the log and not yet taken by the connection.
 STREAM_UNWRITTEN_MAX = 2
 READER_THREADS = 4
+# What filters look at before others have a turn, in reads as large as they may be.
+SCANS_PER_TURN = 2
 
 T = TypeVar("T")
 
@@ -56,7 +64,7 @@ class _QueueRead:
     queue_id: int
     offset: int
     generation: int
-    wanted: frozenset[int] | None
+    wanted: Filter
     scanned: int
 
     @property
@@ -98,12 +106,16 @@ class Puller:
         meters: Meters,
         now_ms: Callable[[], int],
         store_id: int,
+        activity: Activity,
     ) -> None:
         self._store = store
+        self._activity = activity
         self._offsets = offsets
         self._meters = meters
         self._now_ms = now_ms
         self._store_id = store_id
+        # What is appended from now on is in memory as this process checked and wrote it.
+        self._trusted_from = store.log.end_position
         self._waiters: Waiters[Parked] = Waiters()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -149,7 +161,8 @@ class Puller:
             await parked.take_place()
             answers = await self._read(request, reads)
             if answers:
-                return answers
+                answered = {(answer.topic, answer.queue_id) for answer in answers}
+                return answers + self._progress([r for r in reads if r.key not in answered])
             parked.give_place()
             if parked.cancelled or self._is_over(request.wait_ms, deadline_ms):
                 return self._progress(reads)
@@ -172,31 +185,27 @@ class Puller:
         records_left = request.max_records or RECORDS_DEFAULT
         bytes_left = request.max_bytes or BYTES_DEFAULT
         answers: list[QueueAnswer] = []
+        scans = 0.0
         self._turn += 1
         first = self._turn % len(reads)
         for read in reads[first:] + reads[:first]:
-            if records_left <= 0 or bytes_left <= 0:
+            if records_left <= 0 or bytes_left <= 0 or scans >= SCANS_PER_TURN:
                 break
             try:
                 queue = self._queue_of(request.group, read)
                 if read.scanned == queue.max_offset:
                     continue
                 records = await self._from_disk(
-                    partial(
-                        reader.read_records,
-                        self._store.log,
-                        queue,
-                        read.scanned,
-                        records_left,
-                        bytes_left,
-                        read.wanted,
-                        at_least_one=not answers,
-                    )
+                    self._reader(queue, read, records_left, bytes_left, at_least_one=not answers)
                 )
             except DuemqError as error:
                 answers.append(self._failed(read, error))
                 continue
+            scans += _scans(read.wanted, records.next_offset - read.scanned)
             read.scanned = records.next_offset
+            if request.group:
+                key = GroupQueue(request.group, read.topic, read.queue_id)
+                self._activity.pulled(key, read.scanned)
             if not records.records:
                 continue
             records_left -= records.records
@@ -215,6 +224,33 @@ class Puller:
                 )
             )
         return answers
+
+    def _reader(
+        self,
+        queue: Queue,
+        read: _QueueRead,
+        records_max: int,
+        bytes_max: int,
+        *,
+        at_least_one: bool,
+    ) -> Callable[..., Records]:
+        """What reads on where the pull has come to; takes `nowait`."""
+        place = (self._store.log, queue, read.scanned, records_max, bytes_max)
+        if isinstance(read.wanted, SqlFilter):
+            return partial(
+                filtered_read.read_matching,
+                *place,
+                read.wanted,
+                _fields_of,
+                at_least_one=at_least_one,
+            )
+        return partial(
+            reader.read_records,
+            *place,
+            read.wanted,
+            at_least_one=at_least_one,
+            trusted_from=self._trusted_from,
+        )
 
     def _queue_of(self, group: str, read: _QueueRead) -> Queue:
         queue = self._store.queue(read.topic, read.queue_id)
@@ -405,6 +441,23 @@ def _resolve(parked: Parked) -> None:
         parked.woken.set_result(None)
 
 
+def _scans(wanted: Filter, records: int) -> float:
+    """Which part of a largest read a filter has looked at."""
+    if wanted is None:
+        return 0.0
+    if isinstance(wanted, SqlFilter):
+        return records / filtered_read.records_per_read(wanted)
+    return records / reader.SCAN_ENTRIES_MAX
+
+
+def _fields_of(record: bytes) -> Fields | None:
+    """What SQL filters see of a stored record; None: it is none, and matches nothing."""
+    try:
+        return message_pb2.Record.FromString(record)
+    except DecodeError:
+        return None
+
+
 def _reads(request: broker_pb2.PullRequest) -> list[_QueueRead]:
     if not 0 < len(request.queues) <= QUEUES_MAX:
         raise InvalidArgument(
@@ -421,7 +474,7 @@ def _reads(request: broker_pb2.PullRequest) -> list[_QueueRead]:
             pull.queue_id,
             pull.offset,
             pull.generation,
-            selection.parse_filter(pull.filter),
+            filters.parse(pull.filter, pull.filter_type),
             pull.offset,
         )
         for pull in request.queues

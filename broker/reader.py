@@ -1,19 +1,23 @@
 """Reads records and frames out of the log for pulls: verified, and copied as little as can be.
 
 Any thread.  With `nowait` a read answers from memory or raises BlockingIOError, so that the event
-loop tries inline and gives what is cold to a thread.  A frame is always read whole and its CRC
-checked, whatever part of it was asked for.
+loop tries inline and gives what is cold to a thread.  A frame is read whole and its CRC checked,
+whatever part of it was asked for; but where a tag filter takes little of a large frame that this
+process has written itself, only that little is read: no other body.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from broker import selection
 from broker.queues import Queue
+from broker.records import ENTRY_TAG, read_varint
 from broker.selection import Run
-from duemq.errors import Corrupt, InvalidArgument, OffsetOutOfRange
+from duemq.errors import Corrupt, DuemqError, InvalidArgument, OffsetOutOfRange
 from storage import consume_queue, record
 from storage import frame as frame_layout
+from storage.errors import StorageError
 from storage.log import SegmentedLog
 from storage.record import InvalidEntryError
 
@@ -23,6 +27,9 @@ PAGE_ENTRIES = 4_096
 # Frames closer than this are read by one call; between them lie frames of other queues.
 GAP_BYTES_MAX = 64 << 10
 EXTENT_BYTES_MAX = 8 << 20
+# Of a frame that is so many times larger than what a filter takes of it, only that is read.
+SPARSE = 8
+TRUST_NOTHING = 1 << 63
 
 
 class Records(NamedTuple):
@@ -33,6 +40,14 @@ class Records(NamedTuple):
     runs: list[Run]
     records: int
     next_offset: int
+
+
+class StoredRecord(NamedTuple):
+    """A record's entry as it lies in the log, and its hashes."""
+
+    entry: memoryview
+    tag_hash: int
+    key_hash: int
 
 
 class Frames(NamedTuple):
@@ -65,10 +80,13 @@ def read_records(
     *,
     at_least_one: bool = True,
     nowait: bool = False,
+    trusted_from: int = TRUST_NOTHING,
 ) -> Records:
     """Records from `offset` on that match; none if there are none yet.
 
-    Raises OffsetOutOfRange, Corrupt, and BlockingIOError with `nowait`.
+    With a filter, few records of a frame are read without the others beside them where the frame
+    lies at log position `trusted_from` or beyond.  Raises OffsetOutOfRange, Corrupt, and
+    BlockingIOError with `nowait`.
     """
     check_offset(queue, offset)
     runs: list[Run] = []
@@ -93,7 +111,8 @@ def read_records(
         offset = chosen.next_offset
         if offset < page_end:
             break
-    return Records(_cut_out(log, runs, nowait), size, runs, count, offset)
+    slices = _cut_out_filtered(log, runs, trusted_from, nowait)
+    return Records(slices, size, runs, count, offset)
 
 
 def read_frames(
@@ -127,13 +146,82 @@ def read_frames(
     return Frames(slices, offset)
 
 
+def read_each(
+    log: SegmentedLog,
+    places: Sequence[tuple[Queue, int]],
+    bytes_max: int,
+    *,
+    nowait: bool = False,
+) -> list[StoredRecord | DuemqError]:
+    """Single records of several queues, by offset: the first of `places`, in their order.
+
+    As many as `bytes_max` holds, and one at least.  What cannot be read is its own error:
+    OffsetOutOfRange, Corrupt.  Raises BlockingIOError with `nowait`.
+    """
+    entries: list[tuple[int, ...] | DuemqError] = []
+    size = 0
+    for queue, offset in places:
+        try:
+            entry = _entry_at(queue, offset, nowait)
+        except BlockingIOError:
+            raise
+        except (IndexError, StorageError, OSError, DuemqError) as error:
+            entries.append(_as_duemq_error(error))
+            continue
+        if size and size + entry[1] > bytes_max:
+            break
+        size += entry[1]
+        entries.append(entry)
+    found = [(at, entry) for at, entry in enumerate(entries) if isinstance(entry, tuple)]
+    # In the order of the log, so that a frame is read and verified once.
+    found.sort(key=lambda each: each[1][0])
+    runs = [
+        Run(places[at][1], 1, position, position + size, position - back, store_ms)
+        for at, (position, size, back, _, _, store_ms) in found
+    ]
+    read: dict[int, StoredRecord | DuemqError] = {}
+    for (at, entry), data in zip(found, _cut_out_each(log, runs, nowait), strict=True):
+        read[at] = StoredRecord(data, *entry[3:5]) if isinstance(data, memoryview) else data
+    return [read.get(at, entry) for at, entry in enumerate(entries)]  # type: ignore[arg-type]
+
+
+def _entry_at(queue: Queue, offset: int, nowait: bool) -> tuple[int, ...]:
+    page = queue.page(offset, 1, nowait)
+    if not page:
+        raise IndexError(f"offset {offset} of {queue.key} is not there")
+    return consume_queue.ENTRY.unpack(page)
+
+
+def _cut_out_each(
+    log: SegmentedLog, runs: list[Run], nowait: bool
+) -> list[memoryview | DuemqError]:
+    """As `cut_out`; where that fails, each run by itself."""
+    try:
+        return list(cut_out(log, runs, nowait))
+    except BlockingIOError:
+        raise
+    except (IndexError, StorageError, OSError, DuemqError) as error:
+        if len(runs) == 1:
+            return [_as_duemq_error(error)]
+        return [each for run in runs for each in _cut_out_each(log, [run], nowait)]
+
+
+def _as_duemq_error(error: Exception) -> DuemqError:
+    if isinstance(error, DuemqError):
+        return error
+    if isinstance(error, (IndexError, FileNotFoundError)):  # retention was faster
+        return OffsetOutOfRange(f"offset: just removed ({error})", field="offset")
+    return Corrupt(f"{type(error).__name__}: {error}")
+
+
 def _extent_of(entry: memoryview) -> tuple[int, int]:
     """(base offset, count) of the frame in a verified log entry."""
     fields = frame_layout.HEADER.unpack_from(entry, record.HEADER_BYTES)
     return fields[0], fields[6]
 
 
-def _cut_out(log: SegmentedLog, runs: list[Run], nowait: bool) -> list[memoryview]:
+def cut_out(log: SegmentedLog, runs: list[Run], nowait: bool = False) -> list[memoryview]:
+    """The bytes of each run, verified.  Raises Corrupt, and BlockingIOError with `nowait`."""
     frames = _verified(log, runs, nowait)
     slices: list[memoryview] = []
     at, data = -1, memoryview(b"")
@@ -142,6 +230,36 @@ def _cut_out(log: SegmentedLog, runs: list[Run], nowait: bool) -> list[memoryvie
             at, data = next(frames)
         slices.append(data[run.start - at : run.end - at])
     return slices
+
+
+def _cut_out_filtered(
+    log: SegmentedLog, runs: list[Run], trusted_from: int, nowait: bool
+) -> list[memoryview]:
+    """As `cut_out`; of a sparse frame that is trusted the runs alone."""
+    taken: defaultdict[int, int] = defaultdict(int)
+    for run in runs:
+        if run.seen_end and run.frame >= trusted_from:
+            taken[run.frame] += run.end - run.start
+    sparse = {
+        run.frame for run in runs if 0 < taken[run.frame] * SPARSE <= run.seen_end - run.frame
+    }
+    if not sparse:
+        return cut_out(log, runs, nowait)
+    whole = iter(cut_out(log, [run for run in runs if run.frame not in sparse], nowait))
+    return [_alone(log, run, nowait) if run.frame in sparse else next(whole) for run in runs]
+
+
+def _alone(log: SegmentedLog, run: Run, nowait: bool) -> memoryview:
+    """The bytes of a run; its first record must be one, as far as that can be told."""
+    data = log.read(run.start, run.end - run.start, nowait)
+    length, head = read_varint(data, 1, len(data)) if len(data) > 1 else (0, -1)
+    fits = head + length == len(data) if run.records == 1 else head + length < len(data)
+    if head < 0 or data[0] != ENTRY_TAG or not fits:
+        raise Corrupt(
+            f"{log.directory}, position {run.start}: no record begins there."
+            f" Run `python -m storage check {log.directory}`"
+        )
+    return data
 
 
 def _verified(log: SegmentedLog, runs: list[Run], nowait: bool) -> Iterator[tuple[int, memoryview]]:

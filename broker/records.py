@@ -22,7 +22,8 @@ from duemq.errors import InvalidArgument
 # Below this many records a loop is faster than NumPy's fixed cost per call.
 VECTOR_RECORDS_MIN = 64
 
-ENTRY_TAG = 0x0A
+# Of an entry in a RecordBatch, and of the body in a Record.
+ENTRY_TAG = BODY_TAG = 0x0A
 # Largest entry of 1, 2, 3 and 4 bytes of length: tag + length bytes + 2^(7 * bytes) - 1.
 _ENTRY_BYTES_MAX = np.array([1 + k + (1 << (7 * k)) - 1 for k in range(1, 5)], dtype=np.int64)
 
@@ -48,7 +49,8 @@ def text_hash(text: bytes) -> int:
 
 def check_layout(records: bytes, sizes: U32Array) -> None:
     """Raises InvalidArgument unless `sizes` are those of the entries that make up `records`."""
-    total = int(sizes.sum(dtype=np.uint64))
+    few = sizes.tolist() if len(sizes) < VECTOR_RECORDS_MIN else None
+    total = int(sizes.sum(dtype=np.uint64)) if few is None else sum(few)
     if total != len(records):
         raise InvalidArgument(
             f"sizes: their sum {total} is not the length of records, {len(records)}",
@@ -56,7 +58,7 @@ def check_layout(records: bytes, sizes: U32Array) -> None:
             value=total,
             limit=len(records),
         )
-    wrong = _wrong_entry(records, sizes)
+    wrong = _wrong_entry_vector(records, sizes) if few is None else _wrong_entry(records, few)
     if wrong is not None:
         raise InvalidArgument(
             f"sizes[{wrong}]: {int(sizes[wrong])} is not the size of record {wrong}",
@@ -66,15 +68,13 @@ def check_layout(records: bytes, sizes: U32Array) -> None:
         )
 
 
-def _wrong_entry(records: bytes, sizes: U32Array) -> int | None:
+def _wrong_entry(records: bytes, sizes: list[int]) -> int | None:
     """Index of the first entry whose head does not say its size; None: all do."""
-    if len(sizes) >= VECTOR_RECORDS_MIN:
-        return _wrong_entry_vector(records, sizes)
     start = 0
-    for index, size in enumerate(sizes.tolist()):
+    for index, size in enumerate(sizes):
         if size < 2 or records[start] != ENTRY_TAG:
             return index
-        length, head = _varint(records, start + 1, start + size)
+        length, head = read_varint(records, start + 1, start + size)
         if head < 0 or head - start + length != size:
             return index
         start += size
@@ -107,7 +107,7 @@ def _wrong_entry_vector(records: bytes, sizes: U32Array) -> int | None:
     return None if good.all() else int(np.argmin(good))
 
 
-def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     """(value, position after it); position -1: malformed."""
     value = shift = 0
     while at < end and shift < 64:
@@ -128,12 +128,12 @@ def scan(records: bytes | memoryview, start: int, end: int) -> RecordShape:
     body_bytes = properties_bytes = tag_hash = key_hash = 0
     at = start
     while at < end:
-        tag, at = _varint(records, at, end)
+        tag, at = read_varint(records, at, end)
         if at < 0 or tag >> 3 == 0:
             raise _malformed(start)
         field, kind = tag >> 3, tag & 7
         if kind == _LENGTH_DELIMITED:
-            length, at = _varint(records, at, end)
+            length, at = read_varint(records, at, end)
             if at < 0 or at + length > end:
                 raise _malformed(start)
             if field == _FIELD_BODY:
@@ -146,7 +146,7 @@ def scan(records: bytes | memoryview, start: int, end: int) -> RecordShape:
                 properties_bytes += length
             at += length
         elif kind == _VARINT:
-            _, at = _varint(records, at, end)
+            _, at = read_varint(records, at, end)
             if at < 0:
                 raise _malformed(start)
         elif kind in (_FIXED64, _FIXED32):
@@ -175,7 +175,7 @@ def derive_columns(records: bytes, records_max: int) -> tuple[bytes, bytes, byte
     keys: list[int] = []
     at, end = 0, len(records)
     while at < end and len(sizes) <= records_max:
-        length, head = _varint(records, at + 1, end)
+        length, head = read_varint(records, at + 1, end)
         if records[at] != ENTRY_TAG or head < 0 or head + length > end:
             raise _malformed(at)
         shape = scan(records, head, head + length)

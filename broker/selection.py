@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from broker.records import text_hash
 from duemq.errors import InvalidArgument
@@ -20,6 +21,8 @@ from storage import consume_queue
 
 # Fewer entries than this are walked by a loop.
 VECTOR_ENTRIES_MIN = 48
+# Up to so many tags are compared one after the other: quicker than a sort.
+COMPARED_MAX = 8
 FILTER_CHARACTERS_MAX = 4_096
 
 _ENTRY = struct.Struct("<QIIIIQ")
@@ -35,6 +38,8 @@ class Run(NamedTuple):
     end: int
     frame: int
     store_ms: int
+    seen_end: int = 0
+    """With a filter: where the frame ends as far as the page shows it; else 0."""
 
 
 class Selection(NamedTuple):
@@ -118,6 +123,9 @@ def _select_loop(
             runs.append(
                 Run(offset + index, 1, position, position + size, position - back, store_ms)
             )
+    if wanted is not None:
+        ends = {position - back: position + size for position, size, back, *_ in entries}
+        runs = [run._replace(seen_end=ends[run.frame]) for run in runs]
     return Selection(runs, offset + cut, len(chosen), taken)
 
 
@@ -130,17 +138,16 @@ def _select_vector(
     at_least_one: bool,
 ) -> Selection:
     entries = consume_queue.decode(page)
-    position = entries["position"].astype(np.int64)
-    size = entries["size"].astype(np.int64)
-    frame = position - entries["frame_back"]
     total = len(entries)
     if wanted is None:
         chosen = np.arange(min(total, records_max + 1))
     else:
-        hashes = np.array(sorted(wanted), dtype=np.uint32)
-        chosen = np.flatnonzero(np.isin(entries["tag_hash"], hashes))[: records_max + 1]
+        chosen = np.flatnonzero(_is_wanted(entries["tag_hash"], wanted))[: records_max + 1]
     if not len(chosen):
         return Selection([], offset + total, 0, 0)
+    position = entries["position"].astype(np.int64)
+    size = entries["size"].astype(np.int64)
+    frame = position - entries["frame_back"]
     ends = np.cumsum(size[chosen])
     fit = min(int(np.searchsorted(ends, bytes_max, side="right")), records_max)
     if fit == 0 and at_least_one:
@@ -159,6 +166,10 @@ def _select_vector(
     breaks = np.flatnonzero((np.diff(chosen) != 1) | (np.diff(frames) != 0)) + 1
     firsts = np.concatenate(([0], breaks))
     lasts = np.concatenate((breaks, [fit])) - 1
+    seen_ends = [0] * len(firsts)
+    if wanted is not None:
+        seen = np.searchsorted(frame, frames[firsts], side="right") - 1
+        seen_ends = (position + size)[seen].tolist()
     rows = zip(
         (chosen[firsts] + offset).tolist(),
         (lasts - firsts + 1).tolist(),
@@ -166,9 +177,21 @@ def _select_vector(
         (position + size)[chosen[lasts]].tolist(),
         frames[firsts].tolist(),
         entries["store_ms"][chosen[firsts]].tolist(),
+        seen_ends,
         strict=True,
     )
     return Selection([Run(*row) for row in rows], offset + cut, fit, int(ends[fit - 1]))
+
+
+def _is_wanted(hashes: npt.NDArray[np.uint32], wanted: frozenset[int]) -> npt.NDArray[np.bool_]:
+    if len(wanted) > COMPARED_MAX:
+        return np.isin(hashes, np.array(sorted(wanted), dtype=np.uint32))
+    hashes = np.ascontiguousarray(hashes)
+    first, *others = wanted
+    found = hashes == first
+    for each in others:
+        found |= hashes == each
+    return found
 
 
 def frames_of(runs: Iterable[Run]) -> list[tuple[int, int]]:

@@ -87,8 +87,11 @@ class Sender:
         writer.add_done_callback(lambda _: task.cancel() if _failure(writer) else None)
         try:
             async for request in requests:
-                await self._room()
-                await stream.put(await self._accept(request))
+                if self._store.log.pending_bytes > PENDING_BYTES_HIGH:
+                    await self._room()
+                stream.put(await self._accept(request))
+                if stream.full:
+                    await stream.room()
                 if writer.done():
                     break
             stream.end()
@@ -116,20 +119,17 @@ class Sender:
         while self._store.log.pending_bytes > PENDING_BYTES_HIGH and not self._store.log.disk_full:
             await self._commits.progress()
 
-    async def _walk(self, received: list[Batch]) -> Checked:
-        """Checks in a thread what would hold up the event loop: records looked into one by one."""
-        limits = self._store.rules.limits
-        slow: list[tuple[int, Batch, int]] = []
+    def _slow(self, received: list[Batch]) -> list[tuple[int, Batch, Limits, int]]:
+        """What would hold up the event loop: batches whose records are looked into one by one."""
+        slow: list[tuple[int, Batch, Limits, int]] = []
         size = 0
         for index, batch in enumerate(received):
-            message_bytes_max = self._store.message_bytes_max(batch.topic)
+            limits, message_bytes_max = self._store.limits_of(batch.topic)
             walked = batches.bytes_to_walk(batch, limits, message_bytes_max)
             if walked:
                 size += walked
-                slow.append((index, batch, message_bytes_max))
-        if size <= WALK_INLINE_BYTES:
-            return {}
-        return await asyncio.to_thread(_check_all, slow, limits)
+                slow.append((index, batch, limits, message_bytes_max))
+        return slow if size > WALK_INLINE_BYTES else []
 
     async def _accept(self, request: view_pb2.SendRequestView) -> _InFlight:
         began = time.perf_counter()
@@ -142,7 +142,9 @@ class Sender:
                 limit=BATCHES_MAX,
             )
         received = [_taken(view) for view in request.batches]
-        checked = await self._walk(received)
+        checked: Checked = {}
+        if slow := self._slow(received):
+            checked = await asyncio.to_thread(_check_all, slow)
         now_ms = self._now_ms()
         settled = 0
         outcomes: list[Outcome] = []
@@ -236,9 +238,9 @@ def _taken(view: view_pb2.BatchView) -> Batch:
     )
 
 
-def _check_all(slow: list[tuple[int, Batch, int]], limits: Limits) -> Checked:
+def _check_all(slow: list[tuple[int, Batch, Limits, int]]) -> Checked:
     checked: Checked = {}
-    for index, batch, message_bytes_max in slow:
+    for index, batch, limits, message_bytes_max in slow:
         try:
             checked[index] = batches.check(batch, limits, message_bytes_max)
         except DuemqError as error:
@@ -257,35 +259,51 @@ class _Stream:
         self, sender: Sender, write: Callable[[view_pb2.SendResponseView], Awaitable[None]]
     ) -> None:
         self._sender = sender
+        self._commits = sender._commits
         self._write = write
         self._in_flight: deque[_InFlight] = deque()
-        self._added = asyncio.Event()
         self._taken = asyncio.Event()
         self._ended = False
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Future[None] | None = None  # of `write_answers`
 
-    async def put(self, in_flight: _InFlight) -> None:
-        """Waits while too many are in flight."""
+    def put(self, in_flight: _InFlight) -> None:
+        """Takes a request over.  Only while not `full`."""
         self._in_flight.append(in_flight)
-        self._added.set()
-        while len(self._in_flight) >= STREAM_IN_FLIGHT_MAX:
+        # The writer is woken by the commit and not before: once a request, or once for many.
+        if in_flight.settled > self._commits.position:
+            self._commits.call(in_flight.settled, self._wake)
+        else:
+            self._wake()
+
+    @property
+    def full(self) -> bool:
+        """Too many are in flight."""
+        return len(self._in_flight) >= STREAM_IN_FLIGHT_MAX
+
+    async def room(self) -> None:
+        """Waits while it is full."""
+        while self.full:
             self._taken.clear()
             await self._taken.wait()
 
     def end(self) -> None:
         """No more requests come."""
         self._ended = True
-        self._added.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     async def write_answers(self) -> None:
         """Until all is answered after `end`."""
         while True:
-            while not self._in_flight:
-                if self._ended:
-                    return
-                self._added.clear()
-                await self._added.wait()
-            first = self._in_flight[0]
-            await self._sender._commits.wait(first.settled)
-            await self._write(await self._sender._answer(first))
-            self._in_flight.popleft()
-            self._taken.set()
+            while self._in_flight and self._in_flight[0].settled <= self._commits.position:
+                await self._write(await self._sender._answer(self._in_flight[0]))
+                self._in_flight.popleft()
+                self._taken.set()
+            if self._ended and not self._in_flight:
+                return
+            self._waiting = self._loop.create_future()
+            await self._waiting

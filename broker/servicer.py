@@ -5,8 +5,8 @@ from typing import Any
 
 from broker.groups import OffsetService
 from broker.puller import Puller
+from broker.send_back_service import SendBackService
 from broker.sender import Sender
-from duemq.errors import NotReady
 from duemq.rpc.server import Codec
 from duemq.v1 import broker_pb2, view_pb2
 
@@ -23,10 +23,17 @@ OVERRIDES = {"Send": _SEND, "SendStream": _SEND, "Pull": _PULL, "PullStream": _P
 class BrokerServicer:
     """See protos/duemq/v1/broker.proto."""
 
-    def __init__(self, sender: Sender, puller: Puller, offsets: OffsetService) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        puller: Puller,
+        offsets: OffsetService,
+        send_backs: SendBackService,
+    ) -> None:
         self._sender = sender
         self._puller = puller
         self._offsets = offsets
+        self._send_backs = send_backs
 
     async def Send(self, request: view_pb2.SendRequestView, _: Any) -> view_pb2.SendResponseView:
         """Stores batches."""
@@ -78,4 +85,4 @@ class BrokerServicer:
         self, request: broker_pb2.SendBackRequest, _: Any
     ) -> broker_pb2.SendBackResponse:
         """Takes back what a group could not process."""
-        raise NotReady("SendBack is being built")
+        return await self._send_backs.send_back(request)

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from broker import due
+from broker import due, group_configs
 from broker.batch import Limits
+from broker.group_configs import RetryPolicy
 from broker.store import Rules
 from broker.topics import QUEUES_MAX
 from duemq.rpc.settings import MemberSettings, setting
@@ -38,6 +39,18 @@ class Settings(MemberSettings):
         maximum=1 << 20,
     )
     delay_levels: str = setting(due.DEFAULT_LEVELS, "delay of each level, level 1 first")
+    auto_create_groups: bool = setting(
+        True, "take a group in that was never put; else it is refused until then"
+    )
+    retries_max: int = setting(
+        group_configs.DEFAULT_RETRIES,
+        "deliveries after the first, of a group that does not say so itself; then a dead letter",
+        minimum=0,
+        maximum=group_configs.RETRIES_MAX,
+    )
+    retry_delays: str = setting(
+        group_configs.DEFAULT_DELAYS, "delay before each retry, the last one for all beyond"
+    )
     timer_queues: int = setting(
         4, "queues of %TIMER%; taken at the first start", minimum=1, maximum=QUEUES_MAX
     )
@@ -89,4 +102,13 @@ class Settings(MemberSettings):
             delay_levels_ms=due.parse_levels(self.delay_levels),
             timer_queues=self.timer_queues,
             lane_idle_ms=int(self.producer_memory * 1000),
+            auto_create_groups=self.auto_create_groups,
+            retry=self._retry(),
         )
+
+    def _retry(self) -> RetryPolicy:
+        policy = RetryPolicy(
+            self.retries_max, due.parse_levels(self.retry_delays, field="retry_delays")
+        )
+        policy.check()
+        return policy

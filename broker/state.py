@@ -7,7 +7,8 @@ whole log; without it a start reads all of that.  Payload of the file `checkpoin
 off  size  field
  0    4    json_length
  4    n    JSON: version, position, verify_from, store_ms, topics, offsets,
-           queues {topic: [next offset of each queue]}
+           queues {topic: [next offset of each queue]}; from version 2 on settled (offsets.py),
+           groups (group_configs.py), retries {group: how many it ever sent back to be retried}
 4+n   …    producers' lanes (producers.py)
 """
 
@@ -17,7 +18,9 @@ from typing import Any, NamedTuple
 
 from storage.errors import UnknownVersion
 
-VERSION = 1
+VERSION = 2
+# Version 1 lacks what send-backs need.
+_READABLE = (1, VERSION)
 _HEAD = struct.Struct("<I")
 
 
@@ -31,6 +34,9 @@ class State(NamedTuple):
     offsets: list[Any]
     queues: dict[str, list[int]]
     lanes: bytes
+    settled: list[Any]
+    groups: list[dict[str, Any]]
+    retries: dict[str, int]
 
 
 def encode(state: State) -> bytes:
@@ -46,6 +52,8 @@ def decode(payload: bytes) -> State:
     (length,) = _HEAD.unpack_from(payload)
     fields = json.loads(payload[_HEAD.size : _HEAD.size + length])
     version = fields.pop("version")
-    if version != VERSION:
-        raise UnknownVersion(f"checkpoint has version {version}, this release reads {VERSION}")
+    if version not in _READABLE:
+        raise UnknownVersion(f"checkpoint has version {version}, this release reads 1 to {VERSION}")
+    if version == 1:
+        fields |= {"settled": [], "groups": [], "retries": {}}
     return State(**fields, lanes=payload[_HEAD.size + length :])

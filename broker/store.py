@@ -19,21 +19,31 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from broker import batch as batches
-from broker import due, journal, names
+from broker import due, group_configs, journal, names, retry_record
 from broker.batch import Batch, Columns, Limits
+from broker.group_configs import GroupConfig, GroupConfigs, RetryPolicy
+from broker.group_counts import GroupCounts
 from broker.offsets import GroupQueue, Offsets, Progress
-from broker.producers import LaneKey, Producers, Stored, check_identity
+from broker.producers import (
+    SERVICE_IDS_FROM,
+    LaneKey,
+    Producers,
+    Stored,
+    check_identity,
+)
 from broker.queues import Queue, QueueTable
 from broker.state import State
 from broker.topics import Topic, Topics
 from duemq.errors import (
     Corrupt,
     DuemqError,
+    GroupNotFound,
     Internal,
     InvalidArgument,
     InvariantError,
     OutOfSequence,
     Overloaded,
+    PermissionDenied,
     QueueNotFound,
     ReadOnly,
     TopicNotFound,
@@ -46,6 +56,9 @@ from storage.record import Entry
 
 DAY_MS = 86_400_000
 ANY_QUEUE = -1
+# Of what comes back from a retry: it was accepted before, whatever the limits are now.  A gRPC
+# message is not larger.
+_ACCEPTED_BEFORE = Limits(1 << 24, 1 << 24, 1 << 24)
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,8 @@ class Rules:
     delay_levels_ms: tuple[int, ...] = due.parse_levels(due.DEFAULT_LEVELS)
     timer_queues: int = 4
     lane_idle_ms: int = 7 * DAY_MS
+    auto_create_groups: bool = True
+    retry: RetryPolicy = group_configs.DEFAULT_POLICY
 
 
 class Accepted(NamedTuple):
@@ -91,6 +106,11 @@ class Store:
         self.topics = Topics(rules.default_queues, rules.limits.message_bytes_max)
         self.producers = Producers(rules.lane_idle_ms)
         self.offsets = Offsets()
+        self.groups = GroupConfigs(rules.retry)
+        self.retries: dict[str, int] = {}
+        """Records ever sent back for another delivery, by group."""
+        self.sent_back = GroupCounts()
+        self.dead_letters = GroupCounts()
         self.read_only = False
         """Space is running out: nothing is accepted."""
         self.on_visible: Callable[[Queue], None] = lambda queue: None
@@ -101,6 +121,7 @@ class Store:
         self._unindexed: deque[_Unindexed] = deque()
         self._held: dict[Queue, list[bytes]] = {}
         self._store_ms = 0
+        self._retries_counted_to = 0
         self.messages_in = 0
         self.bytes_in = 0
         self.frames_in = 0
@@ -117,10 +138,10 @@ class Store:
         `checked`: what `batches.check` said, if it was asked before.  Raises the errors of
         Broker.Send for a batch, by which nothing is changed.
         """
-        self._check_writable()
+        self.check_writable()
         producer_id, epoch, sequence = batch.producer_id, batch.producer_epoch, batch.sequence
         check_identity(producer_id, epoch, sequence)
-        topic = self._topic_to_send(batch.topic)
+        topic = self._topic_to_send(batch.topic, producer_id)
         timed = due.is_timed(batch)
         queue_id = batch.queue_id
         self._check_queue(topic, queue_id, timed)
@@ -132,7 +153,7 @@ class Store:
                 return Accepted(stored, stored.position + 1, timed, duplicate=True)
         if isinstance(checked, DuemqError):
             raise checked
-        columns = checked or batches.check(batch, self.rules.limits, self.topics.limit(topic))
+        columns = checked or batches.check(batch, *self.limits_of(topic.name))
         due_ms = (
             due.resolve(batch, columns.count, now_ms, self.rules.delay_levels_ms).tobytes()
             if timed
@@ -140,19 +161,35 @@ class Store:
         )
         if topic.name not in self.topics:
             self.create_topic(topic.name)
-        accepted = self._append_frame(key, epoch, sequence, columns, due_ms, now_ms)
+        accepted = self.append_frame(
+            self._home(key),
+            columns,
+            now_ms,
+            producer=(producer_id, epoch, sequence),
+            target=(key.topic, key.queue_id) if timed else None,
+            due_ms=due_ms,
+        )
         if producer_id:
             self.producers.record(key, epoch, sequence, accepted.stored)
         return accepted
 
-    def message_bytes_max(self, topic: str) -> int:
-        """The most bytes of a body, of a topic that may not be there yet."""
+    def limits_of(self, topic: str) -> tuple[Limits, int]:
+        """The limits of a batch, and of a body, for a topic that may not be there yet."""
+        if names.is_retry(topic):
+            return _ACCEPTED_BEFORE, _ACCEPTED_BEFORE.message_bytes_max
+        limits = self.rules.limits
         if topic in self.topics:
-            return self.topics.limit(self.topics.find(topic))
-        return self.rules.limits.message_bytes_max
+            return limits, self.topics.limit(self.topics.find(topic))
+        return limits, limits.message_bytes_max
 
-    def _topic_to_send(self, name: str) -> Topic:
+    def _topic_to_send(self, name: str, producer_id: int) -> Topic:
         """The topic, or the one that the first good batch will make."""
+        if producer_id < SERVICE_IDS_FROM and names.group_of(name):
+            raise PermissionDenied(
+                f"topic: {name} holds what a group sent back: only brokers write to it",
+                field="topic",
+                value=name,
+            )
         if name in self.topics:
             if name == names.TIMER_TOPIC:
                 raise InvalidArgument(
@@ -181,17 +218,24 @@ class Store:
                 limit=f"{lowest} to {topic.queues - 1}",
             )
 
-    def _append_frame(
+    def append_frame(
         self,
-        key: LaneKey,
-        epoch: int,
-        sequence: int,
+        queue: Queue,
         columns: Columns,
-        due_ms: bytes | None,
         now_ms: int,
+        *,
+        producer: tuple[int, int, int] = (0, 0, 0),
+        target: tuple[str, int] | None = None,
+        due_ms: bytes | None = None,
+        send_back: bool = False,
     ) -> Accepted:
-        queue = self._home(key)
+        """Appends records that were checked; with due times to %TIMER%, for a topic's queue.
+
+        `producer`: id, epoch and sequence.  Raises ReadOnly, Overloaded.
+        """
         store_ms = self._store_ms = max(now_ms, self._store_ms)
+        target_topic, target_queue_id = target or ("", frame.NO_TARGET_QUEUE)
+        producer_id, epoch, sequence = producer
         parts = frame.encode_parts(
             topic=queue.topic,
             queue_id=queue.queue_id,
@@ -201,12 +245,13 @@ class Store:
             tag_hashes=columns.tag_hashes,
             key_hashes=columns.key_hashes,
             payload=columns.records,
-            producer_id=key.producer_id,
+            producer_id=producer_id,
             producer_epoch=epoch,
             sequence=sequence,
-            target_topic=key.topic if key.timed else "",
-            target_queue_id=key.queue_id if key.timed else frame.NO_TARGET_QUEUE,
+            target_topic=target_topic,
+            target_queue_id=target_queue_id,
             due_ms=due_ms,
+            send_back=send_back,
         )
         position, end = self._append(frame.KIND, parts)
         payload_at = sum(map(nbytes, parts[:-1]))
@@ -219,9 +264,10 @@ class Store:
         self.frames_in += 1
         self.messages_in += columns.count
         self.bytes_in += len(columns.records)
-        if key.timed:
+        timed = due_ms is not None
+        if timed:
             self.timers_in += columns.count
-        return Accepted(stored, end, key.timed, due_ms=due_ms)
+        return Accepted(stored, end, timed, due_ms=due_ms)
 
     def _home(self, key: LaneKey) -> Queue:
         """The queue that a lane's batches go to: the one named, or one of %TIMER%."""
@@ -256,7 +302,8 @@ class Store:
         """Whether anything is accepted."""
         return not (self.read_only or self.log.disk_full or self._held)
 
-    def _check_writable(self) -> None:
+    def check_writable(self) -> None:
+        """Raises ReadOnly."""
         if not self.writable:
             raise ReadOnly("this broker's disk is full: nothing is stored until there is space")
 
@@ -308,7 +355,7 @@ class Store:
         self, name: str, queues: int = 0, message_bytes_max: int = 0
     ) -> tuple[Topic, int]:
         """(The topic, settled).  Raises InvalidArgument, TopicExists, ReadOnly, Overloaded."""
-        self._check_writable()
+        self.check_writable()
         topic = self.topics.plan(name, queues, message_bytes_max)
         _, settled = self._append(journal.TOPIC_CREATED, [journal.topic_created(topic)])
         self._put_topic(topic)
@@ -317,7 +364,7 @@ class Store:
 
     def delete_topic(self, name: str) -> int:
         """Settled.  Raises TopicNotFound, InvalidArgument, ReadOnly, Overloaded."""
-        self._check_writable()
+        self.check_writable()
         self.topics.check_deletable(name)
         _, settled = self._append(journal.TOPIC_DELETED, [journal.topic_deleted(name)])
         self._remove_topic(name)
@@ -336,6 +383,64 @@ class Store:
     def _forget_topic(self, name: str) -> None:
         self.producers.forget_topic(name)
         self.offsets.forget_topic(name)
+        if names.is_retry(name):
+            self.retries.pop(names.group_of(name), None)
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    def knows_group(self, group: str) -> bool:
+        """Whether the group was put, or has offsets here."""
+        return group in self.groups or group in self.offsets or group == names.TIMER_GROUP
+
+    def check_group_known(self, group: str) -> None:
+        """Raises GroupNotFound for an unknown group where groups must be put first."""
+        if not (self.rules.auto_create_groups or self.knows_group(group)):
+            raise group_configs.not_found(group)
+
+    def group_names(self) -> list[str]:
+        """The groups that were put."""
+        return sorted(self.groups)
+
+    def group_config(self, group: str) -> GroupConfig:
+        """What is in force for a group, also for one that is not known."""
+        return self.groups.effective(group)
+
+    def put_group(self, config: GroupConfig) -> int:
+        """Settled.  Raises InvalidArgument, ReadOnly, Overloaded."""
+        self.check_writable()
+        self.groups.check(config)
+        _, settled = self._append(journal.GROUP_PUT, [journal.group_put(config)])
+        self.groups.put(config)
+        return settled
+
+    def delete_group(self, group: str) -> int:
+        """Forgets a group's settings and offsets and deletes its retry topic.
+
+        Settled.  Raises GroupNotFound, InvalidArgument, ReadOnly, Overloaded.
+        """
+        names.check_own_group(group)
+        if not self.knows_group(group):
+            raise GroupNotFound(f"group: {group!r} is not here", field="group", value=group)
+        self.check_writable()
+        _, settled = self._append(journal.GROUP_DELETED, [journal.group_deleted(group)])
+        self._remove_group(group)
+        self.on_report()
+        return settled
+
+    def _remove_group(self, group: str) -> None:
+        self.groups.remove(group)
+        self.offsets.forget_group(group)
+        topic = names.retry_topic(group)
+        if topic in self.topics:
+            self._remove_topic(topic)
+        else:  # deleted while the checkpoint was made, which left it out
+            self._forget_topic(topic)
+
+    def retries_waiting(self, group: str) -> int:
+        """Records that the group sent back here and that are not in its retry topic yet."""
+        topic = names.retry_topic(group)
+        queues = self._queues.of(topic) if topic in self.topics else []
+        return max(0, self.retries.get(group, 0) - sum(queue.next_offset for queue in queues))
 
     # -- offsets of groups ------------------------------------------------------------------------
 
@@ -350,6 +455,24 @@ class Store:
         for key, progress in fresh:
             self.offsets.put(key, progress)
         return settled
+
+    def reset_offsets(self, group: str, offsets: list[tuple[GroupQueue, int]]) -> int:
+        """Moves a group; members lose these queues, and nothing is settled there any more.
+
+        The caller has checked that the offsets are kept.  Settled.  Raises ReadOnly, Overloaded.
+        """
+        if not offsets:
+            return 0
+        self.offsets.check_room(key for key, _ in offsets)
+        changes = [(key, self.offsets.reset(key, offset)) for key, offset in offsets]
+        _, settled = self._append(journal.OFFSETS_RESET, [journal.offsets(group, changes)])
+        self._apply_reset(changes)
+        return settled
+
+    def _apply_reset(self, changes: list[tuple[GroupQueue, Progress]]) -> None:
+        for key, progress in changes:
+            self.offsets.clear_settled(key)
+            self.offsets.put(key, progress)
 
     def lags(self) -> dict[tuple[str, str], int]:
         """Records not yet committed, by group and topic.  Any thread; not exact then."""
@@ -380,6 +503,9 @@ class Store:
                 for topic in self.topics
             },
             lanes=self.producers.encode(),
+            settled=self.offsets.encode_settled(),
+            groups=self.groups.encode(),
+            retries=dict(self.retries),
         )
 
     def without_deleted(self, state: State) -> State:
@@ -403,7 +529,10 @@ class Store:
         """
         self._store_ms = state.store_ms
         self.topics.load(state.topics)
-        self.offsets.load(state.offsets)
+        self.offsets.load(state.offsets, state.settled)
+        self.groups.load(state.groups)
+        self.retries = dict(state.retries)
+        self._retries_counted_to = state.position
         for topic in self.topics:
             for queue, next_offset in zip(
                 self._queues.add(topic), state.queues[topic.name], strict=True
@@ -430,11 +559,20 @@ class Store:
             else:  # deleted while the checkpoint was made, which left it out
                 self._forget_topic(name)
         elif entry.kind == journal.OFFSETS:
-            for key, progress in journal.read_offsets(entry.body):
-                if key.topic in self.topics:
-                    self.offsets.put(key, progress)
+            for key, progress in self._read_offsets(entry):
+                self.offsets.put(key, progress)
+        elif entry.kind == journal.OFFSETS_RESET:
+            self._apply_reset(self._read_offsets(entry))
+        elif entry.kind == journal.GROUP_PUT:
+            self.groups.put(journal.read_group_put(entry.body))
+        elif entry.kind == journal.GROUP_DELETED:
+            self._remove_group(journal.read_group_deleted(entry.body))
         else:
             raise InvariantError(f"log position {entry.position}: unknown kind {entry.kind}")
+
+    def _read_offsets(self, entry: Entry) -> list[tuple[GroupQueue, Progress]]:
+        changes = journal.read_offsets(entry.body)
+        return [(key, progress) for key, progress in changes if key.topic in self.topics]
 
     def _replay_frame(self, entry: Entry) -> None:
         stored_frame = frame.decode(entry.body)
@@ -449,6 +587,8 @@ class Store:
             queue.restart(stored_frame.base_offset)
         queue.append(consume_queue.encode_frame(entry.position, stored_frame))
         queue.next_offset = stored_frame.end_offset
+        if stored_frame.send_back:
+            self._replay_send_back(entry, stored_frame)
         if stored_frame.producer_id:
             timed = stored_frame.timed
             key = LaneKey(
@@ -469,6 +609,14 @@ class Store:
                     stored_frame.count,
                 ),
             )
+
+    def _replay_send_back(self, entry: Entry, sent_back: frame.Frame) -> None:
+        group = names.group_of(sent_back.target_topic or sent_back.topic)
+        for topic, queue_id, offset in retry_record.sources(sent_back.payload, sent_back.sizes):
+            if topic in self.topics:
+                self.offsets.settle(GroupQueue(group, topic, queue_id), [offset])
+        if sent_back.timed and entry.position >= self._retries_counted_to:
+            self.retries[group] = self.retries.get(group, 0) + sent_back.count
 
     def _queue_to_replay(self, name: str, queue_id: int) -> Queue:
         """The queue of a frame.

@@ -83,7 +83,8 @@ class Topics:
                 value=name,
                 limit=TOPICS_MAX,
             )
-        return Topic(name, self._next_id, queues or self._default_queues, message_bytes_max)
+        own = 1 if names.group_of(name) else self._default_queues
+        return Topic(name, self._next_id, queues or own, message_bytes_max)
 
     def put(self, topic: Topic) -> None:
         """Makes the topic, or replaces it by its successor."""

@@ -25,7 +25,8 @@ from nameserver.registry import (
 
 # Of one broker.
 TOPICS_MAX = 20_000
-TOPIC_CHARS_MAX = 127
+# A broker's 127, and %RETRY% before a group's name.
+TOPIC_CHARS_MAX = 134
 QUEUES_MAX = 1_024
 SHARDS_MAX = 1_024
 EXPIRY_MS_MAX = 3_600_000

@@ -74,6 +74,8 @@ def describe(entry: Entry) -> str:
         f" stored={_time(message.store_ms)} producer={message.producer_id:#x}"
         f" epoch={message.producer_epoch} sequence={message.sequence}"
     )
+    if message.send_back:
+        line += " send_back"
     if message.timed:
         due = message.due_ms
         line += (

@@ -15,7 +15,7 @@ off  size  field               meaning
 48    2    topic_length
 50    2    target_topic_length
 52    4    target_queue_id     i32; -1: any
-56    4    flags               bit 0: timed
+56    4    flags               bit 0: timed; bit 1: send-back
 60    4    reserved            zero
 64         topic, UTF-8; target topic, UTF-8; zeros up to a multiple of 8
            sizes       u32 × count   bytes of each record in the payload
@@ -27,6 +27,9 @@ off  size  field               meaning
 
 A timed frame lies in the timer topic; its target is what the producer asked
 for.  Otherwise the target is empty and -1.
+
+A send-back frame holds records that a group could not process and that its broker stored anew; for
+which group, and where they lay before, stands in its topic and its records (broker/send_back.py).
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ HEADER = struct.Struct("<qqQQIiIIHHiII")
 HEADER_BYTES = 64
 assert HEADER.size == HEADER_BYTES
 FLAG_TIMED = 1
+FLAG_SEND_BACK = 2
 TOPIC_BYTES_MAX = 0xFFFF
 NO_TARGET_QUEUE = -1
 
@@ -71,6 +75,7 @@ def encode_parts(
     target_topic: str = "",
     target_queue_id: int = NO_TARGET_QUEUE,
     due_ms: Buffer | None = None,
+    send_back: bool = False,
 ) -> list[Buffer]:
     """Buffers of a frame, none of them copied.
 
@@ -102,7 +107,7 @@ def encode_parts(
         topic_length,
         len(names) - topic_length,
         target_queue_id,
-        FLAG_TIMED if due_ms is not None else 0,
+        (FLAG_TIMED if due_ms is not None else 0) | (FLAG_SEND_BACK if send_back else 0),
         0,
     )
     head = header + names.ljust(_aligned(len(names)), b"\0")
@@ -151,6 +156,11 @@ class Frame:
     def timed(self) -> bool:
         """Whether the records have due times."""
         return bool(self.flags & FLAG_TIMED)
+
+    @property
+    def send_back(self) -> bool:
+        """Whether a group sent the records back."""
+        return bool(self.flags & FLAG_SEND_BACK)
 
     @cached_property
     def topic(self) -> str:

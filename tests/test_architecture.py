@@ -28,6 +28,7 @@ SHELLS = {
         "metrics",
         "process",
         "puller",
+        "send_back_service",
         "sender",
         "servicer",
         "settings",
@@ -44,7 +45,7 @@ SHELLS = {
         "shard",
     },
 }
-PURE_SDK = ("balance", "due", "errors", "process_queue", "route", "tag_filter")
+PURE_SDK = ("balance", "due", "errors", "process_queue", "route", "sql", "tag_filter")
 FORBIDDEN_IN_CORES = ("grpc", "asyncio", "google.protobuf", "duemq.v1", "duemq.rpc")
 CLOCKS = {
     "time",

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from duemq import aio, errors
     from duemq.admin import Admin
     from duemq.consumer.blocking import PullConsumer, PushConsumer
+    from duemq.consumer.outcomes import DeadLetter, RetryLater
     from duemq.consumer.settings import ConsumerSettings
     from duemq.errors import DuemqError
     from duemq.message import Message, Outgoing
     from duemq.producer import Producer
     from duemq.receipt import PendingReceipt, Receipt, Receipts
     from duemq.settings import ClientSettings, ProducerSettings
+    from duemq.sql import Sql
     from duemq.timers import CancelOutcome
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "CancelOutcome",
     "ClientSettings",
     "ConsumerSettings",
+    "DeadLetter",
     "DuemqError",
     "Message",
     "Outgoing",
@@ -39,6 +42,8 @@ __all__ = [
     "PushConsumer",
     "Receipt",
     "Receipts",
+    "RetryLater",
+    "Sql",
     "aio",
     "errors",
 ]
@@ -48,6 +53,7 @@ _HOMES = {
     "CancelOutcome": "duemq.timers",
     "ClientSettings": "duemq.settings",
     "ConsumerSettings": "duemq.consumer.settings",
+    "DeadLetter": "duemq.consumer.outcomes",
     "DuemqError": "duemq.errors",
     "Message": "duemq.message",
     "Outgoing": "duemq.message",
@@ -58,6 +64,8 @@ _HOMES = {
     "PushConsumer": "duemq.consumer.blocking",
     "Receipt": "duemq.receipt",
     "Receipts": "duemq.receipt",
+    "RetryLater": "duemq.consumer.outcomes",
+    "Sql": "duemq.sql",
 }
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from duemq import aio
+from duemq.aio.finding import LOOKUP_TIMEOUT_S
 from duemq.client import Addresses
 from duemq.descriptions import (
     ClusterDescription,
+    FoundMessages,
     GroupDescription,
     GroupSummary,
+    MessageTrace,
+    OffsetChange,
     TimerStats,
     TopicDescription,
     TopicSummary,
 )
 from duemq.errors import Closed
 from duemq.loop_thread import LoopThread
+from duemq.moments import Moment
+from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy
 from duemq.settings import DEFAULT_NAMESERVER, ClientSettings
 from duemq.timers import CancelOutcome
 
@@ -26,10 +32,10 @@ T = TypeVar("T")
 
 
 class Admin:
-    """Topics, groups, timers and the state of the cluster.
+    """Topics, groups, messages, timers and the state of the cluster.
 
-    Connects when it is made.  Where brokers have to answer together and one does not in
-    `request_timeout_s`, calls raise Unavailable.
+    Connects when it is made.  No answer is partial in silence: a broker that is away is in the
+    answer's `missing`, or the call raises Unavailable after `request_timeout_s`.
     """
 
     def __init__(
@@ -97,16 +103,212 @@ class Admin:
         return self._run(self._core.topics(system=system))
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """A topic, queue by queue.  Raises TopicNotFound."""
+        """A topic, queue by queue.
+
+        Brokers that do not answer are in `missing`.  Raises TopicNotFound, and Unavailable if only
+        a missing broker could know it.
+        """
         return self._run(self._core.describe_topic(name))
 
     def groups(self) -> list[GroupSummary]:
-        """All consumer groups with members or offsets, sorted by name."""
+        """All consumer groups with members, offsets or settings, sorted by name."""
         return self._run(self._core.groups())
 
     def describe_group(self, name: str) -> GroupDescription:
-        """A group: members, assignment, and how far it is in each queue.  Raises GroupNotFound."""
+        """A group: members, assignment, and how far it is in each queue.
+
+        Brokers that do not answer are in `missing`; all others in the rest.  Raises GroupNotFound,
+        and Unavailable if only a missing broker could know it.
+        """
         return self._run(self._core.describe_group(name))
+
+    def put_group(
+        self,
+        name: str,
+        *,
+        retries_max: int | None = None,
+        retry_delays: Sequence[Delay] | str | None = None,
+        exponential: ExponentialDelays | tuple[Delay, float, Delay] | None = None,
+    ) -> RetryPolicy:
+        """Makes a group at every live broker, or replaces its settings; answers what is in force.
+
+        `retries_max`: deliveries after the first.  `retry_delays`: before each retry, the last one
+        for all beyond; a list, or one text as "10s 30s 1m".  `exponential` in its place:
+        (initial, multiplier, longest).  What is not given is as the brokers are set.  A group need
+        not be made to be used, unless the brokers are set so.  Raises InvalidArgument, and
+        Unavailable if a broker is away: call again when it is back.
+        """
+        return self._run(
+            self._core.put_group(
+                name, retries_max=retries_max, retry_delays=retry_delays, exponential=exponential
+            )
+        )
+
+    def delete_group(self, name: str) -> None:
+        """Forgets a group's settings and offsets, and its retries; its dead letters stay.
+
+        Raises GroupNotFound, InvalidArgument while it has members, and Unavailable if a broker is
+        away.
+        """
+        self._run(self._core.delete_group(name))
+
+    def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        to: Moment | None = None,
+        *,
+        offset: int | None = None,
+        queues: Iterable[tuple[str, int]] | None = None,
+        dry_run: bool = False,
+    ) -> list[OffsetChange]:
+        """Moves a group's offsets in a topic; members go on from there, within about a second.
+
+        `to`: "earliest", "latest", or a time (an aware datetime, epoch milliseconds, RFC 3339 text,
+        "-1h"): the first message stored then or later.  `offset` in its place.  `queues`: (broker,
+        queue) pairs; None: all.  `dry_run` changes nothing.  What was sent back past the new offset
+        is delivered again; callbacks that are running are not stopped.
+
+        Raises GroupNotFound, TopicNotFound, QueueNotFound, OffsetOutOfRange, InvalidArgument, and
+        Unavailable if a broker is away; then, and in all these cases, nothing was changed, unless
+        the error says so.
+        """
+        return self._run(
+            self._core.reset_offsets(
+                group, topic, to, offset=offset, queues=queues, dry_run=dry_run
+            )
+        )
+
+    def skip_backlog(
+        self, group: str, topic: str | None = None, *, dry_run: bool = False
+    ) -> list[OffsetChange]:
+        """Moves a group to the end of a topic, or of all that it has read but its retries.
+
+        Raises as `reset_offsets`.
+        """
+        return self._run(self._core.skip_backlog(group, topic, dry_run=dry_run))
+
+    def clone_offsets(
+        self, group: str, to_group: str, topic: str | None = None, *, dry_run: bool = False
+    ) -> list[OffsetChange]:
+        """Gives `to_group` the offsets that `group` has, in one topic or in all but its retries.
+
+        Raises as `reset_offsets`.
+        """
+        return self._run(self._core.clone_offsets(group, to_group, topic, dry_run=dry_run))
+
+    def find_messages(
+        self,
+        topic: str,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        broker: str | None = None,
+        queue: int | None = None,
+        offset: int | None = None,
+        limit: int = 64,
+        timeout_s: float = LOOKUP_TIMEOUT_S,
+    ) -> FoundMessages:
+        """Looks messages up at all brokers, or at one; they come by store time.
+
+        By `message_id` or `key` or neither; stored at `since` or later, and before `until` (times
+        as in `reset_offsets`); of one `queue`, from an `offset` of it on.  Keys are found by their
+        hashes at tens of millions of messages a second; for a message id the log of the range is
+        read: name a range where you can.  Of more than `limit` (at most 10,000), those first in
+        their queues are answered, and `more` is set.
+
+        Brokers that do not answer, or not to the end within `timeout_s`, are in `missing`.  Raises
+        TopicNotFound, QueueNotFound, InvalidArgument.
+        """
+        return self._run(
+            self._core.find_messages(
+                topic,
+                message_id=message_id,
+                key=key,
+                since=since,
+                until=until,
+                broker=broker,
+                queue=queue,
+                offset=offset,
+                limit=limit,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def describe_message(
+        self,
+        topic: str,
+        message_id: str,
+        *,
+        since: Moment | None = None,
+        timeout_s: float = LOOKUP_TIMEOUT_S,
+    ) -> MessageTrace:
+        """The life of a message: where it lies, what each group has made of it, its retries.
+
+        `since`: it was not sent before; spares reading older logs.  Brokers that do not answer, or
+        not to the end within `timeout_s` a look-up, are in `missing`.  Raises InvalidArgument.
+        """
+        return self._run(
+            self._core.describe_message(topic, message_id, since=since, timeout_s=timeout_s)
+        )
+
+    def dead_letters(
+        self,
+        group: str,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Message]:
+        """The messages that a group has given up, by the time they died, of all brokers.
+
+        By `message_id` or `key` or neither; that died at `since` or later, and before `until` (times
+        as in `reset_offsets`); `limit` at most, None for all.  They are read as they are asked for.
+        A letter's `topic` is where it was sent to first, its `retry` tells why it died.
+
+        Raises GroupNotFound, InvalidArgument; Unavailable after the last one where a broker did not
+        answer, so that not all were seen.
+        """
+        selection = Selection(group, message_id, key, since, until, limit)
+        for page in self._each(self._core._dead_letters.pages(selection)):
+            yield from page
+
+    def resend_dead_letters(
+        self,
+        group: str,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        limit: int | None = None,
+        to_topic: str | None = None,
+        on_sent: OnSent | None = None,
+    ) -> Resent:
+        """Sends dead letters again, as new messages with the property `duemq-dead-letter-id`.
+
+        Chosen as by `dead_letters`; what dies meanwhile is not sent.  Each goes to the topic that it
+        was sent to first, or to `to_topic`; topics are not made.  `on_sent(letter, outcome)` is told
+        of each: its Receipt, or the error that it was not sent for.  The letters stay where they
+        are, so that calling this again sends them again.
+
+        Raises as `dead_letters`; what was sent by then is known by `on_sent`.
+        """
+        selection = Selection(group, message_id, key, since, until, limit)
+        sent = failed = 0
+        for page in self._each(self._core._dead_letters.resend(selection, to_topic)):
+            for letter, outcome in page:
+                if isinstance(outcome, DuemqError):
+                    failed += 1
+                else:
+                    sent += 1
+                if on_sent is not None:
+                    on_sent(letter, outcome)
+        return Resent(sent, failed)
 
     def cluster(self) -> ClusterDescription:
         """What runs.  Who does not answer is listed with the error."""
@@ -127,6 +329,19 @@ class Admin:
         if isinstance(handle, str):
             return self._run(self._core.cancel(handle))
         return self._run(self._core.cancel(handle))
+
+    def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        """What the loop thread makes, taken by this one."""
+
+        async def following() -> T | None:
+            return await anext(items, None)
+
+        try:
+            while (item := self._run(following())) is not None:
+                yield item
+        finally:
+            if not self._closed:
+                self._run(items.aclose())
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._closed:

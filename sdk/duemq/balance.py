@@ -4,6 +4,13 @@ Pure: every function depends on its arguments only, and on nothing that differs 
 versions of Python, so that brokers and clients agree without talking to one another.  All sharing
 is by sorted order; hashes are CRC-32 (IEEE) of UTF-8.
 
+A strategy shares the queues of one topic.  What it moves when members come and go:
+
+    average            blocks; most queues move
+    average-by-circle  dealt like cards; nearly all queues move
+    consistent-hash    a member that comes only takes, one that goes only gives; shares are uneven
+    sticky             even to within one queue, and as few moves as that allows
+
 `average` is RocketMQ's AVG.  With q queues and c members, m = q mod c, member i takes a block:
 
     size  = 1 if q <= c, else q // c + (1 if i < m else 0)
@@ -13,8 +20,12 @@ is by sorted order; hashes are CRC-32 (IEEE) of UTF-8.
 So blocks are contiguous and the first m members have one queue more.  8 queues, 3 members: 3, 3, 2.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from types import MappingProxyType
 from typing import NamedTuple
 from zlib import crc32
 
@@ -29,12 +40,23 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
 
+Current = Mapping[MessageQueue, str]
+Shares = Mapping[str, Sequence[MessageQueue]]
 # Shares one topic's queues (sorted) among members (sorted, at least one).  Answers every queue
-# once.
-Strategy = Callable[[Sequence[MessageQueue], Sequence[str]], Mapping[str, Sequence[MessageQueue]]]
+# once.  The third argument says who has which of the topic's queues now, members that are gone
+# among them; those that their members are giving up already come last.
+Strategy = Callable[[Sequence[MessageQueue], Sequence[str], Current], Shares]
 
 AVERAGE = "average"
 AVERAGE_BY_CIRCLE = "average-by-circle"
+CONSISTENT_HASH = "consistent-hash"
+STICKY = "sticky"
+# Of these, what they answer does not depend on who has what now.
+WITHOUT_MEMORY = frozenset({AVERAGE, AVERAGE_BY_CIRCLE, CONSISTENT_HASH})
+
+VIRTUAL_NODES = 10  # points of a member on the ring of `consistent-hash`; as RocketMQ
+RINGS_KEPT = 64
+NOBODY: Current = MappingProxyType({})
 
 
 def average_block(index: int, queues: int, members: int) -> tuple[int, int]:
@@ -46,7 +68,7 @@ def average_block(index: int, queues: int, members: int) -> tuple[int, int]:
 
 
 def average(
-    queues: Sequence[MessageQueue], members: Sequence[str]
+    queues: Sequence[MessageQueue], members: Sequence[str], _current: Current
 ) -> dict[str, Sequence[MessageQueue]]:
     """Contiguous blocks, the first members one queue more."""
     shares: dict[str, Sequence[MessageQueue]] = {}
@@ -57,13 +79,71 @@ def average(
 
 
 def average_by_circle(
-    queues: Sequence[MessageQueue], members: Sequence[str]
+    queues: Sequence[MessageQueue], members: Sequence[str], _current: Current
 ) -> dict[str, Sequence[MessageQueue]]:
     """Dealt like cards: queue n goes to member n mod c."""
     return {member: queues[index :: len(members)] for index, member in enumerate(members)}
 
 
-_strategies: dict[str, Strategy] = {AVERAGE: average, AVERAGE_BY_CIRCLE: average_by_circle}
+def consistent_hash(
+    queues: Sequence[MessageQueue], members: Sequence[str], _current: Current
+) -> dict[str, Sequence[MessageQueue]]:
+    """Each queue goes to the next of the members' points on a ring of hashes.
+
+    Not bounded, as RocketMQ's: with few queues some members have several times the share of
+    others, or nothing.  In return it needs no memory of who had what.
+    """
+    points, owners = _ring(tuple(members))
+    shares: dict[str, list[MessageQueue]] = {member: [] for member in members}
+    for queue in queues:
+        place = _mixed(f"{queue.topic}|{queue.broker}|{queue.queue_id}")
+        shares[owners[bisect_left(points, place) % len(owners)]].append(queue)
+    return dict(shares)
+
+
+@lru_cache(RINGS_KEPT)
+def _ring(members: tuple[str, ...]) -> tuple[list[int], list[str]]:
+    """Points in order, and the member of each."""
+    ring = sorted(
+        (_mixed(f"{member}#{number}"), member)
+        for member in members
+        for number in range(VIRTUAL_NODES)
+    )
+    return [point for point, _ in ring], [member for _, member in ring]
+
+
+def sticky(
+    queues: Sequence[MessageQueue], members: Sequence[str], current: Current
+) -> dict[str, Sequence[MessageQueue]]:
+    """As even as possible, and of all such shares one that moves the fewest queues.
+
+    Those who have most get the odd queues, so that they keep most; what is above a share goes to
+    those who are below theirs.  Ties are broken by a hash of topic and member, so that not the
+    same members have the odd queues of all topics.
+    """
+    had: dict[str, list[MessageQueue]] = {member: [] for member in members}
+    shared = set(queues)
+    for queue, member in current.items():
+        if member in had and queue in shared:
+            had[member].append(queue)
+    topic = queues[0].topic if queues else ""
+    most_first = sorted(members, key=lambda m: (-len(had[m]), _mixed(f"{topic}|{m}"), m))
+    size, odd = divmod(len(queues), len(members))
+    sizes = {member: size + (rank < odd) for rank, member in enumerate(most_first)}
+    shares = {member: had[member][: sizes[member]] for member in members}
+    kept = {queue for share in shares.values() for queue in share}
+    moving = (queue for queue in queues if queue not in kept)
+    for member, share in shares.items():
+        share += islice(moving, sizes[member] - len(share))
+    return {member: sorted(share) for member, share in shares.items()}
+
+
+_strategies: dict[str, Strategy] = {
+    AVERAGE: average,
+    AVERAGE_BY_CIRCLE: average_by_circle,
+    CONSISTENT_HASH: consistent_hash,
+    STICKY: sticky,
+}
 
 
 def register_strategy(name: str, strategy: Strategy) -> None:
@@ -90,11 +170,12 @@ def allocate(
     strategy: Strategy,
     queues: Iterable[MessageQueue],
     subscriptions: Mapping[str, Iterable[str]],
+    current: Current = NOBODY,
 ) -> dict[MessageQueue, str]:
     """Answers queue → member.
 
     Topic by topic among the members that subscribe to it (`subscriptions`: member → topics).  A
-    queue of a topic that nobody subscribes to is left out.
+    queue of a topic that nobody subscribes to is left out.  `current`: who has which queue now.
     """
     members_of: dict[str, list[str]] = defaultdict(list)
     for member in sorted(subscriptions):
@@ -103,10 +184,13 @@ def allocate(
     queues_of: dict[str, list[MessageQueue]] = defaultdict(list)
     for queue in sorted(set(queues)):
         queues_of[queue.topic].append(queue)
+    current_of: dict[str, dict[MessageQueue, str]] = defaultdict(dict)
+    for queue, member in current.items():
+        current_of[queue.topic][queue] = member
     return {
         queue: member
         for topic, members in members_of.items()
-        for member, share in strategy(queues_of[topic], members).items()
+        for member, share in strategy(queues_of[topic], members, current_of[topic]).items()
         for queue in share
     }
 
@@ -133,5 +217,5 @@ def _mixed(text: str) -> int:
 
 
 def queue_of_key(ordering_key: str, queue_count: int) -> int:
-    """Answers a key's index among a topic's writable queues sorted by (broker, queue id)."""
+    """Answers a key's index among all of a topic's queues sorted by (broker, queue id)."""
     return crc32(ordering_key.encode()) % queue_count

@@ -1,6 +1,22 @@
-"""What the admin client answers: topics, groups, the cluster, as plain values."""
+"""What the admin client answers: topics, groups, messages, the cluster, as plain values."""
 
+import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from duemq.retry_policy import RetryPolicy
+
+if TYPE_CHECKING:
+    from duemq.message import Message
+
+
+@dataclass(frozen=True, slots=True)
+class MissingBroker:
+    """A broker whose part of an answer is not there."""
+
+    name: str
+    error: str
+    """Why it did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +41,8 @@ class QueueRange:
     max_offset: int
     last_store_ms: int | None
     """Of the newest message."""
+    in_per_s: float = 0.0
+    """Messages stored a second, over the last minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +52,23 @@ class TopicDescription:
     name: str
     message_bytes_max: int
     queues: tuple[QueueRange, ...]
+    missing: tuple[MissingBroker, ...] = ()
+    """Brokers whose queues are not in here because they did not answer."""
 
     @property
     def messages(self) -> int:
         """Kept now."""
         return sum(queue.max_offset - queue.min_offset for queue in self.queues)
+
+    @property
+    def in_per_s(self) -> float:
+        """Messages stored a second, over the last minute."""
+        return sum(queue.in_per_s for queue in self.queues)
+
+    @property
+    def last_store_ms(self) -> int | None:
+        """Of the newest message of all."""
+        return max((queue.last_store_ms or 0 for queue in self.queues), default=0) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +89,13 @@ class MemberDescription:
     member_id: str
     client: str
     topics: dict[str, str]
-    """Subscriptions: topic → tag filter."""
+    """Subscriptions: topic → filter."""
     queues: tuple[tuple[str, str, int], ...]
     """Assigned: (topic, broker, queue)."""
     last_heartbeat_ms: int
     session_timeout_ms: int
+    incarnation: int = 0
+    """Of a static member; 0: not static."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +111,18 @@ class Progress:
     """The next message to consume; None: nothing committed yet."""
     min_offset: int
     max_offset: int
+    generation: int = 0
+    """The newest that took the queue over; 0: none."""
+    lag_ms: int = 0
+    """How long the oldest message that is not consumed has been stored; 0: there is none."""
+    in_flight: int = 0
+    """Handed to a member, neither committed nor sent back; since the broker started."""
+    settled: int = 0
+    """Past the offset, sent back."""
+    consumed_per_s: float = 0.0
+    """Offsets passed a second, over the last minute."""
+    last_commit_ms: int | None = None
+    """None: not since the broker started."""
 
     @property
     def lag(self) -> int | None:
@@ -96,11 +140,118 @@ class GroupDescription:
     strategy: str
     members: tuple[MemberDescription, ...]
     progress: tuple[Progress, ...]
+    retry: RetryPolicy | None = None
+    """In force; where brokers differ, that of the first."""
+    sent_back: int = 0
+    """Messages given back for another delivery, since the brokers started; as the next."""
+    dead_letters: int = 0
+    """Messages given up."""
+    dead_letters_kept: int = 0
+    """In %DLQ%<group> now."""
+    retries_waiting: int = 0
+    """Given back and not due yet."""
+    missing: tuple[MissingBroker, ...] = ()
+    """Brokers whose part is not in here because they did not answer."""
 
     @property
     def lag(self) -> int:
         """Of all queues with a committed offset."""
         return sum(queue.lag or 0 for queue in self.progress)
+
+    @property
+    def lag_ms(self) -> int:
+        """How long the oldest message that is not consumed has been stored; 0: there is none."""
+        return max((queue.lag_ms for queue in self.progress), default=0)
+
+    @property
+    def in_flight(self) -> int:
+        """Handed to members, neither committed nor sent back."""
+        return sum(queue.in_flight for queue in self.progress)
+
+    @property
+    def consumed_per_s(self) -> float:
+        """Messages consumed a second, over the last minute."""
+        return sum(queue.consumed_per_s for queue in self.progress)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChange:
+    """A group's offset in a queue, before and after it was moved."""
+
+    topic: str
+    broker: str
+    queue: int
+    before: int | None
+    """None: the group had none."""
+    after: int
+    min_offset: int
+    max_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessages:
+    """What a look-up found, by store time."""
+
+    messages: tuple["Message", ...]
+    more: bool
+    """There are others: the look-up ended at its limit."""
+    missing: tuple[MissingBroker, ...]
+    """Brokers that did not answer, or not to the end: they may have others."""
+
+
+class DeliveryState(enum.Enum):
+    """What a group has made of a message, as far as its broker knows."""
+
+    WAITING = "waiting"
+    """Not handed out since the broker started."""
+    IN_FLIGHT = "in-flight"
+    """Handed out, not committed."""
+    CONSUMED = "consumed"
+    """The group has passed it."""
+    SENT_BACK = "sent-back"
+    """To be retried, or a dead letter: see the copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDelivery:
+    """A group that reads the queue of a message."""
+
+    group: str
+    state: DeliveryState
+    offset: int
+    """The group's next one in that queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message in its topic, and what each group has made of it."""
+
+    message: "Message"
+    groups: tuple[GroupDelivery, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTrace:
+    """The life of a message, as the brokers know it.
+
+    A delayed message is in `accepted` from when it was sent, and in `stored` from when it was due.
+    One that is in `accepted` only is pending or was cancelled: brokers do not know which.
+    """
+
+    message_id: str
+    stored: tuple[StoredMessage, ...]
+    """More than one only if its producer sent it more than once."""
+    copies: tuple["Message", ...]
+    """In %RETRY% and %DLQ% topics, by store time; `Message.retry` tells of the failures."""
+    accepted: tuple["Message", ...]
+    """In %TIMER%, for a later time."""
+    missing: tuple[MissingBroker, ...]
+    """Brokers that did not answer, or not to the end: they may know more."""
+
+    @property
+    def found(self) -> bool:
+        """Whether anything is known of it."""
+        return bool(self.stored or self.copies or self.accepted)
 
 
 @dataclass(frozen=True, slots=True)

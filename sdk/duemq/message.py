@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from duemq.v1.view_pb2 import QueueRecordsView
 
-__all__ = ["Message", "Origin", "Outgoing", "messages_of"]
+__all__ = ["Message", "Origin", "Outgoing", "Retry", "messages_of"]
+
+# Names of the system's own topics begin so.
+_SYSTEM = "%"
 
 
 class Origin(NamedTuple):
@@ -28,6 +31,22 @@ class Origin(NamedTuple):
     topic: str
     broker: str
     queue: int
+
+
+class Retry(NamedTuple):
+    """The story of a message that its group sent back: `Message.retry`."""
+
+    origin_topic: str
+    """Where it lay first, as the next three."""
+    origin_broker: str
+    origin_queue: int
+    origin_offset: int
+    first_failed_ms: int
+    """By the broker's clock, ms since the epoch."""
+    last_failed_ms: int
+    """As above."""
+    error: str
+    """Why it failed the last time."""
 
 
 class Message:
@@ -49,7 +68,15 @@ class Message:
 
     @property
     def topic(self) -> str:
-        """The topic that it was received from."""
+        """The topic that it was sent to."""
+        topic = self._origin.topic
+        if topic.startswith(_SYSTEM) and self._record.HasField("retry"):
+            return self._record.retry.origin.topic
+        return topic
+
+    @property
+    def stored_topic(self) -> str:
+        """The topic that it was received from: `topic`, or %RETRY%<group> for a retry."""
         return self._origin.topic
 
     @property
@@ -59,7 +86,7 @@ class Message:
 
     @property
     def queue(self) -> int:
-        """The number of its queue on that broker."""
+        """The number of its queue on that broker, of `stored_topic`; so is `offset`."""
         return self._origin.queue
 
     @property
@@ -104,8 +131,32 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """How often it had been delivered before."""
+        """How often the group had been given it before: 0 the first time."""
         return self._record.attempt
+
+    @property
+    def retry(self) -> Retry | None:
+        """Where it came from and why it failed; None unless the group sent it back."""
+        if not self._record.HasField("retry"):
+            return None
+        story = self._record.retry
+        origin = story.origin
+        return Retry(
+            origin.topic,
+            origin.broker,
+            origin.queue_id,
+            story.origin_offset,
+            story.first_failed_ms,
+            story.last_failed_ms,
+            story.error,
+        )
+
+    def again(self) -> None:
+        """Counts an attempt that failed, before the message is given to the callback once more.
+
+        For consumers; what lies in the queue does not change.
+        """
+        self._record.attempt += 1
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):

@@ -3,10 +3,16 @@
 The cache outlives its nameservers: nothing in it expires by time.  It changes only by an update
 that a nameserver pushed, so that with every nameserver gone, producers and consumers work on with
 the brokers that they knew.
+
+Nameservers forget a broker that is away.  The cache remembers what it served, for `keyed` only: an
+ordering key must not move to another queue because a broker restarts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+# Brokers that are away and remembered; of more, the first to go are forgotten.
+AWAY_BROKERS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -88,6 +94,8 @@ class RouteCache:
         self._routes: dict[str, Route] = {}
         self._brokers: dict[str, Broker] = {}
         self._timers: tuple[TimerShard, ...] = ()
+        # Broker that is away → topic → what it served of it.
+        self._away: dict[str, dict[str, BrokerQueues]] = {}
 
     def apply(self, update: Update) -> bool:
         """Takes an update over.  True if anything changed, or if it is the first."""
@@ -99,6 +107,7 @@ class RouteCache:
         after = (routes, {broker.name: broker for broker in update.brokers}, update.timers)
         if self.version and before == after:
             return False
+        self._remember(routes, after[1])
         self._routes, self._brokers, self._timers = after
         self.version += 1
         return True
@@ -106,6 +115,17 @@ class RouteCache:
     def route(self, topic: str) -> Route | None:
         """The topic's route; None: no broker serves it, as far as is known."""
         return self._routes.get(topic)
+
+    def keyed(self, topic: str) -> tuple[Queue, ...]:
+        """All queues of the topic, sorted: those that ordering keys are spread over.
+
+        Also those of brokers that take no messages now, or that are away, as far as this cache has
+        seen them.
+        """
+        route = self._routes.get(topic)
+        there = route.brokers if route is not None else ()
+        away = [served[topic] for served in self._away.values() if topic in served]
+        return _queues(sorted((*there, *away), key=lambda served: served.broker))
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -122,6 +142,11 @@ class RouteCache:
         """The live timer shards."""
         return self._timers
 
+    @property
+    def away(self) -> tuple[str, ...]:
+        """Brokers that were there and are not now, sorted by name."""
+        return tuple(sorted(self._away))
+
     def broker(self, name: str) -> Broker | None:
         """The live broker of that name."""
         return self._brokers.get(name)
@@ -136,3 +161,23 @@ class RouteCache:
             if timer.shards > 0 and timer_queue_id % timer.shards == timer.shard:
                 return timer
         return None
+
+    def _remember(self, routes: Mapping[str, Route], brokers: Mapping[str, Broker]) -> None:
+        """Before an update is taken over: keeps the queues of brokers that it no longer names.
+
+        A broker that comes back says itself what it serves.  A topic that vanishes although one of
+        its brokers is there was deleted.
+        """
+        for name in brokers:
+            self._away.pop(name, None)
+        for name in self._brokers.keys() - brokers.keys():
+            self._away[name] = {}
+        for topic, route in self._routes.items():
+            for served in route.brokers:
+                if served.broker not in brokers and served.broker in self._away:
+                    self._away[served.broker][topic] = served
+            if topic not in routes and any(each.broker in brokers for each in route.brokers):
+                for remembered in self._away.values():
+                    remembered.pop(topic, None)
+        while len(self._away) > AWAY_BROKERS_MAX:
+            del self._away[next(iter(self._away))]

@@ -1,6 +1,6 @@
 """OpenTelemetry spans of a message's way through the queue.
 
-    send ──► store ──► (delayed: schedule ──► fire ──► store) ──► receive ──► process
+    send ──► store ──► (delayed: schedule ──► fire ──► store) ──► receive ──► process (──► settle)
     producer broker     timer service           broker            consumer    consumer
 
 Off until the application sets a tracer provider, `duemq.telemetry.configure` does, or `use`
@@ -13,7 +13,8 @@ A message's creation context is its send span.  It travels as the property `trac
 decision.  Brokers and timer shards do not decode records: `contexts_in` finds the encoded
 property by a byte search.  What handles a frame of many messages becomes one span: child of
 the first sampled context in it, linked to the others, `messaging.batch.message_count` says
-how many.  Topics of the system (%TRACE% among them) are never traced.
+how many.  Topics of the system (%TRACE% among them) are never traced.  A message that was not
+processed has a span `settle` for its sending back, and a span `process` for each attempt.
 
 Names follow the OpenTelemetry messaging conventions 1.44 (copied as strings: they are still
 in development); what they lack has the prefix `duemq.`.  A process span is a child of the
@@ -68,6 +69,7 @@ TAG = "duemq.tag"
 ATTEMPT = "duemq.attempt"
 DUE_MS = "duemq.due_ms"
 LATENESS_MS = "duemq.lateness_ms"
+DEAD_LETTER = "duemq.dead_letter"
 
 LINKS_MAX = 32
 """Creation contexts that one span names; OpenTelemetry's own default limit is 128."""
@@ -86,7 +88,12 @@ _TRACEPARENT_LENGTH = 55
 _ENCODED_PROPERTY = b"\x0a\x0btraceparent\x12" + bytes([_TRACEPARENT_LENGTH])
 
 # The conventions know these types; store, schedule and fire are ours.
-_OPERATION_TYPES = {"send": "send", "receive": "receive", "process": "process"}
+_OPERATION_TYPES = {
+    "send": "send",
+    "receive": "receive",
+    "process": "process",
+    "settle": "settle",
+}
 
 _tracer: Tracer | None = None
 
@@ -205,13 +212,11 @@ def process(
     *,
     group: str = "",
     client_id: str = "",
-    attempt: int | None = None,
 ) -> Iterator[None]:
     """Spans the callback for these messages, one span a message; an exception fails them.
 
     Each is a child of its message's creation context, so that end-to-end times stay exact for
-    a batch callback too; the first sampled one is current while the callback runs.  `attempt`
-    counts the calls before this one and replaces the messages' own.
+    a batch callback too; the first sampled one is current while the callback runs.
     """
     if not messages or not enabled():
         yield
@@ -219,7 +224,7 @@ def process(
     spans = [
         span
         for message in messages
-        if traced(message.topic) and (span := _start_process(message, group, client_id, attempt))
+        if traced(message.topic) and (span := _start_process(message, group, client_id))
     ]
     token = attach(trace.set_span_in_context(spans[0])) if spans else None
     try:
@@ -235,27 +240,58 @@ def process(
             span.end()
 
 
-def _start_process(
-    message: Message, group: str, client_id: str, attempt: int | None
-) -> Span | None:
+def _start_process(message: Message, group: str, client_id: str) -> Span | None:
     assert _tracer is not None
-    topic = message.topic
     span = _tracer.start_span(
-        f"process {topic}",
+        f"process {message.topic}",
         context=_context(extract(message.properties)),
         kind=SpanKind.CONSUMER,
-        attributes=_attributes("process", topic),
+        attributes=_attributes("process", message.topic),
     )
     if not span.is_recording():
         return None
+    attributes = _of_message(message, group, client_id)
+    attributes |= {BODY_BYTES: len(message.body), ATTEMPT: message.attempt}
+    if message.due_ms:
+        started_ms = getattr(span, "start_time", 0) // 1_000_000
+        attributes[DUE_MS] = message.due_ms
+        attributes[LATENESS_MS] = started_ms - message.due_ms
+    span.set_attributes(attributes)
+    return span
+
+
+def record_settle(
+    message: Message,
+    *,
+    start_ns: int,
+    end_ns: int,
+    group: str = "",
+    client_id: str = "",
+    attempt: int = 0,
+    dead_letter: bool = False,
+    due_ms: int = 0,
+    error: BaseException | None = None,
+) -> None:
+    """Records that a consumer sent a message back: from the request to the broker's answer.
+
+    `attempt` is that of the delivery which failed, `due_ms` says when the next one is due.
+    """
+    if not traced(message.topic) or not enabled():
+        return
+    attributes = _attributes("settle", message.topic) | _of_message(message, group, client_id)
+    attributes |= {ATTEMPT: attempt, DEAD_LETTER: dead_letter} | _filled({DUE_MS: due_ms})
+    creation = extract(message.properties)
+    contexts = [creation] if creation is not None else []
+    _record("settle", SpanKind.CLIENT, message.topic, attributes, contexts, start_ns, end_ns, error)
+
+
+def _of_message(message: Message, group: str, client_id: str) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
         MESSAGE_ID: message.message_id,
         QUEUE: str(message.queue),
         QUEUE_OFFSET: message.offset,
-        BODY_BYTES: len(message.body),
-        ATTEMPT: message.attempt if attempt is None else attempt,
     }
-    attributes |= _filled(
+    return attributes | _filled(
         {
             BROKER: message.broker,
             GROUP: group,
@@ -264,12 +300,6 @@ def _start_process(
             TAG: message.tag,
         }
     )
-    if message.due_ms:
-        started_ms = getattr(span, "start_time", 0) // 1_000_000
-        attributes[DUE_MS] = message.due_ms
-        attributes[LATENESS_MS] = started_ms - message.due_ms
-    span.set_attributes(attributes)
-    return span
 
 
 # ── broker and timer service: finished spans of whole frames ─────────────────────────

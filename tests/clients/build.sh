@@ -16,7 +16,7 @@ build_go() {
   PATH=$PWD/bin:$PATH "$root/.venv-proto/bin/python" -m grpc_tools.protoc -I"$root/protos" \
     --go_out=. --go_opt=module=clienttest --go-grpc_out=. --go-grpc_opt=module=clienttest "${maps[@]}" \
     "$root"/protos/duemq/v1/*.proto
-  go build -mod=readonly -o bin/client .
+  go build -mod=readonly -o bin/client . && go build -mod=readonly -o bin/consumer ./consumer
 }
 
 build_node() {

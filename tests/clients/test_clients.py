@@ -1,48 +1,123 @@
 """Programs that know nothing of DueMQ but protos/ (see README.md; `make clients` builds them)."""
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from duemq import Admin, Producer
 from duemq.embedded import EmbeddedCluster
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+JAVA = ["java", "-cp", "{built}:" + str(HERE / "java/target/dependency/*")]
 CLIENTS = {
     "go": (HERE / "go/bin/client", ["{built}"]),
     "node": (HERE / "node/node_modules", ["node", str(HERE / "node/main.js")]),
-    "java": (
-        HERE / "java/target/client.jar",
-        ["java", "-cp", "{built}:" + str(HERE / "java/target/dependency/*"), "clienttest.Client"],
-    ),
+    "java": (HERE / "java/target/client.jar", [*JAVA, "clienttest.Client"]),
 }
+# The Python of `make proto`: it has gRPC and no DueMQ.
+PYTHON = ROOT / ".venv-proto/bin/python"
+CONSUMERS = {
+    "go": (HERE / "go/bin/consumer", ["{built}"]),
+    "node": (HERE / "node/node_modules", ["node", str(HERE / "node/consumer.js")]),
+    "java": (HERE / "java/target/client.jar", [*JAVA, "clienttest.Consumer"]),
+    "python": (PYTHON, ["{built}", str(HERE / "python/consumer.py")]),
+}
+RUN_S_MAX = 60
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), brokers=1) as running:
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), brokers=2) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory):
+    """Python's, made here and now from protos/."""
+    directory = tmp_path_factory.mktemp("stubs")
+    if PYTHON.exists():
+        protos = sorted((ROOT / "protos/duemq/v1").glob("*.proto"))
+        command = [PYTHON, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]
+        command += [f"--python_out={directory}", f"--grpc_python_out={directory}", *protos]
+        subprocess.run(command, check=True, timeout=RUN_S_MAX)
+    return directory
+
+
+def command_of(language, programs):
+    built, command = programs[language]
+    if not built.exists():
+        pytest.skip(f"the {language} client is not built: make clients")
+    command = [part.format(built=built) for part in command]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not on the PATH")
+    return command
+
+
+def run(command, *arguments, **environment):
+    return subprocess.run(
+        [*command, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=False,
+        env=os.environ | environment,
+    )
 
 
 @pytest.mark.toolchain
 @pytest.mark.cluster
 @pytest.mark.parametrize("language", CLIENTS)
 def test_a_generated_client_sends_delays_cancels_and_pulls(language, cluster):
-    built, command = CLIENTS[language]
-    if not built.exists():
-        pytest.skip(f"the {language} client is not built: make clients")
-    command = [part.format(built=built) for part in command]
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"{command[0]} is not on the PATH")
-    done = subprocess.run(
-        [*command, cluster.nameserver, f"clients-{language}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = command_of(language, CLIENTS)
+    done = run(command, cluster.nameserver, f"clients-{language}")
     assert done.returncode == 0, done.stderr
     refused = "NotFound" if language == "go" else "NOT_FOUND"
     assert json.loads(done.stdout) == {"ok": True, "records": 4, "refused": refused}
+
+
+@pytest.mark.toolchain
+@pytest.mark.cluster
+@pytest.mark.parametrize("language", CONSUMERS)
+def test_a_generated_consumer_commits_seeks_and_sends_back(language, cluster, stubs):
+    command = command_of(language, CONSUMERS)
+    topic = f"consumer-{language}"
+    with Admin(cluster.nameserver) as admin:
+        admin.create_topic(topic, queues=2)
+
+    def send(*bodies):
+        with Producer(cluster.nameserver) as producer:
+            for number, body in enumerate(bodies):
+                producer.send(topic, body.encode(), tag="t", ordering_key=str(number))
+
+    def consumed(count, *start):
+        place = (cluster.nameserver, f"group-{language}", topic, str(count))
+        done = run(command, *place, *start, PYTHONPATH=str(stubs))
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        assert {line["tag"] for line in lines} == {"t"}
+        return sorted((line["body"], line["attempt"]) for line in lines)
+
+    first = [f"first-{number}" for number in range(10)]
+    second = [f"second-{number}" for number in range(5)]
+    send(*first, "fail")
+    # The failed one comes again, through the group's %RETRY% topic.
+    assert consumed(11) == sorted([("fail", 1), *((body, 0) for body in first)])
+    send(*second)
+    assert consumed(5) == [(body, 0) for body in second]  # from where the group is
+    # The failed one is settled for good.
+    assert consumed(15, "earliest") == [(body, 0) for body in first + second]
+
+
+@pytest.mark.toolchain
+@pytest.mark.cluster
+@pytest.mark.parametrize("language", CONSUMERS)
+def test_a_generated_consumer_says_what_is_wrong(language, cluster, stubs):
+    command = command_of(language, CONSUMERS)
+    done = run(command, cluster.nameserver, "g", "no-such-topic", "1", PYTHONPATH=str(stubs))
+    assert done.returncode != 0
+    assert "no-such-topic" in done.stderr

@@ -1,21 +1,28 @@
-"""The broker's own formats of version 1, pinned: checkpoint payload, lanes, journal entries."""
+"""The broker's own formats, pinned: checkpoint payload, lanes, journal entries."""
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
-from broker import journal, state
+from broker import group_configs, journal, retry_record, state
+from broker.group_configs import ExponentialDelays, GroupConfig, RetryPolicy
 from broker.offsets import GroupQueue, Progress
 from broker.producers import LaneKey, Producers, Stored
+from broker.retry_record import Place, Story
 from broker.state import State
 from broker.topics import Topic
+from storage import frame
 
 V1 = Path(__file__).parent / "v1"
+V2 = Path(__file__).parent / "v2"
 LANES = (
     (LaneKey(0x0123456789ABCDEF, "orders", 2, False), 7, 40),
     (LaneKey((1 << 63) | 5, "größe", -1, True), 0, 0),
 )
 TOPIC = Topic("orders", 3, 4, 1_000)
+CONFIG = GroupConfig("billing", RetryPolicy(3, (), ExponentialDelays(1_000, 2.5, 60_000)))
+TABLE = GroupConfig("billing", RetryPolicy(None, (0, 10_000)))
 CHANGES = [
     (GroupQueue("billing", "orders", 0), Progress(41, 1_700_000_000_123)),
     (GroupQueue("billing", "orders", 1), Progress(0, 5)),
@@ -43,13 +50,21 @@ def checkpoint() -> State:
         offsets=[["billing", "orders", 0, 41, 1_700_000_000_123]],
         queues={"orders": [30, 0]},
         lanes=producers().encode(),
+        settled=[["billing", "orders", 0, [42, 45]]],
+        groups=[group_configs.encode(CONFIG)],
+        retries={"billing": 2},
     )
 
 
 def test_the_checkpoint_is_written_and_read_as_ever() -> None:
-    golden = (V1 / "broker_checkpoint.bin").read_bytes()
+    golden = (V2 / "broker_checkpoint.bin").read_bytes()
     assert state.encode(checkpoint()) == golden
     assert state.decode(golden) == checkpoint()
+
+
+def test_the_checkpoint_of_version_1_is_read() -> None:
+    golden = (V1 / "broker_checkpoint.bin").read_bytes()
+    assert state.decode(golden) == checkpoint()._replace(settled=[], groups=[], retries={})
 
 
 def test_lanes_are_read_as_ever() -> None:
@@ -69,3 +84,52 @@ def test_journal_entries_are_written_and_read_as_ever() -> None:
     assert journal.read_topic_deleted(memoryview(deleted)) == "orders"
     assert journal.offsets("billing", CHANGES) == offsets
     assert journal.read_offsets(memoryview(offsets)) == CHANGES
+
+
+def test_journal_entries_of_groups_are_written_and_read_as_ever() -> None:
+    put, table, deleted = (V2 / "broker_journal.bin").read_bytes().split(b"\n")
+    assert journal.group_put(CONFIG) == put
+    assert journal.read_group_put(memoryview(put)) == CONFIG
+    assert journal.group_put(TABLE) == table
+    assert journal.read_group_put(memoryview(table)) == TABLE
+    assert journal.group_deleted("billing") == deleted
+    assert journal.read_group_deleted(memoryview(deleted)) == "billing"
+
+
+def send_back_frame() -> bytes:
+    """One record that came from a queue, and one that had failed before."""
+    origin = Place("größe", "b1", 3, 41)
+    first = Story("billing", origin, 1_700_000_000_000, 1_700_000_000_000, "boom ✗", origin)
+    source = Place("%RETRY%billing", "b1", 0, 1 << 40)
+    second = first._replace(last_failed_ms=1_700_000_010_000, source=source)
+    entries = [
+        retry_record.rewritten(b"\x0a\x04body\x12\x02id", attempt, story)
+        for attempt, story in ((1, first), (2, second))
+    ]
+    return b"".join(
+        frame.encode_parts(
+            topic="%TIMER%",
+            queue_id=1,
+            base_offset=7,
+            store_ms=1_700_000_010_000,
+            sizes=struct.pack("<2I", *map(len, entries)),
+            tag_hashes=struct.pack("<2I", 0x11111111, 0),
+            key_hashes=struct.pack("<2I", 0, 0xBBBBBBBB),
+            payload=b"".join(entries),
+            target_topic="%RETRY%billing",
+            target_queue_id=0,
+            due_ms=struct.pack("<2q", 1_700_000_020_000, 1_700_000_040_000),
+            send_back=True,
+        )
+    )
+
+
+def test_a_send_back_frame_is_written_and_read_as_ever() -> None:
+    golden = (V2 / "frame_send_back.bin").read_bytes()
+    assert send_back_frame() == golden
+    found = frame.decode(golden)
+    assert (found.send_back, found.timed, found.target_topic) == (True, True, "%RETRY%billing")
+    assert list(retry_record.sources(found.payload, found.sizes)) == [
+        ("größe", 3, 41),
+        ("%RETRY%billing", 0, 1 << 40),
+    ]

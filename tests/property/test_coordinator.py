@@ -1,10 +1,11 @@
 """Any history of a group: members, streams, deaths, zombies, restarts and moves of the coordinator.
 
 The members here follow the protocol as the SDK does; their streams lose what is under way when they
-break.  `Fences` stands for the brokers' offsets: the newest generation that took each queue over.
+break.  Each is a process; those of a static member have one member id and a growing incarnation.
+`Fences` stands for the brokers' offsets: the newest generation that took each queue over.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -19,7 +20,8 @@ from hypothesis.stateful import (
 )
 
 from broker.coordinator import Assignment, Coordinator, Hello, Step
-from duemq.balance import MessageQueue, allocate, average
+from broker.subscriptions import TopicFilter
+from duemq.balance import AVERAGE, STICKY, MessageQueue, allocate, average
 from duemq.errors import FencedMember
 
 TIMEOUT_MS = 10_000
@@ -35,11 +37,12 @@ class Hold:
     orphan: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
-    """A member that follows the protocol."""
+    """A member's process that follows the protocol."""
 
     member_id: str
+    incarnation: int = 0
     inbox: deque[Assignment] = field(default_factory=deque)
     outbox: deque[tuple[int, MessageQueue]] = field(default_factory=deque)  # released
     held: dict[MessageQueue, Hold] = field(default_factory=dict)
@@ -58,7 +61,9 @@ class GroupHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_ms = 1_700_000_000_000
-        self.everyone: dict[str, Member] = {}
+        self.everyone: list[Member] = []
+        self.speakers: dict[str, Member] = {}  # who speaks for a member id
+        self.strategy = AVERAGE
         self.fences: dict[MessageQueue, int] = {}
         self.queue_count = 0
         self.saved: bytes | None = None
@@ -73,12 +78,12 @@ class GroupHistory(RuleBasedStateMachine):
         self.orphan_lost_sessions()
         for assignment in step.assignments:
             self.check_nothing_is_given_twice(assignment)
-            member = self.everyone[assignment.member_id]
+            member = self.speakers[assignment.member_id]
             if member.connected:
                 member.inbox.append(assignment)
 
     def orphan_lost_sessions(self) -> None:
-        for member in self.everyone.values():
+        for member in self.everyone:
             if self.has_no_session(member):
                 for hold in member.held.values():
                     hold.orphan = True
@@ -90,13 +95,15 @@ class GroupHistory(RuleBasedStateMachine):
         self.moved = self.moved and group is None
         if group is None:
             return not self.moved
+        if group.incarnations.get(member.member_id, 0) > member.incarnation:
+            return True
         return member.member_id not in group.members and group.hold_until_ms is None
 
     def check_nothing_is_given_twice(self, assignment: Assignment) -> None:
-        kept = self.everyone[assignment.member_id].held.keys()
-        for queue in set(assignment.queues) - kept:
-            for other in self.everyone.values():
-                if other.member_id != assignment.member_id and queue in other.held:
+        taker = self.speakers[assignment.member_id]
+        for queue in set(assignment.queues) - taker.held.keys():
+            for other in self.everyone:
+                if other is not taker and queue in other.held:
                     assert other.held[queue].orphan, f"{queue} is still with {other.member_id}"
 
     def routes(self) -> list[MessageQueue]:
@@ -104,8 +111,9 @@ class GroupHistory(RuleBasedStateMachine):
 
     # --- history --------------------------------------------------------------------------
 
-    @initialize(queue_count=st.integers(0, 9))
-    def begin(self, queue_count: int) -> None:
+    @initialize(queue_count=st.integers(0, 9), strategy=st.sampled_from([AVERAGE, STICKY]))
+    def begin(self, queue_count: int, strategy: str) -> None:
+        self.strategy = strategy
         self.change_queues(queue_count)
 
     @rule(queue_count=st.integers(0, 9))
@@ -116,8 +124,19 @@ class GroupHistory(RuleBasedStateMachine):
     @rule(target=members, name=st.integers(0, 6))
     def new_member(self, name: int) -> Member:
         """Ids are never used twice: a member that comes anew has a new one."""
-        member_id = f"m{name}-{len(self.everyone)}"
-        member = self.everyone[member_id] = Member(member_id)
+        return self.start(Member(f"m{name}-{len(self.everyone)}"))
+
+    @rule(target=members, place=st.integers(0, 2), closed=st.booleans())
+    def new_process(self, place: int, closed: bool) -> Member:
+        """Of a static member; the one before was closed, or is dead, or a zombie."""
+        before = self.speakers.get(f"s{place}")
+        if closed and before is not None:
+            before.held.clear()
+            before.dead, before.connected = True, False
+        return self.start(Member(f"s{place}", incarnation=len(self.everyone) + 1))
+
+    def start(self, member: Member) -> Member:
+        self.everyone.append(member)
         self.hello(member)
         return member
 
@@ -133,12 +152,35 @@ class GroupHistory(RuleBasedStateMachine):
         hello = Hello(
             GROUP,
             member.member_id,
-            {"t": ""},
+            {"t": TopicFilter()},
+            strategy=self.strategy,
             generation=member.generation,
             owned=tuple(member.held),
             members=member.names,
+            incarnation=member.incarnation,
         )
-        self.publish(self.coordinator.join(hello, self.now_ms, known))
+        try:
+            step = self.coordinator.join(hello, self.now_ms, known)
+        except FencedMember:  # of a static member only: its place is another process's
+            self.end(member)
+            return
+        self.replace(member)
+        self.publish(step)
+
+    def replace(self, member: Member) -> None:
+        """The stream before ends; a zombie learns why when it wakes up."""
+        before = self.speakers.get(member.member_id)
+        self.speakers[member.member_id] = member
+        if before is not None and before is not member:
+            before.connected = False
+            before.inbox.clear()
+            before.outbox.clear()
+
+    def end(self, member: Member) -> None:
+        """Its place is another process's."""
+        member.held.clear()
+        member.wanted = frozenset()
+        member.dead, member.connected = True, False
 
     @rule(member=members)
     def reconnect(self, member: Member) -> None:
@@ -177,7 +219,7 @@ class GroupHistory(RuleBasedStateMachine):
                 member.wanted -= {queue}  # someone is newer: what is true?
                 self.hello(member)
                 return
-            holders = [m for m in self.everyone.values() if queue in m.held]
+            holders = [m for m in self.everyone if queue in m.held]
             same = [m for m in holders if m.held[queue].generation == member.generation]
             assert not same, f"{queue} has two owners in generation {member.generation}"
             self.fences[queue] = member.generation
@@ -215,7 +257,7 @@ class GroupHistory(RuleBasedStateMachine):
 
     @rule(member=consumes(members))
     def leave(self, member: Member) -> None:
-        if not member.dead:
+        if not member.dead and self.speakers[member.member_id] is member:
             member.held.clear()
             member.dead = True
             self.publish(self.coordinator.leave(GROUP, member.member_id, self.now_ms))
@@ -233,17 +275,18 @@ class GroupHistory(RuleBasedStateMachine):
             self.publish(self.coordinator.tick(self.now_ms))
         self.now_ms = until_ms
 
-    @rule(backwards=st.booleans())
-    def restart_coordinator(self, backwards: bool) -> None:
-        """Killed after it saved; what it said is lost with the streams."""
+    @rule(backwards=st.booleans(), lost=st.booleans())
+    def restart_coordinator(self, backwards: bool, lost: bool) -> None:
+        """Killed after it saved; what it said is lost with the streams, or still to be read."""
         self.coordinator = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
         if backwards:
             self.now_ms -= 60_000
         if self.saved is not None:
             self.coordinator.restore(self.saved, self.now_ms)
-        for member in self.everyone.values():
+        for member in self.everyone:
             member.connected = False
-            member.inbox.clear()
+            if lost:
+                member.inbox.clear()
             member.outbox.clear()
         self.publish(self.coordinator.routes_changed({"t": self.routes()}, ["b1"], self.now_ms))
 
@@ -254,14 +297,16 @@ class GroupHistory(RuleBasedStateMachine):
         (A zombie could claim what it lost before the new coordinator hears of the true holder.  The
         commits of that one are those that count all the same: one_member_may_commit_a_queue.)
         """
-        for member in self.everyone.values():
+        for member in self.everyone:
             while member.inbox and not member.dead:
                 self.hear(member)
-            if any(hold.orphan for hold in member.held.values()):
+            if self.speakers[member.member_id] is not member:
+                self.end(member)
+            elif any(hold.orphan for hold in member.held.values()):
                 member.held.clear()
                 member.wanted = frozenset()
         self.saved, self.moved = None, True
-        self.restart_coordinator(backwards=False)
+        self.restart_coordinator(backwards=False, lost=True)
 
     # --- what always holds ----------------------------------------------------------------
 
@@ -270,7 +315,7 @@ class GroupHistory(RuleBasedStateMachine):
         for queue, fence in self.fences.items():
             may = [
                 m.member_id
-                for m in self.everyone.values()
+                for m in self.everyone
                 if queue in m.held and m.held[queue].generation >= fence
             ]
             assert len(may) <= 1, f"{queue}: {may}"
@@ -280,21 +325,29 @@ class GroupHistory(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Left alone, the group settles: everything is shared, as the strategy says."""
-        live = [m for m in self.everyone.values() if not m.dead]
+        live = [m for m in self.everyone if not m.dead]
         for _ in range(4):
             self.pass_time(TIMEOUT_MS // 2)
             for member in live:
                 if not member.connected:
                     self.hello(member)
                 self.speak(member)
+        live = [m for m in live if not m.dead]
+        assert all(self.speakers[m.member_id] is m for m in live)
         while any(m.inbox or m.outbox or self.is_releasing(m) for m in live):
             for member in live:
                 self.hear(member)
                 self.release(member)
                 self.speak(member)
-        expected = allocate(average, self.routes(), {m.member_id: ["t"] for m in live})
         found = {queue: m.member_id for m in live for queue in m.held}
-        assert found == expected
+        if self.strategy == AVERAGE:
+            assert found == allocate(average, self.routes(), {m.member_id: ["t"] for m in live})
+        elif live:
+            assert sorted(found) == sorted(self.routes())
+            shares = Counter(found.values())
+            assert {shares[m.member_id] for m in live} <= {
+                self.queue_count // len(live) + n for n in (0, 1)
+            }
         assert all(not hold.orphan for m in live for hold in m.held.values())
 
 

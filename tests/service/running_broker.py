@@ -44,7 +44,7 @@ class Client:
     async def pull(
         self, topic: str, queue_id: int = 0, offset: int = 0, **fields: Any
     ) -> broker_pb2.PullResponse:
-        pull = {name: fields.pop(name) for name in ("generation", "filter") if name in fields}
+        pull = {name: fields.pop(name) for name in ("generation", "filter", "filter_type") if name in fields}
         queue = broker_pb2.QueuePull(topic=topic, queue_id=queue_id, offset=offset, **pull)
         request = broker_pb2.PullRequest(request_id=1, queues=[queue], **fields)
         return await status.answer(self.broker.Pull(request, timeout=30))

@@ -204,6 +204,58 @@ async def test_a_keyed_message_waits_for_its_broker(two):
     assert (second.broker, second.queue, second.offset) == (first.broker, first.queue, 1)
 
 
+async def test_keys_stay_in_their_queues_while_the_nameservers_forget_a_broker(two):
+    keys = [f"k{number}" for number in range(24)]
+    async with aio.Producer(two.nameserver) as producer:
+        before = [await producer.send("t", b"1", ordering_key=key) for key in keys]
+        assert {receipt.broker for receipt in before} == {"a", "b"}
+        await away(two, "a", producer)
+        pending = [await producer.submit("t", b"2", ordering_key=key) for key in keys]
+        for receipt, first in zip(pending, before, strict=True):
+            if first.broker == "b":
+                assert place(await receipt) == place(first)
+        assert [each.done() for each in pending] == [first.broker == "b" for first in before]
+        await back(two, "a")
+        assert [place(await each) for each in pending] == list(map(place, before))
+
+
+async def test_a_topic_first_used_while_a_broker_is_away_has_all_its_queues(two):
+    async with aio.Producer(two.nameserver) as producer:
+        await away(two, "a", producer)
+        pending = [await producer.submit("t", b"x", ordering_key=f"k{n}") for n in range(24)]
+        await back(two, "a")
+        assert {(await each).broker for each in pending} == {"a", "b"}
+
+
+async def test_a_keyed_message_never_goes_elsewhere_when_its_time_is_over(two):
+    settings = replace(QUICK, send_timeout_s=0.2)
+    async with aio.Producer(two.nameserver, settings=settings) as producer:
+        home = (await producer.send("t", b"1", ordering_key="key")).broker
+        await away(two, home, producer)
+        with pytest.raises(Timeout, match=r"not sent within 0\.2 s"):
+            await producer.send("t", b"2", ordering_key="key")
+        (other,) = two.brokers.keys() - {home}
+        assert two.brokers[other].stored == {}
+
+
+def place(receipt):
+    return receipt.broker, receipt.queue
+
+
+async def away(cluster, name, producer):
+    """Stops a broker; returns when the producer was told that it is gone."""
+    await cluster.brokers[name].stop()
+    cluster.gone.add(name)
+    cluster.push()
+    await producer._client.wait_for(lambda routes: routes.broker(name) is None, 10)
+
+
+async def back(cluster, name):
+    await cluster.brokers[name].start()
+    cluster.gone.discard(name)
+    cluster.push()
+
+
 async def noticed(producer, broker):
     """Until the producer knows that the broker is down: what it wrote before would have to wait."""
     async for attempt in tenacity.AsyncRetrying(

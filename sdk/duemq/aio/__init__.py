@@ -8,6 +8,7 @@ A client belongs to the event loop that it was started in.
 
 from duemq.aio.admin import Admin
 from duemq.aio.producer import Producer
+from duemq.consumer.outcomes import DeadLetter, RetryLater
 from duemq.consumer.pull import PullConsumer
 from duemq.consumer.push import PushConsumer
 from duemq.consumer.settings import ConsumerSettings
@@ -16,6 +17,7 @@ from duemq.message import Message, Outgoing
 from duemq.receipt import AwaitableReceipt as PendingReceipt
 from duemq.receipt import Receipt, Receipts
 from duemq.settings import ClientSettings, ProducerSettings
+from duemq.sql import Sql
 from duemq.timers import CancelOutcome
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "CancelOutcome",
     "ClientSettings",
     "ConsumerSettings",
+    "DeadLetter",
     "DuemqError",
     "Message",
     "Outgoing",
@@ -33,4 +36,6 @@ __all__ = [
     "PushConsumer",
     "Receipt",
     "Receipts",
+    "RetryLater",
+    "Sql",
 ]

@@ -7,28 +7,39 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 import grpc.aio
 
 from duemq import timers
+from duemq.aio.asking import Asker, refuse_missing
+from duemq.aio.dead_letters import DeadLetters, Selection
+from duemq.aio.finding import LOOKUP_TIMEOUT_S
+from duemq.aio.groups import Groups
+from duemq.aio.messages import Messages
 from duemq.client import Addresses, Client
+from duemq.dead_letters import OnSent, Resent
 from duemq.descriptions import (
     BrokerDescription,
     ClusterDescription,
+    FoundMessages,
     GroupDescription,
     GroupSummary,
-    MemberDescription,
+    MessageTrace,
     NameserverDescription,
-    Progress,
+    OffsetChange,
     QueueRange,
     TimerStats,
     TopicDescription,
     TopicSummary,
 )
-from duemq.errors import DuemqError, GroupNotFound, TopicExists, TopicNotFound, Unavailable
+from duemq.errors import DuemqError, TopicExists, TopicNotFound
+from duemq.message import Message
+from duemq.moments import Moment
+from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
 from duemq.route import Broker, TimerShard
 from duemq.rpc import status
 from duemq.settings import DEFAULT_NAMESERVER, ClientSettings
@@ -36,10 +47,6 @@ from duemq.timers import CancelOutcome
 from duemq.v1 import (
     admin_pb2,
     admin_pb2_grpc,
-    broker_pb2,
-    broker_pb2_grpc,
-    group_pb2,
-    group_pb2_grpc,
     nameserver_pb2,
     nameserver_pb2_grpc,
     timer_pb2,
@@ -53,10 +60,10 @@ T = TypeVar("T")
 
 
 class Admin:
-    """Topics, groups, timers and the state of the cluster.
+    """Topics, groups, messages, timers and the state of the cluster.
 
-    `await start()` (or `async with`) connects.  Where brokers have to answer together and one
-    does not in `request_timeout_s`, calls raise Unavailable.
+    `await start()` (or `async with`) connects.  No answer is partial in silence: a broker that is
+    away is in the answer's `missing`, or the call raises Unavailable after `request_timeout_s`.
     """
 
     def __init__(
@@ -67,6 +74,10 @@ class Admin:
     ) -> None:
         """`nameserver`: `host:port`, several separated by commas."""
         self._client = Client(nameserver, settings)
+        self._asker = Asker(self._client)
+        self._groups = Groups(self._asker)
+        self._messages = Messages(self._asker)
+        self._dead_letters = DeadLetters(self._asker, self._groups)
 
     async def start(self) -> None:
         """Connects.  Raises Unavailable if no nameserver answers."""
@@ -112,14 +123,14 @@ class Admin:
                 return await admin_pb2_grpc.BrokerAdminStub(to).CreateTopic(request, timeout=left_s)
 
             try:
-                return await self._at(broker, once)
+                return await self._asker.at(broker.name, once)
             except TopicExists as error:
                 if attempts == 1:
                     return error
                 # Made by an earlier attempt whose answer was lost.
                 return admin_pb2.TopicDescription(topic=config, broker=broker.name)
 
-        made = await asyncio.gather(*map(make, self._brokers()))
+        made = await asyncio.gather(*map(make, self._asker.brokers()))
         created = [each for each in made if not isinstance(each, TopicExists)]
         if not created:
             raise TopicExists(f"topic {name!r} exists", field="name", value=name)
@@ -142,8 +153,8 @@ class Admin:
 
         async def delete(broker: Broker) -> bool:
             try:
-                await self._at(
-                    broker,
+                await self._asker.at(
+                    broker.name,
                     lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DeleteTopic(
                         request, timeout=left_s
                     ),
@@ -152,7 +163,7 @@ class Admin:
                 return False
             return True
 
-        if not any(await asyncio.gather(*map(delete, self._brokers()))):
+        if not any(await asyncio.gather(*map(delete, self._asker.brokers()))):
             raise TopicNotFound(f"no topic {name!r}", field="name", value=name)
         await self._client.wait_for(
             lambda routes: routes.route(name) is None, self._client.settings.request_timeout_s
@@ -161,7 +172,7 @@ class Admin:
     async def topics(self, *, system: bool = False) -> list[TopicSummary]:
         """All topics, sorted by name.  `system`: with those of DueMQ itself."""
         request = admin_pb2.ListTopicsRequest(system=system)
-        answers = await self._at_all(
+        answers = await self._asker.all(
             lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).ListTopics(
                 request, timeout=left_s
             )
@@ -181,15 +192,21 @@ class Admin:
         ]
 
     async def describe_topic(self, name: str) -> TopicDescription:
-        """A topic, queue by queue.  Raises TopicNotFound."""
+        """A topic, queue by queue.
+
+        Brokers that do not answer are in `missing`.  Raises TopicNotFound, and Unavailable if only
+        a missing broker could know it.
+        """
         request = admin_pb2.DescribeTopicRequest(name=name)
-        answers = await self._at_all(
+        asked = await self._asker.each(
             lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DescribeTopic(
                 request, timeout=left_s
             ),
-            missing=TopicNotFound,
+            (TopicNotFound,),
         )
+        answers = asked.by_broker
         if not answers:
+            refuse_missing(asked.missing, f"the others know no topic {name!r}")
             raise TopicNotFound(f"no topic {name!r}", field="name", value=name)
         return TopicDescription(
             name,
@@ -201,68 +218,210 @@ class Admin:
                     queue.min_offset,
                     queue.max_offset,
                     queue.last_store_ms or None,
+                    queue.in_per_s,
                 )
-                for broker, answer in sorted(answers.items())
+                for broker, answer in answers.items()
                 for queue in answer.queues
             ),
+            asked.missing,
         )
 
     # ── groups ───────────────────────────────────────────────────────────────────────
 
     async def groups(self) -> list[GroupSummary]:
-        """All consumer groups with members or offsets, sorted by name."""
-        answers = await self._at_all(
-            lambda to, left_s: group_pb2_grpc.GroupCoordinatorStub(to).ListGroups(
-                group_pb2.ListGroupsRequest(), timeout=left_s
-            )
-        )
-        found: dict[str, GroupSummary] = {}
-        for broker, answer in sorted(answers.items()):
-            for group in answer.groups:
-                if group.coordinator or group.group not in found:
-                    found[group.group] = GroupSummary(
-                        group.group,
-                        group.members,
-                        group.generation,
-                        broker if group.coordinator else None,
-                    )
-        return [found[name] for name in sorted(found)]
+        """All consumer groups with members, offsets or settings, sorted by name."""
+        return await self._groups.all()
 
     async def describe_group(self, name: str) -> GroupDescription:
-        """A group: members, assignment, and how far it is in each queue.  Raises GroupNotFound."""
-        request = group_pb2.DescribeGroupRequest(group=name)
-        views, offsets = await asyncio.gather(
-            self._at_all(
-                lambda to, left_s: group_pb2_grpc.GroupCoordinatorStub(to).DescribeGroup(
-                    request, timeout=left_s
-                ),
-                missing=GroupNotFound,
-            ),
-            self._at_all(
-                lambda to, left_s: broker_pb2_grpc.BrokerStub(to).GetOffsets(
-                    broker_pb2.GetOffsetsRequest(group=name), timeout=left_s
-                ),
-                missing=GroupNotFound,
-            ),
+        """A group: members, assignment, and how far it is in each queue.
+
+        Brokers that do not answer are in `missing`; all others in the rest.  Raises GroupNotFound,
+        and Unavailable if only a missing broker could know it.
+        """
+        return await self._groups.describe(name)
+
+    async def put_group(
+        self,
+        name: str,
+        *,
+        retries_max: int | None = None,
+        retry_delays: Sequence[Delay] | str | None = None,
+        exponential: ExponentialDelays | tuple[Delay, float, Delay] | None = None,
+    ) -> RetryPolicy:
+        """Makes a group at every live broker, or replaces its settings; answers what is in force.
+
+        `retries_max`: deliveries after the first.  `retry_delays`: before each retry, the last one
+        for all beyond; a list, or one text as "10s 30s 1m".  `exponential` in its place:
+        (initial, multiplier, longest).  What is not given is as the brokers are set.  A group need
+        not be made to be used, unless the brokers are set so.  Raises InvalidArgument, and
+        Unavailable if a broker is away: call again when it is back.
+        """
+        return await self._groups.put(name, policy_of(retries_max, retry_delays, exponential))
+
+    async def delete_group(self, name: str) -> None:
+        """Forgets a group's settings and offsets, and its retries; its dead letters stay.
+
+        Raises GroupNotFound, InvalidArgument while it has members, and Unavailable if a broker is
+        away.
+        """
+        await self._groups.delete(name)
+
+    async def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        to: Moment | None = None,
+        *,
+        offset: int | None = None,
+        queues: Iterable[tuple[str, int]] | None = None,
+        dry_run: bool = False,
+    ) -> list[OffsetChange]:
+        """Moves a group's offsets in a topic; members go on from there, within about a second.
+
+        `to`: "earliest", "latest", or a time (an aware datetime, epoch milliseconds, RFC 3339 text,
+        "-1h"): the first message stored then or later.  `offset` in its place.  `queues`: (broker,
+        queue) pairs; None: all.  `dry_run` changes nothing.  What was sent back past the new offset
+        is delivered again; callbacks that are running are not stopped.
+
+        Raises GroupNotFound, TopicNotFound, QueueNotFound, OffsetOutOfRange, InvalidArgument, and
+        Unavailable if a broker is away; then, and in all these cases, nothing was changed, unless
+        the error says so.
+        """
+        return await self._groups.reset(group, topic, to, offset, queues, dry_run)
+
+    async def skip_backlog(
+        self, group: str, topic: str | None = None, *, dry_run: bool = False
+    ) -> list[OffsetChange]:
+        """Moves a group to the end of a topic, or of all that it has read but its retries.
+
+        Raises as `reset_offsets`.
+        """
+        return await self._groups.skip(group, topic, dry_run)
+
+    async def clone_offsets(
+        self, group: str, to_group: str, topic: str | None = None, *, dry_run: bool = False
+    ) -> list[OffsetChange]:
+        """Gives `to_group` the offsets that `group` has, in one topic or in all but its retries.
+
+        Raises as `reset_offsets`.
+        """
+        return await self._groups.clone(group, to_group, topic, dry_run)
+
+    # ── messages ─────────────────────────────────────────────────────────────────────
+
+    async def find_messages(
+        self,
+        topic: str,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        broker: str | None = None,
+        queue: int | None = None,
+        offset: int | None = None,
+        limit: int = 64,
+        timeout_s: float = LOOKUP_TIMEOUT_S,
+    ) -> FoundMessages:
+        """Looks messages up at all brokers, or at one; they come by store time.
+
+        By `message_id` or `key` or neither; stored at `since` or later, and before `until` (times
+        as in `reset_offsets`); of one `queue`, from an `offset` of it on.  Keys are found by their
+        hashes at tens of millions of messages a second; for a message id the log of the range is
+        read: name a range where you can.  Of more than `limit` (at most 10,000), those first in
+        their queues are answered, and `more` is set.
+
+        Brokers that do not answer, or not to the end within `timeout_s`, are in `missing`.  Raises
+        TopicNotFound, QueueNotFound, InvalidArgument.
+        """
+        return await self._messages.find(
+            topic,
+            message_id=message_id,
+            key=key,
+            since=since,
+            until=until,
+            broker=broker,
+            queue=queue,
+            offset=offset,
+            limit=limit,
+            timeout_s=timeout_s,
         )
-        progress_known = any(answer.queues for answer in offsets.values())
-        if not views and not progress_known:
-            raise GroupNotFound(f"no group {name!r}", field="name", value=name)
-        coordinator = next((broker for broker, view in views.items() if view.coordinator), None)
-        view = views[coordinator] if coordinator else group_pb2.GroupDescription(group=name)
-        owners = {
-            (queue.topic, queue.broker, queue.queue_id): member.member_id
-            for member in view.members
-            for queue in member.queues
-        }
-        return GroupDescription(
-            name,
-            coordinator,
-            view.generation,
-            view.strategy,
-            tuple(map(_member_of, view.members)),
-            tuple(_progress_of(offsets, owners)),
-        )
+
+    async def describe_message(
+        self,
+        topic: str,
+        message_id: str,
+        *,
+        since: Moment | None = None,
+        timeout_s: float = LOOKUP_TIMEOUT_S,
+    ) -> MessageTrace:
+        """The life of a message: where it lies, what each group has made of it, its retries.
+
+        `since`: it was not sent before; spares reading older logs.  Brokers that do not answer, or
+        not to the end within `timeout_s` a look-up, are in `missing`.  Raises InvalidArgument.
+        """
+        return await self._messages.trace(topic, message_id, since, timeout_s)
+
+    # ── dead letters ─────────────────────────────────────────────────────────────────
+
+    async def dead_letters(
+        self,
+        group: str,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[Message]:
+        """The messages that a group has given up, by the time they died, of all brokers.
+
+        By `message_id` or `key` or neither; that died at `since` or later, and before `until` (times
+        as in `reset_offsets`); `limit` at most, None for all.  They are read as they are asked for.
+        A letter's `topic` is where it was sent to first, its `retry` tells why it died.
+
+        Raises GroupNotFound, InvalidArgument; Unavailable after the last one where a broker did not
+        answer, so that not all were seen.
+        """
+        selection = Selection(group, message_id, key, since, until, limit)
+        async with aclosing(self._dead_letters.pages(selection)) as pages:
+            async for page in pages:
+                for letter in page:
+                    yield letter
+
+    async def resend_dead_letters(
+        self,
+        group: str,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        limit: int | None = None,
+        to_topic: str | None = None,
+        on_sent: OnSent | None = None,
+    ) -> Resent:
+        """Sends dead letters again, as new messages with the property `duemq-dead-letter-id`.
+
+        Chosen as by `dead_letters`; what dies meanwhile is not sent.  Each goes to the topic that it
+        was sent to first, or to `to_topic`; topics are not made.  `on_sent(letter, outcome)` is told
+        of each: its Receipt, or the error that it was not sent for.  The letters stay where they
+        are, so that calling this again sends them again.
+
+        Raises as `dead_letters`; what was sent by then is known by `on_sent`.
+        """
+        selection = Selection(group, message_id, key, since, until, limit)
+        sent = failed = 0
+        async with aclosing(self._dead_letters.resend(selection, to_topic)) as pages:
+            async for page in pages:
+                for letter, outcome in page:
+                    if isinstance(outcome, DuemqError):
+                        failed += 1
+                    else:
+                        sent += 1
+                    if on_sent is not None:
+                        on_sent(letter, outcome)
+        return Resent(sent, failed)
 
     # ── the cluster ──────────────────────────────────────────────────────────────────
 
@@ -294,35 +453,6 @@ class Admin:
         return await timers.cancel(self._client, handle, timeout_s)
 
     # ── asking ───────────────────────────────────────────────────────────────────────
-
-    def _brokers(self) -> Sequence[Broker]:
-        brokers = self._client.routes.brokers
-        if not brokers:
-            raise Unavailable("the nameservers know no live broker")
-        return brokers
-
-    async def _at(
-        self, broker: Broker, method: Callable[[grpc.aio.Channel, float], Awaitable[T]]
-    ) -> T:
-        return await self._client.call(lambda: self._client.broker(broker.name).address, method)
-
-    async def _at_all(
-        self,
-        method: Callable[[grpc.aio.Channel, float], Awaitable[T]],
-        missing: type[DuemqError] | None = None,
-    ) -> dict[str, T]:
-        """Answers by broker, without those that say `missing`."""
-
-        async def ask(broker: Broker) -> tuple[str, T] | None:
-            try:
-                return broker.name, await self._at(broker, method)
-            except DuemqError as error:
-                if missing is not None and isinstance(error, missing):
-                    return None
-                raise
-
-        answers = await asyncio.gather(*map(ask, self._brokers()))
-        return dict(answer for answer in answers if answer is not None)
 
     async def _probe(self, address: str, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
         return await status.answer(call(self._client.channel(address)), address)
@@ -388,34 +518,3 @@ class Admin:
             lateness_p99_ms=found.lateness_p99_ms,
             lateness_max_ms=found.lateness_max_ms,
         )
-
-
-def _member_of(member: group_pb2.MemberDescription) -> MemberDescription:
-    return MemberDescription(
-        member.member_id,
-        member.client,
-        {each.topic: each.filter for each in member.subscriptions},
-        tuple(sorted((queue.topic, queue.broker, queue.queue_id) for queue in member.queues)),
-        member.last_heartbeat_ms,
-        member.session_timeout_ms,
-    )
-
-
-def _progress_of(
-    offsets: dict[str, broker_pb2.GetOffsetsResponse],
-    owners: dict[tuple[str, str, int], str],
-) -> Iterable[Progress]:
-    found = [
-        Progress(
-            result.topic,
-            broker,
-            result.queue_id,
-            owners.get((result.topic, broker, result.queue_id)),
-            None if result.offset < 0 else result.offset,
-            result.min_offset,
-            result.max_offset,
-        )
-        for broker, answer in offsets.items()
-        for result in answer.queues
-    ]
-    return sorted(found, key=lambda each: (each.topic, each.broker, each.queue))

@@ -22,6 +22,7 @@ COMMANDS = {
     "consume": "duemq.cli.consume",
     "topic": "duemq.cli.topic",
     "group": "duemq.cli.group",
+    "message": "duemq.cli.message",
     "timer": "duemq.cli.timer",
     "cluster": "duemq.cli.cluster",
     "trace": "duemq.cli.trace",

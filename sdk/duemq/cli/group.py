@@ -1,16 +1,39 @@
-"""`duemq group`: consumer groups and how far they are."""
+"""`duemq group`: consumer groups: who is in them, how far they are, where they go on."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import click
 
 from duemq import Admin
-from duemq.cli.session import Session, pass_session, session_options
+from duemq.cli.exits import Exit
+from duemq.cli.output import duration, local_time
+from duemq.cli.session import Session, confirmed, pass_session, session_options, yes_option
+from duemq.descriptions import GroupDescription, MemberDescription, OffsetChange, Progress
+from duemq.errors import InvalidArgument
+from duemq.retry_policy import RetryPolicy
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group()
 def group() -> None:
-    """Consumer groups: members that share a topic's queues."""
+    """Consumer groups: members that share a topic's queues.
+
+    \b
+    A group that stands still or lags:
+      duemq group show billing                      who has which queue, lag, retries
+      duemq message find orders --key 4711          what became of one message
+    One that must read again, or skip what waits (members may go on running):
+      duemq group reset billing --topic orders --to -2h --dry-run
+      duemq group reset billing --topic orders --to -2h
+      duemq group skip billing --topic orders
+    """
+
+
+# ── looking ──────────────────────────────────────────────────────────────────────────
 
 
 @group.command("list")
@@ -35,33 +58,457 @@ def list_groups(session: Session, /, system: bool) -> None:
 @click.argument("name")
 @session_options
 @pass_session
-def show(session: Session, /, name: str) -> None:
-    """Show NAME queue by queue: who has it, how far it is, what is left.
+def show(session: Session, /, name: str) -> Exit:
+    """Show NAME: its members, and queue by queue who has it, how far it is, what is left.
 
-    With --json, a line a queue: group, topic, broker, queue, member, offset, min_offset,
-    max_offset, lag.
+    Rates are those of the last minute; `lag` counts messages, `age` is how long the oldest of them
+    has waited; `in flight` are those handed out and not committed.  The exit code is 0 only if all
+    brokers answered.
+
+    With --json, lines told apart by `kind`: one `group` (members, coordinator, generation,
+    strategy, lag, lag_ms, in_flight, consumed_per_s, sent_back, retries_waiting, dead_letters,
+    dead_letters_kept, retries_max, retry_delays_ms, retry_exponential), a `member` each (member,
+    client, topics, queues, last_heartbeat_ms, session_timeout_ms, incarnation), a `queue` each
+    (topic, broker, queue, member, generation, offset, min_offset, max_offset, lag, lag_ms,
+    in_flight, settled, consumed_per_s, last_commit_ms); and a line {missing, error} a broker that
+    did not answer.
     """
     with Admin(session.nameserver) as admin:
         found = admin.describe_group(name)
-    session.output.note(
+    if session.json:
+        session.output.table((), _rows(found), empty="")
+    else:
+        _print(session, found)
+    session.output.missing(found.missing)
+    return Exit.FAILED if found.missing else Exit.OK
+
+
+def _rows(found: GroupDescription) -> Iterator[dict[str, Any]]:
+    policy = found.retry or RetryPolicy()
+    exponential = policy.exponential
+    yield {
+        "kind": "group",
+        "group": found.name,
+        "members": len(found.members),
+        "coordinator": found.coordinator,
+        "generation": found.generation,
+        "strategy": found.strategy,
+        "lag": found.lag,
+        "lag_ms": found.lag_ms,
+        "in_flight": found.in_flight,
+        "consumed_per_s": round(found.consumed_per_s, 1),
+        "sent_back": found.sent_back,
+        "retries_waiting": found.retries_waiting,
+        "dead_letters": found.dead_letters,
+        "dead_letters_kept": found.dead_letters_kept,
+        "retries_max": policy.retries_max,
+        "retry_delays_ms": policy.delays_ms,
+        "retry_exponential": exponential
+        and {
+            "initial_ms": exponential.initial_ms,
+            "multiplier": exponential.multiplier,
+            "max_ms": exponential.max_ms,
+        },
+    }
+    yield from (_member_row(found.name, member) for member in found.members)
+    yield from (_queue_row(found.name, each) for each in found.progress)
+
+
+def _member_row(name: str, member: MemberDescription) -> dict[str, Any]:
+    return {
+        "kind": "member",
+        "group": name,
+        "member": member.member_id,
+        "client": member.client,
+        "topics": member.topics,
+        "queues": [
+            {"topic": topic, "broker": broker, "queue": queue}
+            for topic, broker, queue in member.queues
+        ],
+        "last_heartbeat_ms": member.last_heartbeat_ms,
+        "session_timeout_ms": member.session_timeout_ms,
+        "incarnation": member.incarnation or None,
+    }
+
+
+def _queue_row(name: str, each: Progress) -> dict[str, Any]:
+    return {
+        "kind": "queue",
+        "group": name,
+        "topic": each.topic,
+        "broker": each.broker,
+        "queue": each.queue,
+        "member": each.member_id,
+        "generation": each.generation,
+        "offset": each.offset,
+        "min_offset": each.min_offset,
+        "max_offset": each.max_offset,
+        "lag": each.lag,
+        "lag_ms": each.lag_ms,
+        "in_flight": each.in_flight,
+        "settled": each.settled,
+        "consumed_per_s": round(each.consumed_per_s, 1),
+        "last_commit_ms": each.last_commit_ms,
+    }
+
+
+def _print(session: Session, found: GroupDescription) -> None:
+    note = session.output.note
+    note(
         f"{found.name}: {len(found.members)} members, coordinator {found.coordinator or 'none'}, "
-        f"generation {found.generation}, strategy {found.strategy or '-'}, lag {found.lag:,}"
+        f"generation {found.generation}, strategy {found.strategy or '-'}"
     )
+    note(
+        f"  lag {found.lag:,} messages, the oldest {duration(found.lag_ms)} old; "
+        f"{found.consumed_per_s:,.1f} a second; {found.in_flight:,} in flight"
+    )
+    note(
+        f"  {found.sent_back:,} sent back since the brokers started, "
+        f"{found.retries_waiting:,} wait for their time; "
+        f"{found.dead_letters_kept:,} dead letters kept"
+    )
+    note(f"  retries: {policy_text(found.retry)}")
     for member in found.members:
-        session.output.note(f"  {member.member_id}  {member.client}")
+        static = "  static" if member.incarnation else ""
+        topics = ", ".join(
+            f"{topic} ({text})" if text not in ("", "*") else topic
+            for topic, text in member.topics.items()
+        )
+        note(f"  {member.member_id}  {member.client}{static}  {topics}")
     rows = (
         {
-            "group": found.name,
-            "topic": each.topic,
-            "broker": each.broker,
-            "queue": each.queue,
-            "member": each.member_id,
-            "offset": each.offset,
-            "min_offset": each.min_offset,
-            "max_offset": each.max_offset,
-            "lag": each.lag,
+            **_queue_row(found.name, each),
+            "age": duration(each.lag_ms) if each.lag_ms else None,
+            "last_commit": local_time(each.last_commit_ms or 0),
         }
         for each in found.progress
     )
-    columns = ("topic", "broker", "queue", "member", "offset", "max_offset", "lag")
+    columns = (
+        *("topic", "broker", "queue", "member", "offset", "max_offset", "lag", "age"),
+        *("in_flight", "consumed_per_s", "last_commit"),
+    )
     session.output.table(columns, rows, empty="no queues")
+
+
+def policy_text(policy: RetryPolicy | None) -> str:
+    """A retry policy for people."""
+    if policy is None:
+        return "-"
+    if policy.exponential:
+        first, longest = policy.exponential.initial_ms, policy.exponential.max_ms
+        delays = (
+            f"{duration(first)} x {policy.exponential.multiplier:g}, at most {duration(longest)}"
+        )
+    else:
+        delays = " ".join(duration(delay).replace(" ", "") for delay in policy.delays_ms)
+    return f"{policy.retries_max}, after {delays or '-'}"
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────
+
+
+def policy_options(command: F) -> F:
+    """Adds the options that say how failed messages come again."""
+    retries = click.option(
+        "--retries-max",
+        type=click.IntRange(0, 1_000),
+        help="Deliveries after the first; then it is a dead letter.",
+    )
+    delays = click.option(
+        "--delays",
+        metavar="'10s 1m …'",
+        help="Before each retry; the last one for all beyond.",
+    )
+    exponential = click.option(
+        "--exponential",
+        type=(str, float, str),
+        metavar="FIRST FACTOR LONGEST",
+        help="In place of --delays, such as: 5s 2 2h",
+    )
+    return retries(delays(exponential(command)))
+
+
+@group.command()
+@click.argument("name")
+@policy_options
+@session_options
+@pass_session
+def create(
+    session: Session,
+    /,
+    name: str,
+    retries_max: int | None,
+    delays: str | None,
+    exponential: tuple[str, float, str] | None,
+) -> None:
+    """Make the group NAME at every broker, before its first member comes.
+
+    Groups need not be made, unless brokers run with auto_create_groups off; but so they can have
+    retries of their own, or a place to start from (`duemq group reset`).  What is not given is as
+    the brokers are set.  With --json: group, retries_max, retry_delays_ms, retry_exponential.
+
+    \b
+    Examples:
+      duemq group create billing
+      duemq group create billing --retries-max 5 --delays '1s 10s 1m'
+      duemq group create billing --exponential 5s 2 2h
+    """
+    with Admin(session.nameserver) as admin:
+        if any(each.name == name for each in admin.groups()):
+            raise InvalidArgument(
+                f"group {name!r} exists: `duemq group update` changes it",
+                field="name",
+                value=name,
+                limit="a new name",
+            )
+        policy = admin.put_group(
+            name, retries_max=retries_max, retry_delays=delays, exponential=exponential
+        )
+    _told(session, name, policy)
+
+
+@group.command()
+@click.argument("name")
+@policy_options
+@session_options
+@pass_session
+def update(
+    session: Session,
+    /,
+    name: str,
+    retries_max: int | None,
+    delays: str | None,
+    exponential: tuple[str, float, str] | None,
+) -> None:
+    """Change the retries of the group NAME at every broker; what is not given stays.
+
+    Messages that already wait for a retry come when they were to come.  With --json as `create`.
+
+    \b
+    Example:
+      duemq group update billing --retries-max 3
+    """
+    with Admin(session.nameserver) as admin:
+        now = admin.describe_group(name).retry or RetryPolicy()
+        if retries_max is None:
+            retries_max = now.retries_max
+        if delays is None and exponential is None:
+            policy = admin.put_group(
+                name,
+                retries_max=retries_max,
+                retry_delays=[delay / 1000 for delay in now.delays_ms] or None,
+                exponential=now.exponential,
+            )
+        else:
+            policy = admin.put_group(
+                name, retries_max=retries_max, retry_delays=delays, exponential=exponential
+            )
+    _told(session, name, policy)
+
+
+def _told(session: Session, name: str, policy: RetryPolicy) -> None:
+    exponential = policy.exponential
+    row = {
+        "group": name,
+        "retries_max": policy.retries_max,
+        "retry_delays_ms": policy.delays_ms,
+        "retry_exponential": exponential
+        and [exponential.initial_ms, exponential.multiplier, exponential.max_ms],
+    }
+    session.output.record(row, f"group {name}: retries {policy_text(policy)}")
+
+
+@group.command()
+@click.argument("name")
+@yes_option
+@session_options
+@pass_session
+def delete(session: Session, /, name: str, yes: bool) -> Exit:
+    """Forget the group NAME: settings, offsets, and the retries that wait.  Dead letters stay.
+
+    Refused while it has members.  With --json: group, deleted.
+    """
+    if not confirmed(session, f"Forget group {name}, its offsets and retries?", yes=yes):
+        return Exit.FAILED
+    with Admin(session.nameserver) as admin:
+        admin.delete_group(name)
+    session.output.record({"group": name, "deleted": True}, f"group {name} deleted")
+    return Exit.OK
+
+
+# ── offsets ──────────────────────────────────────────────────────────────────────────
+
+
+def dry_run_option(command: F) -> F:
+    """Adds `--dry-run`."""
+    return click.option("--dry-run", is_flag=True, help="Only print what would change.")(command)
+
+
+@group.command()
+@click.argument("name")
+@click.option("--topic", required=True, help="Whose queues.")
+@click.option(
+    "--to",
+    metavar="earliest|latest|TIME",
+    help="An end, or a time: the first message stored then or later.",
+)
+@click.option("--offset", type=click.IntRange(0), help="In place of --to.")
+@click.option("--queue", "queues", metavar="BROKER/N", multiple=True, help="Only these queues.")
+@dry_run_option
+@yes_option
+@session_options
+@pass_session
+def reset(
+    session: Session,
+    /,
+    name: str,
+    topic: str,
+    to: str | None,
+    offset: int | None,
+    queues: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+) -> Exit:
+    """Move the group NAME to another place in a topic: back to read again, or on to skip.
+
+    Members need not stop: they lose the queues and go on from the new place within about a second.
+    What they have in hand at that moment they may finish.  Other queues are not disturbed.  TIME is
+    RFC 3339 with a time zone, epoch milliseconds, or how long ago: -1h, -2d, -1h30m.
+
+    With --json, a line a queue: group, topic, broker, queue, before, after, min_offset,
+    max_offset, dry_run.
+
+    \b
+    Examples:
+      duemq group reset billing --topic orders --to earliest --dry-run
+      duemq group reset billing --topic orders --to -1h
+      duemq group reset billing --topic orders --to 2030-01-01T06:00:00+01:00
+      duemq group reset billing --topic orders --offset 4711 --queue broker-0/2
+    """
+    places = [_place(text) for text in queues] or None
+
+    def move(admin: Admin, dry: bool) -> list[OffsetChange]:
+        return admin.reset_offsets(name, topic, to, offset=offset, queues=places, dry_run=dry)
+
+    return _move(session, name, move, dry_run=dry_run, yes=yes)
+
+
+@group.command()
+@click.argument("name")
+@click.option("--topic", help="Only this one; otherwise all that the group has read.")
+@dry_run_option
+@yes_option
+@session_options
+@pass_session
+def skip(session: Session, /, name: str, topic: str | None, dry_run: bool, yes: bool) -> Exit:
+    """Skip what waits for the group NAME: it goes on with what is sent from now on.
+
+    Its retries still come.  Otherwise as `duemq group reset --to latest`.
+
+    \b
+    Example:
+      duemq group skip billing --topic orders --dry-run
+    """
+    return _move(
+        session,
+        name,
+        lambda admin, dry: admin.skip_backlog(name, topic, dry_run=dry),
+        dry_run=dry_run,
+        yes=yes,
+    )
+
+
+@group.command()
+@click.argument("name")
+@click.argument("to_name")
+@click.option("--topic", help="Only this one.")
+@dry_run_option
+@yes_option
+@session_options
+@pass_session
+def clone(
+    session: Session, /, name: str, to_name: str, topic: str | None, dry_run: bool, yes: bool
+) -> Exit:
+    """Give the group TO_NAME the offsets of the group NAME, so that it goes on where that one is.
+
+    What NAME has sent back is not taken along: TO_NAME gets those messages too where they lie past
+    the offset.  Prints as `duemq group reset`.
+
+    \b
+    Example:
+      duemq group clone billing billing-v2
+    """
+    return _move(
+        session,
+        to_name,
+        lambda admin, dry: admin.clone_offsets(name, to_name, topic, dry_run=dry),
+        dry_run=dry_run,
+        yes=yes,
+    )
+
+
+def _move(
+    session: Session,
+    name: str,
+    move: Callable[[Admin, bool], list[OffsetChange]],
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> Exit:
+    """Prints what changes; asks before it does where somebody can answer."""
+    with Admin(session.nameserver) as admin:
+        planned = move(admin, True)
+        if dry_run:
+            _print_changes(session, name, planned, dry_run=True)
+            return Exit.OK
+        if not session.json:
+            _print_changes(session, name, planned, dry_run=True)
+        if not confirmed(session, f"Move group {name} so?", yes=yes):
+            return Exit.FAILED
+        done = move(admin, False)
+    if session.json:
+        _print_changes(session, name, done, dry_run=False)
+    else:
+        session.output.note(f"group {name} moved in {len(done)} queues")
+    return Exit.OK
+
+
+def _print_changes(
+    session: Session, name: str, changes: list[OffsetChange], *, dry_run: bool
+) -> None:
+    rows = (
+        {
+            "group": name,
+            "topic": each.topic,
+            "broker": each.broker,
+            "queue": each.queue,
+            "before": each.before,
+            "after": each.after,
+            "change": None if each.before is None else f"{each.after - each.before:+,}",
+            "min_offset": each.min_offset,
+            "max_offset": each.max_offset,
+            "dry_run": dry_run,
+        }
+        for each in changes
+    )
+    columns = (
+        *("topic", "broker", "queue", "before", "after", "change"),
+        *("min_offset", "max_offset"),
+    )
+    if session.json:
+        plain = ({key: value for key, value in row.items() if key != "change"} for row in rows)
+        session.output.table(columns, plain, empty="")
+    else:
+        session.output.table(columns, rows, empty="nothing to change")
+
+
+def _place(text: str) -> tuple[str, int]:
+    broker, slash, queue = text.rpartition("/")
+    if not slash or not broker or not (queue.isascii() and queue.isdecimal()):
+        raise InvalidArgument(
+            f"queue {text!r} is not BROKER/N, such as broker-0/2",
+            field="queue",
+            value=text,
+            limit="BROKER/N",
+        )
+    return broker, int(queue)

@@ -17,6 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from duemq.descriptions import MissingBroker
 from duemq.errors import DuemqError
 
 Row = Mapping[str, Any]
@@ -52,6 +53,16 @@ class Output:
             Console(file=sys.stdout, highlight=False).print(table)
         else:
             self.note(empty)
+
+    def missing(self, brokers: Iterable[MissingBroker]) -> None:
+        """Brokers whose part of what was printed is not there."""
+        for broker in brokers:
+            if self.as_json:
+                click.echo(as_json({"missing": broker.name, "error": broker.error}))
+            else:
+                click.echo(
+                    f"duemq: incomplete, no answer of {broker.name}: {broker.error}", err=True
+                )
 
     def error(self, error: Exception | str) -> None:
         """A failure, in one line."""
@@ -89,6 +100,17 @@ def shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(shown(item) for item in value)
     return str(value)
+
+
+def duration(ms: int) -> str:
+    """A length of time as people read it."""
+    if ms < 1_000:
+        return f"{ms} ms"
+    seconds = ms // 1_000
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 10 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
 
 
 def local_time(epoch_ms: int) -> str:

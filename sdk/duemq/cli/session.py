@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,23 @@ def session_options(command: F) -> F:
         help="Print JSON Lines, one object a line, errors too.",
     )
     return nameserver(json(command))
+
+
+def yes_option(command: F) -> F:
+    """Adds `--yes` to a command that takes something away."""
+    return click.option(
+        "--yes", is_flag=True, help="Do not ask.  Nobody is asked without a terminal."
+    )(command)
+
+
+def confirmed(session: Session, question: str, *, yes: bool) -> bool:
+    """Asks, where there is a terminal to ask at; True without one, with `--yes` or `--json`."""
+    if yes or session.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    if click.confirm(question, err=True):
+        return True
+    session.output.note("nothing was done")
+    return False
 
 
 pass_session = click.make_pass_decorator(Session, ensure=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from duemq import Admin
+from duemq.cli.exits import Exit
 from duemq.cli.output import local_time
-from duemq.cli.session import Session, pass_session, session_options
+from duemq.cli.session import Session, confirmed, pass_session, session_options, yes_option
 
 
 @click.group()
@@ -77,10 +78,17 @@ def list_topics(session: Session, /, system: bool) -> None:
 @click.argument("name")
 @session_options
 @pass_session
-def show(session: Session, /, name: str) -> None:
-    """Show NAME queue by queue.
+def show(session: Session, /, name: str) -> Exit:
+    """Show NAME queue by queue: what it holds, what comes in, when the last message came.
 
-    With --json, a line a queue: topic, broker, queue, min_offset, max_offset, last_store_ms.
+    Rates are those of the last minute.  The exit code is 0 only if all brokers answered.  With
+    --json, a line a queue: topic, broker, queue, min_offset, max_offset, in_per_s, last_store_ms;
+    and a line {missing, error} a broker that did not answer.
+
+    \b
+    Examples:
+      duemq topic show orders
+      duemq topic show '%DLQ%billing'               the dead letters of a group
     """
     with Admin(session.nameserver) as admin:
         found = admin.describe_topic(name)
@@ -88,7 +96,10 @@ def show(session: Session, /, name: str) -> None:
     limit = (
         f"{found.message_bytes_max:,} bytes" if found.message_bytes_max else "the broker's limit"
     )
-    output.note(f"{found.name}: {found.messages:,} messages, bodies up to {limit}")
+    output.note(
+        f"{found.name}: {found.messages:,} messages, {found.in_per_s:,.1f} a second, the last one"
+        f" {local_time(found.last_store_ms or 0)}, bodies up to {limit}"
+    )
     last = "last_store_ms" if output.as_json else "last_stored"
     rows = (
         {
@@ -97,20 +108,27 @@ def show(session: Session, /, name: str) -> None:
             "queue": queue.queue,
             "min_offset": queue.min_offset,
             "max_offset": queue.max_offset,
+            "in_per_s": round(queue.in_per_s, 1),
             last: queue.last_store_ms if output.as_json else local_time(queue.last_store_ms or 0),
         }
         for queue in found.queues
     )
-    columns = ("broker", "queue", "min_offset", "max_offset", last)
+    columns = ("broker", "queue", "min_offset", "max_offset", "in_per_s", last)
     output.table(columns, rows, empty="no queues")
+    output.missing(found.missing)
+    return Exit.FAILED if found.missing else Exit.OK
 
 
 @topic.command()
 @click.argument("name")
+@yes_option
 @session_options
 @pass_session
-def delete(session: Session, /, name: str) -> None:
-    """Delete NAME and its messages on every broker."""
+def delete(session: Session, /, name: str, yes: bool) -> Exit:
+    """Delete NAME and its messages on every broker.  With --json: topic, deleted."""
+    if not confirmed(session, f"Delete topic {name} and its messages?", yes=yes):
+        return Exit.FAILED
     with Admin(session.nameserver) as admin:
         admin.delete_topic(name)
     session.output.record({"topic": name, "deleted": True}, f"topic {name} deleted")
+    return Exit.OK

@@ -12,13 +12,14 @@ from duemq.balance import MessageQueue
 from duemq.client import Addresses
 from duemq.consumer import pull, push
 from duemq.consumer.pull import Place
-from duemq.consumer.settings import ConsumerSettings, StartFrom
+from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
 from duemq.consumer.subscription import Topics
 from duemq.consumer.workers import Callback
 from duemq.errors import Closed
 from duemq.loop_thread import LoopThread
 from duemq.message import Message
 from duemq.settings import DEFAULT_NAMESERVER
+from duemq.sql import Sql
 
 T = TypeVar("T")
 
@@ -27,8 +28,14 @@ class PushConsumer:
     """Receives a group's messages and calls `callback` with each, or with lists of them.
 
     Members of one group share the queues of its topics; every group receives everything.  At least
-    once: what was not committed when a consumer died comes again.  A callback that raises is called
-    again with the same message, after a backoff, without holding up others; nothing is skipped.
+    once: what was not committed when a consumer died comes again.  A message (or list) for which
+    the callback raises, or runs for longer than `processing_timeout_s`, is sent back to its broker:
+    it comes again when the group's retry policy says, to any member, and after the last retry it is
+    a dead letter.  `raise duemq.RetryLater(delay)` chooses the delay, `raise
+    duemq.DeadLetter(reason)` gives up at once.  None of this holds up other messages.
+
+    In order, a failure suspends the queue or key for `suspend_s` and the callback is called again
+    in place, up to `retries_in_order_max` times, before the message is a dead letter.
 
         with PushConsumer("billing", "orders", print) as consumer:
             consumer.run()
@@ -41,22 +48,36 @@ class PushConsumer:
         callback: Callback,
         *,
         batch: bool = False,
+        order: Order | None = None,
+        broadcast: bool = False,
+        member_name: str | None = None,
         start_from: StartFrom | None = None,
         threads: int | None = None,
         nameserver: Addresses = DEFAULT_NAMESERVER,
         settings: ConsumerSettings | None = None,
     ) -> None:
-        """`topics`: a name, several, or {name: filter} with filters like "a || b".
+        """`topics`: a name, several, or {name: filter}; a filter is tags like "a || b", or Sql.
 
-        The callback runs in up to `threads` threads at a time.  `batch`: it gets lists of one
-        queue's messages.  `start_from`: where the group begins in queues that it has no offset for.
-        Both override `settings`.  Raises InvalidArgument.
+        The callback runs in up to `threads` threads at a time.
+
+        `batch`: it gets lists of one queue's messages.  `order`: "queue", one message of a queue at
+        a time, or "key", one of an ordering key at a time.  `broadcast`: this consumer gets all
+        messages, whatever others of the group get; how far it is stands in a file here.
+        `member_name`: a name that is this consumer's alone, for as long as it runs; who comes back
+        under it within `session_timeout_s` goes on with the same queues, and an older process of
+        that name ends with FencedMember.  (Broadcast: names the file; by default the host's name.)
+        `start_from`: where the group begins in queues that it has no offset for: "earliest",
+        "latest", an aware datetime or ms since the epoch.  `start_from` and `threads` override
+        `settings`.  Raises InvalidArgument.
         """
         self._consumer = push.PushConsumer(
             group,
             topics,
             callback,
             batch=batch,
+            order=order,
+            broadcast=broadcast,
+            member_name=member_name,
             start_from=start_from,
             threads=threads,
             nameserver=nameserver,
@@ -84,7 +105,8 @@ class PushConsumer:
     def start(self) -> None:
         """Joins the group; returns when the group has answered.
 
-        Raises Unavailable or Timeout when it cannot be reached in time, Rejected when it refuses.
+        Raises Unavailable or Timeout when it cannot be reached in time, Rejected when it refuses,
+        FencedMember when a newer process has this `member_name`.
         """
         if self._started:
             raise Closed("a consumer is started once")
@@ -117,7 +139,9 @@ class PushConsumer:
     def close(self) -> None:
         """Stops, waits for running callbacks, commits, leaves the group.  Idempotent.
 
-        From within the callback it only begins to: `run` returns when all is done.
+        What just failed is sent back first.  With a `member_name` the queues are not given to
+        others before `session_timeout_s` is over.  From within the callback it only begins to:
+        `run` returns when all is done.
         """
         thread = self._thread
         if thread is None:
@@ -200,14 +224,14 @@ class PullConsumer:
         self,
         queues: str | Iterable[MessageQueue],
         *,
-        filter: str = "",
+        filter: str | Sql = "",
         start_from: StartFrom | None = None,
     ) -> None:
         """Reads these queues, or all of a topic, in place of those before.
 
         Each begins at the group's committed offset; without one, at `start_from` (by default the
-        settings').  `filter`: tags, as "a || b".  Raises InvalidArgument, TopicNotFound,
-        QueueNotFound, Unavailable.
+        settings'): "earliest", "latest", an aware datetime or ms since the epoch.  `filter`: tags,
+        as "a || b", or Sql.  Raises InvalidArgument, TopicNotFound, QueueNotFound, Unavailable.
         """
         self._run(self._consumer.assign(queues, filter=filter, start_from=start_from))
 
@@ -217,7 +241,7 @@ class PullConsumer:
         return self._consumer.assignment
 
     def seek(self, queue: MessageQueue, to: Place) -> None:
-        """Goes on at an offset, or at an end of the queue.  Raises InvalidArgument."""
+        """Goes on at an offset, an end of the queue, or a time.  Raises InvalidArgument."""
         self._run(self._consumer.seek(queue, to))
 
     def position(self, queue: MessageQueue) -> int:

@@ -1,27 +1,41 @@
-"""From pulled messages to finished ones: chunks, workers, and what is tried again.
+"""Concurrent consumption: chunks, workers, and what becomes of a message that fails.
 
-Owned by the consumer's event loop.  A failed callback is called again after a backoff, for as
-long as the queue is ours; nothing is skipped.  Chunks adapt: about CHUNK_S of callback time each,
-so that slow callbacks spread over all workers and quick ones do not pay for hand-overs.
+A failed message is sent back to its broker (settler.py) and comes again as a retry; if the broker
+does not take it, the callback is called again here, after a backoff; nothing is skipped.  Chunks
+adapt: about CHUNK_S of callback time each, so that slow callbacks spread over all workers and
+quick ones do not pay for hand-overs.
+
+Callbacks that take long are found by a look at the workers every LOOK_S:
+
+    one message for SLOW_S               what follows it in its chunk goes to another worker
+    one for `processing_timeout_s`       it is sent back, the worker replaced, the result ignored
+
+Owned by the consumer's event loop.
 """
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from time import monotonic
 
+from duemq.consumer.dispatching import Progressed, Settler, Spawn
+from duemq.consumer.fetcher import Source
+from duemq.consumer.outcomes import DeadLetter, Outcome, RetryLater, outcome_of
 from duemq.consumer.settings import ConsumerSettings
+from duemq.consumer.stalls import Stalls
 from duemq.consumer.workers import (
     Callback,
     Caller,
+    Indices,
+    Pool,
     TaskWorkers,
     ThreadWorkers,
     Work,
-    Workers,
     is_async,
 )
 from duemq.message import Message
-from duemq.process_queue import Chunk, ProcessQueue
+from duemq.process_queue import Chunk
 from duemq.rpc.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -32,12 +46,14 @@ CALLBACK_S_MIN = 1e-7
 # Weight of the newest chunk in the mean time of a callback.  The mean is geometric: a quick
 # callback that sometimes has to wait for the interpreter is still a quick one.
 SMOOTHING = 0.2
+SLOW_S = 0.1
+LOOK_S = 0.05
+# A processing timeout is noticed late by at most this part of it, or by LOOK_S.
+LOOKS_PER_TIMEOUT = 4
 
-Pending = ProcessQueue[Message]
 
-
-class Dispatcher:
-    """Runs the callback over what was pulled."""
+class ConcurrentDispatcher:
+    """Runs the callback over what was pulled (dispatching.Dispatcher)."""
 
     def __init__(
         self,
@@ -45,21 +61,28 @@ class Dispatcher:
         *,
         batch: bool,
         settings: ConsumerSettings,
-        progressed: Callable[[Pending], None],
+        settler: Settler,
+        progressed: Progressed,
+        spawn: Spawn,
         group: str = "",
         client_id: str = "",
     ) -> None:
-        """`progressed` is called in the loop whenever messages of a queue were finished."""
         self._settings = settings
         self._batch = batch
+        self._settler = settler
         self._progressed = progressed
+        self._spawn = spawn
         self._loop = asyncio.get_running_loop()
         caller = Caller(callback, batch=batch, group=group, client_id=client_id)
-        pool = TaskWorkers if is_async(callback) else ThreadWorkers
-        self._workers: Workers = pool(caller, settings.threads, self._ended)
-        self._works: defaultdict[Pending, set[Work]] = defaultdict(set)  # submitted, not ended
+        pool = TaskWorkers[Work] if is_async(callback) else ThreadWorkers[Work]
+        self._workers: Pool[Work] = pool(caller, settings.threads, self._ended)
+        self._works: defaultdict[Source, set[Work]] = defaultdict(set)  # submitted, not ended
+        self._sending_back: Counter[Source] = Counter()
         self._some_ended = asyncio.Event()
         self._callback_s = CHUNK_S  # mean time of a callback; at first: one message a chunk
+        self._stalls: Stalls[Work] = Stalls()
+        self._look_s = min(LOOK_S, settings.processing_timeout_s / LOOKS_PER_TIMEOUT)
+        self._next_look: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Starts the workers."""
@@ -67,6 +90,8 @@ class Dispatcher:
 
     async def stop(self, timeout_s: float) -> None:
         """Ends the workers after what they are doing; what they have not begun stays undone."""
+        if self._next_look is not None:
+            self._next_look.cancel()
         await self._workers.stop(timeout_s)
 
     def in_callback(self) -> bool:
@@ -74,7 +99,7 @@ class Dispatcher:
         return self._workers.inside()
 
     def dispatch(
-        self, pending: Pending, messages: Sequence[Message], next_offset: int, size_bytes: int
+        self, source: Source, messages: Sequence[Message], next_offset: int, size_bytes: int
     ) -> None:
         """Cuts messages of one queue into chunks and hands them to the workers."""
         size = self._settings.batch_messages_max if self._batch else self._chunk_messages()
@@ -83,11 +108,12 @@ class Dispatcher:
             part = messages[first : first + size]
             past = first + len(part)
             upto = next_offset if past == count else messages[past].offset
-            self._submit(Work(pending.add(part, upto, size_bytes * len(part) // count)))
+            chunk = source.pending.add(part, upto, size_bytes * len(part) // count)
+            self._submit(Work(source, chunk))
 
-    async def quiet(self, pending: Pending) -> None:
-        """Returns when no callback for a dropped queue runs."""
-        while any(work.running for work in self._works.get(pending, ())):
+    async def quiet(self, source: Source) -> None:
+        """Returns when no callback and no send-back of a dropped queue is under way."""
+        while self._sending_back[source] or any(w.running for w in self._works.get(source, ())):
             ended = self._some_ended
             await ended.wait()
 
@@ -97,47 +123,182 @@ class Dispatcher:
     def _submit(self, work: Work) -> None:
         if work.queue.dropped:
             return
-        self._works[work.queue].add(work)
+        self._works[work.source].add(work)
         self._workers.submit(work)
+        if self._next_look is None:
+            self._next_look = self._loop.call_later(self._look_s, self._look)
+
+    # --- what workers report --------------------------------------------------------------------
 
     def _ended(self, work: Work) -> None:
-        pending, chunk = work.queue, work.chunk
-        works = self._works[pending]
+        if work.abandoned:
+            return
+        self._forget(work)
+        source, chunk = work.source, work.chunk
+        for index in _finished_aside(work):
+            chunk.finish_aside(index)
+        self._hear_failures(work)
+        if work.indices is None and work.cut is None:
+            self._learn(work)
+            self._go_on(source, chunk)  # it was stopped a moment too late to be cut off
+        source.pending.settle(chunk)
+        self._progressed(source)
+
+    def _go_on(self, source: Source, chunk: Chunk[Message]) -> None:
+        """With what no worker has."""
+        if chunk.walk.next < len(chunk.messages) and not source.pending.dropped:
+            chunk.walk.stopped = False
+            self._submit(Work(source, chunk))
+
+    def _forget(self, work: Work) -> None:
+        works = self._works[work.source]
         works.discard(work)
         if not works:
-            del self._works[pending]
+            del self._works[work.source]
+        self._tell_quiet()
+
+    def _tell_quiet(self) -> None:
         self._some_ended.set()
         self._some_ended = asyncio.Event()
-        if pending.dropped:
-            return
-        self._learn(work)
-        for index, error in work.failures:
-            self._again(chunk, index, error, work.backoff)
-        pending.settle(chunk)
-        self._progressed(pending)
 
     def _learn(self, work: Work) -> None:
-        if work.index is None and not self._batch:
-            mean_s = max(work.seconds / len(work.chunk.messages), CALLBACK_S_MIN)
+        walked = work.walk.next - work.first
+        if walked and not self._batch:
+            mean_s = max(work.seconds / walked, CALLBACK_S_MIN)
             self._callback_s *= (mean_s / self._callback_s) ** SMOOTHING
 
-    def _again(
-        self, chunk: Chunk[Message], index: int | None, error: BaseException, before: Backoff | None
-    ) -> None:
-        settings = self._settings
-        backoff = before or Backoff(settings.retry_wait_s_min, settings.retry_wait_s_max)
-        wait_s = backoff.next_s()
-        first = chunk.messages[index or 0]
+    def _hear_failures(self, work: Work) -> None:
+        """The worker may be adding more: those are heard when it ends."""
+        news = work.failures[work.heard :]
+        work.heard += len(news)
+        for indices, error in news:
+            self._log_failure(work, indices, error)
+            self._give_back(work, indices, outcome_of(error))
+
+    def _log_failure(self, work: Work, indices: Indices, error: BaseException) -> None:
+        message = work.chunk.messages[indices[0]]
+        if isinstance(error, RetryLater | DeadLetter):
+            log.info("the callback gives %r back: %r", message, error)
+            return
         log.warning(
-            "the callback failed for %s at %s/%s/%d offset %d, attempt %d; again in %.1f s: %r",
-            "a batch" if index is None else f"message {first.message_id}",
-            first.topic,
-            first.broker,
-            first.queue,
-            first.offset,
-            backoff.attempts,
-            wait_s,
+            "the callback failed for %s%r, attempt %d: %r",
+            f"a batch of {len(indices)} messages from " if self._batch else "",
+            message,
+            message.attempt + 1,
             error,
-            exc_info=error if backoff.attempts == 1 else None,
+            exc_info=error if message.attempt == 0 else None,
         )
-        self._loop.call_later(wait_s, self._submit, Work(chunk, index, backoff))
+
+    # --- what failed ----------------------------------------------------------------------------
+
+    def _give_back(
+        self, work: Work, indices: Indices, outcome: Outcome, *, timed_out: bool = False
+    ) -> None:
+        """Of a queue that was dropped too: what its broker takes now need not come again."""
+        self._sending_back[work.source] += 1
+        self._spawn(self._send_back(work, indices, outcome, timed_out))
+
+    async def _send_back(
+        self, work: Work, indices: Indices, outcome: Outcome, timed_out: bool
+    ) -> None:
+        source, chunk = work.source, work.chunk
+        messages = [chunk.messages[index] for index in indices]
+        try:
+            taken = await asyncio.gather(
+                *(
+                    self._settler.send_back(source, message, outcome, message.attempt + 1)
+                    for message in messages
+                )
+            )
+            for index, is_taken in zip(indices, taken, strict=True):
+                if is_taken:
+                    chunk.finish_aside(index)
+        finally:
+            self._sending_back[source] -= 1
+            if not self._sending_back[source]:
+                del self._sending_back[source]
+            self._tell_quiet()
+        source.pending.settle(chunk)
+        self._progressed(source)
+        left = tuple(index for index, is_taken in zip(indices, taken, strict=True) if not is_taken)
+        if left:
+            self._try_again(work, left, outcome, timed_out)
+
+    def _try_again(self, work: Work, indices: Indices, outcome: Outcome, timed_out: bool) -> None:
+        """The broker did not take messages back: here again, after a backoff."""
+        settings = self._settings
+        backoff = work.backoff or Backoff(settings.retry_wait_s_min, settings.retry_wait_s_max)
+        again = Work(work.source, work.chunk, indices, backoff)
+
+        def now() -> None:
+            if work.queue.dropped:
+                return
+            if timed_out:  # the callback still has the message: only the sending back is repeated
+                self._give_back(again, indices, outcome, timed_out=True)
+                return
+            for index in indices:
+                work.chunk.messages[index].again()
+            self._submit(again)
+
+        self._loop.call_later(backoff.next_s(), now)
+
+    # --- what takes long ------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        busy = {w: w.position for w in self._workers.busy() if not w.abandoned}
+        for work, still_s in self._stalls.look(monotonic(), busy).items():
+            if still_s >= self._settings.processing_timeout_s:
+                self._time_out(work, busy[work])
+            elif still_s >= SLOW_S and work.cut is None and work.indices is None:
+                self._cut_off(work, busy[work])
+        going_on = busy or self._works
+        self._next_look = self._loop.call_later(self._look_s, self._look) if going_on else None
+
+    def _cut_off(self, work: Work, index: int) -> None:
+        """Leaves a worker the message that it is busy with, and gives the rest to another."""
+        if self._batch or index + 1 >= len(work.chunk.messages):
+            return
+        if work.chunk.cut_off(index):
+            work.cut = index
+            self._hear_failures(work)
+            self._go_on(work.source, work.chunk)
+
+    def _time_out(self, work: Work, position: int) -> None:
+        overdue = self._take_away(work, position)
+        if not overdue:
+            return  # it has ended just now
+        work.abandoned = True
+        self._forget(work)
+        self._workers.replace(work)
+        reason = f"timed out after {self._settings.processing_timeout_s:g} s"
+        log.error(
+            "the callback runs for %r and %d more: %s; sent back",
+            work.chunk.messages[overdue[0]],
+            len(overdue) - 1,
+            reason,
+        )
+        self._hear_failures(work)
+        self._give_back(work, overdue, Outcome(reason), timed_out=True)
+        if work.indices is None and work.cut is None:
+            self._go_on(work.source, work.chunk)
+
+    def _take_away(self, work: Work, position: int) -> Indices:
+        """The messages that a worker is stuck with; it has no say in them any more."""
+        if work.indices is not None:
+            return work.indices
+        if work.cut is not None:
+            return (work.cut,) if work.walk.next == work.cut else ()
+        count = len(work.chunk.messages) if self._batch else 1
+        if work.chunk.cut_off(position, count):
+            return tuple(range(position, position + count))
+        return ()
+
+
+def _finished_aside(work: Work) -> Indices:
+    """Of messages that are set aside in the chunk, those that this work has done."""
+    if work.indices is not None:
+        return work.indices if work.finished else ()
+    if work.cut is None or work.walk.next == work.cut:  # or it was dropped before it began
+        return ()
+    failed = any(work.cut in indices for indices, _ in work.failures)
+    return () if failed else (work.cut,)

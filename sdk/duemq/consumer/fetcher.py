@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import grpc.aio
 
@@ -20,6 +20,7 @@ from duemq import tracing
 from duemq.balance import MessageQueue
 from duemq.client import Client
 from duemq.consumer.settings import ConsumerSettings
+from duemq.consumer.subscription import Filter
 from duemq.errors import Corrupt, DuemqError, Timeout
 from duemq.message import Message
 from duemq.process_queue import ProcessQueue
@@ -45,9 +46,9 @@ class Source:
 
     __slots__ = ("asked", "filter", "generation", "not_before_s", "pending", "queue")
 
-    def __init__(self, queue: MessageQueue, filter_text: str, generation: int, start: int) -> None:
+    def __init__(self, queue: MessageQueue, wanted: Filter, generation: int, start: int) -> None:
         self.queue = queue
-        self.filter = filter_text
+        self.filter = wanted
         self.generation = generation
         """That it was acquired under; stamps pulls and commits."""
         self.pending: ProcessQueue[Message] = ProcessQueue(start)
@@ -174,7 +175,8 @@ class Fetcher:
                     queue_id=source.queue.queue_id,
                     offset=source.pending.pull_offset,
                     generation=source.generation,
-                    filter=source.filter,
+                    filter=source.filter.text,
+                    filter_type=cast(broker_pb2.FilterType, source.filter.filter_type),
                 )
                 for source in sources
             ],

@@ -27,7 +27,7 @@ class HoldingState(enum.Enum):
 class Holding:
     """A queue that the coordinator thinks is ours."""
 
-    __slots__ = ("committed", "queue", "source", "state")
+    __slots__ = ("committed", "queue", "settled", "source", "state")
 
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
@@ -36,6 +36,8 @@ class Holding:
         """Once ACTIVE."""
         self.committed = -1
         """The last offset that the broker confirmed."""
+        self.settled: frozenset[int] = frozenset()
+        """Offsets that were sent back before it was taken over: not to be delivered."""
 
 
 Lost = tuple[Holding, FencedMember]

@@ -1,16 +1,18 @@
-"""A group's offsets at the brokers: taking queues over, committing.
+"""A group's offsets at the brokers: taking queues over, committing, sending back.
 
 One attempt each; callers repeat.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from duemq.balance import MessageQueue
 from duemq.client import Client
-from duemq.errors import DuemqError
+from duemq.consumer.outcomes import Outcome
+from duemq.consumer.settings import StartFrom, start_ms
+from duemq.errors import DuemqError, InvariantError
 from duemq.rpc import status
-from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq.v1 import broker_pb2, broker_pb2_grpc, group_admin_pb2, group_admin_pb2_grpc
 
 REQUEST_TIMEOUT_S = 5.0
 START_FROM = {"earliest": broker_pb2.EARLIEST, "latest": broker_pb2.LATEST}
@@ -22,6 +24,35 @@ class Commit(NamedTuple):
     queue: MessageQueue
     offset: int
     generation: int
+
+
+class Start(NamedTuple):
+    """Where a queue begins that was taken over."""
+
+    offset: int
+    settled: frozenset[int]
+    """Past the offset, and not to be delivered: the group has sent them back."""
+
+
+class Failure(NamedTuple):
+    """A message to be sent back."""
+
+    queue: MessageQueue
+    offset: int
+    generation: int
+    outcome: Outcome
+    deliveries: int
+    """How often the group was given it by now."""
+
+
+class SentBack(NamedTuple):
+    """What became of a failure."""
+
+    error: DuemqError | None
+    """None: it is settled."""
+    dead_letter: bool = False
+    due_ms: int = 0
+    """When it comes again; 0: not, or it had been sent back before."""
 
 
 class QueueRange(NamedTuple):
@@ -41,15 +72,21 @@ class OffsetClient:
         self._member_id = member_id
 
     async def acquire(
-        self, broker: str, queues: Iterable[MessageQueue], generation: int, start_from: str
-    ) -> dict[MessageQueue, int | DuemqError]:
+        self,
+        broker: str,
+        queues: Iterable[MessageQueue],
+        generation: int,
+        start_from: StartFrom,
+    ) -> dict[MessageQueue, Start | DuemqError]:
         """Takes queues of one broker over; answers where each begins, or why not."""
         request = broker_pb2.AcquireQueuesRequest(
-            group=self._group,
-            member_id=self._member_id,
-            generation=generation,
-            start_from=START_FROM[start_from],
+            group=self._group, member_id=self._member_id, generation=generation
         )
+        if isinstance(start_from, str):
+            request.start_from = START_FROM[start_from]
+        else:
+            request.start_from = broker_pb2.AT_TIME
+            request.start_ms = start_ms(start_from)
         for queue in queues:
             request.queues.add(topic=queue.topic, broker=broker, queue_id=queue.queue_id)
         stub, address = self._stub(broker)
@@ -58,10 +95,44 @@ class OffsetClient:
         )
         return {
             MessageQueue(result.topic, broker, result.queue_id): (
-                status.from_proto(result.error) if result.HasField("error") else result.offset
+                status.from_proto(result.error)
+                if result.HasField("error")
+                else Start(result.offset, frozenset(result.settled))
             )
             for result in answer.queues
         }
+
+    async def send_back(
+        self, broker: str, failures: Sequence[Failure], timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> list[SentBack]:
+        """Gives messages of one broker back to it; an answer each, in their order."""
+        request = broker_pb2.SendBackRequest(group=self._group, member_id=self._member_id)
+        for queue, offset, generation, outcome, deliveries in failures:
+            message = request.messages.add(
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                offset=offset,
+                generation=generation,
+                dead_letter=outcome.dead_letter,
+                error=outcome.error,
+                deliveries=deliveries,
+            )
+            if outcome.delay_ms is not None:
+                message.delay_ms = outcome.delay_ms
+        stub, address = self._stub(broker)
+        answer = await status.answer(stub.SendBack(request, timeout=timeout_s), address)
+        if len(answer.results) != len(failures):
+            raise InvariantError(
+                f"{broker} answered {len(answer.results)} of {len(failures)} messages sent back"
+            )
+        return [
+            SentBack(
+                status.from_proto(result.error) if result.HasField("error") else None,
+                result.dead_letter,
+                result.due_ms,
+            )
+            for result in answer.results
+        ]
 
     async def commit(
         self, broker: str, commits: Iterable[Commit], timeout_s: float = REQUEST_TIMEOUT_S
@@ -90,6 +161,22 @@ class OffsetClient:
                 result.offset if result.offset >= 0 else None, result.min_offset, result.max_offset
             )
             for result in answer.queues
+        }
+
+    async def at_time(self, broker: str, topic: str, start_ms: int) -> dict[MessageQueue, int]:
+        """The offsets on one broker of the first messages stored at a time or later."""
+        request = group_admin_pb2.ResetOffsetsRequest(
+            group=self._group, topic=topic, at_ms=start_ms, dry_run=True
+        )
+        address = self._client.broker(broker).address
+        stub = group_admin_pb2_grpc.GroupAdminStub(self._client.channel(address))
+        answer = await status.answer(stub.ResetOffsets(request, timeout=REQUEST_TIMEOUT_S), address)
+        for change in answer.changes:
+            if change.HasField("error"):
+                raise status.from_proto(change.error)
+        return {
+            MessageQueue(change.topic, broker, change.queue_id): change.after
+            for change in answer.changes
         }
 
     def _stub(self, broker: str) -> tuple[broker_pb2_grpc.BrokerStub, str]:

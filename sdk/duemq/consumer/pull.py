@@ -8,6 +8,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from time import monotonic
 from types import TracebackType
 from typing import Literal
@@ -17,15 +18,17 @@ from duemq.client import Addresses, Client
 from duemq.consumer.fetcher import Fetcher, Source
 from duemq.consumer.offsets import Commit, OffsetClient, QueueRange
 from duemq.consumer.receiving import received
-from duemq.consumer.settings import ConsumerSettings, StartFrom
+from duemq.consumer.settings import ConsumerSettings, StartFrom, check_start_from, start_ms
+from duemq.consumer.subscription import ALL, Filter
 from duemq.errors import DuemqError, InvalidArgument
 from duemq.message import Message
 from duemq.process_queue import Chunk
 from duemq.settings import DEFAULT_NAMESERVER
-from duemq.tag_filter import TagFilter
+from duemq.sql import Sql
 from duemq.v1 import view_pb2
 
-Place = int | Literal["earliest", "latest"]
+Place = int | Literal["earliest", "latest"] | datetime
+"""An offset, an end of the queue, or the first message stored at a time or later."""
 
 
 class PullConsumer:
@@ -46,8 +49,7 @@ class PullConsumer:
         self._offsets = OffsetClient(self._client, group or f"nobody-{secrets.token_hex(4)}")
         self._sources: dict[MessageQueue, Source] = {}
         self._paused: set[MessageQueue] = set()
-        self._filter = TagFilter()
-        self._filter_text = ""
+        self._filter = ALL
         self._ready: deque[Chunk[Message]] = deque()
         self._failed: deque[DuemqError] = deque()
         self._news = asyncio.Event()
@@ -91,29 +93,31 @@ class PullConsumer:
         self,
         queues: str | Iterable[MessageQueue],
         *,
-        filter: str = "",
+        filter: str | Sql = "",
         start_from: StartFrom | None = None,
     ) -> None:
         """Reads these queues, or all of a topic, in place of those before.
 
         Each begins at the group's committed offset; without one, at `start_from` (by default the
-        settings').  `filter`: tags, as "a || b".  Raises InvalidArgument, TopicNotFound,
-        QueueNotFound, Unavailable.
+        settings'): "earliest", "latest", an aware datetime or ms since the epoch.  `filter`: tags,
+        as "a || b", or Sql.  Raises InvalidArgument, TopicNotFound, QueueNotFound, Unavailable.
         """
+        begin = self.settings.start_from if start_from is None else start_from
+        check_start_from(begin)
+        wanted_messages = Filter.of(filter)
         wanted = await self.queues(queues) if isinstance(queues, str) else list(queues)
-        tag_filter = TagFilter.parse(filter)
         ranges = await self._ranges(wanted)
+        unknown = [q for q in wanted if self.group is None or ranges[q].committed is None]
+        offsets = await self._starts(unknown, ranges, begin)
         for source in self._sources.values():
             self._end(source)
         self._sources.clear()
         self._paused.clear()
-        self._filter, self._filter_text = tag_filter, filter
+        self._filter = wanted_messages
         for queue in wanted:
-            known = ranges[queue]
-            where: Place = start_from or self.settings.start_from
-            if self.group is not None and known.committed is not None:
-                where = min(max(known.committed, known.min_offset), known.max_offset)
-            self._begin(queue, _offset_in(known, where))
+            _, least, most = ranges[queue]
+            offset = offsets.get(queue, ranges[queue].committed or 0)
+            self._begin(queue, min(max(offset, least), most))
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
@@ -121,16 +125,19 @@ class PullConsumer:
         return frozenset(self._sources)
 
     async def seek(self, queue: MessageQueue, to: Place) -> None:
-        """Goes on at an offset, or at an end of the queue.  Raises InvalidArgument."""
-        old = self._source(queue)
-        offset = to
-        if not isinstance(offset, int):
-            offset = _offset_in((await self._ranges([queue]))[queue], offset)
+        """Goes on at an offset, an end of the queue, or a time.  Raises InvalidArgument."""
+        self._source(queue)
+        if isinstance(to, int):
+            offset = to
+        else:
+            check_start_from(to)
+            offsets = await self._starts([queue], await self._ranges([queue]), to)
+            offset = offsets[queue]
         if offset < 0:
             raise InvalidArgument(
                 f"offset {offset} is negative", field="offset", value=offset, limit=">= 0"
             )
-        self._end(old)
+        self._end(self._source(queue))
         self._begin(queue, offset)
 
     def position(self, queue: MessageQueue) -> int:
@@ -178,7 +185,7 @@ class PullConsumer:
             if chunk.queue.dropped:
                 continue
             first = chunk.messages[0]
-            queue = MessageQueue(first.topic, first.broker, first.queue)
+            queue = MessageQueue(first.stored_topic, first.broker, first.queue)
             if queue in self._paused:
                 paused.append(chunk)
                 continue
@@ -232,6 +239,25 @@ class PullConsumer:
                 raise InvalidArgument(f"there is no {queue}", field="queue", value=queue)
         return {queue: known[queue] for queue in wanted}
 
+    async def _starts(
+        self,
+        queues: Iterable[MessageQueue],
+        ranges: Mapping[MessageQueue, QueueRange],
+        place: StartFrom,
+    ) -> dict[MessageQueue, int]:
+        """Ends of queues and times as offsets."""
+        if place == "earliest":
+            return {queue: ranges[queue].min_offset for queue in queues}
+        if place == "latest":
+            return {queue: ranges[queue].max_offset for queue in queues}
+        assert not isinstance(place, str)
+        places = sorted({(queue.broker, queue.topic) for queue in queues})
+        answers = await asyncio.gather(
+            *(self._offsets.at_time(broker, topic, start_ms(place)) for broker, topic in places)
+        )
+        found = {queue: offset for answer in answers for queue, offset in answer.items()}
+        return {queue: found[queue] for queue in queues}
+
     def _source(self, queue: MessageQueue) -> Source:
         try:
             return self._sources[queue]
@@ -239,12 +265,12 @@ class PullConsumer:
             raise InvalidArgument(f"{queue} is not assigned", field="queue", value=queue) from None
 
     def _begin(self, queue: MessageQueue, offset: int) -> None:
-        source = self._sources[queue] = Source(queue, self._filter_text, 0, offset)
+        source = self._sources[queue] = Source(queue, self._filter, 0, offset)
         if queue not in self._paused:
             self._fetcher(queue.broker).add(source)
 
     def _end(self, source: Source) -> None:
-        source.pending.dropped = True
+        source.pending.drop()
         self._fetcher(source.queue.broker).remove(source)
 
     def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
@@ -271,9 +297,3 @@ class PullConsumer:
             )
             self._tasks.append(asyncio.create_task(fetcher.run(), name=f"pull {broker}"))
         return fetcher
-
-
-def _offset_in(known: QueueRange, place: Place) -> int:
-    if isinstance(place, int):
-        return place
-    return known.min_offset if place == "earliest" else known.max_offset

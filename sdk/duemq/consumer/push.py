@@ -8,25 +8,31 @@ from typing import Any
 
 from duemq.balance import MessageQueue, strategy_named
 from duemq.client import Addresses, Client
-from duemq.consumer.settings import ConsumerSettings, StartFrom
+from duemq.consumer.broadcast import BroadcastShare
+from duemq.consumer.membership import LEAVE_TIMEOUT_S
+from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, check_choices
 from duemq.consumer.share import Share
 from duemq.consumer.subscription import Topics, subscriptions_of
 from duemq.consumer.workers import Callback
-from duemq.errors import Closed, Rejected, Timeout
+from duemq.errors import Closed, FencedMember, Rejected, Timeout
 from duemq.rpc.streams import first_of
 from duemq.settings import DEFAULT_NAMESERVER
 
 log = logging.getLogger(__name__)
-
-LEAVE_TIMEOUT_S = 2.0
 
 
 class PushConsumer:
     """Receives a group's messages and calls `callback` with each, or with lists of them.
 
     Members of one group share the queues of its topics; every group receives everything.  At least
-    once: what was not committed when a consumer died comes again.  A callback that raises is called
-    again with the same message, after a backoff, without holding up others; nothing is skipped.
+    once: what was not committed when a consumer died comes again.  A message (or list) for which
+    the callback raises, or runs for longer than `processing_timeout_s`, is sent back to its broker:
+    it comes again when the group's retry policy says, to any member, and after the last retry it is
+    a dead letter.  `raise duemq.RetryLater(delay)` chooses the delay, `raise
+    duemq.DeadLetter(reason)` gives up at once.  None of this holds up other messages.
+
+    In order, a failure suspends the queue or key for `suspend_s` and the callback is called again
+    in place, up to `retries_in_order_max` times, before the message is a dead letter.
     """
 
     def __init__(
@@ -36,28 +42,43 @@ class PushConsumer:
         callback: Callback,
         *,
         batch: bool = False,
+        order: Order | None = None,
+        broadcast: bool = False,
+        member_name: str | None = None,
         start_from: StartFrom | None = None,
         threads: int | None = None,
         nameserver: Addresses = DEFAULT_NAMESERVER,
         settings: ConsumerSettings | None = None,
     ) -> None:
-        """`topics`: a name, several, or {name: filter} with filters like "a || b".
+        """`topics`: a name, several, or {name: filter}; a filter is tags like "a || b", or Sql.
 
         A coroutine function as callback is awaited in the loop, any other runs in threads; up to
-        `threads` at a time.  `batch`: it gets lists of one queue's messages.  `start_from`: where
-        the group begins in queues that it has no offset for.  Both override `settings`.  Raises
-        InvalidArgument.
+        `threads` at a time.
+
+        `batch`: it gets lists of one queue's messages.  `order`: "queue", one message of a queue at
+        a time, or "key", one of an ordering key at a time.  `broadcast`: this consumer gets all
+        messages, whatever others of the group get; how far it is stands in a file here.
+        `member_name`: a name that is this consumer's alone, for as long as it runs; who comes back
+        under it within `session_timeout_s` goes on with the same queues, and an older process of
+        that name ends with FencedMember.  (Broadcast: names the file; by default the host's name.)
+        `start_from`: where the group begins in queues that it has no offset for: "earliest",
+        "latest", an aware datetime or ms since the epoch.  `start_from` and `threads` override
+        `settings`.  Raises InvalidArgument.
         """
         self.group = group
         self.settings = (settings or ConsumerSettings()).changed(
             start_from=start_from, threads=threads
         )
         strategy_named(self.settings.strategy)
+        check_choices(order=order, member_name=member_name)
         self._filters = subscriptions_of(topics)
         self._callback = callback
         self._batch = batch
+        self._order = order
+        self._broadcast = broadcast
+        self._member_name = member_name
         self._client = Client(nameserver)
-        self._share: Share | None = None
+        self._share: Share | BroadcastShare | None = None
         self._member: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] | None = None  # not None: started
@@ -66,24 +87,16 @@ class PushConsumer:
     async def start(self) -> None:
         """Joins the group; returns when the group has answered.
 
-        Raises Unavailable or Timeout when it cannot be reached in time, Rejected when it refuses.
+        Raises Unavailable or Timeout when it cannot be reached in time, Rejected when it refuses,
+        FencedMember when a newer process has this `member_name`.
         """
         if self._ended is not None:
             raise Closed("a consumer is started once")
         ended = self._ended = asyncio.get_running_loop().create_future()
         await self._client.start()
-        share = self._share = Share(
-            self._client,
-            self._callback,
-            self.settings,
-            self._spawn,
-            group=self.group,
-            filters=self._filters,
-            batch=self._batch,
-        )
-        share.dispatcher.start()
+        share = self._share = self._new_share()
+        share.start()
         self._member = self._spawn(self._stay_member(share, ended))
-        self._spawn(share.commit_often())
         limit_s = self.settings.start_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -107,7 +120,9 @@ class PushConsumer:
     async def close(self) -> None:
         """Stops, waits for running callbacks, commits, leaves the group.  Idempotent.
 
-        From within the callback it only begins to: `run` returns when all is done.
+        What just failed is sent back first.  With a `member_name` the queues are not given to
+        others before `session_timeout_s` is over.  From within the callback it only begins to:
+        `run` returns when all is done.
         """
         self.begin_close()
         if self._closing is not None and not self.in_callback():
@@ -120,7 +135,7 @@ class PushConsumer:
 
     def in_callback(self) -> bool:
         """Tells whether the caller is this consumer's callback, which `close` would wait for."""
-        return self._share is not None and self._share.dispatcher.in_callback()
+        return self._share is not None and self._share.in_callback()
 
     async def __aenter__(self) -> "PushConsumer":
         await self.start()
@@ -139,10 +154,26 @@ class PushConsumer:
         """The queues that are consumed now."""
         return self._share.queues if self._share is not None else frozenset()
 
-    async def _stay_member(self, share: Share, ended: asyncio.Future[None]) -> None:
+    def _new_share(self) -> Share | BroadcastShare:
+        kind = BroadcastShare if self._broadcast else Share
+        return kind(
+            self._client,
+            self._callback,
+            self.settings,
+            self._spawn,
+            group=self.group,
+            filters=self._filters,
+            batch=self._batch,
+            order=self._order,
+            member_name=self._member_name,
+        )
+
+    async def _stay_member(
+        self, share: Share | BroadcastShare, ended: asyncio.Future[None]
+    ) -> None:
         try:
-            await share.membership.run()
-        except Rejected as error:
+            await share.run()
+        except (Rejected, FencedMember) as error:
             log.error("group %s: no longer consuming: %s", self.group, error)
             share.drop_all()
             if not ended.done():
@@ -152,8 +183,9 @@ class PushConsumer:
         try:
             if self._share is not None and self._member is not None:
                 await self._share.close()
-                await self._share.membership.leave()
+                await self._share.leave()  # before `stop`: the others wait for the queues
                 await asyncio.wait({self._member}, timeout=LEAVE_TIMEOUT_S)
+                await self._share.stop()
         finally:
             for task in self._tasks:
                 task.cancel()

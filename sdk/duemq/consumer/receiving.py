@@ -2,14 +2,14 @@
 
 from google.protobuf.message import DecodeError
 
+from duemq.consumer.subscription import Filter
 from duemq.errors import Corrupt
 from duemq.message import Message, messages_of
-from duemq.tag_filter import TagFilter
 from duemq.v1 import view_pb2
 
 
-def received(records: view_pb2.QueueRecordsView, broker: str, tags: TagFilter) -> list[Message]:
-    """The broker filtered by hash: messages whose tag only collides are left out here.
+def received(records: view_pb2.QueueRecordsView, broker: str, wanted: Filter) -> list[Message]:
+    """Brokers compare hashes of tags: messages whose tag only collides are left out here.
 
     Raises Corrupt if the records cannot be decoded: brokers store what they are sent.
     """
@@ -25,4 +25,4 @@ def received(records: view_pb2.QueueRecordsView, broker: str, tags: TagFilter) -
             field="offset",
             value=first,
         ) from error
-    return messages if tags.takes_all else [m for m in messages if tags.takes(m.tag)]
+    return messages if wanted.takes_all else [m for m in messages if wanted.takes(m.tag)]

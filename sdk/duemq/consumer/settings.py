@@ -1,14 +1,24 @@
 """A consumer's knobs.  Pure."""
 
+import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from datetime import datetime
+from typing import Any, Literal, NoReturn
 
 from duemq.balance import AVERAGE
+from duemq.due import DUE_MS_MAX, deliver_at_ms
 from duemq.errors import InvalidArgument
 from duemq.process_queue import Window
 
-StartFrom = Literal["earliest", "latest"]
+StartFrom = Literal["earliest", "latest"] | datetime | int
+"""An end of the queue; or a time, as an aware datetime or in ms since the epoch: the first message
+stored then or later."""
 
+Order = Literal["queue", "key"]
+
+START_FROM_LIMIT = f"earliest, latest, an aware datetime, or 0 to {DUE_MS_MAX} ms since the epoch"
+MEMBER_NAME_CHARACTERS_MAX = 127
+_MEMBER_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MEMBER_NAME_CHARACTERS_MAX - 1}}}")
 THREADS_MAX = 1_024
 POLL_WAIT_S_MAX = 30.0  # what a broker parks a pull for at most
 
@@ -21,18 +31,22 @@ class ConsumerSettings:
     """
 
     start_from: StartFrom = "latest"
-    """Where a group begins in a queue that it has no offset for."""
+    """Where a group begins in a queue that it has no offset for: "earliest", "latest", or a time
+    (an aware datetime, or ms since the epoch)."""
     threads: int = 20
     """Callbacks at a time: threads, or tasks if the callback is a coroutine function."""
     batch_messages_max: int = 1_000
     """Longest list that a callback per batch gets."""
+    processing_timeout_s: float = 900.0
+    """A callback that runs for longer: its message, or batch, is sent back, and its result ignored.
+    Not in ordered consumption."""
     queue_messages_max: int = 1_000
     """Of one queue, pulled and not finished: flow control, as the next two."""
     queue_bytes_max: int = 100 * 1024 * 1024
     """As above, in bytes."""
     queue_span_max: int = 2_000
-    """From a queue's commit point to its next pull, in offsets: what a message that keeps failing
-    holds up in the end, and the most that a crash repeats of a queue."""
+    """From a queue's commit point to its next pull, in offsets: what a slow message holds up in the
+    end, and the most that a crash repeats of a queue."""
     pull_bytes_max: int = 1024 * 1024
     """Of one pull answer."""
     pull_wait_s: float = 20.0
@@ -44,9 +58,17 @@ class ConsumerSettings:
     commit_interval_s: float = 5.0
     """Between commits while consuming; also at each revoke and at close."""
     retry_wait_s_min: float = 0.2
-    """Before a callback that raised is called again; doubles, with jitter, up to …"""
+    """Before the callback is called again with a failed message that its broker did not take back;
+    doubles, with jitter, up to …"""
     retry_wait_s_max: float = 30.0
     """… this."""
+    suspend_s: float = 1.0
+    """In ordered consumption: how long a queue or key waits after a failure."""
+    retries_in_order_max: int = 16
+    """In ordered consumption and broadcast: calls after the first, before a message that keeps
+    failing is a dead letter (broadcast: is skipped)."""
+    offsets_dir: str = ""
+    """Broadcast: where offsets are kept, in <group>/<member_name>.json; empty: ~/.duemq/offsets."""
     release_timeout_s: float = 5.0
     """A queue that goes to another member waits so long for running callbacks."""
     close_timeout_s: float = 10.0
@@ -55,10 +77,10 @@ class ConsumerSettings:
     """`start` fails if the group could not be joined for so long."""
 
     def __post_init__(self) -> None:
-        if self.start_from not in ("earliest", "latest"):
-            _refuse("start_from", self.start_from, "earliest or latest")
+        check_start_from(self.start_from)
         _check("threads", self.threads, 1, THREADS_MAX)
         _check("batch_messages_max", self.batch_messages_max, 1, 1_000_000)
+        _check("processing_timeout_s", self.processing_timeout_s, 0.01, 86_400)
         _check("queue_messages_max", self.queue_messages_max, 1, 65_536)
         _check("queue_bytes_max", self.queue_bytes_max, 1, 1 << 40)
         _check("queue_span_max", self.queue_span_max, 1, 1 << 40)
@@ -68,6 +90,8 @@ class ConsumerSettings:
         _check("commit_interval_s", self.commit_interval_s, 0.01, 3_600)
         _check("retry_wait_s_min", self.retry_wait_s_min, 0.001, 3_600)
         _check("retry_wait_s_max", self.retry_wait_s_max, self.retry_wait_s_min, 86_400)
+        _check("suspend_s", self.suspend_s, 0.001, 3_600)
+        _check("retries_in_order_max", self.retries_in_order_max, 0, 1_000)
         _check("release_timeout_s", self.release_timeout_s, 0, 3_600)
         _check("close_timeout_s", self.close_timeout_s, 0, 3_600)
         _check("start_timeout_s", self.start_timeout_s, 0.1, 3_600)
@@ -85,12 +109,39 @@ class ConsumerSettings:
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
+def check_choices(*, order: object, member_name: str | None) -> None:
+    """Raises InvalidArgument for what a push consumer cannot be."""
+    if order not in (None, "queue", "key"):
+        _refuse("order", order, "queue or key")
+    if member_name is None:
+        return
+    limit = f"1 to {MEMBER_NAME_CHARACTERS_MAX} of A-Z a-z 0-9 . _ -, not beginning with a dot"
+    if not _MEMBER_NAME.fullmatch(member_name):
+        _refuse("member_name", member_name, limit)
+
+
+def check_start_from(start_from: object) -> None:
+    """Raises InvalidArgument for what is no StartFrom."""
+    if isinstance(start_from, datetime | int) and not isinstance(start_from, bool):
+        start_ms(start_from)
+    elif start_from not in ("earliest", "latest"):
+        _refuse("start_from", start_from, START_FROM_LIMIT)
+
+
+def start_ms(start_from: datetime | int) -> int:
+    """A time to start from, in ms since the epoch.  Raises InvalidArgument."""
+    try:
+        return deliver_at_ms(start_from)
+    except InvalidArgument:
+        _refuse("start_from", start_from, START_FROM_LIMIT)
+
+
 def _check(name: str, value: float, lowest: float, highest: float) -> None:
     if not lowest <= value <= highest:
         _refuse(name, value, f"{lowest:g} to {highest:g}")
 
 
-def _refuse(name: str, value: object, limit: str) -> None:
+def _refuse(name: str, value: object, limit: str) -> NoReturn:
     raise InvalidArgument(
         f"{name} must be {limit}, not {value!r}", field=name, value=value, limit=limit
     )

@@ -1,8 +1,8 @@
 """A member's share of its group's queues: taken over, consumed, given up.
 
     Membership ──assigned──► Share ──acquire──► Holding ──pull──► Dispatcher ──► callback
-                               │                                      │
-                               └── release: stop, wait, commit, tell ◄┘ commit point
+                               │                                      │  │ failed
+                               └── release: stop, wait, commit, tell ◄┘  └──► SendBacks
 
 A queue's life here (HoldingState):
 
@@ -18,25 +18,26 @@ run in threads.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from time import monotonic
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from duemq.balance import MessageQueue
 from duemq.client import Client
-from duemq.consumer.dispatcher import Dispatcher
+from duemq.consumer.dispatcher import ConcurrentDispatcher
+from duemq.consumer.dispatching import Dispatcher, Spawn
 from duemq.consumer.fetcher import Fetcher, Source
 from duemq.consumer.holding import Committer, Holding, HoldingState, Lost
+from duemq.consumer.lease import Lease
 from duemq.consumer.membership import Membership
-from duemq.consumer.offsets import OffsetClient
+from duemq.consumer.offsets import OffsetClient, Start
+from duemq.consumer.ordered import OrderedDispatcher
 from duemq.consumer.receiving import received
-from duemq.consumer.settings import ConsumerSettings
+from duemq.consumer.settings import ConsumerSettings, Order
+from duemq.consumer.settler import SendBacks
+from duemq.consumer.subscription import ALL, Filter
 from duemq.consumer.workers import Callback
 from duemq.errors import DuemqError, FencedMember, OffsetOutOfRange
-from duemq.message import Message
-from duemq.process_queue import ProcessQueue
+from duemq.group_topics import retry_topic
 from duemq.rpc.backoff import Backoff
-from duemq.tag_filter import TagFilter
 from duemq.v1 import view_pb2
 
 log = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ ACQUIRE_WAIT_S_MIN = 0.05
 ACQUIRE_WAIT_S_MAX = 2.0
 FENCED_COMMIT_TIMEOUT_S = 1.0
 REFUSED_WAIT_S = 1.0  # before a queue is pulled again that its broker refused
-
-Spawn = Callable[[Coroutine[Any, Any, None]], object]
+WARN_S = 1.0  # between warnings, while a release waits for callbacks
+STOP_TIMEOUT_S = 5.0  # for workers that have nothing to do any more
 
 
 class Share:
@@ -60,42 +61,70 @@ class Share:
         spawn: Spawn,
         *,
         group: str,
-        filters: Mapping[str, tuple[str, TagFilter]],
+        filters: Mapping[str, Filter],
         batch: bool,
+        order: Order | None = None,
+        member_name: str | None = None,
     ) -> None:
-        """`spawn` runs a coroutine as a task that ends with the consumer."""
+        """`member_name`: of a static member."""
         self.joined = asyncio.Event()
         """The group has answered."""
-        self.membership = Membership(
-            client,
-            self,
-            group=group,
-            subscriptions={topic: text for topic, (text, _) in filters.items()},
-            session_timeout_s=settings.session_timeout_s,
-            strategy=settings.strategy,
-        )
-        member_id = self.membership.member_id
-        self.dispatcher = Dispatcher(
-            callback,
-            batch=batch,
-            settings=settings,
-            progressed=self._progressed,
-            group=group,
-            client_id=member_id,
-        )
         self._client = client
         self._settings = settings
         self._spawn = spawn
         self._group = group
-        self._filters = filters
+        # What the group sends back comes again on a topic of its own.
+        self._filters = {**filters, retry_topic(group): ALL}
+        self._in_order = order is not None
+        lease = Lease(settings.session_timeout_s)
+        self._membership = Membership(
+            client,
+            self,
+            lease if order is not None else None,
+            group=group,
+            subscriptions=self._filters,
+            session_timeout_s=settings.session_timeout_s,
+            strategy=settings.strategy,
+            member_name=member_name,
+        )
+        member_id = self._membership.member_id
         self._offsets = OffsetClient(client, group, member_id)
         self._committer = Committer(self._offsets, group)
+        settler = SendBacks(
+            self._offsets, spawn, self._taken_over, group=group, client_id=member_id
+        )
+        self._dispatcher: Dispatcher
+        if order is None:
+            self._dispatcher = ConcurrentDispatcher(
+                callback,
+                batch=batch,
+                settings=settings,
+                settler=settler,
+                progressed=self._progressed,
+                spawn=spawn,
+                group=group,
+                client_id=member_id,
+            )
+        else:
+            self._dispatcher = OrderedDispatcher(
+                callback,
+                order=order,
+                batch=batch,
+                settings=settings,
+                settler=settler,
+                lease=lease,
+                progressed=self._progressed,
+                spawn=spawn,
+                group=group,
+                client_id=member_id,
+            )
         self._generation = 0
         self._wanted: frozenset[MessageQueue] = frozenset()
         self._holdings: dict[MessageQueue, Holding] = {}
-        self._by_pending: dict[ProcessQueue[Message], Holding] = {}
+        self._by_source: dict[Source, Holding] = {}
         self._fetchers: dict[str, Fetcher] = {}
         self._closing = False
+        self._hanging = False  # callbacks that did not end before the close
 
     @property
     def queues(self) -> frozenset[MessageQueue]:
@@ -103,20 +132,47 @@ class Share:
         holdings = tuple(self._holdings.values())
         return frozenset(h.queue for h in holdings if h.state is HoldingState.ACTIVE)
 
+    def in_callback(self) -> bool:
+        """Tells whether the caller is the callback.  From any thread."""
+        return self._dispatcher.in_callback()
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts what works beside `run`."""
+        self._dispatcher.start()
+        self._spawn(self._commit_often())
+
+    async def run(self) -> None:
+        """Stays a member until `leave` or cancelled.
+
+        Raises Rejected if the group does not take this member, FencedMember if a newer process has
+        taken this static member's place.
+        """
+        await self._membership.run()
+
     async def close(self) -> None:
-        """Stops, waits for running callbacks, commits; what comes from the group is ignored."""
+        """Stops, waits for callbacks and send-backs, commits; no assignment counts any more."""
         self._closing = True
-        deadline = monotonic() + self._settings.close_timeout_s
         holdings = list(self._holdings.values())
         for holding in holdings:
             self._stop(holding)
-        await self._quiet(holdings, self._settings.close_timeout_s)
+        self._hanging = not await self._quiet(holdings, self._settings.close_timeout_s)
         await self._committer.commit(holdings)
         self._holdings.clear()
-        await self.dispatcher.stop(max(0.0, deadline - monotonic()))
 
-    async def commit_often(self) -> None:
-        """Commits every `commit_interval_s`, until cancelled."""
+    async def leave(self) -> None:
+        """Gives the queues to the others, after `close`; a static member's wait for its return.
+
+        In order, a callback that still runs keeps the others off until the session is over.
+        """
+        await self._membership.leave(silently=self._hanging and self._in_order)
+
+    async def stop(self) -> None:
+        """Ends the workers; `close` has waited for what they do."""
+        await self._dispatcher.stop(0.0 if self._hanging else STOP_TIMEOUT_S)
+
+    async def _commit_often(self) -> None:
         while True:
             await asyncio.sleep(self._settings.commit_interval_s)
             self._lose(await self._committer.commit(self._holdings.values()))
@@ -197,18 +253,19 @@ class Share:
         return self._holdings.get(holding.queue) is holding
 
     def _acquired(
-        self, holding: Holding, generation: int, answer: int | DuemqError, backoff: Backoff
+        self, holding: Holding, generation: int, answer: Start | DuemqError, backoff: Backoff
     ) -> None:
         if isinstance(answer, FencedMember):
             self._lose([(holding, answer)])
         elif isinstance(answer, DuemqError):
             self._log_first(backoff, f"taking over {holding.queue}", answer)
         elif not self._closing:
-            filter_text = self._filters[holding.queue.topic][0]
-            source = Source(holding.queue, filter_text, generation, answer)
-            holding.source, holding.committed = source, answer
+            wanted = self._filters[holding.queue.topic]
+            source = Source(holding.queue, wanted, generation, answer.offset)
+            holding.source, holding.committed = source, answer.offset
+            holding.settled = answer.settled
             holding.state = HoldingState.ACTIVE
-            self._by_pending[source.pending] = holding
+            self._by_source[source] = holding
             self._fetcher(holding.queue.broker).add(source)
 
     def _log_first(self, backoff: Backoff, what: str, error: DuemqError) -> None:
@@ -221,14 +278,22 @@ class Share:
         """Stops, lets running callbacks end, commits, and only then tells the coordinator."""
         for holding in holdings:
             self._stop(holding)
-        await self._quiet(holdings, self._settings.release_timeout_s)
+        limit_s = self._settings.release_timeout_s
+        while not await self._quiet(holdings, max(limit_s, WARN_S) if self._in_order else limit_s):
+            if not self._in_order:
+                break  # the new owner may get the message that is being processed here
         self._lose(await self._committer.commit(holdings))
         gone = {holding.queue for holding in holdings if self._holds(holding)}
         for queue in gone:
             del self._holdings[queue]
         if told := gone - self._wanted:  # the others were assigned again meanwhile: still ours
-            await self.membership.released(self._generation, told)
+            await self._membership.released(self._generation, told)
         self._reconcile()
+
+    def _taken_over(self, source: Source, error: FencedMember) -> None:
+        """A send-back was refused."""
+        if (holding := self._by_source.get(source)) is not None:
+            self._lose([(holding, error)])
 
     def _lose(self, losses: Iterable[Lost]) -> None:
         """Others have taken queues over: drops them, asks the coordinator what is true."""
@@ -238,7 +303,7 @@ class Share:
             log.warning("group %s: lost %s: %s", self._group, holding.queue, error)
             self._drop(holding)
             self._wanted -= {holding.queue}
-            self.membership.rejoin(int(error.limit) if error.limit.isdecimal() else 0)
+            self._membership.rejoin(int(error.limit) if error.limit.isdecimal() else 0)
 
     def _drop(self, holding: Holding) -> None:
         self._stop(holding)
@@ -246,35 +311,39 @@ class Share:
 
     def _stop(self, holding: Holding) -> None:
         """No pull and no callback begins any more."""
-        if holding.source is not None:
-            holding.source.pending.dropped = True
-            self._by_pending.pop(holding.source.pending, None)
-            self._fetcher(holding.queue.broker).remove(holding.source)
+        source = holding.source
+        if source is not None:
+            source.pending.drop()
+            self._by_source.pop(source, None)
+            self._fetcher(holding.queue.broker).remove(source)
 
-    async def _quiet(self, holdings: Iterable[Holding], limit_s: float) -> None:
-        """Waits for running callbacks."""
+    async def _quiet(self, holdings: Iterable[Holding], limit_s: float) -> bool:
+        """Waits for running callbacks and send-backs; False, with a warning, if some still run."""
         sources = [holding.source for holding in holdings if holding.source is not None]
-        waits = [self.dispatcher.quiet(source.pending) for source in sources]
         try:
             async with asyncio.timeout(limit_s):
-                await asyncio.gather(*waits)
+                await asyncio.gather(*map(self._dispatcher.quiet, sources))
         except TimeoutError:
             log.warning("group %s: a callback still runs after %g s", self._group, limit_s)
+            return False
+        return True
 
     # --- pulled (fetcher.Sink) ----------------------------------------------------------------
 
     def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
         """Hands the messages that the subscription takes to the workers."""
-        pending = source.pending
-        messages = received(records, source.queue.broker, self._filters[source.queue.topic][1])
+        messages = received(records, source.queue.broker, source.filter)
+        if settled := self._by_source[source].settled:
+            messages = [message for message in messages if message.offset not in settled]
         if messages:
-            self.dispatcher.dispatch(pending, messages, records.next_offset, len(records.records))
+            size_bytes = len(records.records)
+            self._dispatcher.dispatch(source, messages, records.next_offset, size_bytes)
         else:
-            pending.skip_to(records.next_offset)
+            source.pending.skip_to(records.next_offset)
 
     def refused(self, source: Source, error: DuemqError) -> None:
         """Fenced: drops the queue.  Out of range: goes on where the broker can."""
-        holding = self._by_pending[source.pending]
+        holding = self._by_source[source]
         if isinstance(error, FencedMember):
             self._lose([(holding, error)])
             return
@@ -285,10 +354,9 @@ class Share:
         else:
             self._fetcher(source.queue.broker).rest(source, REFUSED_WAIT_S)
 
-    def _progressed(self, pending: ProcessQueue[Message]) -> None:
-        holding = self._by_pending.get(pending)
-        if holding is not None and holding.source is not None:
-            self._fetcher(holding.queue.broker).refill(holding.source)
+    def _progressed(self, source: Source) -> None:
+        if not source.pending.dropped:
+            self._fetcher(source.queue.broker).refill(source)
 
     def _fetcher(self, broker: str) -> Fetcher:
         fetcher = self._fetchers.get(broker)
@@ -299,7 +367,7 @@ class Share:
                 self,
                 self._settings,
                 group=self._group,
-                member_id=self.membership.member_id,
+                member_id=self._membership.member_id,
             )
             self._spawn(fetcher.run())
         return fetcher

@@ -1,24 +1,59 @@
 """What a consumer names to subscribe to.  Pure."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Self
 
 from duemq.errors import InvalidArgument
+from duemq.sql import Sql
 from duemq.tag_filter import TagFilter
 
-Topics = str | Iterable[str] | Mapping[str, str | None]
+Topics = str | Iterable[str] | Mapping[str, str | Sql | None]
 
-SUBSCRIPTIONS_MAX = 1_000  # the coordinator's limit
+SUBSCRIPTIONS_MAX = 999  # the coordinator's limit, less one for the group's %RETRY% topic
+
+# Numbers of duemq.v1.FilterType.
+TAG, SQL92 = 0, 1
 
 
-def subscriptions_of(topics: Topics) -> dict[str, tuple[str, TagFilter]]:
-    """Answers topic → (filter as written, filter).  Raises InvalidArgument."""
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which of a topic's messages are wanted, as brokers are told."""
+
+    text: str = ""
+    filter_type: int = TAG
+    tags: TagFilter = TagFilter()
+    """What is left to check here: brokers compare hashes of tags, but are exact with SQL."""
+
+    @classmethod
+    def of(cls, wanted: str | Sql | None) -> Self:
+        """`wanted`: tags as `a || b`, an expression, or None for all.  Raises InvalidArgument."""
+        if isinstance(wanted, Sql):
+            return cls(wanted.expression, SQL92)
+        return cls(wanted or "", TAG, TagFilter.parse(wanted or ""))
+
+    @property
+    def takes_all(self) -> bool:
+        """Everything that a broker gives is wanted."""
+        return self.tags.takes_all
+
+    def takes(self, tag: str | None) -> bool:
+        """Tells whether a message that a broker gave is wanted."""
+        return self.tags.takes(tag)
+
+
+ALL = Filter()
+
+
+def subscriptions_of(topics: Topics) -> dict[str, Filter]:
+    """Answers topic → filter.  Raises InvalidArgument."""
     if isinstance(topics, str):
         topics = (topics,)
-    named: Mapping[str, str | None]
+    named: Mapping[str, str | Sql | None]
     named = topics if isinstance(topics, Mapping) else dict.fromkeys(topics)
     if not named or len(named) > SUBSCRIPTIONS_MAX or "" in named:
         limit = f"1 to {SUBSCRIPTIONS_MAX} names"
         raise InvalidArgument(
             f"a consumer needs topics, {limit}", field="topics", value=topics, limit=limit
         )
-    return {topic: (text or "", TagFilter.parse(text or "")) for topic, text in named.items()}
+    return {topic: Filter.of(wanted) for topic, wanted in named.items()}

@@ -5,64 +5,133 @@ much as a hundred trivial callbacks.  A worker walks through its chunk in order;
 callback raises is set aside and reported, and the rest goes on.  `Work.running` is set before
 `dropped` is looked at: whoever drops a queue and then finds no running work knows that no
 callback runs or will.
+
+The pools know nothing of chunks: they take whatever has `running` and `queue`, and give it to
+their caller.
 """
 
 import asyncio
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import iscoroutinefunction
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from duemq import tracing
+from duemq.consumer.fetcher import Source
 from duemq.message import Message
 from duemq.process_queue import Chunk, ProcessQueue
 from duemq.rpc.backoff import Backoff
 
+log = logging.getLogger(__name__)
+
+# For a cancelled callback that does not end at once.
+CANCEL_TIMEOUT_S = 1.0
+
 Callback = Callable[[Any], Any]
+Indices = tuple[int, ...]
+
+
+class Task(Protocol):
+    """What a pool asks of what it runs."""
+
+    running: bool
+    """A worker has it; set by the pool, and never taken back."""
+
+    @property
+    def queue(self) -> ProcessQueue[Message]:
+        """Where its messages come from; once that is dropped, nothing begins."""
+        ...
+
+
+T = TypeVar("T", bound=Task)
+T_contra = TypeVar("T_contra", bound=Task, contravariant=True)
 
 
 class Work:
-    """A chunk, or one message of it that is tried again, on its way through a worker."""
+    """A chunk, or some messages of it that are tried again, on its way through a worker."""
 
-    __slots__ = ("backoff", "chunk", "failures", "index", "running", "seconds")
+    __slots__ = (
+        "abandoned",
+        "backoff",
+        "chunk",
+        "cut",
+        "failures",
+        "finished",
+        "first",
+        "heard",
+        "indices",
+        "running",
+        "seconds",
+        "source",
+        "walk",
+    )
 
     def __init__(
-        self, chunk: Chunk[Message], index: int | None = None, backoff: Backoff | None = None
+        self,
+        source: Source,
+        chunk: Chunk[Message],
+        indices: Indices | None = None,
+        backoff: Backoff | None = None,
     ) -> None:
+        """`indices`: of messages that were set aside; None: everything that was not tried yet."""
+        self.source = source
         self.chunk = chunk
-        self.index = index
-        """None: everything that was not tried yet."""
+        self.walk = chunk.walk
+        self.first = chunk.walk.next
+        """Index of the first message that was not tried before."""
+        self.indices = indices
         self.backoff = backoff
-        """Of what failed before."""
+        """Of what failed before and could not be sent back."""
         self.running = False
-        self.failures: list[tuple[int | None, BaseException]] = []
-        """(index, error) of what is to be tried again; index None: the whole chunk."""
+        self.failures: list[tuple[Indices, BaseException]] = []
+        """What was not done, and why.  The worker appends."""
+        self.finished = False
+        """What was tried again is done."""
         self.seconds = 0.0
         """How long the callbacks took."""
+        # The event loop's notes.
+        self.heard = 0
+        """So many failures were dealt with."""
+        self.cut: int | None = None
+        """Index of the message that is all that is left to the worker: another has the rest."""
+        self.abandoned = False
+        """It took too long: its result is not of interest any more."""
 
     @property
     def queue(self) -> ProcessQueue[Message]:
         """Where its messages come from."""
-        return self.chunk.queue
+        return self.source.pending
 
     @property
-    def attempt(self) -> int:
-        """How often it failed before."""
-        return self.backoff.attempts if self.backoff else 0
+    def position(self) -> int:
+        """Changes with every message."""
+        return self.walk.next if self.indices is None else 0
 
 
-class Workers(Protocol):
+class Pool(Protocol[T]):
     """Runs work; reports each one's end in the event loop."""
 
     def start(self) -> None:
         """Makes the workers."""
         ...
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: T) -> None:
         """Queues work; never waits (the flow control of the queues bounds it)."""
+        ...
+
+    def busy(self) -> list[T]:
+        """What the workers have in hand now, also those that were given up."""
+        ...
+
+    def replace(self, work: T) -> None:
+        """The worker that has this in hand is given up; another takes its place.
+
+        At most as many as there are workers: beyond that there is one less until it returns.
+        """
         ...
 
     async def stop(self, timeout_s: float) -> None:
@@ -70,7 +139,19 @@ class Workers(Protocol):
         ...
 
     def inside(self) -> bool:
-        """Tells whether the caller is one of the workers."""
+        """Tells whether the caller is one of the workers.  From any thread."""
+        ...
+
+
+class Calls(Protocol[T_contra]):
+    """Does the work."""
+
+    def call(self, work: T_contra) -> None:
+        """In a thread.  Raises nothing."""
+        ...
+
+    async def call_async(self, work: T_contra) -> None:
+        """In a task.  Raises nothing but CancelledError."""
         ...
 
 
@@ -87,138 +168,223 @@ class Caller:
         """For threads: walks through the work."""
         began = monotonic()
         try:
-            if self.batch:
+            if work.indices is not None:
+                self._call_aside(work, work.indices)
+            elif self.batch:
                 self._call_batch(work)
-            elif work.index is None:
-                self._call_each(work)
             else:
-                self._call_aside(work, work.index)
+                self._call_each(work)
         finally:
             work.seconds = monotonic() - began
 
-    def _call_batch(self, work: Work) -> None:
-        messages = list(work.chunk.messages)
-        try:
-            with self._span(messages, work):
-                self.callback(messages)
-        except BaseException as error:
-            work.failures.append((None, error))
-        else:
-            work.chunk.finish_next(len(messages))
-
     def _call_each(self, work: Work) -> None:
-        chunk, queue, callback = work.chunk, work.queue, self.callback
+        walk, callback = work.walk, self.callback
         traced = tracing.enabled()
-        for message in chunk.messages[chunk.position :]:
-            if queue.dropped:
+        for message in work.chunk.messages[walk.next :]:
+            if walk.stopped:
                 return
             try:
                 if traced:
-                    with self._span([message], work):
+                    with self._span([message]):
                         callback(message)
                 else:
                     callback(message)
             except BaseException as error:
-                work.failures.append((chunk.set_aside(), error))
+                work.failures.append(((walk.next,), error))
+                walk.set_aside(1)
             else:
-                chunk.finish_next()
+                walk.next += 1
 
-    def _call_aside(self, work: Work, index: int) -> None:
-        message = work.chunk.messages[index]
+    def _call_batch(self, work: Work) -> None:
+        messages = list(work.chunk.messages)
         try:
-            with self._span([message], work):
-                self.callback(message)
+            with self._span(messages):
+                self.callback(messages)
         except BaseException as error:
-            work.failures.append((index, error))
+            self._batch_failed(work, len(messages), error)
         else:
-            work.chunk.finish_aside(index)
+            work.walk.next += len(messages)
+
+    def _call_aside(self, work: Work, indices: Indices) -> None:
+        messages = [work.chunk.messages[index] for index in indices]
+        try:
+            with self._span(messages):
+                self.callback(messages if self.batch else messages[0])
+        except BaseException as error:
+            work.failures.append((indices, error))
+        else:
+            work.finished = True
 
     async def call_async(self, work: Work) -> None:
         """For tasks: the same, awaiting each call."""
         began = monotonic()
-        chunk = work.chunk
-        if self.batch:
-            todo: list[tuple[int | None, Any]] = [(None, list(chunk.messages))]
-        elif work.index is None:
-            todo = list[tuple[int | None, Any]](enumerate(chunk.messages))[chunk.position :]
-        else:
-            todo = [(work.index, chunk.messages[work.index])]
-        for index, item in todo:
-            if work.queue.dropped:
-                break
-            try:
-                with self._span(item if self.batch else [item], work):
-                    await self.callback(item)
-            except asyncio.CancelledError as error:
-                if (task := asyncio.current_task()) and task.cancelling():
-                    raise
-                self._failed(work, index, error)
-            except Exception as error:
-                self._failed(work, index, error)
+        try:
+            if work.indices is not None:
+                await self._await_aside(work, work.indices)
+            elif self.batch:
+                await self._await_batch(work)
             else:
-                self._finished(work, index)
-        work.seconds = monotonic() - began
+                await self._await_each(work)
+        finally:
+            work.seconds = monotonic() - began
 
-    def _failed(self, work: Work, index: int | None, error: BaseException) -> None:
-        if index is not None and work.index is None:
-            work.chunk.set_aside()
-        work.failures.append((index, error))
+    async def _await_each(self, work: Work) -> None:
+        walk = work.walk
+        for message in work.chunk.messages[walk.next :]:
+            if walk.stopped:
+                return
+            error = await self._await([message], message)
+            if error is None:
+                walk.next += 1
+            else:
+                work.failures.append(((walk.next,), error))
+                walk.set_aside(1)
 
-    def _finished(self, work: Work, index: int | None) -> None:
-        if index is None:
-            work.chunk.finish_next(len(work.chunk.messages))
-        elif work.index is None:
-            work.chunk.finish_next()
+    async def _await_batch(self, work: Work) -> None:
+        messages = list(work.chunk.messages)
+        error = await self._await(messages, messages)
+        if error is None:
+            work.walk.next += len(messages)
         else:
-            work.chunk.finish_aside(index)
+            self._batch_failed(work, len(messages), error)
 
-    def _span(self, messages: list[Message], work: Work) -> Any:
-        return tracing.process(
-            messages, group=self._group, client_id=self._client_id, attempt=work.attempt
-        )
+    async def _await_aside(self, work: Work, indices: Indices) -> None:
+        messages = [work.chunk.messages[index] for index in indices]
+        error = await self._await(messages, messages if self.batch else messages[0])
+        if error is None:
+            work.finished = True
+        else:
+            work.failures.append((indices, error))
+
+    async def _await(self, messages: Sequence[Message], argument: Any) -> BaseException | None:
+        """Answers what the callback raised.  Raises CancelledError if this task is cancelled."""
+        try:
+            with self._span(messages):
+                await self.callback(argument)
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            return error
+        except Exception as error:
+            return error
+        return None
+
+    def _batch_failed(self, work: Work, count: int, error: BaseException) -> None:
+        work.failures.append((tuple(range(count)), error))
+        work.walk.set_aside(count)
+
+    def _span(self, messages: Sequence[Message]) -> Any:
+        return tracing.process(messages, group=self._group, client_id=self._client_id)
 
 
-class ThreadWorkers:
+class _Hand(Generic[T]):
+    """One worker: what it is doing."""
+
+    __slots__ = ("given_up", "work", "worker")
+
+    def __init__(self) -> None:
+        self.worker: Any = None
+        self.work: T | None = None
+        self.given_up = False
+        """It has been replaced, and ends when its work does."""
+
+
+class _Hands(Generic[T]):
+    """The workers of a pool: which are busy, which were replaced."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.all: list[_Hand[T]] = [_Hand() for _ in range(count)]
+        """Changed in the event loop; replaced as a whole, so that any thread may look."""
+
+    @property
+    def good(self) -> list[_Hand[T]]:
+        """Those that go on working."""
+        return [hand for hand in self.all if not hand.given_up]
+
+    def busy(self) -> list[T]:
+        """What is in hand."""
+        return [work for hand in self.all if (work := hand.work) is not None]
+
+    def replace(self, work: T) -> tuple[_Hand[T], _Hand[T]] | None:
+        """Answers the hand that has this work, given up, and a new one; None: too many already."""
+        living = [hand for hand in self.all if _alive(hand)]
+        held = next((hand for hand in living if hand.work is work), None)
+        if held is None or len(living) >= 2 * self._count:
+            return None
+        held.given_up = True
+        fresh: _Hand[T] = _Hand()
+        self.all = [*living, fresh]
+        return held, fresh
+
+
+def _alive(hand: _Hand[Any]) -> bool:
+    worker = hand.worker
+    if worker is None or not hand.given_up:
+        return True
+    return bool(worker.is_alive() if isinstance(worker, threading.Thread) else not worker.done())
+
+
+class ThreadWorkers(Generic[T]):
     """Threads "duemq-consumer-N" on one SimpleQueue."""
 
-    def __init__(self, caller: Caller, count: int, ended: Callable[[Work], None]) -> None:
+    def __init__(self, caller: Calls[T], count: int, ended: Callable[[T], None]) -> None:
         self._caller = caller
         self._ended = ended
         self._loop = asyncio.get_running_loop()
-        self._todo: SimpleQueue[Work | None] = SimpleQueue()
-        self._reports: deque[Work] = deque()
+        self._todo: SimpleQueue[T | None] = SimpleQueue()
+        self._reports: deque[T] = deque()
         self._reporting = False  # a call of _report is on its way to the loop
-        self._threads = [
-            threading.Thread(target=self._run, name=f"duemq-consumer-{number}", daemon=True)
-            for number in range(count)
-        ]
+        self._hands: _Hands[T] = _Hands(count)
+        self._made = 0
 
     def start(self) -> None:
         """Starts the threads."""
-        for thread in self._threads:
-            thread.start()
+        for hand in self._hands.all:
+            self._start(hand)
 
-    def submit(self, work: Work) -> None:
+    def _start(self, hand: _Hand[T]) -> None:
+        name = f"duemq-consumer-{self._made}"
+        self._made += 1
+        hand.worker = threading.Thread(target=self._run, args=(hand,), name=name, daemon=True)
+        hand.worker.start()
+
+    def submit(self, work: T) -> None:
         """Queues work."""
         self._todo.put(work)
 
+    def busy(self) -> list[T]:
+        """What the threads have in hand."""
+        return self._hands.busy()
+
+    def replace(self, work: T) -> None:
+        """Starts another thread; the one that has this work ends with it."""
+        replaced = self._hands.replace(work)
+        if replaced is None:
+            log.error("too many callbacks do not return: a thread less until one does")
+            return
+        self._start(replaced[1])
+
     async def stop(self, timeout_s: float) -> None:
         """Threads in a callback that does not return are left behind; they are daemons."""
-        for _ in self._threads:
+        for _ in self._hands.all:  # also one that was given up as it just became free
             self._todo.put(None)
+        threads = [hand.worker for hand in self._hands.good if hand.worker is not None]
         deadline = monotonic() + timeout_s
-        for thread in self._threads:
+        for thread in threads:
             await asyncio.to_thread(thread.join, max(0.0, deadline - monotonic()))
 
     def inside(self) -> bool:
         """Tells whether the caller is one of the threads."""
-        return threading.current_thread() in self._threads
+        return any(hand.worker is threading.current_thread() for hand in self._hands.all)
 
-    def _run(self) -> None:
-        while (work := self._todo.get()) is not None:
+    def _run(self, hand: _Hand[T]) -> None:
+        while not hand.given_up and (work := self._todo.get()) is not None:
+            hand.work = work
             work.running = True
             if not work.queue.dropped:
                 self._caller.call(work)
+            hand.work = None
             self._reports.append(work)
             if not self._reporting:
                 self._reporting = True
@@ -233,50 +399,73 @@ class ThreadWorkers:
             self._ended(self._reports.popleft())
 
 
-class TaskWorkers:
+class TaskWorkers(Generic[T]):
     """Tasks on one asyncio queue, for callbacks that are coroutine functions."""
 
-    def __init__(self, caller: Caller, count: int, ended: Callable[[Work], None]) -> None:
+    def __init__(self, caller: Calls[T], count: int, ended: Callable[[T], None]) -> None:
         self._caller = caller
-        self._count = count
         self._ended = ended
-        self._todo: asyncio.Queue[Work | None] = asyncio.Queue()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._todo: asyncio.Queue[T | None] = asyncio.Queue()
+        self._hands: _Hands[T] = _Hands(count)
+        self._made = 0
 
     def start(self) -> None:
         """Starts the tasks."""
-        self._tasks = [
-            asyncio.create_task(self._run(), name=f"duemq-consumer-{number}")
-            for number in range(self._count)
-        ]
+        for hand in self._hands.all:
+            self._start(hand)
 
-    def submit(self, work: Work) -> None:
+    def _start(self, hand: _Hand[T]) -> None:
+        name = f"duemq-consumer-{self._made}"
+        self._made += 1
+        hand.worker = asyncio.create_task(self._run(hand), name=name)
+
+    def submit(self, work: T) -> None:
         """Queues work."""
         self._todo.put_nowait(work)
 
+    def busy(self) -> list[T]:
+        """What the tasks have in hand."""
+        return self._hands.busy()
+
+    def replace(self, work: T) -> None:
+        """Cancels the task that has this work, and starts another."""
+        replaced = self._hands.replace(work)
+        if replaced is None:
+            log.error("too many callbacks do not end: a task less until one does")
+            return
+        given_up, fresh = replaced
+        given_up.worker.cancel()
+        self._start(fresh)
+
     async def stop(self, timeout_s: float) -> None:
         """Cancels callbacks that do not return in time."""
-        for _ in self._tasks:
+        hands = self._hands.all
+        tasks = [hand.worker for hand in hands if hand.worker is not None]
+        for _ in hands:
             self._todo.put_nowait(None)
-        if not self._tasks:
+        if not tasks:
             return
-        _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+        _, late = await asyncio.wait(tasks, timeout=timeout_s)
         for task in late:
             task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        if late:
+            await asyncio.wait(late, timeout=CANCEL_TIMEOUT_S)
 
     def inside(self) -> bool:
         """Tells whether the caller is one of the tasks."""
         try:
-            return asyncio.current_task() in self._tasks
+            current = asyncio.current_task()
         except RuntimeError:  # no loop runs in this thread
             return False
+        return current is not None and any(hand.worker is current for hand in self._hands.all)
 
-    async def _run(self) -> None:
-        while (work := await self._todo.get()) is not None:
+    async def _run(self, hand: _Hand[T]) -> None:
+        while not hand.given_up and (work := await self._todo.get()) is not None:
+            hand.work = work
             work.running = True
             if not work.queue.dropped:
                 await self._caller.call_async(work)
+            hand.work = None
             self._ended(work)
 
 

@@ -159,7 +159,7 @@ class Intake:
 
 
 def queue_for(target: Target, ordering_key: str) -> Queue:
-    """The queue of an ordering key: the same for every client that sees the same route."""
+    """The queue of an ordering key: the same for every client that knows the same queues."""
     queues = target.queues
     if not queues:
         raise TopicNotFound(

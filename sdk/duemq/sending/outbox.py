@@ -45,7 +45,7 @@ class Target:
 
     topic: str
     queues: tuple[Queue, ...]
-    """Writable, sorted; the last ones known when all its brokers are gone."""
+    """All known, sorted: what ordering keys are spread over (route.RouteCache.keyed)."""
     traced: bool
     growing: dict[Way, Batch] = field(default_factory=dict)
     """The batch that takes messages now, for each way to travel."""

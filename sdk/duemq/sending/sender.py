@@ -87,7 +87,9 @@ class Sender:
         )
         target = self.targets.get(topic)
         if target is None:
-            target = self.targets[topic] = Target(topic, route.writable, tracing.traced(topic))
+            target = self.targets[topic] = Target(
+                topic, self._client.routes.keyed(topic), tracing.traced(topic)
+            )
         for served in route.brokers:
             if served.writable:
                 self._link(served.broker).want()
@@ -380,9 +382,7 @@ class Sender:
         for link in self._links.values():
             link.hurry()
         for target in self.targets.values():
-            route = self._client.routes.route(target.topic)
-            if route is not None and route.writable:
-                target.queues = route.writable
+            target.queues = self._client.routes.keyed(target.topic) or target.queues
         self.pump()
 
     # ── deadlines ────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ from broker.coordinator import (
     Hello,
     Step,
 )
+from broker.subscriptions import TopicFilter
 from duemq.balance import MessageQueue
 from duemq.balance import coordinator as coordinator_of
 from duemq.errors import (
@@ -28,7 +29,7 @@ def queues(*ids: int, topic: str = "orders", broker: str = "b1") -> tuple[Messag
 
 
 def hello(member_id: str, *, topics=("orders",), **rest) -> Hello:
-    return Hello("g", member_id, dict.fromkeys(topics, ""), **rest)
+    return Hello("g", member_id, dict.fromkeys(topics, TopicFilter()), **rest)
 
 
 def new_coordinator(queue_count: int = 4) -> Coordinator:
@@ -143,15 +144,14 @@ def test_a_group_may_wait_for_a_topic_that_is_not_there_yet() -> None:
     assert only(step).queues == queues(0)
 
 
-def test_a_topic_is_shared_among_its_subscribers_only() -> None:
+def test_the_topic_of_retries_is_shared_among_its_subscribers_only() -> None:
     coordinator = new_coordinator(queue_count=2)
-    coordinator.routes_changed(
-        {"orders": queues(0, 1), "bills": queues(0, 1, topic="bills")}, ["b1"], T0
-    )
-    coordinator.join(hello("m1", topics=("orders", "bills")), T0)
-    step = coordinator.join(hello("m2", topics=("bills",)), T0)
+    retries = queues(0, topic="%RETRY%g")
+    coordinator.routes_changed({"orders": queues(0, 1), "%RETRY%g": retries}, ["b1"], T0)
+    coordinator.join(hello("m1"), T0)
+    step = coordinator.join(hello("m2", topics=("orders", "%RETRY%g")), T0)
     by_member = {each.member_id: each.queues for each in step.assignments}
-    assert by_member["m1"] == queues(0, topic="bills") + queues(0, 1)
+    assert by_member == {"m1": queues(0), "m2": retries}
 
 
 # --- coming back ------------------------------------------------------------------------------
@@ -412,7 +412,7 @@ def test_another_brokers_group_is_sent_there() -> None:
     coordinator.routes_changed({}, ["b1", "b2"], T0)
     theirs = next(f"g{n}" for n in range(100) if coordinator_of(f"g{n}", ["b1", "b2"]) == "b2")
     with pytest.raises(NotCoordinator) as refused:
-        coordinator.join(Hello(theirs, "m1", {"orders": ""}), T0)
+        coordinator.join(Hello(theirs, "m1", {"orders": TopicFilter()}), T0)
     assert refused.value.limit == "b2"
 
 
@@ -424,7 +424,7 @@ def test_a_broker_that_knows_no_cluster_is_not_ready() -> None:
 def test_a_group_moves_when_the_brokers_change() -> None:
     coordinator = new_coordinator()
     theirs = next(f"g{n}" for n in range(100) if coordinator_of(f"g{n}", ["b1", "b2"]) == "b2")
-    coordinator.join(Hello(theirs, "m1", {"orders": ""}), T0)
+    coordinator.join(Hello(theirs, "m1", {"orders": TopicFilter()}), T0)
     step = coordinator.routes_changed({"orders": queues(0)}, ["b1", "b2"], T0)
     assert [(each.member_id, each.coordinator) for each in step.moved] == [("m1", "b2")]
     with pytest.raises(GroupNotFound):
@@ -437,16 +437,19 @@ def test_a_group_moves_when_the_brokers_change() -> None:
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        (Hello("", "m1", {"orders": ""}), "group"),
-        (Hello("a b", "m1", {"orders": ""}), "group"),
-        (Hello("g" * 128, "m1", {"orders": ""}), "group"),
-        (Hello("g", "", {"orders": ""}), "member_id"),
-        (Hello("g", "m" * 256, {"orders": ""}), "member_id"),
+        (Hello("", "m1", {"orders": TopicFilter()}), "group"),
+        (Hello("a b", "m1", {"orders": TopicFilter()}), "group"),
+        (Hello("g" * 128, "m1", {"orders": TopicFilter()}), "group"),
+        (Hello("g", "", {"orders": TopicFilter()}), "member_id"),
+        (Hello("g", "m" * 256, {"orders": TopicFilter()}), "member_id"),
         (Hello("g", "m1", {}), "subscriptions"),
-        (Hello("g", "m1", {"orders": ""}, session_timeout_ms=999), "session_timeout_ms"),
-        (Hello("g", "m1", {"orders": ""}, session_timeout_ms=300_001), "session_timeout_ms"),
-        (Hello("g", "m1", {"orders": ""}, session_timeout_ms=-1), "session_timeout_ms"),
-        (Hello("g", "m1", {"orders": ""}, strategy="averge"), "strategy"),
+        (Hello("g", "m1", {"orders": TopicFilter()}, session_timeout_ms=999), "session_timeout_ms"),
+        (
+            Hello("g", "m1", {"orders": TopicFilter()}, session_timeout_ms=300_001),
+            "session_timeout_ms",
+        ),
+        (Hello("g", "m1", {"orders": TopicFilter()}, session_timeout_ms=-1), "session_timeout_ms"),
+        (Hello("g", "m1", {"orders": TopicFilter()}, strategy="averge"), "strategy"),
         (hello("m", generation=(1 << 63) - 1), "generation"),
         (hello("m", generation=-1), "generation"),
     ],
@@ -486,5 +489,234 @@ def test_a_broker_can_be_full_of_groups(monkeypatch: pytest.MonkeyPatch) -> None
     coordinator = new_coordinator()
     coordinator.join(hello("m1"), T0)
     with pytest.raises(Overloaded) as refused:
-        coordinator.join(Hello("g2", "m1", {"orders": ""}), T0)
+        coordinator.join(Hello("g2", "m1", {"orders": TopicFilter()}), T0)
     assert (refused.value.field, refused.value.limit) == ("groups", "1")
+
+
+def test_a_group_that_may_not_be_made_by_joining_is_refused() -> None:
+    def check_known(group: str) -> None:
+        raise GroupNotFound(f"no group {group}")
+
+    coordinator = Coordinator("b1", check_known=check_known)
+    coordinator.routes_changed({"orders": queues(0)}, ["b1"], T0)
+    with pytest.raises(GroupNotFound):
+        coordinator.join(hello("m1"), T0)
+    assert not list(coordinator.groups())
+    # It is there: it has offsets here, or came with its members from another broker.
+    coordinator.join(hello("m1"), T0, known_generation=7)
+    coordinator.forget("unknown")
+    with pytest.raises(InvalidArgument) as refused:
+        coordinator.forget("g")
+    assert refused.value.field == "group"
+    coordinator.leave("g", "m1", T0)
+    coordinator.forget("g")
+    coordinator.join(hello("m1", generation=7), T0)
+
+
+# --- the same subscriptions -------------------------------------------------------------------
+
+SQL = 1
+
+
+def reading(member_id: str, wanted: dict[str, TopicFilter], **rest) -> Hello:
+    return Hello("g", member_id, wanted, **rest)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "topic"),
+    [
+        ({"orders": TopicFilter("a")}, {"orders": TopicFilter("b")}, "orders: filter 'b'"),
+        ({"orders": TopicFilter("a")}, {"orders": TopicFilter()}, "orders: filter '*'"),
+        (
+            {"orders": TopicFilter("a")},
+            {"orders": TopicFilter("a", SQL)},
+            "orders: filter 'a' (SQL)",
+        ),
+        (
+            {"orders": TopicFilter("x = 1", SQL)},
+            {"orders": TopicFilter("x = 2", SQL)},
+            "orders: filter 'x = 2' (SQL)",
+        ),
+        ({"orders": TopicFilter()}, {"bills": TopicFilter()}, "bills: filter '*'"),
+        (
+            {"orders": TopicFilter(), "bills": TopicFilter()},
+            {"orders": TopicFilter()},
+            "bills: not subscribed",
+        ),
+    ],
+)
+def test_a_member_that_reads_something_else_is_refused(first, second, topic: str) -> None:
+    coordinator = new_coordinator()
+    coordinator.join(reading("m1", first), T0)
+    with pytest.raises(InvalidArgument) as refused:
+        coordinator.join(reading("m2", second), T0)
+    assert (refused.value.field, refused.value.value) == ("subscriptions", topic)
+    assert refused.value.limit.startswith(topic.partition(":")[0])
+    assert "duemq group clone" in refused.value.message
+    assert coordinator.group("g").members.keys() == {"m1"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (TopicFilter(), TopicFilter("*")),
+        (TopicFilter("a || b"), TopicFilter("b||a")),
+        (TopicFilter("x = 1", SQL), TopicFilter(" x = 1\n", SQL)),
+    ],
+)
+def test_filters_that_say_the_same_are_the_same(first: TopicFilter, second: TopicFilter) -> None:
+    coordinator = new_coordinator()
+    coordinator.join(reading("m1", {"orders": first}), T0)
+    step = coordinator.join(reading("m2", {"orders": second}), T0)
+    assert len(step.assignments) == 2
+
+
+def test_a_member_that_is_alone_may_change_what_it_reads() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(reading("m1", {"orders": TopicFilter("a")}), T0)
+    step = coordinator.join(reading("m1", {"orders": TopicFilter("b")}, owned=queues(0)), T0)
+    assert told(step) == {"m1": (0, 1, 2, 3)}
+
+
+def test_former_members_decide_what_a_group_reads_when_it_has_moved() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(reading("m0", {"orders": TopicFilter("b")}), T0, known_generation=7)
+    coordinator.join(reading("m5", {"orders": TopicFilter("b")}), T0)
+    names = ("m1", "m2")
+    step = coordinator.join(hello("m1", generation=7, owned=queues(0, 1), members=names), T0)
+    assert [(each.member_id, each.error.field) for each in step.turned_out] == [
+        ("m0", "subscriptions"),
+        ("m5", "subscriptions"),
+    ]
+    assert told(step) == {"m1": (0, 1)}
+    with pytest.raises(InvalidArgument):
+        coordinator.join(reading("m0", {"orders": TopicFilter("b")}), T0)
+    with pytest.raises(InvalidArgument):  # among former members the first one decides
+        coordinator.join(reading("m2", {"bills": TopicFilter()}, generation=7), T0)
+    step = coordinator.join(hello("m2", generation=7, owned=queues(2, 3), members=names), T0)
+    assert told(step) == {"m2": (2, 3)}
+
+
+def test_former_members_decide_on_the_strategy_too() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m0", strategy="sticky"), T0, known_generation=7)
+    step = coordinator.join(hello("m1", generation=7, owned=queues(0, 1, 2, 3)), T0)
+    assert [(each.member_id, each.error.field) for each in step.turned_out] == [("m0", "strategy")]
+    assert coordinator.group("g").strategy == "average"
+
+
+# --- static members ---------------------------------------------------------------------------
+
+
+def static(member_id: str, incarnation: int, **rest) -> Hello:
+    return hello(member_id, incarnation=incarnation, **rest)
+
+
+def static_pair() -> tuple[Coordinator, int]:
+    """Two places, with two queues each."""
+    coordinator = new_coordinator()
+    coordinator.join(static("s1", 10), T0)
+    generation = coordinator.join(static("s2", 10), T0).assignments[0].generation
+    coordinator.released("g", "s1", generation, queues(2, 3), T0)
+    return coordinator, generation
+
+
+def test_a_new_process_of_a_static_member_gets_its_queues_under_a_new_generation() -> None:
+    coordinator, generation = static_pair()
+    assignment = only(coordinator.join(static("s1", 11), T0 + 5_000))
+    assert assignment.queues == queues(0, 1)
+    assert assignment.generation > generation
+    # Of the place, nobody else hears of it.
+    assert coordinator.heartbeat("g", "s2", T0 + 5_000) == assignment.generation
+
+
+def test_an_older_process_of_a_static_member_is_fenced_for_good() -> None:
+    coordinator, generation = static_pair()
+    coordinator.join(static("s1", 11), T0)
+    for older in (static("s1", 10, generation=generation), hello("s1")):
+        with pytest.raises(FencedMember) as fenced:
+            coordinator.join(older, T0 + 1)
+        assert (fenced.value.field, fenced.value.limit) == ("incarnation", "11")
+    coordinator.leave("g", "s1", T0 + 1)
+    with pytest.raises(FencedMember):
+        coordinator.join(static("s1", 10), T0 + 2)
+    with pytest.raises(FencedMember):
+        restarted(coordinator, T0 + 3).join(static("s1", 10), T0 + 4)
+
+
+def test_a_static_members_process_that_comes_back_keeps_its_generation() -> None:
+    coordinator, generation = static_pair()
+    back = static("s1", 10, generation=generation, owned=queues(0, 1))
+    assert only(coordinator.join(back, T0 + 1)).generation == generation
+
+
+def test_a_static_member_that_stays_away_loses_its_queues() -> None:
+    coordinator, _ = static_pair()
+    coordinator.heartbeat("g", "s2", T0 + 5_000)
+    coordinator.next_ms()
+    assert told(coordinator.tick(T0 + TIMEOUT_MS)) == {"s2": (0, 1, 2, 3)}
+    assert told(coordinator.join(static("s1", 11), T0 + TIMEOUT_MS)) == {"s1": (), "s2": (2, 3)}
+
+
+def test_a_queue_that_a_replaced_process_was_giving_up_is_free() -> None:
+    coordinator = new_coordinator(queue_count=2)
+    coordinator.join(static("s1", 10), T0)
+    coordinator.join(hello("t"), T0)
+    step = coordinator.join(static("s1", 11), T0 + 1)
+    assert told(step) == {"s1": (0,), "t": (1,)}
+
+
+def test_a_static_member_that_restarts_with_its_coordinator_keeps_its_queues() -> None:
+    before, generation = static_pair()
+    coordinator = restarted(before, T0 + 1_000)
+    assert told(coordinator.join(static("s1", 11), T0 + 1_100)) == {"s1": ()}
+    back = static("s2", 10, generation=generation, owned=queues(2, 3))
+    assert told(coordinator.join(back, T0 + 1_200)) == {"s1": (0, 1), "s2": (2, 3)}
+
+
+def test_incarnations_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.coordinator.INCARNATIONS_MAX", 2)
+    coordinator = new_coordinator()
+    for number, member_id in enumerate(("s1", "s2", "s3")):
+        coordinator.join(static(member_id, 10 + number), T0)
+        coordinator.leave("g", member_id, T0)
+    assert coordinator.group("g").incarnations == {"s2": 11, "s3": 12}
+
+
+def test_a_snapshot_without_incarnations_is_read() -> None:
+    coordinator = Coordinator("b1")
+    kept = b'{"g": {"generation": 5, "strategy": "average", "members": {"m1": 1000}}}'
+    coordinator.restore(b'{"version": 1, "groups": ' + kept + b"}", T0)
+    assert coordinator.group("g").incarnations == {}
+
+
+# --- strategies that look at who has what -----------------------------------------------------
+
+
+def test_a_queue_on_its_way_is_not_sent_elsewhere_by_a_release() -> None:
+    coordinator = new_coordinator(queue_count=5)
+    coordinator.join(hello("m1", strategy="sticky"), T0)
+    coordinator.join(hello("m2", strategy="sticky"), T0)
+    generation = coordinator.join(hello("m3", strategy="sticky"), T0).assignments[0].generation
+    going = [q for q, m in coordinator.group("g").target.items() if m != "m1"]
+    for queue in going:
+        step = coordinator.released("g", "m1", generation, [queue], T0)
+        assert only(step).generation == generation
+    assert coordinator.group("g").generation == generation
+
+
+def test_sticky_gives_a_queue_back_to_who_was_fenced_out_of_it() -> None:
+    coordinator = new_coordinator(queue_count=5)
+    coordinator.join(hello("m1", strategy="sticky"), T0)
+    generation = coordinator.join(hello("m2", strategy="sticky"), T0).assignments[0].generation
+    target = dict(coordinator.group("g").target)
+    for member_id in ("m1", "m2"):
+        mine = [q for q, m in target.items() if m == member_id]
+        coordinator.released("g", "m1", generation, set(target) - set(mine), T0)
+        # An offset was reset: the fence is one above, the queue is not claimed.
+        fence = coordinator.group("g").generation + 1
+        back = hello(member_id, strategy="sticky", generation=fence, owned=tuple(mine[1:]))
+        step = coordinator.join(back, T0)
+        assert set(only(step).queues) == set(mine)
+        assert only(step).generation > fence
+    assert coordinator.group("g").target == target

@@ -1,6 +1,6 @@
 import pytest
 
-from broker.offsets import GroupQueue, Offsets, Progress
+from broker.offsets import SETTLED_QUEUE_MAX, GroupQueue, Offsets, Progress
 from duemq.errors import FencedMember, OffsetOutOfRange, Overloaded
 
 KEY = GroupQueue("billing", "orders", 0)
@@ -83,3 +83,84 @@ def test_the_number_of_entries_is_bounded() -> None:
     made.check_room([KEY])
     with pytest.raises(Overloaded):
         made.check_room([KEY, KEY._replace(queue_id=1)])
+
+
+def test_a_reset_raises_the_fence_of_who_was_there() -> None:
+    made = offsets(10, 5)
+    assert made.reset(KEY, 3) == Progress(3, 6)
+    assert made.reset(KEY._replace(queue_id=1), 3) == Progress(3, 0)
+
+
+def test_settled_offsets_are_kept_in_order_once_and_from_the_committed_one_on() -> None:
+    made = offsets(10, 5)
+    made.settle(KEY, [30, 12, 9, 20, 12])
+    made.settle(KEY, [40, 11, 20])
+    assert list(made.settled(KEY)) == [11, 12, 20, 30, 40]
+    assert [made.is_done(KEY, at) for at in (9, 10, 11, 12, 13, 40, 41)] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_commit_drops_the_settled_offsets_it_passes() -> None:
+    made = offsets(10, 5)
+    made.settle(KEY, [11, 12, 20])
+    made.put(KEY, Progress(12, 5))
+    assert list(made.settled(KEY)) == [12, 20]
+    made.put(KEY, Progress(3, 5))  # back: what was settled is so still
+    assert list(made.settled(KEY)) == [12, 20]
+    made.put(KEY, Progress(21, 5))
+    assert not made.settled(KEY)
+    made.check_settled_room(KEY, SETTLED_QUEUE_MAX)
+
+
+def test_a_group_that_never_committed_may_settle() -> None:
+    made = Offsets()
+    made.settle(KEY, [7])
+    assert "billing" in made
+    assert made.groups() == ["billing"]
+    assert made.find(KEY) is None
+    assert made.acquire(KEY, 5, 0, 0, 100) == Progress(0, 5)
+    assert made.is_done(KEY, 7)
+    assert not made.is_done(KEY, 6)
+
+
+def test_deleting_forgets_what_was_settled() -> None:
+    for made in (offsets(10, 5), Offsets()):
+        made.settle(KEY, [20])
+        other = KEY._replace(topic="bills")
+        made.settle(other, [1])
+        made.forget_topic("orders")
+        assert not made.settled(KEY)
+        assert list(made.settled(other)) == [1]
+        assert "billing" in made
+        made.forget_group("billing")
+        assert not made.settled(other)
+        assert made.groups() == []
+        made.put(KEY, Progress(1, 1))
+        made.check_room([KEY])
+
+
+def test_the_number_of_settled_offsets_is_bounded() -> None:
+    made = offsets(10, 5)
+    made.settle(KEY, range(20, 20 + SETTLED_QUEUE_MAX))
+    made.settle(KEY, range(20, 20 + SETTLED_QUEUE_MAX))
+    made.check_settled_room(KEY, 0)
+    with pytest.raises(Overloaded) as caught:
+        made.check_settled_room(KEY, 1)
+    assert (caught.value.field, caught.value.limit) == ("offset", str(SETTLED_QUEUE_MAX))
+    made.check_settled_room(KEY._replace(queue_id=1), SETTLED_QUEUE_MAX)
+
+
+def test_the_checkpoint_has_the_settled_offsets() -> None:
+    made = offsets(10, 5)
+    made.settle(KEY, [11, 30])
+    again = Offsets()
+    again.settle(KEY, [99])
+    again.load(made.encode(), made.encode_settled())
+    assert list(again.settled(KEY)) == [11, 30]

@@ -276,4 +276,4 @@ def test_the_checkpoint_round_trips_and_knows_its_version() -> None:
     payload = state.encode(taken)
     assert state.decode(payload) == taken
     with pytest.raises(UnknownVersion):
-        state.decode(payload.replace(b'"version":1', b'"version":2'))
+        state.decode(payload.replace(b'"version":2', b'"version":3'))

@@ -1,5 +1,6 @@
 import pytest
 
+from broker import names
 from broker.topics import QUEUES_MAX, Topics
 from duemq.errors import InvalidArgument, QueueNotFound, TopicExists, TopicNotFound
 
@@ -21,7 +22,13 @@ def test_a_topic_has_the_brokers_defaults_unless_it_says() -> None:
     assert topics().limit(made(message_bytes_max=10).find("orders")) == 10
 
 
-@pytest.mark.parametrize("name", ["", "a" * 128, "a b", "a/b", "..", "ä", "a\n", "%FOO%", "a%b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "a" * 128, "a b", "a/b", "..", "ä", "a\n", "%FOO%", "a%b"),
+        *("%RETRY%", "%DLQ%", "%RETRY%a b", "%RETRY%" + "g" * 128, "%DLQ%" + "g" * 128),
+    ],
+)
 def test_illegal_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         topics().plan(name)
@@ -32,6 +39,21 @@ def test_illegal_names_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["a", "a" * 127, "A-b_c|9", "%TRACE%", "%RETRY%g", "%DLQ%g"])
 def test_legal_names_pass(name: str) -> None:
     assert topics().plan(name).name == name
+
+
+@pytest.mark.parametrize("group", ["g", "g" * 127, "a%b", "%RETRY%g", "A-b_c|9"])
+def test_every_group_has_topics_of_its_own(group: str) -> None:
+    names.check_own_group(group)
+    for topic in (names.retry_topic(group), names.dead_letter_topic(group)):
+        assert topics().plan(topic).queues == 1
+        assert topics().plan(topic, queues=3).queues == 3
+        assert names.group_of(topic) == group
+    assert names.is_retry(names.retry_topic(group))
+    assert not names.is_retry(names.dead_letter_topic(group))
+
+
+def test_other_topics_are_no_groups() -> None:
+    assert [names.group_of(name) for name in ("orders", "%TIMER%", "%TRACE%")] == ["", "", ""]
 
 
 @pytest.mark.parametrize(

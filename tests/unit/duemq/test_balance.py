@@ -9,6 +9,7 @@ from duemq.balance import (
     coordinator,
     queue_of_key,
     register_strategy,
+    sticky,
     strategy_named,
 )
 from duemq.errors import InvalidArgument
@@ -53,21 +54,21 @@ def test_average_gives_contiguous_blocks_and_the_remainder_to_the_first(
             assert found_start == start
 
 
-@pytest.mark.parametrize("strategy", [average, average_by_circle])
+@pytest.mark.parametrize("strategy", [average, average_by_circle, sticky])
 @pytest.mark.parametrize("member_count", [1, 2, 3, 5, 8, 13])
 @pytest.mark.parametrize("queue_count", [0, 1, 2, 7, 8, 12, 31])
 def test_strategies_give_every_queue_to_one_member_and_differ_by_one_at_most(
     strategy, member_count: int, queue_count: int
 ) -> None:
     all_queues = queues(queue_count)
-    shares = strategy(all_queues, [f"m{index:02}" for index in range(member_count)])
+    shares = strategy(all_queues, [f"m{index:02}" for index in range(member_count)], {})
     assert sorted(queue for share in shares.values() for queue in share) == all_queues
     sizes = [len(share) for share in shares.values()]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_by_circle_deals_like_cards() -> None:
-    shares = average_by_circle(queues(5), ["a", "b"])
+    shares = average_by_circle(queues(5), ["a", "b"], {})
     assert [queue.queue_id for queue in shares["a"]] == [0, 2, 4]
     assert [queue.queue_id for queue in shares["b"]] == [1, 3]
 
@@ -91,7 +92,7 @@ def test_each_topic_is_shared_among_its_own_subscribers() -> None:
 
 
 def test_strategies_plug_in_by_name() -> None:
-    def everything_to_the_last(all_queues, members):
+    def everything_to_the_last(all_queues, members, current):
         return {members[-1]: all_queues}
 
     register_strategy("last-takes-all", everything_to_the_last)

@@ -1,6 +1,8 @@
+from datetime import UTC, datetime
+
 import pytest
 
-from duemq.consumer.settings import ConsumerSettings
+from duemq.consumer.settings import ConsumerSettings, check_choices, start_ms
 from duemq.consumer.subscription import SUBSCRIPTIONS_MAX, subscriptions_of
 from duemq.errors import InvalidArgument
 from duemq.process_queue import Window
@@ -11,12 +13,21 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert settings.window == Window(messages=1_000, bytes=100 * 1024 * 1024, span=2_000)
     assert (settings.start_from, settings.commit_interval_s) == ("latest", 5.0)
     assert (settings.session_timeout_s, settings.strategy) == (10.0, "average")
+    assert (settings.processing_timeout_s, settings.suspend_s) == (900.0, 1.0)
+    assert (settings.retries_in_order_max, settings.offsets_dir) == (16, "")
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("start_from", "newest"),
+        ("start_from", None),
+        ("start_from", True),
+        ("start_from", -1),
+        ("start_from", datetime(2026, 1, 1)),
+        ("processing_timeout_s", 0),
+        ("suspend_s", 0),
+        ("retries_in_order_max", -1),
         ("threads", 0),
         ("batch_messages_max", 0),
         ("queue_messages_max", 0),
@@ -50,13 +61,38 @@ def test_settings_can_be_overridden() -> None:
         settings.changed(threads=-1)
 
 
+def test_a_group_may_start_at_a_time() -> None:
+    moment = datetime(2026, 11, 21, 16, 0, 0, 1, tzinfo=UTC)
+    assert ConsumerSettings(start_from=moment).start_from == moment
+    assert ConsumerSettings(start_from=0).start_from == 0
+    assert start_ms(moment) == 1_795_276_800_001  # nothing that was stored before
+    assert start_ms(1_795_276_800_000) == 1_795_276_800_000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("order", "topic"),
+        ("member_name", ""),
+        ("member_name", ".."),
+        ("member_name", "a/b"),
+        ("member_name", "x" * 128),
+    ],
+)
+def test_a_consumer_that_cannot_be_is_refused_by_field(field: str, value: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        check_choices(**{"order": None, "member_name": None, field: value})
+    assert refused.value.field == field
+    check_choices(order="key", member_name="pod-3")
+
+
 def test_topics_may_be_named_in_three_ways() -> None:
     assert list(subscriptions_of("orders")) == ["orders"]
     assert list(subscriptions_of(["orders", "bills"])) == ["orders", "bills"]
     named = subscriptions_of({"orders": "a || b", "bills": None})
-    assert named["orders"][0] == "a || b"
-    assert named["orders"][1].tags == {"a", "b"}
-    assert named["bills"][1].takes_all
+    assert named["orders"].text == "a || b"
+    assert named["orders"].tags.tags == {"a", "b"}
+    assert named["bills"].takes_all
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import pickle
 
 from duemq.message import Message, Origin, Outgoing, messages_of
+from duemq.v1 import message_pb2
 from duemq.v1.message_pb2 import Record, RecordBatch
 from duemq.v1.view_pb2 import QueueRecordsView
 
@@ -37,6 +38,37 @@ def test_all_fields():
     assert (message.ordering_key, dict(message.properties)) == ("o", {"a": "b"})
     assert (message.born_ms, message.due_ms, message.attempt) == (1, 2, 3)
     assert "topic broker/1@42" in repr(message)
+
+
+def test_a_retry_shows_where_it_came_from():
+    story = message_pb2.Retry(
+        group="g",
+        origin=message_pb2.QueueRef(topic="orders", broker="b7", queue_id=5),
+        origin_offset=99,
+        first_failed_ms=1_000,
+        last_failed_ms=2_000,
+        error="ValueError: no",
+    )
+    record = Record(message_id="id", attempt=2, retry=story)
+    message = Message(record, Origin("%RETRY%g", "b1", 0), 4, 7)
+    assert message.topic == "orders"
+    assert (message.stored_topic, message.broker, message.queue) == ("%RETRY%g", "b1", 0)
+    assert (message.offset, message.attempt) == (4, 2)
+    assert message.retry == ("orders", "b7", 5, 99, 1_000, 2_000, "ValueError: no")
+    assert message.retry.origin_offset == 99
+    assert "%RETRY%g b1/0@4" in repr(message)
+
+
+def test_a_first_delivery_has_no_story():
+    message = Message(Record(), Origin("%TRACE%", "b1", 0), 0, 0)
+    assert message.retry is None
+    assert message.topic == message.stored_topic == "%TRACE%"
+
+
+def test_attempts_in_place_count():
+    message = Message(Record(attempt=1), Origin("topic", "broker", 1), 0, 0)
+    message.again()
+    assert message.attempt == 2
 
 
 def test_absent_is_none():

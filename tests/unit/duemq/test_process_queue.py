@@ -49,6 +49,18 @@ def test_one_that_fails_holds_the_commit_point_while_the_rest_is_finished() -> N
     assert queue.unfinished == 0
 
 
+def test_the_first_unfinished_holds_all_that_is_finished_after_it() -> None:
+    queue = ProcessQueue[Offered](1001)
+    first = queue.add(offered(1001), 1002, 10)
+    rest = queue.add(offered(*range(1002, 1011)), 1011, 90)
+    rest.finish_next(9)
+    queue.settle(rest)
+    assert queue.commit_point == 1001
+    first.finish_next()
+    queue.settle(first)
+    assert queue.commit_point == 1011
+
+
 def test_chunks_finish_in_any_order() -> None:
     queue = ProcessQueue[Offered](0)
     chunks = [queue.add(offered(n, n + 1), n + 2, 2) for n in range(0, 10, 2)]
@@ -153,3 +165,60 @@ def test_messages_are_taken_over_once_and_in_order() -> None:
         queue.add(offered(5), 6, 1)
     with pytest.raises(InvariantError):
         queue.add([], 7, 0)
+
+
+def test_a_stuck_worker_keeps_its_message_and_loses_the_rest() -> None:
+    queue = ProcessQueue[Offered](0)
+    chunk = queue.add(offered(0, 1, 2, 3), 4, 4)
+    stuck = chunk.walk
+    stuck.next += 1
+    assert chunk.cut_off(1)
+    assert stuck.stopped
+    assert not chunk.walk.stopped
+    assert (chunk.position, chunk.unfinished, queue.commit_point) == (2, 3, 1)
+    chunk.finish_next(2)
+    assert queue.commit_point == 1
+    stuck.next += 1  # it returned at last; the event loop has the say
+    assert queue.commit_point == 1
+    chunk.finish_aside(1)
+    assert queue.commit_point == 4
+
+
+def test_what_was_set_aside_before_stays_aside() -> None:
+    queue = ProcessQueue[Offered](0)
+    chunk = queue.add(offered(0, 1, 2, 3), 4, 4)
+    first = chunk.set_aside()
+    assert chunk.cut_off(1)
+    chunk.finish_next(2)
+    chunk.finish_aside(1)
+    assert queue.commit_point == 0
+    chunk.finish_aside(first)
+    assert queue.commit_point == 4
+
+
+def test_a_worker_that_got_on_is_not_cut_off_but_stops() -> None:
+    chunk = ProcessQueue[Offered](0).add(offered(0, 1, 2), 3, 3)
+    walk = chunk.walk
+    chunk.finish_next(2)
+    assert not chunk.cut_off(1)
+    assert chunk.walk is walk
+    assert walk.stopped
+    assert chunk.unfinished == 1
+
+
+def test_a_whole_chunk_can_be_taken_away() -> None:
+    queue = ProcessQueue[Offered](0)
+    chunk = queue.add(offered(0, 1, 2), 3, 3)
+    assert chunk.cut_off(0, 3)
+    assert (chunk.position, chunk.unfinished) == (3, 3)
+    for index in (2, 0, 1):
+        chunk.finish_aside(index)
+    assert queue.commit_point == 3
+
+
+def test_a_dropped_queue_stops_every_walk() -> None:
+    queue = ProcessQueue[Offered](0)
+    chunks = [queue.add(offered(n), n + 1, 1) for n in range(3)]
+    queue.drop()
+    assert queue.dropped
+    assert all(chunk.walk.stopped for chunk in chunks)

@@ -17,6 +17,7 @@ NAMES = {
     "CancelOutcome",
     "ClientSettings",
     "ConsumerSettings",
+    "DeadLetter",
     "DuemqError",
     "Message",
     "Outgoing",
@@ -27,6 +28,8 @@ NAMES = {
     "PushConsumer",
     "Receipt",
     "Receipts",
+    "RetryLater",
+    "Sql",
 }
 BOTH = ["Admin", "Producer", "PullConsumer", "PushConsumer"]
 

@@ -52,3 +52,78 @@ def test_no_shard_no_timer():
     cache = RouteCache()
     cache.apply(Update(True, timers=(TimerShard("t-0", "t0:1", 0, 2),)))
     assert cache.timer_of(1) is None
+
+
+# --- the queues of ordering keys ------------------------------------------------------------
+
+
+def there(*brokers: str, topics: tuple[str, ...] = ("t",), queues: int = 2) -> Update:
+    """A whole update with these brokers, each serving the topics."""
+    routes = tuple(
+        Route(topic, tuple(BrokerQueues(name, f"{name}:1", queues) for name in brokers))
+        for topic in topics
+        if brokers
+    )
+    return Update(True, routes, brokers=tuple(Broker(name, f"{name}:1") for name in brokers))
+
+
+BOTH = (Queue("a", 0), Queue("a", 1), Queue("b", 0), Queue("b", 1))
+
+
+def test_keys_are_spread_over_all_queues_also_of_brokers_that_take_nothing_now():
+    cache = RouteCache()
+    full = BrokerQueues("a", "a:1", 2, writable=False)
+    brokers = (Broker("a", "a:1"), Broker("b", "b:1"))
+    cache.apply(Update(True, (Route("t", (full, BrokerQueues("b", "b:1", 2))),), brokers=brokers))
+    assert cache.keyed("t") == BOTH
+    assert cache.keyed("unknown") == ()
+
+
+def test_keys_stay_where_they_are_while_brokers_are_away():
+    cache = RouteCache()
+    cache.apply(there("a", "b"))
+    cache.apply(there("b"))
+    assert cache.route("t").writable == (Queue("b", 0), Queue("b", 1))
+    assert cache.keyed("t") == BOTH
+    cache.apply(there())
+    assert cache.route("t") is None
+    assert cache.keyed("t") == BOTH
+    cache.apply(there("a"))
+    assert cache.keyed("t") == BOTH
+    cache.apply(there("a", "b"))
+    assert cache.keyed("t") == BOTH
+
+
+def test_keys_stay_through_updates_piece_by_piece():
+    cache = RouteCache()
+    cache.apply(there("a", "b"))
+    cache.apply(Update(False, (), ("t",), brokers=()))
+    cache.apply(Update(False, (route("t", "b"),), brokers=(Broker("b", "b:1"),)))
+    assert cache.keyed("t") == BOTH
+
+
+def test_a_broker_that_comes_back_says_itself_what_it_serves():
+    cache = RouteCache()
+    cache.apply(there("a", "b"))
+    cache.apply(there("b"))
+    back = Update(False, (), brokers=(Broker("a", "a:1", 2), Broker("b", "b:1")))
+    cache.apply(back)
+    assert cache.keyed("t") == (Queue("b", 0), Queue("b", 1))
+
+
+def test_a_topic_that_is_deleted_where_its_brokers_live_is_forgotten():
+    cache = RouteCache()
+    cache.apply(there("a", "b", topics=("t", "u")))
+    cache.apply(there("b", topics=("t", "u")))
+    cache.apply(there("b", topics=("u",)))
+    assert cache.keyed("t") == ()
+    assert cache.keyed("u") == BOTH
+
+
+def test_only_so_many_brokers_are_remembered(monkeypatch):
+    monkeypatch.setattr("duemq.route.AWAY_BROKERS_MAX", 1)
+    cache = RouteCache()
+    cache.apply(there("a", "b", "c"))
+    cache.apply(there("b", "c"))
+    cache.apply(there("c"))
+    assert {queue.broker for queue in cache.keyed("t")} == {"b", "c"}

@@ -110,7 +110,7 @@ def test_a_failed_send_names_the_error(recorded):
 def test_processing_is_part_of_the_message_s_trace(recorded):
     sending = tracing.start_send("orders", "m1")
     sending.stored("broker-0", 3, 7)
-    with tracing.process([received(properties=sending.properties)], group="g", attempt=2):
+    with tracing.process([received(properties=sending.properties, attempt=2)], group="g"):
         pass
     sent, processed = recorded.get_finished_spans()
     assert processed.kind is SpanKind.CONSUMER
@@ -119,6 +119,30 @@ def test_processing_is_part_of_the_message_s_trace(recorded):
     assert processed.attributes[tracing.GROUP] == "g"
     assert processed.attributes[tracing.ATTEMPT] == 2
     assert tracing.LATENESS_MS not in processed.attributes
+
+
+def test_a_sending_back_is_part_of_the_message_s_trace(recorded):
+    sending = tracing.start_send("orders", "m1")
+    sending.stored("broker-0", 3, 7)
+    message = received(properties=sending.properties)
+    tracing.record_settle(
+        message, start_ns=1_000, end_ns=2_000, group="g", attempt=1, due_ms=1_790_000_010_000
+    )
+    sent, settled = recorded.get_finished_spans()
+    assert (settled.name, settled.kind) == ("settle orders", SpanKind.CLIENT)
+    assert settled.parent.span_id == sent.context.span_id
+    assert (settled.start_time, settled.end_time) == (1_000, 2_000)
+    assert settled.attributes[tracing.OPERATION_TYPE] == "settle"
+    assert settled.attributes[tracing.GROUP] == "g"
+    assert settled.attributes[tracing.ATTEMPT] == 1
+    assert settled.attributes[tracing.DUE_MS] == 1_790_000_010_000
+    assert settled.attributes[tracing.DEAD_LETTER] is False
+
+
+def test_a_sending_back_that_fails_says_so(recorded):
+    tracing.record_settle(received(), start_ns=1, end_ns=2, error=ReadOnly("disk full"))
+    (span,) = recorded.get_finished_spans()
+    assert span.attributes[tracing.ERROR_TYPE] == "READ_ONLY"
 
 
 def test_a_callback_that_raises_fails_its_span_and_still_raises(recorded):

@@ -2,17 +2,20 @@
 
 import pytest
 
+from duemq.balance import MessageQueue
+from duemq.consumer.fetcher import Source
+from duemq.consumer.subscription import ALL
 from duemq.consumer.workers import Caller, Work, is_async
 from duemq.message import Message, Origin
-from duemq.process_queue import Chunk, ProcessQueue
-from duemq.rpc.backoff import Backoff
 from duemq.v1.message_pb2 import Record
 
 
-def chunk_of(count: int) -> Chunk[Message]:
+def work_of(count: int) -> Work:
+    """A chunk that nobody has touched."""
+    source = Source(MessageQueue("orders", "b0", 0), ALL, 1, 0)
     origin = Origin("orders", "b0", 0)
     messages = [Message(Record(message_id=f"m{n}"), origin, n, 0) for n in range(count)]
-    return ProcessQueue[Message](0).add(messages, count, 1)
+    return Work(source, source.pending.add(messages, count, 1))
 
 
 def caller(callback, *, batch: bool = False) -> Caller:
@@ -35,13 +38,17 @@ def either(callback, asynchronous: bool):
     return awaited if asynchronous else callback
 
 
+def failed(work: Work) -> list[int]:
+    return [index for indices, _ in work.failures for index in indices]
+
+
 both = pytest.mark.parametrize("asynchronous", [False, True])
 
 
 @both
 async def test_messages_are_called_in_order_and_finished(asynchronous: bool) -> None:
     calls: list[int] = []
-    work = Work(chunk_of(3))
+    work = work_of(3)
     await walk(caller(either(lambda m: calls.append(m.offset), asynchronous)), work, asynchronous)
     assert calls == [0, 1, 2]
     assert work.chunk.commit_point == 3
@@ -54,38 +61,40 @@ async def test_a_failure_is_set_aside_and_the_rest_goes_on(asynchronous: bool) -
         if message.offset == 1:
             raise ValueError("one")
 
-    work = Work(chunk_of(3))
+    work = work_of(3)
     await walk(caller(either(receive, asynchronous)), work, asynchronous)
-    [(index, error)] = work.failures
-    assert (index, str(error)) == (1, "one")
+    [(indices, error)] = work.failures
+    assert (indices, str(error)) == ((1,), "one")
     assert (work.chunk.commit_point, work.chunk.unfinished) == (1, 1)
-
-    again = Work(work.chunk, index)
-    await walk(caller(either(lambda message: None, asynchronous)), again, asynchronous)
-    assert (work.chunk.commit_point, work.chunk.unfinished) == (3, 0)
 
 
 @both
-async def test_what_fails_again_stays_aside(asynchronous: bool) -> None:
-    def receive(message) -> None:
-        raise ValueError
+@pytest.mark.parametrize("batch", [False, True])
+async def test_what_is_tried_again_says_whether_it_is_done(asynchronous, batch) -> None:
+    heals = [False, True]
 
-    work = Work(chunk_of(1))
-    await walk(caller(either(receive, asynchronous)), work, asynchronous)
-    again = Work(work.chunk, 0)
-    await walk(caller(either(receive, asynchronous)), again, asynchronous)
-    assert [index for index, _ in again.failures] == [0]
-    assert work.chunk.commit_point == 0
+    def receive(item) -> None:
+        if not heals.pop(0):
+            raise ValueError
+
+    calling = caller(either(receive, asynchronous), batch=batch)
+    first = work_of(1)
+    first.chunk.set_aside()
+    again = [Work(first.source, first.chunk, (0,)) for _ in range(2)]
+    for work in again:
+        await walk(calling, work, asynchronous)
+    assert [(work.finished, failed(work)) for work in again] == [(False, [0]), (True, [])]
+    assert first.chunk.commit_point == 0  # finishing it is the event loop's business
 
 
 @both
 async def test_nothing_is_begun_after_the_queue_is_dropped(asynchronous: bool) -> None:
     calls: list[int] = []
-    work = Work(chunk_of(3))
+    work = work_of(3)
 
     def receive(message) -> None:
         calls.append(message.offset)
-        work.queue.dropped = True
+        work.queue.drop()
 
     await walk(caller(either(receive, asynchronous)), work, asynchronous)
     assert calls == [0]
@@ -93,8 +102,32 @@ async def test_nothing_is_begun_after_the_queue_is_dropped(asynchronous: bool) -
 
 
 @both
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_worker_that_was_cut_off_has_no_say_any_more(asynchronous, fails) -> None:
+    calls: list[int] = []
+    work = work_of(4)
+
+    def receive(message) -> None:
+        calls.append(message.offset)
+        if message.offset == 1:
+            assert work.chunk.cut_off(1)
+            if fails:
+                raise ValueError
+
+    calling = caller(either(receive, asynchronous))
+    await walk(calling, work, asynchronous)
+    assert calls == [0, 1]
+    assert (work.chunk.commit_point, work.chunk.unfinished) == (1, 3)
+    rest = Work(work.source, work.chunk)
+    await walk(calling, rest, asynchronous)
+    assert calls == [0, 1, 2, 3]
+    assert (work.chunk.commit_point, work.chunk.unfinished) == (1, 1)
+    work.chunk.finish_aside(1)
+    assert work.chunk.commit_point == 4
+
+
+@both
 async def test_a_batch_is_finished_or_failed_as_a_whole(asynchronous: bool) -> None:
-    work = Work(chunk_of(3))
     calls: list[list[int]] = []
 
     def receive(messages) -> None:
@@ -103,28 +136,22 @@ async def test_a_batch_is_finished_or_failed_as_a_whole(asynchronous: bool) -> N
             raise ValueError
 
     calling = caller(either(receive, asynchronous), batch=True)
-    await walk(calling, work, asynchronous)
-    assert [index for index, _ in work.failures] == [None]
-    assert work.chunk.commit_point == 0
-    await walk(calling, Work(work.chunk), asynchronous)
+    failing, fine = work_of(3), work_of(3)
+    await walk(calling, failing, asynchronous)
+    await walk(calling, fine, asynchronous)
     assert calls == [[0, 1, 2]] * 2
-    assert work.chunk.commit_point == 3
+    assert [indices for indices, _ in failing.failures] == [(0, 1, 2)]
+    assert (failing.chunk.commit_point, failing.chunk.unfinished) == (0, 3)
+    assert (fine.failures, fine.chunk.commit_point) == ([], 3)
 
 
 def test_even_an_exit_is_only_a_failure() -> None:
     def receive(message) -> None:
         raise SystemExit(1)
 
-    work = Work(chunk_of(2))
+    work = work_of(2)
     caller(receive).call(work)
-    assert len(work.failures) == 2
-
-
-def test_work_knows_how_often_it_failed() -> None:
-    backoff = Backoff(0.001, 0.002)
-    assert Work(chunk_of(1)).attempt == 0
-    backoff.next_s()
-    assert Work(chunk_of(1), 0, backoff).attempt == 1
+    assert failed(work) == [0, 1]
 
 
 def test_what_is_to_be_awaited_is_told_from_what_is_not() -> None:

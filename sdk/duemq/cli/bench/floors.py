@@ -6,10 +6,12 @@ noisy machine.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +73,20 @@ def decoded_reads(directory: Path, message_bytes: int, count: int) -> Floor:
                 touched += len(read.body)
         seconds = time.perf_counter() - began
     return Floor(touched / message_bytes / seconds, {})
+
+
+def decoded_reads_by(processes: int, directory: Path, message_bytes: int, count: int) -> Floor:
+    """`decoded_reads` of `count` messages in each of several processes at once; their sum."""
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawning) as pool:
+        # A first round starts the processes, so that the second one runs them side by side.
+        for rounds in (1, count):
+            runs = [
+                pool.submit(decoded_reads, directory, message_bytes, rounds)
+                for _ in range(processes)
+            ]
+            floors = [run.result() for run in runs]
+    return Floor(sum(floor.msgs_per_s for floor in floors), {})
 
 
 def timed_writes(directory: Path, message_bytes: int, rate: int, seconds: float) -> Floor:

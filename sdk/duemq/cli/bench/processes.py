@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from duemq.embedded import EmbeddedCluster
@@ -19,8 +20,12 @@ class CpuMeter:
     On a machine with other work to do it says more than the clock.
     """
 
-    def __init__(self, cluster: EmbeddedCluster | None) -> None:
-        self._pids = {"client": os.getpid(), **(cluster.processes if cluster else {})}
+    def __init__(
+        self, cluster: EmbeddedCluster | None, others: Mapping[str, int] | None = None
+    ) -> None:
+        """`others`: more process ids, by name."""
+        processes = cluster.processes if cluster else {}
+        self._pids = {"client": os.getpid(), **processes, **(others or {})}
         self._begin = {name: cpu_s(pid) for name, pid in self._pids.items()}
 
     def us_per(self, count: int) -> dict[str, float]:

@@ -1,0 +1,78 @@
+"""What a subscription's filter text means, by its type; compiled once.  Pure.
+
+A filter is what `parse` answers: None takes every record, a set of hashes those whose tag hashes to
+one of them, a SqlFilter those that it matches.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeAlias, TypeVar
+
+from broker.selection import parse_filter
+from broker.sql_filter import SqlFilter
+from duemq.errors import InvalidArgument
+from duemq.tag_filter import TagFilter
+
+# Numbers of duemq.v1.FilterType.
+TAG, SQL92 = 0, 1
+# Of all the expressions that are kept compiled; a compiled one takes up to 150 bytes a character.
+CHARACTERS_KEPT_MAX = 256 * 1024
+# An entry of the cache costs at least as much as so many characters.
+ENTRY_CHARACTERS = 64
+
+Filter: TypeAlias = frozenset[int] | SqlFilter | None
+T = TypeVar("T")
+
+
+class TextCache(Generic[T]):
+    """What was made of the texts that were used last.
+
+    Owned by: one event loop.  Bounded by the characters of the texts.
+    """
+
+    def __init__(self, make: Callable[[str], T], characters_max: int = CHARACTERS_KEPT_MAX) -> None:
+        self._make = make
+        self._characters_max = characters_max
+        self._made: OrderedDict[str, T] = OrderedDict()
+        self._characters = 0
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def get(self, text: str) -> T:
+        """Made anew if it is not kept.  Raises what the making raises."""
+        found = self._made.get(text)
+        if found is not None:
+            self._made.move_to_end(text)
+            return found
+        made = self._made[text] = self._make(text)
+        self._characters += len(text) + ENTRY_CHARACTERS
+        while self._characters > self._characters_max and len(self._made) > 1:
+            oldest, _ = self._made.popitem(last=False)
+            self._characters -= len(oldest) + ENTRY_CHARACTERS
+        return made
+
+
+_compiled = TextCache(SqlFilter)
+
+
+def parse(text: str, filter_type: int = TAG) -> Filter:
+    """The filter of a pull.  Raises InvalidArgument, for SQL naming line and column."""
+    if filter_type == TAG:
+        return parse_filter(text)
+    if filter_type == SQL92:
+        return _compiled.get(text)
+    raise InvalidArgument(
+        f"filter_type: {filter_type} is unknown",
+        field="filter_type",
+        value=filter_type,
+        limit=f"{TAG} (tags) or {SQL92} (SQL-92)",
+    )
+
+
+def check_filter(text: str, filter_type: int = TAG) -> None:
+    """Raises InvalidArgument unless a subscription may have this filter."""
+    if filter_type == TAG:
+        TagFilter.parse(text)
+    else:
+        parse(text, filter_type)

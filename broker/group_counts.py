@@ -1,0 +1,29 @@
+"""Counts by group, for metrics.  Pure."""
+
+from collections.abc import Iterator
+
+# Groups that are counted one by one.  A label of a metric costs memory in every collector.
+GROUPS_MAX = 1_000
+OTHERS = "%OTHER%"
+
+
+class GroupCounts:
+    """How often something happened to each group since the process started."""
+
+    def __init__(self, groups_max: int = GROUPS_MAX) -> None:
+        self._groups_max = groups_max
+        self._counts: dict[str, int] = {}
+
+    def add(self, group: str, count: int) -> None:
+        """Counts for a group, or for all others once there are too many."""
+        if group not in self._counts and len(self._counts) >= self._groups_max:
+            group = OTHERS
+        self._counts[group] = self._counts.get(group, 0) + count
+
+    def of(self, group: str) -> int:
+        """The count of one group."""
+        return self._counts.get(group, 0)
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        """(group, count).  Any thread."""
+        return iter(list(self._counts.items()))

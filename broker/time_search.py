@@ -1,0 +1,29 @@
+"""Where in a queue a moment is.  Pure; any thread.
+
+A queue's store times never go back (Store stamps them so), and the consume queue holds them beside
+the positions: a binary search of 32-byte entries, without a look at the log.
+"""
+
+from broker.queues import Queue
+
+
+def first_stored_since(queue: Queue, at_ms: int) -> int:
+    """Offset of the first record stored at `at_ms` or later; `max_offset`: none is yet."""
+    while True:
+        low = queue.min_offset
+        try:
+            return _search(queue, low, queue.max_offset, at_ms)
+        except (IndexError, FileNotFoundError):
+            if queue.min_offset == low:
+                raise
+            # Retention has moved the queue's start meanwhile.
+
+
+def _search(queue: Queue, low: int, high: int, at_ms: int) -> int:
+    while low < high:
+        middle = (low + high) // 2
+        if queue.entry(middle)[5] < at_ms:
+            low = middle + 1
+        else:
+            high = middle
+    return low

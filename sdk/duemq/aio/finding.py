@@ -1,0 +1,109 @@
+"""Messages looked up at all brokers: step by step at each, side by side, until a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from duemq.aio.asking import Asker
+from duemq.descriptions import MissingBroker
+from duemq.errors import Internal, QueueNotFound, TopicNotFound, Unavailable
+from duemq.message import Message, Origin
+from duemq.v1 import message_admin_pb2, message_admin_pb2_grpc
+
+STEP_LIMIT_MAX = 1_000
+LOOKUP_TIMEOUT_S = 60.0
+"""Of a look-up at all brokers; it may have to read whole logs."""
+
+
+class Found(NamedTuple):
+    """`more`: at the limit.  `missing`: brokers that did not answer, or not to the end."""
+
+    messages: list[Message]
+    more: bool
+    missing: list[MissingBroker]
+    served: bool
+    """Some broker has the topic (and queue)."""
+
+
+async def messages_at(
+    asker: Asker,
+    broker: str,
+    request: message_admin_pb2.FindMessagesRequest,
+    deadline: float,
+) -> AsyncIterator[Message]:
+    """All that one broker finds, in the order queue, offset.
+
+    `deadline` is in time.monotonic's seconds: raises Unavailable then, and what the broker refuses
+    with.
+    """
+    step = message_admin_pb2.FindMessagesRequest()
+    step.CopyFrom(request)
+    while True:
+        answer = await asker.at(
+            broker,
+            lambda to, left_s: message_admin_pb2_grpc.MessageAdminStub(to).FindMessages(
+                step, timeout=left_s
+            ),
+            max(0.001, min(asker.timeout_s, deadline - time.monotonic())),
+        )
+        for found in answer.messages:
+            yield message_of(found)
+        if not answer.cursor:
+            return
+        step.cursor = answer.cursor
+        if time.monotonic() >= deadline:
+            raise Unavailable(f"the look-up at {broker} was not through in time: narrow its range")
+
+
+def message_of(found: message_admin_pb2.FoundMessage) -> Message:
+    """As consumers get it."""
+    origin = Origin(found.queue.topic, found.queue.broker, found.queue.queue_id)
+    return Message(found.record, origin, found.offset, found.store_ms)
+
+
+async def find(
+    asker: Asker,
+    request: message_admin_pb2.FindMessagesRequest,
+    limit: int,
+    *,
+    brokers: list[str] | None = None,
+    timeout_s: float = LOOKUP_TIMEOUT_S,
+) -> Found:
+    """Up to `limit` messages of all brokers, or of `brokers`, by store time.
+
+    A broker without the topic or queue finds nothing.  Raises what a broker refuses with.
+    """
+    deadline = time.monotonic() + timeout_s
+    step = message_admin_pb2.FindMessagesRequest()
+    step.CopyFrom(request)
+    # One more than wanted tells whether there are more.
+    step.limit = min(limit + 1, STEP_LIMIT_MAX)
+    missing: list[MissingBroker] = []
+    gathered: list[Message] = []
+    served = False
+
+    async def at(broker: str) -> None:
+        nonlocal served
+        count = 0
+        try:
+            async for message in messages_at(asker, broker, step, deadline):
+                gathered.append(message)
+                count += 1
+                if count > limit:
+                    break
+        except (TopicNotFound, QueueNotFound):
+            return
+        except (Unavailable, Internal) as error:
+            missing.append(MissingBroker(broker, str(error)))
+        served = True
+
+    if brokers is None:
+        missing += asker.away()
+        brokers = [broker.name for broker in asker.brokers()]
+    await asyncio.gather(*map(at, brokers))
+    gathered.sort(key=lambda each: (each.store_ms, each.broker, each.queue, each.offset))
+    missing.sort(key=lambda each: each.name)
+    return Found(gathered[:limit], len(gathered) > limit, missing, served)

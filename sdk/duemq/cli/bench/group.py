@@ -1,0 +1,41 @@
+"""`duemq bench group`: a group of processes drains a backlog, a callback a message."""
+
+from __future__ import annotations
+
+import time
+
+from duemq.cli.bench import floors
+from duemq.cli.bench.crew import Crew
+from duemq.cli.bench.processes import CpuMeter
+from duemq.cli.bench.report import Report
+from duemq.cli.bench.target import Target
+from duemq.cli.bench.traffic import fill
+
+SESSION_TIMEOUT_S = 10.0
+
+
+def run(
+    target: Target, report: Report, *, members: int, queues: int, count: int, size: int
+) -> None:
+    """Fills a topic, then measures from the members' joining to the last message."""
+    topic = target.new_topic("group", queues=max(1, queues // report.parameters["brokers"]))
+    fill(target.nameserver, topic, count, size)
+    with Crew(
+        target.nameserver,
+        topic,
+        members=members,
+        count=count,
+        session_timeout_s=SESSION_TIMEOUT_S,
+        timed=False,
+    ) as crew:
+        pids = {f"member-{number}": member.pid for number, member in enumerate(crew.members)}
+        cpu = CpuMeter(target.cluster, pids)
+        began = time.perf_counter()
+        crew.join(crew.members)
+        seconds = crew.wait(count) - began
+        report.figures["msgs_per_s"] = round(count / seconds)
+        report.figures["cpu_us_per_msg"] = cpu.us_per(count)
+        report.figures["by_member"] = [member.tally.total for member in crew.members]
+        report.figures |= crew.figures(count)
+    floor = floors.decoded_reads_by(members, target.directory, size, count // members)
+    report.floor(floor.msgs_per_s)

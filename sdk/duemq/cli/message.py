@@ -1,0 +1,215 @@
+"""`duemq message`: messages looked up, and the life of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from duemq import Admin, Message
+from duemq.aio.finding import LOOKUP_TIMEOUT_S
+from duemq.cli.consume import message_fields
+from duemq.cli.exits import Exit
+from duemq.cli.output import local_time, shown
+from duemq.cli.session import Session, pass_session, session_options
+from duemq.descriptions import MessageTrace
+
+BODY_CHARACTERS_SHOWN = 60
+
+
+@click.group()
+def message() -> None:
+    """Messages: find them by key, id, time or offset, and see what became of one."""
+
+
+@message.command()
+@click.argument("topic")
+@click.option("--key", help="With this key.")
+@click.option("--id", "message_id", metavar="ID", help="With this message id.")
+@click.option("--since", metavar="TIME", help="Stored then or later.")
+@click.option("--until", metavar="TIME", help="Stored before.")
+@click.option("--broker", help="Only on this broker.")
+@click.option("--queue", type=click.IntRange(0), help="Only in the queues of this number.")
+@click.option("--offset", type=click.IntRange(0), help="From there on, with --queue.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=64,
+    show_default=True,
+    help="At most so many.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1),
+    default=LOOKUP_TIMEOUT_S,
+    show_default=True,
+    metavar="S",
+    help="What is not found by then is missing.",
+)
+@session_options
+@pass_session
+def find(session: Session, /, topic: str, timeout: float, **wanted: Any) -> Exit:
+    """Find messages of TOPIC that are kept, at all brokers; they are printed by store time.
+
+    A key is found by its hash, at tens of millions of messages a second.  For an id the log of the
+    range is read: say --since where you can.  Of more than --limit, those first in their queues are
+    printed.  TIME is RFC 3339 with a time zone, epoch milliseconds, or how long ago: -1h, -2d.
+
+    The exit code is 0 if all brokers answered to the end.  With --json, lines as of `duemq
+    consume`, and a line {missing, error} a broker that did not.
+
+    \b
+    Examples:
+      duemq message find orders --key 4711
+      duemq message find orders --id 5f0c…
+      duemq message find orders --since -10m --limit 20
+      duemq message find orders --broker broker-0 --queue 2 --offset 4711 --limit 1
+      duemq message find '%DLQ%billing'
+    """
+    with Admin(session.nameserver) as admin:
+        found = admin.find_messages(topic, timeout_s=timeout, **wanted)
+    output = session.output
+    if session.json:
+        output.table((), map(message_fields, found.messages), empty="")
+    else:
+        columns = ("stored", "broker", "queue", "offset", "id", "key", "tag", "attempt", "body")
+        output.table(columns, map(_row, found.messages), empty="no such message is kept")
+    if found.more:
+        output.note(f"there are more than {wanted['limit']}: narrow the range, or raise --limit")
+    output.missing(found.missing)
+    return Exit.FAILED if found.missing else Exit.OK
+
+
+def _row(each: Message) -> dict[str, Any]:
+    body = each.body[: 4 * BODY_CHARACTERS_SHOWN].decode(errors="backslashreplace")
+    short = len(body) > BODY_CHARACTERS_SHOWN
+    return {
+        "stored": local_time(each.store_ms),
+        "broker": each.broker,
+        "queue": each.queue,
+        "offset": each.offset,
+        "id": each.message_id,
+        "key": each.key,
+        "tag": each.tag,
+        "attempt": each.attempt,
+        "body": body[: BODY_CHARACTERS_SHOWN - 1] + "…" if short else body,
+    }
+
+
+@message.command()
+@click.argument("topic")
+@click.argument("message_id", metavar="ID")
+@click.option("--since", metavar="TIME", help="It was not sent before: spares reading older logs.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1),
+    default=LOOKUP_TIMEOUT_S,
+    show_default=True,
+    metavar="S",
+    help="Of a look-up.",
+)
+@session_options
+@pass_session
+def show(
+    session: Session, /, topic: str, message_id: str, since: str | None, timeout: float
+) -> Exit:
+    """Show the life of a message: stored when and where, what each group made of it, its retries.
+
+    A group is `waiting` (not handed out since the broker started), `in-flight` (handed out, not
+    committed), `consumed`, or `sent-back` (its copies tell when and why).  Of a delayed message
+    that is not due the brokers know when it was accepted, and not whether it was cancelled.
+
+    The exit code is 4 if nothing is known of it, 1 if a broker did not answer to the end.  With
+    --json, lines told apart by `kind`: `accepted`, `stored`, `retry` and `dead-letter` (each as of
+    `duemq consume`, the last two with group, error, first_failed_ms, last_failed_ms), `delivery`
+    (broker, queue, offset of the message, group, state, group_offset); and {missing, error}.
+
+    \b
+    Example:
+      duemq message show orders 5f0c…
+    """
+    with Admin(session.nameserver) as admin:
+        trace = admin.describe_message(topic, message_id, since=since, timeout_s=timeout)
+    if session.json:
+        session.output.table((), list(_life(trace)), empty="")
+    else:
+        for line in _story(trace):
+            click.echo(line)
+    session.output.missing(trace.missing)
+    if trace.missing:
+        return Exit.FAILED
+    if not trace.found:
+        session.output.note(f"nothing is known of message {message_id} of topic {topic}")
+        return Exit.NOT_FOUND
+    return Exit.OK
+
+
+def _life(trace: MessageTrace) -> list[dict[str, Any]]:
+    rows = [{"kind": "accepted", **message_fields(each)} for each in trace.accepted]
+    for stored in trace.stored:
+        rows.append({"kind": "stored", **message_fields(stored.message)})
+        rows += [
+            {
+                "kind": "delivery",
+                "broker": stored.message.broker,
+                "queue": stored.message.queue,
+                "offset": stored.message.offset,
+                "group": each.group,
+                "state": each.state.value,
+                "group_offset": each.offset,
+            }
+            for each in stored.groups
+        ]
+    rows += [
+        {"kind": _kind(each), **message_fields(each), **_failure(each)} for each in trace.copies
+    ]
+    return rows
+
+
+def _kind(copy: Message) -> str:
+    return "dead-letter" if copy.stored_topic.startswith("%DLQ%") else "retry"
+
+
+def _failure(copy: Message) -> dict[str, Any]:
+    story = copy.retry
+    return {
+        "group": copy.stored_topic.split("%", 2)[2],
+        "error": story and story.error,
+        "first_failed_ms": story and story.first_failed_ms,
+        "last_failed_ms": story and story.last_failed_ms,
+    }
+
+
+def _story(trace: MessageTrace) -> list[str]:
+    lines = [
+        f"{local_time(each.store_ms)}  accepted for a later time  {_where(each)}"
+        for each in trace.accepted
+    ]
+    if trace.accepted and not trace.stored:
+        lines.append("  not in its topic: it is not due yet, or was cancelled")
+    for stored in trace.stored:
+        kept = stored.message
+        due = f", due {local_time(kept.due_ms)}" if kept.due_ms else ""
+        lines.append(f"{local_time(kept.store_ms)}  stored  {_where(kept)}{due}")
+        lines.append(
+            f"  key {shown(kept.key)}, tag {shown(kept.tag)}, ordering key"
+            f" {shown(kept.ordering_key)}, {len(kept.body):,} bytes"
+        )
+        lines += [
+            f"  group {each.group}: {each.state.value} (it is at {each.offset})"
+            for each in stored.groups
+        ]
+        if not stored.groups:
+            lines.append("  no group has an offset in its queue")
+    for copy in trace.copies:
+        story = _failure(copy)
+        what = "dead letter of" if _kind(copy) == "dead-letter" else "again for"
+        lines.append(
+            f"{local_time(copy.store_ms)}  {what} group {story['group']}  {_where(copy)},"
+            f" delivered {copy.attempt} times before: {shown(story['error'])}"
+        )
+    return lines
+
+
+def _where(each: Message) -> str:
+    return f"{each.broker} {each.stored_topic}/{each.queue} @ {each.offset}"

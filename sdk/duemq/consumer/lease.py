@@ -1,0 +1,100 @@
+"""How long a member may take its queues for its own.  Pure, but for the clock that it is given.
+
+A coordinator gives the queues of a member that it has not heard of for a session timeout to
+others.  The member cannot see that happen: it may have been stopped (SIGSTOP, a frozen container, a
+laptop's lid), or cut off.  So it counts too, from the moment when it *sent* what the coordinator
+acknowledged: the coordinator counts from when that arrived, which is later.
+
+    sent ─────► heard by the coordinator ─────────────────────► its session timeout is over
+      └───────────────── lease ─────────────────────────┘ over: before that
+
+While the lease is over, ordered consumption starts no callback.  An acknowledgement renews it: of a
+heartbeat, because a coordinator that had given the queues away would have said FENCED_MEMBER; of a
+hello, because the member claims nothing in a hello that it sends after its lease.
+
+What no clock can do is to stop a callback that runs, or that starts right now: between the look at
+the clock and the callback's first instruction the process may be stopped too.  That is one callback
+a worker, of a message whose offset this member can no longer commit nor send back: the new owner
+has raised the queue's fence before it read the offset that it begins at.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+NEVER = float("inf")
+
+
+def _boot_clock() -> Callable[[], float]:
+    """A clock that counts while the process is stopped, and where there is one, while the machine
+    is suspended."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    if boot is None:
+        return time.monotonic
+    gettime = time.clock_gettime
+    return lambda: gettime(boot)
+
+
+since_boot = _boot_clock()
+
+
+class Lease:
+    """Of one member.  Written in its event loop; `until_s` is read by its workers."""
+
+    def __init__(self, session_timeout_s: float, clock: Callable[[], float] = since_boot) -> None:
+        """`session_timeout_s`: as the coordinator was told."""
+        self.clock = clock
+        self.until_s = -NEVER
+        """In the clock's seconds."""
+        self._session_timeout_s = session_timeout_s
+        self._hello_s: float | None = None
+        # Heartbeats on their way; a handful: a member whose heartbeat is not answered before the
+        # next is due gives the stream up.
+        self._heartbeats_s: deque[float] = deque()
+        self._begun = False
+        self._renewed: list[Callable[[], object]] = []
+
+    @classmethod
+    def forever(cls, clock: Callable[[], float] = since_boot) -> "Lease":
+        """Of a consumer that shares its queues with nobody."""
+        lease = cls(NEVER, clock)
+        lease.until_s = NEVER
+        return lease
+
+    @property
+    def over(self) -> bool:
+        """The queues may be another's."""
+        return self.clock() >= self.until_s
+
+    def on_renewed(self, listener: Callable[[], object]) -> None:
+        """Calls `listener` in the loop after each renewal."""
+        self._renewed.append(listener)
+
+    def begin(self) -> None:
+        """A new stream to the coordinator: what the old one did not acknowledge counts no more."""
+        self._begun = True
+        self._hello_s = None
+        self._heartbeats_s.clear()
+
+    def sent(self) -> None:
+        """Before a hello (the first after `begin`) or a heartbeat is written."""
+        now_s = self.clock()
+        if self._begun:
+            self._begun, self._hello_s = False, now_s
+        else:
+            self._heartbeats_s.append(now_s)
+
+    def heard(self, *, acknowledgement: bool) -> None:
+        """After an event was dealt with: of a heartbeat the acknowledgement, or another one.
+
+        Whatever comes first on a stream proves that the hello was heard.
+        """
+        sent_s, self._hello_s = self._hello_s, None
+        if acknowledgement and self._heartbeats_s:
+            sent_s = self._heartbeats_s.popleft()
+        if sent_s is None:
+            return
+        self.until_s = max(self.until_s, sent_s + self._session_timeout_s)
+        if not self.over:
+            for listener in self._renewed:
+                listener()

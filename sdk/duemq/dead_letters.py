@@ -1,0 +1,50 @@
+"""Dead letters: messages that a group has given up, and what becomes of them.  Pure.
+
+They lie in the topic %DLQ%<group> of the broker that they were consumed from, one after the other,
+until its retention takes them; sending one again takes nothing out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from duemq.errors import DuemqError, InvalidArgument
+from duemq.message import Message, Outgoing
+from duemq.receipt import Receipt
+
+DEAD_LETTER_ID = "duemq-dead-letter-id"
+"""Property of a message that was sent again: the id that it died with."""
+
+OnSent = Callable[[Message, Receipt | DuemqError], object]
+"""Told of each dead letter that was sent again, or was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resent:
+    """What `resend_dead_letters` has done."""
+
+    sent: int
+    failed: int
+    """They are told to `on_sent`, each with its error."""
+
+
+def target_of(letter: Message, to_topic: str | None) -> str:
+    """Where a dead letter goes.  Raises InvalidArgument if that is not known."""
+    if to_topic is not None:
+        return to_topic
+    if letter.retry is None:
+        raise InvalidArgument(
+            f"dead letter {letter.message_id} does not say where it lay first: name a topic",
+            field="to_topic",
+        )
+    return letter.retry.origin_topic
+
+
+def copy_of(letter: Message) -> Outgoing:
+    """The message as it is sent again: a new one, that names the one that died."""
+    return Outgoing(
+        letter.body,
+        key=letter.key,
+        tag=letter.tag,
+        ordering_key=letter.ordering_key,
+        properties={**letter.properties, DEAD_LETTER_ID: letter.message_id},
+    )

@@ -1,0 +1,249 @@
+"""A member of a group in a process of its own that writes down all it does; see
+`consumption_checker` for what it writes.
+
+    python -m tests.cluster.recording_member FILE NAME '{"nameserver": …, "group": …, "topic": …,
+        "order": null | "key" | "queue", "settings": {…}, "callback_s_max": …}'
+
+The calls to brokers are recorded at the stubs, so that what is judged is what went over the wire.
+An event is on file before what it tells of goes on: kill -9 takes none back.  SIGTERM closes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from duemq import ConsumerSettings, Message, PushConsumer
+from duemq.errors import FencedMember
+from duemq.rpc import channel, status
+from duemq.v1 import broker_pb2, broker_pb2_grpc, error_pb2, group_pb2_grpc
+
+Call = Callable[..., Awaitable[Any]]
+Note = Callable[[Any, Any, str, dict[str, int]], None]
+
+
+class Recorder:
+    """Appends events to a file; from any thread."""
+
+    def __init__(self, file: str, member: str) -> None:
+        self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._member = member
+
+    def add(self, event: str, **fields: object) -> None:
+        line = json.dumps({"event": event, "member": self._member, **fields}) + "\n"
+        os.write(self._file, line.encode())
+
+    def now(self, event: str, **fields: object) -> None:
+        self.add(event, at=time.monotonic_ns(), **fields)
+
+
+class Wire:
+    """Records what a member and its brokers say to each other, at every stub."""
+
+    def __init__(self, recorder: Recorder, brokers: dict[str, str]) -> None:
+        """`brokers`: name by address."""
+        self._recorder = recorder
+        self._brokers = brokers
+        self._names: dict[grpc.aio.Channel, str] = {}
+
+    def install(self) -> None:
+        connect = channel.connect
+        make_broker = broker_pb2_grpc.BrokerStub.__init__
+        make_group = group_pb2_grpc.GroupCoordinatorStub.__init__
+        notes = {
+            "AcquireQueues": self._acquired,
+            "CommitOffsets": self._committed,
+            "SendBack": self._returned,
+        }
+
+        def connected(address: str) -> grpc.aio.Channel:
+            made = connect(address)
+            self._names[made] = self._brokers.get(address, "")
+            return made
+
+        def init_broker(stub: Any, to: Any) -> None:
+            make_broker(stub, to)
+            broker = self._names.get(to, "")
+            for name, note in notes.items():
+                setattr(stub, name, self._recorded(getattr(stub, name), note, broker))
+
+        def init_group(stub: Any, to: Any) -> None:
+            make_group(stub, to)
+            join = stub.Join
+            stub.Join = lambda *args, **options: Stream(join(*args, **options), self._recorder)
+
+        channel.connect = connected
+        broker_pb2_grpc.BrokerStub.__init__ = init_broker  # type: ignore[method-assign]
+        group_pb2_grpc.GroupCoordinatorStub.__init__ = init_group  # type: ignore[method-assign]
+
+    def _recorded(self, call: Call, note: Note, broker: str) -> Call:
+        async def recorded(request: Any, **options: Any) -> Any:
+            sent_at = time.monotonic_ns()
+            try:
+                answer = await call(request, **options)
+            except BaseException:  # a cancelled call may have arrived, too
+                for commit in getattr(request, "commits", ()):
+                    self._recorder.now("unsaved", queue=[commit.topic, broker, commit.queue_id])
+                raise
+            note(request, answer, broker, {"sent_at": sent_at, "at": time.monotonic_ns()})
+            return answer
+
+        return recorded
+
+    def _acquired(
+        self,
+        request: broker_pb2.AcquireQueuesRequest,
+        answer: broker_pb2.AcquireQueuesResponse,
+        broker: str,
+        times: dict[str, int],
+    ) -> None:
+        for result in answer.queues:
+            queue = [result.topic, broker, result.queue_id]
+            if result.HasField("error"):
+                self._refused(result.error)
+                continue
+            self._recorder.add(
+                "acquired",
+                queue=queue,
+                generation=request.generation,
+                offset=result.offset,
+                settled=list(result.settled),
+                **times,
+            )
+
+    def _committed(
+        self,
+        request: broker_pb2.CommitOffsetsRequest,
+        answer: broker_pb2.CommitOffsetsResponse,
+        broker: str,
+        times: dict[str, int],
+    ) -> None:
+        for commit, result in zip(request.commits, answer.queues, strict=True):
+            queue = [commit.topic, broker, commit.queue_id]
+            if result.HasField("error"):
+                self._refused(result.error)
+                self._recorder.now("unsaved", queue=queue)
+                continue
+            self._recorder.add(
+                "committed",
+                queue=queue,
+                generation=commit.generation,
+                offset=commit.offset,
+                **times,
+            )
+
+    def _returned(
+        self,
+        request: broker_pb2.SendBackRequest,
+        answer: broker_pb2.SendBackResponse,
+        broker: str,
+        times: dict[str, int],
+    ) -> None:
+        for message, result in zip(request.messages, answer.results, strict=True):
+            if result.HasField("error"):
+                self._refused(result.error)
+                continue
+            self._recorder.add(
+                "returned",
+                queue=[message.topic, broker, message.queue_id],
+                offset=message.offset,
+                dead_letter=result.dead_letter,
+                duplicate=result.duplicate,
+                **times,
+            )
+
+    def _refused(self, error: error_pb2.Error) -> None:
+        if error.code == error_pb2.FENCED_MEMBER:
+            self._recorder.now("fenced", error=error.message)
+
+
+class Stream:
+    """A Join stream whose assignments and errors are recorded."""
+
+    def __init__(self, stream: Any, recorder: Recorder) -> None:
+        self._stream = stream
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def read(self) -> Any:
+        try:
+            event = await self._stream.read()
+        except grpc.RpcError as error:
+            if isinstance(status.from_rpc_error(error, ""), FencedMember):
+                self._recorder.now("fenced", error=str(error))
+            raise
+        kind = event.WhichOneof("event") if event is not grpc.aio.EOF else None
+        if kind == "assignment":
+            queues = [[q.topic, q.broker, q.queue_id] for q in event.assignment.queues]
+            self._recorder.now("assigned", generation=event.assignment.generation, queues=queues)
+        elif kind == "error" and event.error.code == error_pb2.FENCED_MEMBER:
+            self._recorder.now("fenced", error=event.error.message)
+        return event
+
+
+class Callback:
+    """Does what a message's body says: fails so many times, then takes its time and succeeds."""
+
+    def __init__(self, recorder: Recorder, plan: dict[str, Any]) -> None:
+        self._recorder = recorder
+        self._ordered = plan["order"] is not None
+        self._callback_s_max = plan["callback_s_max"]
+        self._failed: Counter[str] = Counter()
+
+    def __call__(self, message: Message) -> None:
+        told = json.loads(message.body)
+        id = told["id"]
+        queue = [message.stored_topic, message.broker, message.queue]
+        place = {"queue": queue, "offset": message.offset}
+        self._recorder.now("started", id=id, attempt=message.attempt, **place)
+        time.sleep(random.uniform(0, self._callback_s_max))
+        # In order a message is tried again in place; else its attempts count on.
+        before = self._failed[id] if self._ordered else message.attempt
+        ok = before >= told["failures"]
+        self._failed[id] += not ok
+        self._recorder.now("ended", id=id, ok=ok, **place)
+        if not ok:
+            raise Planned(f"failure {before + 1} of {told['failures']}")
+
+
+class Planned(Exception):
+    """The failure that a message's body asks for."""
+
+
+def main() -> None:
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    file, member, text = sys.argv[1:]
+    plan = json.loads(text)
+    recorder = Recorder(file, member)
+    Wire(recorder, plan["brokers"]).install()
+    logging.basicConfig(format=f"%(asctime)s {member} %(levelname)s %(name)s %(message)s")
+    consumer = PushConsumer(
+        plan["group"],
+        plan["topic"],
+        Callback(recorder, plan),
+        nameserver=plan["nameserver"],
+        settings=ConsumerSettings(**plan["settings"]),
+        order=plan["order"],
+    )
+    consumer.start()
+    stop.wait()
+    consumer.close()
+    recorder.now("closed")
+
+
+if __name__ == "__main__":
+    main()

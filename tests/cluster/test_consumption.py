@@ -1,0 +1,237 @@
+"""A group consumes while members, brokers and coordinator are killed, paused and joined by more.
+
+`disturbance` says what happens, `recording_member` writes down what each member does, and
+`consumption_checker` proves from that what its docstring lists.  A failed run prints its seed and
+leaves the history in the test's folder: `python -m tests.cluster.judge_consumption FOLDER`.
+
+    make crash                                         CRASH_ROUNDS rounds
+    CONSUMPTION_SECONDS=600 CRASH_SEED=7 pytest …      one long round, that seed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from duemq import Admin, Message, PendingReceipt, Producer
+from duemq.cli.log import read_topic
+from duemq.embedded import EmbeddedCluster
+from duemq.errors import DuemqError, TopicNotFound
+from duemq.v1 import broker_pb2, broker_pb2_grpc
+from tests.cluster.consumption_checker import Event, Queue, Rules, judge, load
+from tests.cluster.disturbance import SESSION_TIMEOUT_S, Disturber, Group, Journal, schedule
+from tests.cluster.harness import WAIT_S, topic_name, until
+
+SECONDS = float(os.environ.get("CONSUMPTION_SECONDS", "10"))
+ROUNDS = int(os.environ.get("CRASH_ROUNDS", "1"))
+SEED = int(os.environ.get("CRASH_SEED", str(random.randrange(1 << 32))))
+# What is sent keeps the members busy and no more: the machine is shared.
+MESSAGES_PER_S = 200
+KEYS = 24
+CALLBACK_S_MAX = 0.01
+DRAIN_S = 120.0
+RETRIES_MAX = 3
+RETRY_DELAYS = "200ms 400ms 600ms"
+IN_ORDER_MAX = 4
+THREADS = 8
+# Of 100 messages: so many fail once, twice, …; the last kind fails for ever.
+FAILURES = {0: 94, 1: 3, 2: 2, 99: 1}
+SETTINGS = {
+    "start_from": "earliest",
+    "threads": THREADS,
+    "session_timeout_s": SESSION_TIMEOUT_S,
+    "commit_interval_s": 0.3,
+    "retry_wait_s_min": 0.05,
+    "retry_wait_s_max": 0.5,
+}
+SETTINGS_IN_ORDER = {"suspend_s": 0.1, "retries_in_order_max": IN_ORDER_MAX}
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How the group consumes."""
+
+    order: str | None
+    settings: dict[str, object]
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.order, RETRIES_MAX, IN_ORDER_MAX, THREADS)
+
+
+MODES = {
+    "concurrent": Mode(None, SETTINGS),
+    "key": Mode("key", SETTINGS | SETTINGS_IN_ORDER),
+    "queue": Mode("queue", SETTINGS | SETTINGS_IN_ORDER),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    """Two brokers with a short retry policy."""
+    flags = ["--retry-delays", RETRY_DELAYS, "--retries-max", str(RETRIES_MAX)]
+    directory = tmp_path_factory.mktemp("cluster")
+    with EmbeddedCluster(directory, flags={"broker": flags}) as embedded:
+        yield embedded
+
+
+@pytest.mark.timeout(SECONDS + 3 * DRAIN_S)
+@pytest.mark.parametrize("round", range(ROUNDS))
+@pytest.mark.parametrize("mode", MODES)
+def test_a_disturbed_group_loses_repeats_and_disorders_nothing(
+    cluster: EmbeddedCluster, mode: str, round: int, tmp_path: Path
+) -> None:
+    print(f"CRASH_SEED={SEED}")
+    seed = f"{SEED}-{mode}-{round}"
+    topic = group = topic_name()
+    with Admin(cluster.nameserver) as admin:
+        admin.create_topic(topic)
+    plan = {
+        "nameserver": cluster.nameserver,
+        "brokers": {cluster.address(name): name for name in cluster.names("broker")},
+        "topic": topic,
+        "group": group,
+        "order": MODES[mode].order,
+        "settings": MODES[mode].settings,
+        "callback_s_max": CALLBACK_S_MAX,
+    }
+    rules = MODES[mode].rules
+    with closing(Journal(tmp_path / "driver.jsonl")) as journal:
+        journal.add("rules", **asdict(rules))
+        with Group(tmp_path, journal, plan) as members:
+            sender = Sender(cluster.nameserver, topic, journal, seed)
+            disturber = Disturber(schedule(seed, SECONDS), cluster, members, group, journal)
+            sender.start()
+            disturber.start()
+            disturber.join()
+            sender.stop.set()
+            sender.join()
+            assert disturber.error is None, disturber.error
+            until(lambda: Books(cluster, topic).balanced(sender), DRAIN_S)
+            for name in members.names:
+                members.leave(name)
+        books = Books(cluster, topic)
+        books.enter(journal)
+    verdict = judge(load([tmp_path / "driver.jsonl", *members.files]), rules)
+    print(verdict.summary())
+    assert verdict.faults == []
+    assert verdict.messages > 0
+
+
+class Sender(threading.Thread):
+    """Sends messages that say what shall become of them, until told to stop."""
+
+    def __init__(self, nameserver: str, topic: str, journal: Journal, seed: str) -> None:
+        super().__init__(name="sender")
+        self.stop = threading.Event()
+        self.failures: dict[str, int] = {}
+        self._nameserver = nameserver
+        self._topic = topic
+        self._journal = journal
+        self._random = random.Random(f"{seed}-sender")
+
+    def run(self) -> None:
+        pending: list[tuple[str, PendingReceipt]] = []
+        with Producer(self._nameserver) as producer:
+            number, began = 0, time.monotonic()
+            while not self.stop.is_set():
+                while number < (time.monotonic() - began) * MESSAGES_PER_S:
+                    pending.append(self._send(producer, number))
+                    number += 1
+                time.sleep(0.01)
+            for id, receipt in pending:
+                with suppress(DuemqError):  # then it may be stored or not
+                    receipt.result()
+                    self._journal.add("acked", id=id)
+
+    def _send(self, producer: Producer, number: int) -> tuple[str, PendingReceipt]:
+        key = f"key-{self._random.randrange(KEYS)}"
+        id = f"{key}-{number}"
+        (failures,) = self._random.choices(list(FAILURES), list(FAILURES.values()))
+        self.failures[id] = failures
+        self._journal.add("sent", id=id, key=key, failures=failures)
+        body = json.dumps({"id": id, "failures": failures}).encode()
+        return id, producer.submit(self._topic, body, ordering_key=key)
+
+
+class Books:
+    """The logs of a topic, its retries and dead letters, and how far the group is in them."""
+
+    def __init__(self, cluster: EmbeddedCluster, topic: str) -> None:
+        self._topic = topic
+        names = (topic, f"%RETRY%{topic}", f"%DLQ%{topic}")
+        self._logs = {name: _log(cluster.nameserver, name) for name in names}
+        self._offsets = _offsets(cluster, topic)
+
+    def balanced(self, sender: Sender) -> bool:
+        """Whether nothing is left to do, in a queue or on its way back to one."""
+        if any(event["offset"] != event["end"] for event in self._progress()):
+            return False
+        retried = {
+            e["id"] for name in self._logs if name != self._topic for e in self._stored(name)
+        }
+        settled = {e["id"] for e in self._stored(f"%DLQ%{self._topic}")}
+        lasting = {e["id"] for e in self._stored(self._topic) if sender.failures[e["id"]]}
+        return self._all_tried(sender, settled, retried & lasting)
+
+    def _all_tried(self, sender: Sender, dead: set[str], retried: set[str]) -> bool:
+        """No retry is under way: the last attempt of each succeeded or is a dead letter."""
+        tries = {e["id"]: e["attempt"] for e in self._stored(f"%RETRY%{self._topic}")}
+        return all(id in dead or tries.get(id, 0) >= sender.failures[id] for id in retried)
+
+    def enter(self, journal: Journal) -> None:
+        """Writes all of it into the history."""
+        for event in self._progress():
+            journal.add("progress", **event)
+        for name in self._logs:
+            for event in self._stored(name):
+                journal.add("stored", **event)
+
+    def _stored(self, name: str) -> Iterator[Event]:
+        for message in self._logs[name]:
+            retry = message._record.retry  # as on the wire: the log is audited, not the SDK
+            source = [retry.source.topic, retry.source.broker, retry.source.queue_id]
+            yield {
+                "id": json.loads(message.body)["id"],
+                "queue": [name, message.broker, message.queue],
+                "offset": message.offset,
+                "attempt": message.attempt,
+                "source": [source, retry.source_offset] if name != self._topic else None,
+            }
+
+    def _progress(self) -> Iterator[Event]:
+        """Of each queue that the group consumes and that holds anything."""
+        ends: dict[Queue, int] = {}
+        for name in (self._topic, f"%RETRY%{self._topic}"):
+            for message in self._logs[name]:
+                ends[name, message.broker, message.queue] = message.offset + 1
+        for queue, end in ends.items():
+            yield {"queue": list(queue), "offset": self._offsets.get(queue, 0), "end": end}
+
+
+def _log(nameserver: str, topic: str) -> list[Message]:
+    try:
+        return list(read_topic(nameserver, topic))
+    except TopicNotFound:  # nothing was ever sent back
+        return []
+
+
+def _offsets(cluster: EmbeddedCluster, group: str) -> dict[Queue, int]:
+    found: dict[Queue, int] = {}
+    for broker in cluster.names("broker"):
+        with grpc.insecure_channel(cluster.address(broker)) as channel:
+            request = broker_pb2.GetOffsetsRequest(group=group)
+            stub = broker_pb2_grpc.BrokerStub(channel)
+            for each in stub.GetOffsets(request, timeout=WAIT_S, wait_for_ready=True).queues:
+                found[each.topic, broker, each.queue_id] = max(each.offset, 0)
+    return found

@@ -1,0 +1,192 @@
+"""Order within a queue, for random keys, outcomes and interleavings."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duemq.consumer.lanes import Lanes, Segment
+from duemq.process_queue import ProcessQueue
+
+KEYS = ("a", "b", "c", None)
+ERROR = ValueError("no")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message of the model."""
+
+    offset: int
+    key: str | None
+
+
+class World:
+    """A queue, its lanes and its workers; every step checks what must always hold."""
+
+    def __init__(self, draw, *, whole_queue: bool, lists: bool) -> None:
+        self.draw = draw
+        self.whole_queue = whole_queue
+        self.lists = lists
+        self.now_ms = 0
+        self.pending: ProcessQueue[Sent] = ProcessQueue(0)
+        self.lanes: Lanes[Sent] = Lanes(self.lane_of, lists=lists)
+        self.chunks = []
+        self.runs: list[list[Segment[Sent]]] = []
+        self.suspended: list[tuple[int, set[int]]] = []
+        self.unfinished: set[int] = set()
+        self.sent: dict[int, Sent] = {}
+        self.settled: defaultdict[object, list[int]] = defaultdict(list)
+        """By key, in the order they were finished or given up."""
+
+    def lane_of(self, message: Sent) -> object:
+        return True if self.whole_queue else message.key
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def pull(self) -> None:
+        gap = self.draw(st.integers(0, 2))  # left out by a filter
+        start = self.pending.pull_offset + gap
+        keys = self.draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=6))
+        messages = [Sent(start + index, key) for index, key in enumerate(keys)]
+        chunk = self.pending.add(messages, start + len(messages), 1)
+        self.chunks.append(chunk)
+        self.lanes.add(chunk)
+        self.sent.update((message.offset, message) for message in messages)
+        self.unfinished.update(message.offset for message in messages)
+
+    def take(self) -> bool:
+        limit = self.draw(st.integers(1, 5))
+        run = self.lanes.take(self.now_ms, limit)
+        if not run:
+            return False
+        for segment in run:
+            self.check_may_run(segment)
+        if self.lists:
+            assert len(run) == 1
+        else:
+            assert sum(len(segment.entries) for segment in run) <= limit
+        self.runs.append(run)
+        return True
+
+    def end(self) -> None:
+        """A worker is through with a run, or stops somewhere within it."""
+        if not self.runs:
+            return
+        run = self.runs.pop(self.draw(st.integers(0, len(self.runs) - 1)))
+        for segment in run:
+            if self.draw(st.booleans()) and self.draw(st.booleans()):
+                break  # the lease is over, or its time: what follows is untried
+            self.work(segment)
+        for failure in self.lanes.ended(run):
+            assert failure.error is ERROR
+            self.judge(failure.lane)
+
+    def work(self, segment: Segment[Sent]) -> None:
+        if self.lists:
+            if self.draw(st.booleans()):
+                segment.failures.append((0, ERROR))
+                segment.done = 0 if segment.lane else len(segment.entries)
+            else:
+                for entry in segment.entries:
+                    self.finish(entry)
+                segment.done = len(segment.entries)
+            return
+        for index, entry in enumerate(segment.entries):
+            if self.draw(st.integers(0, 3)) == 0:
+                segment.failures.append((index, ERROR))
+                if segment.lane:
+                    return
+            else:
+                self.finish(entry)
+            segment.done += 1
+
+    def finish(self, entry) -> None:
+        entry.finish()
+        self.note_settled(entry.message)
+
+    def judge(self, lane) -> None:
+        first = lane.first
+        assert first
+        if lane.failures >= 2 and self.draw(st.booleans()):
+            gone = [entry for entry in first if self.draw(st.booleans())]
+            if gone:
+                self.lanes.pass_first(lane, gone)
+                for entry in gone:
+                    self.note_settled(entry.message)
+            if len(gone) == len(first):
+                return
+        until_ms = self.now_ms + self.draw(st.integers(0, 3))
+        self.lanes.suspend(lane, until_ms)
+        self.suspended.append((until_ms, {entry.message.offset for entry in lane.first}))
+
+    def wait(self) -> None:
+        self.now_ms += 1
+        self.suspended = [each for each in self.suspended if each[0] > self.now_ms]
+
+    # --- what must hold -----------------------------------------------------------------------
+
+    def note_settled(self, message: Sent) -> None:
+        self.unfinished.remove(message.offset)  # once
+        self.settled[self.lane_of(message)].append(message.offset)
+
+    def check_may_run(self, segment: Segment[Sent]) -> None:
+        in_flight = {
+            self.lane_of(entry.message)
+            for run in self.runs
+            for other in run
+            for entry in other.entries
+        }
+        keys = {self.lane_of(entry.message) for entry in segment.entries}
+        offsets = [entry.message.offset for entry in segment.entries]
+        assert len(keys) == 1
+        [key] = keys
+        for until_ms, waiting in self.suspended:
+            assert until_ms <= self.now_ms or not waiting & set(offsets)
+        if key is None:
+            running = {
+                entry.message.offset for run in self.runs for s in run for entry in s.entries
+            }
+            assert not running & set(offsets)
+            return
+        assert key not in in_flight
+        of_key = sorted(
+            offset for offset in self.unfinished if self.lane_of(self.sent[offset]) == key
+        )
+        assert offsets == of_key[: len(offsets)]  # from the front, none left out
+
+    def check(self) -> None:
+        for chunk in self.chunks:
+            self.pending.settle(chunk)
+        expected = min(self.unfinished, default=self.pending.pull_offset)
+        assert self.pending.commit_point == expected
+        assert self.pending.unfinished == len(self.unfinished)
+
+
+@given(st.data(), st.booleans(), st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_order_holds_and_nothing_is_lost(data, whole_queue: bool, lists: bool) -> None:
+    world = World(data.draw, whole_queue=whole_queue, lists=lists)
+    steps = {"pull": world.pull, "take": world.take, "end": world.end, "wait": world.wait}
+    for step in data.draw(st.lists(st.sampled_from(sorted(steps)), max_size=40)):
+        steps[step]()
+        world.check()
+    while world.unfinished:
+        while world.take():
+            pass
+        if not world.runs:
+            assert world.lanes.wake_ms is not None
+            world.wait()
+        while world.runs:
+            run = world.runs.pop()
+            for segment in run:
+                for entry in segment.entries:
+                    world.finish(entry)
+                segment.done = len(segment.entries)
+            assert world.lanes.ended(run) == []
+        world.check()
+    for key, offsets in world.settled.items():
+        if key is not None and not lists:  # of a list that is given up, messages go one by one
+            assert offsets == sorted(offsets)
+    assert world.lanes.take(world.now_ms, 10) == []
+    assert world.lanes.wake_ms is None
