@@ -6,7 +6,7 @@ PYTHON ?= python3
 PIP := --disable-pip-version-check --no-input -q
 RUN := .venv/bin/python -m
 
-.PHONY: help setup lock proto demo test fmt lint types contracts drift ci crash fuzz bench chart clients kind-prepare kind-test clean
+.PHONY: help setup lock proto demo test fmt lint types contracts drift ci crash prove fuzz bench chart clients kind-prepare kind-test clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -63,6 +63,9 @@ ci: lint types contracts drift ## All that CI runs.
 
 crash: setup ## A longer crash campaign (CRASH_ROUNDS).
 	CRASH_ROUNDS=$${CRASH_ROUNDS:-50} $(RUN) pytest -q tests/crash tests/cluster
+
+prove: setup ## A longer proof of consumption under disturbance (CONSUMPTION_SECONDS, CRASH_SEED).
+	CONSUMPTION_SECONDS=$${CONSUMPTION_SECONDS:-600} $(RUN) pytest -q -s tests/cluster/test_consumption.py
 
 fuzz: setup ## A longer property campaign.
 	$(RUN) pytest -q tests/property --hypothesis-profile=campaign

@@ -13,6 +13,7 @@ _RESPONSE_QUEUES = b"\x12"  # field 2, length-delimited
 _QUEUE_RECORDS = b"\x22"  # field 4
 _RUN_OFFSETS, _RUN_COUNTS, _RUN_STORE_MS = b"\x2a", b"\x32", b"\x3a"  # fields 5 to 7, packed
 _NEXT_OFFSET, _MIN_OFFSET, _MAX_OFFSET = b"\x40", b"\x48", b"\x50"  # fields 8 to 10
+_SMALL = tuple(bytes([value]) for value in range(0x80))
 
 
 class QueueAnswer(NamedTuple):
@@ -31,6 +32,8 @@ class QueueAnswer(NamedTuple):
 
 def varint(value: int) -> bytes:
     """A non-negative number as a varint."""
+    if value <= 0x7F:
+        return _SMALL[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

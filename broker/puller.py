@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -66,10 +66,18 @@ class _QueueRead:
     generation: int
     wanted: Filter
     scanned: int
+    queue: Queue | None = None
+    """As of the last look at it."""
 
     @property
     def key(self) -> QueueKey:
         return self.topic, self.queue_id
+
+    @property
+    def has_more(self) -> bool:
+        """There is something to read, or an error to find."""
+        queue = self.queue
+        return queue is None or queue.dropped or self.scanned != queue.max_offset
 
 
 @dataclass(eq=False, slots=True)
@@ -77,6 +85,7 @@ class Parked:
     """A pull that waits; `woken` resolves when there is something to do."""
 
     woken: "asyncio.Future[None] | None" = None
+    woken_by: list[QueueKey] = field(default_factory=list)
     cancelled: bool = False
     unwritten: "asyncio.Semaphore | None" = None
     """Bounds the answers of a stream whose client does not read."""
@@ -157,17 +166,19 @@ class Puller:
     ) -> list[QueueAnswer]:
         deadline_ms = self._now_ms() + request.wait_ms
         parked_before = False
+        looked_at = reads
         while True:
             await parked.take_place()
-            answers = await self._read(request, reads)
+            answers = await self._read(request, looked_at)
             if answers:
                 answered = {(answer.topic, answer.queue_id) for answer in answers}
                 return answers + self._progress([r for r in reads if r.key not in answered])
             parked.give_place()
             if parked.cancelled or self._is_over(request.wait_ms, deadline_ms):
                 return self._progress(reads)
-            if any(read.scanned != self._end_of(read) for read in reads):
+            if any(read.has_more for read in reads):
                 await asyncio.sleep(0)  # a filter leaves out much: let others have a turn
+                looked_at = reads
                 continue
             if not parked_before and (progress := self._progress(reads)):
                 # A filter left out all that was there: the group can commit that now.  What comes
@@ -175,6 +186,9 @@ class Puller:
                 return progress
             parked_before = True
             await self._park(parked, [read.key for read in reads], deadline_ms)
+            # Most of a pull's queues are quiet: they are not looked up again at each append.
+            woken_by, parked.woken_by = parked.woken_by, []
+            looked_at = [r for r in reads if r.has_more or r.key in woken_by] or reads
 
     def _is_over(self, wait_ms: int, deadline_ms: int) -> bool:
         return self._closing or not wait_ms or self._now_ms() >= deadline_ms
@@ -192,7 +206,7 @@ class Puller:
             if records_left <= 0 or bytes_left <= 0 or scans >= SCANS_PER_TURN:
                 break
             try:
-                queue = self._queue_of(request.group, read)
+                queue = read.queue = self._queue_of(request.group, read)
                 if read.scanned == queue.max_offset:
                     continue
                 records = await self._from_disk(
@@ -260,12 +274,6 @@ class Puller:
             )
         reader.check_offset(queue, read.scanned)
         return queue
-
-    def _end_of(self, read: _QueueRead) -> int:
-        """-1: the topic was deleted meanwhile, which the next read will tell."""
-        with suppress(DuemqError):
-            return self._store.queue(read.topic, read.queue_id).max_offset
-        return -1
 
     def _failed(self, read: _QueueRead, error: DuemqError) -> QueueAnswer:
         low = high = 0
@@ -412,6 +420,7 @@ class Puller:
 
     def _wake(self, queue: Queue) -> None:
         for parked in self._waiters.wake(queue.key):
+            parked.woken_by.append(queue.key)
             _resolve(parked)
 
     def wake(self, queues: Iterable[Queue]) -> None:

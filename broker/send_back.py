@@ -226,5 +226,8 @@ def _columns(records: list[_Again]) -> Columns:
 def _check_range(field: str, value: int, high: int) -> None:
     if not 0 <= value <= high:
         raise InvalidArgument(
-            f"{field}: {value} is not allowed: 0 to {high}", field=field, value=value, limit=high
+            f"{field}: {value} is not allowed: 0 to {high}",
+            field=field,
+            value=value,
+            limit=f"0 to {high}",
         )

@@ -611,10 +611,16 @@ class Store:
             )
 
     def _replay_send_back(self, entry: Entry, sent_back: frame.Frame) -> None:
-        group = names.group_of(sent_back.target_topic or sent_back.topic)
+        group_topic = sent_back.target_topic or sent_back.topic
+        group = names.group_of(group_topic)
+        if group_topic not in self.topics:  # as in _queue_to_replay
+            self._put_topic(self.topics.plan(group_topic))
+        offsets: dict[GroupQueue, list[int]] = {}
         for topic, queue_id, offset in retry_record.sources(sent_back.payload, sent_back.sizes):
-            if topic in self.topics:
-                self.offsets.settle(GroupQueue(group, topic, queue_id), [offset])
+            offsets.setdefault(GroupQueue(group, topic, queue_id), []).append(offset)
+        for key, settled in offsets.items():
+            if key.topic in self.topics:
+                self.offsets.settle(key, settled)
         if sent_back.timed and entry.position >= self._retries_counted_to:
             self.retries[group] = self.retries.get(group, 0) + sent_back.count
 

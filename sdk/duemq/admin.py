@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from duemq import aio
+from duemq.aio.dead_letters import Selection
 from duemq.aio.finding import LOOKUP_TIMEOUT_S
 from duemq.client import Addresses
+from duemq.dead_letters import OnSent, Resent
 from duemq.descriptions import (
     ClusterDescription,
     FoundMessages,
@@ -21,8 +23,9 @@ from duemq.descriptions import (
     TopicDescription,
     TopicSummary,
 )
-from duemq.errors import Closed
+from duemq.errors import Closed, DuemqError
 from duemq.loop_thread import LoopThread
+from duemq.message import Message
 from duemq.moments import Moment
 from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy
 from duemq.settings import DEFAULT_NAMESERVER, ClientSettings
@@ -266,9 +269,9 @@ class Admin:
     ) -> Iterator[Message]:
         """The messages that a group has given up, by the time they died, of all brokers.
 
-        By `message_id` or `key` or neither; that died at `since` or later, and before `until` (times
-        as in `reset_offsets`); `limit` at most, None for all.  They are read as they are asked for.
-        A letter's `topic` is where it was sent to first, its `retry` tells why it died.
+        By `message_id` or `key` or neither; that died at `since` or later, and before `until`
+        (times as in `reset_offsets`); `limit` at most, None for all.  They are read as they are
+        asked for.  A letter's `topic` is where it was sent to first, its `retry` says why it died.
 
         Raises GroupNotFound, InvalidArgument; Unavailable after the last one where a broker did not
         answer, so that not all were seen.
@@ -291,10 +294,10 @@ class Admin:
     ) -> Resent:
         """Sends dead letters again, as new messages with the property `duemq-dead-letter-id`.
 
-        Chosen as by `dead_letters`; what dies meanwhile is not sent.  Each goes to the topic that it
-        was sent to first, or to `to_topic`; topics are not made.  `on_sent(letter, outcome)` is told
-        of each: its Receipt, or the error that it was not sent for.  The letters stay where they
-        are, so that calling this again sends them again.
+        Chosen as by `dead_letters`; what dies meanwhile is not sent.  Each goes to the topic that
+        it was sent to first, or to `to_topic`; topics are not made.  `on_sent(letter, outcome)` is
+        told of each: its Receipt, or the error that it was not sent for.  The letters stay where
+        they are, so that calling this again sends them again.
 
         Raises as `dead_letters`; what was sent by then is known by `on_sent`.
         """

@@ -36,8 +36,8 @@ What `judge` proves, each a list of faults when it does not hold:
     zombie_commit      after a newer generation has acquired a queue, an older one commits nothing
     not_owned          nothing is delivered that was not acquired, was settled, or lies before it
     delivered_twice    a holding delivers a message once, and again only after its callback failed
-    needless_repeat    a message that was processed comes again to another holding only if the first
-                       one ended uncleanly (below)
+    needless_repeat    a message that was processed comes again to another holding only within the
+                       documented window (below)
     retried_twice      a send-back is stored once, as the deliveries of a message count on
     wrong_retries      a message that fails n times comes n times more, or is dead-lettered when the
                        policy's retries are used up
@@ -45,12 +45,15 @@ What `judge` proves, each a list of faults when it does not hold:
     overlapping        (ordered) one message of a key at a time in a holding, and none begins in a
                        holding whose queue a newer one has acquired
 
-**The documented window of duplicates.**  A holding ends uncleanly if its member was killed, was
-paused, or was fenced (its session was over, so another took over), if a commit could not be saved,
-or if a broker was killed or paused meanwhile.  What such a holding had processed and not committed
-may come again.  A paused process resumes where it was: the callbacks that it was about to enter
-(at most one a thread, within RESUME_SLACK_NS) may still begin, and callbacks that ran when the
-session ended may end late.  Their results are never committed.
+**The documented window of duplicates.**  What a holding had processed and not committed may come
+again
+ - if it ended uncleanly: its member was killed, was paused, or was fenced (its session was over, so
+   another took over), a commit could not be saved, or a broker was killed or paused meanwhile;
+ - if it ended cleanly, behind a message that was not finished: one that failed and waits for its
+   turn in place, or that no callback had begun.  A group's progress in a queue is one offset.
+A paused process resumes where it was: the callbacks that it was about to enter (at most one a
+thread, within RESUME_SLACK_NS) may still begin, and callbacks that ran when the session ended may
+end late.  Their results are never committed.
 """
 
 from __future__ import annotations
@@ -367,7 +370,8 @@ class _Judge:
                     continue
                 # A paused member may be the later one to process, and yet the older to hold.
                 older, newer = sorted((done.holding, again.holding), key=lambda each: each.at)
-                if older is not newer and not self._ended_uncleanly(older, newer):
+                covered = self._done_at(older, place[1] + 1) <= newer.sent_at
+                if older is not newer and covered and not self._ended_uncleanly(older, newer):
                     what = f"{done.id} at {_at(place)} was processed by {done.holding}"
                     self._fault("needless_repeat", f"{what} and again by {again.holding}")
 

@@ -34,6 +34,7 @@ WEIGHTS = {
     "leave": 4,
     "kill member": 4,
     "pause member": 5,
+    "replace member": 2,
     "kill broker": 1,
     "kill coordinator": 2,
     "pause broker": 1,
@@ -86,11 +87,12 @@ class Group:
     """The members of one group: processes that record themselves; a context manager."""
 
     def __init__(self, directory: Path, journal: Journal, plan: Mapping[str, Any]) -> None:
-        """`plan`: what `recording_member` takes."""
+        """`plan`: what `recording_member` takes; with `static`, each gets a `member_name`."""
         self._directory = directory
         self._journal = journal
-        self._plan = json.dumps(plan)
+        self._plan = plan
         self._members: dict[str, subprocess.Popen[bytes]] = {}
+        self._places: dict[str, str] = {}
         self._started = 0
         self._lock = threading.Lock()  # guards the three above
 
@@ -114,16 +116,25 @@ class Group:
         """What the members recorded."""
         return sorted(self._directory.glob("member-*.jsonl"))
 
-    def join(self) -> None:
-        """One more member."""
+    def join(self, in_place_of: str | None = None) -> None:
+        """One more member; with static membership perhaps under the name of another."""
         with self._lock:
             name = f"member-{self._started:03}"
             self._started += 1
-            self._journal.now("began", member=name)
+            place = self._places.get(in_place_of or "", f"place-{self._started}")
+            self._places[name] = place
+            plan = {
+                **self._plan,
+                "member_name": place if self._plan["static"] else None,
+                "awaited": self._started % 3 == 0,  # some have tasks, the others threads
+            }
+            self._journal.now("began", member=name, place=place)
             command = [sys.executable, "-m", "tests.cluster.recording_member"]
-            command += [str(self._directory / f"{name}.jsonl"), name, self._plan]
+            command += [str(self._directory / f"{name}.jsonl"), name, json.dumps(plan)]
             with open(self._directory / f"{name}.log", "wb") as log:
-                self._members[name] = subprocess.Popen(command, stdout=log, stderr=log)
+                self._members[name] = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log
+                )
 
     def leave(self, name: str) -> None:
         """A clean end.  The test fails if the member's process does."""
@@ -131,7 +142,7 @@ class Group:
             process = self._members.pop(name)
         until((self._directory / f"{name}.jsonl").exists)  # from then on it knows the signal
         process.terminate()
-        code = process.wait(WAIT_S)
+        code = _ended(process)
         log = (self._directory / f"{name}.log").read_text(encoding="utf-8", errors="replace")
         assert code == 0, f"{name} ended with {code}:\n{log[-4_000:]}"
 
@@ -141,7 +152,7 @@ class Group:
             process = self._members.pop(name)
         self._journal.now("killed", member=name)
         process.kill()
-        process.wait(WAIT_S)
+        _ended(process)
 
     def pause(self, name: str) -> None:
         """SIGSTOP."""
@@ -152,6 +163,12 @@ class Group:
         """SIGCONT."""
         self._members[name].send_signal(signal.SIGCONT)
         self._journal.now("resumed", member=name)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    assert process.stdin is not None
+    with process.stdin:  # open until the end: a member ends with it
+        return process.wait(WAIT_S)
 
 
 class Disturber(threading.Thread):
@@ -216,14 +233,15 @@ class Disturber(threading.Thread):
             self._take_broker(verb, broker, step.pause_s)
 
     def _take_member(self, verb: str, name: str, pause_s: float) -> None:
-        if verb == "leave":  # it waits for brokers that may be paused
+        if verb == "leave":
+            self._let_leave(name)
+        elif verb == "replace":  # two processes under one name, where it is static
+            self._group.join(in_place_of=name)
+            self._later.append((time.monotonic() + pause_s, lambda: self._let_leave(name)))
             self._away.add(name)
-            leaving = threading.Thread(target=self._leave, args=(name,))
-            self._leaving.append(leaving)
-            leaving.start()
         elif verb == "kill":
             self._group.kill(name)
-            self._group.join()  # as an orchestrator would
+            self._group.join(in_place_of=name)  # as an orchestrator would
         else:
             self._group.pause(name)
             self._away.add(name)
@@ -233,6 +251,13 @@ class Disturber(threading.Thread):
                 self._away.discard(name)
 
             self._later.append((time.monotonic() + pause_s, resume))
+
+    def _let_leave(self, name: str) -> None:
+        """In a thread: it waits for brokers that may be paused."""
+        self._away.add(name)
+        leaving = threading.Thread(target=self._leave, args=(name,))
+        self._leaving.append(leaving)
+        leaving.start()
 
     def _leave(self, name: str) -> None:
         try:

@@ -2,7 +2,8 @@
 `consumption_checker` for what it writes.
 
     python -m tests.cluster.recording_member FILE NAME '{"nameserver": …, "group": …, "topic": …,
-        "order": null | "key" | "queue", "settings": {…}, "callback_s_max": …}'
+        "brokers": {address: name}, "order": null | "key" | "queue", "member_name": null | …,
+        "awaited": true | false, "settings": {…}, "callback_s_max": …}'
 
 The calls to brokers are recorded at the stubs, so that what is judged is what went over the wire.
 An event is on file before what it tells of goes on: kill -9 takes none back.  SIGTERM closes.
@@ -10,6 +11,7 @@ An event is on file before what it tells of goes on: kill -9 takes none back.  S
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -24,10 +26,12 @@ from typing import Any
 
 import grpc
 
-from duemq import ConsumerSettings, Message, PushConsumer
+from duemq import ConsumerSettings, Message, PushConsumer, RetryLater
 from duemq.errors import FencedMember
 from duemq.rpc import channel, status
 from duemq.v1 import broker_pb2, broker_pb2_grpc, error_pb2, group_pb2_grpc
+
+LATER_S = 0.1  # every second failure asks for it
 
 Call = Callable[..., Awaitable[Any]]
 Note = Callable[[Any, Any, str, dict[str, int]], None]
@@ -204,40 +208,66 @@ class Callback:
         self._failed: Counter[str] = Counter()
 
     def __call__(self, message: Message) -> None:
+        told, place = self._begin(message)
+        time.sleep(self._takes_s(told))
+        self._end(message, told, place)
+
+    async def awaited(self, message: Message) -> None:
+        """The same for tasks."""
+        told, place = self._begin(message)
+        await asyncio.sleep(self._takes_s(told))
+        self._end(message, told, place)
+
+    def _begin(self, message: Message) -> tuple[dict[str, Any], dict[str, Any]]:
         told = json.loads(message.body)
-        id = told["id"]
         queue = [message.stored_topic, message.broker, message.queue]
-        place = {"queue": queue, "offset": message.offset}
-        self._recorder.now("started", id=id, attempt=message.attempt, **place)
-        time.sleep(random.uniform(0, self._callback_s_max))
+        place = {"id": told["id"], "queue": queue, "offset": message.offset}
+        self._recorder.now("started", attempt=message.attempt, **place)
+        return told, place
+
+    def _takes_s(self, told: dict[str, Any]) -> float:
+        return told["takes_s"] or random.uniform(0, self._callback_s_max)
+
+    def _end(self, message: Message, told: dict[str, Any], place: dict[str, Any]) -> None:
         # In order a message is tried again in place; else its attempts count on.
+        id = told["id"]
         before = self._failed[id] if self._ordered else message.attempt
         ok = before >= told["failures"]
         self._failed[id] += not ok
-        self._recorder.now("ended", id=id, ok=ok, **place)
+        self._recorder.now("ended", ok=ok, **place)
         if not ok:
-            raise Planned(f"failure {before + 1} of {told['failures']}")
+            what = f"failure {before + 1} of {told['failures']}"
+            raise RetryLater(LATER_S, what) if before % 2 else Planned(what)
 
 
 class Planned(Exception):
     """The failure that a message's body asks for."""
 
 
+def _follow_parent() -> None:
+    """Ends with the test, however that ends: it holds the other end of standard input."""
+    sys.stdin.read()
+    os._exit(1)
+
+
 def main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    threading.Thread(target=_follow_parent, daemon=True).start()
     file, member, text = sys.argv[1:]
     plan = json.loads(text)
     recorder = Recorder(file, member)
     Wire(recorder, plan["brokers"]).install()
     logging.basicConfig(format=f"%(asctime)s {member} %(levelname)s %(name)s %(message)s")
+    callback = Callback(recorder, plan)
     consumer = PushConsumer(
         plan["group"],
         plan["topic"],
-        Callback(recorder, plan),
+        callback.awaited if plan["awaited"] else callback,
         nameserver=plan["nameserver"],
         settings=ConsumerSettings(**plan["settings"]),
         order=plan["order"],
+        member_name=plan["member_name"],
     )
     consumer.start()
     stop.wait()

@@ -15,6 +15,7 @@ from tests.cluster.harness import WAIT_S, duemq, rows
 LATENCY = {"p50_ms", "p99_ms", "max_ms"}
 RATE = {"msgs_per_s", "floor_msgs_per_s", "floor_ratio"}
 COUNTS = {"lost", "twice"}
+REBALANCE = ("--rate", "200", "--seconds", "2", "--every", "1", "--session-timeout", "1")
 
 
 @pytest.mark.parametrize(
@@ -26,13 +27,28 @@ COUNTS = {"lost", "twice"}
         (("consume", "--count", "3000"), RATE | COUNTS),
         (("consume", "--callback", "each", "--count", "3000"), RATE | COUNTS),
         (("e2e", "--rate", "200", "--seconds", "1"), LATENCY | COUNTS),
+        (("group", "--count", "3000"), RATE | COUNTS),
+        (
+            [
+                "rebalance",
+                "--rate",
+                "200",
+                "--seconds",
+                "2",
+                "--every",
+                "1",
+                "--session-timeout",
+                "1",
+            ],
+            {"leave_ms", "death_ms", "repeated"} | LATENCY | COUNTS,
+        ),
         (
             ("timers", "--count", "1000", "--spread", "1"),
             {"accepted_per_s", "fired_per_s", "early"} | LATENCY | COUNTS,
         ),
         (("lateness", "--rate", "200", "--seconds", "1"), {"early"} | LATENCY | COUNTS),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+    ids=lambda value: None if isinstance(value, set) else " ".join(value),
 )
 def test_a_benchmark_reports_its_figures(
     cluster: EmbeddedCluster, arguments: tuple[str, ...], figures: set[str]

@@ -56,6 +56,28 @@ def test_a_message_goes_out_and_comes_back_with_every_field(nameserver: str) -> 
     assert (message["attempt"], message["due_ms"]) == (0, None)
 
 
+def test_what_is_beyond_the_count_is_neither_committed_nor_sent_back(nameserver: str) -> None:
+    topic = topic_name()
+    lines = "".join(f"{number}\n" for number in range(100))
+    rows(duemq(nameserver, "send", topic, "-", "--ordering-key", "k", stdin=lines))
+    bodies = [message["body"] for message in received(nameserver, topic, 10)]
+    bodies += [message["body"] for message in received(nameserver, topic, 90, "--order", "queue")]
+    assert bodies == [str(number) for number in range(100)]
+
+
+def test_a_group_may_begin_at_a_time_and_select_by_property(nameserver: str) -> None:
+    topic = topic_name()
+    rows(duemq(nameserver, "send", topic, "old", "--property", "price=12"))
+    until(lambda: bool(received(nameserver, f"{topic}", 1)))
+    begin_ms = round(time.time() * 1000) + 1
+    until(lambda: time.time() * 1000 > begin_ms)
+    for body, price in (("cheap", 8), ("dear", 12)):
+        rows(duemq(nameserver, "send", topic, body, "--property", f"price={price}"))
+    more = ("--group", f"{topic}-sql", "--sql", "price > 10", "--from", str(begin_ms))
+    (message,) = received(nameserver, topic, 1, *more)
+    assert message["body"] == "dear"
+
+
 def test_lines_are_answered_in_their_order(nameserver: str) -> None:
     topic = topic_name()
     lines = [f"line {number}" for number in range(200)]
@@ -146,6 +168,7 @@ def test_topics_are_made_listed_shown_and_deleted(nameserver: str) -> None:
     assert {(row["broker"], row["queue"]) for row in shown} == {
         (broker, queue) for broker in ("broker-0", "broker-1") for queue in range(3)
     }
+    assert {"in_per_s", "last_store_ms"} <= set(shown[0])
     rows(duemq(nameserver, "topic", "delete", topic, "--json"))
     assert duemq(nameserver, "topic", "show", topic).returncode == Exit.NOT_FOUND
     assert duemq(nameserver, "topic", "delete", topic).returncode == Exit.NOT_FOUND
@@ -156,10 +179,146 @@ def test_groups_are_listed_and_shown_with_their_lag(nameserver: str) -> None:
     rows(duemq(nameserver, "send", topic, "-", "--json", stdin="a\nb\nc\n"))
     received(nameserver, topic, 2)
     assert topic in {row["group"] for row in rows(duemq(nameserver, "group", "list", "--json"))}
-    shown = rows(duemq(nameserver, "group", "show", topic, "--json"))
-    assert {row["topic"] for row in shown} == {topic}
-    assert sum(row["lag"] for row in shown if row["lag"] is not None) <= 1
+    group, *rest = rows(duemq(nameserver, "group", "show", topic, "--json"))
+    assert (group["kind"], group["group"], group["retries_max"]) == ("group", topic, 16)
+    queues = [row for row in rest if row["kind"] == "queue" and "%" not in row["topic"]]
+    assert {row["topic"] for row in queues} == {topic}
+    assert sum(row["lag"] for row in queues) <= 1
     assert duemq(nameserver, "group", "show", "no-such-group").returncode == Exit.NOT_FOUND
+
+
+def sent(nameserver: str, topic: str, *options: str) -> list[dict[str, object]]:
+    lines = "a\nb\nc\nd\n"
+    return rows(duemq(nameserver, "send", topic, "-", *options, "--json", stdin=lines))
+
+
+def offset_of(nameserver: str, group: str, topic: str) -> int:
+    shown = rows(duemq(nameserver, "group", "show", group, "--json"))
+    return sum(row["offset"] for row in shown if row["kind"] == "queue" and row["topic"] == topic)
+
+
+def test_a_group_is_reset_skipped_and_cloned(nameserver: str) -> None:
+    topic = topic_name()
+    sent(nameserver, topic)
+    received(nameserver, topic, 4)
+    assert offset_of(nameserver, topic, topic) == 4
+    move = ("group", "reset", topic, "--topic", topic)
+    planned = rows(duemq(nameserver, *move, "--to", "earliest", "--dry-run", "--json"))
+    assert sum(row["before"] - row["after"] for row in planned) == 4
+    assert all(row["dry_run"] for row in planned)
+    assert offset_of(nameserver, topic, topic) == 4
+    people = duemq(nameserver, *move, "--to", "earliest", "--dry-run")
+    assert people.returncode == 0
+    assert "before" in people.stdout
+    done = rows(duemq(nameserver, *move, "--to", "-1h", "--json"))
+    assert {row["dry_run"] for row in done} == {False}
+    assert offset_of(nameserver, topic, topic) == 0
+    # Nobody is there to answer: it is not asked.
+    assert duemq(nameserver, "group", "skip", topic, "--topic", topic).returncode == 0
+    assert offset_of(nameserver, topic, topic) == 4
+    place = f"{done[0]['broker']}/{done[0]['queue']}"
+    [one] = rows(duemq(nameserver, *move, "--to", "earliest", "--queue", place, "--json"))
+    assert (one["broker"], one["queue"]) == (done[0]["broker"], done[0]["queue"])
+    copy = f"{topic}-copy"
+    rows(duemq(nameserver, "group", "clone", topic, copy, "--json"))
+    assert offset_of(nameserver, copy, topic) == offset_of(nameserver, topic, topic)
+    rows(duemq(nameserver, "group", "delete", copy, "--json"))
+    assert duemq(nameserver, "group", "show", copy).returncode == Exit.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--to", "yesterday"), Exit.USAGE),
+        (("--to", "2030-01-01T00:00:00"), Exit.USAGE),
+        ((), Exit.USAGE),
+        (("--to", "latest", "--offset", "1"), Exit.USAGE),
+        (("--offset", "1000000"), Exit.FAILED),
+        (("--to", "latest", "--queue", "broker-0/77"), Exit.NOT_FOUND),
+    ],
+)
+def test_what_cannot_be_reset_says_so_by_its_exit_code(
+    nameserver: str, options: tuple[str, ...], code: Exit
+) -> None:
+    topic = topic_name()
+    rows(duemq(nameserver, "topic", "create", topic, "--json"))
+    rows(duemq(nameserver, "group", "create", topic, "--json"))
+    done = duemq(nameserver, "group", "reset", topic, "--topic", topic, *options, "--json")
+    assert done.returncode == code, done.stdout + done.stderr
+    assert json.loads(done.stdout)["error"]["message"]
+    none = duemq(nameserver, "group", "reset", "nobody", "--topic", topic, "--to", "latest")
+    assert none.returncode == Exit.NOT_FOUND
+
+
+def test_a_group_has_retries_of_its_own(nameserver: str) -> None:
+    group = topic_name()
+    made = rows(duemq(nameserver, "group", "create", group, "--delays", "1s 1m", "--json"))
+    assert made == [
+        {
+            "group": group,
+            "retries_max": 16,
+            "retry_delays_ms": [1_000, 60_000],
+            "retry_exponential": None,
+        }
+    ]
+    assert duemq(nameserver, "group", "create", group).returncode == Exit.USAGE
+    [changed] = rows(duemq(nameserver, "group", "update", group, "--retries-max", "3", "--json"))
+    assert (changed["retries_max"], changed["retry_delays_ms"]) == (3, [1_000, 60_000])
+    growing = ("--exponential", "5s", "2", "2h")
+    [changed] = rows(duemq(nameserver, "group", "update", group, *growing, "--json"))
+    assert changed["retry_exponential"] == {
+        "initial_ms": 5_000,
+        "multiplier": 2.0,
+        "max_ms": 7_200_000,
+    }
+    assert changed["retries_max"] == 3
+    shown = duemq(nameserver, "group", "show", group)
+    assert "retries: 3, after 5 s x 2" in shown.stderr
+    assert duemq(nameserver, "group", "update", topic_name()).returncode == Exit.NOT_FOUND
+
+
+def test_messages_are_found_and_one_is_followed(nameserver: str) -> None:
+    topic = topic_name()
+    [first, *_] = sent(nameserver, topic, "--key", "k")
+    sent(nameserver, topic, "--key", "other")
+    found = rows(duemq(nameserver, "message", "find", topic, "--key", "k", "--json"))
+    assert [row["body"] for row in found] == ["a", "b", "c", "d"]
+    assert RECEIVED <= set(found[0])
+    by_id = ("message", "find", topic, "--id", str(first["message_id"]), "--since", "-1h")
+    assert [row["offset"] for row in rows(duemq(nameserver, *by_id, "--json"))] == [first["offset"]]
+    place = ("--broker", str(first["broker"]), "--queue", str(first["queue"]))
+    [one] = rows(
+        duemq(
+            nameserver,
+            *("message", "find", topic, *place, "--offset", str(first["offset"])),
+            *("--limit", "1", "--json"),
+        )
+    )
+    assert one == found[0]
+    people = duemq(nameserver, "message", "find", topic, "--until", "-1h")
+    assert (people.returncode, people.stderr) == (0, "no such message is kept\n")
+    received(nameserver, topic, 8)
+    life = rows(duemq(nameserver, "message", "show", topic, str(first["message_id"]), "--json"))
+    assert [row["kind"] for row in life] == ["stored", "delivery"]
+    assert (life[1]["group"], life[1]["state"]) == (topic, "consumed")
+    story = duemq(nameserver, "message", "show", topic, str(first["message_id"]))
+    assert f"group {topic}: consumed" in story.stdout
+    nobody = duemq(nameserver, "message", "show", topic, "nobody")
+    assert nobody.returncode == Exit.NOT_FOUND
+    assert duemq(nameserver, "message", "find", topic_name()).returncode == Exit.NOT_FOUND
+
+
+def test_a_delayed_message_is_followed(nameserver: str) -> None:
+    topic = topic_name()
+    rows(duemq(nameserver, "topic", "create", topic, "--json"))
+    [far] = rows(duemq(nameserver, "send", topic, "x", "--delay", "1h", "--json"))
+    life = rows(duemq(nameserver, "message", "show", topic, far["message_id"], "--json"))
+    assert [row["kind"] for row in life] == ["accepted"]
+    [near] = rows(duemq(nameserver, "send", topic, "y", "--delay", "0s", "--json"))
+    received(nameserver, topic, 1)
+    life = rows(duemq(nameserver, "message", "show", topic, near["message_id"], "--json"))
+    assert [row["kind"] for row in life] == ["accepted", "stored", "delivery"]
+    assert life[1]["due_ms"] == near["due_ms"]
 
 
 def test_the_cluster_shows_its_members(nameserver: str) -> None:

@@ -32,7 +32,7 @@ from tests.cluster.consumption_checker import Event, Queue, Rules, judge, load
 from tests.cluster.disturbance import SESSION_TIMEOUT_S, Disturber, Group, Journal, schedule
 from tests.cluster.harness import WAIT_S, topic_name, until
 
-SECONDS = float(os.environ.get("CONSUMPTION_SECONDS", "10"))
+SECONDS = float(os.environ.get("CONSUMPTION_SECONDS", "8"))
 ROUNDS = int(os.environ.get("CRASH_ROUNDS", "1"))
 SEED = int(os.environ.get("CRASH_SEED", str(random.randrange(1 << 32))))
 # What is sent keeps the members busy and no more: the machine is shared.
@@ -46,6 +46,9 @@ IN_ORDER_MAX = 4
 THREADS = 8
 # Of 100 messages: so many fail once, twice, …; the last kind fails for ever.
 FAILURES = {0: 94, 1: 3, 2: 2, 99: 1}
+# Of 1,000 messages so many keep their callback for so long: pauses and releases meet them.
+SLOW, SLOW_S = 4, 1.0
+STRATEGIES = ("average", "average-by-circle", "consistent-hash", "sticky")
 SETTINGS = {
     "start_from": "earliest",
     "threads": THREADS,
@@ -63,6 +66,7 @@ class Mode:
 
     order: str | None
     settings: dict[str, object]
+    static: bool = False
 
     @property
     def rules(self) -> Rules:
@@ -72,7 +76,7 @@ class Mode:
 MODES = {
     "concurrent": Mode(None, SETTINGS),
     "key": Mode("key", SETTINGS | SETTINGS_IN_ORDER),
-    "queue": Mode("queue", SETTINGS | SETTINGS_IN_ORDER),
+    "queue": Mode("queue", SETTINGS | SETTINGS_IN_ORDER, static=True),
 }
 
 
@@ -102,7 +106,8 @@ def test_a_disturbed_group_loses_repeats_and_disorders_nothing(
         "topic": topic,
         "group": group,
         "order": MODES[mode].order,
-        "settings": MODES[mode].settings,
+        "static": MODES[mode].static,
+        "settings": MODES[mode].settings | {"strategy": random.Random(seed).choice(STRATEGIES)},
         "callback_s_max": CALLBACK_S_MAX,
     }
     rules = MODES[mode].rules
@@ -160,7 +165,8 @@ class Sender(threading.Thread):
         (failures,) = self._random.choices(list(FAILURES), list(FAILURES.values()))
         self.failures[id] = failures
         self._journal.add("sent", id=id, key=key, failures=failures)
-        body = json.dumps({"id": id, "failures": failures}).encode()
+        takes_s = SLOW_S if self._random.randrange(1000) < SLOW else 0.0
+        body = json.dumps({"id": id, "failures": failures, "takes_s": takes_s}).encode()
         return id, producer.submit(self._topic, body, ordering_key=key)
 
 

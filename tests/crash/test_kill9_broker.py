@@ -33,8 +33,9 @@ TOPIC = "orders"
 class BrokerProcess:
     """`python -m broker` on a data directory, to be killed and started again."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *flags: str) -> None:
         self.data_dir = data_dir
+        self._flags = flags
         self._process: Process | None = None
         self.address = ""
         self.log = ""
@@ -44,6 +45,7 @@ class BrokerProcess:
             *(sys.executable, "-m", "broker", "--name", "b1", "--data-dir", str(self.data_dir)),
             *("--listen", "127.0.0.1:0", "--nameservers", "127.0.0.1:1"),
             *("--segment-bytes", "1MiB", "--checkpoint-interval", "200ms"),
+            *self._flags,
             stdout=PIPE,
             stderr=PIPE,
         )

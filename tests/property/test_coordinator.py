@@ -65,6 +65,7 @@ class GroupHistory(RuleBasedStateMachine):
         self.speakers: dict[str, Member] = {}  # who speaks for a member id
         self.strategy = AVERAGE
         self.fences: dict[MessageQueue, int] = {}
+        self.given: dict[tuple[int, MessageQueue], Member] = {}
         self.queue_count = 0
         self.saved: bytes | None = None
         self.moved = False  # the coordinator has not heard of the group yet
@@ -101,6 +102,9 @@ class GroupHistory(RuleBasedStateMachine):
 
     def check_nothing_is_given_twice(self, assignment: Assignment) -> None:
         taker = self.speakers[assignment.member_id]
+        for queue in assignment.queues:
+            owner = self.given.setdefault((assignment.generation, queue), taker)
+            assert owner is taker, f"{queue} has two owners in {assignment.generation}"
         for queue in set(assignment.queues) - taker.held.keys():
             for other in self.everyone:
                 if other is not taker and queue in other.held:

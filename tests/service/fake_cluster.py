@@ -42,6 +42,7 @@ class ServerLane:
 
 
 Refuse = Callable[[broker_pb2.Batch], "error_pb2.Error | None"]
+RefuseBack = Callable[[broker_pb2.FailedMessage], "error_pb2.Error | None"]
 
 
 class FakeBroker(broker_pb2_grpc.BrokerServicer, admin_pb2_grpc.BrokerAdminServicer):
@@ -65,6 +66,10 @@ class FakeBroker(broker_pb2_grpc.BrokerServicer, admin_pb2_grpc.BrokerAdminServi
         """Not set: requests are taken and wait."""
         self.gate.set()
         self.auto_create = True
+        self.refuse_back: RefuseBack = lambda _: None
+        self.sent_back: list[broker_pb2.FailedMessage] = []
+        """What groups gave back, each once."""
+        self.send_back_requests: list[broker_pb2.SendBackRequest] = []
         self._lanes: dict[tuple[int, str, int, bool], ServerLane] = {}
         self._server: grpc.aio.Server | None = None
 
@@ -142,6 +147,30 @@ class FakeBroker(broker_pb2_grpc.BrokerServicer, admin_pb2_grpc.BrokerAdminServi
             store_ms=STORE_MS,
             due_ms=due * len(records) if len(due) == 1 else due,
         )
+
+    async def SendBack(
+        self, request: broker_pb2.SendBackRequest, context: grpc.aio.ServicerContext
+    ) -> broker_pb2.SendBackResponse:
+        self.send_back_requests.append(request)
+        await self.gate.wait()
+        results = [self._take_back(message) for message in request.messages]
+        if self.lose_answers:
+            self.lose_answers -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
+        return broker_pb2.SendBackResponse(results=results)
+
+    def _take_back(self, message: broker_pb2.FailedMessage) -> broker_pb2.SendBackResult:
+        place = {field: getattr(message, field) for field in ("topic", "queue_id", "offset")}
+        refusal = self.refuse_back(message)
+        if refusal is not None:
+            return broker_pb2.SendBackResult(**place, error=refusal)
+        known = {(each.topic, each.queue_id, each.offset) for each in self.sent_back}
+        if tuple(place.values()) in known:
+            return broker_pb2.SendBackResult(**place, duplicate=True)
+        self.sent_back.append(message)
+        if message.dead_letter:
+            return broker_pb2.SendBackResult(**place, dead_letter=True)
+        return broker_pb2.SendBackResult(**place, due_ms=STORE_MS + message.delay_ms)
 
     async def CreateTopic(
         self, request: admin_pb2.CreateTopicRequest, context: grpc.aio.ServicerContext

@@ -17,7 +17,9 @@ from duemq.v1 import (
     admin_pb2_grpc,
     broker_pb2,
     broker_pb2_grpc,
+    group_admin_pb2_grpc,
     group_pb2_grpc,
+    message_admin_pb2_grpc,
     message_pb2,
 )
 from storage.dirlock import DirLock
@@ -33,6 +35,8 @@ class Client:
         self.broker = broker_pb2_grpc.BrokerStub(connection)
         self.admin = admin_pb2_grpc.BrokerAdminStub(connection)
         self.groups = group_pb2_grpc.GroupCoordinatorStub(connection)
+        self.group_admin = group_admin_pb2_grpc.GroupAdminStub(connection)
+        self.message_admin = message_admin_pb2_grpc.MessageAdminStub(connection)
         self.raw_send: Any = connection.unary_unary("/duemq.v1.Broker/Send")
 
     async def send(self, *batches: broker_pb2.Batch) -> list[broker_pb2.BatchResult]:
@@ -44,7 +48,11 @@ class Client:
     async def pull(
         self, topic: str, queue_id: int = 0, offset: int = 0, **fields: Any
     ) -> broker_pb2.PullResponse:
-        pull = {name: fields.pop(name) for name in ("generation", "filter", "filter_type") if name in fields}
+        pull = {
+            name: fields.pop(name)
+            for name in ("generation", "filter", "filter_type")
+            if name in fields
+        }
         queue = broker_pb2.QueuePull(topic=topic, queue_id=queue_id, offset=offset, **pull)
         request = broker_pb2.PullRequest(request_id=1, queues=[queue], **fields)
         return await status.answer(self.broker.Pull(request, timeout=30))

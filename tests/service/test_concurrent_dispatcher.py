@@ -192,6 +192,7 @@ async def test_a_worker_that_is_cut_off_tells_of_earlier_failures_at_once(script
         b.pull(64)
         await until(lambda: b.settler.offsets == [1_000])
         assert b.commit_point == 1_001
+        script.let_go()
 
 
 # --- hanging ----------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ async def test_what_keeps_failing_is_a_dead_letter_and_the_key_goes_on(
         await until(lambda: journal.count() >= expected)
     without = [number for number in range(20) if number != 7]
     of_k0 = [number for number in without if number != 8]
-    assert dict(journal.of) == {key: without for key in KEYS} | {"k0": of_k0}
+    assert dict(journal.of) == dict.fromkeys(KEYS, without) | {"k0": of_k0}
     assert calls == Counter(dict.fromkeys(KEYS, 3))
     assert await end_offsets(cluster, topic) == (20 * len(KEYS),) * 2
     dead = [
@@ -236,7 +236,8 @@ async def test_a_queue_is_handed_over_only_when_its_callback_has_ended(
     await until(entered.is_set)
     async with member(cluster, topic, quick, order) as second:
         closing = asyncio.create_task(first.close())
-        await until(lambda: len(second.queues) == 4)
+        # All that it shall have, but perhaps the busy one: queues do not wait for one another.
+        await until(lambda: len(second.queues) >= 3)
         await asyncio.sleep(0.1)
         assert calls == [("slow", b"1")]
         leave.set()
@@ -263,7 +264,7 @@ async def test_a_callback_that_hangs_at_close_keeps_its_queues_until_the_session
     await first.start()
     await until(entered.is_set)
     async with member(cluster, topic, lambda message: received.append(message.body), "key") as last:
-        await until(lambda: len(last.queues) == 4)
+        await until(lambda: len(last.queues) >= 3)
         await first.close()
         assert received == []
         leave.set()

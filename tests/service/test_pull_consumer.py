@@ -1,7 +1,9 @@
 """Pull consumers against brokers in this process."""
 
 import asyncio
+import time
 from collections import Counter
+from datetime import UTC, datetime
 
 import pytest
 
@@ -9,7 +11,7 @@ from duemq.aio import PullConsumer
 from duemq.balance import MessageQueue
 from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
 from tests.service.running_broker import topic_name
-from tests.service.running_cluster import Cluster, running_cluster
+from tests.service.running_cluster import Cluster, running_cluster, until
 
 
 @pytest.fixture
@@ -59,6 +61,31 @@ async def test_a_topic_is_read_from_its_end(cluster, topic) -> None:
         await reader.assign(topic)
         await cluster.send(topic, [b"new"])
         assert await polled(reader, 1) == [b"new"]
+
+
+async def test_a_topic_is_read_from_a_time(cluster, topic) -> None:
+    await cluster.send(topic, [b"old"], broker="b0", queue_id=0)
+    await cluster.send(topic, [b"old"], broker="b1", queue_id=1)
+    begin_ms = round(time.time() * 1000) + 1
+    await until(lambda: time.time() * 1000 > begin_ms)
+    await cluster.send(topic, [b"new"], broker="b0", queue_id=0)
+    begin = datetime.fromtimestamp(begin_ms / 1000, UTC)
+    async with consumer(cluster) as reader:
+        await reader.assign(topic, start_from=begin_ms)
+        assert reader.position(MessageQueue(topic, "b1", 1)) == 1
+        assert await polled(reader, 1) == [b"new"]
+        queue = MessageQueue(topic, "b0", 0)
+        await reader.seek(queue, begin)
+        assert reader.position(queue) == 1
+        with pytest.raises(InvalidArgument) as refused:
+            await reader.assign(topic, start_from="newest")
+        assert refused.value.field == "start_from"
+    async with consumer(cluster, "billing") as reader:
+        await reader.assign(topic, start_from=begin)
+        assert await polled(reader, 1) == [b"new"]
+        await reader.commit()
+        await reader.assign(topic, start_from="earliest")  # the group's offsets have the say
+        assert await reader.poll(0.01) == []
 
 
 async def test_a_poll_answers_no_more_than_asked(cluster, topic) -> None:

@@ -2,20 +2,28 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import grpc.aio
 import pytest
 
+from broker.send_back_service import SendBackService
+from duemq import balance
 from duemq.aio import PushConsumer
 from duemq.balance import MessageQueue
+from duemq.consumer.outcomes import DeadLetter, RetryLater
 from duemq.consumer.settings import ConsumerSettings
-from duemq.errors import Closed, InvalidArgument, Unavailable
+from duemq.errors import Closed, FencedMember, InvalidArgument, ReadOnly, Unavailable
+from duemq.rpc import status
 from duemq.v1 import broker_pb2, message_pb2, view_pb2
+from tests.service.played_timer import fire, records_in, timed_frames
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 
+RETRY = "%RETRY%billing"
 QUICK = {"retry_wait_s_min": 0.001, "retry_wait_s_max": 0.01}
 
 
@@ -227,56 +235,7 @@ async def test_a_coroutine_function_is_awaited_in_the_loop(cluster, topic, consu
     assert {thread for _, thread in received} == {threading.current_thread()}
 
 
-async def test_a_failing_callback_is_called_again_and_holds_up_nothing(
-    cluster, topic, consumers, caplog
-) -> None:
-    bodies = [str(number).encode() for number in range(100)]
-    await cluster.send(topic, bodies, queue_id=0)
-    calls: list[bytes] = []
-    done: list[bytes] = []
-    healed = threading.Event()
-
-    def receive(message) -> None:
-        calls.append(message.body)
-        if message.body == b"13" and not healed.is_set():
-            raise ValueError("unlucky")
-        done.append(message.body)
-
-    consumer = await consumers.start(callback=receive, settings={"commit_interval_s": 0.05})
-    await until(lambda: set(calls) == set(bodies) and calls.count(b"13") > 2)
-    assert all(calls.count(body) == 1 for body in bodies if body != b"13")
-
-    async def holds() -> bool:
-        return (await committed(cluster, topic))["b0/0"] == 13
-
-    await until(holds)
-    assert "unlucky" in caplog.text
-    healed.set()
-    await until(lambda: b"13" in done)
-    await consumer.close()
-    assert Counter(done) == Counter(bodies)
-    assert (await committed(cluster, topic))["b0/0"] == 100
-
-
-async def test_a_failing_batch_is_called_again_as_it_was(cluster, topic, consumers) -> None:
-    await cluster.send(topic, [b"1", b"2", b"3"], queue_id=0)
-    calls: list[list[bytes]] = []
-
-    async def receive(messages) -> None:
-        calls.append([message.body for message in messages])
-        if len(calls) < 3:
-            raise ValueError("not yet")
-
-    consumer = await consumers.start(callback=receive, batch=True)
-    await until(lambda: len(calls) == 3)
-    assert calls == [[b"1", b"2", b"3"]] * 3
-    await consumer.close()
-    assert (await committed(cluster, topic))["b0/0"] == 3
-
-
-async def test_one_message_that_keeps_failing_stops_its_queue_at_the_span(
-    cluster, topic, consumers
-) -> None:
+async def test_one_slow_message_stops_its_queue_only_at_the_span(cluster, topic, consumers) -> None:
     for first in range(0, 300, 50):
         bodies = [str(number).encode() for number in range(first, first + 50)]
         await cluster.send(topic, bodies, queue_id=0)
@@ -284,8 +243,8 @@ async def test_one_message_that_keeps_failing_stops_its_queue_at_the_span(
     healed = threading.Event()
 
     def receive(message) -> None:
-        if message.offset == 0 and not healed.is_set():
-            raise ValueError("stuck")
+        if message.offset == 0:
+            assert healed.wait(60)
         done.add(message.offset)
 
     settings = {"queue_span_max": 100, "queue_messages_max": 20}
@@ -294,6 +253,220 @@ async def test_one_message_that_keeps_failing_stops_its_queue_at_the_span(
     assert max(done) < 100 + 20
     healed.set()
     await until(lambda: len(done) == 300)
+
+
+# --- failures ---------------------------------------------------------------------------------
+
+
+async def fired_until(cluster: Cluster, condition) -> None:
+    """Plays the timer service until the condition holds: what is timed is due at once."""
+    fired: set[tuple[str, int]] = set()
+
+    async def step() -> bool:
+        for name, client in cluster.clients.items():
+            for number, timed in enumerate(await timed_frames(client)):
+                if (name, number) not in fired:
+                    fired.add((name, number))
+                    await fire(client, timed, number)
+        return condition()
+
+    await until(step)
+
+
+async def test_what_fails_is_sent_back_and_holds_up_nothing(
+    cluster, topic, consumers, caplog
+) -> None:
+    bodies = [str(number).encode() for number in range(100)]
+    await cluster.send(topic, bodies, queue_id=0)
+    calls: list[bytes] = []
+
+    def receive(message) -> None:
+        calls.append(message.body)
+        if message.body == b"13":
+            raise ValueError("unlucky")
+
+    await consumers.start(callback=receive, settings={"commit_interval_s": 0.05})
+
+    async def is_committed() -> bool:
+        return (await committed(cluster, topic))["b0/0"] == 100
+
+    await until(is_committed)
+    assert Counter(calls) == Counter(bodies)
+    assert "unlucky" in caplog.text
+
+
+async def test_a_retry_comes_with_its_story_and_its_own_topic(cluster, topic, consumers) -> None:
+    await cluster.send(topic, [b"one", b"two"], queue_id=3)
+    received: list[tuple] = []
+
+    def receive(message) -> None:
+        received.append((message.body, message.topic, message.attempt, message.retry))
+        if message.body == b"two" and message.attempt < 2:
+            raise ValueError(f"not yet {message.attempt}")
+
+    consumer = await consumers.start(callback=receive, settings={"commit_interval_s": 0.05})
+    for expected in (3, 4):
+        await fired_until(cluster, lambda n=expected: len(received) == n)
+    assert [(body, topic_, attempt) for body, topic_, attempt, _ in received] == [
+        (b"one", topic, 0),
+        (b"two", topic, 0),
+        (b"two", topic, 1),
+        (b"two", topic, 2),
+    ]
+    assert [story for *_, story in received][:2] == [None, None]
+    for number, story in enumerate(story for *_, story in received[2:]):
+        assert story[:4] == (topic, "b0", 3, 1)
+        assert 0 < story.first_failed_ms <= story.last_failed_ms
+        assert story.error == f"ValueError: not yet {number}"
+    await until(lambda: MessageQueue(RETRY, "b0", 0) in consumer.queues)
+
+    client = cluster.clients["b0"].broker
+
+    async def is_committed() -> bool:
+        request = broker_pb2.GetOffsetsRequest(group="billing", topic=RETRY)
+        return [each.offset for each in (await client.GetOffsets(request)).queues] == [2]
+
+    await until(is_committed)
+
+
+async def test_the_callback_may_choose_the_delay_or_give_up(cluster, topic, consumers) -> None:
+    await cluster.send(topic, [b"later", b"never", b"fine"], queue_id=0)
+
+    async def receive(message) -> None:
+        if message.body == b"later":
+            raise RetryLater("1h", "closed on Saturdays")
+        if message.body == b"never":
+            raise DeadLetter("unreadable")
+
+    await consumers.start(callback=receive, settings={"commit_interval_s": 0.05})
+
+    async def is_committed() -> bool:
+        return (await committed(cluster, topic))["b0/0"] == 3
+
+    await until(is_committed)
+    [timed] = await timed_frames(cluster.clients["b0"])
+    [record] = records_in(timed)
+    assert (record.body, record.retry.error) == (b"later", "closed on Saturdays")
+    assert timed.due_ms[0] - record.retry.last_failed_ms == 3_600_000
+    assert await cluster.clients["b0"].bodies("%DLQ%billing") == [b"never"]
+
+
+async def test_a_failing_batch_is_sent_back_as_a_whole(cluster, topic, consumers) -> None:
+    bodies = [b"1", b"2", b"3"]
+    await cluster.send(topic, bodies, queue_id=0)
+    calls: list[list[tuple[bytes, int]]] = []
+
+    async def receive(messages) -> None:
+        calls.append([(message.body, message.attempt) for message in messages])
+        if len(calls) == 1:
+            raise ValueError("not yet")
+
+    await consumers.start(callback=receive, batch=True)
+    await fired_until(cluster, lambda: sum(map(len, calls)) >= 6)
+    assert calls[0] == [(body, 0) for body in bodies]
+    assert [each for call in calls[1:] for each in call] == [(body, 1) for body in bodies]
+
+
+@pytest.mark.parametrize("messages", [1, 1_000])
+async def test_a_batch_has_one_message_to_as_many_as_are_there(
+    cluster, topic, consumers, messages
+) -> None:
+    bodies = [str(number).encode() for number in range(1_000)]
+    await cluster.send(topic, bodies, queue_id=0)
+    sizes: list[int] = []
+    await consumers.start(
+        callback=lambda batch: sizes.append(len(batch)),
+        batch=True,
+        settings={"batch_messages_max": messages},
+    )
+    await until(lambda: sum(sizes) == 1_000)
+    assert len(sizes) == 1_000 // messages
+
+
+async def test_what_takes_too_long_is_sent_back_while_it_runs(cluster, topic, consumers) -> None:
+    await cluster.send(topic, [b"stuck", b"next"], queue_id=0)
+    calls: list[tuple[bytes, int]] = []
+    leave = threading.Event()
+
+    def receive(message) -> None:
+        calls.append((message.body, message.attempt))
+        if message.body == b"stuck" and not message.attempt:
+            assert leave.wait(60)
+
+    settings = {"processing_timeout_s": 0.1, "commit_interval_s": 0.05}
+    await consumers.start(callback=receive, threads=1, settings=settings)
+
+    async def is_committed() -> bool:
+        return (await committed(cluster, topic))["b0/0"] == 2
+
+    await until(is_committed)
+    await fired_until(cluster, lambda: (b"stuck", 1) in calls)
+    leave.set()
+    assert Counter(calls) == Counter([(b"stuck", 0), (b"next", 0), (b"stuck", 1)])
+
+
+async def test_what_was_sent_back_and_not_committed_is_skipped_by_who_comes_next(
+    cluster, topic, consumers
+) -> None:
+    bodies = [str(number).encode() for number in range(10)]
+    await cluster.send(topic, bodies, queue_id=0)
+    client = cluster.clients["b0"].broker
+    failures = [broker_pb2.FailedMessage(topic=topic, offset=offset) for offset in (2, 3, 7)]
+    await client.SendBack(broker_pb2.SendBackRequest(group="billing", messages=failures))
+    await consumers.start()
+    await until(lambda: len(consumers.all) >= 7)
+    assert consumers.all == [body for body in bodies if body not in (b"2", b"3", b"7")]
+
+
+async def test_what_fails_as_the_consumer_closes_is_sent_back_before_the_last_commit(
+    cluster, topic, consumers
+) -> None:
+    await cluster.send(topic, [b"slow", b"failing"], queue_id=0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def receive(message) -> None:
+        if message.body == b"slow":
+            return
+        entered.set()
+        leave.wait(30)
+        raise ValueError("at last")
+
+    consumer = await consumers.start(callback=receive)
+    await until(entered.is_set)
+    closing = asyncio.create_task(consumer.close())
+    await asyncio.sleep(0)
+    leave.set()
+    await closing
+    assert (await committed(cluster, topic))["b0/0"] == 2
+    [timed] = await timed_frames(cluster.clients["b0"])
+    assert [record.body for record in records_in(timed)] == [b"failing"]
+
+
+async def test_a_broker_that_cannot_take_it_back_has_it_tried_again_here(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    async def full(self, request):
+        error = status.to_proto(ReadOnly("the disk is full"))
+        results = [broker_pb2.SendBackResult(error=error) for _ in request.messages]
+        return broker_pb2.SendBackResponse(results=results)
+
+    monkeypatch.setattr(SendBackService, "send_back", full)
+    await cluster.send(topic, [b"1", b"2"], broker="b1", queue_id=0)
+    attempts: list[int] = []
+
+    def receive(message) -> None:
+        if message.body == b"1":
+            attempts.append(message.attempt)
+            if len(attempts) < 3:
+                raise ValueError("not yet")
+
+    await consumers.start(callback=receive, settings={"commit_interval_s": 0.05})
+    await until(lambda: attempts == [0, 1, 2])
+
+    async def is_committed() -> bool:
+        return (await committed(cluster, topic))["b1/0"] == 2
+
+    await until(is_committed)
 
 
 # --- offsets ----------------------------------------------------------------------------------
@@ -318,6 +491,20 @@ async def test_a_group_may_begin_at_the_end(cluster, topic, consumers) -> None:
     more = await fill(cluster, topic, 5, "more ")
     await until(lambda: len(consumers.all) >= len(more))
     assert Counter(consumers.all) == Counter(more)
+
+
+@pytest.mark.parametrize("as_datetime", [False, True])
+async def test_a_group_may_begin_at_a_time(cluster, topic, consumers, as_datetime) -> None:
+    await fill(cluster, topic, 5)
+    between_ms = round(time.time() * 1000)
+    await until(lambda: round(time.time() * 1000) > between_ms + 1)
+    later = await fill(cluster, topic, 3, "later ")
+    begin = datetime.fromtimestamp((between_ms + 1) / 1000, UTC) if as_datetime else between_ms + 1
+    await consumers.start(start_from=begin)
+    await until(lambda: len(consumers.all) >= len(later))
+    more = await fill(cluster, topic, 1, "more ")
+    await until(lambda: len(consumers.all) >= len(later | more))
+    assert Counter(consumers.all) == Counter(later | more)
 
 
 async def test_offsets_are_committed_while_consuming(cluster, topic, consumers) -> None:
@@ -433,6 +620,67 @@ async def test_a_broker_that_restarts_is_consumed_on(cluster, topic, consumers) 
         await cluster.start_broker(name)
     sent |= await fill(cluster, topic, 5, "more ")
     await until(lambda: set(consumers.all) >= sent)
+
+
+# --- goodbyes and static members --------------------------------------------------------------
+
+LONG = {"session_timeout_s": 300}
+
+
+async def test_a_clean_close_gives_the_queues_to_the_others_at_once(
+    cluster, topic, consumers
+) -> None:
+    first = await consumers.start("a", settings=LONG)
+    second = await consumers.start("b", settings=LONG)
+    await until(lambda: len(first.queues) == len(second.queues) == 4)
+    await second.close()
+    await until(lambda: len(first.queues) == 8)  # long before the session is over
+
+
+async def test_a_goodbye_reaches_whoever_coordinates_now(cluster, topic, consumers) -> None:
+    first = await consumers.start("a", settings=LONG)
+    second = await consumers.start("b", settings=LONG)
+    await until(lambda: len(first.queues) == len(second.queues) == 4)
+    coordinator = balance.coordinator("billing", ["b0", "b1"])
+    [other] = {"b0", "b1"} - {coordinator}
+    await cluster.stop_broker(coordinator)
+    await second.close()
+    await until(lambda: first.queues == {MessageQueue(topic, other, n) for n in range(4)})
+
+
+async def test_a_static_member_that_comes_back_finds_its_queues(cluster, topic, consumers) -> None:
+    named = {"settings": LONG, "member_name": "pod-3"}
+    other = await consumers.start("a", settings=LONG)
+    static = await consumers.start("b", **named)
+    await until(lambda: len(other.queues) == len(static.queues) == 4)
+    kept, mine = other.queues, static.queues
+    sources = {id(source) for source in other._share._by_source}
+    await static.close()
+    back = await consumers.start("c", **named)
+    await until(lambda: back.queues == mine)
+    sent = await fill(cluster, topic, 5)
+    await until(lambda: len(consumers.all) >= len(sent))
+    assert Counter(consumers.all) == Counter(sent)
+    assert other.queues == kept
+    assert {id(source) for source in other._share._by_source} == sources  # not touched
+
+
+async def test_a_newer_process_ends_the_older_one_of_its_name(cluster, topic, consumers) -> None:
+    older = await consumers.start("a", member_name="pod-3")
+    await until(lambda: len(older.queues) == 8)
+    newer = await consumers.start("b", member_name="pod-3")
+    with pytest.raises(FencedMember) as ended:
+        async with asyncio.timeout(30):
+            await older.run()
+    assert ended.value.field == "incarnation"
+    assert older.queues == frozenset()
+    await until(lambda: len(newer.queues) == 8)
+    sent = await fill(cluster, topic, 5)
+    await until(lambda: len(consumers.all) >= len(sent))
+    assert Counter(consumers.received["b"]) == Counter(sent)
+    await older.close()
+    more = await fill(cluster, topic, 1, "more ")
+    await until(lambda: len(consumers.received["b"]) >= len(sent | more))
 
 
 # --- refusals ---------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ The timer service is played by the test: it fetches frames and sends them on.
 
 import asyncio
 import random
-import urllib.request
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 
 from broker import reader, send_back_service
 from broker.process import Broker
-from broker.producers import SERVICE_IDS_FROM
 from duemq.errors import (
     GroupNotFound,
     InvalidArgument,
@@ -23,7 +21,8 @@ from duemq.errors import (
 )
 from duemq.rpc import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2, message_pb2
-from storage import frame, record
+from storage import record
+from tests.service.played_timer import fire, records_in, timed_frames
 from tests.service.running_broker import Client, batch, records_of, running_broker, topic_name
 
 GROUP = "billing"
@@ -74,43 +73,10 @@ async def outcomes(client: Client, *messages: broker_pb2.FailedMessage) -> list[
     return [outcome(each) for each in await send_back(client, *messages)]
 
 
-async def timed_frames(client: Client) -> list[frame.Frame]:
-    """All that lies in %TIMER%."""
-    found: list[frame.Frame] = []
-    for queue_id in range(4):
-        offset = 0
-        while True:
-            request = broker_pb2.FetchFramesRequest(
-                topic="%TIMER%", queue_id=queue_id, offset=offset
-            )
-            answer = await status.answer(client.broker.FetchFrames(request))
-            at = 0
-            while at < len(answer.frames):
-                entry = record.decode(memoryview(answer.frames), at)
-                found.append(frame.decode(bytes(entry.body)))
-                at += entry.end - entry.position
-            if answer.next_offset == offset:
-                break
-            offset = answer.next_offset
-    return found
-
-
-def records_in(each: frame.Frame) -> list[message_pb2.Record]:
-    return list(message_pb2.RecordBatch.FromString(bytes(each.payload)).records)
-
-
-async def fire(client: Client) -> None:
-    """What the timer service does, again and again: everything in %TIMER% to its target."""
+async def fire_all(client: Client) -> None:
+    """What the timer service does, again and again."""
     for number, timed in enumerate(await timed_frames(client)):
-        records = message_pb2.RecordBatch.FromString(bytes(timed.payload))
-        made = broker_pb2.Batch(
-            topic=timed.target_topic,
-            producer_id=SERVICE_IDS_FROM,
-            sequence=number,
-            records=records,
-        )
-        [result] = await client.send(made)
-        assert not result.HasField("error"), result.error
+        await fire(client, timed, number)
 
 
 async def pulled(client: Client, topic: str) -> list[message_pb2.Record]:
@@ -146,7 +112,7 @@ async def test_a_failed_message_comes_again_with_its_story(client: Client) -> No
     [first] = await timed_frames(client)
     assert outcome(result) == "retry"
     assert result.due_ms == first.store_ms + 10_000 == int(first.due_ms[0])
-    await fire(client)
+    await fire_all(client)
     [again] = await pulled(client, RETRY)
     place = message_pb2.QueueRef(topic=topic, broker="b1")
     story = message_pb2.Retry(
@@ -213,7 +179,7 @@ async def test_a_zombie_cannot_send_back(client: Client) -> None:
 async def test_retry_topics_are_read_from_their_start(client: Client) -> None:
     topic = await filled(client)
     await send_back(client, failed(topic, 1))
-    await fire(client)
+    await fire_all(client)
     assert (await acquire(client, RETRY, 1)).offset == 0
 
 
@@ -377,7 +343,7 @@ async def test_a_message_at_every_limit_is_retried_and_pulled(tmp_path: Path) ->
         made.records[0].properties["p"] = "x" * 1_900
         await client.send(broker_pb2.Batch(topic=topic, records=made))
         assert await outcomes(client, failed(topic, 0, error="€" * 1_024)) == ["retry"]
-        await fire(client)
+        await fire_all(client)
         [again] = await pulled(client, RETRY)
         assert (len(again.body), again.properties["p"]) == (1 << 20, "x" * 1_900)
         assert await outcomes(client, failed(RETRY, 0, dead_letter=True)) == ["dead letter"]
@@ -390,7 +356,7 @@ async def test_the_longest_names(client: Client) -> None:
     await client.send(batch(topic, [b"a"]))
     [result] = await send_back(client, failed(topic, 0), group=group)
     assert outcome(result) == "retry"
-    await fire(client)
+    await fire_all(client)
     [again] = await pulled(client, f"%RETRY%{group}")
     assert again.retry.group == group
     request = admin_pb2.DescribeTopicRequest(name=f"%RETRY%{group}")
@@ -497,15 +463,14 @@ async def test_a_damaged_record_is_its_own_error(
     assert await outcomes(client, failed(topic, 0), failed(topic, 10)) == ["CORRUPT", "retry"]
 
 
-async def test_metrics_count_by_group(tmp_path: Path) -> None:
-    async with running_broker(tmp_path, metrics_listen="127.0.0.1:0") as (broker, client):
-        topic = await filled(client)
-        await send_back(client, failed(topic, 1), failed(topic, 2), failed(topic, 3))
-        await send_back(client, failed(topic, 4, dead_letter=True))
-        url = f"http://{broker.server.metrics_address}/metrics"
-        page = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
-        assert f'duemq_broker_sent_back_total{{group="{GROUP}"}} 3.0' in page
-        assert f'duemq_broker_dead_letters_total{{group="{GROUP}"}} 1.0' in page
+async def test_metrics_count_by_group(running: tuple[Broker, Client]) -> None:
+    broker, client = running
+    topic = await filled(client)
+    await send_back(client, failed(topic, 1), failed(topic, 2), failed(topic, 3))
+    await send_back(client, failed(topic, 4, dead_letter=True))
+    value = broker.server.registry.get_sample_value
+    assert value("duemq_broker_sent_back_total", {"group": GROUP}) == 3
+    assert value("duemq_broker_dead_letters_total", {"group": GROUP}) == 1
 
 
 async def test_random_requests_are_answered_and_the_process_lives(client: Client) -> None:

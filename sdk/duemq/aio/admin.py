@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -373,12 +373,12 @@ class Admin:
         since: Moment | None = None,
         until: Moment | None = None,
         limit: int | None = None,
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncGenerator[Message, None]:
         """The messages that a group has given up, by the time they died, of all brokers.
 
-        By `message_id` or `key` or neither; that died at `since` or later, and before `until` (times
-        as in `reset_offsets`); `limit` at most, None for all.  They are read as they are asked for.
-        A letter's `topic` is where it was sent to first, its `retry` tells why it died.
+        By `message_id` or `key` or neither; that died at `since` or later, and before `until`
+        (times as in `reset_offsets`); `limit` at most, None for all.  They are read as they are
+        asked for.  A letter's `topic` is where it was sent to first, its `retry` says why it died.
 
         Raises GroupNotFound, InvalidArgument; Unavailable after the last one where a broker did not
         answer, so that not all were seen.
@@ -403,10 +403,10 @@ class Admin:
     ) -> Resent:
         """Sends dead letters again, as new messages with the property `duemq-dead-letter-id`.
 
-        Chosen as by `dead_letters`; what dies meanwhile is not sent.  Each goes to the topic that it
-        was sent to first, or to `to_topic`; topics are not made.  `on_sent(letter, outcome)` is told
-        of each: its Receipt, or the error that it was not sent for.  The letters stay where they
-        are, so that calling this again sends them again.
+        Chosen as by `dead_letters`; what dies meanwhile is not sent.  Each goes to the topic that
+        it was sent to first, or to `to_topic`; topics are not made.  `on_sent(letter, outcome)` is
+        told of each: its Receipt, or the error that it was not sent for.  The letters stay where
+        they are, so that calling this again sends them again.
 
         Raises as `dead_letters`; what was sent by then is known by `on_sent`.
         """

@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -58,6 +58,10 @@ class Selection(NamedTuple):
                 value=self.limit,
                 limit=">= 1",
             )
+        if self.message_id and self.key:
+            raise InvalidArgument(
+                "key: give a message id or a key, not both", field="key", value=self.key
+            )
         now_ms = time.time_ns() // 1_000_000
         return message_admin_pb2.FindMessagesRequest(
             topic=dead_letter_topic(self.group),
@@ -76,29 +80,35 @@ class DeadLetters:
         self._asker = asker
         self._groups = groups
 
-    async def pages(self, selection: Selection) -> AsyncIterator[list[Message]]:
+    async def pages(self, selection: Selection) -> AsyncGenerator[list[Message], None]:
         """By the time they died, in lists of a bounded size.
 
         Raises InvalidArgument, GroupNotFound; after the last, Unavailable for brokers that did not
         answer.
         """
         page: list[Message] = []
-        size = left = 0
-        left = selection.limit or -1
+        size, left = 0, selection.limit or -1
+        away: Unavailable | None = None
         async with aclosing(self._letters(selection)) as letters:
-            async for letter in letters:
+            while left:
+                try:
+                    letter = await anext(letters, None)
+                except Unavailable as error:
+                    letter, away = None, error
+                if letter is None:
+                    break
                 page.append(letter)
                 size += len(letter.body)
                 left -= 1
-                if len(page) >= PAGE_MESSAGES_MAX or size >= PAGE_BYTES_MAX or not left:
+                if len(page) >= PAGE_MESSAGES_MAX or size >= PAGE_BYTES_MAX:
                     yield page
                     page, size = [], 0
-                if not left:
-                    return
         if page:
             yield page
+        if away is not None:
+            raise away
 
-    async def _letters(self, selection: Selection) -> AsyncIterator[Message]:
+    async def _letters(self, selection: Selection) -> AsyncGenerator[Message, None]:
         """Of all brokers, merged; Unavailable after the last."""
         request = selection.request()
         ends, missing = await self._ends(selection.group)
@@ -147,7 +157,7 @@ class DeadLetters:
         request: message_admin_pb2.FindMessagesRequest,
         ends: dict[int, int],
         missing: list[MissingBroker],
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncGenerator[Message, None]:
         """Of one broker, up to the ends; it joins `missing` if it stops to answer."""
         found = finding.messages_at(self._asker, broker, request, math.inf)
         try:
@@ -162,7 +172,7 @@ class DeadLetters:
 
     async def resend(
         self, selection: Selection, to_topic: str | None
-    ) -> AsyncIterator[list[Outcome]]:
+    ) -> AsyncGenerator[list[Outcome], None]:
         """What became of them, page by page; raises as `pages`."""
         client = self._asker.client
         settings = ProducerSettings(create_topics=False, client=client.settings)

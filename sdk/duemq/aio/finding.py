@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 from duemq.aio.asking import Asker
@@ -33,7 +33,7 @@ async def messages_at(
     broker: str,
     request: message_admin_pb2.FindMessagesRequest,
     deadline: float,
-) -> AsyncIterator[Message]:
+) -> AsyncGenerator[Message, None]:
     """All that one broker finds, in the order queue, offset.
 
     `deadline` is in time.monotonic's seconds: raises Unavailable then, and what the broker refuses

@@ -23,6 +23,7 @@ COMMANDS = {
     "topic": "duemq.cli.topic",
     "group": "duemq.cli.group",
     "message": "duemq.cli.message",
+    "dlq": "duemq.cli.dlq",
     "timer": "duemq.cli.timer",
     "cluster": "duemq.cli.cluster",
     "trace": "duemq.cli.trace",

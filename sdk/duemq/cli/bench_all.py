@@ -25,6 +25,20 @@ PLAN: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("e2e", {"rate": 5_000, "seconds": 20.0, "size": 1024}, ("seconds",)),
     ("consume", {"callback": "batch", "count": 1_000_000, "size": 1024}, ("count",)),
     ("consume", {"callback": "each", "count": 1_000_000, "size": 1024}, ("count",)),
+    ("group", {"members": 3, "queues": 48, "count": 1_000_000, "size": 1024}, ("count",)),
+    (
+        "rebalance",
+        {
+            "members": 3,
+            "queues": 48,
+            "rate": 5_000,
+            "seconds": 40.0,
+            "every_s": 10.0,
+            "session_timeout_s": 10.0,
+            "size": 1024,
+        },
+        ("seconds",),
+    ),
     ("timers", {"count": 200_000, "size": 256, "spread_s": 5.0}, ("count",)),
     ("lateness", {"rate": 5_000, "seconds": 20.0, "size": 256}, ("seconds",)),
     ("pending", {"count": 1_000_000, "size": 256, "days": 30}, ("count",)),
@@ -61,9 +75,8 @@ def main(file: Path, scale: float, only: tuple[str, ...], data: str | None) -> N
 
 def _result(bench: str, parameters: dict[str, Any], data: str | None) -> dict[str, Any]:
     try:
-        report = suite.run(
-            bench, parameters, suite.Place(directory=data), before=Report.print_parameters
-        )
+        place = suite.Place(directory=data, brokers=suite.BROKERS.get(bench, 1))
+        report = suite.run(bench, parameters, place, before=Report.print_parameters)
     except (DuemqError, ClusterFailed) as error:
         click.echo(f"  FAILED: {error}")
         return {"bench": bench, "parameters": parameters, "faults": [str(error)]}

@@ -12,12 +12,14 @@ from typing import Any
 
 import click
 
-from duemq import Message, PushConsumer
+from duemq import Message, PushConsumer, Sql
 from duemq.cli.exits import Exit
 from duemq.cli.output import Output, local_time
 from duemq.cli.session import Session, pass_session, session_options
-from duemq.consumer.settings import StartFrom
+from duemq.consumer.outcomes import NotTaken
+from duemq.consumer.settings import Order, StartFrom
 from duemq.errors import DuemqError
+from duemq.moments import epoch_ms
 
 
 @click.command()
@@ -25,13 +27,25 @@ from duemq.errors import DuemqError
 @click.option("--group", required=True, help="Members of a group share the topic's queues.")
 @click.option(
     "--from",
-    "start_from",
-    type=click.Choice(["earliest", "latest"]),
+    "start",
+    metavar="earliest|latest|TIME",
     default="latest",
     show_default=True,
     help="Where a group begins that was never here; otherwise it goes on where it was.",
 )
 @click.option("--tag", metavar="'A || B'", help="Only messages with one of these tags.")
+@click.option("--sql", metavar="EXPR", help="Only messages whose properties fulfil this condition.")
+@click.option(
+    "--order",
+    type=click.Choice(["queue", "key"]),
+    help="One message of a queue, or of an ordering key, at a time; a failure holds it up.",
+)
+@click.option("--broadcast", is_flag=True, help="Get all messages, whatever the others get.")
+@click.option(
+    "--member",
+    metavar="NAME",
+    help="A name that keeps its queues while its process restarts; with --broadcast, its place.",
+)
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after N messages.")
 @click.option(
     "--idle-timeout",
@@ -45,28 +59,43 @@ def consume(
     session: Session,
     topic: str,
     group: str,
-    start_from: StartFrom,
+    start: str,
     tag: str | None,
+    sql: str | None,
+    order: Order | None,
+    broadcast: bool,
+    member: str | None,
     count: int | None,
     idle_timeout: float | None,
 ) -> Exit:
     """Receive messages of TOPIC as a member of a group, until Ctrl-C, --count or --idle-timeout.
 
-    What was printed is committed: the group goes on after it.  With --json each message is
-    message_id, topic, broker, queue, offset, key, tag, body, attempt, born_ms, store_ms, due_ms,
-    properties; a body that is not UTF-8 text is in body_base64, and body is null.
+    What was printed is committed: the group goes on after it.  TIME is RFC 3339 with a time zone,
+    epoch milliseconds, or how long ago: -1h, -2d.
+
+    With --json each message is message_id, topic, broker, queue, offset, key, tag, body, attempt,
+    born_ms, store_ms, due_ms, properties; a body that is not UTF-8 text is in body_base64, and body
+    is null.  A message that the group had sent back has retry: origin_topic, origin_broker,
+    origin_queue, origin_offset, first_failed_ms, last_failed_ms, error; its broker, queue and
+    offset are those of %RETRY%GROUP.
 
     \b
     Examples:
       duemq consume greetings --group me --from earliest
       duemq consume greetings --group me --tag 'en || de' --count 10 --idle-timeout 5 --json
+      duemq consume orders --group audit --from -1h --sql "price > 10 AND region IN ('eu', 'us')"
     """
+    if tag is not None and sql is not None:
+        raise click.UsageError("--tag and --sql exclude each other")
     printer = _Printer(session.output, count)
     consumer = PushConsumer(
         group,
-        {topic: tag},
+        {topic: tag if sql is None else Sql(sql)},
         printer.receive,
-        start_from=start_from,
+        order=order,
+        broadcast=broadcast,
+        member_name=member,
+        start_from=_start_of(start),
         threads=1,
         nameserver=session.nameserver,
     )
@@ -85,8 +114,9 @@ def consume(
     return Exit.OK
 
 
-class _EnoughError(Exception):
-    """Refuses a message that is not wanted any more, so that it is not committed."""
+def _start_of(text: str) -> StartFrom:
+    ends: dict[str, StartFrom] = {"earliest": "earliest", "latest": "latest"}
+    return ends.get(text) or epoch_ms(text, round(time.time() * 1000), "--from")
 
 
 class _Printer:
@@ -103,13 +133,13 @@ class _Printer:
     def receive(self, message: Message) -> None:
         """The callback."""
         if self._end.is_set():
-            raise _EnoughError
+            raise NotTaken
         try:
             self._output.record(message_fields(message), _line(message))
         except OSError as error:  # the reader of our output is gone
             self.failure = error
             self._finish()
-            raise
+            raise NotTaken from error
         self.printed += 1
         self._last = time.monotonic()
         if self.printed == self._count:
@@ -119,7 +149,7 @@ class _Printer:
         """Thread: notes what ends the consumer, if not we."""
         try:
             consumer.run()
-        except DuemqError as error:
+        except (DuemqError, OSError) as error:
             self.failure = error
         self._finish()
 
@@ -160,6 +190,8 @@ def message_fields(message: Message) -> dict[str, Any]:
         "due_ms": message.due_ms,
         "properties": dict(message.properties),
     }
+    if message.retry is not None:
+        fields["retry"] = message.retry._asdict()
     try:
         fields["body"] = message.body.decode()
     except UnicodeDecodeError:
@@ -170,7 +202,6 @@ def message_fields(message: Message) -> dict[str, Any]:
 def _line(message: Message) -> str:
     body = message.body.decode(errors="backslashreplace")
     place = f"{message.broker}/{message.queue} @ {message.offset}"
-    named = " ".join(
-        f"{name}={value}" for name, value in (("key", message.key), ("tag", message.tag)) if value
-    )
+    notes = {"key": message.key, "tag": message.tag, "attempt": message.attempt}
+    named = " ".join(f"{name}={value}" for name, value in notes.items() if value)
     return f"{local_time(message.store_ms)}  {place}  {named}{'  ' if named else ''}{body}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import click
@@ -85,7 +86,6 @@ def show(session: Session, /, name: str) -> Exit:
 
 def _rows(found: GroupDescription) -> Iterator[dict[str, Any]]:
     policy = found.retry or RetryPolicy()
-    exponential = policy.exponential
     yield {
         "kind": "group",
         "group": found.name,
@@ -103,12 +103,7 @@ def _rows(found: GroupDescription) -> Iterator[dict[str, Any]]:
         "dead_letters_kept": found.dead_letters_kept,
         "retries_max": policy.retries_max,
         "retry_delays_ms": policy.delays_ms,
-        "retry_exponential": exponential
-        and {
-            "initial_ms": exponential.initial_ms,
-            "multiplier": exponential.multiplier,
-            "max_ms": exponential.max_ms,
-        },
+        "retry_exponential": policy.exponential and asdict(policy.exponential),
     }
     yield from (_member_row(found.name, member) for member in found.members)
     yield from (_queue_row(found.name, each) for each in found.progress)
@@ -307,13 +302,11 @@ def update(
 
 
 def _told(session: Session, name: str, policy: RetryPolicy) -> None:
-    exponential = policy.exponential
     row = {
         "group": name,
         "retries_max": policy.retries_max,
         "retry_delays_ms": policy.delays_ms,
-        "retry_exponential": exponential
-        and [exponential.initial_ms, exponential.multiplier, exponential.max_ms],
+        "retry_exponential": policy.exponential and asdict(policy.exponential),
     }
     session.output.record(row, f"group {name}: retries {policy_text(policy)}")
 

@@ -96,6 +96,7 @@ class BroadcastShare:
         self._routes_changed = asyncio.Event()
         self._closing = False
         self._hanging = False  # callbacks that did not end before the close
+        self._left = False
 
     @property
     def queues(self) -> frozenset[MessageQueue]:
@@ -113,7 +114,7 @@ class BroadcastShare:
         self._dispatcher.start()
 
     async def run(self) -> None:
-        """Reads all queues, also those that come, until cancelled.
+        """Reads all queues, also those that come, until `leave` or cancelled.
 
         Raises InvalidArgument if another process is this member or the offset file is another's,
         Corrupt if it is damaged, OSError if it cannot be written.
@@ -130,7 +131,7 @@ class BroadcastShare:
             self._read()
             self.joined.set()
             self._spawn(self._save_often())
-            while True:
+            while not self._left:
                 self._routes_changed.clear()
                 await self._begin_new()
                 try:
@@ -164,6 +165,8 @@ class BroadcastShare:
 
     async def leave(self) -> None:
         """Nobody is to be told; the name is free for another process."""
+        self._left = True
+        self._routes_changed.set()
         async with self._saving:
             self._file.close()
 

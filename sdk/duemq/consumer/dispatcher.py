@@ -21,7 +21,7 @@ from time import monotonic
 
 from duemq.consumer.dispatching import Progressed, Settler, Spawn
 from duemq.consumer.fetcher import Source
-from duemq.consumer.outcomes import DeadLetter, Outcome, RetryLater, outcome_of
+from duemq.consumer.outcomes import DeadLetter, NotTaken, Outcome, RetryLater, outcome_of
 from duemq.consumer.settings import ConsumerSettings
 from duemq.consumer.stalls import Stalls
 from duemq.consumer.workers import (
@@ -172,6 +172,8 @@ class ConcurrentDispatcher:
         news = work.failures[work.heard :]
         work.heard += len(news)
         for indices, error in news:
+            if isinstance(error, NotTaken):
+                continue
             self._log_failure(work, indices, error)
             self._give_back(work, indices, outcome_of(error))
 

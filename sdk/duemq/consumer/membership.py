@@ -216,13 +216,15 @@ class Membership:
         self._rejoin.clear()
         if self._lease is not None:
             self._lease.begin()
+            self._lease.sent()  # before the look: this process may be stopped after it
             if self._lease.over:
                 await self._owner.fenced()
-            self._lease.sent()
+        owned = tuple(self._owner.claim())
         try:
-            await streams.write(stream, self._hello(self._owner.claim()), name)
+            await streams.write(stream, self._hello(owned), name)
             self._stream = stream
-            await streams.first_of(self._read(stream, name), self._beat(), self._rejoin.wait())
+            reading = self._read(stream, name, claimed=bool(owned))
+            await streams.first_of(reading, self._beat(), self._rejoin.wait())
         finally:
             self._stream = None
             stream.cancel()
@@ -265,8 +267,12 @@ class Membership:
         )
         return group_pb2.MemberEvent(hello=hello)
 
-    async def _read(self, stream: Stream, name: str) -> None:
-        """Ends with the stream, if a Leave was its last word; else the end is an error."""
+    async def _read(self, stream: Stream, name: str, *, claimed: bool) -> None:
+        """Ends with the stream, if a Leave was its last word; else the end is an error.
+
+        `claimed`: the hello did claim queues.
+        """
+        lease = self._lease
         while True:
             event = await _next_event(stream, name)
             if event is None:
@@ -277,11 +283,15 @@ class Membership:
             self._acked.set()
             self._heard_s = monotonic()
             _raise_error_of(event)
+            if claimed and lease is not None and lease.over:
+                # Others may have had the queues between the hello's sending and its arrival.
+                raise FencedMember("the session was over before the coordinator answered")
+            claimed = False
             kind = event.WhichOneof("event")
             if kind == "assignment":
                 self._assigned(event.assignment)
-            if self._lease is not None:
-                self._lease.heard(acknowledgement=kind == "heartbeat_ack")
+            if lease is not None:
+                lease.heard(acknowledgement=kind == "heartbeat_ack")
 
     def _assigned(self, assignment: group_pb2.Assignment) -> None:
         self.generation = assignment.generation

@@ -41,6 +41,14 @@ class DeadLetter(Exception):
         super().__init__(reason)
 
 
+class NotTaken(Exception):
+    """Raised by the callback of a consumer that is about to close: leaves the message as it is.
+
+    It is neither done nor failed: it is not committed, and comes again to whoever has the queue
+    next.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What is to become of a message whose callback failed."""

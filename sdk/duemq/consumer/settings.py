@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any, Literal, NoReturn
 
 from duemq.balance import AVERAGE
-from duemq.due import DUE_MS_MAX, deliver_at_ms
 from duemq.errors import InvalidArgument
+from duemq.moments import MOMENT_MS_MAX, epoch_ms
 from duemq.process_queue import Window
 
 StartFrom = Literal["earliest", "latest"] | datetime | int
@@ -16,7 +16,9 @@ stored then or later."""
 
 Order = Literal["queue", "key"]
 
-START_FROM_LIMIT = f"earliest, latest, an aware datetime, or 0 to {DUE_MS_MAX} ms since the epoch"
+START_FROM_LIMIT = (
+    f"earliest, latest, an aware datetime, or 0 to {MOMENT_MS_MAX} ms since the epoch"
+)
 MEMBER_NAME_CHARACTERS_MAX = 127
 _MEMBER_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MEMBER_NAME_CHARACTERS_MAX - 1}}}")
 THREADS_MAX = 1_024
@@ -130,10 +132,7 @@ def check_start_from(start_from: object) -> None:
 
 def start_ms(start_from: datetime | int) -> int:
     """A time to start from, in ms since the epoch.  Raises InvalidArgument."""
-    try:
-        return deliver_at_ms(start_from)
-    except InvalidArgument:
-        _refuse("start_from", start_from, START_FROM_LIMIT)
+    return epoch_ms(start_from, 0, "start_from")
 
 
 def _check(name: str, value: float, lowest: float, highest: float) -> None:

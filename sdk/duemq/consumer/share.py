@@ -212,11 +212,12 @@ class Share:
         """Starts what leads from what is held to what is wanted."""
         if self._closing:
             return
-        going: defaultdict[str, list[Holding]] = defaultdict(list)
+        going: defaultdict[object, list[Holding]] = defaultdict(list)
         for queue, holding in self._holdings.items():
             if queue not in self._wanted and holding.state is not HoldingState.RELEASING:
                 holding.state = HoldingState.RELEASING
-                going[queue.broker].append(holding)
+                # In order each waits for its callbacks without limit: not for those of others.
+                going[queue if self._in_order else queue.broker].append(holding)
         for holdings in going.values():
             self._spawn(self._release(holdings))
         coming: defaultdict[str, list[Holding]] = defaultdict(list)

@@ -88,7 +88,7 @@ class Link:
         self._owner = owner
         self._unanswered: deque[Frame] = deque()
         self._outgoing: deque[Frame] = deque()
-        self._outgoing_added = asyncio.Event()
+        self._feeder_waits: asyncio.Future[None] | None = None
         self._wanted = asyncio.Event()
         self._retry_now = asyncio.Event()
         self._up = False
@@ -122,7 +122,8 @@ class Link:
         self._unanswered.append(frame)
         self.in_flight_bytes += frame.size
         self._outgoing.append(frame)
-        self._outgoing_added.set()
+        if self._feeder_waits is not None and not self._feeder_waits.done():
+            self._feeder_waits.set_result(None)
 
     def reset(self, error: DuemqError) -> None:
         """Gives the stream up, for a new one."""
@@ -170,7 +171,6 @@ class Link:
         self._unanswered = deque(frames)
         self.in_flight_bytes = sum(frame.size for frame in frames)
         self._outgoing = deque(frames)
-        self._outgoing_added.set()
         feeder = asyncio.create_task(self._feed(stream), name=f"feed {self.broker}")
         self._up = True
         try:
@@ -193,7 +193,7 @@ class Link:
             stream.cancel()
 
     async def _feed(self, stream: grpc.aio.StreamStreamCall[Any, Any]) -> None:
-        outgoing, added = self._outgoing, self._outgoing_added
+        outgoing, loop = self._outgoing, asyncio.get_running_loop()
         # A broken stream fails its reader too, which deals with it.
         with suppress(grpc.RpcError, asyncio.InvalidStateError):
             while True:
@@ -201,8 +201,8 @@ class Link:
                     frame = outgoing.popleft()
                     frame.sent = time.monotonic()
                     await stream.write(frame.encoded)
-                added.clear()
-                await added.wait()
+                self._feeder_waits = loop.create_future()
+                await self._feeder_waits
 
     def _answered(self, answer: Any) -> None:
         if not self._unanswered or self._unanswered[0].request_id != answer.request_id:

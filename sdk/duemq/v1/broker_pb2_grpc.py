@@ -92,7 +92,7 @@ class BrokerServicer(object):
         same producer, epoch and sequence stores it once.  If every batch is
         refused, the call fails with the first batch's status.
         Errors: INVALID_ARGUMENT, TOO_LARGE, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND,
-        FENCED_PRODUCER, OUT_OF_SEQUENCE, OVERLOADED, READ_ONLY.
+        PERMISSION_DENIED, FENCED_PRODUCER, OUT_OF_SEQUENCE, OVERLOADED, READ_ONLY.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,7 +133,7 @@ class BrokerServicer(object):
 
     def AcquireQueues(self, request, context):
         """Takes queues over for a member: fences older generations out and answers
-        where to start.  Idempotent.  Errors per queue as in Pull.
+        where to start.  Idempotent.  Errors: GROUP_NOT_FOUND; per queue as in Pull.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +141,8 @@ class BrokerServicer(object):
 
     def CommitOffsets(self, request, context):
         """Stores how far a group is.  Idempotent.  Per queue FENCED_MEMBER where a
-        newer generation has taken over, OFFSET_OUT_OF_RANGE.
+        newer generation has taken over, OFFSET_OUT_OF_RANGE.  Errors:
+        GROUP_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,8 +159,9 @@ class BrokerServicer(object):
         """Takes messages back that a group could not process: each is stored for
         %RETRY%<group>, or in %DLQ%<group> when its retries are used up, and
         settled for the group in the same log entry.  Idempotent: what the group
-        has settled is answered with `duplicate`.  Errors per message as in Pull,
-        and OVERLOADED, READ_ONLY.
+        has settled is answered with `duplicate`.  Errors: INVALID_ARGUMENT,
+        GROUP_NOT_FOUND, OVERLOADED; per message as in Pull, and OVERLOADED,
+        READ_ONLY.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -15,7 +15,9 @@ class FakeQueue(SimpleNamespace):
         return (0, 0, 0, 0, 0, 1_000 + offset)
 
 
-def state(offset: int, *, settled: tuple[int, ...] = (), pulled: int = 0, low: int = 0) -> QueueState:
+def state(
+    offset: int, *, settled: tuple[int, ...] = (), pulled: int = 0, low: int = 0
+) -> QueueState:
     queue = FakeQueue(min_offset=low, max_offset=100)
     return QueueState(queue, Progress(offset, 1), settled, pulled)  # type: ignore[arg-type]
 

@@ -394,6 +394,14 @@ def test_every_rule_has_a_planted_fault() -> None:
     }
 
 
+def test_what_was_done_behind_something_unfinished_may_come_again() -> None:
+    history = without(killed(), "killed")
+    failed = changed(history, "ended", {"ok": False}, id="x1")
+    failed = [e for e in failed if e["event"] != "committed" or e["member"] != "m1"]
+    failed = changed(failed, "acquired", {"offset": 0}, member="m2")
+    assert judge([*failed, *run("m2", "x1", 0, 30, 31)], CONCURRENT).faults == []
+
+
 @pytest.mark.parametrize("cause", ["fenced", "unsaved", "paused"])
 def test_what_makes_a_repeat_legal(cause: str) -> None:
     history = [*without(killed(), "killed"), happened(cause, "m1", 16)]

@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 @click.group()
 def bench() -> None:
-    """Measure a cluster: throughput, latency, timers, restart, idle cost.
+    """Measure a cluster: throughput, latency, groups, timers, restart, idle cost.
 
     Each starts a cluster of its own (and removes it) unless told which by --nameserver, prints its
     parameters first, measures its floor in the same run (the bare disk, no queue), counts what
@@ -35,7 +35,11 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
 
     @click.option("--data", metavar="DIR", help="Folder for its own cluster's data.")
     @click.option(
-        "--brokers", type=click.IntRange(1, 16), default=1, show_default=True, help="Of its own."
+        "--brokers",
+        type=click.IntRange(1, 16),
+        default=suite.BROKERS.get(name, 1),
+        show_default=True,
+        help="Of its own.",
     )
     @session_options
     @pass_session
@@ -140,6 +144,74 @@ def consume(**options: Any) -> dict[str, Any]:
 @_size(1024)
 def e2e(**options: Any) -> dict[str, Any]:
     """From send to callback, at a steady rate."""
+    return options
+
+
+def _members(function: Any) -> Any:
+    """The shape of a group's benchmark."""
+    members = click.option(
+        "--members", type=click.IntRange(1, 64), default=3, show_default=True, help="Processes."
+    )
+    queues = click.option(
+        "--queues", type=click.IntRange(1, 1024), default=48, show_default=True, help="In total."
+    )
+    return members(queues(function))
+
+
+@measured
+@_members
+@_count(1_000_000)
+@_size(1024)
+def group(**options: Any) -> dict[str, Any]:
+    """A group of processes draining a backlog."""
+    return options
+
+
+@measured
+@_members
+@_rate(5_000)
+@_seconds(40.0)
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(1, 3600),
+    default=10.0,
+    show_default=True,
+    help="Seconds from one join or leave to the next.",
+)
+@click.option(
+    "--session-timeout",
+    "session_timeout_s",
+    type=click.FloatRange(1, 300),
+    default=10.0,
+    show_default=True,
+    help="Seconds of silence until a member counts as dead.",
+)
+@_size(1024)
+def rebalance(**options: Any) -> dict[str, Any]:
+    """A steady stream while members join, leave and die."""
+    return options
+
+
+@measured
+@click.option(
+    "--by",
+    type=click.Choice(["tag", "sql"]),
+    default="tag",
+    show_default=True,
+    help="A tag, or an expression over two properties.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    default=1_000,
+    show_default=True,
+    help="The filter takes one message in so many.",
+)
+@_count(1_000_000)
+@_size(1024)
+def filter(**options: Any) -> dict[str, Any]:
+    """How fast messages are looked through that a filter leaves out."""
     return options
 
 

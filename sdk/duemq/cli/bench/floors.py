@@ -21,6 +21,9 @@ from duemq.v1 import message_pb2
 
 # The producer's frames under load; see duemq.producer.
 FRAME_BYTES = 512 << 10
+# A broker's consume queue; see storage/consume_queue.py.
+INDEX_ENTRY_BYTES = 32
+INDEX_PAGE_ENTRIES = 4_096
 # Enough for a steady figure, short enough to run every time.
 BYTES_WRITTEN_MAX = 1 << 30
 SECONDS_MAX = 5.0
@@ -87,6 +90,24 @@ def decoded_reads_by(processes: int, directory: Path, message_bytes: int, count:
             ]
             floors = [run.result() for run in runs]
     return Floor(sum(floor.msgs_per_s for floor in floors), {})
+
+
+def indexed_reads(directory: Path, message_bytes: int, count: int, keep: int) -> Floor:
+    """A plain loop: pread pages of an index, 32 bytes a message, and one message in `keep`."""
+    page = INDEX_PAGE_ENTRIES * INDEX_ENTRY_BYTES
+    pages = max(1, min(count // INDEX_PAGE_ENTRIES, BYTES_WRITTEN_MAX // page))
+    log_bytes = FRAME_BYTES + message_bytes
+    with _scratch_file(directory) as index, _scratch_file(directory) as log:
+        for number in range(pages):
+            os.pwrite(index, os.urandom(page), number * page)
+        os.pwrite(log, os.urandom(log_bytes), 0)
+        begin = time.perf_counter()
+        for number in range(pages):
+            os.pread(index, page, number * page)
+            for kept in range(0, INDEX_PAGE_ENTRIES, keep):
+                os.pread(log, message_bytes, kept * message_bytes % FRAME_BYTES)
+        seconds = time.perf_counter() - begin
+    return Floor(pages * INDEX_PAGE_ENTRIES / seconds, {})
 
 
 def timed_writes(directory: Path, message_bytes: int, rate: int, seconds: float) -> Floor:

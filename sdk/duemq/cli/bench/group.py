@@ -18,7 +18,7 @@ def run(
     target: Target, report: Report, *, members: int, queues: int, count: int, size: int
 ) -> None:
     """Fills a topic, then measures from the members' joining to the last message."""
-    topic = target.new_topic("group", queues=max(1, queues // report.parameters["brokers"]))
+    topic = target.new_spread_topic("group", queues)
     fill(target.nameserver, topic, count, size)
     with Crew(
         target.nameserver,

@@ -40,6 +40,15 @@ def rss_mb(pid: int) -> float:
     return round(pages * _PAGE_BYTES / 1e6, 1)
 
 
+def read_bytes(pid: int) -> int:
+    """Bytes that the process has asked the kernel for, from files and connections."""
+    for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == "rchar":
+            return int(value)
+    return 0
+
+
 def cpu_s(pid: int) -> float:
     """CPU time used so far, by all threads, in user and system mode."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")

@@ -26,7 +26,7 @@ from duemq.cli.percentiles import summary
 # Connecting and warming up; sent and counted, and not measured.
 WARM_UP_S = 2.0
 # Between the last change and the kill, and from the end of the dead member's session on.
-REST_S = 3.0
+REST_S = 2.0
 # A member that leaves has its queues by what it received within this time.
 RECENT_NS = 1_000_000_000
 FLOOR_COUNT = 2_000
@@ -54,7 +54,7 @@ def run(
     size: int,
 ) -> None:
     """Sends at `rate`; lets members join and leave for `seconds`, then kills one."""
-    topic = target.new_topic("rebalance", queues=max(1, queues // report.parameters["brokers"]))
+    topic = target.new_spread_topic("rebalance", queues)
     until_kill_s = WARM_UP_S + seconds + REST_S
     count = int(rate * (until_kill_s + session_timeout_s + REST_S))
     guests = int(seconds / every_s / 2) + 1
@@ -98,9 +98,7 @@ def run(
 class _Stream:
     """Numbered messages at a steady rate, and when each was sent."""
 
-    def __init__(
-        self, producer: Producer, topic: str, rate: int, count: int, size: int
-    ) -> None:
+    def __init__(self, producer: Producer, topic: str, rate: int, count: int, size: int) -> None:
         self.sent = 0
         self.sent_ns = [0] * count
         self._producer = producer
@@ -146,18 +144,16 @@ def _latencies_ms(crew: Crew, stream: _Stream, numbers: range) -> list[float]:
     ]
 
 
-def _enter_handovers(
-    report: Report, crew: Crew, left: Sequence[Parted], killed: Parted
-) -> None:
-    leaves = [_handover_ms(crew, parted) for parted in left]
+def _enter_handovers(report: Report, crew: Crew, left: Sequence[Parted], killed: Parted) -> None:
+    leaves = [handover_ms(crew, parted) for parted in left]
     if leaves:
         report.figures["leave_ms"] = round(max(first for first, _ in leaves), 3)
         report.figures["leave_all_ms"] = round(max(last for _, last in leaves), 3)
-    first, last = _handover_ms(crew, killed)
+    first, last = handover_ms(crew, killed)
     report.figures |= {"death_ms": round(first, 3), "death_all_ms": round(last, 3)}
 
 
-def _handover_ms(crew: Crew, parted: Parted) -> tuple[float, float]:
+def handover_ms(crew: Crew, parted: Parted) -> tuple[float, float]:
     """Until one, and until every one of a member's queues had a message at another member."""
     tally = parted.member.tally
     recent = zip(tally.received_ns, tally.queues, strict=True)

@@ -12,10 +12,13 @@ from typing import Any
 from duemq.cli.bench import (
     consume,
     e2e,
+    filter,
+    group,
     idle,
     latency,
     lateness,
     pending,
+    rebalance,
     restart,
     send,
     timers,
@@ -29,6 +32,9 @@ RUNNERS: dict[str, Runner] = {
     "latency": latency.run,
     "consume": consume.run,
     "e2e": e2e.run,
+    "filter": filter.run,
+    "group": group.run,
+    "rebalance": rebalance.run,
     "timers": timers.run,
     "lateness": lateness.run,
     "pending": pending.run,
@@ -37,6 +43,8 @@ RUNNERS: dict[str, Runner] = {
 }
 # They kill or weigh processes, which a cluster of somebody else's does not allow.
 OWN_CLUSTER_ONLY = frozenset({"pending", "restart", "idle"})
+# Of a benchmark's own cluster, where it is not one.
+BROKERS = {"group": 2, "rebalance": 2}
 
 
 @dataclass(frozen=True)

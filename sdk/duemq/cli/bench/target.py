@@ -30,6 +30,12 @@ class Target:
             admin.create_topic(name, queues=queues)
         return name
 
+    def new_spread_topic(self, purpose: str, queues: int) -> str:
+        """A fresh topic with so many queues in total, or a few more, on all brokers."""
+        with Admin(self.nameserver) as admin:
+            brokers = len(admin.cluster().brokers)
+        return self.new_topic(purpose, -(-queues // max(1, brokers)))
+
 
 @contextmanager
 def target(

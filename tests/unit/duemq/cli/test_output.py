@@ -6,7 +6,8 @@ import pytest
 
 from duemq import errors
 from duemq.cli.exits import Exit, exit_of
-from duemq.cli.output import Output, error_fields, shown
+from duemq.cli.output import Output, duration, error_fields, shown
+from duemq.descriptions import MissingBroker
 
 ROWS = [{"name": "a", "count": 1_000}, {"name": "b", "count": None}]
 
@@ -71,3 +72,28 @@ def test_the_exit_code_tells_what_kind_of_error(error: type[errors.DuemqError], 
 )
 def test_cells_are_for_people(value: object, text: str) -> None:
     assert shown(value) == text
+
+
+def test_a_missing_broker_is_told_to_both(capsys: pytest.CaptureFixture[str]) -> None:
+    missing = [MissingBroker("b1", "connection refused")]
+    Output(False).missing(missing)
+    Output(True).missing(missing)
+    captured = capsys.readouterr()
+    assert captured.err == "duemq: incomplete, no answer of b1: connection refused\n"
+    assert json.loads(captured.out) == {"missing": "b1", "error": "connection refused"}
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (59_999, "59 s"),
+        (599_000, "599 s"),
+        (600_000, "10 m"),
+        (36_000_000, "10 h"),
+        (864_000_000, "10 d"),
+    ],
+)
+def test_lengths_of_time(ms: int, text: str) -> None:
+    assert duration(ms) == text

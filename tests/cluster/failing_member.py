@@ -1,0 +1,28 @@
+"""A member that fails what is called bad and never commits, to be killed.
+
+python -m tests.cluster.failing_member NAMESERVER GROUP TOPIC
+
+Prints the body of each message that it is given as a JSON line.
+"""
+
+import json
+import sys
+import threading
+
+from duemq import ConsumerSettings, Message, PushConsumer, RetryLater
+
+_printing = threading.Lock()
+
+
+def receive(message: Message) -> None:
+    """The callback."""
+    with _printing:
+        print(json.dumps(message.body.decode()), flush=True)
+    if message.body.startswith(b"bad"):
+        raise RetryLater("3s", "bad indeed")
+
+
+if __name__ == "__main__":
+    nameserver, group, topic = sys.argv[1:]
+    settings = ConsumerSettings(start_from="earliest", session_timeout_s=2, commit_interval_s=3_600)
+    PushConsumer(group, topic, receive, nameserver=nameserver, settings=settings).run()
