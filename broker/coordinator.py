@@ -30,8 +30,8 @@ one that a group moved to, does not know who holds what: members that come back 
 members that they were last told of (everyone is told when one comes or goes).  Until all of these
 are back, or a session timeout has passed, the others' queues are not given away (`hold`).  A group
 that nobody has heard of is assigned at once.  All members of a group read the same with the same
-strategy; while a group is held back, those who were its members before decide what that is, and a
-newcomer that differs is turned out.
+strategy; for a session timeout after a coordinator has come to a group, those who were its members
+before decide what that is, and a newcomer that differs is turned out.
 """
 
 import json
@@ -173,6 +173,7 @@ class Group:
     # ms; None: nobody here knows who they are.
     absent: dict[str, int] | None = field(default_factory=dict)
     hold_until_ms: int | None = None
+    young_until_ms: int = 0  # until then former members may come that others have not heard of
     empty_since_ms: int = 0
 
     def member_ids(self) -> tuple[str, ...]:
@@ -227,7 +228,7 @@ class Coordinator:
         self._check_coordinator(hello.group)
         group = self._groups.get(hello.group) or self._new_group(hello, now_ms, known_generation)
         self._check_incarnation(group, hello)
-        turned_out = self._misfits(group, hello)
+        turned_out = self._misfits(group, hello, now_ms)
         if not turned_out:
             self._check_fits(group, hello)
         for each in turned_out:
@@ -396,12 +397,14 @@ class Coordinator:
             raise ValueError(f"groups snapshot has version {state.get('version')!r}, not 1")
         for name, kept in state["groups"].items():
             members: dict[str, int] = kept["members"]
+            awaited_until_ms = now_ms + max(members.values(), default=0)
             self._groups[name] = Group(
                 name,
                 strategy=kept["strategy"],
                 generation=kept["generation"],
                 absent=dict(members),
-                hold_until_ms=now_ms + max(members.values()) if members else None,
+                hold_until_ms=awaited_until_ms if members else None,
+                young_until_ms=awaited_until_ms,
                 empty_since_ms=now_ms,
                 incarnations=dict(kept.get("incarnations", {})),
                 allocated={
@@ -457,10 +460,10 @@ class Coordinator:
                 limit=newest,
             )
 
-    def _misfits(self, group: Group, hello: Hello) -> list[TurnedOut]:
+    def _misfits(self, group: Group, hello: Hello, now_ms: int) -> list[TurnedOut]:
         """Newcomers that do not agree with the first of the former members to come back."""
         others = [m for m in group.members.values() if m.member_id != hello.member_id]
-        if group.hold_until_ms is None or not hello.generation:
+        if now_ms >= group.young_until_ms or not hello.generation:
             return []
         if any(other.was_member for other in others):
             return []
@@ -508,9 +511,10 @@ class Coordinator:
                 limit=str(GROUPS_MAX),
             )
         group = Group(hello.group, empty_since_ms=now_ms)
+        group.young_until_ms = now_ms + (hello.session_timeout_ms or self._session_timeout_ms)
         if hello.generation or known_generation:
             group.absent = None
-            group.hold_until_ms = now_ms + (hello.session_timeout_ms or self._session_timeout_ms)
+            group.hold_until_ms = group.young_until_ms
         self._groups[hello.group] = group
         return group
 

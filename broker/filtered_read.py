@@ -45,8 +45,10 @@ def read_matching(
     OffsetOutOfRange, Corrupt, and BlockingIOError with `nowait`.
     """
     reader.check_offset(queue, offset)
-    page = queue.page(offset, records_per_read(wanted), nowait)
-    seen = selection.select(page, offset, RECORDS_MAX, BYTES_MAX)
+    count = records_per_read(wanted)
+    # One more tells whether the last frame is whole: it is left for the next read if not.
+    page = queue.page(offset, count + 1, nowait)
+    seen = selection.select(page, offset, count, BYTES_MAX)
     sizes = consume_queue.decode(page)["size"].tolist()
     taken: list[memoryview] = []
     runs: list[Run] = []

@@ -31,6 +31,7 @@ _OURS = frozenset((_DUE_MS, _ATTEMPT, _RETRY))
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _ENTRY_TAG = bytes((ENTRY_TAG,))
+_ATTEMPT_TAG = _ATTEMPT << 3 | _VARINT
 _RETRY_TAG, _SOURCE_TAG = _RETRY << 3 | _LENGTH_DELIMITED, 7 << 3 | _LENGTH_DELIMITED
 _SOURCE_OFFSET_TAG = 8 << 3 | _VARINT
 _U64 = (1 << 64) - 1
@@ -60,15 +61,6 @@ class Story(NamedTuple):
     source: Place
 
 
-class _Field(NamedTuple):
-    """A field of a message: `start` to `end`, its tag included; its value is a number or bytes."""
-
-    number: int
-    start: int
-    end: int
-    value: Any
-
-
 def _spans(data: bytes) -> list[tuple[int, int, int, int]]:
     """(tag, start, start of the value, end) of each field.
 
@@ -96,17 +88,6 @@ def _spans(data: bytes) -> list[tuple[int, int, int, int]]:
     return spans
 
 
-def _fields(data: bytes) -> Iterator[_Field]:
-    """Raises Corrupt if the bytes are not a protobuf message."""
-    for tag, start, value_at, end in _spans(data):
-        value: Any = None
-        if tag & 7 == _LENGTH_DELIMITED:
-            value = data[value_at:end]
-        elif tag & 7 == _VARINT:
-            value, _ = read_varint(data, value_at, end)
-        yield _Field(tag >> 3, start, end, value)
-
-
 def content(entry: Buffer) -> bytes:
     """A record without its entry's tag and length.  Raises Corrupt."""
     length, head = read_varint(entry, 1, len(entry))
@@ -119,22 +100,27 @@ def read(record: bytes) -> tuple[int, Story | None]:
     """(attempt, story) of a record that was sent back before.  Raises Corrupt."""
     attempt = 0
     story: Story | None = None
-    for field in _fields(record):
-        if field.number == _ATTEMPT and isinstance(field.value, int):
-            attempt = min(max(_number(field.value), 0), ATTEMPT_MAX)
-        elif field.number == _RETRY:
-            story = _story(field.value)
+    for tag, _, value_at, end in _spans(record):
+        if tag == _ATTEMPT_TAG:
+            attempt = min(max(_number(read_varint(record, value_at, end)[0]), 0), ATTEMPT_MAX)
+        elif tag == _RETRY_TAG:
+            story = _story(record[value_at:end])
     return attempt, story
 
 
-def _values(data: Any) -> dict[int, Any]:
-    """The last value of each field; nothing of what is no message."""
-    if not isinstance(data, bytes):
-        return {}
-    return {field.number: field.value for field in _fields(data)}
+def _values(data: bytes) -> dict[int, Any]:
+    """The last value of each field, by number: an int or bytes."""
+    values: dict[int, Any] = {}
+    for tag, _, value_at, end in _spans(data):
+        kind = tag & 7
+        if kind == _LENGTH_DELIMITED:
+            values[tag >> 3] = data[value_at:end]
+        elif kind == _VARINT:
+            values[tag >> 3], _ = read_varint(data, value_at, end)
+    return values
 
 
-def _story(data: Any) -> Story:
+def _story(data: bytes) -> Story:
     values = _values(data)
     return Story(
         group=_text(values.get(1)),
@@ -147,7 +133,7 @@ def _story(data: Any) -> Story:
 
 
 def _place(queue: Any, offset: Any) -> Place:
-    values = _values(queue)
+    values = _values(queue) if isinstance(queue, bytes) else {}
     return Place(
         _text(values.get(1)), _text(values.get(2)), _number(values.get(3)), _number(offset)
     )

@@ -61,7 +61,8 @@ class SendBackService:
         self._store.check_group_known(group)
         failures = [_failure(group, message) for message in request.messages]
         async with self._turns:
-            outcomes = await self._store_all(group, failures)
+            outcomes, settled = await self._store_all(group, failures)
+        await self._commits.wait(settled)
         return broker_pb2.SendBackResponse(
             results=[
                 _result(failure, outcome)
@@ -69,7 +70,8 @@ class SendBackService:
             ]
         )
 
-    async def _store_all(self, group: str, failures: list[Failure]) -> list[Outcome]:
+    async def _store_all(self, group: str, failures: list[Failure]) -> tuple[list[Outcome], int]:
+        """(Outcomes in order, settled)."""
         outcomes: list[Outcome] = [SentBack(duplicate=True)] * len(failures)
         wanted: list[Wanted] = []
         settled = 0
@@ -93,8 +95,7 @@ class SendBackService:
             settled = max(settled, end)
             for (index, _), outcome in zip(piece, stored, strict=True):
                 outcomes[index] = outcome
-        await self._commits.wait(settled)
-        return outcomes
+        return outcomes, settled
 
     async def _read(self, places: list[tuple[Queue, int]]) -> list[StoredRecord | DuemqError]:
         """Of the first of them, as many as a piece holds; at least one."""

@@ -336,6 +336,10 @@ def _alike(one: str, other: str) -> tuple[Any, Any]:
 def _between(operand: _Term, low: _Term, high: _Term) -> Evaluate:
     """As `operand >= low AND operand <= high`, with the operand evaluated once."""
     value, least, most = operand.evaluate, low.evaluate, high.evaluate
+    known = low.constant is not None and high.constant is not None
+    alike = low.kind is high.kind and low.kind is not Kind.BOOLEAN
+    if known and alike and operand.kind is Kind.PROPERTY:
+        return _within(value, low.kind, low.constant, high.constant)
     above = _compare(">=", operand.kind, low.kind)
     below = _compare("<=", operand.kind, high.kind)
 
@@ -351,6 +355,19 @@ def _between(operand: _Term, low: _Term, high: _Term) -> Evaluate:
         return None if is_above is None or is_below is None else True
 
     return between
+
+
+def _within(evaluate: Evaluate, kind: Kind, bottom: Any, top: Any) -> Evaluate:
+    """The usual BETWEEN: a property and what is known, taken for a number once."""
+    convert = _conversion(kind)
+
+    def within(row: Row) -> bool | None:
+        value = evaluate(row)
+        if value is None or (value := convert(value)) is None:
+            return None
+        return bottom <= value <= top
+
+    return within
 
 
 def _among(operand: _Term, values: list[Any]) -> Evaluate:

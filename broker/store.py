@@ -121,7 +121,9 @@ class Store:
         self._unindexed: deque[_Unindexed] = deque()
         self._held: dict[Queue, list[bytes]] = {}
         self._store_ms = 0
+        # A rebuild replays what the checkpoint's counts have in them.
         self._retries_counted_to = 0
+        self._counts_retries = True
         self.messages_in = 0
         self.bytes_in = 0
         self.frames_in = 0
@@ -383,7 +385,7 @@ class Store:
     def _forget_topic(self, name: str) -> None:
         self.producers.forget_topic(name)
         self.offsets.forget_topic(name)
-        if names.is_retry(name):
+        if names.is_retry(name) and self._counts_retries:
             self.retries.pop(names.group_of(name), None)
 
     # -- groups -----------------------------------------------------------------------------------
@@ -546,6 +548,11 @@ class Store:
 
     def replay(self, entry: Entry) -> None:
         """Applies an entry of the log, at start."""
+        self._counts_retries = entry.position >= self._retries_counted_to
+        self._apply(entry)
+        self._counts_retries = True
+
+    def _apply(self, entry: Entry) -> None:
         if entry.kind == frame.KIND:
             self._replay_frame(entry)
         elif entry.kind == journal.TOPIC_CREATED:
@@ -621,7 +628,7 @@ class Store:
         for key, settled in offsets.items():
             if key.topic in self.topics:
                 self.offsets.settle(key, settled)
-        if sent_back.timed and entry.position >= self._retries_counted_to:
+        if sent_back.timed and self._counts_retries:
             self.retries[group] = self.retries.get(group, 0) + sent_back.count
 
     def _queue_to_replay(self, name: str, queue_id: int) -> Queue:

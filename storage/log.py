@@ -8,8 +8,9 @@ Three positions, each at or behind the one before:
  written_position  handed to the operating system; readable
  durable_position  on the disk; survives a power failure
 
-Owners: `append` is called by any thread.  One thread writes (`LogWriter`, or a
-test) by `write_pending`.  Any thread reads.  `recover` comes before all of it.
+Owners: `append` is called by any thread.  `LogWriter`, or a test, writes by
+`write_group` and `sync`: one thread may write while another syncs what was written
+before.  Any thread reads.  `recover` comes before all of it.
 
 Files of the directory: segments (segment.py), `durable` (durable_mark.py), and
 `<segment>.broken-<position>`, what a recovery cut off (recovery.py).
@@ -94,11 +95,17 @@ class SegmentedLog:
         self._group_bytes_max = group_bytes_max
         # Guards _pending, _pending_bytes, end_position, _boundaries, and changes of _segments.
         self._lock = threading.Lock()
+        # Guards _group, _writer, written_position.  Taken before _sync_lock.
+        self._write_lock = threading.Lock()
+        # Guards durable_position, the mark, and the writer's file against its closing.
+        self._sync_lock = threading.Lock()
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._group: list[_Pending] = []  # being written; kept for a retry
         self._boundaries: deque[int] = deque(maxlen=_BOUNDARIES_MAX)
         self._failure: DiskFailed | None = None
+        self.entries_written = 0
+        """Since the log was opened."""
         self._recovered = False
         self._writer: SegmentWriter | None = None
         self._mark = DurableMark(directory, disk)
@@ -286,6 +293,10 @@ class SegmentedLog:
 
     def write_group(self) -> Group | None:
         """As write_pending, but leaves the sync to a later `sync`."""
+        with self._write_lock:
+            return self._write_group()
+
+    def _write_group(self) -> Group | None:
         if self._failure is not None:
             raise DiskFailed(str(self._failure))
         group = self._group = self._group or self._take_group()
@@ -304,6 +315,7 @@ class SegmentedLog:
             raise
         self.disk_full = False
         self._group = []
+        self.entries_written += len(group)
         self.written_position = first.position + size
         with self._lock:
             self._pending_bytes -= size
@@ -335,15 +347,16 @@ class SegmentedLog:
         """The writer of the segment that takes an entry; closes a full one before."""
         if self._writer is not None and not self._needs_roll(self._writer.segment, first):
             return self._writer
-        if self._writer is not None:
-            self._writer.cut(first.position)
-            self._publish_durable(first.position)
-        segment = Segment(first.position, path_of(self.directory, first.position))
-        writer = SegmentWriter(segment, self._disk, self.segment_bytes)
-        self._disk.fsync_dir(self.directory)
-        if self._writer is not None:
-            self._writer.close()
-        self._writer = writer
+        with self._sync_lock:
+            if self._writer is not None:
+                self._writer.cut(first.position)
+                self._publish_durable(first.position)
+            segment = Segment(first.position, path_of(self.directory, first.position))
+            writer = SegmentWriter(segment, self._disk, self.segment_bytes)
+            self._disk.fsync_dir(self.directory)
+            if self._writer is not None:
+                self._writer.close()
+            self._writer = writer
         with self._lock:
             self._segments = (*self._segments, segment)
         return writer
@@ -358,19 +371,22 @@ class SegmentedLog:
         return [b"".join(buffers)] if size <= JOIN_BYTES_MAX else buffers
 
     def sync(self) -> int:
-        """Makes everything written durable; answers the durable position.
+        """Makes everything written before the call durable; answers the durable position.
 
         Raises DiskFailed: the log takes no more.
         """
-        position = self.written_position
-        if position > self.durable_position and self._writer is not None:
-            try:
-                self._writer.sync()
-                self._publish_durable(position)
-            except DiskFailed as error:
-                self._failure = error
-                raise
-        return self.durable_position
+        with self._sync_lock:
+            if self._failure is not None:  # of another thread's sync: this one proves nothing
+                raise DiskFailed(str(self._failure))
+            position = self.written_position
+            if position > self.durable_position and self._writer is not None:
+                try:
+                    self._writer.sync()
+                    self._publish_durable(position)
+                except DiskFailed as error:
+                    self._failure = error
+                    raise
+            return self.durable_position
 
     def _publish_durable(self, position: int) -> None:
         self._mark.store(position)

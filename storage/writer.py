@@ -1,7 +1,9 @@
-"""The thread that writes a log: natural group commit.
+"""The threads that write a log: natural group commit.
 
 While one group is being synced the next one gathers; no delay is ever added, so
-groups are as large as the load makes them.
+groups are as large as the load makes them.  There are two threads, so that the next
+group is copied to the page cache while the disk is busy with the one before: copying
+a megabyte takes as long as a good part of its sync.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from storage.errors import DiskFailed, DiskFull
@@ -18,13 +21,21 @@ from storage.log import Group, SegmentedLog
 
 RETRY_SECONDS = 0.25
 """How often a write is tried again while the disk is full."""
+THREADS = 2
+TOP_UP_BYTES_MAX = 64 * 1024
+"""What has gathered by a thread's turn to sync joins that sync if it is no more than this: it
+need not wait for one more, and takes little time to copy."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Figures of one group commit, for metrics."""
+    """Figures of one group commit, for metrics.
+
+    `group` is what was told to be durable; an entry that is being written by the other thread
+    may be counted one commit early.
+    """
 
     group: Group
     write_seconds: float
@@ -32,15 +43,16 @@ class Commit:
 
 
 class LogWriter:
-    """Writes what is appended to a log, in a thread of its own.
+    """Writes what is appended to a log, in threads of its own.
 
-    `on_durable(position)` is called in that thread after each group: everything
+    `on_durable(position)` is called in one of them after each sync: everything
     before `position` may be acknowledged.  With `sync_interval_s` set, groups
     are acknowledged when the operating system has them, and synced that often:
     a crash of the machine may then lose the last interval.
     `on_fatal(error)` is called once, when the disk failed: the process must stop.
     `on_disk_full(full)` tells when space runs out and when it is back; nothing
     is lost meanwhile.  `on_commit` gets the figures of each group.
+    No two of these calls run at a time.
     """
 
     def __init__(
@@ -62,25 +74,36 @@ class LogWriter:
         self._sync_interval_s = sync_interval_s
         self._doorbell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        threads = THREADS if sync_interval_s is None else 1
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        self._turn = threading.Lock()  # guards the sync and all that is told to the owner
+        self._told = log.durable_position
+        self._entries = 0  # of those told
         self._synced_at = 0.0
         self._full = False
+        self._failed = False
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the threads."""
         self._log.on_append = self._ring
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         self._ring()
 
     def stop(self) -> None:
-        """Writes and syncs all that waits, then ends the thread.
+        """Writes and syncs all that waits, then ends the threads.
 
         While the disk is full it gives up instead: what waits was not acknowledged.
         """
         self._stopping.set()
-        self._ring()
-        if self._thread.is_alive():
-            self._thread.join()
+        for _ in self._threads:
+            self._ring()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
 
     def _ring(self) -> None:
         self._doorbell.put(None)
@@ -95,6 +118,13 @@ class LogWriter:
         except DiskFull:
             logger.error("%s: stopped while the disk was full", self._log.directory)
         except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._turn:
+            if self._failed:
+                return
+            self._failed = True
             if not isinstance(error, DiskFailed):
                 logger.exception("%s: the writer failed", self._log.directory)
             self._on_fatal(error)
@@ -102,14 +132,14 @@ class LogWriter:
     def _wait(self) -> None:
         """Sleeps until something was appended, a sync is due, or a retry is."""
         timeout = None
+        interval = self._sync_interval_s
         if self._full:
             timeout = RETRY_SECONDS
-        elif self._log.durable_position < self._log.written_position:
-            interval = self._sync_interval_s or 0.0
+        elif interval is not None and self._log.durable_position < self._log.written_position:
             timeout = max(0.0, self._synced_at + interval - time.monotonic())
         try:
             self._doorbell.get(timeout=timeout)
-            while True:
+            while not self._stopping.is_set():
                 self._doorbell.get_nowait()
         except queue.Empty:
             pass
@@ -121,29 +151,47 @@ class LogWriter:
         except DiskFull as error:
             if self._stopping.is_set():
                 raise
-            self._tell_full(True, str(error))
+            with self._turn:
+                self._tell_full(True, str(error))
             return
-        self._sync_if_due()
+        if self._sync_interval_s is not None:
+            self._sync_if_due(self._sync_interval_s)
 
     def _write_group(self) -> bool:
         started = time.perf_counter()
         group = self._log.write_group()
         if group is None:
             return False
-        self._tell_full(False)
         written = time.perf_counter()
-        if self._sync_interval_s is None:
-            self._log.sync()
-        else:
-            self._sync_if_due()
-        self._on_durable(group.end_position)
-        if self._on_commit is not None:
-            self._on_commit(Commit(group, written - started, time.perf_counter() - written))
+        with self._turn:
+            self._tell_full(False)
+            if group.end_position <= self._told:  # the other thread's sync came after our write
+                return True
+            self._top_up()
+            turn = time.perf_counter()
+            if self._sync_interval_s is None:
+                position = self._log.sync()
+            else:
+                self._sync_if_due(self._sync_interval_s)
+                position = group.end_position
+            self._tell(position, written - started, time.perf_counter() - turn)
         return True
 
-    def _sync_if_due(self) -> None:
-        interval = self._sync_interval_s
-        if interval is not None and time.monotonic() >= self._synced_at + interval:
+    def _top_up(self) -> None:
+        """Writes what came while it was the other thread's turn."""
+        if self._sync_interval_s is None and 0 < self._log.pending_bytes <= TOP_UP_BYTES_MAX:
+            with suppress(DiskFull):  # which the next write will tell
+                self._log.write_group()
+
+    def _tell(self, position: int, write_seconds: float, sync_seconds: float) -> None:
+        entries, size = self._log.entries_written - self._entries, position - self._told
+        self._entries, self._told = self._log.entries_written, position
+        if self._on_commit is not None:
+            self._on_commit(Commit(Group(entries, size, position), write_seconds, sync_seconds))
+        self._on_durable(position)
+
+    def _sync_if_due(self, interval_s: float) -> None:
+        if time.monotonic() >= self._synced_at + interval_s:
             self._log.sync()
             self._synced_at = time.monotonic()
 

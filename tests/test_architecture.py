@@ -47,7 +47,21 @@ SHELLS = {
         "shard",
     },
 }
-PURE_SDK = ("balance", "due", "errors", "process_queue", "route", "sql", "tag_filter")
+PURE_SDK = (
+    "balance",
+    "consumer.lanes",
+    "consumer.outcomes",
+    "consumer.stalls",
+    "due",
+    "errors",
+    "group_topics",
+    "moments",
+    "process_queue",
+    "retry_policy",
+    "route",
+    "sql",
+    "tag_filter",
+)
 FORBIDDEN_IN_CORES = ("grpc", "asyncio", "google.protobuf", "duemq.v1", "duemq.rpc")
 CLOCKS = {
     "time",

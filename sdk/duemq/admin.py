@@ -86,15 +86,23 @@ class Admin:
         self.close()
 
     def create_topic(
-        self, name: str, *, queues: int = 0, message_bytes_max: int = 0
+        self,
+        name: str,
+        *,
+        queues: int = 0,
+        message_bytes_max: int = 0,
+        brokers: Iterable[str] | None = None,
     ) -> TopicSummary:
-        """Makes a topic on every live broker and waits until it can be used.
+        """Makes a topic on every live broker, or on `brokers`, and waits until it can be used.
 
         `queues`: on each broker; 0: the broker's default.  `message_bytes_max`: of a body; 0: the
-        broker's.  Raises InvalidArgument, TopicExists if no broker lacks it.
+        broker's.  One queue on one broker keeps the order of all messages.  Raises InvalidArgument,
+        TopicExists if no broker lacks it, Unavailable if one of them is away.
         """
         return self._run(
-            self._core.create_topic(name, queues=queues, message_bytes_max=message_bytes_max)
+            self._core.create_topic(
+                name, queues=queues, message_bytes_max=message_bytes_max, brokers=brokers
+            )
         )
 
     def delete_topic(self, name: str) -> None:

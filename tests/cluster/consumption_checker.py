@@ -40,7 +40,7 @@ What `judge` proves, each a list of faults when it does not hold:
                        documented window (below)
     retried_twice      a send-back is stored once, as the deliveries of a message count on
     wrong_retries      a message that fails n times comes n times more, or is dead-lettered when the
-                       policy's retries are used up
+                       policy's retries are used up; not judged where a callback ran into its timeout
     out_of_order       (ordered) a message starts after all earlier ones of its key are finished
     overlapping        (ordered) one message of a key at a time in a holding, and none begins in a
                        holding whose queue a newer one has acquired
@@ -84,13 +84,15 @@ class Rules:
     """How the group was told to consume.
 
     ordered: None, "key" or "queue".  retries_max: of the group's policy (concurrent).
-    in_order_max: deliveries in place before the dead letter (ordered).
+    in_order_max: deliveries in place before the dead letter (ordered).  timeout_s: a callback that
+    runs for longer is taken for failed, whatever it does later (concurrent).
     """
 
     ordered: str | None = None
     retries_max: int = 16
     in_order_max: int = 16
     threads: int = 20
+    timeout_s: float = 900.0
 
 
 @dataclass
@@ -407,15 +409,20 @@ class _Judge:
                     self._fault("retried_twice", f"{child['id']}: no record at {_at(place)}")
                 elif child["attempt"] <= parent["attempt"]:
                     self._fault("retried_twice", f"{child['id']}: attempts do not count on")
-                elif not any(not run.ok for run in self._runs_at[place]):
+                elif not any(not run.ok or self._timed_out(run) for run in self._runs_at[place]):
                     self._fault("retried_twice", f"{child['id']} at {_at(place)} had not failed")
+        late = {run.id for run in self._runs if self._timed_out(run)}  # they fail more often
         copies: dict[str, list[Event]] = defaultdict(list)
         for event in self._events["stored"]:
             if event.get("source"):
                 copies[event["id"]].append(event)
         first = {e["id"] for e in self._events["stored"] if not e.get("source")}
-        for id in sorted(first & self._sent.keys()):
+        for id in sorted((first & self._sent.keys()) - late):
             self._check_copies(id, self._sent[id]["failures"], copies[id])
+
+    def _timed_out(self, run: Run) -> bool:
+        limited = not self._rules.ordered
+        return limited and run.end - run.start >= self._rules.timeout_s * 1e9
 
     def _check_copies(self, id: str, failures: int, copies: list[Event]) -> None:
         if self._rules.ordered:  # in place, until the dead letter

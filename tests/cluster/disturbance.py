@@ -36,9 +36,11 @@ WEIGHTS = {
     "pause member": 5,
     "replace member": 2,
     "kill broker": 1,
+    "restart broker": 1,
     "kill coordinator": 2,
     "pause broker": 1,
     "pause coordinator": 2,
+    "kill timer": 1,
 }
 
 
@@ -225,6 +227,9 @@ class Disturber(threading.Thread):
         elif kind in ("", "member"):
             if len(members) > MEMBERS_MIN:
                 self._take_member(verb, members[int(step.draw * len(members))], step.pause_s)
+        elif kind == "timer":
+            for name in self._cluster.names(kind):
+                self._cluster.kill(name)
         elif not self._away.intersection(self._cluster.names("broker")):  # one at a time
             brokers = self._cluster.names("broker")
             broker = brokers[int(step.draw * len(brokers))]
@@ -270,6 +275,10 @@ class Disturber(threading.Thread):
         self._away.add(name)
         if verb == "kill":
             self._cluster.kill(name)
+            back_s = 0.0
+        elif verb == "restart":  # cleanly
+            self._cluster.stop_member(name)
+            self._cluster.start_member(name)
             back_s = 0.0
         else:
             pid = self._cluster.processes[name]

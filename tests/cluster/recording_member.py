@@ -209,13 +209,13 @@ class Callback:
 
     def __call__(self, message: Message) -> None:
         told, place = self._begin(message)
-        time.sleep(self._takes_s(told))
+        time.sleep(self._takes_s(message, told))
         self._end(message, told, place)
 
     async def awaited(self, message: Message) -> None:
         """The same for tasks."""
         told, place = self._begin(message)
-        await asyncio.sleep(self._takes_s(told))
+        await asyncio.sleep(self._takes_s(message, told))
         self._end(message, told, place)
 
     def _begin(self, message: Message) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -225,8 +225,9 @@ class Callback:
         self._recorder.now("started", attempt=message.attempt, **place)
         return told, place
 
-    def _takes_s(self, told: dict[str, Any]) -> float:
-        return told["takes_s"] or random.uniform(0, self._callback_s_max)
+    def _takes_s(self, message: Message, told: dict[str, Any]) -> float:
+        slow_s: float = 0.0 if message.attempt else told["takes_s"]
+        return slow_s or random.uniform(0, self._callback_s_max)
 
     def _end(self, message: Message, told: dict[str, Any], place: dict[str, Any]) -> None:
         # In order a message is tried again in place; else its attempts count on.

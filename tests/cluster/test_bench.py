@@ -27,6 +27,8 @@ REBALANCE = ("--rate", "200", "--seconds", "2", "--every", "1", "--session-timeo
         (("consume", "--count", "3000"), RATE | COUNTS),
         (("consume", "--callback", "each", "--count", "3000"), RATE | COUNTS),
         (("e2e", "--rate", "200", "--seconds", "1"), LATENCY | COUNTS),
+        (("filter", "--count", "3000", "--keep", "100"), RATE | COUNTS),
+        (("filter", "--by", "sql", "--count", "3000", "--keep", "100"), RATE | COUNTS),
         (("group", "--count", "3000"), RATE | COUNTS),
         (
             [

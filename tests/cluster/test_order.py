@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +122,10 @@ def test_a_member_stopped_for_longer_than_its_session_starts_and_commits_nothing
         callback=journal.receive, settings=ConsumerSettings(**SETTINGS), **arguments
     )
     sent = send(cluster, topic, 5)
-    with survivor, member(settings=SETTINGS, threads=4, **arguments) as zombie:
+    with ExitStack() as running:
+        running.enter_context(survivor)
         until(lambda: len(survivor.queues) == 8)
+        zombie = running.enter_context(member(settings=SETTINGS, threads=4, **arguments))
         until(lambda: len(survivor.queues) == 4)
         sent += send(cluster, topic, 3, b"slow")
         until(lambda: len(zombie.places("begin")) > len(zombie.places("end")))

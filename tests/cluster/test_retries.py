@@ -25,7 +25,7 @@ from duemq import (
 from duemq.embedded import EmbeddedCluster
 from duemq.group_topics import dead_letter_topic
 from duemq.v1 import group_admin_pb2, group_admin_pb2_grpc
-from tests.cluster.harness import WAIT_S, topic_name, until
+from tests.cluster.harness import WAIT_S, duemq, rows, topic_name, until
 
 RETRIES_MAX = 2
 SETTINGS = ConsumerSettings(start_from="earliest", session_timeout_s=3, commit_interval_s=0.1)
@@ -125,6 +125,28 @@ def test_the_callback_may_choose(impatient: EmbeddedCluster) -> None:
     assert dead.body == b"never"
     assert dead.retry is not None
     assert dead.retry.error == "unreadable"
+
+
+def test_the_command_line_shows_where_a_retry_came_from(impatient: EmbeddedCluster) -> None:
+    topic = group = topic_name()
+    send(impatient, topic, "bad")
+    failed: list[Message] = []
+
+    def receive(message: Message) -> None:
+        failed.append(message)
+        raise ValueError("bad indeed")
+
+    with PushConsumer(group, topic, receive, nameserver=impatient.nameserver, settings=SETTINGS):
+        until(lambda: len(failed) == 1)
+    arguments = (topic, "--group", group, "--count", "1", "--idle-timeout", "30", "--json")
+    (printed,) = rows(duemq(impatient.nameserver, "consume", *arguments))
+    assert (printed["topic"], printed["body"], printed["attempt"]) == (topic, "bad", 1)
+    story = printed["retry"]
+    assert story["origin_topic"] == topic
+    assert (story["origin_broker"], story["origin_queue"]) == (failed[0].broker, failed[0].queue)
+    assert story["origin_offset"] == failed[0].offset
+    assert story["first_failed_ms"] == story["last_failed_ms"] > 0
+    assert story["error"] == "ValueError: bad indeed"
 
 
 def test_a_member_killed_between_send_back_and_commit_repeats_nothing_that_it_sent_back(

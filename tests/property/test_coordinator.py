@@ -310,6 +310,7 @@ class GroupHistory(RuleBasedStateMachine):
                 member.held.clear()
                 member.wanted = frozenset()
         self.saved, self.moved = None, True
+        self.now_ms += 100  # its generations begin at a later time
         self.restart_coordinator(backwards=False, lost=True)
 
     # --- what always holds ----------------------------------------------------------------

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import tenacity
 
@@ -24,13 +25,14 @@ POLL_S = 0.01
 class Cluster:
     """Brokers that know one another through a nameserver."""
 
-    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
+    def __init__(self, directory: Path, stack: AsyncExitStack, settings: dict[str, Any]) -> None:
         self.nameserver = ""
         self.brokers: dict[str, Broker] = {}
         self.clients: dict[str, Client] = {}
         self._lives: dict[str, AsyncExitStack] = {}
         self._directory = directory
         self._stack = stack
+        self._settings = settings
 
     async def start_nameserver(self) -> None:
         clock = SteadyClock()
@@ -55,6 +57,7 @@ class Cluster:
                 nameservers=(self.nameserver,),
                 heartbeat_period=HEARTBEAT_S,
                 drain_timeout=0.1,
+                **self._settings,
             )
         )
         await until(lambda: all(len(cache.brokers) == len(self.brokers) for cache in self._caches))
@@ -87,9 +90,12 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running_cluster(directory: Path, *brokers: str) -> AsyncIterator[Cluster]:
+async def running_cluster(
+    directory: Path, *brokers: str, **settings: Any
+) -> AsyncIterator[Cluster]:
+    """`settings` are those of the brokers."""
     async with AsyncExitStack() as stack:
-        cluster = Cluster(directory, stack)
+        cluster = Cluster(directory, stack, settings)
         await cluster.start_nameserver()
         for name in brokers:
             await cluster.start_broker(name)

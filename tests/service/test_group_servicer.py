@@ -16,7 +16,14 @@ from duemq.errors import (
     NotReady,
 )
 from duemq.rpc import channel, status
-from duemq.v1 import broker_pb2, group_pb2, group_pb2_grpc, message_pb2
+from duemq.v1 import (
+    broker_pb2,
+    group_admin_pb2,
+    group_admin_pb2_grpc,
+    group_pb2,
+    group_pb2_grpc,
+    message_pb2,
+)
 from tests.service.running_broker import running_broker, topic_name
 from tests.service.running_cluster import Cluster, running_cluster
 
@@ -163,6 +170,59 @@ async def test_the_newest_stream_of_a_member_counts(coordinator, topic) -> None:
         assert isinstance(await old.failure(), FencedMember)
 
 
+async def test_a_newer_process_of_a_static_member_fences_the_older_out(coordinator, topic) -> None:
+    async with (
+        coordinator.joined(HERE) as old,
+        coordinator.joined(HERE) as new,
+        coordinator.joined(HERE) as late,
+    ):
+        await old.hello(GROUP, "pod-1", topic, incarnation=10)
+        before, queues = await old.assignment()
+        await new.hello(GROUP, "pod-1", topic, incarnation=11)
+        generation, again = await new.assignment()
+        assert again == queues == ALL
+        assert generation > before
+        await late.hello(GROUP, "pod-1", topic, incarnation=10, generation=before)
+        for stream in (old, late):
+            error = await stream.failure()
+            assert isinstance(error, FencedMember)
+            assert (error.field, error.value, error.limit) == ("incarnation", "10", "11")
+        description = await coordinator.stub(HERE).DescribeGroup(
+            group_pb2.DescribeGroupRequest(group=GROUP)
+        )
+        assert [member.incarnation for member in description.members] == [11]
+
+
+async def test_a_member_that_reads_something_else_is_refused(coordinator, topic) -> None:
+    async with coordinator.joined(HERE) as first, coordinator.joined(HERE) as second:
+        await first.hello(GROUP, "m1", topic)
+        await first.assignment()
+        wanted = group_pb2.Subscription(topic=topic, filter="a || b")
+        hello = group_pb2.Hello(group=GROUP, member_id="m2", subscriptions=[wanted])
+        await second.say(hello=hello)
+        error = await second.failure()
+        assert isinstance(error, InvalidArgument)
+        assert (error.field, error.value) == ("subscriptions", f"{topic}: filter 'a || b'")
+        assert error.limit == f"{topic}: filter '*'"
+
+
+async def test_a_newcomer_that_does_not_fit_is_turned_out_when_a_former_member_comes_back(
+    coordinator, topic
+) -> None:
+    async with coordinator.joined(HERE) as first:
+        await first.hello(GROUP, "m1", topic)
+        generation, _ = await first.assignment()
+    await coordinator.cluster.stop_broker(HERE)
+    async with coordinator.joined(THERE) as newcomer, coordinator.joined(THERE) as former:
+        await newcomer.hello(GROUP, "m0", topic, strategy="sticky")
+        await newcomer.assignment()
+        await former.hello(GROUP, "m1", topic, generation=generation, members=["m1"])
+        error = await newcomer.failure()
+        assert isinstance(error, InvalidArgument)
+        assert (error.field, error.value, error.limit) == ("strategy", "sticky", "average")
+        assert (await former.assignment())[1] == {(THERE, 0), (THERE, 1)}
+
+
 async def test_another_broker_names_the_coordinator(coordinator, topic) -> None:
     async with coordinator.joined(THERE) as member:
         await member.hello(GROUP, "m1", topic)
@@ -202,6 +262,40 @@ async def test_members_are_told_when_the_group_moves(cluster, coordinator, topic
                 )
             },
             "filter",
+        ),
+        (
+            {
+                "hello": group_pb2.Hello(
+                    group=GROUP,
+                    member_id="m",
+                    subscriptions=[
+                        group_pb2.Subscription(
+                            topic="t", filter="a = ", filter_type=broker_pb2.FILTER_TYPE_SQL92
+                        )
+                    ],
+                )
+            },
+            "filter",
+        ),
+        (
+            {
+                "hello": group_pb2.Hello(
+                    group=GROUP,
+                    member_id="m",
+                    subscriptions=[group_pb2.Subscription(topic="t")] * 2,
+                )
+            },
+            "subscriptions",
+        ),
+        (
+            {
+                "hello": group_pb2.Hello(
+                    group=GROUP,
+                    member_id="m",
+                    subscriptions=[group_pb2.Subscription(topic="a b")],
+                )
+            },
+            "topic",
         ),
     ],
 )
@@ -277,3 +371,24 @@ async def test_a_restarted_coordinator_remembers_the_members(cluster, coordinato
     restored = cluster.brokers[HERE]._coordinator()
     [group] = restored.groups()
     assert (group.generation, group.absent.keys()) == (generation, {"m1", "m2"})
+
+
+async def test_where_groups_must_be_made_first_joining_makes_none(tmp_path) -> None:
+    async with running_cluster(tmp_path, "b0", auto_create_groups=False) as cluster:
+        await cluster.create_topic("orders")
+        groups = cluster.clients["b0"].groups
+        member = Stream(groups.Join())
+        await member.hello(GROUP, "m1", "orders")
+        error = await member.failure()
+        assert isinstance(error, GroupNotFound)
+        assert (error.field, error.value) == ("group", GROUP)
+        async with channel.connect(cluster.brokers["b0"].server.address) as connection:
+            admin = group_admin_pb2_grpc.GroupAdminStub(connection)
+            config = group_admin_pb2.GroupConfig(group=GROUP)
+            await admin.PutGroup(group_admin_pb2.PutGroupRequest(group=config))
+        listed = await groups.ListGroups(group_pb2.ListGroupsRequest())
+        assert [each.group for each in listed.groups] == [GROUP]
+        member = Stream(call := groups.Join())
+        await member.hello(GROUP, "m1", "orders")
+        assert len((await member.assignment())[1]) == 4
+        call.cancel()

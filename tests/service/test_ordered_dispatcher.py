@@ -12,7 +12,7 @@ from duemq.balance import MessageQueue
 from duemq.consumer.fetcher import Source
 from duemq.consumer.lease import Lease
 from duemq.consumer.ordered import OrderedDispatcher
-from duemq.consumer.outcomes import DeadLetter, Outcome, RetryLater
+from duemq.consumer.outcomes import DeadLetter, NotTaken, Outcome, RetryLater
 from duemq.consumer.settings import ConsumerSettings
 from duemq.consumer.subscription import ALL
 from duemq.message import Message, Origin
@@ -394,3 +394,17 @@ async def test_order_holds_under_random_failures(order, asynchronous: bool) -> N
         assert offsets == sorted(offsets)
     assert set(journal.offsets) == {n * 10_000 + k for n in range(3) for k in range(500)}
     assert max(journal.most.values()) == 1
+
+
+@either
+@pytest.mark.parametrize("order", ["queue", "key", None])
+async def test_what_is_not_taken_stays_unfinished(order, asynchronous: bool) -> None:
+    journal, queue = Journal(), source()
+    journal.fail = {1: [NotTaken()]}
+    callback = journal.callback(asynchronous)
+    async with consuming(order, callback, retries_in_order_max=0) as consumption:
+        consumption.give(queue, "a", "a", "a")
+        await until(lambda: queue.pending.commit_point == 1 and 1 in journal.offsets)
+        assert consumption.settler.taken == []
+    assert queue.pending.commit_point == 1
+    assert journal.offsets.count(1) == 1

@@ -36,7 +36,7 @@ from duemq.descriptions import (
     TopicDescription,
     TopicSummary,
 )
-from duemq.errors import DuemqError, TopicExists, TopicNotFound
+from duemq.errors import DuemqError, InvalidArgument, TopicExists, TopicNotFound
 from duemq.message import Message
 from duemq.moments import Moment
 from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
@@ -102,12 +102,18 @@ class Admin:
     # ── topics ───────────────────────────────────────────────────────────────────────
 
     async def create_topic(
-        self, name: str, *, queues: int = 0, message_bytes_max: int = 0
+        self,
+        name: str,
+        *,
+        queues: int = 0,
+        message_bytes_max: int = 0,
+        brokers: Iterable[str] | None = None,
     ) -> TopicSummary:
-        """Makes a topic on every live broker and waits until it can be used.
+        """Makes a topic on every live broker, or on `brokers`, and waits until it can be used.
 
         `queues`: on each broker; 0: the broker's default.  `message_bytes_max`: of a body; 0: the
-        broker's.  Raises InvalidArgument, TopicExists if no broker lacks it.
+        broker's.  One queue on one broker keeps the order of all messages.  Raises InvalidArgument,
+        TopicExists if no broker lacks it, Unavailable if one of them is away.
         """
         config = admin_pb2.TopicConfig(
             name=name, queues=queues, message_bytes_max=message_bytes_max
@@ -130,11 +136,12 @@ class Admin:
                 # Made by an earlier attempt whose answer was lost.
                 return admin_pb2.TopicDescription(topic=config, broker=broker.name)
 
-        made = await asyncio.gather(*map(make, self._asker.brokers()))
+        chosen = self._chosen(brokers)
+        made = await asyncio.gather(*map(make, chosen))
         created = [each for each in made if not isinstance(each, TopicExists)]
         if not created:
             raise TopicExists(f"topic {name!r} exists", field="name", value=name)
-        names = {broker.name for broker in self._client.routes.brokers}
+        names = {broker.name for broker in chosen}
         await self._client.wait_for(
             lambda routes: (
                 (route := routes.route(name)) is not None
@@ -146,6 +153,16 @@ class Admin:
         if not found:
             raise TopicNotFound(f"topic {name!r} was deleted again", field="name", value=name)
         return found[0]
+
+    def _chosen(self, names: Iterable[str] | None) -> Sequence[Broker]:
+        if names is None:
+            return self._asker.brokers()
+        chosen = [self._client.broker(name) for name in sorted(set(names))]
+        if not chosen:
+            raise InvalidArgument(
+                "brokers: none is named", field="brokers", limit="names of brokers, or None for all"
+            )
+        return chosen
 
     async def delete_topic(self, name: str) -> None:
         """Deletes a topic and its messages on every broker.  Raises TopicNotFound."""

@@ -168,6 +168,7 @@ def _print(session: Session, found: GroupDescription) -> None:
         topics = ", ".join(
             f"{topic} ({text})" if text not in ("", "*") else topic
             for topic, text in member.topics.items()
+            if not topic.startswith("%RETRY%")  # which every member reads
         )
         note(f"  {member.member_id}  {member.client}{static}  {topics}")
     rows = (

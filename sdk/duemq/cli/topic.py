@@ -29,27 +29,38 @@ def topic() -> None:
     default=0,
     help="Largest body; 0: the broker's default.",
 )
+@click.option("--broker", "brokers", multiple=True, help="Only on this one; may be repeated.")
 @session_options
 @pass_session
-def create(session: Session, /, name: str, queues: int, message_bytes_max: int) -> None:
+def create(
+    session: Session,
+    /,
+    name: str,
+    queues: int,
+    message_bytes_max: int,
+    brokers: tuple[str, ...],
+) -> None:
     """Make the topic NAME on every broker.  Brokers make topics by themselves at the first send.
 
     With --json: topic, queues, message_bytes_max, brokers.
 
     \b
-    Example:
+    Examples:
       duemq topic create orders --queues 8
+      duemq topic create ledger --queues 1 --broker broker-0      all messages in one order
     """
     with Admin(session.nameserver) as admin:
-        made = admin.create_topic(name, queues=queues, message_bytes_max=message_bytes_max)
+        made = admin.create_topic(
+            name, queues=queues, message_bytes_max=message_bytes_max, brokers=brokers or None
+        )
     row = {
         "topic": made.name,
         "queues": made.queues,
         "message_bytes_max": made.message_bytes_max,
         "brokers": made.brokers,
     }
-    brokers = ", ".join(made.brokers)
-    session.output.record(row, f"topic {made.name}: {made.queues} queues on {brokers}")
+    where = ", ".join(made.brokers)
+    session.output.record(row, f"topic {made.name}: {made.queues} queues on {where}")
 
 
 @topic.command("list")

@@ -7,8 +7,17 @@ push.py                     a push consumer's life
        ├── offsets.py       where queues begin, how far they are
        ├── fetcher.py       one pull stream a broker, several queues a request
        ├── receiving.py     from its answers to messages
-       └── dispatcher.py    chunks, failures tried again
-           └── workers.py   threads or tasks that call the application
+       ├── dispatching.py   the seam to the next two
+       ├── dispatcher.py    chunks, failures, what takes long
+       │   └── stalls.py    pure: who has been busy with one message for how long
+       ├── ordered.py       the same in order: one of a queue, or of a key, at a time
+       │   ├── lanes.py     pure: which message may be next
+       │   └── lease.py     pure: whether the queues are still ours
+       ├── workers.py       for both: threads or tasks that call the application
+       └── settler.py       what failed goes back to its broker
+           └── outcomes.py  pure: what an exception asks for
+   └── broadcast.py         in share.py's place: all queues, offsets in a file
+       └── offset_file.py   which is replaced as a whole
 pull.py                     the application says what and when; on offsets, fetcher, receiving
 duemq.process_queue         pure: unfinished messages, commit point, flow control
 """

@@ -164,8 +164,10 @@ class ConcurrentDispatcher:
     def _learn(self, work: Work) -> None:
         walked = work.walk.next - work.first
         if walked and not self._batch:
-            mean_s = max(work.seconds / walked, CALLBACK_S_MIN)
-            self._callback_s *= (mean_s / self._callback_s) ** SMOOTHING
+            self._learn_mean(max(work.seconds / walked, CALLBACK_S_MIN))
+
+    def _learn_mean(self, mean_s: float) -> None:
+        self._callback_s *= (mean_s / self._callback_s) ** SMOOTHING
 
     def _hear_failures(self, work: Work) -> None:
         """The worker may be adding more: those are heard when it ends."""
@@ -262,6 +264,7 @@ class ConcurrentDispatcher:
             return
         if work.chunk.cut_off(index):
             work.cut = index
+            self._learn_mean(SLOW_S)
             self._hear_failures(work)
             self._go_on(work.source, work.chunk)
 

@@ -29,7 +29,7 @@ from duemq.consumer.dispatching import Progressed, Settler, Spawn
 from duemq.consumer.fetcher import Source
 from duemq.consumer.lanes import Entry, Failure, Lane, Lanes, Segment
 from duemq.consumer.lease import Lease
-from duemq.consumer.outcomes import Outcome, outcome_of
+from duemq.consumer.outcomes import NotTaken, Outcome, outcome_of
 from duemq.consumer.settings import ConsumerSettings, Order
 from duemq.consumer.workers import Callback, Pool, TaskWorkers, ThreadWorkers, is_async
 from duemq.message import Message
@@ -259,6 +259,8 @@ class OrderedDispatcher:
 
     def _judge(self, flow: Flow, failure: Failure[Message]) -> None:
         lane, error = failure
+        if isinstance(error, NotTaken):
+            return  # nor is what waits behind it: the consumer is about to close
         outcome = outcome_of(error)
         if outcome.dead_letter or lane.failures > self._settings.retries_in_order_max:
             self._log_failure(lane, error, "given up")

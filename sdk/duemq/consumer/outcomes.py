@@ -63,13 +63,21 @@ class Outcome:
 def outcome_of(error: BaseException) -> Outcome:
     """What an exception of the callback asks for."""
     if isinstance(error, RetryLater):
-        return Outcome(_cut(str(error)), delay_ms=error.delay_ms)
+        return Outcome(_cut(_text_of(error)), delay_ms=error.delay_ms)
     if isinstance(error, DeadLetter):
-        return Outcome(_cut(str(error)), dead_letter=True)
-    text = str(error)
+        return Outcome(_cut(_text_of(error)), dead_letter=True)
+    text = _text_of(error)
     name = type(error).__name__
     return Outcome(_cut(f"{name}: {text}" if text else name))
 
 
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an application's __str__ may do anything
+        return ""
+
+
 def _cut(text: str) -> str:
-    return text[:ERROR_CHARACTERS_MAX]
+    """As it can travel: what is no Unicode text (lone surrogates) is escaped."""
+    return text.encode(errors="backslashreplace").decode()[:ERROR_CHARACTERS_MAX]

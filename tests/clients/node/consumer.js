@@ -116,7 +116,7 @@ class BrokerLoop {
   async sendBack({ topic, queueId }, offset, error) {
     const messages = [{ topic, queueId, offset, error, delayMs: RETRY_DELAY_MS }];
     const [result] = (await this.call("sendBack", { group: this.group, messages })).results;
-    if (result.error) throw new Error(`${topic}/${queueId} offset ${offset} was not taken back: ${result.error.message}`);
+    if (result.error) throw new Error(`${topic}/${queueId} at ${offset} was not taken back: ${result.error.message}`);
     if (!this.positions.has(`${this.retries}/0`)) this.seek(this.retries, 0, 0);
   }
 

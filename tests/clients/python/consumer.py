@@ -35,7 +35,8 @@ def process(record: message_pb2.Record) -> None:
     if record.body == b"fail" and record.attempt == 0:
         raise ValueError("this body fails once")
     shown = {"body": record.body.decode(), "tag": record.tag, "attempt": record.attempt}
-    print(json.dumps(shown), flush=True)
+    sys.stdout.write(json.dumps(shown) + "\n")  # in one piece: loops run side by side
+    sys.stdout.flush()
 
 
 class BrokerLoop(threading.Thread):

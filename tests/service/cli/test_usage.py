@@ -37,6 +37,7 @@ ALL_COMMANDS = [
     ("bench", "latency"),
     ("bench", "consume"),
     ("bench", "e2e"),
+    ("bench", "filter"),
     ("bench", "timers"),
     ("bench", "lateness"),
     ("bench", "pending"),

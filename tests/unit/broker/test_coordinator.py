@@ -605,6 +605,23 @@ def test_former_members_decide_on_the_strategy_too() -> None:
     assert coordinator.group("g").strategy == "average"
 
 
+def test_former_members_decide_where_nothing_of_them_was_known() -> None:
+    coordinator = new_coordinator()
+    assert told(coordinator.join(hello("m0", strategy="sticky"), T0)) == {"m0": (0, 1, 2, 3)}
+    former = hello("m1", generation=7, owned=queues(0, 1, 2, 3))
+    step = coordinator.join(former, T0 + TIMEOUT_MS - 1)
+    assert [each.member_id for each in step.turned_out] == ["m0"]
+    assert told(step) == {"m1": (0, 1, 2, 3)}
+
+
+def test_a_group_that_has_settled_is_not_changed_by_one_that_was_away() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m0", strategy="sticky"), T0)
+    with pytest.raises(InvalidArgument):
+        coordinator.join(hello("m1", generation=7), T0 + TIMEOUT_MS)
+    assert coordinator.group("g").members.keys() == {"m0"}
+
+
 # --- static members ---------------------------------------------------------------------------
 
 

@@ -91,12 +91,13 @@ def test_a_record_without_a_story() -> None:
 
 def test_a_story_of_the_wrong_shape_is_read_as_far_as_it_goes() -> None:
     number_as_text = b"\x52\x04" + b"\x1a\x02xx"
-    text_as_number = b"\x52\x02" + b"\x08\x07"
-    number = b"\x50\x07"
-    for stored in (number_as_text, text_as_number, number):
+    text_as_number = b"\x52\x04" + b"\x08\x07" + b"\x10\x05"
+    fixed = b"\x52\x05" + b"\x1d1234"
+    for stored in (number_as_text, text_as_number, fixed):
         _, story = retry_record.read(stored)
         assert story is not None
-        assert story.origin == Place("", "", 0, 0)
+        assert (story.group, story.origin) == ("", Place("", "", 0, 0))
+    assert retry_record.read(b"\x50\x07" + b"\x4a\x01x") == (0, None)
 
 
 def test_numbers_are_those_of_an_int64() -> None:

@@ -402,6 +402,13 @@ def test_what_was_done_behind_something_unfinished_may_come_again() -> None:
     assert judge([*failed, *run("m2", "x1", 0, 30, 31)], CONCURRENT).faults == []
 
 
+def test_a_callback_that_ran_into_its_timeout_counts_as_failed() -> None:
+    slow = changed(retried(), "ended", {"ok": True, "at": 19 * MS}, id="x1", at=12 * MS)
+    slow = changed(slow, "sent", {"failures": 0}, id="x1")
+    assert judge(slow, Rules(retries_max=2, timeout_s=0.005)).faults == []
+    assert rules_broken(slow, CONCURRENT) == {"retried_twice", "wrong_retries"}
+
+
 @pytest.mark.parametrize("cause", ["fenced", "unsaved", "paused"])
 def test_what_makes_a_repeat_legal(cause: str) -> None:
     history = [*without(killed(), "killed"), happened(cause, "m1", 16)]

@@ -40,6 +40,16 @@ def test_a_long_reason_is_cut() -> None:
     assert len(outcome_of(ValueError("x" * 5_000)).error) == ERROR_CHARACTERS_MAX
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_any_text_can_travel() -> None:
+    assert outcome_of(Unspeakable()).error == "Unspeakable"
+    outcome_of(OSError("\udc80 is no text")).error.encode()
+
+
 def test_they_travel_between_processes() -> None:
     later = pickle.loads(pickle.dumps(RetryLater("5m", "closed")))
     assert (later.delay_ms, later.reason) == (300_000, "closed")

@@ -60,7 +60,7 @@ def test_both_faces_have_the_same_methods_and_parameters(name):
         assert list(inspect.signature(ours).parameters.values()) == list(
             inspect.signature(theirs).parameters.values()
         )
-        assert inspect.iscoroutinefunction(theirs)
+        assert inspect.iscoroutinefunction(theirs) or inspect.isasyncgenfunction(theirs)
         assert not inspect.iscoroutinefunction(ours)
 
 

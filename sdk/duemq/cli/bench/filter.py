@@ -23,7 +23,7 @@ KEPT, LEFT_OUT = "kept", "left-out"
 # The number of what must not come; counted as a message that came twice.
 STRANGE = 1 << 63
 EXPRESSION = "grade BETWEEN 1 AND 3 AND region IN ('eu', 'us')"
-POLL_S = 0.002
+POLL_S = 0.01
 POLL_MESSAGES_MAX = 10_000
 # Before the clock runs, one pull sets everything up.
 WARM_UP_S = 0.5

@@ -213,7 +213,9 @@ func (l *brokerLoop) refusal(q queue, pulled *pb.QueueRecords) error {
 }
 
 // describe says what a failed call says.  Its trailer `duemq-error-bin` (grpc.Trailer) holds a whole pb.Error.
-func describe(err error) string { return status.Code(err).String() + ": " + status.Convert(err).Message() }
+func describe(err error) string {
+	return status.Code(err).String() + ": " + status.Convert(err).Message()
+}
 
 func dial(address string) *grpc.ClientConn {
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),

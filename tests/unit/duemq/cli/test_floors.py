@@ -16,6 +16,10 @@ def test_decoded_reads_touch_every_body(tmp_path: Path) -> None:
     assert floors.decoded_reads(tmp_path, 1024, 2000).msgs_per_s > 0
 
 
+def test_indexed_reads_count_what_is_left_out_too(tmp_path: Path) -> None:
+    assert floors.indexed_reads(tmp_path, 64, 10_000, 100).msgs_per_s > 0
+
+
 def test_timed_writes_are_never_early(tmp_path: Path) -> None:
     floor = floors.timed_writes(tmp_path, 64, 1000, 0.05)
     assert floor.latency["p50_ms"] > 0

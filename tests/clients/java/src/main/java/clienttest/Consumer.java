@@ -33,9 +33,10 @@ public final class Consumer implements Runnable {
     /** The application: throws when it cannot do with a message. */
     private static void process(Record record) {
         String body = record.getBody().toStringUtf8();
-        if (body.equals("fail") && record.getAttempt() == 0) throw new IllegalArgumentException("this body fails once");
+        if (body.equals("fail") && record.getAttempt() == 0) throw new IllegalArgumentException("it fails once");
+        String form = "{\"body\": \"%s\", \"tag\": \"%s\", \"attempt\": %d}%n";
         synchronized (System.out) {
-            System.out.printf("{\"body\": \"%s\", \"tag\": \"%s\", \"attempt\": %d}%n", body, record.getTag(), record.getAttempt());
+            System.out.printf(form, body, record.getTag(), record.getAttempt());
         }
     }
 
@@ -160,16 +161,18 @@ public final class Consumer implements Runnable {
     private void sendBack(Queue queue, long offset, String why) {
         var failed = FailedMessage.newBuilder().setTopic(queue.topic).setQueueId(queue.id).setOffset(offset)
                 .setError(why).setDelayMs(RETRY_DELAY_MS);
-        var result = broker().sendBack(SendBackRequest.newBuilder().setGroup(group).addMessages(failed).build()).getResults(0);
-        if (result.hasError()) throw new Refused(queue, "offset " + offset + " was not taken back", result.getError());
+        var request = SendBackRequest.newBuilder().setGroup(group).addMessages(failed).build();
+        var result = broker().sendBack(request).getResults(0);
+        if (result.hasError()) throw new Refused(queue, offset + " was not taken back", result.getError());
         if (!positions.containsKey(retries)) seek(retries, 0);
     }
 
     /** Stores how far the group is: the next offset to consume. */
     private void commit(Queue queue) {
-        var commit = OffsetCommit.newBuilder().setTopic(queue.topic).setQueueId(queue.id).setOffset(positions.get(queue).next);
-        var result = broker().commitOffsets(
-                CommitOffsetsRequest.newBuilder().setGroup(group).addCommits(commit).build()).getQueues(0);
+        var commit = OffsetCommit.newBuilder().setTopic(queue.topic).setQueueId(queue.id)
+                .setOffset(positions.get(queue).next);
+        var request = CommitOffsetsRequest.newBuilder().setGroup(group).addCommits(commit).build();
+        var result = broker().commitOffsets(request).getQueues(0);
         if (result.hasError()) System.err.println(queue + " not committed: " + result.getError().getMessage());
     }
 
@@ -214,9 +217,12 @@ public final class Consumer implements Runnable {
     public static void main(String[] args) throws InterruptedException {
         boolean earliest = args.length > 4 && args[4].equals("earliest");
         Countdown done = new Countdown(Integer.parseInt(args[3]));
-        TopicRoute route = NameserverGrpc.newBlockingStub(dial(args[0])).withDeadlineAfter(TIMEOUT_MS, TimeUnit.MILLISECONDS)
+        TopicRoute route = NameserverGrpc.newBlockingStub(dial(args[0]))
+                .withDeadlineAfter(TIMEOUT_MS, TimeUnit.MILLISECONDS)
                 .getRoute(GetRouteRequest.newBuilder().setTopic(args[2]).build());
-        for (BrokerQueues part : route.getBrokersList()) new Thread(new Consumer(part, args[1], args[2], earliest, done)).start();
+        for (BrokerQueues part : route.getBrokersList()) {
+            new Thread(new Consumer(part, args[1], args[2], earliest, done)).start();
+        }
         done.ended.await();
         if (done.why != null) System.err.println(done.why);
         System.exit(done.why == null ? 0 : 1);
