@@ -258,7 +258,10 @@ class Coordinator:
         return step
 
     def heartbeat(self, group_name: str, member_id: str, now_ms: int) -> int:
-        """Answers the group's generation.  Raises FencedMember when the session is over."""
+        """Answers the group's generation.
+
+        Raises FencedMember when the session is over, NotCoordinator when the group has moved.
+        """
         group, member = self._member(group_name, member_id)
         member.last_heard_ms = now_ms
         return group.generation
@@ -273,7 +276,7 @@ class Coordinator:
     ) -> Step:
         """A member has let go of queues, as the assignment of `generation` told it.
 
-        Raises FencedMember.
+        Raises as `heartbeat`.
         """
         group, member = self._member(group_name, member_id)
         member.last_heard_ms = now_ms
@@ -284,8 +287,13 @@ class Coordinator:
         return self._rebalance([group], now_ms)
 
     def leave(self, group_name: str, member_id: str, now_ms: int) -> Step:
-        """A member has let go of everything.  Idempotent."""
+        """A member has let go of everything.  Idempotent.
+
+        Raises NotCoordinator when the group has moved: it is awaited there.
+        """
         group = self._groups.get(group_name)
+        if group is None:
+            self._check_coordinator(group_name)
         if group is None or member_id not in group.members:
             return Step()
         self._remove(group, member_id, now_ms)
@@ -491,6 +499,8 @@ class Coordinator:
 
     def _member(self, group_name: str, member_id: str) -> tuple[Group, Member]:
         group = self._groups.get(group_name)
+        if group is None:
+            self._check_coordinator(group_name)
         member = group.members.get(member_id) if group else None
         if group is None or member is None:
             raise FencedMember(

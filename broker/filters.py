@@ -15,7 +15,7 @@ from duemq.tag_filter import TagFilter
 
 # Numbers of duemq.v1.FilterType.
 TAG, SQL92 = 0, 1
-# Of all the expressions that are kept compiled; a compiled one takes up to 150 bytes a character.
+# Of all the expressions that are kept compiled, and of those that one request may bring along.
 CHARACTERS_KEPT_MAX = 256 * 1024
 # An entry of the cache costs at least as much as so many characters.
 ENTRY_CHARACTERS = 64
@@ -53,7 +53,15 @@ class TextCache(Generic[T]):
         return made
 
 
-_compiled = TextCache(SqlFilter)
+def _compile(text: str) -> SqlFilter | InvalidArgument:
+    """Errors are kept too: who repeats one is answered quickly."""
+    try:
+        return SqlFilter(text)
+    except InvalidArgument as error:
+        return error
+
+
+_compiled = TextCache(_compile)
 
 
 def parse(text: str, filter_type: int = TAG) -> Filter:
@@ -61,7 +69,10 @@ def parse(text: str, filter_type: int = TAG) -> Filter:
     if filter_type == TAG:
         return parse_filter(text)
     if filter_type == SQL92:
-        return _compiled.get(text)
+        made = _compiled.get(text)
+        if isinstance(made, SqlFilter):
+            return made
+        raise InvalidArgument(made.message, field=made.field, value=made.value, limit=made.limit)
     raise InvalidArgument(
         f"filter_type: {filter_type} is unknown",
         field="filter_type",
@@ -70,9 +81,35 @@ def parse(text: str, filter_type: int = TAG) -> Filter:
     )
 
 
-def check_filter(text: str, filter_type: int = TAG) -> None:
-    """Raises InvalidArgument unless a subscription may have this filter."""
+class Expressions:
+    """The expressions of one request; bounds what it may cost to compile them."""
+
+    def __init__(self) -> None:
+        self._texts: set[str] = set()
+        self._characters = 0
+
+    def parse(self, text: str, filter_type: int) -> Filter:
+        """As `parse`.  Raises InvalidArgument also when there are too many different ones."""
+        if filter_type != TAG and text not in self._texts:
+            self._texts.add(text)
+            self._characters += len(text)
+            if self._characters > CHARACTERS_KEPT_MAX:
+                raise InvalidArgument(
+                    f"filter: {len(self._texts)} expressions of more than {CHARACTERS_KEPT_MAX}"
+                    " characters in one request",
+                    field="filter",
+                    value=self._characters,
+                    limit=CHARACTERS_KEPT_MAX,
+                )
+        return parse(text, filter_type)
+
+
+def check_filter(text: str, filter_type: int = TAG, among: Expressions | None = None) -> None:
+    """Raises InvalidArgument unless a subscription may have this filter.
+
+    `among`: the expressions of the same request.
+    """
     if filter_type == TAG:
         TagFilter.parse(text)
     else:
-        parse(text, filter_type)
+        (among or Expressions()).parse(text, filter_type)

@@ -14,6 +14,7 @@ from broker.puller import QUEUES_MAX, Puller
 from broker.queues import Queue
 from broker.store import Store
 from duemq.errors import (
+    Corrupt,
     DuemqError,
     GroupNotFound,
     InvalidArgument,
@@ -21,6 +22,7 @@ from duemq.errors import (
 )
 from duemq.rpc import status
 from duemq.v1 import group_admin_pb2
+from storage.errors import StorageError
 
 SERVICE = group_admin_pb2.DESCRIPTOR.services_by_name["GroupAdmin"]
 NO_OFFSET = -1
@@ -44,6 +46,7 @@ class GroupAdminServicer:
         puller: Puller,
         coordinator: Coordinator,
         activity: Activity,
+        forget: Callable[[str], None],
         consumed_per_s: Callable[[GroupQueue, int], float],
         now_ms: Callable[[], int],
     ) -> None:
@@ -52,6 +55,7 @@ class GroupAdminServicer:
         self._puller = puller
         self._coordinator = coordinator
         self._activity = activity
+        self._forget = forget
         self._consumed_per_s = consumed_per_s
         self._now_ms = now_ms
 
@@ -73,7 +77,7 @@ class GroupAdminServicer:
         names.check_own_group(group)
         coordinated = self._is_coordinated(group)
         if coordinated:
-            self._coordinator.forget(group)
+            self._forget(group)
         if self._store.knows_group(group):
             retries = self._retry_queues(group)
             settled = self._store.delete_group(group)
@@ -107,7 +111,10 @@ class GroupAdminServicer:
         now_ms = self._now_ms()
         states = list(progress.states_of(self._store, self._activity, group))
         # In a thread: the entries that tell the age may be cold.
-        lags_ms = await asyncio.to_thread(lambda: [state.lag_ms(now_ms) for state in states])
+        try:
+            lags_ms = await asyncio.to_thread(lambda: [state.lag_ms(now_ms) for state in states])
+        except (StorageError, OSError) as error:
+            raise Corrupt(f"{type(error).__name__}: {error}") from error
         return group_admin_pb2.GroupProgress(
             config=_config(self._store.group_config(group)),
             queues=[

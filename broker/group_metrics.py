@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -10,6 +11,7 @@ from broker import progress
 from broker.coordinator import Coordinator
 from broker.progress import Activity
 from broker.store import Store
+from storage.errors import StorageError
 
 _By = dict[tuple[str, str], float]
 
@@ -42,7 +44,8 @@ class GroupCollector(Collector):
         for group in self._store.offsets.groups():
             for state in progress.states_of(self._store, self._activity, group):
                 place = (group, state.queue.topic)
-                lag_s[place] = max(lag_s[place], state.lag_ms(now_ms) / 1000)
+                with suppress(StorageError, OSError):  # one damaged file must not hide all others
+                    lag_s[place] = max(lag_s[place], state.lag_ms(now_ms) / 1000)
                 in_flight[place] += state.in_flight
             if letters := progress.dead_letters_kept(self._store, group):
                 kept.add_metric((group,), letters)

@@ -15,10 +15,11 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from broker.coordinator import Assignment, Coordinator, Group, Hello, Moved, Step, TurnedOut
-from broker.filters import check_filter
+from broker.filters import Expressions, check_filter
 from broker.offsets import Offsets
 from broker.subscriptions import TopicFilter
 from duemq.balance import MessageQueue
@@ -39,6 +40,7 @@ from duemq.v1 import broker_pb2, group_pb2, message_pb2
 log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 10.0
+LAST_WORDS_S = 1.0  # at a stop: for assignments to be saved and told
 OUTBOX_EVENTS_MAX = 256  # to one member; one that does not read them loses its stream
 
 Key = tuple[str, str]  # group, member id
@@ -105,6 +107,8 @@ class GroupServicer:
         self._sessions: dict[Key, Session] = {}
         self._unsent: list[tuple[Session, Told]] = []
         self._to_send = asyncio.Event()
+        self._idle = asyncio.Event()  # nothing is to be sent or being saved
+        self._idle.set()
         self._earlier = asyncio.Event()  # `next_ms` may have become earlier
 
     # --- background ---------------------------------------------------------------------------
@@ -122,6 +126,11 @@ class GroupServicer:
         }
         brokers = [broker.name for broker in self._routes.brokers]
         self._publish(self._coordinator.routes_changed(queues, brokers, self._clock()))
+
+    def forget(self, group: str) -> None:
+        """The group is deleted.  Raises InvalidArgument while it has members."""
+        self._coordinator.forget(group)
+        self._to_send.set()  # so that it is saved
 
     async def _tick(self) -> None:
         while True:
@@ -142,6 +151,8 @@ class GroupServicer:
                 await self._persist(self._coordinator.snapshot())
             for session, told in unsent:
                 session.tell(told.error if isinstance(told, TurnedOut) else _event(told))
+            if not self._unsent:
+                self._idle.set()
 
     async def _persist(self, snapshot: bytes) -> None:
         try:
@@ -156,6 +167,7 @@ class GroupServicer:
             session = self._sessions.get((told.group, told.member_id))
             if session is not None:
                 self._unsent.append((session, told))
+        self._idle.clear()
         self._to_send.set()
         self._earlier.set()
 
@@ -174,7 +186,7 @@ class GroupServicer:
         self._publish(step)
         try:
             await first_of(
-                self._hear(requests, key, session), _speak(session, context), self._drained()
+                self._hear(requests, key, session), _speak(session, context), self._drained(session)
             )
         finally:
             if self._sessions.get(key) is session:
@@ -208,9 +220,13 @@ class GroupServicer:
         known = self._offsets.of_group(group)
         return max((progress.generation for _, _, progress in known), default=0)
 
-    async def _drained(self) -> None:
+    async def _drained(self, session: Session) -> None:
+        """When the broker stops: what is on its way to the member, then the end."""
         await self._draining.wait()
-        raise Unavailable("this broker is stopping")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), LAST_WORDS_S)
+        session.tell(Unavailable("this broker is stopping"))
+        await asyncio.Event().wait()
 
     # --- looking inside -----------------------------------------------------------------------
 
@@ -272,8 +288,9 @@ def hello_of(event: group_pb2.MemberEvent) -> Hello:
 
 def _subscriptions_of(said: Iterable[group_pb2.Subscription]) -> dict[str, TopicFilter]:
     found: dict[str, TopicFilter] = {}
+    expressions = Expressions()
     for each in said:
-        check_filter(each.filter, each.filter_type)
+        check_filter(each.filter, each.filter_type, expressions)
         if each.topic in found:
             raise InvalidArgument(
                 f"subscriptions: topic {each.topic!r} is named twice",

@@ -12,6 +12,9 @@ from typing import TypeAlias
 TEXT_CHARACTERS_MAX = 4_096
 """Of a text that is looked at; bounds what a pattern with many `_` may cost."""
 
+# A pass over the text costs as much as so many characters that are compared at each place.
+PASS_CHARACTERS = 8
+
 # A character, or None for any one.
 Piece: TypeAlias = list[str | None]
 # The end of a piece's first place in text[start:end]; -1: there is none.
@@ -62,8 +65,11 @@ class Pattern:
 
 
 def search_characters(pattern: str) -> int:
-    """How many characters of a pattern make a search of more than one pass; bounds its cost."""
-    return sum(len(piece) for piece in pattern.split("%") if "_" in piece)
+    """What a pattern may cost with the longest text, in characters that are compared at each place.
+
+    Pieces without `_` are found in one pass, whatever their length.
+    """
+    return PASS_CHARACTERS + sum(len(piece) for piece in pattern.split("%") if "_" in piece)
 
 
 def _pieces(pattern: str, escape: str | None) -> list[Piece]:

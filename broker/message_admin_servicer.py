@@ -19,7 +19,14 @@ from broker.progress import Activity, QueueState, state_of
 from broker.queues import Queue
 from broker.records import text_hash
 from broker.store import Store
-from duemq.errors import Corrupt, InvalidArgument, OffsetOutOfRange, Overloaded
+from duemq.errors import (
+    Corrupt,
+    InvalidArgument,
+    OffsetOutOfRange,
+    Overloaded,
+    TopicNotFound,
+    Unavailable,
+)
 from duemq.v1 import message_admin_pb2, message_pb2
 from storage.errors import StorageError
 
@@ -43,9 +50,11 @@ class MessageAdminServicer:
         self._broker = broker
         self._threads = ThreadPoolExecutor(1, "look-up")
         self._lookups = 0
+        self._closed = False
 
     def close(self) -> None:
         """Starts no look-up any more."""
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def FindMessages(
@@ -55,9 +64,10 @@ class MessageAdminServicer:
         query = _query(request)
         queues, start = self._range(request)
         step = await self._in_turn(
+            queues,
             lambda: lookup.search(
                 self._store.log, queues, query, start, request.limit or LIMIT_DEFAULT
-            )
+            ),
         )
         return message_admin_pb2.FindMessagesResponse(
             messages=[self._found(request.topic, each) for each in step.found],
@@ -76,7 +86,9 @@ class MessageAdminServicer:
             raise _illegal("cursor", cursor.queue_id, "that of an answer to the same request")
         return [queue], cursor or Place(queue.queue_id, max(0, request.offset))
 
-    async def _in_turn(self, work: Callable[[], lookup.Step]) -> lookup.Step:
+    async def _in_turn(self, queues: list[Queue], work: Callable[[], lookup.Step]) -> lookup.Step:
+        if self._closed:
+            raise Unavailable("the broker is stopping")
         if self._lookups >= LOOKUPS_MAX:
             raise Overloaded(
                 f"{self._lookups} look-ups wait here, the most allowed", limit=LOOKUPS_MAX
@@ -85,6 +97,10 @@ class MessageAdminServicer:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except (StorageError, OSError, IndexError) as error:
+            if any(queue.dropped for queue in queues):
+                topic = queues[0].topic
+                message = f"topic: {topic} was deleted meanwhile"
+                raise TopicNotFound(message, field="topic", value=topic) from error
             log.error("a look-up failed: %s", error)
             raise Corrupt(f"{type(error).__name__}: {error}") from error
         finally:

@@ -2,6 +2,7 @@
 
 import re
 
+from duemq import group_topics
 from duemq.errors import InvalidArgument
 
 TOPIC_CHARACTERS_MAX = 127
@@ -9,8 +10,8 @@ GROUP_CHARACTERS_MAX = 127
 
 TIMER_TOPIC = "%TIMER%"
 TIMER_GROUP = "%TIMER%"
-RETRY_PREFIX = "%RETRY%"
-DEAD_LETTER_PREFIX = "%DLQ%"
+RETRY_PREFIX = group_topics.retry_topic("")
+DEAD_LETTER_PREFIX = group_topics.dead_letter_topic("")
 
 _NAME = re.compile(r"[A-Za-z0-9_%|-]{1,127}\Z")
 _RULE = "1 to 127 of [A-Za-z0-9_%|-]"
@@ -63,12 +64,12 @@ def check_own_group(name: str) -> None:
 
 def retry_topic(group: str) -> str:
     """Where what a group sent back waits to be delivered again."""
-    return RETRY_PREFIX + group
+    return group_topics.retry_topic(group)
 
 
 def dead_letter_topic(group: str) -> str:
     """Where what a group could not process stays."""
-    return DEAD_LETTER_PREFIX + group
+    return group_topics.dead_letter_topic(group)
 
 
 def is_retry(topic: str) -> bool:

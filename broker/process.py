@@ -169,6 +169,7 @@ class Broker:
             self._puller,
             coordinator,
             activity,
+            self._groups.forget,
             self._sampler.consumed_per_s,
             now_ms,
         )

@@ -87,6 +87,8 @@ class QueueState(NamedTuple):
             try:
                 return max(0, now_ms - self.queue.entry(offset)[5])
             except (IndexError, FileNotFoundError):
+                if self.queue.dropped:
+                    return 0
                 if self.queue.min_offset <= offset:
                     raise
                 # Retention has removed it meanwhile.

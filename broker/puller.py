@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from broker import filtered_read, filters, names, pull_encoding, reader
-from broker.filters import Filter
+from broker import filtered_read, names, pull_encoding, reader
+from broker.filters import Expressions, Filter
 from broker.groups import OffsetService
 from broker.metrics import Meters
 from broker.offsets import GroupQueue
@@ -171,8 +171,7 @@ class Puller:
             await parked.take_place()
             answers = await self._read(request, looked_at)
             if answers:
-                answered = {(answer.topic, answer.queue_id) for answer in answers}
-                return answers + self._progress([r for r in reads if r.key not in answered])
+                return answers + self._beside(answers, reads)
             parked.give_place()
             if parked.cancelled or self._is_over(request.wait_ms, deadline_ms):
                 return self._progress(reads)
@@ -289,6 +288,14 @@ class Puller:
             max_offset=high,
             error=encoded,
         )
+
+    def _beside(self, answers: list[QueueAnswer], reads: list[_QueueRead]) -> list[QueueAnswer]:
+        """The progress of the other queues: what a filter left out is not looked at again."""
+        filtered = [read for read in reads if read.wanted is not None]
+        if not filtered:
+            return []
+        answered = {(answer.topic, answer.queue_id) for answer in answers}
+        return self._progress([read for read in filtered if read.key not in answered])
 
     def _progress(self, reads: list[_QueueRead]) -> list[QueueAnswer]:
         """Of the queues where a filter left everything out: how far the pull has come."""
@@ -477,13 +484,14 @@ def _reads(request: broker_pb2.PullRequest) -> list[_QueueRead]:
         )
     if request.group:
         names.check_group(request.group)
+    expressions = Expressions()
     return [
         _QueueRead(
             pull.topic,
             pull.queue_id,
             pull.offset,
             pull.generation,
-            filters.parse(pull.filter, pull.filter_type),
+            expressions.parse(pull.filter, pull.filter_type),
             pull.offset,
         )
         for pull in request.queues

@@ -111,7 +111,10 @@ def read_records(
         offset = chosen.next_offset
         if offset < page_end:
             break
-    slices = _cut_out_filtered(log, runs, trusted_from, nowait)
+    if wanted is None:
+        slices = cut_out(log, runs, nowait)
+    else:
+        slices = _cut_out_filtered(log, runs, trusted_from, nowait)
     return Records(slices, size, runs, count, offset)
 
 

@@ -34,7 +34,7 @@ from broker.sql_numbers import number_of
 
 # An expression of so many characters is a short one.
 SHORT_CHARACTERS = 256
-# A character of a LIKE pattern with `_` costs as much as so many others.
+# What LIKE compares at each place of a text costs as much as so many characters of an expression.
 SEARCH_WEIGHT = 16
 
 Row: TypeAlias = list[str | None]

@@ -14,6 +14,8 @@ def first_stored_since(queue: Queue, at_ms: int) -> int:
         try:
             return _search(queue, low, queue.max_offset, at_ms)
         except (IndexError, FileNotFoundError):
+            if queue.dropped:
+                return queue.max_offset  # its topic was deleted, as who asks will learn
             if queue.min_offset == low:
                 raise
             # Retention has moved the queue's start meanwhile.

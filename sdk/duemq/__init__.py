@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from duemq.settings import ClientSettings, ProducerSettings
     from duemq.sql import Sql
     from duemq.timers import CancelOutcome
+    from duemq.tuning import tune_process
 
 __all__ = [
     "Admin",
@@ -46,6 +47,7 @@ __all__ = [
     "Sql",
     "aio",
     "errors",
+    "tune_process",
 ]
 
 _HOMES = {
@@ -66,6 +68,7 @@ _HOMES = {
     "Receipts": "duemq.receipt",
     "RetryLater": "duemq.consumer.outcomes",
     "Sql": "duemq.sql",
+    "tune_process": "duemq.tuning",
 }
 
 

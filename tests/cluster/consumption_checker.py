@@ -40,7 +40,8 @@ What `judge` proves, each a list of faults when it does not hold:
                        documented window (below)
     retried_twice      a send-back is stored once, as the deliveries of a message count on
     wrong_retries      a message that fails n times comes n times more, or is dead-lettered when the
-                       policy's retries are used up; not judged where a callback ran into its timeout
+                       policy's retries are used up (not judged if it ran into the timeout or failed
+                       with others of its batch)
     out_of_order       (ordered) a message starts after all earlier ones of its key are finished
     overlapping        (ordered) one message of a key at a time in a holding, and none begins in a
                        holding whose queue a newer one has acquired
@@ -411,14 +412,20 @@ class _Judge:
                     self._fault("retried_twice", f"{child['id']}: attempts do not count on")
                 elif not any(not run.ok or self._timed_out(run) for run in self._runs_at[place]):
                     self._fault("retried_twice", f"{child['id']} at {_at(place)} had not failed")
-        late = {run.id for run in self._runs if self._timed_out(run)}  # they fail more often
+        unplanned = {run.id for run in self._runs if self._failed_beyond_its_plan(run)}
         copies: dict[str, list[Event]] = defaultdict(list)
         for event in self._events["stored"]:
             if event.get("source"):
                 copies[event["id"]].append(event)
         first = {e["id"] for e in self._events["stored"] if not e.get("source")}
-        for id in sorted((first & self._sent.keys()) - late):
+        for id in sorted((first & self._sent.keys()) - unplanned):
             self._check_copies(id, self._sent[id]["failures"], copies[id])
+
+    def _failed_beyond_its_plan(self, run: Run) -> bool:
+        """By its timeout, or together with others of its batch."""
+        planned = self._sent.get(run.id, {}).get("failures", 0)
+        in_batch = not run.ok and run.end < FOREVER and run.attempt >= planned
+        return not self._rules.ordered and (in_batch or self._timed_out(run))
 
     def _timed_out(self, run: Run) -> bool:
         limited = not self._rules.ordered

@@ -89,7 +89,11 @@ class Group:
     """The members of one group: processes that record themselves; a context manager."""
 
     def __init__(self, directory: Path, journal: Journal, plan: Mapping[str, Any]) -> None:
-        """`plan`: what `recording_member` takes; with `static`, each gets a `member_name`."""
+        """`plan`: what `recording_member` takes.
+
+        With `static`, each gets a `member_name`; `calls` lists how callbacks are called, member
+        after member.
+        """
         self._directory = directory
         self._journal = journal
         self._plan = plan
@@ -128,7 +132,7 @@ class Group:
             plan = {
                 **self._plan,
                 "member_name": place if self._plan["static"] else None,
-                "awaited": self._started % 3 == 0,  # some have tasks, the others threads
+                "calls": self._plan["calls"][self._started % len(self._plan["calls"])],
             }
             self._journal.now("began", member=name, place=place)
             command = [sys.executable, "-m", "tests.cluster.recording_member"]

@@ -3,7 +3,7 @@
 
     python -m tests.cluster.recording_member FILE NAME '{"nameserver": …, "group": …, "topic": …,
         "brokers": {address: name}, "order": null | "key" | "queue", "member_name": null | …,
-        "awaited": true | false, "settings": {…}, "callback_s_max": …}'
+        "calls": "each" | "awaited" | "batched", "settings": {…}, "callback_s_max": …}'
 
 The calls to brokers are recorded at the stubs, so that what is judged is what went over the wire.
 An event is on file before what it tells of goes on: kill -9 takes none back.  SIGTERM closes.
@@ -207,7 +207,8 @@ class Callback:
         self._callback_s_max = plan["callback_s_max"]
         self._failed: Counter[str] = Counter()
 
-    def __call__(self, message: Message) -> None:
+    def each(self, message: Message) -> None:
+        """For threads."""
         told, place = self._begin(message)
         time.sleep(self._takes_s(message, told))
         self._end(message, told, place)
@@ -217,6 +218,20 @@ class Callback:
         told, place = self._begin(message)
         await asyncio.sleep(self._takes_s(message, told))
         self._end(message, told, place)
+
+    def batched(self, messages: list[Message]) -> None:
+        """The same for lists: when one fails, all do."""
+        begun = [self._begin(message) for message in messages]
+        time.sleep(
+            max(self._takes_s(m, told) for m, (told, _) in zip(messages, begun, strict=True))
+        )
+        failed = any(
+            m.attempt < told["failures"] for m, (told, _) in zip(messages, begun, strict=True)
+        )
+        for _, place in begun:
+            self._recorder.now("ended", ok=not failed, **place)
+        if failed:
+            raise Planned("one of them")
 
     def _begin(self, message: Message) -> tuple[dict[str, Any], dict[str, Any]]:
         told = json.loads(message.body)
@@ -264,7 +279,8 @@ def main() -> None:
     consumer = PushConsumer(
         plan["group"],
         plan["topic"],
-        callback.awaited if plan["awaited"] else callback,
+        getattr(callback, plan["calls"]),
+        batch=plan["calls"] == "batched",
         nameserver=plan["nameserver"],
         settings=ConsumerSettings(**plan["settings"]),
         order=plan["order"],

@@ -335,6 +335,19 @@ def test_a_body_that_is_not_text_is_base64(nameserver: str, cluster: EmbeddedClu
     assert (message["body"], message["body_base64"]) == (None, "/wA=")
 
 
+def test_an_expression_selects(nameserver: str) -> None:
+    topic = topic_name()
+    for price in ("5", "15", "dear"):
+        rows(duemq(nameserver, "send", topic, price, "--property", f"price={price}", "--json"))
+    (message,) = received(nameserver, topic, 1, "--sql", "price > 10")
+    assert message["body"] == "15"
+    refused = duemq(nameserver, "consume", topic, "--group", "other", "--sql", "price >", "--json")
+    assert refused.returncode == Exit.USAGE
+    (row,) = [json.loads(line) for line in refused.stdout.splitlines()]
+    assert row["error"]["field"] == "filter"
+    assert "line 1, column 8" in row["error"]["message"]
+
+
 def test_a_tag_filter_selects(nameserver: str) -> None:
     topic = topic_name()
     for tag in ("en", "de", "fr"):

@@ -71,6 +71,7 @@ class Mode:
     order: str | None
     settings: dict[str, object]
     static: bool = False
+    calls: tuple[str, ...] = ("each", "awaited")
 
     @property
     def rules(self) -> Rules:
@@ -78,7 +79,11 @@ class Mode:
 
 
 MODES = {
-    "concurrent": Mode(None, SETTINGS | {"processing_timeout_s": TIMEOUT_S}),
+    "concurrent": Mode(
+        None,
+        SETTINGS | {"processing_timeout_s": TIMEOUT_S},
+        calls=("each", "each", "awaited", "batched"),
+    ),
     "key": Mode("key", SETTINGS | SETTINGS_IN_ORDER),
     "queue": Mode("queue", SETTINGS | SETTINGS_IN_ORDER, static=True),
 }
@@ -111,6 +116,7 @@ def test_a_disturbed_group_loses_repeats_and_disorders_nothing(
         "group": group,
         "order": MODES[mode].order,
         "static": MODES[mode].static,
+        "calls": MODES[mode].calls,
         "settings": MODES[mode].settings | {"strategy": random.Random(seed).choice(STRATEGIES)},
         "callback_s_max": CALLBACK_S_MAX,
     }

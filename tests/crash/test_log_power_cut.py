@@ -112,6 +112,36 @@ def test_a_kill_keeps_what_was_acknowledged(cut_at: int) -> None:
     assert_sound(disk.after_kill(), acknowledged)
 
 
+def run_overlapped(disk: Disk, acknowledged: list[bytes]) -> None:
+    """As the two threads of a LogWriter: a group is written before the one ahead is synced."""
+    log = open_log(disk)
+    assert recovered(log) == []
+    bodies = iter(BODIES)
+    written = 0
+    for number, sizes in enumerate(GROUPS, 1):
+        for entry in [next(bodies) for _ in sizes]:
+            log.append(1, [entry])
+        while log.written_position < log.end_position:
+            log.write_group()
+        written += len(sizes)
+        if number % 2 == 0:
+            log.sync()
+            acknowledged[:] = BODIES[:written]
+
+
+OVERLAPPED_OPERATIONS = count_operations(lambda disk: run_overlapped(disk, []))
+
+
+@pytest.mark.parametrize("cut_at", range(1, OVERLAPPED_OPERATIONS + 1))
+def test_a_power_cut_may_take_two_groups_that_were_written_and_not_synced(cut_at: int) -> None:
+    disk = FaultyDisk(cut_at=cut_at)
+    acknowledged: list[bytes] = []
+    with pytest.raises(PowerCut):
+        run_overlapped(disk, acknowledged)
+    for keep in (None, *map(Random, SEEDS)):
+        assert_sound(disk.after_power_cut(keep), acknowledged)
+
+
 @pytest.mark.parametrize("cut_at", range(2, OPERATIONS + 1, 5))
 def test_a_power_cut_during_recovery_does_no_harm(cut_at: int) -> None:
     disk, acknowledged = crashed(cut_at)

@@ -283,9 +283,8 @@ class GroupHistory(RuleBasedStateMachine):
     def restart_coordinator(self, backwards: bool, lost: bool) -> None:
         """Killed after it saved; what it said is lost with the streams, or still to be read."""
         self.coordinator = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
-        if backwards:
-            self.now_ms -= 60_000
         if self.saved is not None:
+            self.now_ms -= 60_000 * backwards
             self.coordinator.restore(self.saved, self.now_ms)
         for member in self.everyone:
             member.connected = False

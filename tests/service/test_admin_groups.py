@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+import duemq
 from duemq.aio import Admin, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.descriptions import OffsetChange
@@ -119,6 +120,8 @@ async def test_a_group_is_joined_from_coordinator_and_brokers(cluster, topic, ad
         assert {each.member_id for each in mine} == {member.member_id}
         assert {each.generation for each in mine} == {found.generation}
         assert found.missing == ()
+        registry = cluster.brokers[found.coordinator].server.registry
+        assert registry.get_sample_value("duemq_broker_group_members", {"group": GROUP}) == 1
         assert found.retry is not None
         assert found.retry.retries_max == 16
         gate.set()
@@ -358,3 +361,23 @@ async def test_a_reset_keeps_the_order_of_what_is_in_hand(cluster, topic, admin)
             [f"{place}/{n}" for n in (0, 0, 1, 2, 3, 4)],
             [f"{place}/{n}" for n in range(5)],
         )
+
+
+async def test_retries_and_dead_letters_are_counted(cluster, topic, admin) -> None:
+    async def refuse(message: duemq.Message) -> None:
+        if message.body.endswith(b"/1"):
+            raise duemq.RetryLater("1h")
+        if message.body.endswith(b"/2"):
+            raise duemq.DeadLetter("unreadable")
+
+    async with consumer(cluster, topic, refuse):
+        # The dead letters are no backlog of the group; its %RETRY% topics are empty yet.
+        await until(lambda: lag_is(admin, 0))
+        found = await admin.describe_group(GROUP)
+    assert (found.dead_letters, found.dead_letters_kept) == (4, 4)
+    assert (found.sent_back, found.retries_waiting) == (4, 4)
+    kept = (
+        broker.server.registry.get_sample_value("duemq_broker_dead_letters_kept", {"group": GROUP})
+        for broker in cluster.brokers.values()
+    )
+    assert sum(value or 0 for value in kept) == 4

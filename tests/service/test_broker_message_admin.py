@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from broker import lookup
+from broker import lookup, message_admin_servicer
 from broker.records import text_hash
 from duemq.errors import (
     Corrupt,
     InvalidArgument,
     OffsetOutOfRange,
+    Overloaded,
     QueueNotFound,
     TopicNotFound,
+    Unavailable,
 )
 from duemq.rpc import status
 from duemq.v1 import broker_pb2, message_admin_pb2, message_pb2, view_pb2
@@ -252,3 +254,17 @@ async def test_what_groups_made_of_a_message(client: Client) -> None:
     assert await deliveries(2) == {"audit": "WAITING", "billing": "IN_FLIGHT"}
     with pytest.raises(OffsetOutOfRange):
         await deliveries(3)
+
+
+async def test_look_ups_that_wait_are_bounded(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await send(client, "orders", record("a", "k"))
+        broker._messages._lookups = message_admin_servicer.LOOKUPS_MAX
+        with pytest.raises(Overloaded) as caught:
+            await find(client, "orders", key="k")
+        assert caught.value.retryable
+        broker._messages._lookups = 0
+        assert await find(client, "orders", key="k") == [(0, 0, "a")]
+        broker._messages.close()
+        with pytest.raises(Unavailable):
+            await find(client, "orders", key="k")

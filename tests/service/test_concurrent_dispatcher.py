@@ -1,18 +1,23 @@
 """Concurrent consumption without brokers: slow, hanging and failing callbacks."""
 
 import asyncio
+import logging
+import random
 import threading
+import time
 from contextlib import asynccontextmanager
 
 import pytest
 
 from duemq.balance import MessageQueue
+from duemq.consumer import dispatcher
 from duemq.consumer.dispatcher import ConcurrentDispatcher
 from duemq.consumer.fetcher import Source
 from duemq.consumer.outcomes import DeadLetter, Outcome, RetryLater
 from duemq.consumer.settings import ConsumerSettings
 from duemq.consumer.subscription import ALL
 from duemq.message import Message, Origin
+from duemq.process_queue import Chunk
 from duemq.v1.message_pb2 import Record
 from tests.service.running_cluster import until
 
@@ -190,9 +195,48 @@ async def test_a_worker_that_is_cut_off_tells_of_earlier_failures_at_once(script
         script.failing = {1_000: ValueError("no")}
         script.blocking = {1_001}
         b.pull(64)
-        await until(lambda: b.settler.offsets == [1_000])
-        assert b.commit_point == 1_001
+        await until(lambda: b.commit_point == 1_001)
+        assert b.settler.offsets == [1_000]
         script.let_go()
+
+
+async def test_every_message_ends_in_one_way_however_often_workers_are_cut_off(monkeypatch) -> None:
+    """Workers are looked at all the time, and callbacks end at any moment of a look."""
+    monkeypatch.setattr(dispatcher, "LOOK_S", 0.0005)
+    monkeypatch.setattr(dispatcher, "SLOW_S", 0.001)
+    count = 20_000
+    chance = random.Random(7)
+    slow = {n: chance.uniform(0, 0.003) for n in chance.sample(range(count), 400)}
+    failing = set(chance.sample(range(count), 1_000))
+    done: list[int] = []
+    cuts: list[int] = []
+    cut_off = Chunk.cut_off
+
+    def counted(chunk, index, count=1) -> bool:
+        cuts.append(index)
+        return cut_off(chunk, index, count)
+
+    monkeypatch.setattr(Chunk, "cut_off", counted)
+
+    def receive(message) -> None:
+        if message.offset in slow:
+            time.sleep(slow[message.offset])
+        if message.offset in failing:
+            raise ValueError
+        done.append(message.offset)
+
+    logging.getLogger("duemq.consumer.dispatcher").setLevel(logging.ERROR)
+    try:
+        async with bench(receive, threads=4) as b:
+            for past in range(1_000, count + 1, 1_000):
+                b.pull(1_000)
+                await until(lambda past=past: b.commit_point == past)
+            assert cuts
+            assert b.source.pending.unfinished == 0
+            assert sorted(done) == sorted(set(range(count)) - failing)
+            assert b.settler.offsets == sorted(failing)
+    finally:
+        logging.getLogger("duemq.consumer.dispatcher").setLevel(logging.NOTSET)
 
 
 # --- hanging ----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from broker.process import Broker
 from duemq.errors import (
     GroupNotFound,
     InvalidArgument,
+    Overloaded,
     PermissionDenied,
 )
 from duemq.rpc import status
@@ -220,6 +221,18 @@ async def test_a_cold_record_is_read_in_a_thread(
         return whole(*args)
 
     monkeypatch.setattr(reader, "read_each", cold)
+    assert await outcomes(client, failed(topic, 5)) == ["retry"]
+
+
+async def test_a_disk_that_is_behind_is_waited_for_a_while(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await filled(client)
+    with monkeypatch.context() as behind:
+        behind.setattr(send_back_service, "PENDING_BYTES_HIGH", -1)
+        behind.setattr(send_back_service, "ROOM_TIMEOUT_S", 0.01)
+        with pytest.raises(Overloaded):
+            await send_back(client, failed(topic, 5))
     assert await outcomes(client, failed(topic, 5)) == ["retry"]
 
 

@@ -58,7 +58,8 @@ class Asker:
     def away(self) -> list[MissingBroker]:
         """Brokers that this client knew and that are away."""
         return [
-            MissingBroker(name, "it was there and is not now") for name in self.client.routes.away
+            MissingBroker(name, "it was there and is not now (a new client asks without it)")
+            for name in self.client.routes.away
         ]
 
     async def at(self, broker: str, method: Method[T], timeout_s: float | None = None) -> T:
@@ -72,8 +73,9 @@ class Asker:
         return await retry.until(deadline, attempt)
 
     async def all(self, method: Method[T], absent: Absent = ()) -> dict[str, T]:
-        """Every broker's answer.  Raises Unavailable naming those that are away."""
-        answers = await self.each(method, absent, self.timeout_s)
+        """Every live broker's answer.  Raises Unavailable naming those that give none."""
+        methods = {broker.name: method for broker in self.brokers()}
+        answers = await self.gather(methods, absent, self.timeout_s)
         refuse_missing(answers.missing)
         return answers.by_broker
 

@@ -7,7 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from duemq import moments
-from duemq.aio.asking import Absent, Answers, Asker, Method, refuse_missing
+from duemq.aio.asking import (
+    SHOWN_WITHOUT_TIMEOUT_S,
+    Absent,
+    Answers,
+    Asker,
+    Method,
+    refuse_missing,
+)
 from duemq.descriptions import (
     GroupDescription,
     GroupSummary,
@@ -58,7 +65,9 @@ class Groups:
                     )
         return [found[name] for name in sorted(found)]
 
-    async def describe(self, name: str) -> GroupDescription:
+    async def describe(
+        self, name: str, timeout_s: float = SHOWN_WITHOUT_TIMEOUT_S
+    ) -> GroupDescription:
         """One group; see Admin.describe_group."""
         view_of = group_pb2.DescribeGroupRequest(group=name)
         progress_of = group_admin_pb2.DescribeProgressRequest(group=name)
@@ -68,12 +77,14 @@ class Groups:
                     view_of, timeout=left_s
                 ),
                 (GroupNotFound,),
+                timeout_s,
             ),
             self._asker.each(
                 lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).DescribeProgress(
                     progress_of, timeout=left_s
                 ),
                 (GroupNotFound,),
+                timeout_s,
             ),
         )
         missing = {each.name: each for each in (*views.missing, *progress.missing)}
@@ -96,7 +107,7 @@ class Groups:
 
     async def delete(self, name: str) -> None:
         """Forgets a group at every broker; see Admin.delete_group."""
-        found = await self.describe(name)
+        found = await self.describe(name, self._asker.timeout_s)
         refuse_missing(found.missing, "nothing was deleted")
         if found.members:
             raise InvalidArgument(
@@ -147,7 +158,7 @@ class Groups:
         """Moves a group to the end; see Admin.skip_backlog."""
         if topic is not None:
             return await self.reset(group, topic, "latest", None, None, dry_run)
-        found = await self.describe(group)
+        found = await self.describe(group, self._asker.timeout_s)
         refuse_missing(found.missing, "nothing was changed")
         topics = sorted({each.topic for each in found.progress if "%" not in each.topic})
         return [
@@ -202,7 +213,7 @@ class Groups:
 
     async def _check_known(self, group: str) -> None:
         """Raises GroupNotFound, and Unavailable if a broker is away: nothing was changed yet."""
-        found = await self.describe(group)
+        found = await self.describe(group, self._asker.timeout_s)
         refuse_missing(found.missing, "nothing was changed")
 
 

@@ -174,7 +174,8 @@ class PushConsumer:
         try:
             await share.run()
         except (Rejected, FencedMember) as error:
-            log.error("group %s: no longer consuming: %s", self.group, error)
+            if share.joined.is_set():  # else `start` raises it
+                log.error("group %s: no longer consuming: %s", self.group, error)
             share.drop_all()
             if not ended.done():
                 ended.set_exception(error)

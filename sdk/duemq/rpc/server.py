@@ -10,13 +10,10 @@ for clients (readiness).  Clean stop, in this order: leave the nameservers (regi
 """
 
 import asyncio
-import ctypes
-import gc
 import inspect
 import json
 import logging
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -38,6 +35,7 @@ from duemq.rpc import status
 from duemq.rpc.channel import KEEPALIVE_MS, MESSAGE_BYTES_MAX
 from duemq.rpc.metrics import MetricsPage, RpcMetrics, new_registry
 from duemq.rpc.settings import ProcessSettings, check_address
+from duemq.tuning import tune_process
 
 log = logging.getLogger(__name__)
 
@@ -55,32 +53,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", KEEPALIVE_MS * 3),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
 )
-# glibc takes blocks of 128 KiB and more from the kernel and returns them at once, so that each page
-# of a frame is faulted in anew: moving frames then costs 2 to 30 times as much CPU.  Blocks up to
-# 32 MiB (the most that every glibc takes) now come from the heap, and 64 MiB of free heap stay.
-_MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2
-_MALLOPT = ((_MMAP_THRESHOLD, 32 << 20), (_TRIM_THRESHOLD, 64 << 20), (_TOP_PAD, 1 << 20))
-# The writer thread must get the interpreter soon after its fdatasync returned.  Default: 5 ms.
-SWITCH_INTERVAL_S = 0.0005
-
 # Generic in the stubs only.
 RpcMethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Codec: TypeAlias = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
 """Decodes a method's request, encodes its answer."""
-
-
-def prepare_process() -> None:
-    """Tunes memory and thread switching of this process; call it when all is imported."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # What was imported lives as long as the process: collections need not look at it.
-    gc.collect()
-    gc.freeze()
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # not glibc: slower, not wrong
-        return
-    for parameter, value in _MALLOPT:
-        mallopt(parameter, value)
 
 
 def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
@@ -88,7 +64,7 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
 
     Returns the exit status: 0, or 1 after a DuemqError or OSError, which is logged.
     """
-    prepare_process()
+    tune_process()
     try:
         asyncio.run(_with_signals(main))
     except (DuemqError, OSError) as error:
@@ -293,10 +269,9 @@ def _guard_coroutine(behaviour: Any, watch: "_Watch") -> Any:
 
 def _guard_generator(behaviour: Any, watch: "_Watch") -> Any:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-        async with _Guard(watch, context):
-            async with aclosing(behaviour(_checked(request), context)) as answers:
-                async for answer in answers:
-                    yield answer
+        async with _Guard(watch, context), aclosing(behaviour(_checked(request), context)) as found:
+            async for answer in found:
+                yield answer
 
     return call
 

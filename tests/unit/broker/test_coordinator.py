@@ -737,3 +737,18 @@ def test_sticky_gives_a_queue_back_to_who_was_fenced_out_of_it() -> None:
         assert set(only(step).queues) == set(mine)
         assert only(step).generation > fence
     assert coordinator.group("g").target == target
+
+
+def test_what_a_member_says_before_it_hears_that_its_group_has_moved_ends_no_session() -> None:
+    coordinator = new_coordinator()
+    theirs = next(f"g{n}" for n in range(100) if coordinator_of(f"g{n}", ["b1", "b2"]) == "b2")
+    coordinator.join(Hello(theirs, "m1", {"orders": TopicFilter()}), T0)
+    coordinator.routes_changed({"orders": queues(0)}, ["b1", "b2"], T0)
+    for say in (
+        lambda: coordinator.heartbeat(theirs, "m1", T0),
+        lambda: coordinator.released(theirs, "m1", T0, (), T0),
+        lambda: coordinator.leave(theirs, "m1", T0),
+    ):
+        with pytest.raises(NotCoordinator) as moved:
+            say()
+        assert moved.value.limit == "b2"

@@ -191,6 +191,16 @@ def test_what_retention_removed_is_stepped_over() -> None:
     assert time_search.first_stored_since(store.queue("orders", 0), 0) == 20
 
 
+def test_a_topic_that_is_deleted_meanwhile_has_no_first() -> None:
+    disk = FaultyDisk()
+    store, _ = filled([(0, 1, [("a", 10)]) for _ in range(30)], disk)
+    [queue, *_] = store.queues_of("orders")
+    queue.sync()
+    store.delete_topic("orders")
+    store.erase_deleted(store.snapshot())
+    assert time_search.first_stored_since(queue, 1_005) == queue.max_offset
+
+
 @pytest.mark.parametrize("cursor", [b"x", bytes(17), lookup.encode_cursor(Place(1, 2))[::-1]])
 def test_a_cursor_that_was_never_given_is_refused(cursor: bytes) -> None:
     with pytest.raises(InvalidArgument) as caught:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from broker import filters
-from broker.filters import TextCache, check_filter
+from broker.filters import Expressions, TextCache, check_filter
 from broker.sql_filter import SqlFilter
 from broker.sql_grammar import CHARACTERS_MAX, DEPTH_MAX, IN_VALUES_MAX
 from broker.sql_numbers import number_of
@@ -275,6 +275,27 @@ def test_filters_by_type() -> None:
         with pytest.raises(InvalidArgument) as caught:
             check_filter(text, filter_type)
         assert caught.value.field == field_name
+
+
+def test_the_expressions_of_one_request_are_bounded() -> None:
+    expressions = Expressions()
+    texts = [f"a = {number} OR b = 1".ljust(CHARACTERS_MAX) for number in range(64)]
+    for text in texts * 2:
+        expressions.parse(text, filters.SQL92)
+    with pytest.raises(InvalidArgument) as caught:
+        check_filter("c = 1", filters.SQL92, expressions)
+    assert (caught.value.field, caught.value.limit) == ("filter", str(filters.CHARACTERS_KEPT_MAX))
+    check_filter("tags", filters.TAG, expressions)
+
+
+def test_an_error_that_is_kept_is_told_again() -> None:
+    errors = []
+    for _ in range(2):
+        with pytest.raises(InvalidArgument) as caught:
+            filters.parse("a >", filters.SQL92)
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]
+    assert errors[0].message == errors[1].message
 
 
 def test_a_cache_keeps_what_was_used_last_within_its_bound() -> None:

@@ -409,6 +409,11 @@ def test_a_callback_that_ran_into_its_timeout_counts_as_failed() -> None:
     assert rules_broken(slow, CONCURRENT) == {"retried_twice", "wrong_retries"}
 
 
+def test_a_batch_that_fails_takes_the_innocent_along() -> None:
+    history = changed(retried(), "sent", {"failures": 0}, id="x1")
+    assert judge(history, CONCURRENT).faults == []
+
+
 @pytest.mark.parametrize("cause", ["fenced", "unsaved", "paused"])
 def test_what_makes_a_repeat_legal(cause: str) -> None:
     history = [*without(killed(), "killed"), happened(cause, "m1", 16)]

@@ -39,7 +39,7 @@ def public(kind):
 
 
 def test_names():
-    assert set(duemq.__all__) == NAMES | {"aio", "errors"}
+    assert set(duemq.__all__) == NAMES | {"aio", "errors", "tune_process"}
     assert set(aio.__all__) == NAMES
     for name in duemq.__all__:
         assert getattr(duemq, name) is not None

@@ -56,6 +56,14 @@ def test_a_timed_frame_keeps_its_target_and_due_times() -> None:
     assert got.payload == b"aabbbc"
 
 
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_send_back_frame_says_so(timed: bool) -> None:
+    due = {"due_ms": i64(1, 2, 3)} if timed else {}
+    got = frame.decode(plain(send_back=True, **due))
+    assert (got.send_back, got.timed) == (True, timed)
+    assert not frame.decode(plain(**due)).send_back
+
+
 def test_arrays_are_views_of_the_frame() -> None:
     body = memoryview(plain())
     got = frame.decode(body)

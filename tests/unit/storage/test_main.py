@@ -11,8 +11,10 @@ from storage import checkpoint, consume_queue, frame
 from storage.__main__ import main
 from storage.dirlock import DirLock
 from storage.disk import RealDisk
+from storage.dump import describe
 from storage.index import FixedIndex
 from storage.log import SegmentedLog
+from storage.record import Entry
 
 SEGMENT_BYTES = 1200
 SIZES = struct.pack("<3I", 20, 21, 22)
@@ -127,6 +129,23 @@ def test_a_dump_describes_every_entry(data: Path, capsys: pytest.CaptureFixture[
     assert "target=orders/-1 due=1970-01-01T00:00:00.000+00:00" in out
     assert "kind=4 synced=" in out
     assert f"# {segments(data)[1]}" in out
+
+
+def test_a_dump_tells_what_was_sent_back() -> None:
+    parts = frame.encode_parts(
+        topic="%DLQ%billing",
+        queue_id=0,
+        base_offset=0,
+        store_ms=0,
+        sizes=bytes(4),
+        tag_hashes=bytes(4),
+        key_hashes=bytes(4),
+        payload=b"",
+        send_back=True,
+    )
+    body = memoryview(b"".join(parts))
+    line = describe(Entry(0, frame.KIND, body, 136, 0))
+    assert line.endswith(" send_back")
 
 
 def test_a_dump_knows_every_kind_of_file(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from duemq import tune_process
 from duemq.cli.bench import suite
 from duemq.cli.exits import Exit
 from duemq.cli.session import Session, pass_session, session_options
@@ -56,6 +57,7 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
 
 def _run(session: Session, parameters: dict[str, Any], place: suite.Place, name: str) -> Exit:
     people = not session.json
+    tune_process()  # as sdk/README.md advises who moves many messages
     report = suite.run(
         name, parameters, place, before=lambda r: r.print_parameters() if people else None
     )

@@ -1,0 +1,38 @@
+"""Settings of the whole process that moving many messages profits from.  Servers use them, too."""
+
+import ctypes
+import gc
+import sys
+
+# glibc takes blocks of 128 KiB and more from the kernel and returns them at once, so that each page
+# of a frame is faulted in anew: moving frames then costs 2 to 30 times as much CPU.  Blocks up to
+# 32 MiB (the most that every glibc takes) now come from the heap, and 64 MiB of free heap stay.
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2
+_MALLOPT = ((_MMAP_THRESHOLD, 32 << 20), (_TRIM_THRESHOLD, 64 << 20), (_TOP_PAD, 1 << 20))
+# A thread that is done waiting (for a sync, for an answer) must get the interpreter soon.
+# Default: 5 ms.
+SWITCH_INTERVAL_S = 0.0005
+# Default: 700, 10, 10.  Receipts and received messages are made by the thousand and die soon;
+# looking at them so often takes a quarter of a consumer's time.
+COLLECTION_THRESHOLDS = (10_000, 20, 50)
+
+
+def tune_process() -> None:
+    """Makes this process spend a third less CPU time on sending and receiving many messages.
+
+    Changes what belongs to the process and not to a client, so nothing calls it unasked: memory of
+    blocks up to 32 MiB is kept for reuse (glibc; up to 64 MiB more stay resident), threads take
+    turns every 0.5 ms, and the garbage collector ignores what exists now and looks at new objects
+    every 10,000 instead of 700.  Call it once, when everything is imported.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.set_threshold(*COLLECTION_THRESHOLDS)
+    # What was imported lives as long as the process: collections need not look at it.
+    gc.collect()
+    gc.freeze()
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # not glibc: slower, not wrong
+        return
+    for parameter, value in _MALLOPT:
+        mallopt(parameter, value)

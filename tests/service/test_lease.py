@@ -1,0 +1,172 @@
+"""What a member claims when its lease is over: against a coordinator that is played here."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import pytest
+
+from duemq.balance import MessageQueue
+from duemq.consumer.lease import Lease
+from duemq.consumer.membership import Membership
+from duemq.consumer.subscription import ALL
+from duemq.route import Broker, RouteCache, Update
+from duemq.v1 import group_pb2, group_pb2_grpc
+from tests.service.running_cluster import until
+
+SESSION_S = 60.0  # of the played clock; real heartbeats leave every quarter of it
+QUEUES = {MessageQueue("orders", "b0", number) for number in range(2)}
+
+
+class PlayedCoordinator(group_pb2_grpc.GroupCoordinatorServicer):
+    """Notes hellos; answers when it is let."""
+
+    def __init__(self) -> None:
+        self.hellos: list[group_pb2.Hello] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.break_stream = asyncio.Event()
+
+    async def Join(
+        self, requests: AsyncIterator[group_pb2.MemberEvent], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[group_pb2.CoordinatorEvent]:
+        self.hellos.append((await anext(aiter(requests))).hello)
+        self.break_stream.clear()
+        await self.gate.wait()
+        assignment = group_pb2.Assignment(generation=len(self.hellos))
+        for queue in QUEUES:
+            assignment.queues.add(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id)
+        yield group_pb2.CoordinatorEvent(assignment=assignment)
+        await self.break_stream.wait()
+
+
+class PlayedClient:
+    """As much of a Client as a membership needs."""
+
+    def __init__(self, address: str) -> None:
+        self.routes = RouteCache()
+        self.routes.apply(Update(True, brokers=(Broker("b0", address),)))
+        self.connection = grpc.aio.insecure_channel(address)
+
+    def broker(self, name: str) -> Broker:
+        return self.routes.broker(name)
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        return self.connection
+
+
+class Holder:
+    """membership.Owner: holds what it is told to."""
+
+    def __init__(self) -> None:
+        self.held: frozenset[MessageQueue] = frozenset()
+        self.fences = 0
+
+    def claim(self) -> frozenset[MessageQueue]:
+        return self.held
+
+    def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> None:
+        self.held = queues
+
+    async def fenced(self) -> None:
+        self.fences += 1
+        self.held = frozenset()
+
+
+class Scene:
+    """One member, its coordinator and its clock."""
+
+    def __init__(self, client: PlayedClient, coordinator: PlayedCoordinator) -> None:
+        self.now_s = 1_000.0
+        self.coordinator = coordinator
+        self.holder = Holder()
+        self.lease = Lease(SESSION_S, lambda: self.now_s)
+        self.membership = Membership(
+            client,
+            self.holder,
+            self.lease,
+            group="billing",
+            subscriptions={"orders": ALL},
+            session_timeout_s=SESSION_S,
+            strategy="",
+        )
+
+    @property
+    def claims(self) -> list[int]:
+        """How many queues each hello claimed."""
+        return [len(hello.owned) for hello in self.coordinator.hellos]
+
+    async def joined(self) -> None:
+        """Until the last hello is answered."""
+        await until(lambda: len(self.holder.held) == len(QUEUES) and not self.lease.over)
+
+
+@asynccontextmanager
+async def scene():
+    server, coordinator = grpc.aio.server(), PlayedCoordinator()
+    group_pb2_grpc.add_GroupCoordinatorServicer_to_server(coordinator, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    client = PlayedClient(address)
+    made = Scene(client, coordinator)
+    running = asyncio.create_task(made.membership.run())
+    try:
+        await made.joined()
+        yield made
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await client.connection.close()
+        coordinator.gate.set()
+        coordinator.break_stream.set()
+        await server.stop(0)
+
+
+async def test_a_member_that_is_back_in_time_claims_its_queues() -> None:
+    async with scene() as played:
+        played.now_s += SESSION_S / 2
+        played.coordinator.break_stream.set()
+        await until(lambda: len(played.claims) == 2)
+        await until(lambda: played.lease.until_s == played.now_s + SESSION_S)
+        assert played.claims == [0, 2]
+        assert played.holder.fences == 1  # before it had joined
+
+
+async def test_a_member_that_comes_back_too_late_claims_nothing() -> None:
+    async with scene() as played:
+        played.now_s += SESSION_S + 1
+        assert played.lease.over
+        played.coordinator.break_stream.set()
+        await until(lambda: len(played.claims) == 2)
+        await played.joined()
+        assert played.claims == [0, 0]
+        assert played.holder.fences == 2
+
+
+async def test_a_claim_that_is_answered_too_late_is_taken_back() -> None:
+    """The process, or its hello, was held up between the look at the clock and the answer."""
+    async with scene() as played:
+        played.coordinator.gate.clear()
+        played.coordinator.break_stream.set()
+        await until(lambda: played.claims == [0, 2])
+        played.now_s += SESSION_S + 1
+        played.coordinator.gate.set()
+        await until(lambda: len(played.claims) == 3)
+        await played.joined()
+        assert played.claims == [0, 2, 0]
+        assert played.holder.fences > 1
+
+
+@pytest.mark.parametrize("late_s", [0.0, SESSION_S * 2])
+async def test_the_answer_to_a_hello_renews_from_when_it_was_sent(late_s: float) -> None:
+    async with scene() as played:
+        played.now_s += SESSION_S + 1
+        sent_s = played.now_s
+        played.coordinator.gate.clear()
+        played.coordinator.break_stream.set()
+        await until(lambda: played.claims == [0, 0])
+        played.now_s += late_s
+        played.coordinator.gate.set()
+        await until(lambda: played.lease.until_s == sent_s + SESSION_S)
+        assert played.lease.over == (late_s > 0)
