@@ -62,6 +62,8 @@ from duemq.errors import (
 )
 
 MEMBER_ID_LENGTH_MAX = 255
+CLIENT_LENGTH_MAX = 1_024
+OWNED_MAX = 65_536  # queues in a hello
 GROUPS_MAX = 10_000
 MEMBERS_MAX = 1_000  # a group
 # Of a group: static member ids whose last incarnation is remembered, present or not.
@@ -433,6 +435,9 @@ class Coordinator:
                 value=hello.member_id[:MEMBER_ID_LENGTH_MAX],
                 limit=f"1 to {MEMBER_ID_LENGTH_MAX} characters",
             )
+        _check_bound("client", len(hello.client), CLIENT_LENGTH_MAX)
+        _check_bound("owned", len(hello.owned), OWNED_MAX)
+        _check_bound("members", max(map(len, hello.members), default=0), MEMBER_ID_LENGTH_MAX)
         subscriptions.check(hello.subscriptions)
         timeout_ms = hello.session_timeout_ms
         if timeout_ms and not SESSION_TIMEOUT_MS_MIN <= timeout_ms <= SESSION_TIMEOUT_MS_MAX:
@@ -570,6 +575,7 @@ class Coordinator:
 
     def _forgive(self, late_ms: int) -> None:
         for group in self._groups.values():
+            group.young_until_ms += late_ms
             for member in group.members.values():
                 member.last_heard_ms += late_ms
             if group.hold_until_ms is not None:
@@ -656,6 +662,13 @@ class Coordinator:
                 group.holdings[queue] = group.holdings[queue]._replace(granted=group.generation)
             told.append(Assignment(group.name, member_id, group.generation, queues, members))
         return told
+
+
+def _check_bound(name: str, found: int, most: int) -> None:
+    if found > most:
+        raise InvalidArgument(
+            f"{name}: {found}, at most {most} are allowed", field=name, value=found, limit=most
+        )
 
 
 def _shares(group: Group) -> dict[str, list[MessageQueue]]:

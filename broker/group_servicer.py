@@ -177,7 +177,7 @@ class GroupServicer:
         """A member's life, or the part of it that goes over one stream."""
         hello = hello_of(await _first_event(requests))
         key = (hello.group, hello.member_id)
-        known_generation = self._generation_of(hello.group)
+        known_generation = self._offsets.generation_of(hello.group)
         step = self._coordinator.join(hello, self._clock(), known_generation)
         session = Session(hello.incarnation)
         if (before := self._sessions.get(key)) is not None:
@@ -215,11 +215,6 @@ class GroupServicer:
                     f"event: {kind} cannot follow hello", field="event", value=kind
                 )
 
-    def _generation_of(self, group: str) -> int:
-        """The newest generation that has taken a queue of this broker over; 0: none."""
-        known = self._offsets.of_group(group)
-        return max((progress.generation for _, _, progress in known), default=0)
-
     async def _drained(self, session: Session) -> None:
         """When the broker stops: what is on its way to the member, then the end."""
         await self._draining.wait()
@@ -252,7 +247,7 @@ class GroupServicer:
             if request.group not in self._known():
                 raise
             return group_pb2.GroupDescription(
-                group=request.group, generation=self._generation_of(request.group)
+                group=request.group, generation=self._offsets.generation_of(request.group)
             )
 
     def _known(self) -> set[str]:

@@ -1,6 +1,6 @@
 """Everything that a broker does by itself.  All of it is started here and nowhere else.
 
-commitlog-writer  a thread: writes and syncs what was appended, in groups (storage/writer.py)
+commitlog-writer  two threads: write and sync what was appended, in groups (storage/writer.py)
 checkpoint        saves the state each interval, or sooner when much was written
 upkeep            retention, idle producers, free space
 rates             samples how far queues and groups are (rates.py)
@@ -55,7 +55,7 @@ FIRST_FRAME_ENTRIES_MAX = 1_000
 
 
 class LogLoop:
-    """The writer thread and the event loop, tied together."""
+    """The writer threads and the event loop, tied together."""
 
     def __init__(self, store: Store, commits: Commits, meters: Meters, settings: Settings) -> None:
         self._store = store
@@ -213,7 +213,7 @@ class Sampler:
             ends.append((queue, queue.max_offset))
             if number % SAMPLED_AT_ONCE == SAMPLED_AT_ONCE - 1:
                 await asyncio.sleep(0)
-        self.stored.sample(self._now_ms(), ends)
+        self.stored.sample(self._now_ms(), ends, began_at=0)
         offsets: list[tuple[GroupQueue, int]] = []
         for group in self._store.offsets.groups():
             offsets += [

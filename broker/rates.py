@@ -27,11 +27,18 @@ class Rates(Generic[K]):
         self._moves: dict[K, deque[_Sample]] = {}
         self._sampled_ms = 0
 
-    def sample(self, now_ms: int, values: Iterable[tuple[K, int]]) -> None:
-        """A round: all counters that there are; those that are not named are forgotten."""
+    def sample(
+        self, now_ms: int, values: Iterable[tuple[K, int]], began_at: int | None = None
+    ) -> None:
+        """A round: all counters that there are; those that are not named are forgotten.
+
+        `began_at`: what a counter stood at that came since the last round; None: unknown.
+        """
         before, self._still = self._still, {}
         for key, value in values:
             known = before.get(key)
+            if known is None and began_at is not None and self._sampled_ms:
+                known = (self._sampled_ms, began_at)
             if known is None:
                 self._still[key] = (now_ms, value)
                 continue

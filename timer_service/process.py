@@ -2,7 +2,7 @@
 
 What runs by itself, all of it started here:
 
-timerlog-writer  a thread: writes and syncs what was appended, in groups (storage/writer.py)
+timerlog-writer  two threads: write and sync what was appended, in groups (storage/writer.py)
 timer-disk       a thread: flushes, loads, checkpoints, one at a time (jobs.py)
 firing           a timer of the event loop, set to the next due millisecond (shard.py)
 housekeeping     chooses jobs (shard.py)

@@ -1,6 +1,6 @@
 """The scheduler at work: log writer, firing loop and housekeeping around the core.
 
-Owned by the event loop.  Threads: `timerlog-writer` syncs the log; `timer-disk` runs one job at a
+Owned by the event loop.  Threads: two `timerlog-writer` sync the log; `timer-disk` runs one job at a
 time.  Both come back through `call_soon_threadsafe`.
 
 The firing loop is one timer of the event loop, set to the next due millisecond; nothing polls.

@@ -41,30 +41,32 @@ WEIGHTS = {
     "pause broker": 1,
     "pause coordinator": 2,
     "kill timer": 1,
+    "kill nameserver": 1,
 }
 
 
 @dataclass(frozen=True)
 class Step:
-    """At `at_s` something happens; `draw` chooses among those that it can happen to."""
+    """`wait_s` after the step before; `draw` chooses among those that it can happen to."""
 
-    at_s: float
+    wait_s: float
     what: str
     draw: float
     pause_s: float
 
 
 def schedule(seed: object, seconds: float, allowed: Mapping[str, int] = WEIGHTS) -> list[Step]:
-    """What happens within `seconds`, in the order of time."""
+    """What happens within `seconds`, or later where a step has to wait for a broker."""
     randomness = random.Random(str(seed))
     steps, at_s = [], 0.0
     while True:
-        at_s += randomness.uniform(STEP_S_MIN, STEP_S_MAX)
+        wait_s = randomness.uniform(STEP_S_MIN, STEP_S_MAX)
+        at_s += wait_s
         if at_s >= seconds:
             return steps
         (what,) = randomness.choices(list(allowed), list(allowed.values()))
         pause_s = randomness.uniform(PAUSE_S_MIN, PAUSE_S_MAX)
-        steps.append(Step(at_s, what, randomness.random(), pause_s))
+        steps.append(Step(wait_s, what, randomness.random(), pause_s))
 
 
 class Journal:
@@ -207,9 +209,8 @@ class Disturber(threading.Thread):
                 leaving.join()
 
     def _run(self) -> None:
-        began = time.monotonic()
         for step in self._steps:
-            self._wait_until(began + step.at_s)
+            self._wait_until(time.monotonic() + step.wait_s)
             self._take(step)
         self._wait_until(max((at_s for at_s, _ in self._later), default=0.0))
 
@@ -231,7 +232,7 @@ class Disturber(threading.Thread):
         elif kind in ("", "member"):
             if len(members) > MEMBERS_MIN:
                 self._take_member(verb, members[int(step.draw * len(members))], step.pause_s)
-        elif kind == "timer":
+        elif kind in ("timer", "nameserver"):
             for name in self._cluster.names(kind):
                 self._cluster.kill(name)
         elif not self._away.intersection(self._cluster.names("broker")):  # one at a time

@@ -23,6 +23,7 @@ SAID = {
     "due_times": ["dmq1", "True"],
     "asyncio_client": ["True"],
     "administration": ["1 message", "up", "[]"],
+    "in_order": ["ada ordered paid sent", "bob ordered paid sent", "screen-2 9 messages"],
 }
 
 

@@ -190,6 +190,26 @@ def test_members_keep_their_queues_when_the_coordinator_is_killed(
     assert set(received) == sent
 
 
+def test_members_consume_through_a_rolling_restart_of_the_brokers(cluster: EmbeddedCluster) -> None:
+    topic = group = topic_name()
+    sent = send(cluster, topic, 100)
+    received: list[Place] = []
+    with (
+        consuming(cluster, group, topic, received) as first,
+        consuming(cluster, group, topic, received) as second,
+    ):
+        until(lambda: len(first.queues) == len(second.queues) == 4)
+        for broker in cluster.names("broker"):
+            assert cluster.stop_member(broker) == 0
+            until(lambda: len(first.queues) == len(second.queues) == 2)
+            sent |= send(cluster, topic, 100)
+            until(lambda: set(received) >= sent)
+            cluster.start_member(broker)
+            cluster.wait_ready()
+            until(lambda: len(first.queues) == len(second.queues) == 4)
+    assert set(received) == sent
+
+
 def coordinator_of(cluster: EmbeddedCluster, group: str) -> str:
     name = balance.coordinator(group, cluster.names("broker"))
     assert name is not None

@@ -69,6 +69,7 @@ class GroupHistory(RuleBasedStateMachine):
         self.queue_count = 0
         self.saved: bytes | None = None
         self.moved = False  # the coordinator has not heard of the group yet
+        self.has_moved = False
         self.coordinator = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
 
     # --- the shell around the core --------------------------------------------------------
@@ -284,7 +285,8 @@ class GroupHistory(RuleBasedStateMachine):
         """Killed after it saved; what it said is lost with the streams, or still to be read."""
         self.coordinator = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
         if self.saved is not None:
-            self.now_ms -= 60_000 * backwards
+            # Where the group was with another one, generations are told apart by the time too.
+            self.now_ms -= 60_000 if backwards and not self.has_moved else 0
             self.coordinator.restore(self.saved, self.now_ms)
         for member in self.everyone:
             member.connected = False
@@ -308,7 +310,7 @@ class GroupHistory(RuleBasedStateMachine):
             elif any(hold.orphan for hold in member.held.values()):
                 member.held.clear()
                 member.wanted = frozenset()
-        self.saved, self.moved = None, True
+        self.saved, self.moved, self.has_moved = None, True, True
         self.now_ms += 100  # its generations begin at a later time
         self.restart_coordinator(backwards=False, lost=True)
 

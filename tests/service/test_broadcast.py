@@ -371,3 +371,18 @@ async def test_the_blocking_consumer(cluster, topic, directory) -> None:
     await asyncio.to_thread(consumer.close)
     assert Counter(received) == Counter(sent)
     assert (directory / GROUP / "one.json").exists()
+
+
+async def test_a_group_that_cannot_be_a_folder_is_refused(cluster, topic, directory) -> None:
+    consumer = PushConsumer(
+        "..",
+        topic,
+        print,
+        broadcast=True,
+        nameserver=cluster.nameserver,
+        settings=ConsumerSettings(offsets_dir=str(directory)),
+    )
+    with pytest.raises(InvalidArgument) as raised:
+        await consumer.start()
+    assert raised.value.field == "group"
+    assert not directory.exists()

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from duemq import tune_process
 from duemq.cli.bench import suite
 from duemq.cli.bench.report import Report
 from duemq.cli.exits import Exit
@@ -65,6 +66,7 @@ def main(file: Path, scale: float, only: tuple[str, ...], data: str | None) -> N
 
     A benchmark that fails is noted in FILE and makes the exit code 1; the others still run.
     """
+    tune_process()  # as sdk/README.md advises who moves many messages
     results = []
     for bench, parameters, scaled in PLAN:
         if only and bench not in only:

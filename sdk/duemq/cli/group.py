@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ import click
 
 from duemq import Admin
 from duemq.cli.exits import Exit
-from duemq.cli.output import duration, local_time
+from duemq.cli.output import duration, exact_duration
 from duemq.cli.session import Session, confirmed, pass_session, session_options, yes_option
 from duemq.descriptions import GroupDescription, MemberDescription, OffsetChange, Progress
 from duemq.errors import InvalidArgument
@@ -171,17 +172,26 @@ def _print(session: Session, found: GroupDescription) -> None:
             if not topic.startswith("%RETRY%")  # which every member reads
         )
         note(f"  {member.member_id}  {member.client}{static}  {topics}")
+    now_ms = time.time_ns() // 1_000_000
     rows = (
         {
-            **_queue_row(found.name, each),
+            "topic": each.topic,
+            "queue": f"{each.broker}/{each.queue}",
+            "member": each.member_id,
+            "offset": each.offset,
+            "end": each.max_offset,
+            "lag": each.lag,
             "age": duration(each.lag_ms) if each.lag_ms else None,
-            "last_commit": local_time(each.last_commit_ms or 0),
+            "in_flight": each.in_flight,
+            "per_s": each.consumed_per_s,
+            "committed": each.last_commit_ms
+            and f"{duration(max(0, now_ms - each.last_commit_ms))} ago",
         }
         for each in found.progress
     )
     columns = (
-        *("topic", "broker", "queue", "member", "offset", "max_offset", "lag", "age"),
-        *("in_flight", "consumed_per_s", "last_commit"),
+        *("topic", "queue", "member", "offset", "end", "lag", "age"),
+        *("in_flight", "per_s", "committed"),
     )
     session.output.table(columns, rows, empty="no queues")
 
@@ -191,12 +201,11 @@ def policy_text(policy: RetryPolicy | None) -> str:
     if policy is None:
         return "-"
     if policy.exponential:
-        first, longest = policy.exponential.initial_ms, policy.exponential.max_ms
-        delays = (
-            f"{duration(first)} x {policy.exponential.multiplier:g}, at most {duration(longest)}"
-        )
+        first = exact_duration(policy.exponential.initial_ms)
+        longest = exact_duration(policy.exponential.max_ms)
+        delays = f"{first} x {policy.exponential.multiplier:g}, at most {longest}"
     else:
-        delays = " ".join(duration(delay).replace(" ", "") for delay in policy.delays_ms)
+        delays = " ".join(map(exact_duration, policy.delays_ms))
     return f"{policy.retries_max}, after {delays or '-'}"
 
 

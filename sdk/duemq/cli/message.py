@@ -72,7 +72,7 @@ def find(session: Session, /, topic: str, timeout: float, **wanted: Any) -> Exit
     if session.json:
         output.table((), map(message_fields, found.messages), empty="")
     else:
-        columns = ("stored", "broker", "queue", "offset", "id", "key", "tag", "attempt", "body")
+        columns = ("stored", "place", "id", "key", "tag", "body")
         output.table(columns, map(_row, found.messages), empty="no such message is kept")
     if found.more:
         output.note(f"there are more than {wanted['limit']}: narrow the range, or raise --limit")
@@ -85,13 +85,10 @@ def _row(each: Message) -> dict[str, Any]:
     short = len(body) > BODY_CHARACTERS_SHOWN
     return {
         "stored": local_time(each.store_ms),
-        "broker": each.broker,
-        "queue": each.queue,
-        "offset": each.offset,
+        "place": f"{each.broker}/{each.queue} @ {each.offset}",
         "id": each.message_id,
         "key": each.key,
         "tag": each.tag,
-        "attempt": each.attempt,
         "body": body[: BODY_CHARACTERS_SHOWN - 1] + "…" if short else body,
     }
 

@@ -22,6 +22,8 @@ from duemq.errors import DuemqError
 
 Row = Mapping[str, Any]
 
+PIPE_COLUMNS = 1_000
+
 
 class Output:
     """Prints results and errors in one of the two forms."""
@@ -46,11 +48,13 @@ class Output:
             return
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in columns:
-            table.add_column(column.replace("_", " "))
+            table.add_column(column.replace("_", " "), overflow="fold")
         for row in rows:
             table.add_row(*(shown(row[column]) for column in columns))
         if table.row_count:
-            Console(file=sys.stdout, highlight=False).print(table)
+            # Folded to the terminal's width; into a pipe or file a line a row.
+            width = None if sys.stdout.isatty() else PIPE_COLUMNS
+            Console(file=sys.stdout, highlight=False, width=width).print(table)
         else:
             self.note(empty)
 
@@ -111,6 +115,14 @@ def duration(ms: int) -> str:
         if seconds >= 10 * length:
             return f"{seconds // length} {unit}"
     return f"{seconds} s"
+
+
+def exact_duration(ms: int) -> str:
+    """A length of time as the command line takes it: `90s`, `2h`."""
+    for unit, length in (("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
+        if ms and ms % length == 0:
+            return f"{ms // length}{unit}"
+    return f"{ms}ms"
 
 
 def local_time(epoch_ms: int) -> str:

@@ -44,6 +44,7 @@ BEGIN_WAIT_S_MAX = 2.0
 REFUSED_WAIT_S = 1.0  # before a queue is pulled again that its broker refused
 RECHECK_S = 5.0  # for queues that are not read although there is a route
 STOP_TIMEOUT_S = 5.0
+BEGIN_REQUESTS_MAX = 16  # at a time, of a start or of queues that come
 
 
 class BroadcastShare:
@@ -71,6 +72,7 @@ class BroadcastShare:
         self._group = group
         self._filters = filters
         member = member_name or socket.gethostname()
+        self._asking = asyncio.Semaphore(BEGIN_REQUESTS_MAX)
         self._file = OffsetFile(settings.offsets_dir, group, member)
         self._saving = asyncio.Lock()
         self._saved: dict[MessageQueue, int] | None = None
@@ -235,7 +237,8 @@ class BroadcastShare:
         if topic in self._known_topics:
             start_from = "earliest"
         try:
-            starts = await self._starts(broker, topic, start_from)
+            async with self._asking:
+                starts = await self._starts(broker, topic, start_from)
         except DuemqError as error:
             log.warning("group %s: topic %s at %s: %s", self._group, topic, broker, error)
             return False

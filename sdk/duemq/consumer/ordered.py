@@ -70,7 +70,7 @@ class OrderedRun:
 class Flow:
     """A queue for as long as it is ours without a break."""
 
-    __slots__ = ("lanes", "quiet", "runs", "sending", "source", "timer")
+    __slots__ = ("lanes", "quiet", "runs", "sending", "source", "timer", "wake_ms")
 
     def __init__(self, source: Source, lanes: Lanes[Message]) -> None:
         self.source = source
@@ -80,6 +80,8 @@ class Flow:
         self.sending = 0
         """Dead letters on their way."""
         self.timer: asyncio.TimerHandle | None = None
+        self.wake_ms: int | None = None
+        """What the timer is set to."""
         self.quiet = asyncio.Event()
         """Set whenever something has ended."""
 
@@ -87,6 +89,12 @@ class Flow:
     def busy(self) -> bool:
         """A callback runs."""
         return any(run.running for run in self.runs)
+
+    def cancel_timer(self) -> None:
+        """Nothing wakes it any more."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = self.wake_ms = None
 
 
 class OrderedDispatcher:
@@ -132,8 +140,7 @@ class OrderedDispatcher:
     async def stop(self, timeout_s: float) -> None:
         """Ends the workers after what they are doing; what they have not begun stays undone."""
         for flow in [flow for flows in self._flows.values() for flow in flows]:
-            if flow.timer is not None:
-                flow.timer.cancel()
+            flow.cancel_timer()
         await self._workers.stop(timeout_s)
 
     def in_callback(self) -> bool:
@@ -186,9 +193,7 @@ class OrderedDispatcher:
     def _may_run(self, flow: Flow) -> bool:
         flows = self._flows[flow.source.queue]
         while flows and flows[0].source.pending.dropped and not flows[0].busy:
-            gone = flows.pop(0)
-            if gone.timer is not None:
-                gone.timer.cancel()
+            flows.pop(0).cancel_timer()
         if not flows:
             del self._flows[flow.source.queue]
         if not flows or flows[0] is not flow or flow.source.pending.dropped:
@@ -220,11 +225,16 @@ class OrderedDispatcher:
 
     def _set_timer(self, flow: Flow, now_ms: int) -> None:
         wake_ms = flow.lanes.wake_ms
-        if flow.timer is not None:
-            flow.timer.cancel()
-            flow.timer = None
+        if wake_ms == flow.wake_ms:
+            return
+        flow.cancel_timer()
         if wake_ms is not None:
-            flow.timer = self._loop.call_later((wake_ms - now_ms) / 1000, self._feed, flow)
+            flow.wake_ms = wake_ms
+            flow.timer = self._loop.call_later((wake_ms - now_ms) / 1000, self._wake, flow)
+
+    def _wake(self, flow: Flow) -> None:
+        flow.cancel_timer()
+        self._feed(flow)
 
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000)

@@ -94,11 +94,11 @@ class PushConsumer:
             raise Closed("a consumer is started once")
         ended = self._ended = asyncio.get_running_loop().create_future()
         await self._client.start()
-        share = self._share = self._new_share()
-        share.start()
-        self._member = self._spawn(self._stay_member(share, ended))
         limit_s = self.settings.start_timeout_s
         try:
+            share = self._share = self._new_share()
+            share.start()
+            self._member = self._spawn(self._stay_member(share, ended))
             async with asyncio.timeout(limit_s):
                 await first_of(share.joined.wait(), _outcome(ended))
         except TimeoutError:

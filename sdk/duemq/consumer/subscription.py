@@ -1,7 +1,7 @@
 """What a consumer names to subscribe to.  Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from duemq.errors import InvalidArgument
@@ -22,7 +22,7 @@ class Filter:
 
     text: str = ""
     filter_type: int = TAG
-    tags: TagFilter = TagFilter()
+    tags: TagFilter = field(default_factory=TagFilter)
     """What is left to check here: brokers compare hashes of tags, but are exact with SQL."""
 
     @classmethod

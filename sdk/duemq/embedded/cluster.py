@@ -46,7 +46,8 @@ from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 
 BROKERS_DEFAULT = 2
 BROKERS_MAX = 16
-HEARTBEAT_PERIOD_S = 0.5
+# A nameserver spends 1 to 2 ms of CPU on a heartbeat: three members cost it 0.7 % of a core.
+HEARTBEAT_PERIOD_S = 0.75
 READY_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 20.0
 READY_POLL_S = 0.05

@@ -452,6 +452,11 @@ def test_a_group_moves_when_the_brokers_change() -> None:
         (Hello("g", "m1", {"orders": TopicFilter()}, strategy="averge"), "strategy"),
         (hello("m", generation=(1 << 63) - 1), "generation"),
         (hello("m", generation=-1), "generation"),
+        (hello("m", topics=("a b",)), "topic"),
+        (hello("m", topics=tuple(f"t{n}" for n in range(1_001))), "subscriptions"),
+        (hello("m", client="c" * 1_025), "client"),
+        (hello("m", owned=queues(*range(65_537))), "owned"),
+        (hello("m", members=("m" * 256,)), "members"),
     ],
 )
 def test_a_wrong_hello_is_refused_by_field(wrong: Hello, field: str) -> None:

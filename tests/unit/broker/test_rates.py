@@ -44,6 +44,15 @@ def test_an_unknown_counter_has_no_rate() -> None:
     assert rates.per_second("q", 5, now_ms) == 0
 
 
+def test_what_a_new_counter_has_grown_by_counts() -> None:
+    rates, now_ms = sampled([0, 0])
+    now_ms += STEP
+    rates.sample(now_ms, [("q", 0), ("new", 100)], began_at=0)
+    assert rates.per_second("new", 100, now_ms) == 100 / (STEP / 1000)
+    rates.sample(now_ms + STEP, [("q", 0), ("newer", 100)])
+    assert rates.per_second("newer", 100, now_ms + STEP) == 0
+
+
 def test_counters_that_are_gone_are_forgotten() -> None:
     rates, now_ms = sampled([0, 100])
     rates.sample(now_ms + STEP, [("other", 1)])

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,7 +9,7 @@ import pytest
 
 from storage import writer as writer_module
 from storage.errors import DiskFailed, DiskFull
-from storage.log import SegmentedLog
+from storage.log import Group, SegmentedLog
 from storage.writer import Commit, LogWriter
 from tests.crash.faulty_disk import FaultyDisk
 
@@ -95,16 +94,29 @@ def test_the_next_group_is_written_while_one_is_synced() -> None:
         block_next_sync(log, syncing, go_on)
         log.append(1, [b"first"])
         assert syncing.wait(WAIT_SECONDS)
+        written = note_writes(log)
         _, end = log.append(1, [b"second"])
-        deadline = time.monotonic() + WAIT_SECONDS
-        while log.written_position < end and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert log.written_position == end
+        assert written.get(timeout=WAIT_SECONDS) == end
         assert log.durable_position == 0
         assert events.durable.empty()
         go_on.set()
         events.wait_durable(end)
     assert bodies(disk.after_power_cut(None)) == [b"first", b"second"]
+
+
+def note_writes(log: SegmentedLog) -> queue.Queue[int]:
+    """Where each group ended that is written from now on."""
+    ends: queue.Queue[int] = queue.Queue()
+    write_group: Callable[[], Group | None] = log.write_group
+
+    def noted() -> Group | None:
+        group = write_group()
+        if group is not None:
+            ends.put(group.end_position)
+        return group
+
+    log.write_group = noted  # type: ignore[method-assign]
+    return ends
 
 
 def test_nothing_is_acknowledged_by_a_sync_after_a_failed_one() -> None:
@@ -115,7 +127,9 @@ def test_nothing_is_acknowledged_by_a_sync_after_a_failed_one() -> None:
         block_next_sync(log, syncing, go_on)
         log.append(1, [b"lost"])
         assert syncing.wait(WAIT_SECONDS)
+        written = note_writes(log)
         log.append(1, [b"written meanwhile"])
+        written.get(timeout=WAIT_SECONDS)
         disk.fail_sync_at = disk.syncs + 1
         go_on.set()
         assert isinstance(events.fatal.get(timeout=WAIT_SECONDS), DiskFailed)

@@ -22,6 +22,6 @@ def run(target: Target, report: Report, *, callback: str, count: int, size: int)
         receiver.wait()
         seconds = receiver.last_arrival - began
         report.figures["msgs_per_s"] = round(count / seconds)
-        report.figures["cpu_us_per_msg"] = cpu.us_per(count)
+        report.figures |= cpu.figures(count)
     report.floor(floors.decoded_reads(target.directory, size, count).msgs_per_s)
     report.figures |= receiver.figures()

@@ -52,7 +52,7 @@ def run(target: Target, report: Report, *, rate: int, seconds: float, size: int)
         took = time.perf_counter() - began
         producer.flush()
         receiver.wait()
-        report.figures["cpu_us_per_msg"] = cpu.us_per(count)
+        report.figures |= cpu.figures(count)
     pairs = zip(sent_ns[warm_up:], receiver.received_ns[warm_up:], strict=True)
     report.figures["msgs_per_s"] = round(count / took)
     report.figures |= summary([(received - sent) / 1e6 for sent, received in pairs])

@@ -6,6 +6,7 @@ import time
 
 from duemq import Producer
 from duemq.cli.bench import floors
+from duemq.cli.bench.processes import CpuMeter
 from duemq.cli.bench.report import Report
 from duemq.cli.bench.target import Target
 from duemq.cli.bench.traffic import Receiver, bodies
@@ -19,12 +20,16 @@ def run(target: Target, report: Report, *, count: int, size: int) -> None:
     """Measures each call of `send`."""
     topic = target.new_topic("latency", queues=1)
     latencies = []
+    cpu = CpuMeter(target.cluster)
     with Producer(target.nameserver) as producer:
         for number, body in enumerate(bodies(WARM_UP + count, size)):
+            if number == WARM_UP:
+                cpu = CpuMeter(target.cluster)
             begin = time.perf_counter()
             producer.send(topic, body)
             if number >= WARM_UP:
                 latencies.append((time.perf_counter() - begin) * 1000)
+        report.figures |= cpu.figures(count)
     report.figures["msgs_per_s"] = round(count * 1000 / sum(latencies))
     report.figures |= summary(latencies)
     floor = floors.durable_writes(target.directory, size, 1, count)

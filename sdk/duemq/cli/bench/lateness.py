@@ -34,7 +34,7 @@ def run(target: Target, report: Report, *, rate: int, seconds: float, size: int)
                     topic, body, deliver_at=time.time_ns() // 1_000_000 + int(DELAY_S * 1000)
                 )
         receiver.wait()
-        report.figures["cpu_us_per_msg"] = cpu.us_per(count)
+        report.figures |= cpu.figures(count)
     report.figures["msgs_per_s"] = rate
     report.figures |= summary(receiver.stored_late_ms)
     report.figures |= {

@@ -25,7 +25,7 @@ def run(target: Target, report: Report, *, call: str, count: int, size: int) -> 
     else:
         seconds = _send_each(target.nameserver, topic, count, size)
     report.figures["msgs_per_s"] = round(count / seconds)
-    report.figures["cpu_us_per_msg"] = cpu.us_per(count)
+    report.figures |= cpu.figures(count)
     floor = floors.durable_writes(target.directory, size, floors.FRAME_BYTES // size or 1, count)
     report.floor(floor.msgs_per_s)
     with Receiver(target.nameserver, topic, count) as receiver:

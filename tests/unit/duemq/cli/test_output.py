@@ -6,7 +6,7 @@ import pytest
 
 from duemq import errors
 from duemq.cli.exits import Exit, exit_of
-from duemq.cli.output import Output, duration, error_fields, shown
+from duemq.cli.output import Output, duration, error_fields, exact_duration, shown
 from duemq.descriptions import MissingBroker
 
 ROWS = [{"name": "a", "count": 1_000}, {"name": "b", "count": None}]
@@ -97,3 +97,18 @@ def test_a_missing_broker_is_told_to_both(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_lengths_of_time(ms: int, text: str) -> None:
     assert duration(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0, "0ms"), (250, "250ms"), (1_500, "1500ms"), (90_000, "90s"), (7_200_000, "2h")],
+)
+def test_lengths_of_time_as_they_are_written(ms: int, text: str) -> None:
+    assert exact_duration(ms) == text
+
+
+def test_a_table_in_a_pipe_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {name: name * 30 for name in ("a", "b", "c", "d", "e")}
+    Output(False).table(tuple(row), [row], empty="")
+    printed = capsys.readouterr().out
+    assert all(value in printed for value in row.values())
