@@ -39,13 +39,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker import subscriptions
-from broker.names import check_group
-from broker.offsets import check_generation
-from broker.subscriptions import Subscriptions
+from broker.members import (
+    SESSION_TIMEOUT_MS_DEFAULT,
+    Group,
+    Hello,
+    Holding,
+    Member,
+    check_agree,
+)
 from duemq.balance import (
     AVERAGE,
-    WITHOUT_MEMORY,
     MessageQueue,
     allocate,
     coordinator,
@@ -61,38 +64,16 @@ from duemq.errors import (
     Overloaded,
 )
 
-MEMBER_ID_LENGTH_MAX = 255
-CLIENT_LENGTH_MAX = 1_024
-OWNED_MAX = 65_536  # queues in a hello
 GROUPS_MAX = 10_000
 MEMBERS_MAX = 1_000  # a group
 # Of a group: static member ids whose last incarnation is remembered, present or not.
 INCARNATIONS_MAX = 2 * MEMBERS_MAX
-SESSION_TIMEOUT_MS_MIN = 1_000
-SESSION_TIMEOUT_MS_MAX = 300_000
-SESSION_TIMEOUT_MS_DEFAULT = 10_000
 EMPTY_GROUP_KEPT_MS = 7 * 24 * 3_600_000
 # A tick later than this means that the coordinator slept, not the members: their sessions are
 # prolonged by that, and by this once more for what they have sent meanwhile to be read.
 STALL_MS_MAX = 1_000
 # Raised when an older broker must not read a snapshot; what is only added has a default instead.
 SNAPSHOT_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """What a member says when it comes, or comes back."""
-
-    group: str
-    member_id: str
-    subscriptions: Subscriptions
-    session_timeout_ms: int = 0  # 0: the default
-    strategy: str = AVERAGE
-    generation: int = 0  # of the last assignment it saw
-    owned: tuple[MessageQueue, ...] = ()
-    client: str = ""
-    members: tuple[str, ...] = ()  # as that assignment named them
-    incarnation: int = 0  # of a static member
 
 
 class Assignment(NamedTuple):
@@ -130,73 +111,6 @@ class Step:
     assignments: list[Assignment] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Member:
-    """A member with a session."""
-
-    member_id: str
-    subscriptions: Subscriptions
-    strategy: str
-    session_timeout_ms: int
-    client: str
-    last_heard_ms: int
-    incarnation: int
-    was_member: bool  # before it came here
-    # Queues and members of the last assignment.
-    told: tuple[tuple[MessageQueue, ...], tuple[str, ...]] | None = None
-
-
-class Holding(NamedTuple):
-    """Who has a queue, and the generation of the last assignment that said so."""
-
-    member_id: str
-    granted: int
-    claimed: int = 0  # while holding back: the generation by which the member says so
-
-
-@dataclass(slots=True)
-class Group:
-    """One group's state; only Coordinator changes it."""
-
-    name: str
-    strategy: str = AVERAGE
-    generation: int = 0
-    members: dict[str, Member] = field(default_factory=dict)
-    target: dict[MessageQueue, str] = field(default_factory=dict)
-    names: tuple[str, ...] = ()  # the members that `target` was made for
-    made_of: object = None  # all else that `target` depends on
-    # The last target that the strategy made; `target` is another one while holding back.
-    allocated: dict[MessageQueue, str] = field(default_factory=dict)
-    outdated: bool = False  # a new generation is due, whatever the target
-    # Static member id → its newest incarnation; the longest unchanged first.
-    incarnations: dict[str, int] = field(default_factory=dict)
-    holdings: dict[MessageQueue, Holding] = field(default_factory=dict)
-    # While holding back: members known from before and not back yet, with their session timeouts in
-    # ms; None: nobody here knows who they are.
-    absent: dict[str, int] | None = field(default_factory=dict)
-    hold_until_ms: int | None = None
-    young_until_ms: int = 0  # until then former members may come that others have not heard of
-    empty_since_ms: int = 0
-
-    def member_ids(self) -> tuple[str, ...]:
-        """Answers who may hold queues, present or awaited, sorted; none while that is unknown."""
-        return () if self.absent is None else tuple(sorted({*self.members, *self.absent}))
-
-    def held_by(self, member_id: str) -> list[MessageQueue]:
-        """Answers the queues that a member has, sorted."""
-        return sorted(q for q, holding in self.holdings.items() if holding.member_id == member_id)
-
-    def current(self) -> dict[MessageQueue, str]:
-        """Answers who has, or else shall have, which queue; what is being given up comes last."""
-        settled: dict[MessageQueue, str] = {}
-        leaving: dict[MessageQueue, str] = {}
-        for queue, holding in self.holdings.items():
-            stays = self.allocated.get(queue, holding.member_id) == holding.member_id
-            (settled if stays else leaving)[queue] = holding.member_id
-        nobodys = {q: m for q, m in self.allocated.items() if q not in self.holdings}
-        return {**settled, **nobodys, **leaving}
-
-
 class Coordinator:
     """The groups that this broker coordinates."""
 
@@ -226,7 +140,7 @@ class Coordinator:
         offsets: not 0 means that the group lived before.  Raises InvalidArgument, NotCoordinator,
         GroupNotFound, Overloaded, and FencedMember to a static member that a newer one replaced.
         """
-        self._check(hello)
+        hello.check()
         self._check_coordinator(hello.group)
         group = self._groups.get(hello.group) or self._new_group(hello, now_ms, known_generation)
         self._check_incarnation(group, hello)
@@ -394,7 +308,7 @@ class Coordinator:
                     **{m.member_id: m.session_timeout_ms for m in group.members.values()},
                 },
                 "incarnations": group.incarnations,
-                "shares": _shares(group),
+                "shares": group.shares(),
             }
             for group in self._groups.values()
         }
@@ -425,30 +339,6 @@ class Coordinator:
             )
 
     # --- checks -------------------------------------------------------------------------------
-
-    def _check(self, hello: Hello) -> None:
-        check_group(hello.group)
-        if not 1 <= len(hello.member_id) <= MEMBER_ID_LENGTH_MAX:
-            raise InvalidArgument(
-                "illegal member id",
-                field="member_id",
-                value=hello.member_id[:MEMBER_ID_LENGTH_MAX],
-                limit=f"1 to {MEMBER_ID_LENGTH_MAX} characters",
-            )
-        _check_bound("client", len(hello.client), CLIENT_LENGTH_MAX)
-        _check_bound("owned", len(hello.owned), OWNED_MAX)
-        _check_bound("members", max(map(len, hello.members), default=0), MEMBER_ID_LENGTH_MAX)
-        subscriptions.check(hello.subscriptions)
-        timeout_ms = hello.session_timeout_ms
-        if timeout_ms and not SESSION_TIMEOUT_MS_MIN <= timeout_ms <= SESSION_TIMEOUT_MS_MAX:
-            raise InvalidArgument(
-                "session timeout out of range",
-                field="session_timeout_ms",
-                value=str(timeout_ms),
-                limit=f"{SESSION_TIMEOUT_MS_MIN} to {SESSION_TIMEOUT_MS_MAX}",
-            )
-        check_generation(hello.generation)
-        strategy_named(hello.strategy)
 
     def _check_coordinator(self, group_name: str) -> None:
         owner = coordinator(group_name, self._brokers)
@@ -483,7 +373,7 @@ class Coordinator:
         found = []
         for other in others:
             try:
-                _check_agree(group.name, other, hello)
+                check_agree(group.name, other, hello)
             except InvalidArgument as error:
                 found.append(TurnedOut(group.name, other.member_id, error))
         return found
@@ -491,7 +381,7 @@ class Coordinator:
     def _check_fits(self, group: Group, hello: Hello) -> None:
         others = [m for m in group.members.values() if m.member_id != hello.member_id]
         if others:
-            _check_agree(group.name, hello, others[0])  # who agree with one another
+            check_agree(group.name, hello, others[0])  # who agree with one another
         if len(others) >= MEMBERS_MAX:
             raise Overloaded(
                 f"group {group.name!r} is full",
@@ -662,32 +552,3 @@ class Coordinator:
                 group.holdings[queue] = group.holdings[queue]._replace(granted=group.generation)
             told.append(Assignment(group.name, member_id, group.generation, queues, members))
         return told
-
-
-def _check_bound(name: str, found: int, most: int) -> None:
-    if found > most:
-        raise InvalidArgument(
-            f"{name}: {found}, at most {most} are allowed", field=name, value=found, limit=most
-        )
-
-
-def _shares(group: Group) -> dict[str, list[MessageQueue]]:
-    """Member → its queues, for strategies that look at what they answered last."""
-    shares: dict[str, list[MessageQueue]] = {}
-    if group.strategy not in WITHOUT_MEMORY:
-        for queue, member in group.allocated.items():
-            shares.setdefault(member, []).append(queue)
-    return shares
-
-
-def _check_agree(group: str, one: Hello | Member, other: Hello | Member) -> None:
-    """Raises InvalidArgument, to the one, if they cannot be members of one group."""
-    if (one.strategy or AVERAGE) != (other.strategy or AVERAGE):
-        raise InvalidArgument(
-            f"strategy: {one.strategy or AVERAGE!r}, the other members of group {group!r} use"
-            f" {other.strategy or AVERAGE!r}; all members of a group use one allocation strategy",
-            field="strategy",
-            value=one.strategy,
-            limit=other.strategy or AVERAGE,
-        )
-    subscriptions.check_same(group, one.subscriptions, other.subscriptions)

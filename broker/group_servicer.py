@@ -18,8 +18,9 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from broker.coordinator import Assignment, Coordinator, Group, Hello, Moved, Step, TurnedOut
+from broker.coordinator import Assignment, Coordinator, Moved, Step, TurnedOut
 from broker.filters import Expressions, check_filter
+from broker.members import Group, Hello
 from broker.offsets import Offsets
 from broker.subscriptions import TopicFilter
 from duemq.balance import MessageQueue

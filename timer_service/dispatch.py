@@ -238,9 +238,5 @@ class Dispatcher:
 
     def next_retry_ms(self, broker: str, now_ms: int) -> int:
         """When `sendable` may have something that it holds back now; NEVER: nothing held back."""
-        waits = (
-            lane.retry_at_ms
-            for lane in self.peer(broker).busy.values()
-            if lane.retry_at_ms > now_ms
-        )
-        return min(waits, default=NEVER)
+        waits = (lane.held_until_ms() for lane in self.peer(broker).busy.values())
+        return min((until_ms for until_ms in waits if until_ms > now_ms), default=NEVER)

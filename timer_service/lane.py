@@ -9,6 +9,9 @@ A lane is one idempotent producer's sequence at (broker, topic, queue).  A batch
                                            └── refused, or ─────┘
                                                connection lost: sent again, same number, same timers
 
+A DISPATCH entry may be written a moment before its timers are due, so that its sync is over by
+then; `ready_ms` keeps the batch back, also after a restart or when the clock went back.
+
 Up to `WIRE_MAX` batches of a lane are on the wire.  Brokers take a lane's batches strictly by
 sequence, so if one is refused those behind it are refused too: the lane waits until every answer
 is in, and begins anew with its first batch.  Until a broker has stored one batch of the lane on
@@ -61,6 +64,11 @@ class Batch:
     due_ms: npt.NDArray[np.int64]
     durable: bool = False
     target: int = NO_TARGET  # that it was cut from, in this process
+    ready_ms: int = 0
+    """When the last of its timers is due: it is not sent before."""
+
+    def __post_init__(self) -> None:
+        self.ready_ms = int(self.due_ms.max()) if len(self.due_ms) else 0
 
     @property
     def count(self) -> int:
@@ -96,10 +104,19 @@ class Lane:
 
     def next_to_send(self, now_ms: int) -> Batch | None:
         """The batch to put on the wire now, or None."""
-        if self._failed or now_ms < self.retry_at_ms:
+        batch = self._next()
+        if batch is None or now_ms < max(self.retry_at_ms, batch.ready_ms):
             return None
+        return batch
+
+    def held_until_ms(self) -> int:
+        """When the next batch may go on the wire; 0: none, or not before an answer came."""
+        batch = self._next()
+        return 0 if batch is None else max(self.retry_at_ms, batch.ready_ms)
+
+    def _next(self) -> Batch | None:
         sent = len(self._wire)
-        if sent >= (WIRE_MAX if self._proven else 1) or sent >= len(self.unacked):
+        if self._failed or sent >= (WIRE_MAX if self._proven else 1) or sent >= len(self.unacked):
             return None
         batch = self.unacked[sent]
         return batch if batch.durable else None

@@ -113,7 +113,7 @@ class Sender:
                 await self._send(call, batches)
                 continue
             retry_ms = dispatcher.next_retry_ms(self.broker, now_ms())
-            timeout_s = None if retry_ms == NEVER else max(retry_ms - now_ms(), 1) / 1000
+            timeout_s = None if retry_ms == NEVER else max(retry_ms / 1000 - time.time(), 0.0)
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._more.wait()

@@ -1,7 +1,7 @@
 """The scheduler at work: log writer, firing loop and housekeeping around the core.
 
-Owned by the event loop.  Threads: two `timerlog-writer` sync the log; `timer-disk` runs one job at a
-time.  Both come back through `call_soon_threadsafe`.
+Owned by the event loop.  Threads: two `timerlog-writer` sync the log; `timer-disk` runs one job at
+a time.  Both come back through `call_soon_threadsafe`.
 
 The firing loop is one timer of the event loop, set to the next due millisecond; nothing polls.
 Whatever may let more timers go (a frame came, an answer came, the log became durable) calls `wake`.
@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 # At most so many ticks: below it, each costs more (log entry, sync, gRPC) than its timers.
 TICK_SPACING_S = 0.001
 RETRY_S = 0.25  # after a full disk
+# So long before they are due timers are dispatched, so that the sync of that is over in time.
+# From then on a cancel answers FIRED.
+AHEAD_MS = 3
 # The longest sleep of the firing loop: how late it notices that the clock was set forward.
 SLEEP_S_MAX = 1.0
 TRIM_INTERVAL_S = 1.0
@@ -98,8 +101,8 @@ class Shard:
 
     def wake_for(self, due_ms: int | None) -> None:
         """As `wake`, if anything is due before the firing loop looks by itself."""
-        if due_ms is not None and (self._timer is None or due_ms < self._timer_ms):
-            self._arm(due_ms)
+        if due_ms is not None and (self._timer is None or due_ms - AHEAD_MS < self._timer_ms):
+            self._arm(due_ms - AHEAD_MS)
 
     def _arm(self, due_ms: int) -> None:
         if self._timer is not None:
@@ -119,7 +122,7 @@ class Shard:
         self._timer = None
         self._timer_ms = 0
         self._ticked_s = time.time()
-        now = now_ms()
+        now = now_ms() + AHEAD_MS
         if self._stopping or self.failed.done():
             return
         try:
@@ -130,7 +133,7 @@ class Shard:
             self._fail(error)
             return
         if next_ms is not None:
-            self._arm(next_ms if next_ms > now else 0)
+            self._arm(next_ms - AHEAD_MS if next_ms > now else 0)
 
     # -- events -----------------------------------------------------------
 
@@ -197,7 +200,7 @@ class Shard:
         while True:
             arrived = self._arrived
             try:
-                outcome = self.scheduler.cancel(handle, now_ms())
+                outcome = self.scheduler.cancel(handle, now_ms() + AHEAD_MS)
             except (LogFull, DiskFull):
                 await self._progress_or(RETRY_S)
                 continue

@@ -28,6 +28,8 @@ SESSION_TIMEOUT_S = 2.0
 # Of a pause: shorter and longer than the session, and than a broker's registration (1.5 s).
 PAUSE_S_MIN, PAUSE_S_MAX = 0.2, 4.0
 STEP_S_MIN, STEP_S_MAX = 0.3, 2.5
+# Steps wait for brokers to come back: a schedule may take so much longer, then it is cut off.
+OVERTIME = 1.3
 # Between them half of the steps; a broker that is away disturbs everything at once.
 WEIGHTS = {
     "join": 4,
@@ -209,7 +211,10 @@ class Disturber(threading.Thread):
                 leaving.join()
 
     def _run(self) -> None:
+        late = time.monotonic() + OVERTIME * sum(step.wait_s for step in self._steps)
         for step in self._steps:
+            if time.monotonic() > late:
+                break
             self._wait_until(time.monotonic() + step.wait_s)
             self._take(step)
         self._wait_until(max((at_s for at_s, _ in self._later), default=0.0))

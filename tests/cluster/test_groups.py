@@ -202,7 +202,7 @@ def test_members_consume_through_a_rolling_restart_of_the_brokers(cluster: Embed
         for broker in cluster.names("broker"):
             assert cluster.stop_member(broker) == 0
             until(lambda: len(first.queues) == len(second.queues) == 2)
-            sent |= send(cluster, topic, 100)
+            sent.update(send(cluster, topic, 100))
             until(lambda: set(received) >= sent)
             cluster.start_member(broker)
             cluster.wait_ready()

@@ -19,7 +19,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker.coordinator import Assignment, Coordinator, Hello, Step
+from broker.coordinator import Assignment, Coordinator, Step
+from broker.members import Hello
 from broker.subscriptions import TopicFilter
 from duemq.balance import AVERAGE, STICKY, MessageQueue, allocate, average
 from duemq.errors import FencedMember
@@ -70,6 +71,7 @@ class GroupHistory(RuleBasedStateMachine):
         self.saved: bytes | None = None
         self.moved = False  # the coordinator has not heard of the group yet
         self.has_moved = False
+        self.newest_ms = 0
         self.coordinator = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
 
     # --- the shell around the core --------------------------------------------------------
@@ -285,8 +287,9 @@ class GroupHistory(RuleBasedStateMachine):
         """Killed after it saved; what it said is lost with the streams, or still to be read."""
         self.coordinator = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
         if self.saved is not None:
-            # Where the group was with another one, generations are told apart by the time too.
-            self.now_ms -= 60_000 if backwards and not self.has_moved else 0
+            if backwards and not self.has_moved:  # there the time tells generations apart too
+                self.newest_ms = max(self.newest_ms, self.now_ms)
+                self.now_ms -= 60_000
             self.coordinator.restore(self.saved, self.now_ms)
         for member in self.everyone:
             member.connected = False
@@ -297,7 +300,8 @@ class GroupHistory(RuleBasedStateMachine):
 
     @rule()
     def move_to_another_coordinator(self) -> None:
-        """It knows nothing; the members have heard everything, and nobody is a zombie.
+        """It knows nothing, its clock is not behind; the members have heard everything, and nobody
+        is a zombie.
 
         (A zombie could claim what it lost before the new coordinator hears of the true holder.  The
         commits of that one are those that count all the same: one_member_may_commit_a_queue.)
@@ -311,7 +315,7 @@ class GroupHistory(RuleBasedStateMachine):
                 member.held.clear()
                 member.wanted = frozenset()
         self.saved, self.moved, self.has_moved = None, True, True
-        self.now_ms += 100  # its generations begin at a later time
+        self.now_ms = max(self.now_ms, self.newest_ms) + 100
         self.restart_coordinator(backwards=False, lost=True)
 
     # --- what always holds ----------------------------------------------------------------

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.coordinator import Coordinator, Hello, Step
+from broker.coordinator import Coordinator, Step
+from broker.members import Hello
 from broker.subscriptions import TopicFilter
 from duemq.balance import (
     AVERAGE,

@@ -381,3 +381,16 @@ async def test_retries_and_dead_letters_are_counted(cluster, topic, admin) -> No
         for broker in cluster.brokers.values()
     )
     assert sum(value or 0 for value in kept) == 4
+
+
+async def test_a_topic_that_only_one_broker_has(cluster, topic, admin) -> None:
+    only = topic_name()
+    await admin.create_topic(only, queues=1, brokers=["b0"])
+    await cluster.send(only, [b"a", b"b"], broker="b0")
+    await consumed(cluster, topic, admin)
+    changes = await admin.reset_offsets(GROUP, only, "latest")
+    assert moves(changes) == {("b0", 0): (None, 2)}
+    await admin.clone_offsets(GROUP, "billing-2", only)
+    assert await offsets(admin, "billing-2", only) == {("b0", 0): 2}
+    assert [m.body for m in (await admin.find_messages(only)).messages] == [b"a", b"b"]
+    await admin.skip_backlog(GROUP, only)

@@ -106,6 +106,21 @@ async def test_an_append_wakes_a_parked_pull(both: tuple[Broker, Client]) -> Non
     assert len(broker._puller) == 0
 
 
+async def test_a_parked_pull_gives_what_any_of_its_queues_got_in_one_commit(
+    both: tuple[Broker, Client],
+) -> None:
+    broker, client = both
+    topic = topic_name()
+    await client.send(*(batch(topic, [b"old"], queue_id=n) for n in range(4)))
+    queues = [broker_pb2.QueuePull(topic=topic, queue_id=n, offset=1) for n in range(4)]
+    pull = broker_pb2.PullRequest(queues=queues, wait_ms=WAIT_MS)
+    waiting = asyncio.ensure_future(client.broker.Pull(pull))
+    await parked(broker, 1)
+    await client.send(batch(topic, [b"a"], queue_id=1), batch(topic, [b"b"], queue_id=3))
+    answers = (await waiting).queues
+    assert sorted(each.queue_id for each in answers) == [1, 3]
+
+
 async def test_a_parked_pull_with_a_filter_sleeps_on(both: tuple[Broker, Client]) -> None:
     broker, client = both
     topic = topic_name()

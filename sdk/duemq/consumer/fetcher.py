@@ -87,6 +87,7 @@ class Fetcher:
         self._client = client
         self._sink = sink
         self._settings = settings
+        self._window = settings.window  # made anew by each look at it
         self._group = group
         self._member_id = member_id
         self._sources: set[Source] = set()
@@ -156,7 +157,7 @@ class Fetcher:
         return (
             not source.asked
             and source.not_before_s <= self._loop.time()
-            and source.pending.has_room(self._settings.window, REFILL)
+            and source.pending.has_room(self._window, REFILL)
         )
 
     def _request(self, sources: list[Source]) -> broker_pb2.PullRequest:
@@ -164,7 +165,7 @@ class Fetcher:
         self._waiting[self._last_request_id] = (self._loop.time(), sources)
         for source in sources:
             source.asked = True
-        window = self._settings.window
+        window = self._window
         return broker_pb2.PullRequest(
             request_id=self._last_request_id,
             group=self._group,

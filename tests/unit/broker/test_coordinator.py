@@ -5,9 +5,9 @@ from broker.coordinator import (
     STALL_MS_MAX,
     Assignment,
     Coordinator,
-    Hello,
     Step,
 )
+from broker.members import Hello
 from broker.subscriptions import TopicFilter
 from duemq.balance import MessageQueue
 from duemq.balance import coordinator as coordinator_of

@@ -116,3 +116,18 @@ def test_a_lane_takes_a_bounded_number_of_batches() -> None:
     lane, _ = lane_with(UNACKED_MAX)
 
     assert lane.full()
+
+
+def test_a_batch_is_kept_back_until_its_last_timer_is_due() -> None:
+    lane, _ = lane_with(0, proven=True)
+    due_ms = np.array([NOW, NOW + 3, NOW + 1])
+    batch = Batch(lane, lane.next_sequence, 0, 8, b"records", b"", b"", b"", due_ms)
+    lane.push(batch)
+
+    assert (put_on_wire(lane, NOW + 3), lane.held_until_ms()) == ([], 0)  # not yet durable
+    batch.durable = True
+    assert (put_on_wire(lane, NOW + 2), lane.held_until_ms()) == ([], NOW + 3)
+    assert put_on_wire(lane, NOW + 3) == [batch]
+    lane.disconnected()
+    assert put_on_wire(lane, NOW + 2) == []  # the clock went back
+    assert put_on_wire(lane, NOW + 3) == [batch]

@@ -119,6 +119,10 @@ class Crew:
         for member in chosen:
             member.until("joined")
 
+    def pids(self, count: int) -> dict[str, int]:
+        """Process ids of the first `count` members, by name."""
+        return {f"member-{n}": member.pid for n, member in enumerate(self.members[:count])}
+
     @property
     def total(self) -> int:
         """How many messages came to all."""

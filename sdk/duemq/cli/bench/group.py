@@ -28,13 +28,12 @@ def run(
         session_timeout_s=SESSION_TIMEOUT_S,
         timed=False,
     ) as crew:
-        pids = {f"member-{number}": member.pid for number, member in enumerate(crew.members)}
-        cpu = CpuMeter(target.cluster, pids)
+        cpu = CpuMeter(target.cluster, crew.pids(members))
         began = time.perf_counter()
         crew.join(crew.members)
         seconds = crew.wait(count) - began
         report.figures["msgs_per_s"] = round(count / seconds)
-        report.figures["cpu_us_per_msg"] = cpu.us_per(count)
+        report.figures |= cpu.figures(count)
         report.figures["by_member"] = [member.tally.total for member in crew.members]
         report.figures |= crew.figures(count)
     floor = floors.decoded_reads_by(members, target.directory, size, count // members)

@@ -70,12 +70,13 @@ def run(
         Producer(target.nameserver) as producer,
     ):
         crew.join(crew.members[:members])
-        cpu = CpuMeter(target.cluster)
+        cpu = CpuMeter(target.cluster, crew.pids(members))
         stream = _Stream(producer, topic, rate, count, size)
         left = _change(crew.members[members:], stream, seconds, every_s)
         stream.send_until(until_kill_s)
         producer.flush()
         crew.wait(stream.sent)
+        report.figures |= cpu.figures(stream.sent)
         calm = crew.figures(stream.sent)
         victim = crew.members[0]
         killed = Parted(victim, time.perf_counter_ns())
@@ -84,7 +85,6 @@ def run(
         producer.flush()
         crew.wait_for_each(count)
         report.figures["msgs_per_s"] = rate
-        report.figures["cpu_us_per_msg"] = cpu.us_per(count)
         measured = range(int(rate * WARM_UP_S), int(rate * (WARM_UP_S + seconds)))
         report.figures |= summary(_latencies_ms(crew, stream, measured))
         _enter_handovers(report, crew, left, killed)
