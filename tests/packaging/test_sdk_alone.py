@@ -16,7 +16,15 @@ from tests.service.fake_cluster import FakeCluster
 
 SDK = Path(__file__).resolve().parents[2] / "sdk"
 DEPENDENCIES = {"grpcio", "opentelemetry-api", "protobuf", "tenacity"}
-NOT_NEEDED = ["click", "grpc_health", "lark", "numpy", "opentelemetry.sdk", "prometheus_client", "rich"]
+NOT_NEEDED = [
+    "click",
+    "grpc_health",
+    "lark",
+    "numpy",
+    "opentelemetry.sdk",
+    "prometheus_client",
+    "rich",
+]
 PROGRAM = """
 import importlib.util, sys
 import duemq

@@ -148,6 +148,20 @@ class Lanes(Generic[M]):
                 self._go_on(lane)
         return failures
 
+    def take_back(self, segments: list[Segment[M]], current: int) -> list[Segment[M]]:
+        """A worker hangs in one message: frees what does not wait for that one.
+
+        The worker has been stopped and is in segment `current`, at the message `done` of it, which
+        it has begun or leaves out; answers what it keeps, for `ended`.
+        """
+        self.ended(segments[current + 1 :])
+        segment = segments[current]
+        if segment.lane is None and not self._lists:
+            past = segment.done + 1
+            self._free.extendleft(reversed(segment.entries[past:]))
+            segment.entries = segment.entries[:past]
+        return segments[: current + 1]
+
     def suspend(self, lane: Lane[M], until_ms: int) -> None:
         """The lane waits: what failed is tried again then."""
         heapq.heappush(self._suspended, (until_ms, next(self._numbers), lane))

@@ -7,7 +7,8 @@
 
 A hand-over to a worker and back costs about as much as a hundred trivial callbacks, so a worker
 gets many messages at once: of one queue, or of many keys.  It comes back after SLICE_S, so that a
-queue of slow messages does not keep a thread from the others.
+queue of slow messages does not keep a thread from the others.  When it hangs in one message, the
+loop takes back what does not wait for that one.
 
 No callback starts once the queue is dropped, or while the lease (lease.py) is over.  A queue that
 is dropped and taken over again starts only when the callbacks of its last time here have ended.
@@ -45,6 +46,8 @@ RUN_MESSAGES_MAX = 256
 RUN_KEYED_MESSAGES_MAX = 64
 # A worker begins no further message of a run after this time.
 SLICE_S = 0.01
+# Who is still at it then hangs in one message; looked for this often.
+HANG_S = 0.02
 CALLBACK_S_MIN = 1e-7
 SMOOTHING = 0.2
 
@@ -52,7 +55,7 @@ SMOOTHING = 0.2
 class OrderedRun:
     """What a worker does in one go."""
 
-    __slots__ = ("flow", "running", "seconds", "segments")
+    __slots__ = ("began_s", "current", "flow", "running", "seconds", "segments", "stopped")
 
     def __init__(self, flow: "Flow", segments: list[Segment[Message]]) -> None:
         self.flow = flow
@@ -60,6 +63,13 @@ class OrderedRun:
         self.running = False
         self.seconds = 0.0
         """How long it took."""
+        self.began_s = inf
+        """By the lease's clock."""
+        self.current = 0
+        """Index of the segment that the worker is in: set before it looks at `stopped`."""
+        self.stopped = False
+        """The worker begins no further message.  Set by the event loop, which then reads where the
+        worker is: past that nothing begins."""
 
     @property
     def queue(self) -> ProcessQueue[Message]:
@@ -130,6 +140,7 @@ class OrderedDispatcher:
         # By queue, the oldest first: only that one runs.
         self._flows: defaultdict[MessageQueue, list[Flow]] = defaultdict(list)
         self._callback_s = RUN_S  # mean time of a callback, geometric; at first: one a run
+        self._watch: asyncio.TimerHandle | None = None
         self._said_over = False
         lease.on_renewed(self._renewed)
 
@@ -139,6 +150,8 @@ class OrderedDispatcher:
 
     async def stop(self, timeout_s: float) -> None:
         """Ends the workers after what they are doing; what they have not begun stays undone."""
+        if self._watch is not None:
+            self._watch.cancel()
         for flow in [flow for flows in self._flows.values() for flow in flows]:
             flow.cancel_timer()
         await self._workers.stop(timeout_s)
@@ -188,7 +201,24 @@ class OrderedDispatcher:
             run = OrderedRun(flow, segments)
             flow.runs.add(run)
             self._workers.submit(run)
+            if self._watch is None and (len(segments) > 1 or segments[0].lane is None):
+                self._watch = self._loop.call_later(HANG_S, self._look)
         self._set_timer(flow, now_ms)
+
+    def _look(self) -> None:
+        """Frees what waits in a run behind a message that takes long and that it need not follow."""
+        self._watch = None
+        flows = [flow for flows in self._flows.values() for flow in flows if flow.runs]
+        now_s = self._lease.clock()
+        for flow in flows:
+            hanging = [run for run in flow.runs if not run.stopped and now_s - run.began_s > HANG_S]
+            for run in hanging:
+                run.stopped = True  # before the look at `current`
+                run.segments = flow.lanes.take_back(run.segments, run.current)
+            if hanging:
+                self._feed(flow)
+        if flows and self._watch is None:
+            self._watch = self._loop.call_later(HANG_S, self._look)
 
     def _may_run(self, flow: Flow) -> bool:
         flows = self._flows[flow.source.queue]
@@ -356,13 +386,14 @@ class OrderedCaller:
         callback, lease, queue = self._callback, self._lease, run.queue
         clock, span = lease.clock, self._span if tracing.enabled() else None
         enough_s = inf
-        for segment in run.segments:
+        for index, segment in enumerate(run.segments):
+            run.current = index
             for entry in segment.entries:
                 now_s = clock()
-                if queue.dropped or now_s >= lease.until_s or now_s > enough_s:
+                if run.stopped or queue.dropped or now_s >= lease.until_s or now_s > enough_s:
                     return
                 if enough_s == inf:
-                    enough_s = now_s + SLICE_S
+                    run.began_s, enough_s = now_s, now_s + SLICE_S
                 try:
                     if span is None:
                         callback(entry.message)
@@ -403,13 +434,14 @@ class OrderedCaller:
     async def _await_each(self, run: OrderedRun) -> None:
         lease, queue = self._lease, run.queue
         enough_s = inf
-        for segment in run.segments:
+        for index, segment in enumerate(run.segments):
+            run.current = index
             for entry in segment.entries:
                 now_s = lease.clock()
-                if queue.dropped or now_s >= lease.until_s or now_s > enough_s:
+                if run.stopped or queue.dropped or now_s >= lease.until_s or now_s > enough_s:
                     return
                 if enough_s == inf:
-                    enough_s = now_s + SLICE_S
+                    run.began_s, enough_s = now_s, now_s + SLICE_S
                 error = await self._await([entry.message], entry.message)
                 if error is None:
                     entry.finish()
