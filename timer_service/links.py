@@ -120,6 +120,10 @@ class Links:
         self._shard.scheduler.dispatcher.set_routes(_writable(self._routes))
         self._shard.wake()
 
+    def knows(self, store_id: int) -> bool:
+        """Whether a broker of the cluster owns the store, even if it is away just now."""
+        return any(link.broker.store_id == store_id for link in self.by_name.values())
+
     def lag(self) -> int:
         """Delayed messages at brokers that were not fetched at the last look."""
         fetchers = (f for link in self.by_name.values() for f in link.fetchers.values())

@@ -85,7 +85,7 @@ class TimerService:
         self._links = Links(self.shard, self._routes.cache, settings.shard, settings.shards)
         self._routes.on_change(self._links.changed)
         self.server.registry.register(ShardCollector(self.shard, self._links.lag))
-        timer = TimerServicer(self.shard, self._routes.cache, settings)
+        timer = TimerServicer(self.shard, self._links, settings)
         self.server.add(servicer.SERVICE, timer)
         self.shard.start()
         self._routes.start()

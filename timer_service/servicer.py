@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 from duemq.errors import DuemqError, InvalidArgument, Unavailable
-from duemq.route import RouteCache
 from duemq.rpc import status
 from duemq.v1 import message_pb2, timer_pb2
 from timer_service.entries import Cancelled, SourceId
+from timer_service.links import Links
 from timer_service.scheduler import NOT_YET
 from timer_service.settings import Settings
 from timer_service.shard import Shard, now_ms
@@ -22,9 +22,9 @@ ARRIVAL_TIMEOUT_S = 5.0
 class TimerServicer:
     """See protos/duemq/v1/timer.proto."""
 
-    def __init__(self, shard: Shard, routes: RouteCache, settings: Settings) -> None:
+    def __init__(self, shard: Shard, links: Links, settings: Settings) -> None:
         self._shard = shard
-        self._routes = routes
+        self._links = links
         self._settings = settings
 
     async def Cancel(self, request: timer_pb2.CancelRequest, _: Any) -> timer_pb2.CancelResponse:
@@ -44,7 +44,7 @@ class TimerServicer:
             self._check(handle)
             source = SourceId(handle.store_id, handle.queue_id)
             cancelled = Cancelled(source, handle.offset, handle.due_ms)
-            live = self._routes.broker_of_store(handle.store_id) is not None
+            live = self._links.knows(handle.store_id)
             outcome = await self._shard.cancel(cancelled, ARRIVAL_TIMEOUT_S, live)
             if outcome.outcome == NOT_YET:
                 raise Unavailable(

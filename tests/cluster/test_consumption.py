@@ -28,17 +28,15 @@ from duemq.cli.log import read_topic
 from duemq.embedded import EmbeddedCluster
 from duemq.errors import DuemqError, TopicNotFound
 from duemq.v1 import broker_pb2, broker_pb2_grpc
-from tests.cluster.consumption_checker import Event, Queue, Rules, judge, load
+from tests.cluster.consumption_checker import Event, Queue, Rules, judge
+from tests.cluster.consumption_checker import load as read_history
 from tests.cluster.disturbance import SESSION_TIMEOUT_S, Disturber, Group, Journal, schedule
 from tests.cluster.harness import WAIT_S, topic_name, until
 
 SECONDS = float(os.environ.get("CONSUMPTION_SECONDS", "8"))
 ROUNDS = int(os.environ.get("CRASH_ROUNDS", "1"))
 SEED = int(os.environ.get("CRASH_SEED", str(random.randrange(1 << 32))))
-# What is sent keeps the members busy and no more: the machine is shared.
-MESSAGES_PER_S = 200
 KEYS = 24
-CALLBACK_S_MAX = 0.01
 DRAIN_S = 120.0
 RETRIES_MAX = 3
 RETRY_DELAYS = "200ms 400ms 600ms"
@@ -46,11 +44,8 @@ RETRY_DELAYS = "200ms 400ms 600ms"
 RETRIED_S_MAX = 2.0
 IN_ORDER_MAX = 4
 THREADS = 8
-# Of 100 messages: so many fail once, twice, …; the last kind fails for ever.
-FAILURES = {0: 94, 1: 3, 2: 2, 99: 1}
-# Of 1,000 messages so many keep their first callback for so long: pauses, releases and the timeout
-# meet them.
-SLOW, SLOW_S = 4, 1.0
+# Some callbacks take so long: pauses, releases and the timeout meet them.
+SLOW_S = 1.0
 TIMEOUT_S = 0.4
 STRATEGIES = ("average", "average-by-circle", "consistent-hash", "sticky")
 SETTINGS = {
@@ -62,6 +57,25 @@ SETTINGS = {
     "retry_wait_s_max": 0.5,
 }
 SETTINGS_IN_ORDER = {"suspend_s": 0.1, "retries_in_order_max": IN_ORDER_MAX}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is sent: enough to keep the members busy.  The machine is shared."""
+
+    messages_per_s: int
+    callback_s_max: float
+    failures: dict[int, int]
+    """How many of 1,000 messages fail once, twice, …; 99 is for ever."""
+    slow: int
+    """How many of 10,000 keep their first callback for SLOW_S."""
+
+
+LOADS = (
+    Load(200, 0.01, {0: 940, 1: 30, 2: 20, 99: 10}, slow=40),
+    # So quick that workers get many messages at a time.
+    Load(2_000, 0.0, {0: 994, 1: 3, 2: 2, 99: 1}, slow=4),
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +120,7 @@ def test_a_disturbed_group_loses_repeats_and_disorders_nothing(
 ) -> None:
     print(f"CRASH_SEED={SEED}")
     seed = f"{SEED}-{mode}-{round}"
+    load = random.Random(f"{seed}-load").choice(LOADS)
     topic = group = topic_name()
     with Admin(cluster.nameserver) as admin:
         admin.create_topic(topic)
@@ -118,13 +133,13 @@ def test_a_disturbed_group_loses_repeats_and_disorders_nothing(
         "static": MODES[mode].static,
         "calls": MODES[mode].calls,
         "settings": MODES[mode].settings | {"strategy": random.Random(seed).choice(STRATEGIES)},
-        "callback_s_max": CALLBACK_S_MAX,
+        "callback_s_max": load.callback_s_max,
     }
     rules = MODES[mode].rules
     with closing(Journal(tmp_path / "driver.jsonl")) as journal:
         journal.add("rules", **asdict(rules))
         with Group(tmp_path, journal, plan) as members:
-            sender = Sender(cluster.nameserver, topic, journal, seed)
+            sender = Sender(cluster.nameserver, topic, journal, seed, load)
             disturber = Disturber(schedule(seed, SECONDS), cluster, members, group, journal)
             sender.start()
             disturber.start()
@@ -132,12 +147,13 @@ def test_a_disturbed_group_loses_repeats_and_disorders_nothing(
             sender.stop.set()
             sender.join()
             assert disturber.error is None, disturber.error
+            cluster.wait_ready()
             until(lambda: quiet(cluster, topic, sender), DRAIN_S)
             for name in members.names:
                 members.leave(name)
         books = Books(cluster, topic)
         books.enter(journal)
-    verdict = judge(load([tmp_path / "driver.jsonl", *members.files]), rules)
+    verdict = judge(read_history([tmp_path / "driver.jsonl", *members.files]), rules)
     print(verdict.summary())
     assert verdict.faults == []
     assert verdict.messages > 0
@@ -146,13 +162,16 @@ def test_a_disturbed_group_loses_repeats_and_disorders_nothing(
 class Sender(threading.Thread):
     """Sends messages that say what shall become of them, until told to stop."""
 
-    def __init__(self, nameserver: str, topic: str, journal: Journal, seed: str) -> None:
+    def __init__(
+        self, nameserver: str, topic: str, journal: Journal, seed: str, load: Load
+    ) -> None:
         super().__init__(name="sender")
         self.stop = threading.Event()
         self.failures: dict[str, int] = {}
         self._nameserver = nameserver
         self._topic = topic
         self._journal = journal
+        self._load = load
         self._random = random.Random(f"{seed}-sender")
 
     def run(self) -> None:
@@ -160,10 +179,11 @@ class Sender(threading.Thread):
         with Producer(self._nameserver) as producer:
             number, began = 0, time.monotonic()
             while not self.stop.is_set():
-                while number < (time.monotonic() - began) * MESSAGES_PER_S:
+                if number < (time.monotonic() - began) * self._load.messages_per_s:
                     pending.append(self._send(producer, number))
                     number += 1
-                time.sleep(0.01)
+                else:
+                    time.sleep(0.01)
             for id, receipt in pending:
                 with suppress(DuemqError):  # then it may be stored or not
                     receipt.result()
@@ -172,10 +192,11 @@ class Sender(threading.Thread):
     def _send(self, producer: Producer, number: int) -> tuple[str, PendingReceipt]:
         key = f"key-{self._random.randrange(KEYS)}"
         id = f"{key}-{number}"
-        (failures,) = self._random.choices(list(FAILURES), list(FAILURES.values()))
+        weights = self._load.failures
+        (failures,) = self._random.choices(list(weights), list(weights.values()))
         self.failures[id] = failures
         self._journal.add("sent", id=id, key=key, failures=failures)
-        takes_s = SLOW_S if self._random.randrange(1000) < SLOW else 0.0
+        takes_s = SLOW_S if self._random.randrange(10_000) < self._load.slow else 0.0
         body = json.dumps({"id": id, "failures": failures, "takes_s": takes_s}).encode()
         return id, producer.submit(self._topic, body, ordering_key=key)
 

@@ -21,6 +21,15 @@ class Sent:
     key: str | None
 
 
+@dataclass(eq=False)
+class Run:
+    """What a worker has."""
+
+    segments: list[Segment[Sent]]
+    current: int = 0
+    """Segments before this one are worked through."""
+
+
 class World:
     """A queue, its lanes and its workers; every step checks what must always hold."""
 
@@ -32,7 +41,7 @@ class World:
         self.pending: ProcessQueue[Sent] = ProcessQueue(0)
         self.lanes: Lanes[Sent] = Lanes(self.lane_of, lists=lists)
         self.chunks = []
-        self.runs: list[list[Segment[Sent]]] = []
+        self.runs: list[Run] = []
         self.suspended: list[tuple[int, set[int]]] = []
         self.unfinished: set[int] = set()
         self.sent: dict[int, Sent] = {}
@@ -66,7 +75,7 @@ class World:
             assert len(run) == 1
         else:
             assert sum(len(segment.entries) for segment in run) <= limit
-        self.runs.append(run)
+        self.runs.append(Run(run))
         return True
 
     def end(self) -> None:
@@ -74,16 +83,34 @@ class World:
         if not self.runs:
             return
         run = self.runs.pop(self.draw(st.integers(0, len(self.runs) - 1)))
-        for segment in run:
+        for segment in run.segments[run.current :]:
             if self.draw(st.booleans()) and self.draw(st.booleans()):
                 break  # the lease is over, or its time: what follows is untried
             self.work(segment)
-        for failure in self.lanes.ended(run):
+        for failure in self.lanes.ended(run.segments):
             assert failure.error is ERROR
             self.judge(failure.lane)
 
+    def hang(self) -> None:
+        """A worker gets to some message of its run and stays there; the rest is taken back."""
+        if not self.runs:
+            return
+        run = self.runs[self.draw(st.integers(0, len(self.runs) - 1))]
+        while run.current < len(run.segments) - 1 and self.draw(st.booleans()):
+            self.work(run.segments[run.current])
+            run.current += 1
+        segment = run.segments[run.current]
+        if not self.lists and not segment.failures and segment.done < len(segment.entries) - 1:
+            self.finish(segment.entries[segment.done])
+            segment.done += 1
+        begun = segment.entries[segment.done : segment.done + 1]
+        run.segments = self.lanes.take_back(run.segments, run.current)
+        assert run.segments[-1].entries[segment.done : segment.done + 1] == begun
+
     def work(self, segment: Segment[Sent]) -> None:
         if self.lists:
+            if segment.done or segment.failures:
+                return
             if self.draw(st.booleans()):
                 segment.failures.append((0, ERROR))
                 segment.done = 0 if segment.lane else len(segment.entries)
@@ -92,14 +119,26 @@ class World:
                     self.finish(entry)
                 segment.done = len(segment.entries)
             return
-        for index, entry in enumerate(segment.entries):
+        while segment.done < len(segment.entries):
+            if segment.lane and segment.failures:
+                return
             if self.draw(st.integers(0, 3)) == 0:
-                segment.failures.append((index, ERROR))
+                segment.failures.append((segment.done, ERROR))
                 if segment.lane:
                     return
             else:
-                self.finish(entry)
+                self.finish(segment.entries[segment.done])
             segment.done += 1
+
+    def succeed(self, run: Run) -> None:
+        """A worker does all that it has, but for what has failed already."""
+        for segment in run.segments:
+            if not (segment.lane and segment.failures) and not (self.lists and segment.failures):
+                for entry in segment.entries[segment.done :]:
+                    self.finish(entry)
+                segment.done = len(segment.entries)
+        for failure in self.lanes.ended(run.segments):
+            self.lanes.suspend(failure.lane, self.now_ms)
 
     def finish(self, entry) -> None:
         entry.finish()
@@ -134,7 +173,7 @@ class World:
         in_flight = {
             self.lane_of(entry.message)
             for run in self.runs
-            for other in run
+            for other in run.segments
             for entry in other.entries
         }
         keys = {self.lane_of(entry.message) for entry in segment.entries}
@@ -145,7 +184,10 @@ class World:
             assert until_ms <= self.now_ms or not waiting & set(offsets)
         if key is None:
             running = {
-                entry.message.offset for run in self.runs for s in run for entry in s.entries
+                entry.message.offset
+                for run in self.runs
+                for other in run.segments
+                for entry in other.entries
             }
             assert not running & set(offsets)
             return
@@ -167,7 +209,13 @@ class World:
 @settings(max_examples=400, deadline=None)
 def test_order_holds_and_nothing_is_lost(data, whole_queue: bool, lists: bool) -> None:
     world = World(data.draw, whole_queue=whole_queue, lists=lists)
-    steps = {"pull": world.pull, "take": world.take, "end": world.end, "wait": world.wait}
+    steps = {
+        "pull": world.pull,
+        "take": world.take,
+        "hang": world.hang,
+        "end": world.end,
+        "wait": world.wait,
+    }
     for step in data.draw(st.lists(st.sampled_from(sorted(steps)), max_size=40)):
         steps[step]()
         world.check()
@@ -178,12 +226,7 @@ def test_order_holds_and_nothing_is_lost(data, whole_queue: bool, lists: bool) -
             assert world.lanes.wake_ms is not None
             world.wait()
         while world.runs:
-            run = world.runs.pop()
-            for segment in run:
-                for entry in segment.entries:
-                    world.finish(entry)
-                segment.done = len(segment.entries)
-            assert world.lanes.ended(run) == []
+            world.succeed(world.runs.pop())
         world.check()
     for key, offsets in world.settled.items():
         if key is not None and not lists:  # of a list that is given up, messages go one by one

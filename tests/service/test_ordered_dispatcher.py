@@ -3,7 +3,7 @@
 import asyncio
 import random
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 
 import pytest
@@ -408,3 +408,46 @@ async def test_what_is_not_taken_stays_unfinished(order, asynchronous: bool) -> 
         assert consumption.settler.taken == []
     assert queue.pending.commit_point == 1
     assert journal.offsets.count(1) == 1
+
+
+@either
+@pytest.mark.parametrize("order", ["key", None])
+async def test_a_message_that_takes_long_holds_up_its_own_key_only(
+    order, asynchronous: bool
+) -> None:
+    """Also what the same worker had taken together with it, for quick callbacks."""
+    journal, queue = Journal(), source()
+    keys = [f"k{number}" if number % 2 else None for number in range(60)]
+    async with consuming(order, journal.callback(asynchronous), threads=2) as consumption:
+        for _ in range(20):  # so that it takes many at a time
+            consumption.give(queue, *keys)
+            await until(lambda: done(queue))
+        start = queue.pending.pull_offset
+        slow = journal.hold(start + 20)  # without a key
+        consumption.give(queue, *keys, *keys)
+        await until(lambda: queue.pending.unfinished == 1)
+        assert queue.pending.commit_point == start + 20
+        slow.set()
+        await until(lambda: done(queue))
+    assert Counter(journal.offsets) == Counter(range(start + 120))
+
+
+@either
+async def test_what_waits_for_a_long_message_stays_behind_it(asynchronous: bool) -> None:
+    journal, queue = Journal(), source()
+    keys = [f"k{number % 20}" for number in range(60)]
+    async with consuming("key", journal.callback(asynchronous), threads=2) as consumption:
+        for _ in range(20):
+            consumption.give(queue, *keys)
+            await until(lambda: done(queue))
+        start = queue.pending.pull_offset
+        slow = journal.hold(start + 7)
+        consumption.give(queue, *keys)
+        await until(lambda: queue.pending.unfinished == 3)
+        assert not {start + 27, start + 47} & set(journal.offsets)
+        slow.set()
+        await until(lambda: done(queue))
+    assert [offset for offset, key, _ in journal.calls if key == "k7"][-3:] == [
+        start + 7, start + 27, start + 47,
+    ]  # fmt: skip
+    assert Counter(journal.offsets) == Counter(range(start + 60))

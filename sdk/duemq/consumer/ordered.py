@@ -206,7 +206,7 @@ class OrderedDispatcher:
         self._set_timer(flow, now_ms)
 
     def _look(self) -> None:
-        """Frees what waits in a run behind a message that takes long and that it need not follow."""
+        """Frees what waits in a run behind a message that takes long, and need not follow it."""
         self._watch = None
         flows = [flow for flows in self._flows.values() for flow in flows if flow.runs]
         now_s = self._lease.clock()
