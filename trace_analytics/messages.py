@@ -49,6 +49,22 @@ def _store_times(topic: str, source: QueueRange, runs: Sequence[Run]) -> list[in
     return [run.store_ms * _US_PER_MS for run in runs for _ in run.records]
 
 
+def _retry(record: Any) -> dict[str, Any] | None:
+    if not record.HasField("retry"):
+        return None
+    retry = record.retry
+    return {
+        "group": retry.group,
+        "topic": retry.origin.topic,
+        "broker": retry.origin.broker,
+        "queue": retry.origin.queue_id,
+        "offset": retry.origin_offset,
+        "first_failed_ts": retry.first_failed_ms * _US_PER_MS,
+        "last_failed_ts": retry.last_failed_ms * _US_PER_MS,
+        "error": retry.error,
+    }
+
+
 _VALUES: Mapping[str, Values] = {
     "message_id": _of_record(lambda record: record.message_id),
     "topic": _constant(lambda topic, source: topic),
@@ -64,4 +80,5 @@ _VALUES: Mapping[str, Values] = {
     "store_ts": _store_times,
     "due_ts": _of_record(lambda record: record.due_ms * _US_PER_MS or None),
     "attempt": _of_record(lambda record: record.attempt),
+    "retry": _of_record(_retry),
 }

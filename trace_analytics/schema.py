@@ -14,14 +14,34 @@ import pyarrow as pa
 
 _LINK = pa.struct([("trace_id", pa.string()), ("span_id", pa.string())])
 
+_TIME = pa.timestamp("us", tz="UTC")
+# Of a message that a group sent back: its %RETRY% and %DLQ% topics have it.
+_RETRY = pa.struct(
+    [
+        ("group", pa.string()),
+        ("topic", pa.string()),
+        ("broker", pa.string()),
+        ("queue", pa.int32()),
+        ("offset", pa.int64()),
+        ("first_failed_ts", _TIME),
+        ("last_failed_ts", _TIME),
+        ("error", pa.string()),
+    ]
+)
+RETRY = (
+    "struct<group:string,topic:string,broker:string,queue:int,offset:bigint,"
+    "first_failed_ts:timestamp,last_failed_ts:timestamp,error:string>"
+)
+
 _ARROW_TYPES: Mapping[str, pa.DataType] = {
     "string": pa.string(),
     "binary": pa.binary(),
     "int": pa.int32(),
     "bigint": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp": _TIME,
     "map<string,string>": pa.map_(pa.string(), pa.string()),
     "array<struct<trace_id:string,span_id:string>>": pa.list_(_LINK),
+    RETRY: _RETRY,
 }
 
 
@@ -54,6 +74,7 @@ MESSAGES: tuple[Column, ...] = (
     Column("store_ts", "timestamp", "when the broker stored it"),
     Column("due_ts", "timestamp", "when it was due; null: not delayed"),
     Column("attempt", "int", "deliveries before this one"),
+    Column("retry", RETRY, "where it lay first, when it failed and why; null: never sent back"),
 )
 
 SPANS: tuple[Column, ...] = (

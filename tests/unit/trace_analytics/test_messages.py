@@ -1,6 +1,6 @@
 from datetime import UTC, datetime
 
-from duemq.v1.message_pb2 import Record
+from duemq.v1.message_pb2 import QueueRef, Record, Retry
 from trace_analytics import schema
 from trace_analytics.client import Run
 from trace_analytics.messages import to_arrow
@@ -20,6 +20,14 @@ def test_messages_become_rows():
         born_ms=1_000,
         due_ms=3_000,
         attempt=2,
+        retry=Retry(
+            group="billing",
+            origin=QueueRef(topic="orders", broker="broker-1", queue_id=7),
+            origin_offset=9,
+            first_failed_ms=4_000,
+            last_failed_ms=5_000,
+            error="no such customer",
+        ),
     )
     runs = [Run(5, 2_000, [full]), Run(6, 2_500, [Record(message_id="m2"), Record()])]
     rows = to_arrow("orders", SOURCE, runs, schema.MESSAGES).to_pylist()
@@ -38,7 +46,18 @@ def test_messages_become_rows():
         "store_ts": datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC),
         "due_ts": datetime(1970, 1, 1, 0, 0, 3, tzinfo=UTC),
         "attempt": 2,
+        "retry": {
+            "group": "billing",
+            "topic": "orders",
+            "broker": "broker-1",
+            "queue": 7,
+            "offset": 9,
+            "first_failed_ts": datetime(1970, 1, 1, 0, 0, 4, tzinfo=UTC),
+            "last_failed_ts": datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC),
+            "error": "no such customer",
+        },
     }
+    assert rows[1]["retry"] is None
     assert [row["offset"] for row in rows] == [5, 6, 7]
     assert [rows[1][name] for name in ("key", "tag", "ordering_key", "born_ts", "due_ts")] == [
         None
