@@ -78,7 +78,10 @@ def _numbers(values: Any, rows: int, dtype: Any) -> np.ndarray:
         return np.zeros(rows, dtype)
     if len(values) != rows:
         raise ValueError(f"{len(values)} entries for {rows} rows")
-    return np.fromiter(values, dtype, rows)
+    try:
+        return np.fromiter(values, dtype, rows)
+    except OverflowError as error:  # unsigned on the wire, signed in the table
+        raise ValueError(f"a number beyond {np.iinfo(dtype).max}: {error}") from error
 
 
 def _int64(values: Any, rows: int, *, null: int | None = None) -> pa.Array:

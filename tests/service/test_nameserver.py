@@ -164,7 +164,7 @@ async def test_an_unknown_topic_is_not_found(stub):
         (register(pb.BrokerReport(address="a:1")), "broker.name"),
         (register(pb.BrokerReport(name="a", address="a")), "broker.address"),
         (register(broker(topics=[""])), "broker.topics.topic"),
-        (register(broker(topics=["t" * 128])), "broker.topics.topic"),
+        (register(broker(topics=["t" * 135])), "broker.topics.topic"),
         (register(broker(queues=1025)), "broker.topics.queues"),
         (register(broker(), expiry_ms=-1), "expiry_ms"),
         (register(pb.TimerReport(name="x", address="x:1")), "timer.shards"),

@@ -6,7 +6,7 @@ laptop's lid), or cut off.  So it counts too, from the moment when it *sent* wha
 acknowledged: the coordinator counts from when that arrived, which is later.
 
     sent ─────► heard by the coordinator ─────────────────────► its session timeout is over
-      └───────────────── lease ─────────────────────────┘ over: before that
+      └───────── lease: LEASE_SHARE of it ──┘ over: before that
 
 While the lease is over, ordered consumption starts no callback.  An acknowledgement renews it: of a
 heartbeat, because a coordinator that had given the queues away would have said FENCED_MEMBER; of a
@@ -23,6 +23,9 @@ from collections import deque
 from collections.abc import Callable
 
 NEVER = float("inf")
+# Of the session timeout.  What is left covers that a worker between its look at the clock and the
+# callback waits for a processor.
+LEASE_SHARE = 0.9
 
 
 def _boot_clock() -> Callable[[], float]:
@@ -41,18 +44,23 @@ since_boot = _boot_clock()
 class Lease:
     """Of one member.  Written in its event loop; `until_s` is read by its workers."""
 
-    def __init__(self, session_timeout_s: float, clock: Callable[[], float] = since_boot) -> None:
-        """`session_timeout_s`: as the coordinator was told."""
+    def __init__(self, lease_s: float, clock: Callable[[], float] = since_boot) -> None:
+        """`lease_s`: from the sending of what is acknowledged."""
         self.clock = clock
         self.until_s = -NEVER
         """In the clock's seconds."""
-        self._session_timeout_s = session_timeout_s
+        self._lease_s = lease_s
         self._hello_s: float | None = None
         # Heartbeats on their way; a handful: a member whose heartbeat is not answered before the
         # next is due gives the stream up.
         self._heartbeats_s: deque[float] = deque()
         self._begun = False
         self._renewed: list[Callable[[], object]] = []
+
+    @classmethod
+    def of_session(cls, session_timeout_s: float) -> "Lease":
+        """Of a member that told its coordinator this session timeout."""
+        return cls(session_timeout_s * LEASE_SHARE)
 
     @classmethod
     def forever(cls, clock: Callable[[], float] = since_boot) -> "Lease":
@@ -94,7 +102,7 @@ class Lease:
             sent_s = self._heartbeats_s.popleft()
         if sent_s is None:
             return
-        self.until_s = max(self.until_s, sent_s + self._session_timeout_s)
+        self.until_s = max(self.until_s, sent_s + self._lease_s)
         if not self.over:
             for listener in self._renewed:
                 listener()

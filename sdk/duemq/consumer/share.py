@@ -76,7 +76,7 @@ class Share:
         # What the group sends back comes again on a topic of its own.
         self._filters = {**filters, retry_topic(group): ALL}
         self._in_order = order is not None
-        lease = Lease(settings.session_timeout_s)
+        lease = Lease.of_session(settings.session_timeout_s)
         self._membership = Membership(
             client,
             self,
