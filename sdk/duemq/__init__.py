@@ -9,6 +9,7 @@ These clients block; `duemq.aio` has the same names for asyncio.  Names are load
 first used, so that `import duemq.errors` does not load gRPC.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from duemq.sql import Sql
     from duemq.timers import CancelOutcome
     from duemq.tuning import tune_process
+
+# gRPC's handlers around fork() crash children of a process that has asyncio clients; without them a
+# child is as the README says.  Read by gRPC when it is first imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 __all__ = [
     "Admin",

@@ -1,8 +1,8 @@
 """The event loop "duemq-io": one background thread that all synchronous clients of a process share.
 
 It starts with the first client and ends with the last.  It is a daemon: a client that was never
-closed does not keep the process.  Not to be used across fork: a child process makes its own
-clients (and with them its own thread); those that it inherited answer `Closed`.
+closed does not keep the process.  gRPC does not survive a fork: what a child process inherits, and
+what it makes while its parent has a client, answers `Closed` instead of waiting for ever.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ NAME = "duemq-io"
 # To end after the last client closed: cancelled tasks, gRPC's own shutdown.
 STOP_TIMEOUT_S = 5.0
 LINGER_S = 0.02
+FORK_REMEDY = "fork before the first client, or start processes by spawn"
 
 T = TypeVar("T")
 
@@ -40,10 +41,15 @@ class LoopThread:
 
     @classmethod
     def acquire(cls) -> "LoopThread":
-        """The process's loop thread; starts it for its first user."""
+        """The process's loop thread; starts it for its first user.
+
+        Raises Closed in a process that was forked while one ran.
+        """
         with cls._lock:
             shared = cls._shared
-            if shared is None or shared.foreign:
+            if shared is not None and shared.foreign:
+                raise Closed(f"this process was forked while its parent had clients: {FORK_REMEDY}")
+            if shared is None:
                 shared = cls._shared = LoopThread()
             shared._users += 1
             return shared
@@ -92,7 +98,7 @@ class LoopThread:
 
     def _refuse(self) -> None:
         if self.foreign:
-            raise Closed("this client belongs to the parent process; make one after fork")
+            raise Closed(f"this client belongs to the parent process: {FORK_REMEDY}")
         if self.inside:
             raise RuntimeError(f"a blocking call inside the thread {NAME}: use duemq.aio there")
         raise Closed("the client is closed")

@@ -206,7 +206,9 @@ class Outbox:
         The lock may be held by a thread that the child does not have.
         """
         self._lock = threading.Lock()  # guards what the lock it replaces did
-        self._closed = Closed("the producer belongs to the parent process; make one after fork")
+        self._closed = Closed(
+            "this producer belongs to the parent process: fork before the first client"
+        )
 
     def _begin(self, target: Target, way: Way, now_ms: int) -> tuple[Batch, bool]:
         if self._closed is not None:
