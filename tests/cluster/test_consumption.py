@@ -33,7 +33,7 @@ from tests.cluster.consumption_checker import load as read_history
 from tests.cluster.disturbance import SESSION_TIMEOUT_S, Disturber, Group, Journal, schedule
 from tests.cluster.harness import WAIT_S, topic_name, until
 
-SECONDS = float(os.environ.get("CONSUMPTION_SECONDS", "8"))
+SECONDS = float(os.environ.get("CONSUMPTION_SECONDS", "5"))
 ROUNDS = int(os.environ.get("CRASH_ROUNDS", "1"))
 SEED = int(os.environ.get("CRASH_SEED", str(random.randrange(1 << 32))))
 KEYS = 24
