@@ -174,7 +174,7 @@ class Checkpoints:
 
         def write() -> None:
             with self._writing:
-                _sync_all(queues)  # those too of a topic that is deleted meanwhile
+                sync_all(queues)  # those too of a topic that is deleted meanwhile
                 recovery.save_checkpoint(self._data_dir, state, self._disk)
 
         await asyncio.to_thread(write)
@@ -183,11 +183,15 @@ class Checkpoints:
         self._meters.checkpoint_seconds.set(time.monotonic() - began)
 
 
-def _sync_all(queues: list[Queue]) -> None:
-    """Side by side: the file system joins syncs that it gets at once, each costs 1 ms alone."""
+def sync_all(queues: list[Queue]) -> None:
+    """Side by side: the file system joins syncs that it gets at once.
+
+    Raises what the first sync raised that failed.
+    """
+    dirty = [queue for queue in queues if queue.dirty]
     with ThreadPoolExecutor(SYNC_THREADS, "checkpoint-sync") as threads:
-        for _ in threads.map(Queue.sync, queues):
-            pass  # raises what a sync raised
+        for _ in threads.map(lambda queue: queue.sync(), dirty):
+            pass
 
 
 class Sampler:

@@ -78,6 +78,11 @@ class Queue:
         """When the newest record was stored; 0: there is none."""
         return self.entry(self.max_offset - 1)[5] if self.max_offset > self.min_offset else 0
 
+    @property
+    def dirty(self) -> bool:
+        """Whether `sync` has anything to do."""
+        return self._index.dirty
+
     def sync(self) -> None:
         """Makes all of it durable; in any thread.  Raises DiskFull, DiskFailed."""
         self._index.sync()

@@ -107,6 +107,12 @@ class FixedIndex:
         self._new_names = True
         return start, self._per_file
 
+    @property
+    def dirty(self) -> bool:
+        """Whether `sync` has anything to do.  From any thread: what leaves the tail is noted as
+        unsynced before."""
+        return bool(self._tail or self._unsynced or self._new_names)
+
     def sync(self) -> None:
         """Makes all entries durable that were appended before.  Raises DiskFull, DiskFailed."""
         with self._flush_lock:

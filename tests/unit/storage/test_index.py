@@ -75,6 +75,20 @@ def test_synced_entries_survive_a_power_cut() -> None:
     assert again.end == 25
 
 
+def test_it_is_dirty_until_everything_is_synced() -> None:
+    disk = FaultyDisk()
+    index = opened(disk)
+    assert not index.dirty
+    index.append(entries(0))
+    assert index.dirty
+    index.flush()
+    assert index.dirty
+    index.sync()
+    assert not index.dirty
+    index.truncate(0)
+    assert index.dirty
+
+
 def test_flushed_entries_survive_a_kill() -> None:
     disk = FaultyDisk()
     filled(disk, 33).flush()
