@@ -17,6 +17,7 @@ from duemq.errors import (
 from duemq.rpc import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2, group_admin_pb2, group_pb2, message_pb2
 from tests.service.running_broker import Client, batch, running_broker, topic_name
+from tests.service.running_cluster import until
 
 GROUP = "billing"
 
@@ -149,8 +150,9 @@ async def test_a_reset_moves_and_fences_members(
 
 
 async def test_a_reset_wakes_a_parked_pull_and_leaves_other_queues(
-    client: Client, topic: str
+    running: tuple[Broker, Client], topic: str
 ) -> None:
+    broker, client = running
     await acquire(client, topic, 5)
     pulls = [
         asyncio.ensure_future(
@@ -158,7 +160,7 @@ async def test_a_reset_wakes_a_parked_pull_and_leaves_other_queues(
         )
         for queue_id, end in ((0, 5), (1, 7))
     ]
-    await asyncio.sleep(0.05)
+    await until(lambda: len(broker._puller) == len(pulls))
     await reset(client, topic, earliest=True, queue_ids=[0])
     [refused] = (await pulls[0]).queues
     assert refused.error.code == error_pb2.FENCED_MEMBER
