@@ -5,6 +5,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PIP := --disable-pip-version-check --no-input -q
 RUN := .venv/bin/python -m
+# Side by side, a file in one process (tests/conftest.py); PYTEST=-n0 has one after the other.
+TESTS := pytest -q -n logical --maxprocesses 4
 
 .PHONY: help setup lock proto demo test fmt lint types contracts drift ci crash prove fuzz bench chart clients kind-prepare kind-test clean
 
@@ -41,7 +43,7 @@ demo: setup ## Runs a real day of departures through the whole system.
 	$(RUN) duemq.cli.demo $(DEMO)
 
 test: setup ## Runs the tests.
-	$(RUN) pytest -q $(PYTEST)
+	$(RUN) $(TESTS) $(PYTEST)
 
 fmt: setup ## Formats the code.
 	$(RUN) ruff format . && $(RUN) ruff check --fix .
@@ -59,7 +61,7 @@ chart: setup ## Lints, renders and validates the chart with a real Helm.
 	$(RUN) pytest -q tests/chart
 
 ci: lint types contracts drift ## All that CI runs.
-	$(RUN) pytest -q $(PYTEST)
+	$(RUN) $(TESTS) $(PYTEST)
 
 crash: setup ## A longer crash campaign (CRASH_ROUNDS).
 	CRASH_ROUNDS=$${CRASH_ROUNDS:-50} $(RUN) pytest -q tests/crash tests/cluster

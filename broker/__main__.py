@@ -1,21 +1,25 @@
-"""`python -m broker`: wires one broker together and runs it until SIGTERM."""
+"""`python -m broker`: runs one broker until SIGTERM."""
 
+import asyncio
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 from broker.process import Broker
 from broker.settings import Settings
-from duemq.rpc import server as rpc
-from duemq.rpc import settings as rpc_settings
-from duemq.rpc.logging import configure
+from duemq.rpc import process
+from storage.dirlock import DirLock
+from storage.errors import StorageError
+
+
+async def serve(settings: Settings, stop: asyncio.Event) -> None:
+    """Serves until `stop` is set.  Raises DuemqError, StorageError, OSError."""
+    with DirLock(settings.data_dir):
+        await process.live(Broker(settings), stop)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a broker.  Returns the exit status."""
-    settings = rpc_settings.load(Settings, argv)
-    configure(settings.log_level, settings.log_format, f"broker {settings.name}")
-    return rpc.run(partial(Broker.serve, settings))
+    return process.main("broker", Settings, serve, argv, failures=(StorageError,))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from broker.coordinator import Coordinator
 from broker.group_configs import ExponentialDelays, GroupConfig, RetryPolicy
 from broker.offsets import GroupQueue
 from broker.progress import Activity, QueueState
-from broker.puller import QUEUES_MAX, Puller
+from broker.pull import QUEUES_MAX
+from broker.puller import Puller
 from broker.queues import Queue
 from broker.store import Store
 from duemq.errors import (
@@ -67,7 +68,7 @@ class GroupAdminServicer:
         """Makes a group, or changes its settings; answers what is in force."""
         config = GroupConfig(request.group.group, _policy_of(request.group.retry))
         await self._commits.wait(self._store.put_group(config))
-        return _config(self._store.group_config(config.group))
+        return _config(self._store.groups.effective(config.group))
 
     async def DeleteGroup(
         self, request: group_admin_pb2.DeleteGroupRequest, _: Any
@@ -116,7 +117,7 @@ class GroupAdminServicer:
         except (StorageError, OSError) as error:
             raise Corrupt(f"{type(error).__name__}: {error}") from error
         return group_admin_pb2.GroupProgress(
-            config=_config(self._store.group_config(group)),
+            config=_config(self._store.groups.effective(group)),
             queues=[
                 self._progress(group, state, lag_ms)
                 for state, lag_ms in zip(states, lags_ms, strict=True)
@@ -124,7 +125,8 @@ class GroupAdminServicer:
             sent_back=self._store.sent_back.of(group),
             dead_letters=self._store.dead_letters.of(group),
             dlq_messages=progress.dead_letters_kept(self._store, group),
-            retries_waiting=self._store.retries_waiting(group),
+            retries_waiting=progress.retries_waiting(self._store, group),
+            put=group in self._store.groups,
         )
 
     def _progress(

@@ -1,6 +1,6 @@
 """What is set per consumer group: how often, and when, what it sends back comes again.  Pure.
 
-Owned by: Store.  Mutated by: the event loop.
+Owned by: Tables.  Mutated by: the event loop.
 
 A group need not be put to exist: without settings of its own the broker's are in force.  Changes
 are entries of the commit log (journal.py), answered when durable.

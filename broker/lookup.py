@@ -1,19 +1,21 @@
 """Finds records of a topic by key, by message id, by time, in bounded steps.  Pure; any thread.
 
-There is no index file beside the consume queues: they hold the CRC-32 of every key and the store
-time of every record, 32 bytes a record, and a column of them is compared at memory speed
-(README.md, "Look-ups").  A key's candidates are read from the log and compared themselves.  A
-message id has no hash: the frames of the time range are searched for its encoded field.
+Consume queues hold the CRC-32 of every key and the store time of every record.  A key is found by
+the sorted runs of these hashes (key_index.py); where a span of a queue has no run, because it is
+too young or the run is damaged, its column of hashes is compared (README.md, "Look-ups").  Either
+way candidates are read from the log and compared themselves.  A message id has no hash: the frames
+of the time range are searched for its encoded field.
 
 A step looks at so many entries and so many bytes of the log at most, and answers where the next
 one goes on.
 """
 
+import logging
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,6 +26,10 @@ from duemq.errors import InvalidArgument
 from storage import consume_queue
 from storage.log import SegmentedLog
 
+_log = logging.getLogger(__name__)
+
+Offsets: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
 # Of one step: consume-queue entries (128 MiB of them), bytes of the log, bytes of the answer.
 ENTRIES_MAX = 4 << 20
 LOG_BYTES_MAX = 64 << 20
@@ -33,6 +39,10 @@ PAGE_ENTRIES = 64 << 10
 CHUNK_BYTES = 1 << 20
 # What a frame costs beside its bytes, in bytes read.
 FRAME_COST = 4 << 10
+# What a look into a run of the key index costs, in entries compared.
+RUN_COST = 10 << 10
+# Entries that lie closer are read by one call.
+GAP_ENTRIES = 128
 
 _CURSOR = struct.Struct("<BiqI")
 _CURSOR_VERSION = 1
@@ -74,6 +84,17 @@ class Query:
     needle: bytes = b""
     """Bytes that the entry must hold; empty: any."""
     matches: Callable[[memoryview], bool] = field(default=lambda entry: True)
+
+
+class _Page(NamedTuple):
+    """Candidates: entries of the consume queue and their offsets; `following`: where to go on."""
+
+    entries: consume_queue.Entries
+    offsets: Offsets
+    following: int
+
+    def offset(self, index: int) -> int:
+        return int(self.offsets[index])
 
 
 @dataclass
@@ -182,49 +203,88 @@ def _search_page(
     found: list[Found],
 ) -> int:
     """Looks at a page of entries, or as much of it as the budget allows; where to go on."""
-    selective = query.key_hash or query.needle
-    count = min(PAGE_ENTRIES, high - low, budget.entries if selective else budget.records)
-    page = consume_queue.decode(queue.page(low, count))
-    budget.entries -= len(page)
-    if query.key_hash:
-        chosen = np.flatnonzero(page["key_hash"] == query.key_hash)
-    else:
-        chosen = np.arange(len(page))
-    for runs, indexes in _chunks(page, chosen, low):
+    page = _by_key_index(queue, query, low, high, budget) if query.key_hash else None
+    if page is None:
+        page = _compared(queue, query, low, high, budget)
+    for runs, indexes in _chunks(page):
         if budget.full:
-            return low + indexes[0][0]
+            return page.offset(indexes[0][0])
         budget.log_bytes -= sum(run.end - run.frame + FRAME_COST for run in runs)
         slices = reader.cut_out(log, runs)
         for run, data, members in zip(runs, slices, indexes, strict=True):
-            for index in _candidates(page, data, run.start, members, query.needle):
-                at = int(page["position"][index]) - run.start
-                entry = data[at : at + int(page["size"][index])]
+            for index in _candidates(page.entries, data, run.start, members, query.needle):
+                at = int(page.entries["position"][index]) - run.start
+                entry = data[at : at + int(page.entries["size"][index])]
                 if not query.matches(entry):
                     continue
+                offset = page.offset(index)
                 if found and budget.answer_bytes < len(entry):
                     budget.answer_bytes = 0
-                    return low + index
-                store_ms = int(page["store_ms"][index])
-                found.append(Found(queue.queue_id, low + index, store_ms, bytes(entry)))
+                    return offset
+                store_ms = int(page.entries["store_ms"][index])
+                found.append(Found(queue.queue_id, offset, store_ms, bytes(entry)))
                 budget.answer_bytes -= len(entry)
                 budget.records -= 1
                 if budget.full:
-                    return low + index + 1
-    return low + len(page)
+                    return offset + 1
+    return page.following
 
 
-def _chunks(
-    page: consume_queue.Entries, chosen: "np.ndarray[tuple[int], np.dtype[np.intp]]", low: int
-) -> Iterator[tuple[list[Run], list[list[int]]]]:
-    """Runs, one a frame, and the chosen entries in each; so many that they are read at once."""
-    if not len(chosen):
+def _by_key_index(queue: Queue, query: Query, low: int, high: int, budget: _Budget) -> _Page | None:
+    """The candidates of a span, or of a part of it that has as many as may be found; None: no run
+    says."""
+    high = min(high, queue.keys.end_of_span(low))
+    limit = budget.records
+    offsets = queue.keys.find(query.key_hash, low, high, limit)
+    if offsets is None:
+        return None
+    budget.entries -= RUN_COST
+    entries = _entries_at(queue, np.array(offsets, np.int64))
+    if not np.all(entries["key_hash"] == query.key_hash):
+        _log.error("%s, offset %d: the key run is not of this queue", queue.key, low)
+        queue.keys.discard(low)
+        return None
+    following = offsets[-1] + 1 if len(offsets) == limit else high
+    return _Page(entries, np.array(offsets, np.int64), following)
+
+
+def _entries_at(queue: Queue, offsets: Offsets) -> consume_queue.Entries:
+    """Scattered entries of a consume queue."""
+    if not len(offsets):
+        return np.empty(0, consume_queue.DTYPE)
+    pieces = []
+    for near in np.split(offsets, np.flatnonzero(np.diff(offsets) > GAP_ENTRIES) + 1):
+        first = int(near[0])
+        page = consume_queue.decode(queue.page(first, int(near[-1]) - first + 1))
+        pieces.append(page[near - first])
+    return np.concatenate(pieces)
+
+
+def _compared(queue: Queue, query: Query, low: int, high: int, budget: _Budget) -> _Page:
+    """The candidates of a page of the consume queue, which for a key ends with its span."""
+    selective = query.key_hash or query.needle
+    count = min(PAGE_ENTRIES, high - low, budget.entries if selective else budget.records)
+    if query.key_hash:
+        count = min(count, queue.keys.end_of_span(low) - low)
+    page = consume_queue.decode(queue.page(low, count))
+    budget.entries -= len(page)
+    if not query.key_hash:
+        return _Page(page, np.arange(low, low + len(page)), low + len(page))
+    chosen = np.flatnonzero(page["key_hash"] == query.key_hash)
+    return _Page(page[chosen], chosen + low, low + len(page))
+
+
+def _chunks(page: _Page) -> Iterator[tuple[list[Run], list[list[int]]]]:
+    """Runs, one a frame, and the entries in each; so many that they are read at once."""
+    entries = page.entries
+    if not len(entries):
         return
-    position = page["position"][chosen].astype(np.int64)
-    frame = position - page["frame_back"][chosen]
-    ends = position + page["size"][chosen]
+    position = entries["position"].astype(np.int64)
+    frame = position - entries["frame_back"]
+    ends = position + entries["size"]
     breaks = np.flatnonzero(np.diff(frame)) + 1
     firsts = np.concatenate(([0], breaks))
-    pasts = np.concatenate((breaks, [len(chosen)]))
+    pasts = np.concatenate((breaks, [len(entries)]))
     runs: list[Run] = []
     indexes: list[list[int]] = []
     size = 0
@@ -240,15 +300,14 @@ def _chunks(
         if runs and size + end - at > CHUNK_BYTES:
             yield runs, indexes
             runs, indexes, size = [], [], 0
-        members = chosen[first:past].tolist()
-        runs.append(Run(low + members[0], past - first, start, end, at, 0))
-        indexes.append(members)
+        runs.append(Run(page.offset(first), past - first, start, end, at, 0))
+        indexes.append(list(range(first, past)))
         size += end - at
     yield runs, indexes
 
 
 def _candidates(
-    page: consume_queue.Entries, data: memoryview, start: int, members: list[int], needle: bytes
+    entries: consume_queue.Entries, data: memoryview, start: int, members: list[int], needle: bytes
 ) -> Iterator[int]:
     """Those of `members` whose entries hold the needle; `data` begins at log position `start`."""
     if not needle:
@@ -258,7 +317,7 @@ def _candidates(
     at = text.find(needle)
     if at < 0:
         return
-    starts = page["position"][members].astype(np.int64) - start
+    starts = entries["position"][members].astype(np.int64) - start
     while at >= 0:
         slot = int(np.searchsorted(starts, at, side="right")) - 1
         yield members[slot]

@@ -2,6 +2,7 @@
 
 commitlog-writer  two threads: write and sync what was appended, in groups (storage/writer.py)
 checkpoint        saves the state each interval, or sooner when much was written
+key index         builds the runs of what a checkpoint holds (key_indexer.py)
 upkeep            retention, idle producers, free space
 rates             samples how far queues and groups are (rates.py)
 groups            sessions of groups' members (group_servicer.py)
@@ -33,6 +34,7 @@ from broker.queues import Queue
 from broker.rates import SAMPLE_INTERVAL_MS, Rates
 from broker.retention import SegmentAge
 from broker.settings import Settings
+from broker.state import State
 from broker.store import Store
 from duemq.errors import Internal
 from storage import frame
@@ -139,7 +141,10 @@ class Checkpoints:
         meters: Meters,
         data_dir: str,
         disk: Disk,
+        on_saved: Callable[[list[Queue], State], None],
     ) -> None:
+        """`on_saved`: told of what a checkpoint holds, and of the queues there were then."""
+        self._on_saved = on_saved
         self._store = store
         self._commits = commits
         self._log_loop = log_loop
@@ -169,7 +174,7 @@ class Checkpoints:
         state = self._store.snapshot()
         await self._commits.wait(state.position)
         self._store.check_shown()
-        state = self._store.without_deleted(state)
+        state = self._store.tables.without_deleted(state)
         queues = self._store.all_queues()
 
         def write() -> None:
@@ -179,7 +184,8 @@ class Checkpoints:
 
         await asyncio.to_thread(write)
         self._admin.checkpoint_position = state.position
-        self._store.erase_deleted(state)
+        self._store.tables.erase_deleted(state)
+        self._on_saved(queues, state)
         self._meters.checkpoint_seconds.set(time.monotonic() - began)
 
 
@@ -299,7 +305,7 @@ class Upkeep:
         )
         if position <= commit_log.start_position:
             return 0
-        self._store.drop_before(position)
+        self._store.tables.drop_before(position)
         removed = await asyncio.to_thread(commit_log.delete_before, position)
         log.info("removed %d segments: the log begins at %d", removed, commit_log.start_position)
         return removed

@@ -38,19 +38,22 @@ class Hello:
         check_group(self.group)
         if not 1 <= len(self.member_id) <= MEMBER_ID_LENGTH_MAX:
             raise InvalidArgument(
-                "illegal member id",
+                f"member_id: {len(self.member_id)} characters, 1 to {MEMBER_ID_LENGTH_MAX} are"
+                " allowed",
                 field="member_id",
                 value=self.member_id[:MEMBER_ID_LENGTH_MAX],
                 limit=f"1 to {MEMBER_ID_LENGTH_MAX} characters",
             )
-        _check_bound("client", len(self.client), CLIENT_LENGTH_MAX)
-        _check_bound("owned", len(self.owned), OWNED_MAX)
-        _check_bound("members", max(map(len, self.members), default=0), MEMBER_ID_LENGTH_MAX)
+        _check_bound("client", len(self.client), CLIENT_LENGTH_MAX, "characters")
+        _check_bound("owned", len(self.owned), OWNED_MAX, "queues")
+        longest = max(map(len, self.members), default=0)
+        _check_bound("members", longest, MEMBER_ID_LENGTH_MAX, "characters in a name")
         subscriptions.check(self.subscriptions)
         timeout_ms = self.session_timeout_ms
         if timeout_ms and not SESSION_TIMEOUT_MS_MIN <= timeout_ms <= SESSION_TIMEOUT_MS_MAX:
             raise InvalidArgument(
-                "session timeout out of range",
+                f"session_timeout_ms: {timeout_ms} is not allowed: 0, or {SESSION_TIMEOUT_MS_MIN}"
+                f" to {SESSION_TIMEOUT_MS_MAX}",
                 field="session_timeout_ms",
                 value=str(timeout_ms),
                 limit=f"{SESSION_TIMEOUT_MS_MIN} to {SESSION_TIMEOUT_MS_MAX}",
@@ -147,8 +150,11 @@ def check_agree(group: str, one: Hello | Member, other: Hello | Member) -> None:
     subscriptions.check_same(group, one.subscriptions, other.subscriptions)
 
 
-def _check_bound(name: str, found: int, most: int) -> None:
+def _check_bound(name: str, found: int, most: int, what: str) -> None:
     if found > most:
         raise InvalidArgument(
-            f"{name}: {found}, at most {most} are allowed", field=name, value=found, limit=most
+            f"{name}: {found} {what}, at most {most} are allowed",
+            field=name,
+            value=found,
+            limit=most,
         )

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from broker import progress
 from broker.tally import Count, Tally
 from duemq.errors import DuemqError
 
@@ -54,6 +55,16 @@ class Meters:
         self._bytes_out = Count("duemq_broker_bytes_out", "Bytes handed out", registry)
         self.checkpoint_seconds = Gauge(
             "duemq_broker_checkpoint_seconds", "Duration of the last checkpoint", registry=registry
+        )
+        self.key_runs = Gauge(
+            "duemq_broker_key_runs",
+            "Spans of queues with a run of the key index",
+            registry=registry,
+        )
+        self.key_runs_missing = Gauge(
+            "duemq_broker_key_runs_missing",
+            "Spans of queues that wait for their run of the key index",
+            registry=registry,
         )
 
     def refused(self, error: DuemqError) -> None:
@@ -116,6 +127,6 @@ class StoreCollector(Collector):
             "Messages that a group has not yet committed",
             labels=("group", "topic"),
         )
-        for (group, topic), messages in self._store.lags().items():
+        for (group, topic), messages in progress.lags(self._store).items():
             lag.add_metric((group, topic), messages)
         return lag

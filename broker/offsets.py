@@ -1,6 +1,6 @@
 """How far groups are, and which generation of each may say so.  Pure.
 
-Owned by: Store.  Mutated by: the event loop.
+Owned by: Tables.  Mutated by: the event loop.
 
 A queue's *fence* is the highest generation that has acquired it.  Pulls and commits of a lower
 generation are refused, so that a member which lost a queue without noticing moves nothing.

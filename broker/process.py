@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import time
-from typing import Any
 
 from broker import (
     admin_servicer,
@@ -20,6 +19,8 @@ from broker.group_admin_servicer import GroupAdminServicer
 from broker.group_metrics import GroupCollector
 from broker.group_servicer import GroupServicer
 from broker.groups import OffsetService
+from broker.key_builder import KeyBuilder
+from broker.key_indexer import KeyIndexer
 from broker.loops import Checkpoints, LogLoop, Sampler, Upkeep
 from broker.message_admin_servicer import MessageAdminServicer
 from broker.metrics import Meters, StoreCollector
@@ -30,16 +31,14 @@ from broker.send_back_service import SendBackService
 from broker.sender import Sender
 from broker.servicer import BrokerServicer
 from broker.settings import Settings
-from duemq import telemetry
-from duemq.errors import Corrupt, DuemqError, Internal, Unavailable
+from duemq.rpc import process
 from duemq.rpc.registration import Registration
 from duemq.rpc.server import Server
 from duemq.rpc.watch import RouteWatcher
 from duemq.v1 import group_pb2, nameserver_pb2
 from storage import checkpoint
-from storage.dirlock import DirLock
 from storage.disk import RealDisk
-from storage.errors import CorruptFile, DirectoryLocked, DiskFull, StorageError
+from storage.errors import DiskFull
 
 log = logging.getLogger(__name__)
 
@@ -66,21 +65,6 @@ class Broker:
         self._disk = RealDisk()
         self._tasks: list[asyncio.Task[None]] = []
 
-    @staticmethod
-    async def serve(settings: Settings, stop: asyncio.Event) -> None:
-        """Serves until `stop` is set.  Raises DuemqError if that is impossible or ends early."""
-        log.info("%s", settings)
-        try:
-            with DirLock(settings.data_dir):
-                broker = Broker(settings)
-                await broker.start()
-                try:
-                    await broker.run(stop)
-                finally:
-                    await broker.stop()
-        except StorageError as error:
-            raise _as_duemq_error(error) from error
-
     async def start(self, *, announced: bool = True) -> None:
         """Opens the data, serves, and registers.  Raises StorageError, OSError."""
         began = time.monotonic()
@@ -105,19 +89,14 @@ class Broker:
         self.registration.start()
         for name, work in (
             ("checkpoint", self._checkpoints.run(self.settings.checkpoint_interval)),
+            ("key index", self._key_indexer.run()),
             ("upkeep", self._upkeep.run()),
             ("rates", self._sampler.run()),
             ("groups", self._groups.run()),
         ):
             self._tasks.append(asyncio.create_task(work, name=name))
         await self.server.ready()
-        if self.settings.tracing != "off":
-            telemetry.configure(
-                "duemq-broker",
-                self.settings.tracing,
-                nameserver=",".join(self.settings.nameservers),
-                instance=self.settings.name,
-            )
+        process.trace("duemq-broker", self.settings)
 
     def _open(self) -> Opened:
         return recovery.open_store(
@@ -148,8 +127,16 @@ class Broker:
         server.registry.register(StoreCollector(store, lambda: len(self._puller)))
         about = About(settings.name, opened.store_id, VERSION, now_ms())
         admin = AdminServicer(store, commits, self._puller, about, self._sampler.in_per_s)
+        self._key_indexer = KeyIndexer(store, KeyBuilder(settings.data_dir, self._disk), meters)
         self._checkpoints = Checkpoints(
-            store, commits, self._log_loop, admin, meters, settings.data_dir, self._disk
+            store,
+            commits,
+            self._log_loop,
+            admin,
+            meters,
+            settings.data_dir,
+            self._disk,
+            self._key_indexer.saved,
         )
         self._upkeep = Upkeep(store, admin, settings, self._disk, now_ms)
         self._routes = RouteWatcher(settings.nameservers)
@@ -223,22 +210,12 @@ class Broker:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set.  Raises Internal when the disk or a loop fails."""
-        stopped = asyncio.create_task(stop.wait(), name="stop")
-        try:
-            ends: list[asyncio.Future[Any]] = [stopped, self._log_loop.failed, *self._tasks]
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for end in done:
-                end.result()
-        except StorageError as error:
-            raise _as_duemq_error(error) from error
-        finally:
-            stopped.cancel()
+        """Until `stop` is set.  Raises Internal or StorageError when the disk or a loop fails."""
+        await process.until(stop, self._log_loop.failed, *self._tasks)
 
     async def stop(self) -> None:
         """Clean stop; the order is explained in loops.py."""
-        if self.settings.tracing != "off":
-            await asyncio.to_thread(telemetry.shutdown)  # through this broker: while it serves
+        await process.end_trace(self.settings)  # through this broker: while it serves
         await self.registration.stop()
         await self._routes.stop()
         await self.server.drain()
@@ -249,6 +226,7 @@ class Broker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._key_indexer.close)
         healthy = not self._log_loop.failed.done()
         await self._log_loop.stop()
         if healthy and not self.store.log.disk_full:
@@ -257,11 +235,3 @@ class Broker:
             except DiskFull as error:
                 log.error("no last checkpoint, the next start takes longer: %s", error)
         self.store.close()
-
-
-def _as_duemq_error(error: StorageError) -> DuemqError:
-    if isinstance(error, CorruptFile):
-        return Corrupt(str(error))
-    if isinstance(error, DirectoryLocked):
-        return Unavailable(str(error))
-    return Internal(f"{type(error).__name__}: {error}")

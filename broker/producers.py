@@ -1,6 +1,6 @@
 """What producers have sent: the memory that makes a repeated send harmless.  Pure.
 
-Owned by: Store.  Mutated by: the event loop.
+Owned by: Tables.  Mutated by: the event loop.
 
 A producer numbers its batches per *lane*: (producer id, topic, queue id as requested, timed or
 not).  We keep each lane's epoch, next sequence and the answers to the last `WINDOW_BATCHES`.

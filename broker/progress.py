@@ -108,6 +108,25 @@ def state_of(store: Store, activity: Activity, key: GroupQueue, progress: Progre
     return QueueState(queue, progress, tuple(store.offsets.settled(key)), activity.pulled_to(key))
 
 
+def lags(store: Store) -> dict[tuple[str, str], int]:
+    """Records not yet committed, by group and topic.  Any thread; not exact then."""
+    found: dict[tuple[str, str], int] = {}
+    for group in store.offsets.groups():
+        for topic, queue_id, progress in store.offsets.of_group(group):
+            with suppress(DuemqError):  # the topic was deleted meanwhile
+                lag = store.queue(topic, queue_id).max_offset - progress.offset
+                found[group, topic] = found.get((group, topic), 0) + lag
+    return found
+
+
+def retries_waiting(store: Store, group: str) -> int:
+    """Records that the group sent back here and that are not in its retry topic yet."""
+    topic = names.retry_topic(group)
+    queues = store.queues_of(topic) if topic in store.topics else []
+    sent_back = store.tables.retries.get(group, 0)
+    return max(0, sent_back - sum(queue.next_offset for queue in queues))
+
+
 def dead_letters_kept(store: Store, group: str) -> int:
     """Messages in the group's dead-letter topic here."""
     topic = names.dead_letter_topic(group)

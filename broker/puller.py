@@ -9,18 +9,19 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from broker import filtered_read, names, pull_encoding, reader
-from broker.filters import Expressions, Filter
+from broker import filtered_read, pull_encoding, reader
+from broker.filters import Filter
 from broker.groups import OffsetService
 from broker.metrics import Meters
 from broker.offsets import GroupQueue
 from broker.progress import Activity
+from broker.pull import BYTES_MAX, WAIT_MS_MAX, Pull, QueueRead, check_range, parse
 from broker.pull_encoding import QueueAnswer
 from broker.queues import Queue
 from broker.reader import Records
@@ -41,10 +42,6 @@ from storage.errors import StorageError
 
 log = logging.getLogger(__name__)
 
-QUEUES_MAX = 1_024
-WAIT_MS_MAX = 30_000
-RECORDS_DEFAULT, RECORDS_MAX = 4_096, 65_536
-BYTES_DEFAULT, BYTES_MAX = 1 << 20, 8 << 20
 FRAMES_BYTES_DEFAULT = 4 << 20
 STREAM_WAITING_MAX = 1_024
 # Answers of one stream that are read from the log and not yet taken by the connection.
@@ -56,36 +53,20 @@ SCANS_PER_TURN = 2
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _QueueRead:
-    """One queue of a pull, and how far the pull has looked."""
-
-    topic: str
-    queue_id: int
-    offset: int
-    generation: int
-    wanted: Filter
-    scanned: int
-    queue: Queue | None = None
-    """As of the last look at it."""
-
-    @property
-    def key(self) -> QueueKey:
-        return self.topic, self.queue_id
-
-    @property
-    def has_more(self) -> bool:
-        """There is something to read, or an error to find."""
-        queue = self.queue
-        return queue is None or queue.dropped or self.scanned != queue.max_offset
-
-
 @dataclass(eq=False, slots=True)
 class Parked:
-    """A pull that waits; `woken` resolves when there is something to do."""
+    """Somebody who waits; `woken` resolves when there is something to do."""
 
     woken: "asyncio.Future[None] | None" = None
-    woken_by: list[QueueKey] = field(default_factory=list)
+    knows: int = -1
+    """Which of the puller's changes it has looked at."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class ParkedPull(Parked):
+    """A pull until its last answer."""
+
+    pull: Pull
     cancelled: bool = False
     unwritten: "asyncio.Semaphore | None" = None
     """Bounds the answers of a stream whose client does not read."""
@@ -129,6 +110,7 @@ class Puller:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._turn = 0
+        self._changes = 0  # of queues, other than appends: see `wake`
         self._closing = False
         self._streams: set[asyncio.Task[Any]] = set()
         self._threads = ThreadPoolExecutor(READER_THREADS, "disk-reader")
@@ -149,54 +131,65 @@ class Puller:
 
     # -- Pull -------------------------------------------------------------------------------------
 
-    async def pull(self, request: broker_pb2.PullRequest, parked: Parked | None = None) -> bytes:
+    async def pull(self, request: broker_pb2.PullRequest) -> bytes:
         """The encoded PullResponse."""
-        reads = _reads(request)
-        _check_range("wait_ms", request.wait_ms, WAIT_MS_MAX)
-        _check_range("max_records", request.max_records, RECORDS_MAX)
-        _check_range("max_bytes", request.max_bytes, BYTES_MAX)
+        pull = parse(request)
+        if pull.standing or request.credit_request_id:
+            raise InvalidArgument(
+                "credit_records: only a pull of PullStream can stand",
+                field="credit_records",
+                value=request.credit_records,
+                limit=0,
+            )
+        head = await self._head(request)
+        answers = await self._answer(ParkedPull(pull=pull))
+        return pull_encoding.encode(head.SerializeToString(), answers)
+
+    async def _head(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse:
+        """All but the records; makes the commits that ride along."""
         head = broker_pb2.PullResponse(request_id=request.request_id)
         if request.commits:
             head.commits.extend(await self._offsets.commit(request.group, request.commits))
-        answers = await self._answer(request, reads, parked or Parked())
-        return pull_encoding.encode(head.SerializeToString(), answers)
+        return head
 
-    async def _answer(
-        self, request: broker_pb2.PullRequest, reads: list[_QueueRead], parked: Parked
-    ) -> list[QueueAnswer]:
-        deadline_ms = self._now_ms() + request.wait_ms
-        parked_before = False
-        looked_at = reads
+    async def _answer(self, parked: ParkedPull) -> list[QueueAnswer]:
+        """The next answer, as soon as there is something to say."""
+        pull = parked.pull
+        deadline_ms = self._now_ms() + pull.wait_ms
         while True:
-            await parked.take_place()
-            answers = await self._read(request, looked_at)
-            if answers:
-                return answers + self._beside(answers, reads)
-            parked.give_place()
-            if parked.cancelled or self._is_over(request.wait_ms, deadline_ms):
-                return self._progress(reads)
-            if any(read.has_more for read in reads):
+            if looked_at := self._to_look_at(parked):
+                await parked.take_place()
+                answers = await self._read(pull, looked_at)
+                if answers:
+                    return answers + self._beside(answers, pull.reads)
+                parked.give_place()
+            if parked.cancelled or self._is_over(pull.wait_ms, deadline_ms):
+                pull.ended = True
+                return self._progress(pull.reads)
+            if any(read.has_more for read in pull.reads):
                 await asyncio.sleep(0)  # a filter leaves out much: let others have a turn
-                looked_at = reads
                 continue
-            if not parked_before and (progress := self._progress(reads)):
+            if not pull.was_parked and (progress := self._progress(pull.reads)):
                 # A filter left out all that was there: the group can commit that now.  What comes
                 # later and is left out is told at the end of the wait, not append by append.
+                pull.give(0, 0)
                 return progress
-            parked_before = True
-            await self._park(parked, [read.key for read in reads], deadline_ms)
-            # Most of a pull's queues are quiet: they are not looked up again at each append.
-            woken_by, parked.woken_by = parked.woken_by, []
-            looked_at = [r for r in reads if r.has_more or r.key in woken_by] or reads
+            pull.was_parked = True
+            await self._park(parked, [read.key for read in pull.reads], deadline_ms)
+
+    def _to_look_at(self, parked: ParkedPull) -> list[QueueRead]:
+        """Most of a pull's queues are quiet: they are not looked up again at each append."""
+        reads = parked.pull.reads
+        if parked.knows == self._changes:
+            return [read for read in reads if read.has_more]
+        parked.knows = self._changes
+        return reads
 
     def _is_over(self, wait_ms: int, deadline_ms: int) -> bool:
         return self._closing or not wait_ms or self._now_ms() >= deadline_ms
 
-    async def _read(
-        self, request: broker_pb2.PullRequest, reads: list[_QueueRead]
-    ) -> list[QueueAnswer]:
-        records_left = request.max_records or RECORDS_DEFAULT
-        bytes_left = request.max_bytes or BYTES_DEFAULT
+    async def _read(self, pull: Pull, reads: list[QueueRead]) -> list[QueueAnswer]:
+        records_left, bytes_left = pull.records_next, pull.bytes_next
         answers: list[QueueAnswer] = []
         scans = 0.0
         self._turn += 1
@@ -205,7 +198,7 @@ class Puller:
             if records_left <= 0 or bytes_left <= 0 or scans >= SCANS_PER_TURN:
                 break
             try:
-                queue = read.queue = self._queue_of(request.group, read)
+                queue = read.queue = self._queue_of(pull.group, read)
                 if read.scanned == queue.max_offset:
                     continue
                 records = await self._from_disk(
@@ -213,14 +206,16 @@ class Puller:
                 )
             except DuemqError as error:
                 answers.append(self._failed(read, error))
+                pull.ended = True
                 continue
             scans += _scans(read.wanted, records.next_offset - read.scanned)
             read.scanned = records.next_offset
-            if request.group:
-                key = GroupQueue(request.group, read.topic, read.queue_id)
+            if pull.group:
+                key = GroupQueue(pull.group, read.topic, read.queue_id)
                 self._activity.pulled(key, read.scanned)
             if not records.records:
                 continue
+            read.offset = records.next_offset
             records_left -= records.records
             bytes_left -= records.size
             self._meters.pulled(records.records, records.size)
@@ -236,12 +231,14 @@ class Puller:
                     queue.max_offset,
                 )
             )
+        if answers:
+            pull.give(pull.records_next - records_left, pull.bytes_next - bytes_left)
         return answers
 
     def _reader(
         self,
         queue: Queue,
-        read: _QueueRead,
+        read: QueueRead,
         records_max: int,
         bytes_max: int,
         *,
@@ -265,7 +262,7 @@ class Puller:
             trusted_from=self._trusted_from,
         )
 
-    def _queue_of(self, group: str, read: _QueueRead) -> Queue:
+    def _queue_of(self, group: str, read: QueueRead) -> Queue:
         queue = self._store.queue(read.topic, read.queue_id)
         if group and read.generation:
             self._store.offsets.check_fence(
@@ -274,7 +271,7 @@ class Puller:
         reader.check_offset(queue, read.scanned)
         return queue
 
-    def _failed(self, read: _QueueRead, error: DuemqError) -> QueueAnswer:
+    def _failed(self, read: QueueRead, error: DuemqError) -> QueueAnswer:
         low = high = 0
         with suppress(DuemqError):
             queue = self._store.queue(read.topic, read.queue_id)
@@ -289,7 +286,7 @@ class Puller:
             error=encoded,
         )
 
-    def _beside(self, answers: list[QueueAnswer], reads: list[_QueueRead]) -> list[QueueAnswer]:
+    def _beside(self, answers: list[QueueAnswer], reads: list[QueueRead]) -> list[QueueAnswer]:
         """The progress of the other queues: what a filter left out is not looked at again."""
         filtered = [read for read in reads if read.wanted is not None]
         if not filtered:
@@ -297,11 +294,12 @@ class Puller:
         answered = {(answer.topic, answer.queue_id) for answer in answers}
         return self._progress([read for read in filtered if read.key not in answered])
 
-    def _progress(self, reads: list[_QueueRead]) -> list[QueueAnswer]:
+    def _progress(self, reads: list[QueueRead]) -> list[QueueAnswer]:
         """Of the queues where a filter left everything out: how far the pull has come."""
         answers = []
         for read in reads:
             if read.scanned > read.offset:
+                read.offset = read.scanned
                 with suppress(DuemqError):  # the topic was deleted meanwhile
                     queue = self._store.queue(read.topic, read.queue_id)
                     answers.append(
@@ -337,7 +335,7 @@ class Puller:
         write: Callable[[bytes], Awaitable[None]],
     ) -> None:
         """Answers each request when it has something, in whatever order that is."""
-        waiting: dict[int, Parked] = {}
+        waiting: dict[int, ParkedPull] = {}
         lock = asyncio.Lock()  # guards the stream: one write at a time
         unwritten = asyncio.Semaphore(STREAM_UNWRITTEN_MAX)
         task = asyncio.current_task()
@@ -347,12 +345,13 @@ class Puller:
             async with asyncio.TaskGroup() as tasks:
                 async for request in requests:
                     self._cancel(waiting.get(request.cancel_request_id))
-                    if request.cancel_request_id and not request.queues:
-                        continue
-                    if len(waiting) >= STREAM_WAITING_MAX or request.request_id in waiting:
-                        raise _refused(len(waiting), request.request_id)
-                    parked = waiting[request.request_id] = Parked(unwritten=unwritten)
-                    tasks.create_task(self._answer_stream(request, parked, waiting, lock, write))
+                    if request.credit_request_id:
+                        _extend(waiting.get(request.credit_request_id), request)
+                    elif request.queues or not request.cancel_request_id:
+                        parked = _taken(request, waiting, unwritten)
+                        tasks.create_task(
+                            self._answer_stream(request, parked, waiting, lock, write)
+                        )
         except asyncio.CancelledError:
             if self._closing:
                 raise Unavailable("the broker is stopping") from None
@@ -365,20 +364,29 @@ class Puller:
     async def _answer_stream(
         self,
         request: broker_pb2.PullRequest,
-        parked: Parked,
-        waiting: dict[int, Parked],
+        parked: ParkedPull,
+        waiting: dict[int, ParkedPull],
         lock: asyncio.Lock,
         write: Callable[[bytes], Awaitable[None]],
     ) -> None:
+        pull = parked.pull
         try:
-            response = await self.pull(request, parked)
+            head = await self._head(request)
+            while not pull.ended:
+                answers = await self._answer(parked)
+                if pull.ended or parked.cancelled:
+                    pull.ended = True
+                    del waiting[request.request_id]
+                head.open = not pull.ended
+                async with lock:
+                    await write(pull_encoding.encode(head.SerializeToString(), answers))
+                parked.give_place()
+                head.ClearField("commits")
         finally:
-            del waiting[request.request_id]
-        async with lock:
-            await write(response)
-        parked.give_place()
+            if waiting.get(request.request_id) is parked:
+                del waiting[request.request_id]
 
-    def _cancel(self, parked: Parked | None) -> None:
+    def _cancel(self, parked: ParkedPull | None) -> None:
         if parked is not None:
             parked.cancelled = True
             self._waiters.cancel(parked)
@@ -388,8 +396,8 @@ class Puller:
 
     async def fetch(self, request: broker_pb2.FetchFramesRequest) -> broker_pb2.FetchFramesResponse:
         """Whole frames of one queue."""
-        _check_range("wait_ms", request.wait_ms, WAIT_MS_MAX)
-        _check_range("max_bytes", request.max_bytes, BYTES_MAX)
+        check_range("wait_ms", request.wait_ms, WAIT_MS_MAX)
+        check_range("max_bytes", request.max_bytes, BYTES_MAX)
         deadline_ms = self._now_ms() + request.wait_ms
         parked = Parked()
         while True:
@@ -427,11 +435,11 @@ class Puller:
 
     def _wake(self, queue: Queue) -> None:
         for parked in self._waiters.wake(queue.key):
-            parked.woken_by.append(queue.key)
             _resolve(parked)
 
     def wake(self, queues: Iterable[Queue]) -> None:
-        """The topic was deleted: those who wait for it learn that."""
+        """Something else than an append happened to them: those who wait for them look again."""
+        self._changes += 1
         for queue in queues:
             self._wake(queue)
 
@@ -448,6 +456,7 @@ class Puller:
     def _expire(self) -> None:
         self._timer = None
         for parked in self._waiters.expire(self._now_ms()):
+            parked.knows = -1
             _resolve(parked)
         self._set_timer()
 
@@ -474,35 +483,27 @@ def _fields_of(record: bytes) -> Fields | None:
         return None
 
 
-def _reads(request: broker_pb2.PullRequest) -> list[_QueueRead]:
-    if not 0 < len(request.queues) <= QUEUES_MAX:
-        raise InvalidArgument(
-            f"queues: {len(request.queues)} in a pull, 1 to {QUEUES_MAX} are allowed",
-            field="queues",
-            value=len(request.queues),
-            limit=QUEUES_MAX,
-        )
-    if request.group:
-        names.check_group(request.group)
-    expressions = Expressions()
-    return [
-        _QueueRead(
-            pull.topic,
-            pull.queue_id,
-            pull.offset,
-            pull.generation,
-            expressions.parse(pull.filter, pull.filter_type),
-            pull.offset,
-        )
-        for pull in request.queues
-    ]
+def _taken(
+    request: broker_pb2.PullRequest, waiting: dict[int, ParkedPull], unwritten: asyncio.Semaphore
+) -> ParkedPull:
+    """Enters a request of a stream among those that wait.  Raises Overloaded, InvalidArgument."""
+    if len(waiting) >= STREAM_WAITING_MAX or request.request_id in waiting:
+        raise _refused(len(waiting), request.request_id)
+    parked = waiting[request.request_id] = ParkedPull(pull=parse(request), unwritten=unwritten)
+    return parked
 
 
-def _check_range(name: str, value: int, high: int) -> None:
-    if not 0 <= value <= high:
+def _extend(parked: ParkedPull | None, request: broker_pb2.PullRequest) -> None:
+    """Raises the credit of a standing pull, unless it is over.  Raises InvalidArgument."""
+    if request.queues or request.cancel_request_id:
         raise InvalidArgument(
-            f"{name}: {value} is not allowed: 0 to {high}", field=name, value=value, limit=high
+            "credit_request_id: goes in a request of its own",
+            field="credit_request_id",
+            value=request.credit_request_id,
+            limit=0,
         )
+    if parked is not None:
+        parked.pull.extend(request)
 
 
 def _refused(waiting: int, request_id: int) -> DuemqError:

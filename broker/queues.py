@@ -1,6 +1,6 @@
 """The queues of topics: the consume queue of each, and where the next record goes.
 
-Owned by: Store.  Mutated by: the event loop.  Read by: any thread.
+Owned by: Tables.  Mutated by: the event loop.  Read by: any thread.
 
 A queue's offsets: `min_offset` the oldest record kept, `max_offset` the end of what consumers may
 see (it is durable), `next_offset` what the next append gets.  The difference between the last two
@@ -9,6 +9,7 @@ is on its way to the disk.
 
 import os
 
+from broker.key_index import KeyIndex
 from broker.topics import Topic
 from storage import consume_queue
 from storage.disk import Disk
@@ -21,7 +22,7 @@ DIRECTORY = "consumequeue"
 class Queue:
     """One queue.  Its files come into being with its first records."""
 
-    __slots__ = ("_index", "dropped", "next_offset", "queue_id", "topic")
+    __slots__ = ("_index", "dropped", "keys", "next_offset", "queue_id", "topic")
 
     def __init__(
         self, topic: str, queue_id: int, directory: str, disk: Disk, files: OpenFiles
@@ -31,6 +32,7 @@ class Queue:
         # The topic was deleted: what is still on its way to the disk is not indexed any more.
         self.dropped = False
         self._index = FixedIndex(directory, disk, consume_queue.ENTRY_BYTES, files=files)
+        self.keys = KeyIndex(directory, disk)
         self.next_offset = self.max_offset
 
     @property
@@ -89,11 +91,14 @@ class Queue:
 
     def rewind(self, offset: int) -> None:
         """Forgets what is beyond `offset`, at start.  Raises IndexError if that is out of reach."""
+        if self._index.end >= self.keys.span:  # else there is no run: it would end beyond
+            self.keys.load(self._index.first, offset)
         self._index.truncate(offset)
         self.next_offset = offset
 
     def restart(self, offset: int = 0) -> None:
         """Empties the queue, at start: its next record is that of `offset`."""
+        self.keys.load(0, 0)
         self._index.reset(offset)
         self.next_offset = offset
 
@@ -109,6 +114,12 @@ class Queue:
             else:
                 high = middle
         self._index.drop_before(low)
+        self.keys.drop_before(self.min_offset)
+
+    def drop(self) -> None:
+        """The topic was deleted: nothing is written to the folder any more."""
+        self.dropped = True
+        self.keys.close()
 
     def close(self) -> None:
         """Closes the files."""
@@ -153,7 +164,7 @@ class QueueTable:
     def remove(self, topic: Topic) -> None:
         """Forgets the queues of a topic; `erase` removes the files."""
         for queue in self._queues.pop(topic.name, []):
-            queue.dropped = True
+            queue.drop()
 
     def erase_unknown(self, topics: list[Topic]) -> None:
         """Removes the files of topics that are not in the table.  Raises DiskFull, DiskFailed."""

@@ -19,8 +19,11 @@ from typing import NamedTuple
 
 from broker import state as states
 from broker.queues import QueueTable
+from broker.replay import Replay
+from broker.rules import Rules
 from broker.state import State
-from broker.store import Rules, Store
+from broker.store import Store
+from broker.tables import Tables
 from storage import checkpoint
 from storage.disk import Disk
 from storage.errors import CorruptFile
@@ -55,47 +58,50 @@ def open_store(
     replayed = opening.from_checkpoint(state) if state else None
     if replayed is None:
         replayed = opening.from_the_whole_log(state)
-    store = opening.store
+    store = Store(opening.log, opening.tables, rules)
     store.ensure_timer_topic()
     position = state.position if state else 0
     return Opened(store, store_id, position, replayed)
 
 
 class _Opening:
+    """The log and what is known, as far as they have been opened."""
+
+    log: SegmentedLog
+    tables: Tables
+
     def __init__(self, data_dir: str, disk: Disk, rules: Rules, segment_bytes: int) -> None:
         self._data_dir = data_dir
         self._disk = disk
         self._rules = rules
         self._segment_bytes = segment_bytes
-        self.store: Store
 
-    def _new_store(self, start_at: int | None) -> Store:
+    def _begin(self, start_at: int | None) -> None:
         files = OpenFiles(self._disk)
-        commit_log = SegmentedLog.open(
+        self.log = SegmentedLog.open(
             os.path.join(self._data_dir, LOG_DIRECTORY),
             self._disk,
             segment_bytes=self._segment_bytes,
             start_at=start_at,
             files=files,
         )
-        self.store = Store(commit_log, QueueTable(self._data_dir, self._disk, files), self._rules)
-        return self.store
+        self.tables = Tables(QueueTable(self._data_dir, self._disk, files), self._rules)
 
     def from_checkpoint(self, state: State) -> int | None:
         """Entries replayed; None: the checkpoint does not fit the other files."""
-        store = self._new_store(state.verify_from)
+        self._begin(state.verify_from)
         try:
-            store.restore(state)
-            replayed = self._replay(state.position)
+            self.tables.restore(state)
+            replayed = self._replay(state.position, state)
         except (IndexError, CorruptFile) as error:
             if isinstance(error, CorruptFile) and "consumequeue" not in error.path:
                 raise
             log.error("consume queues are damaged, rebuilding them from the log: %s", error)
             return None
-        if store.log.end_position < state.position:
+        if self.log.end_position < state.position:
             log.error(
                 "the log ends at %d, before the checkpoint at %d: rebuilding from what is left",
-                store.log.end_position,
+                self.log.end_position,
                 state.position,
             )
             return None
@@ -103,18 +109,16 @@ class _Opening:
 
     def from_the_whole_log(self, state: State | None) -> int:
         """Entries replayed."""
-        store = self._new_store(None)
+        self._begin(None)
         if state:
-            store.restore(state, rebuild=True)
-        return self._replay(store.log.start_position)
+            self.tables.restore(state, rebuild=True)
+        return self._replay(self.log.start_position, state)
 
-    def _replay(self, position: int) -> int:
-        replayed = 0
-        for entry in self.store.log.recover(position):
-            self.store.replay(entry)
-            replayed += 1
+    def _replay(self, position: int, state: State | None) -> int:
+        replay = Replay(self.tables, self._rules, state.position if state else 0)
+        replayed = replay.run(self.log.recover(position))
         # The files of the consume queues may begin earlier: they shrink by whole files.
-        self.store.drop_before(self.store.log.start_position)
+        self.tables.drop_before(self.log.start_position)
         return replayed
 
 

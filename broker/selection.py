@@ -15,15 +15,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from broker.records import text_hash
-from duemq.errors import InvalidArgument
+from duemq.tag_filter import TagFilter
 from storage import consume_queue
 
 # Fewer entries than this are walked by a loop.
 VECTOR_ENTRIES_MIN = 48
 # Up to so many tags are compared one after the other: quicker than a sort.
 COMPARED_MAX = 8
-FILTER_CHARACTERS_MAX = 4_096
 
 _ENTRY = struct.Struct("<QIIIIQ")
 assert _ENTRY.size == consume_queue.ENTRY_BYTES
@@ -53,17 +51,8 @@ class Selection(NamedTuple):
 
 def parse_filter(text: str) -> frozenset[int] | None:
     """Hashes of the tags in `a || b`; None: every record.  Raises InvalidArgument."""
-    if text in ("", "*"):
-        return None
-    tags = [tag.strip() for tag in text.split("||")]
-    if len(text) > FILTER_CHARACTERS_MAX or not all(tags):
-        raise InvalidArgument(
-            f"filter: {text[:100]!r} is not of the form a || b",
-            field="filter",
-            value=text[:100],
-            limit=f"tags joined by ||, at most {FILTER_CHARACTERS_MAX} characters",
-        )
-    return None if "*" in tags else frozenset(text_hash(tag.encode()) for tag in tags)
+    wanted = TagFilter.parse(text)
+    return None if wanted.takes_all else wanted.hashes
 
 
 def select(

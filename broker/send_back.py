@@ -117,7 +117,7 @@ class SendBacks:
         dead: list[_Again] = []
         taken: Counter[GroupQueue] = Counter()
         places: set[tuple[GroupQueue, int]] = set()
-        policy = self._store.group_config(group).retry
+        policy = self._store.groups.effective(group).retry
         for at, (failure, record) in enumerate(zip(failures, records, strict=True)):
             place = (failure.key, failure.offset)
             try:
@@ -188,7 +188,7 @@ class SendBacks:
             queue, _columns(retries), now_ms, target=(topic, 0), due_ms=due_ms, send_back=True
         )
         self._settle(retries)
-        self._store.retries[group] = self._store.retries.get(group, 0) + len(retries)
+        self._store.tables.count_retries(group, len(retries))
         self._store.sent_back.add(group, len(retries))
         return accepted.settled
 

@@ -10,7 +10,7 @@ from broker import batch as batches
 from broker.batch import Batch, Columns, Limits
 from broker.commits import PENDING_BYTES_HIGH, ROOM_TIMEOUT_S, Commits
 from broker.metrics import Meters
-from broker.store import Accepted, Store, first_error
+from broker.store import Accepted, Store
 from duemq import tracing
 from duemq.errors import DuemqError, InvalidArgument, Overloaded, Unavailable
 from duemq.rpc import status
@@ -66,7 +66,7 @@ class Sender:
         except TimeoutError:
             raise Overloaded(f"the disk is behind by more than {ROOM_TIMEOUT_S} s") from None
         in_flight = await self._accept(request)
-        error = first_error(in_flight.outcomes)
+        error = _first_error(in_flight.outcomes)
         if error is not None:
             raise error
         await self._commits.wait(in_flight.settled)
@@ -307,3 +307,11 @@ class _Stream:
                 return
             self._waiting = self._loop.create_future()
             await self._waiting
+
+
+def _first_error(outcomes: list[Outcome]) -> DuemqError | None:
+    """The first error if there is nothing else: then the whole call fails with it."""
+    if outcomes and all(isinstance(outcome, DuemqError) for outcome in outcomes):
+        first = outcomes[0]
+        return first if isinstance(first, DuemqError) else None
+    return None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from broker import due, group_configs
 from broker.batch import Limits
 from broker.group_configs import RetryPolicy
-from broker.store import Rules
+from broker.rules import Rules
 from broker.topics import QUEUES_MAX
 from duemq.rpc.settings import MemberSettings, setting
 

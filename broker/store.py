@@ -1,50 +1,41 @@
 """The only door to the broker's messages, topics and offsets.
 
 Owned by: the event loop, which alone calls it.  No clock, no socket, no waiting: a change is
-appended to the log at once and takes effect in memory; what it answers names the log position that
-must be durable before anybody is told (`settled`).  The log's writer thread reports that position,
-the loop hands it to `durable`, and only then do consumers see the records.
+appended to the log at once and takes effect in memory (tables.py); what it answers names the log
+position that must be durable before anybody is told (`settled`).  The log's writer thread reports
+that position, the loop hands it to `durable`, and only then do consumers see the records.
 
     append ──► log (memory) ──► writer thread: write, fdatasync ──► durable ──► consume queues
-       └─► lanes, topics, offsets
-
-Everything here can be rebuilt from the log; `snapshot` and `restore` spare that (state.py).
+       └─► tables
 """
 
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from broker import batch as batches
-from broker import due, group_configs, journal, names, retry_record
+from broker import due, group_configs, journal, names
 from broker.batch import Batch, Columns, Limits
-from broker.group_configs import GroupConfig, GroupConfigs, RetryPolicy
+from broker.group_configs import GroupConfig
 from broker.group_counts import GroupCounts
-from broker.offsets import GroupQueue, Offsets, Progress
-from broker.producers import (
-    SERVICE_IDS_FROM,
-    LaneKey,
-    Producers,
-    Stored,
-    check_identity,
-)
-from broker.queues import Queue, QueueTable
+from broker.offsets import GroupQueue, Progress
+from broker.producers import SERVICE_IDS_FROM, LaneKey, Stored, check_identity
+from broker.queues import Queue
+from broker.rules import Rules
 from broker.state import State
-from broker.topics import Topic, Topics
+from broker.tables import Tables
+from broker.topics import Topic, no_queue
 from duemq.errors import (
     Corrupt,
     DuemqError,
     GroupNotFound,
     Internal,
     InvalidArgument,
-    InvariantError,
     OutOfSequence,
     Overloaded,
     PermissionDenied,
-    QueueNotFound,
     ReadOnly,
     TopicNotFound,
 )
@@ -52,27 +43,11 @@ from storage import consume_queue, frame
 from storage.disk import Buffer, nbytes
 from storage.errors import DiskFailed, DiskFull, LogFull, StorageError
 from storage.log import SegmentedLog
-from storage.record import Entry
 
-DAY_MS = 86_400_000
 ANY_QUEUE = -1
 # Of what comes back from a retry: it was accepted before, whatever the limits are now.  A gRPC
 # message is not larger.
 _ACCEPTED_BEFORE = Limits(1 << 24, 1 << 24, 1 << 24)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How the store treats what it is sent."""
-
-    auto_create_topics: bool = True
-    default_queues: int = 4
-    limits: Limits = field(default_factory=Limits)
-    delay_levels_ms: tuple[int, ...] = due.parse_levels(due.DEFAULT_LEVELS)
-    timer_queues: int = 4
-    lane_idle_ms: int = 7 * DAY_MS
-    auto_create_groups: bool = True
-    retry: RetryPolicy = group_configs.DEFAULT_POLICY
 
 
 class Accepted(NamedTuple):
@@ -100,15 +75,15 @@ class _Unindexed(NamedTuple):
 class Store:
     """See the module.  Made by recovery.open_store."""
 
-    def __init__(self, log: SegmentedLog, queues: QueueTable, rules: Rules) -> None:
+    def __init__(self, log: SegmentedLog, tables: Tables, rules: Rules) -> None:
         self.log = log
         self.rules = rules
-        self.topics = Topics(rules.default_queues, rules.limits.message_bytes_max)
-        self.producers = Producers(rules.lane_idle_ms)
-        self.offsets = Offsets()
-        self.groups = GroupConfigs(rules.retry)
-        self.retries: dict[str, int] = {}
-        """Records ever sent back for another delivery, by group."""
+        self.tables = tables
+        # To be read by all; they are changed by the methods below, and what is built on them.
+        self.topics = tables.topics
+        self.producers = tables.producers
+        self.offsets = tables.offsets
+        self.groups = tables.groups
         self.sent_back = GroupCounts()
         self.dead_letters = GroupCounts()
         self.read_only = False
@@ -117,13 +92,8 @@ class Store:
         """Called for each queue that got records that consumers may see."""
         self.on_report: Callable[[], None] = lambda: None
         """Called when what nameservers are told has changed: topics, or whether it is writable."""
-        self._queues = queues
         self._unindexed: deque[_Unindexed] = deque()
         self._held: dict[Queue, list[bytes]] = {}
-        self._store_ms = 0
-        # A rebuild replays what the checkpoint's counts have in them.
-        self._retries_counted_to = 0
-        self._counts_retries = True
         self.messages_in = 0
         self.bytes_in = 0
         self.frames_in = 0
@@ -146,7 +116,9 @@ class Store:
         topic = self._topic_to_send(batch.topic, producer_id)
         timed = due.is_timed(batch)
         queue_id = batch.queue_id
-        self._check_queue(topic, queue_id, timed)
+        lowest = ANY_QUEUE if timed else 0
+        if not lowest <= queue_id < topic.queues:
+            raise no_queue(topic, queue_id, lowest)
         key = LaneKey(producer_id, topic.name, queue_id, timed)
         if producer_id:
             stored = self.producers.check(key, epoch, sequence, now_ms)
@@ -209,17 +181,6 @@ class Store:
             )
         return self.topics.plan(name)
 
-    def _check_queue(self, topic: Topic, queue_id: int, timed: bool) -> None:
-        lowest = ANY_QUEUE if timed else 0
-        if not lowest <= queue_id < topic.queues:
-            raise QueueNotFound(
-                f"queue_id: {queue_id} is not a queue of topic {topic.name}:"
-                f" {lowest} to {topic.queues - 1}",
-                field="queue_id",
-                value=queue_id,
-                limit=f"{lowest} to {topic.queues - 1}",
-            )
-
     def append_frame(
         self,
         queue: Queue,
@@ -235,7 +196,7 @@ class Store:
 
         `producer`: id, epoch and sequence.  Raises ReadOnly, Overloaded.
         """
-        store_ms = self._store_ms = max(now_ms, self._store_ms)
+        store_ms = self.tables.store_ms = max(now_ms, self.tables.store_ms)
         target_topic, target_queue_id = target or ("", frame.NO_TARGET_QUEUE)
         producer_id, epoch, sequence = producer
         parts = frame.encode_parts(
@@ -274,8 +235,8 @@ class Store:
     def _home(self, key: LaneKey) -> Queue:
         """The queue that a lane's batches go to: the one named, or one of %TIMER%."""
         if not key.timed:
-            return self._queues.of(key.topic)[key.queue_id]
-        timer_queues = self._queues.of(names.TIMER_TOPIC)
+            return self.tables.queues.of(key.topic)[key.queue_id]
+        timer_queues = self.tables.queues.of(names.TIMER_TOPIC)
         number = key.queue_id
         if number == ANY_QUEUE:
             number = zlib.crc32(f"{key.topic}|{key.producer_id}".encode())
@@ -336,22 +297,21 @@ class Store:
             else:
                 self.on_visible(queue)
 
-    def check_shown(self) -> None:
-        """Raises DiskFull while consume queues lack what the log has: no checkpoint may be made."""
-        if self._held:
-            raise DiskFull(f"{len(self._held)} consume queues wait for space")
-
     # -- topics -----------------------------------------------------------------------------------
 
     def queue(self, topic: str, queue_id: int) -> Queue:
         """Raises TopicNotFound, QueueNotFound."""
         self.topics.queue(topic, queue_id)
-        return self._queues.of(topic)[queue_id]
+        return self.tables.queues.of(topic)[queue_id]
 
     def queues_of(self, topic: str) -> list[Queue]:
         """Raises TopicNotFound."""
         self.topics.find(topic)
-        return self._queues.of(topic)
+        return self.tables.queues.of(topic)
+
+    def all_queues(self) -> list[Queue]:
+        """Every queue of every topic."""
+        return self.tables.queues.all()
 
     def create_topic(
         self, name: str, queues: int = 0, message_bytes_max: int = 0
@@ -360,7 +320,7 @@ class Store:
         self.check_writable()
         topic = self.topics.plan(name, queues, message_bytes_max)
         _, settled = self._append(journal.TOPIC_CREATED, [journal.topic_created(topic)])
-        self._put_topic(topic)
+        self.tables.put_topic(topic)
         self.on_report()
         return topic, settled
 
@@ -369,24 +329,14 @@ class Store:
         self.check_writable()
         self.topics.check_deletable(name)
         _, settled = self._append(journal.TOPIC_DELETED, [journal.topic_deleted(name)])
-        self._remove_topic(name)
+        self.tables.remove_topic(name)
         self.on_report()
         return settled
 
-    def _put_topic(self, topic: Topic) -> None:
-        self.topics.put(topic)
-        for queue in self._queues.add(topic):
-            queue.restart()  # files of its name are a crash's leftovers
-
-    def _remove_topic(self, name: str) -> None:
-        self._queues.remove(self.topics.remove(name))
-        self._forget_topic(name)
-
-    def _forget_topic(self, name: str) -> None:
-        self.producers.forget_topic(name)
-        self.offsets.forget_topic(name)
-        if names.is_retry(name) and self._counts_retries:
-            self.retries.pop(names.group_of(name), None)
+    def ensure_timer_topic(self) -> None:
+        """Makes %TIMER% on the first start; its number of queues never changes."""
+        if names.TIMER_TOPIC not in self.topics:
+            self.create_topic(names.TIMER_TOPIC, self.rules.timer_queues)
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -398,14 +348,6 @@ class Store:
         """Raises GroupNotFound for an unknown group where groups must be put first."""
         if not (self.rules.auto_create_groups or self.knows_group(group)):
             raise group_configs.not_found(group)
-
-    def group_names(self) -> list[str]:
-        """The groups that were put."""
-        return sorted(self.groups)
-
-    def group_config(self, group: str) -> GroupConfig:
-        """What is in force for a group, also for one that is not known."""
-        return self.groups.effective(group)
 
     def put_group(self, config: GroupConfig) -> int:
         """Settled.  Raises InvalidArgument, ReadOnly, Overloaded."""
@@ -425,24 +367,9 @@ class Store:
             raise GroupNotFound(f"group: {group!r} is not here", field="group", value=group)
         self.check_writable()
         _, settled = self._append(journal.GROUP_DELETED, [journal.group_deleted(group)])
-        self._remove_group(group)
+        self.tables.remove_group(group)
         self.on_report()
         return settled
-
-    def _remove_group(self, group: str) -> None:
-        self.groups.remove(group)
-        self.offsets.forget_group(group)
-        topic = names.retry_topic(group)
-        if topic in self.topics:
-            self._remove_topic(topic)
-        else:  # deleted while the checkpoint was made, which left it out
-            self._forget_topic(topic)
-
-    def retries_waiting(self, group: str) -> int:
-        """Records that the group sent back here and that are not in its retry topic yet."""
-        topic = names.retry_topic(group)
-        queues = self._queues.of(topic) if topic in self.topics else []
-        return max(0, self.retries.get(group, 0) - sum(queue.next_offset for queue in queues))
 
     # -- offsets of groups ------------------------------------------------------------------------
 
@@ -468,25 +395,10 @@ class Store:
         self.offsets.check_room(key for key, _ in offsets)
         changes = [(key, self.offsets.reset(key, offset)) for key, offset in offsets]
         _, settled = self._append(journal.OFFSETS_RESET, [journal.offsets(group, changes)])
-        self._apply_reset(changes)
+        self.tables.reset_offsets(changes)
         return settled
 
-    def _apply_reset(self, changes: list[tuple[GroupQueue, Progress]]) -> None:
-        for key, progress in changes:
-            self.offsets.clear_settled(key)
-            self.offsets.put(key, progress)
-
-    def lags(self) -> dict[tuple[str, str], int]:
-        """Records not yet committed, by group and topic.  Any thread; not exact then."""
-        lags: dict[tuple[str, str], int] = {}
-        for group in self.offsets.groups():
-            for topic, queue_id, progress in self.offsets.of_group(group):
-                with suppress(DuemqError):
-                    lag = self.queue(topic, queue_id).max_offset - progress.offset
-                    lags[group, topic] = lags.get((group, topic), 0) + lag
-        return lags
-
-    # -- start and checkpoint ---------------------------------------------------------------------
+    # -- checkpoint and stop ----------------------------------------------------------------------
 
     def snapshot(self) -> State:
         """The state as of everything appended so far.
@@ -494,190 +406,16 @@ class Store:
         It must not be saved before the log is durable up to its position.
         """
         position = self.log.end_position
-        return State(
-            position=position,
-            verify_from=self.log.recovery_start(position),
-            store_ms=self._store_ms,
-            topics=self.topics.encode(),
-            offsets=self.offsets.encode(),
-            queues={
-                topic.name: [queue.next_offset for queue in self._queues.of(topic.name)]
-                for topic in self.topics
-            },
-            lanes=self.producers.encode(),
-            settled=self.offsets.encode_settled(),
-            groups=self.groups.encode(),
-            retries=dict(self.retries),
-        )
+        return self.tables.snapshot(position, self.log.recovery_start(position))
 
-    def without_deleted(self, state: State) -> State:
-        """The snapshot without topics that were deleted since: their queues get no more entries.
-
-        To be called when the log is durable up to its position.
-        """
-        kept = {
-            row["name"]
-            for row in state.topics["topics"]
-            if row["name"] in self.topics and self.topics.find(row["name"]).id == row["id"]
-        }
-        rows = [row for row in state.topics["topics"] if row["name"] in kept]
-        queues = {name: offsets for name, offsets in state.queues.items() if name in kept}
-        return state._replace(topics={**state.topics, "topics": rows}, queues=queues)
-
-    def restore(self, state: State, *, rebuild: bool = False) -> None:
-        """Takes a checkpoint over; with `rebuild` only what the log cannot tell again.
-
-        Raises IndexError if a consume queue does not reach as far as the checkpoint says.
-        """
-        self._store_ms = state.store_ms
-        self.topics.load(state.topics)
-        self.offsets.load(state.offsets, state.settled)
-        self.groups.load(state.groups)
-        self.retries = dict(state.retries)
-        self._retries_counted_to = state.position
-        for topic in self.topics:
-            for queue, next_offset in zip(
-                self._queues.add(topic), state.queues[topic.name], strict=True
-            ):
-                if rebuild:
-                    queue.restart(next_offset)  # if retention has left no frame of it
-                else:
-                    queue.rewind(next_offset)
-        if not rebuild:
-            self.producers.load(state.lanes)
-
-    def replay(self, entry: Entry) -> None:
-        """Applies an entry of the log, at start."""
-        self._counts_retries = entry.position >= self._retries_counted_to
-        self._apply(entry)
-        self._counts_retries = True
-
-    def _apply(self, entry: Entry) -> None:
-        if entry.kind == frame.KIND:
-            self._replay_frame(entry)
-        elif entry.kind == journal.TOPIC_CREATED:
-            topic = journal.read_topic_created(entry.body)
-            if topic.name not in self.topics or self.topics.find(topic.name) != topic:
-                self._put_topic(topic)
-        elif entry.kind == journal.TOPIC_DELETED:
-            name = journal.read_topic_deleted(entry.body)
-            if name in self.topics:
-                self._remove_topic(name)
-            else:  # deleted while the checkpoint was made, which left it out
-                self._forget_topic(name)
-        elif entry.kind == journal.OFFSETS:
-            for key, progress in self._read_offsets(entry):
-                self.offsets.put(key, progress)
-        elif entry.kind == journal.OFFSETS_RESET:
-            self._apply_reset(self._read_offsets(entry))
-        elif entry.kind == journal.GROUP_PUT:
-            self.groups.put(journal.read_group_put(entry.body))
-        elif entry.kind == journal.GROUP_DELETED:
-            self._remove_group(journal.read_group_deleted(entry.body))
-        else:
-            raise InvariantError(f"log position {entry.position}: unknown kind {entry.kind}")
-
-    def _read_offsets(self, entry: Entry) -> list[tuple[GroupQueue, Progress]]:
-        changes = journal.read_offsets(entry.body)
-        return [(key, progress) for key, progress in changes if key.topic in self.topics]
-
-    def _replay_frame(self, entry: Entry) -> None:
-        stored_frame = frame.decode(entry.body)
-        self._store_ms = max(self._store_ms, stored_frame.store_ms)
-        queue = self._queue_to_replay(stored_frame.topic, stored_frame.queue_id)
-        if stored_frame.base_offset != queue.next_offset:
-            if queue.max_offset > queue.min_offset:
-                raise InvariantError(
-                    f"log position {entry.position}: frame begins at offset"
-                    f" {stored_frame.base_offset} of {queue.key}, {queue.next_offset} is next"
-                )
-            queue.restart(stored_frame.base_offset)
-        queue.append(consume_queue.encode_frame(entry.position, stored_frame))
-        queue.next_offset = stored_frame.end_offset
-        if stored_frame.send_back:
-            self._replay_send_back(entry, stored_frame)
-        if stored_frame.producer_id:
-            timed = stored_frame.timed
-            key = LaneKey(
-                stored_frame.producer_id,
-                stored_frame.target_topic if timed else stored_frame.topic,
-                stored_frame.target_queue_id if timed else stored_frame.queue_id,
-                timed,
-            )
-            self.producers.record(
-                key,
-                stored_frame.producer_epoch,
-                stored_frame.sequence,
-                Stored(
-                    entry.position,
-                    stored_frame.base_offset,
-                    stored_frame.store_ms,
-                    stored_frame.queue_id,
-                    stored_frame.count,
-                ),
-            )
-
-    def _replay_send_back(self, entry: Entry, sent_back: frame.Frame) -> None:
-        group_topic = sent_back.target_topic or sent_back.topic
-        group = names.group_of(group_topic)
-        if group_topic not in self.topics:  # as in _queue_to_replay
-            self._put_topic(self.topics.plan(group_topic))
-        offsets: dict[GroupQueue, list[int]] = {}
-        for topic, queue_id, offset in retry_record.sources(sent_back.payload, sent_back.sizes):
-            offsets.setdefault(GroupQueue(group, topic, queue_id), []).append(offset)
-        for key, settled in offsets.items():
-            if key.topic in self.topics:
-                self.offsets.settle(key, settled)
-        if sent_back.timed and self._counts_retries:
-            self.retries[group] = self.retries.get(group, 0) + sent_back.count
-
-    def _queue_to_replay(self, name: str, queue_id: int) -> Queue:
-        """The queue of a frame.
-
-        In a rebuild without a checkpoint, retention may have removed the entry that made the topic:
-        then it has at least the queues that there are frames of.  If it was deleted, the entry
-        that says so comes after the frames.
-        """
-        known = self.topics.find(name) if name in self.topics else None
-        if known is None:
-            queues = max(self.rules.default_queues, queue_id + 1)
-            self._put_topic(self.topics.plan(name, queues))
-        elif queue_id >= known.queues:
-            grown = replace(known, queues=queue_id + 1)
-            self.topics.put(grown)
-            self._queues.grow(grown)
-        return self._queues.of(name)[queue_id]
-
-    def ensure_timer_topic(self) -> None:
-        """Makes %TIMER% on the first start; its number of queues never changes."""
-        if names.TIMER_TOPIC not in self.topics:
-            self.create_topic(names.TIMER_TOPIC, self.rules.timer_queues)
-
-    def all_queues(self) -> list[Queue]:
-        """Every queue of every topic."""
-        return self._queues.all()
-
-    def erase_deleted(self, saved: State) -> None:
-        """Removes the files of topics that were deleted before the checkpoint of `saved`."""
-        of_checkpoint = [Topic(**row) for row in saved.topics["topics"]]
-        self._queues.erase_unknown([*self.topics, *of_checkpoint])
-
-    def drop_before(self, position: int) -> None:
-        """Forgets records that lie before a position, which retention has removed."""
-        for queue in self._queues.all():
-            queue.drop_before(position)
+    def check_shown(self) -> None:
+        """Raises DiskFull while consume queues lack what the log has: no checkpoint may be made."""
+        if self._held:
+            raise DiskFull(f"{len(self._held)} consume queues wait for space")
 
     def close(self) -> None:
         """Closes the files."""
-        for queue in self._queues.all():
+        for queue in self.all_queues():
             with suppress(DiskFull):  # the next start makes up for it, from the log
                 queue.close()
         self.log.close()
-
-
-def first_error(outcomes: Sequence[Accepted | DuemqError]) -> DuemqError | None:
-    """The first error if there is nothing else: then the whole call fails with it."""
-    if outcomes and all(isinstance(outcome, DuemqError) for outcome in outcomes):
-        first = outcomes[0]
-        return first if isinstance(first, DuemqError) else None
-    return None

@@ -1,6 +1,6 @@
 """The topics of this broker.  Pure.
 
-Owned by: Store.  Mutated by: the event loop.
+Owned by: Tables.  Mutated by: the event loop.
 
 A topic has an id of its own beside its name, so that a topic deleted and made again never meets
 the files of the one before.  Changes are entries of the commit log (journal.py), so they are
@@ -57,12 +57,7 @@ class Topics:
         """The topic, if it has that queue; raises TopicNotFound, QueueNotFound."""
         topic = self.find(name)
         if not 0 <= queue_id < topic.queues:
-            raise QueueNotFound(
-                f"queue_id: {queue_id} is not a queue of topic {name}: 0 to {topic.queues - 1}",
-                field="queue_id",
-                value=queue_id,
-                limit=f"0 to {topic.queues - 1}",
-            )
+            raise no_queue(topic, queue_id)
         return topic
 
     def limit(self, topic: Topic) -> int:
@@ -113,6 +108,17 @@ class Topics:
         """Puts back what `encode` gave."""
         self._topics = {row["name"]: Topic(**row) for row in state["topics"]}
         self._next_id = state["next_id"]
+
+
+def no_queue(topic: Topic, queue_id: int, lowest: int = 0) -> QueueNotFound:
+    """The topic has no such queue."""
+    limit = f"{lowest} to {topic.queues - 1}"
+    return QueueNotFound(
+        f"queue_id: {queue_id} is not a queue of topic {topic.name}: {limit}",
+        field="queue_id",
+        value=queue_id,
+        limit=limit,
+    )
 
 
 def _check_range(field: str, value: int, high: int) -> None:

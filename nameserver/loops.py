@@ -11,6 +11,7 @@ cancelled.
 import asyncio
 from collections.abc import Callable
 
+from duemq.rpc.process import until
 from duemq.rpc.server import Server
 from nameserver.registry import Registry
 from nameserver.servicer import NameserverServicer
@@ -51,16 +52,13 @@ async def serve(
         asyncio.create_task(expiry(registry, servicer, now_ms), name="expiry"),
         asyncio.create_task(readiness(registry, server, now_ms), name="readiness"),
     )
-    stopped = asyncio.create_task(stop.wait(), name="stop")
     try:
         # A loop that ends in an error ends the process: Kubernetes, or `duemq up`, starts another.
-        done, _ = await asyncio.wait((loops[0], stopped), return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await until(stop, loops[0])
     finally:
         await server.drain()
         servicer.close()
         await server.stop()
-        for task in (*loops, stopped):
+        for task in loops:
             task.cancel()
-        await asyncio.gather(*loops, stopped, return_exceptions=True)
+        await asyncio.gather(*loops, return_exceptions=True)

@@ -26,7 +26,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     dump_command = commands.add_parser("dump", help="print what a file holds, a line an entry")
     dump_command.add_argument(
-        "path", help="segment, .broken file, checkpoint, mark, or log directory"
+        "path",
+        help="segment, .broken file, index file, key run, checkpoint, mark, or log directory",
     )
     check_command = commands.add_parser("check", help="verify every byte; exit code 1 on damage")
     check_command.add_argument("directory", help="data directory of a service, or of one log")

@@ -1,7 +1,7 @@
 """Verifies a data directory from end to end.  Reads only.
 
 Finds logs by their `durable` file, checkpoints by their magic, and consume
-queues beside a log.  A service may run meanwhile, but then what it writes just
+queues with their key runs beside a log.  A service may run meanwhile, but then what it writes just
 now may look torn.
 """
 
@@ -11,10 +11,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from storage import checkpoint, consume_queue, durable_mark, frame, recovery
+import numpy as np
+
+from storage import checkpoint, consume_queue, durable_mark, frame, key_run, recovery
 from storage.disk import Disk
 from storage.errors import CorruptFile, CorruptLog, StorageError
 from storage.index import FixedIndex
+from storage.key_run import KeyRun
 from storage.log import SegmentedLog
 from storage.record import HEADER_BYTES
 from storage.segment import Segment, list_segments
@@ -117,6 +120,41 @@ def check_consume_queues(data_directory: str, disk: Disk) -> Iterator[Finding]:
                 yield Finding(False, f"{path}: {checked} entries")
             except (CorruptFile, IndexError) as error:
                 yield Finding(True, f"{path}: {error}")
+            yield from _check_key_runs(index, disk)
+
+
+def _check_key_runs(index: FixedIndex, disk: Disk) -> Iterator[Finding]:
+    """Every key run of a consume queue against its entries."""
+    names = disk.listdir(index.directory) if disk.exists(index.directory) else []
+    for name in filter(key_run.is_name, names):
+        path = os.path.join(index.directory, name)
+        file = disk.open(path)
+        try:
+            run = KeyRun(file, path)
+            sound = _check_key_run(run, index)
+        except StorageError as error:
+            yield Finding(True, str(error))
+            continue
+        finally:
+            file.close()
+        text = f"{run.count} keys" if sound else "differs from the consume queue: remove it"
+        yield Finding(not sound, f"{path}: {text}")
+
+
+def _check_key_run(run: KeyRun, index: FixedIndex) -> bool:
+    """Whether it says what the consume queue says, where that still begins before its end."""
+    first = max(index.first, run.base)
+    past = run.base + run.span
+    if past > index.end or key_run.base_of(os.path.basename(run.path)) != run.base:
+        return False
+    pieces = [np.empty(0, np.uint64)]
+    for number in range(first, past, _PAGE_ENTRIES):
+        page = consume_queue.decode(_read(index, number, min(_PAGE_ENTRIES, past - number)))
+        pieces.append(key_run.entries_of(page["key_hash"], number - run.base))
+    entries = run.entries()
+    return np.array_equal(
+        entries[key_run.offsets_of(entries) >= first - run.base], np.sort(np.concatenate(pieces))
+    )
 
 
 def _check_consume_queue(index: FixedIndex, log: SegmentedLog, topic: str, queue_id: int) -> int:

@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from storage import checkpoint, consume_queue, durable_mark, frame, record, recovery
+from storage import checkpoint, consume_queue, durable_mark, frame, key_run, record, recovery
 from storage.disk import Disk, DiskFile
+from storage.key_run import KeyRun
 from storage.record import Entry
 from storage.segment import NAME_DIGITS, Segment
 
@@ -35,6 +36,8 @@ def dump(path: str, disk: Disk) -> Iterator[str]:
         yield f"checkpoint payload_bytes={len(payload)}"
     elif head[4:8] == durable_mark.MAGIC:
         yield f"durable position={durable_mark.decode(head)}"
+    elif head[4:8] == key_run.MAGIC:
+        yield from _dump_key_run(KeyRun(file, path))
     elif f"/{_INDEX_DIRECTORY}/" in os.path.abspath(path):
         yield from _dump_index(file, int(os.path.basename(path)))
     else:
@@ -93,6 +96,14 @@ def _dump_index(file: DiskFile, first: int) -> Iterator[str]:
             f" frame_back={entry['frame_back']} tag_hash={entry['tag_hash']:#010x}"
             f" key_hash={entry['key_hash']:#010x} stored={_time(int(entry['store_ms']))}"
         )
+
+
+def _dump_key_run(run: KeyRun) -> Iterator[str]:
+    yield f"key_run base={run.base} span={run.span} count={run.count}"
+    entries = run.entries()
+    rows = zip(key_run.hashes_of(entries), key_run.offsets_of(entries), strict=True)
+    for key_hash, offset in rows:
+        yield f"key_hash={key_hash:#010x} offset={run.base + int(offset)}"
 
 
 def _time(ms: int) -> str:

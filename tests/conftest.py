@@ -1,6 +1,8 @@
 """Settings of all tests."""
 
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 # No deadline: a slow machine is not a bug.  `make fuzz` takes the longer campaign.
 settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -8,3 +10,19 @@ settings.register_profile(
     "campaign", settings.get_profile("ci"), max_examples=2_000, print_blob=True
 )
 settings.load_profile("ci")
+
+
+class ByFixtures(LoadFileScheduling):
+    """Gives a file to one worker, as its tests share a cluster; all of Spark's share a session."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith("tests/spark/"):
+            return "tests/spark"
+        return super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFixtures:
+    """In the order of collection: slow files come early, `tests/unit` fills up the end."""
+    config.option.loadscopereorder = False
+    return ByFixtures(config, log)

@@ -25,6 +25,7 @@ SHELLS = {
         "group_admin_servicer",
         "group_servicer",
         "groups",
+        "key_indexer",
         "loops",
         "message_admin_servicer",
         "metrics",
@@ -49,6 +50,7 @@ SHELLS = {
 }
 PURE_SDK = (
     "balance",
+    "consumer.failure_log",
     "consumer.lanes",
     "consumer.outcomes",
     "consumer.stalls",

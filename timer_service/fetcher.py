@@ -78,7 +78,7 @@ class Fetcher:
 
     async def _start(self) -> int:
         """Where to go on."""
-        source = self._shard.scheduler.source(self.source)
+        source = self._shard.scheduler.numbers.source(self.source)
         if source is not None:
             return source.next_offset
         request = broker_pb2.GetOffsetsRequest(group=GROUP, topic=TOPIC)

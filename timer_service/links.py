@@ -69,7 +69,7 @@ class Link:
         """Tells the broker what is durable here: it may let go of it."""
         new: dict[int, int] = {}
         for queue_id in self.fetchers:
-            source = self._shard.scheduler.source(SourceId(self.broker.store_id, queue_id))
+            source = self._shard.scheduler.numbers.source(SourceId(self.broker.store_id, queue_id))
             if source is not None and source.durable_offset > self._committed.get(queue_id, -1):
                 new[queue_id] = source.durable_offset
         if not new:

@@ -21,15 +21,12 @@ import gc
 import logging
 import time
 
-from duemq import telemetry
-from duemq.errors import Corrupt, DuemqError, Internal, Unavailable
+from duemq.rpc import process
 from duemq.rpc.registration import Registration
 from duemq.rpc.server import Server
 from duemq.rpc.watch import RouteWatcher
 from duemq.v1 import nameserver_pb2
-from storage.dirlock import DirLock
 from storage.disk import RealDisk
-from storage.errors import CorruptFile, DirectoryLocked, StorageError
 from timer_service import servicer
 from timer_service.links import Links
 from timer_service.metrics import Meters, ShardCollector
@@ -48,21 +45,6 @@ class TimerService:
         self.settings = settings
         self.server = Server(settings)
         self._disk = RealDisk()
-
-    @staticmethod
-    async def serve(settings: Settings, stop: asyncio.Event) -> None:
-        """Serves until `stop` is set.  Raises DuemqError if that is impossible or ends early."""
-        log.info("%s", settings)
-        try:
-            with DirLock(settings.data_dir):
-                service = TimerService(settings)
-                await service.start()
-                try:
-                    await service.run(stop)
-                finally:
-                    await service.stop()
-        except StorageError as error:
-            raise _as_duemq_error(error) from error
 
     async def start(self, *, announced: bool = True) -> None:
         """Opens the data, fires, serves, and registers.  Raises StorageError, OSError."""
@@ -98,13 +80,7 @@ class TimerService:
         gc.freeze()  # what was made by now stays: later collections need not look at it
         self._housekeeping = asyncio.create_task(self.shard.housekeeping(), name="housekeeping")
         await self.server.ready()
-        if settings.tracing != "off":
-            telemetry.configure(
-                "duemq-timer",
-                settings.tracing,
-                nameserver=",".join(settings.nameservers),
-                instance=settings.name,
-            )
+        process.trace("duemq-timer", settings)
 
     def _report(self) -> nameserver_pb2.TimerReport:
         return nameserver_pb2.TimerReport(
@@ -116,19 +92,11 @@ class TimerService:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set.  Raises Internal or StorageError when the disk or a loop fails."""
-        stopped = asyncio.create_task(stop.wait(), name="stop")
-        try:
-            ends: list[asyncio.Future[object]] = [stopped, self.shard.failed, self._housekeeping]  # type: ignore[list-item]
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for end in done:
-                end.result()
-        finally:
-            stopped.cancel()
+        await process.until(stop, self.shard.failed, self._housekeeping)
 
     async def stop(self) -> None:
         """Clean stop; the order is explained above."""
-        if self.settings.tracing != "off":
-            await asyncio.to_thread(telemetry.shutdown)
+        await process.end_trace(self.settings)
         await self._registration.stop()
         await self._routes.stop()
         await self.server.stop()
@@ -136,11 +104,3 @@ class TimerService:
         self._housekeeping.cancel()
         await asyncio.gather(self._housekeeping, return_exceptions=True)
         await self.shard.stop()
-
-
-def _as_duemq_error(error: StorageError) -> DuemqError:
-    if isinstance(error, CorruptFile):
-        return Corrupt(str(error))
-    if isinstance(error, DirectoryLocked):
-        return Unavailable(str(error))
-    return Internal(f"{type(error).__name__}: {error}")

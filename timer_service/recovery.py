@@ -115,10 +115,10 @@ class Recovery:
         scheduler = self._scheduler
         scheduler.ledger = dataclasses.replace(state.ledger)
         for source in state.sources:
-            number = scheduler.source_number(source.id, source.broker, source.first_offset)
-            scheduler.sources[number] = dataclasses.replace(source)
+            number = scheduler.numbers.number_source(source.id, source.broker, source.first_offset)
+            scheduler.numbers.sources[number] = dataclasses.replace(source)
         for target in state.targets:
-            scheduler.target_number(target)
+            scheduler.numbers.number_target(target)
         for lane in state.lanes:
             self._restore_lane(lane)
         for source_number, offset, due_ms, unmet in state.tombstones:
@@ -192,7 +192,7 @@ class Recovery:
     def _cancel(self, entry: Entry) -> None:
         scheduler = self._scheduler
         for cancelled in entries.decode_cancel(entry.body):
-            number = scheduler.source_number(cancelled.source, "", cancelled.offset)
+            number = scheduler.numbers.number_source(cancelled.source, "", cancelled.offset)
             row = scheduler.near.find(number, cancelled.offset)
             if row >= 0:
                 scheduler.near.drop(np.array([row], dtype=np.int32))
@@ -219,10 +219,10 @@ class Recovery:
 
     def _note(self, found: Dispatched, batch: int) -> None:
         for index, source_id in enumerate(found.sources):
-            source = self._scheduler.source(source_id)
+            source = self._scheduler.numbers.source(source_id)
             if source is None:
                 raise Corrupt(f"a timer of an unknown source {source_id} was dispatched")
-            number = self._scheduler.source_number(source_id, source.broker, 0)
+            number = self._scheduler.numbers.number_source(source_id, source.broker, 0)
             places = np.flatnonzero(found.source_index == index).astype(np.int64)
             self._unseen.add(number, found.offsets[places], batch, places)
 
@@ -303,7 +303,7 @@ class Recovery:
         load.run()
         scheduler.segments.loaded(load)
         for piece in load.pieces:
-            rows = scheduler.translate(piece.rows, piece.sources, piece.targets)
+            rows = scheduler.numbers.translate(piece.rows, piece.sources, piece.targets)
             rows = scheduler.drop_cancelled(self._sift(rows, piece.blob))
             if len(rows):
                 scheduler.admit(rows, piece.blob, self._now_ms, force=True)

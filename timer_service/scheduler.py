@@ -36,11 +36,13 @@ from timer_service import entries, intake
 from timer_service.dispatch import BATCH_BYTES_MAX, BATCH_ROWS_MAX, NEVER, Dispatcher
 from timer_service.entries import Cancelled, Dispatched, Restarted, SourceId, TargetId
 from timer_service.lane import Batch, Lane, Outcome
+from timer_service.limits import Limits
 from timer_service.memtable import Memtable, Piece
 from timer_service.near import BLOB_BYTES, Near
+from timer_service.numbering import Numbering, Source
 from timer_service.records import fired
 from timer_service.rows import Blob, Home, Rows
-from timer_service.segments import Flush, Load, Segments, Tables
+from timer_service.segments import Flush, Load, Segments
 from timer_service.tombstones import Tombstones
 from timer_service.wheel import SPAN_MS, Ids
 
@@ -59,23 +61,6 @@ class Log(Protocol):
     def end_position(self) -> int: ...  # noqa: D102
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Bounds of a shard's memory and disk."""
-
-    near_window_ms: int = 60_000  # how far ahead timers are loaded; less than the wheel's span
-    near_rows_max: int = 400_000
-    near_bytes_max: int = 64 << 20
-    memtable_rows_max: int = 16_384
-    memtable_bytes_max: int = 4 << 20
-    park_rows_min: int = 1_000  # fewer due timers that wait are not worth a flush
-    log_held_max: int = 256 << 20  # log kept for timers in memory; they are moved to disk then
-    tombstones_max: int = 1_000_000
-    tombstone_keep_ms: int = 24 * 3_600_000  # after the due time
-    checkpoint_interval_ms: int = 30_000
-    checkpoint_log_bytes: int = 64 << 20  # since the last checkpoint; read again by a restart
-
-
 class Ingested(NamedTuple):
     """Timers taken over, and when the first of them is due."""
 
@@ -91,17 +76,6 @@ class CancelOutcome(NamedTuple):
 
 
 CANCELLED, FIRED, UNKNOWN, NOT_YET = "CANCELLED", "FIRED", "UNKNOWN", "NOT_YET"
-
-
-@dataclasses.dataclass(slots=True)
-class Source:
-    """A %TIMER% queue of a broker's store, and how far it was taken over."""
-
-    id: SourceId
-    broker: str
-    next_offset: int
-    first_offset: int
-    durable_offset: int = 0  # everything before it is durable here
 
 
 @dataclasses.dataclass(slots=True)
@@ -134,41 +108,11 @@ class Scheduler:
         self.dispatcher = Dispatcher()
         self.tombstones = Tombstones(limits.tombstone_keep_ms)
         self.ledger = Ledger()
-        self.sources: list[Source] = []
-        self.targets: list[TargetId] = []
-        self._source_numbers: dict[SourceId, int] = {}
-        self._target_numbers: dict[TargetId, int] = {}
+        self.numbers = Numbering()
         self._undurable: deque[tuple[int, Batch]] = deque()
         self._arrivals: deque[tuple[int, Source, int]] = deque()
         self._acks: list[int] = []
         self._random = random.Random(0)  # jitter only
-
-    # -- names ------------------------------------------------------------
-
-    def source(self, source_id: SourceId) -> Source | None:
-        """A source by its id, if anything ever came from it."""
-        number = self._source_numbers.get(source_id)
-        return None if number is None else self.sources[number]
-
-    def source_number(self, source_id: SourceId, broker: str, first_offset: int) -> int:
-        """The number of a source in the column `source`; made when new."""
-        number = self._source_numbers.get(source_id)
-        if number is None:
-            number = self._source_numbers[source_id] = len(self.sources)
-            self.sources.append(Source(source_id, broker, first_offset, first_offset, first_offset))
-        return number
-
-    def target_number(self, target: TargetId) -> int:
-        """The number of a target in the column `target`; made when new."""
-        number = self._target_numbers.get(target)
-        if number is None:
-            number = self._target_numbers[target] = len(self.targets)
-            self.targets.append(target)
-        return number
-
-    def tables(self) -> Tables:
-        """What the numbers mean, as of now."""
-        return Tables([source.id for source in self.sources], list(self.targets))
 
     # -- timers come ------------------------------------------------------
 
@@ -179,7 +123,7 @@ class Scheduler:
         missing in between, and LogFull or DiskFull (then nothing happened).
         """
         fetched = list(intake.frames_in(data))
-        source = self.source(source_id)
+        source = self.numbers.source(source_id)
         if source is not None:
             fetched = [each for each in fetched if each.frame.end_offset > source.next_offset]
         if not fetched:
@@ -203,8 +147,8 @@ class Scheduler:
         if start:
             fetched = list(intake.frames_in(new))
         ingested = self.apply_add(source_id, broker, fetched, bytes(new), home, now_ms)
-        number = self._source_numbers[source_id]
-        self._arrivals.append((end, self.sources[number], expected))
+        number = self.numbers.number_source(source_id, broker, expected)  # known by now
+        self._arrivals.append((end, self.numbers.sources[number], expected))
         return ingested
 
     def apply_add(
@@ -217,14 +161,15 @@ class Scheduler:
         now_ms: int,
     ) -> Ingested:
         """Timers of an ADD entry, whose frames lie at `home` of the log, come into memory."""
-        source = self.source_number(source_id, broker, fetched[0].frame.base_offset)
+        numbers = self.numbers
+        source = numbers.number_source(source_id, broker, fetched[0].frame.base_offset)
         targets = [
-            self.target_number(TargetId(broker, each.target_topic, each.target_queue_id))
+            numbers.number_target(TargetId(broker, each.target_topic, each.target_queue_id))
             for each, _, _ in fetched
         ]
         rows = intake.rows_of(fetched, source, targets)
-        self.sources[source].broker = broker
-        self.sources[source].next_offset = fetched[-1].frame.end_offset
+        numbers.sources[source].broker = broker
+        numbers.sources[source].next_offset = fetched[-1].frame.end_offset
         self.ledger.accepted += len(rows)
         self.admit(rows, Blob(data, Home("", home)), now_ms)
         return Ingested(len(rows), int(rows.due_ms.min()))
@@ -308,7 +253,7 @@ class Scheduler:
     def _build_batch(self, target: int, now_ms: int) -> bool:
         if self.dispatcher.should_gather(target):
             return False
-        lane = self.dispatcher.choose(self.targets[target], now_ms)
+        lane = self.dispatcher.choose(self.numbers.targets[target], now_ms)
         if lane is None:
             return False
         ids = self.near.live(self.dispatcher.take(target, BATCH_ROWS_MAX))
@@ -327,7 +272,7 @@ class Scheduler:
             lane.id,
             lane.epoch,
             lane.next_sequence,
-            [self.sources[number].id for number in numbers],
+            [self.numbers.sources[number].id for number in numbers],
             rows.offset,
             index.astype(np.uint16),
         )
@@ -397,10 +342,10 @@ class Scheduler:
         NOT_YET: the timer's offset has not arrived.  Raises LogFull or DiskFull (then nothing
         happened), Overloaded if too many tombstones are kept, CorruptFile.
         """
-        number = self._source_numbers.get(handle.source)
+        number = self.numbers.find_source(handle.source)
         if number is None:
             return CancelOutcome(UNKNOWN)
-        source = self.sources[number]
+        source = self.numbers.sources[number]
         if handle.offset >= source.next_offset:
             return CancelOutcome(NOT_YET)
         if self.tombstones.has(number, handle.offset):
@@ -476,14 +421,14 @@ class Scheduler:
             rows = self.drop_cancelled(rows)
             if len(rows):
                 self.flushing.append((rows, blob))
-        return self.segments.flush(self.flushing, self.tables(), now_ms)
+        return self.segments.flush(self.flushing, self.numbers.tables(), now_ms)
 
     def stuck(self, now_ms: int) -> int | None:
         """The target with the most due timers of those that cannot be sent to now."""
         waiting = {
             target: self.dispatcher.waiting_for(target)
             for target in self.dispatcher.turns()
-            if self.dispatcher.choose(self.targets[target], now_ms) is None
+            if self.dispatcher.choose(self.numbers.targets[target], now_ms) is None
         }
         return max(waiting, key=lambda target: waiting[target], default=None)
 
@@ -495,12 +440,12 @@ class Scheduler:
         self.flushing = self.near.detach(ids)
         if not self.flushing:
             return None
-        name = self.targets[target]
-        return self.segments.flush(self.flushing, self.tables(), now_ms, name)
+        name = self.numbers.targets[target]
+        return self.segments.flush(self.flushing, self.numbers.tables(), now_ms, name)
 
     def can_unpark(self, target: TargetId, now_ms: int) -> bool:
         """Whether parked timers of a target could be sent now."""
-        waiting = self.dispatcher.waiting_for(self.target_number(target))
+        waiting = self.dispatcher.waiting_for(self.numbers.number_target(target))
         return waiting < TICK_ROWS_MAX and self.dispatcher.choose(target, now_ms) is not None
 
     def end_flush(self, flush: Flush) -> None:
@@ -512,18 +457,10 @@ class Scheduler:
         """What was loaded becomes near."""
         self.segments.loaded(load)
         for piece in load.pieces:
-            rows = self.translate(piece.rows, piece.sources, piece.targets)
+            rows = self.numbers.translate(piece.rows, piece.sources, piece.targets)
             rows = self.drop_cancelled(rows)
             if len(rows):
                 self.admit(rows, piece.blob, now_ms, force=force)
-
-    def translate(self, rows: Rows, sources: list[SourceId], targets: list[TargetId]) -> Rows:
-        """Rows in the numbering of this process instead of a block's."""
-        source_map = np.array([self._source_numbers[each] for each in sources], dtype=np.uint32)
-        target_map = np.array([self.target_number(each) for each in targets], dtype=np.uint32)
-        narrow = rows.narrow.copy()
-        narrow[0], narrow[1] = source_map[rows.source], target_map[rows.target]
-        return Rows(rows.wide, narrow)
 
     # -- figures ----------------------------------------------------------
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from duemq.errors import InvalidArgument
 from duemq.rpc.settings import MemberSettings, setting
-from timer_service.scheduler import Limits
+from timer_service.limits import Limits
 
 
 @dataclass(frozen=True, kw_only=True)

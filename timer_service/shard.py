@@ -27,7 +27,8 @@ from timer_service.entries import Cancelled, SourceId
 from timer_service.jobs import Save
 from timer_service.lane import Batch, Outcome
 from timer_service.lateness import Lateness
-from timer_service.scheduler import NOT_YET, CancelOutcome, Ingested, Source
+from timer_service.numbering import Source
+from timer_service.scheduler import NOT_YET, CancelOutcome, Ingested
 from timer_service.store import Store, save_now
 
 log = logging.getLogger(__name__)
@@ -204,7 +205,7 @@ class Shard:
             except (LogFull, DiskFull):
                 await self._progress_or(RETRY_S)
                 continue
-            if live and self.scheduler.source(handle.source) is None:
+            if live and self.scheduler.numbers.source(handle.source) is None:
                 outcome = CancelOutcome(NOT_YET)
             if outcome.outcome != NOT_YET or self.loop.time() >= deadline:
                 return outcome
@@ -233,7 +234,7 @@ class Shard:
 
     def sources(self) -> list[Source]:
         """Every source ever seen."""
-        return self.scheduler.sources
+        return self.scheduler.numbers.sources
 
     # -- threads ----------------------------------------------------------
 

@@ -30,8 +30,9 @@ from duemq.errors import Corrupt
 from storage import record
 from timer_service.entries import LaneId, SourceId, TargetId
 from timer_service.lane import Batch, Lane
+from timer_service.numbering import Source
 from timer_service.rows import NARROW, WIDE, Blob, Home, Rows, concatenate, runs
-from timer_service.scheduler import Ledger, Scheduler, Source
+from timer_service.scheduler import Ledger, Scheduler
 from timer_service.segments import Block
 
 MAGIC = b"DMQT"
@@ -84,8 +85,8 @@ def capture(scheduler: Scheduler, position: int, recovery_start: int, producer_i
         recovery_start=recovery_start,
         producer_id=producer_id,
         ledger=dataclasses.replace(scheduler.ledger),
-        sources=[dataclasses.replace(source) for source in scheduler.sources],
-        targets=list(scheduler.targets),
+        sources=[dataclasses.replace(source) for source in scheduler.numbers.sources],
+        targets=list(scheduler.numbers.targets),
         lanes=[_copy(lane) for lane in scheduler.dispatcher.lanes()],
         tombstones=scheduler.tombstones.items(),
         lengths={name: scheduler.segments.lengths[name] for name in files},

@@ -18,9 +18,10 @@ from storage.disk import Disk
 from storage.log import SegmentedLog
 from timer_service import state
 from timer_service.jobs import Housekeeper
+from timer_service.limits import Limits
 from timer_service.recovery import Recovery
 from timer_service.rows import Home
-from timer_service.scheduler import Limits, Scheduler
+from timer_service.scheduler import Scheduler
 from timer_service.segments import Segments, read_bytes
 
 LOG_SEGMENT_BYTES = 64 << 20

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from duemq import aio, errors
     from duemq.admin import Admin
     from duemq.consumer.blocking import PullConsumer, PushConsumer
-    from duemq.consumer.outcomes import DeadLetter, RetryLater
+    from duemq.consumer.outcomes import BatchFailed, DeadLetter, RetryLater
     from duemq.consumer.settings import ConsumerSettings
     from duemq.errors import DuemqError
     from duemq.message import Message, Outgoing
@@ -34,6 +34,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 __all__ = [
     "Admin",
+    "BatchFailed",
     "CancelOutcome",
     "ClientSettings",
     "ConsumerSettings",
@@ -57,6 +58,7 @@ __all__ = [
 
 _HOMES = {
     "Admin": "duemq.admin",
+    "BatchFailed": "duemq.consumer.outcomes",
     "CancelOutcome": "duemq.timers",
     "ClientSettings": "duemq.settings",
     "ConsumerSettings": "duemq.consumer.settings",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -11,7 +10,7 @@ from duemq import aio
 from duemq.aio.dead_letters import Selection
 from duemq.aio.finding import LOOKUP_TIMEOUT_S
 from duemq.client import Addresses
-from duemq.dead_letters import OnSent, Resent
+from duemq.dead_letters import OnSent, Resending, Resent
 from duemq.descriptions import (
     ClusterDescription,
     FoundMessages,
@@ -23,8 +22,7 @@ from duemq.descriptions import (
     TopicDescription,
     TopicSummary,
 )
-from duemq.errors import Closed, DuemqError
-from duemq.loop_thread import LoopThread
+from duemq.loop_thread import Hosted
 from duemq.message import Message
 from duemq.moments import Moment
 from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy
@@ -52,27 +50,11 @@ class Admin:
         Raises Unavailable if none answers in `settings.connect_timeout_s`.
         """
         self._core = aio.Admin(nameserver, settings=settings)
-        self._closed = False
-        self._closing = threading.Lock()  # guards _closed
-        self._thread = LoopThread.acquire()
-        try:
-            self._thread.run(self._core.start())
-        except BaseException:
-            self._thread.release()
-            raise
+        self._hosted = Hosted(self._core, "the admin client")
 
     def close(self) -> None:
         """Ends the connections.  Idempotent."""
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-        if self._thread.foreign:
-            return
-        try:
-            self._thread.run(self._core.close())
-        finally:
-            self._thread.release()
+        self._hosted.close()
 
     def __enter__(self) -> Self:
         return self
@@ -310,16 +292,10 @@ class Admin:
         Raises as `dead_letters`; what was sent by then is known by `on_sent`.
         """
         selection = Selection(group, message_id, key, since, until, limit)
-        sent = failed = 0
+        resending = Resending(on_sent)
         for page in self._each(self._core._dead_letters.resend(selection, to_topic)):
-            for letter, outcome in page:
-                if isinstance(outcome, DuemqError):
-                    failed += 1
-                else:
-                    sent += 1
-                if on_sent is not None:
-                    on_sent(letter, outcome)
-        return Resent(sent, failed)
+            resending.add(page)
+        return resending.done()
 
     def cluster(self) -> ClusterDescription:
         """What runs.  Who does not answer is listed with the error."""
@@ -351,11 +327,8 @@ class Admin:
             while (item := self._run(following())) is not None:
                 yield item
         finally:
-            if not self._closed:
+            if not self._hosted.closed:
                 self._run(items.aclose())
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
-            coroutine.close()
-            raise Closed("the admin client is closed")
-        return self._thread.run(coroutine)
+        return self._hosted.run(coroutine)

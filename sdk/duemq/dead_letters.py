@@ -4,7 +4,7 @@ They lie in the topic %DLQ%<group> of the broker that they were consumed from, o
 until its retention takes them; sending one again takes nothing out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from duemq.errors import DuemqError, InvalidArgument
@@ -25,6 +25,28 @@ class Resent:
     sent: int
     failed: int
     """They are told to `on_sent`, each with its error."""
+
+
+class Resending:
+    """Counts what is sent again, and tells of it."""
+
+    def __init__(self, on_sent: OnSent | None) -> None:
+        self._on_sent = on_sent
+        self._sent = self._failed = 0
+
+    def add(self, outcomes: Iterable[tuple[Message, Receipt | DuemqError]]) -> None:
+        """Letters, each with its receipt or the error that it was not sent for."""
+        for letter, outcome in outcomes:
+            if isinstance(outcome, DuemqError):
+                self._failed += 1
+            else:
+                self._sent += 1
+            if self._on_sent is not None:
+                self._on_sent(letter, outcome)
+
+    def done(self) -> Resent:
+        """What was done."""
+        return Resent(self._sent, self._failed)
 
 
 def target_of(letter: Message, to_topic: str | None) -> str:

@@ -141,7 +141,9 @@ class GroupDescription:
     members: tuple[MemberDescription, ...]
     progress: tuple[Progress, ...]
     retry: RetryPolicy | None = None
-    """In force; where brokers differ, that of the first."""
+    """As it was put, or else the brokers' own; where they differ, that of the first."""
+    without_settings: tuple[str, ...] = ()
+    """Brokers that lack what others were put, say because they are new: `put_group` again."""
     sent_back: int = 0
     """Messages given back for another delivery, since the brokers started; as the next."""
     dead_letters: int = 0

@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from duemq.errors import Closed, Timeout
 
@@ -116,6 +116,53 @@ class LoopThread:
             self.loop.run_until_complete(asyncio.sleep(LINGER_S))
             asyncio.set_event_loop(None)
             self.loop.close()
+
+
+class Client(Protocol):
+    """An asyncio client."""
+
+    async def start(self) -> None:
+        """Connects."""
+
+    async def close(self) -> None:
+        """Ends the connections."""
+
+
+class Hosted:
+    """An asyncio client that lives in the loop thread, for the synchronous one in front of it."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        """Starts it.  Raises what its start raises, and Closed as `LoopThread.acquire`."""
+        self._client = client
+        self._name = name
+        self.closed = False
+        self._closing = threading.Lock()  # guards closed
+        self._thread = LoopThread.acquire()
+        try:
+            self._thread.run(client.start())
+        except BaseException:
+            self._thread.release()
+            raise
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs `coroutine` in the loop and waits for it.  Raises Closed."""
+        if self.closed:
+            coroutine.close()
+            raise Closed(f"{self._name} is closed")
+        return self._thread.run(coroutine)
+
+    def close(self) -> None:
+        """Closes it.  Idempotent; in a forked child it does nothing."""
+        with self._closing:
+            if self.closed:
+                return
+            self.closed = True
+        if self._thread.foreign:
+            return
+        try:
+            self._thread.run(self._client.close())
+        finally:
+            self._thread.release()
 
 
 def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -187,6 +187,11 @@ class ProcessQueue(Generic[M]):
         """Messages that are not settled."""
         return self._unfinished_messages
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of the chunks that have one."""
+        return self._unfinished_bytes
+
     def has_room(self, window: Window, fill: float = 1.0) -> bool:
         """Tells whether to pull: every figure is below `fill` of the window."""
         return (

@@ -14,8 +14,7 @@ from typing import Self, overload
 from duemq import aio, receipt
 from duemq.aio.producer import no_room
 from duemq.client import Addresses
-from duemq.errors import Closed
-from duemq.loop_thread import LoopThread
+from duemq.loop_thread import Hosted
 from duemq.message import Outgoing
 from duemq.receipt import PendingReceipt, Receipt, Receipts
 from duemq.sending.intake import Delay, Moment, Options, Piece
@@ -45,16 +44,9 @@ class Producer:
         Raises Unavailable if none answers in `settings.client.connect_timeout_s`.
         """
         self._settings = settings or ProducerSettings()
-        self._closed = False
-        self._closing = threading.Lock()  # guards _closed
         core = aio.Producer(nameserver, settings=self._settings)
         core._blocking = True
-        self._thread = LoopThread.acquire()
-        try:
-            self._thread.run(core.start())
-        except BaseException:
-            self._thread.release()
-            raise
+        self._hosted = Hosted(core, "the producer")
         self._core = core
         self._outbox = core.outbox
         self._offer = core.intake.offer
@@ -182,35 +174,24 @@ class Producer:
         What is answered CANCELLED is never delivered.  May be repeated.  Raises InvalidArgument
         for what is not a handle, Unavailable when a timer shard cannot be asked in time.
         """
-        self._check_open()
         if isinstance(handle, str):
-            return self._thread.run(self._core.cancel(handle))
-        return self._thread.run(self._core.cancel(handle))
+            return self._hosted.run(self._core.cancel(handle))
+        return self._hosted.run(self._core.cancel(handle))
 
     def flush(self) -> None:
         """Waits until all that was handed over before is stored or failed.
 
         Raises Timeout after `send_timeout_s`.
         """
-        self._check_open()
-        self._thread.run(self._core.flush())
+        self._hosted.run(self._core.flush())
 
     def close(self) -> None:
         """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
 
         What is not answered within `close_timeout_s` fails with Closed.
         """
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
         _open_producers.discard(self)
-        if self._thread.foreign:
-            return
-        try:
-            self._thread.run(self._core.close())
-        finally:
-            self._thread.release()
+        self._hosted.close()
 
     def __enter__(self) -> Self:
         return self
@@ -223,14 +204,8 @@ class Producer:
     ) -> None:
         self.close()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed("the producer is closed")
-
     def _open(self, topic: str) -> Target:
-        self._check_open()
-        sender = self._core._running()
-        return self._thread.run(sender.open_target(topic))
+        return self._hosted.run(self._core._open_target(topic))
 
     def _wait_for_room(self) -> None:
         timeout_s = self._settings.send_timeout_s
@@ -250,7 +225,7 @@ _open_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 def _orphan_producers() -> None:
     for producer in list(_open_producers):
         producer._outbox.orphan()
-        producer._closed = True
+        producer._hosted.closed = True
         _open_producers.discard(producer)
 
 

@@ -31,17 +31,18 @@ class TagFilter:
         """Raises InvalidArgument for an empty alternative, too many of them, or too long a text."""
         if len(text) > FILTER_CHARACTERS_MAX:
             limit = f"at most {FILTER_CHARACTERS_MAX} characters"
-            raise InvalidArgument("filter too long", field="filter", value=len(text), limit=limit)
+            message = f"filter: {len(text)} characters, {limit} are allowed"
+            raise InvalidArgument(message, field="filter", value=len(text), limit=limit)
         if text.strip() in ("", ALL):
             return cls()
         tags = [tag.strip() for tag in text.split(SEPARATOR)]
-        if "" in tags or len(tags) > TAGS_MAX:
-            raise InvalidArgument(
-                f"filter {text!r} is not of the form a || b",
-                field="filter",
-                value=text,
-                limit=f"1 to {TAGS_MAX} tags separated by {SEPARATOR}, or {ALL}",
-            )
+        limit = f"1 to {TAGS_MAX} tags separated by {SEPARATOR}, or {ALL}"
+        if "" in tags:
+            message = f"filter {text!r:.200} is not of the form a || b: a tag is missing"
+            raise InvalidArgument(message, field="filter", value=text, limit=limit)
+        if len(tags) > TAGS_MAX:
+            message = f"filter: {len(tags)} tags, 1 to {TAGS_MAX} are allowed"
+            raise InvalidArgument(message, field="filter", value=len(tags), limit=limit)
         return cls() if ALL in tags else cls(frozenset(tags))
 
     @property

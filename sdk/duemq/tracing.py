@@ -10,8 +10,7 @@ provider's business (OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG).
 
 A message's creation context is its send span.  It travels as the property `traceparent`
 (W3C Trace Context), sampled or not, so that everyone downstream follows the producer's
-decision.  Brokers and timer shards do not decode records: `contexts_in` finds the encoded
-property by a byte search.  What handles a frame of many messages becomes one span: child of
+decision (trace_contexts.py).  What handles a frame of many messages becomes one span: child of
 the first sampled context in it, linked to the others, `messaging.batch.message_count` says
 how many.  Topics of the system (%TRACE% among them) are never traced.  A message that was not
 processed has a span `settle` for its sending back, and a span `process` for each attempt.
@@ -23,8 +22,7 @@ creation context, not only linked to it, so that one message is one trace.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -38,18 +36,15 @@ from opentelemetry.trace import (
     SpanKind,
     Status,
     StatusCode,
-    TraceFlags,
     Tracer,
     TracerProvider,
-    TraceState,
 )
 from opentelemetry.util.types import AttributeValue
 
+from duemq.trace_contexts import contexts_in, extract, properties_of
+
 if TYPE_CHECKING:
     from duemq.message import Message
-
-TRACEPARENT = "traceparent"
-TRACESTATE = "tracestate"
 
 SYSTEM = "messaging.system"
 OPERATION = "messaging.operation.name"
@@ -71,21 +66,10 @@ DUE_MS = "duemq.due_ms"
 LATENESS_MS = "duemq.lateness_ms"
 DEAD_LETTER = "duemq.dead_letter"
 
-LINKS_MAX = 32
-"""Creation contexts that one span names; OpenTelemetry's own default limit is 128."""
-
-SEARCHED_MAX = 512
-"""Creation contexts looked at in a frame to find sampled ones."""
-
 FIRE_SPANS_MAX = 64
 """Spans that one batch of fires becomes; more distinct due times share spans."""
 
 _SCOPE = "duemq"
-_TRACEPARENT_PATTERN = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-_TRACEPARENT_LENGTH = 55
-
-# How a map entry {"traceparent": <55 characters>} of Record.properties starts on the wire.
-_ENCODED_PROPERTY = b"\x0a\x0btraceparent\x12" + bytes([_TRACEPARENT_LENGTH])
 
 # The conventions know these types; store, schedule and fire are ours.
 _OPERATION_TYPES = {
@@ -94,6 +78,9 @@ _OPERATION_TYPES = {
     "process": "process",
     "settle": "settle",
 }
+
+Blame = Callable[[BaseException, Sequence["Message"]], Mapping[int, BaseException]]
+"""An error for each message that failed, by its place, when the callback raised."""
 
 _tracer: Tracer | None = None
 
@@ -131,7 +118,7 @@ class SendSpan:
 
     def __init__(self, span: Span) -> None:
         self._span = span
-        self.properties = _properties(span.get_span_context())
+        self.properties = properties_of(span.get_span_context())
         """To be added to the message's properties before it is encoded."""
 
     def stored(
@@ -212,31 +199,35 @@ def process(
     *,
     group: str = "",
     client_id: str = "",
+    blame: Blame | None = None,
 ) -> Iterator[None]:
     """Spans the callback for these messages, one span a message; an exception fails them.
 
-    Each is a child of its message's creation context, so that end-to-end times stay exact for
-    a batch callback too; the first sampled one is current while the callback runs.
+    `blame` says which of them; without it, all.  Each is a child of its message's creation context,
+    so that end-to-end times stay exact for a batch callback too; the first sampled one is current
+    while the callback runs.
     """
     if not messages or not enabled():
         yield
         return
-    spans = [
-        span
-        for message in messages
+    spans = {
+        index: span
+        for index, message in enumerate(messages)
         if traced(message.topic) and (span := _start_process(message, group, client_id))
-    ]
-    token = attach(trace.set_span_in_context(spans[0])) if spans else None
+    }
+    first = next(iter(spans.values()), None)
+    token = attach(trace.set_span_in_context(first)) if first is not None else None
     try:
         yield
     except BaseException as error:
-        for span in spans:
-            _fail(span, error)
+        blamed = blame(error, messages) if blame else dict.fromkeys(spans, error)
+        for index in spans.keys() & blamed.keys():
+            _fail(spans[index], blamed[index])
         raise
     finally:
         if token is not None:
             detach(token)
-        for span in spans:
+        for span in spans.values():
             span.end()
 
 
@@ -417,78 +408,6 @@ def _ends(sizes: Sequence[int]) -> list[int]:
     return ends
 
 
-# ── contexts ─────────────────────────────────────────────────────────────────────────
-
-
-def extract(properties: Mapping[str, str]) -> SpanContext | None:
-    """The creation context that a message's properties carry; None: none or malformed."""
-    context = _parse(properties.get(TRACEPARENT, ""))
-    state = properties.get(TRACESTATE)
-    if context is None or not state:
-        return context
-    return SpanContext(
-        context.trace_id,
-        context.span_id,
-        is_remote=True,
-        trace_flags=context.trace_flags,
-        trace_state=TraceState.from_header([state]),
-    )
-
-
-def contexts_in(
-    records: bytes | memoryview, *, start: int = 0, end: int | None = None, limit: int = LINKS_MAX
-) -> list[SpanContext] | None:
-    """Sampled creation contexts in encoded records, found without decoding them.
-
-    None: the records carry contexts, and none of those looked at is sampled.  A body that
-    happens to hold the same bytes yields a link too many and does no other harm.
-    """
-    records = bytes(records)  # bytes.find is what makes this cheap; no copy if it is bytes.
-    found: list[SpanContext] = []
-    seen = 0
-    past = len(records) if end is None else end
-    at = records.find(_ENCODED_PROPERTY, start, past)
-    while at >= 0 and seen < SEARCHED_MAX and len(found) < limit:
-        value = at + len(_ENCODED_PROPERTY)
-        at = value + _TRACEPARENT_LENGTH
-        context = _parse(records[value:at].decode("ascii", "replace"))
-        if context is not None:
-            seen += 1
-            if context.trace_flags.sampled:
-                found.append(context)
-        at = records.find(_ENCODED_PROPERTY, at, past)
-    return found if found or not seen else None
-
-
-def _parse(traceparent: str) -> SpanContext | None:
-    match = _TRACEPARENT_PATTERN.fullmatch(traceparent)
-    if match is None:
-        return None
-    context = SpanContext(
-        int(match[1], 16),
-        int(match[2], 16),
-        is_remote=True,
-        trace_flags=TraceFlags(int(match[3], 16)),
-    )
-    return context if context.is_valid else None
-
-
-def _properties(context: SpanContext) -> dict[str, str]:
-    if not context.is_valid:
-        return {}
-    parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-    if not context.trace_state:
-        return {TRACEPARENT: parent}
-    return {TRACEPARENT: parent, TRACESTATE: context.trace_state.to_header()}
-
-
-def _context(parent: SpanContext | None) -> Context:
-    """A context of its own: whatever span is current here has nothing to do with it."""
-    if parent is None:
-        return Context()
-    return trace.set_span_in_context(NonRecordingSpan(parent), Context())
-
-
 # ── recording ────────────────────────────────────────────────────────────────────────
 
 
@@ -531,6 +450,13 @@ def _record(
     if error is not None:
         _fail(span, error)
     span.end(max(start_ns, end_ns))
+
+
+def _context(parent: SpanContext | None) -> Context:
+    """A context of its own: whatever span is current here has nothing to do with it."""
+    if parent is None:
+        return Context()
+    return trace.set_span_in_context(NonRecordingSpan(parent), Context())
 
 
 def _attributes(operation: str, topic: str) -> dict[str, AttributeValue]:

@@ -3,8 +3,12 @@
     python tests/bench/look_up.py [DIRECTORY]
 
 Prints its parameters first.  Each line: by the clock and by the CPU of this process, with the files
-in memory (warm) and after they were dropped from it (cold).  The floor of the look-up by key is a
-comparison of the same column in memory; that of the other, a search of the same bytes in memory.
+in memory (warm) and after they were dropped from it (cold).  By key: a comparison of all key hashes
+of a queue, as without the key index; the building of the index; the look-up with it, also as time a
+run.  The floor of the comparison is that of the same column in memory; that of the look-up by id, a
+search of the same bytes in memory.
+
+All but the first frame of the queue with keys are entries of a consume queue without a log.
 """
 
 from __future__ import annotations
@@ -23,17 +27,22 @@ from pathlib import Path
 import numpy as np
 
 from broker import lookup, recovery
+from broker.key_builder import KeyBuilder
+from broker.key_index import SPAN_RECORDS
 from broker.lookup import Place, Query
 from broker.records import text_hash
-from broker.store import Rules, Store
+from broker.rules import Rules
+from broker.store import Store
 from storage import consume_queue
 from storage.disk import RealDisk
 
-ENTRIES = 4_000_000
+SPANS = 64
 BODY_BYTES = 100
 ID_RECORDS = 256_000
 ID_BODY_BYTES = 1_024
 FRAME_RECORDS = 512
+FLOOR_ENTRIES = 4_000_000
+APPENDED_ENTRIES = 1 << 16
 TOPIC = "orders"
 
 
@@ -92,6 +101,21 @@ def fill(store: Store, topic: str, count: int, body_bytes: int) -> None:
         queue.sync()
 
 
+def fill_with_keys(store: Store) -> int:
+    """A queue that ends with a span; how many entries."""
+    fill(store, TOPIC, FRAME_RECORDS, BODY_BYTES)
+    queue = store.queue(TOPIC, 0)
+    count = SPANS * queue.keys.span
+    random = np.random.default_rng(1)
+    while queue.max_offset < count:
+        size = min(APPENDED_ENTRIES, count - queue.max_offset)
+        entries = np.repeat(consume_queue.decode(queue.page(0, 1)), size)
+        entries["key_hash"] = random.integers(1, 1 << 32, size, np.uint32)
+        queue.append(entries.tobytes())
+    queue.sync()
+    return count
+
+
 def settle(store: Store) -> None:
     while store.log.write_pending():
         pass
@@ -138,29 +162,43 @@ def repeat(name: str, amount: float, unit: str, cold: Callable[[], None], work: 
 
 def main(parent: str) -> None:
     print(
-        f"{ENTRIES:,} entries with keys (bodies of {BODY_BYTES} bytes), {ID_RECORDS:,} records of"
-        f" {ID_BODY_BYTES} bytes for ids, {FRAME_RECORDS} a frame, in {parent}, load"
+        f"{SPANS * SPAN_RECORDS:,} entries with keys, {SPANS} spans of {SPAN_RECORDS:,},"
+        f" {ID_RECORDS:,} records of {ID_BODY_BYTES} bytes for ids, {FRAME_RECORDS} a frame,"
+        f" in {parent}, load"
         f" {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs"
     )
     directory = tempfile.mkdtemp(prefix="duemq-bench-", dir=parent)
     try:
         rules = Rules(default_queues=1, timer_queues=1)
         store = recovery.open_store(directory, RealDisk(), rules).store
-        fill(store, TOPIC, ENTRIES, BODY_BYTES)
+        count = fill_with_keys(store)
         fill(store, "ids", ID_RECORDS, ID_BODY_BYTES)
-        key = b"%08x" % (ENTRIES - 7)
+        key = b"%08x" % (FRAME_RECORDS - 7)
         by_key = Query(
             key_hash=text_hash(key), matches=lambda found: bytes(found).endswith(b"\x1a\x08" + key)
         )
-        page = consume_queue.decode(store.queue(TOPIC, 0).page(0, ENTRIES))
+        queue = store.queue(TOPIC, 0)
+        page = consume_queue.decode(queue.page(0, FLOOR_ENTRIES))
         column = page["key_hash"]
-        with measured("floor: compare the column", ENTRIES, "entries"):
+        with measured("floor: compare the column", FLOOR_ENTRIES, "entries"):
             np.flatnonzero(column == text_hash(key))
 
         def cold() -> None:
             drop_from_memory(directory)
 
-        repeat("by key", ENTRIES, "entries", cold, lambda: search(store, TOPIC, by_key))
+        def look_up() -> int:
+            return search(store, TOPIC, by_key)
+
+        repeat("by key, all compared", count, "entries", cold, look_up)
+        builder = KeyBuilder(directory, RealDisk())
+        with measured("building the key index", count, "entries"):
+            while spans := builder.plan([queue], {TOPIC: [count]}).spans:
+                for span in spans:
+                    builder.build(span)
+        repeat("by key, with the index", count, "entries", cold, look_up)
+        repeat("by key, with the index", len(queue.keys), "runs", cold, look_up)
+        size = sum(path.stat().st_size for path in Path(directory).rglob("*.keys"))
+        print(f"  the index has {size / count:.2f} bytes an entry")
         needle = lookup.message_id_field(f"{ID_RECORDS - 7:026x}")
         size = sum(page_bytes(store, "ids"))
         data = os.urandom(64 << 20)

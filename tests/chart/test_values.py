@@ -144,6 +144,9 @@ def test_the_charts_readme_names_every_value():
         ({"image": {"digest": "latest"}}, "digest"),
         ({"timerService": {"updateStrategy": {"type": "Recreate"}}}, "updateStrategy"),
         ({"nameOverride": "Queue_"}, "nameOverride"),
+        ({"tracing": {"otlp": {"endpoint": "collector:4317"}}}, "endpoint"),
+        ({"tracing": {"otlp": {"headersSecret": {"name": "a/b"}}}}, "name"),
+        ({"tracing": {"exporter": "otlp"}}, "exporter"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm, values, said):
@@ -219,6 +222,25 @@ def test_names_follow_from_the_release(helm4, release, fullname):
     objects = helm4.template(release=release)
     names = {one["metadata"]["name"] for one in objects if one["kind"] == "StatefulSet"}
     assert names == {f"{fullname}-{role}" for role in ROLES}
+
+
+def test_only_processes_that_trace_are_told_of_the_collector(helm):
+    headers = {"name": "collector", "key": "otlp"}
+    otlp = {"endpoint": "https://collector:4317", "headersSecret": headers}
+
+    def variables(overrides, role):
+        template = find(helm.template(overrides=overrides), "StatefulSet", role)["spec"]["template"]
+        (container,) = template["spec"]["containers"]
+        return [one for one in container["env"] if one["name"].startswith("OTEL_")]
+
+    wanted = [
+        {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "https://collector:4317"},
+        {"name": "OTEL_EXPORTER_OTLP_HEADERS", "valueFrom": {"secretKeyRef": headers}},
+    ]
+    assert variables({"tracing": {"otlp": otlp}}, "broker") == wanted
+    assert variables({"tracing": {"otlp": otlp}}, "timer-service") == wanted
+    assert variables({"tracing": {"otlp": otlp}}, "nameserver") == []
+    assert variables({}, "broker") == []
 
 
 TEXT = st.text(

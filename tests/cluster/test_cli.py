@@ -272,7 +272,7 @@ def test_a_group_has_retries_of_its_own(nameserver: str) -> None:
     }
     assert changed["retries_max"] == 3
     shown = duemq(nameserver, "group", "show", group)
-    assert "retries: 3, after 5s x 2, at most 2h" in shown.stderr
+    assert "retries: 3, after 5s x 2, at most 2h" in shown.stdout
     assert duemq(nameserver, "group", "update", topic_name()).returncode == Exit.NOT_FOUND
 
 

@@ -23,6 +23,11 @@ SAID = {
     "due_times": ["dmq1", "True"],
     "asyncio_client": ["True"],
     "administration": ["1 message", "up", "[]"],
+    "lists": [
+        "9 billed",
+        "order 3 at the second time",
+        "order 7 is a dead letter: no such customer",
+    ],
     "in_order": ["ada ordered paid sent", "bob ordered paid sent", "screen-2 9 messages"],
 }
 

@@ -14,8 +14,10 @@ from broker import names, reader, recovery, retry_record
 from broker.group_configs import GroupConfig, RetryPolicy
 from broker.names import TIMER_TOPIC
 from broker.offsets import GroupQueue, Progress
+from broker.progress import retries_waiting
+from broker.rules import Rules
 from broker.send_back import Failure, SendBacks, SentBack
-from broker.store import Rules, Store
+from broker.store import Store
 from duemq.errors import TopicNotFound
 from storage import frame
 from storage.disk import Disk
@@ -127,7 +129,7 @@ def check(disk: FaultyDisk, consumer: Consumer) -> None:
     assert consumer.acknowledged <= set(both) <= set(consumer.asked)
     assert all(consumer.asked[offset] for offset in dead)
     if consumer.put:
-        assert store.group_config(GROUP).retry == POLICY
+        assert store.groups.effective(GROUP).retry == POLICY
     progress = store.offsets.find(KEY)
     possible = [None] if not consumer.committed else []
     possible += [COMMITTED] if consumer.reset < 2 else []
@@ -135,7 +137,7 @@ def check(disk: FaultyDisk, consumer: Consumer) -> None:
     assert progress in possible
     was_reset = progress == RESET
     assert set(store.offsets.settled(KEY)) == (set() if was_reset else set(both))
-    assert store.retries_waiting(GROUP) == sum(retries.values())
+    assert retries_waiting(store, GROUP) == sum(retries.values())
     if was_reset:
         return
     for offset, dead_letter in consumer.asked.items():  # again, as who has no answer does

@@ -15,7 +15,8 @@ from broker import reader, recovery
 from broker.batch import Batch
 from broker.names import TIMER_TOPIC
 from broker.offsets import GroupQueue, Progress
-from broker.store import Rules, Store
+from broker.rules import Rules
+from broker.store import Store
 from duemq.errors import TopicNotFound
 from storage.disk import Disk
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
@@ -47,7 +48,7 @@ def save(store: Store, disk: Disk) -> None:
     for queue in store.all_queues():
         queue.sync()
     recovery.save_checkpoint(DATA, state, disk)
-    store.erase_deleted(state)
+    store.tables.erase_deleted(state)
 
 
 @dataclass

@@ -9,9 +9,12 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from storage import checkpoint, consume_queue, durable_mark, frame, record
+from storage import checkpoint, consume_queue, durable_mark, frame, key_run, record
+from storage.disk import write_all
+from storage.key_run import KeyRun
 from storage.log import SegmentedLog
 from storage.record import Entry
 from tests.crash.faulty_disk import FaultyDisk
@@ -22,6 +25,7 @@ TAGS = struct.pack("<3I", 0x11111111, 0, 0x33333333)
 KEYS = struct.pack("<3I", 0, 0xAAAAAAAA, 0xBBBBBBBB)
 DUE = struct.pack("<3q", 1_700_000_005_000, 1_700_000_060_000, 253_402_300_799_999)
 PAYLOAD = b"firstnextlast.."
+KEY_ENTRIES = key_run.entries_of(np.frombuffer(struct.pack("<3I", 0xBBBBBBBB, 0, 7), "<u4"), 0)
 STORE_MS = 1_700_000_000_123
 
 
@@ -88,6 +92,7 @@ ENCODED = {
     "segment": segment,
     "consume_queue": lambda: consume_queue.encode(4096, 112, SIZES, TAGS, KEYS, STORE_MS),
     "checkpoint": lambda: checkpoint.encode(b"the owner's state"),
+    "key_run": lambda: b"".join(key_run.encode(41, 3, [KEY_ENTRIES])),
     "durable_mark": lambda: durable_mark.encode(123_456_789),
 }
 
@@ -150,3 +155,12 @@ def test_small_files_of_version_1_are_read() -> None:
         (4245, 4, 149, 0, 0xAAAAAAAA, STORE_MS),
         (4249, 6, 153, 0x33333333, 0xBBBBBBBB, STORE_MS),
     ]
+
+
+def test_a_key_run_of_version_1_is_read() -> None:
+    disk = FaultyDisk()
+    write_all(disk.open("/run", create=True), [golden("key_run")], 0)
+    run = KeyRun(disk.open("/run"), "/run")
+    assert (run.base, run.span, run.count) == (41, 3, 2)
+    assert run.find(7, 41, 44, 10) == [43]
+    assert run.find(0xBBBBBBBB, 41, 44, 10) == [41]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duemq.consumer.lanes import Lanes, Segment
+from duemq.consumer.outcomes import Failed
 from duemq.process_queue import ProcessQueue
 
 KEYS = ("a", "b", "c", None)
@@ -109,31 +110,41 @@ class World:
 
     def work(self, segment: Segment[Sent]) -> None:
         if self.lists:
-            if segment.done or segment.failures:
-                return
-            if self.draw(st.booleans()):
-                segment.failures.append((0, ERROR))
-                segment.done = 0 if segment.lane else len(segment.entries)
-            else:
-                for entry in segment.entries:
-                    self.finish(entry)
-                segment.done = len(segment.entries)
+            if not segment.done and not segment.failures:
+                self.work_list(segment)
             return
         while segment.done < len(segment.entries):
-            if segment.lane and segment.failures:
+            if segment.failures and not segment.free:
                 return
             if self.draw(st.integers(0, 3)) == 0:
-                segment.failures.append((segment.done, ERROR))
-                if segment.lane:
+                segment.failures.append(Failed(segment.done, 1, ERROR))
+                if not segment.free:
                     return
             else:
                 self.finish(segment.entries[segment.done])
             segment.done += 1
 
+    def work_list(self, segment: Segment[Sent]) -> None:
+        """It is done, or fails: as a whole, or some messages of it."""
+        count = len(segment.entries)
+        named = self.draw(st.sets(st.integers(0, count - 1)))
+        failures = [Failed(index, 1, ERROR) for index in sorted(named)]
+        if self.draw(st.booleans()):
+            failures = [Failed(0, count, ERROR)]
+        segment.done = count
+        if failures and not segment.free:
+            del failures[1:]
+            segment.done = failures[0].index
+        undone = {each.index + n for each in failures for n in range(each.count)}
+        for index in range(segment.done):
+            if index not in undone:
+                self.finish(segment.entries[index])
+        segment.failures += failures
+
     def succeed(self, run: Run) -> None:
         """A worker does all that it has, but for what has failed already."""
         for segment in run.segments:
-            if not (segment.lane and segment.failures) and not (self.lists and segment.failures):
+            if not segment.failures or (segment.free and not self.lists):
                 for entry in segment.entries[segment.done :]:
                     self.finish(entry)
                 segment.done = len(segment.entries)

@@ -12,8 +12,10 @@ from broker import names, reader, recovery, retry_record
 from broker.group_configs import GroupConfig, RetryPolicy
 from broker.names import TIMER_TOPIC
 from broker.offsets import GroupQueue, Progress
+from broker.progress import retries_waiting
+from broker.rules import Rules
 from broker.send_back import Failure, SendBacks, SentBack
-from broker.store import Rules, Store
+from broker.store import Store
 from storage import frame
 from tests.crash.faulty_disk import FaultyDisk
 from tests.crash.test_store_power_cut import save, settle
@@ -154,7 +156,7 @@ class SendBackMachine(RuleBasedStateMachine):
                 settled = {(topic, offset) for offset in self.store.offsets.settled(key)}
                 assert settled == {place for place in model.settled if place[0] == topic}
                 assert self.store.offsets.find(key) == model.progress.get(topic)
-            assert self.store.group_config(group).retry.retries_max == model.retries_max
+            assert self.store.groups.effective(group).retry.retries_max == model.retries_max
 
     @invariant()
     def everything_sent_back_is_there(self) -> None:
@@ -174,7 +176,7 @@ class SendBackMachine(RuleBasedStateMachine):
     @invariant()
     def retries_wait(self) -> None:
         for group, model in self.models.items():
-            assert self.store.retries_waiting(group) == model.retries
+            assert retries_waiting(self.store, group) == model.retries
 
 
 TestSendBacks = SendBackMachine.TestCase

@@ -19,7 +19,8 @@ from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from timer_service.entries import Cancelled, LaneId, SourceId
 from timer_service.jobs import Job, Save
 from timer_service.lane import Batch, Outcome
-from timer_service.scheduler import CANCELLED, FIRED, NOT_YET, UNKNOWN, Limits, Scheduler
+from timer_service.limits import Limits
+from timer_service.scheduler import CANCELLED, FIRED, NOT_YET, UNKNOWN, Scheduler
 from timer_service.store import Store, open_store
 
 DATA = "/data"
@@ -147,7 +148,7 @@ class World:
     # -- what happens
 
     def ingest(self, frames: int) -> None:
-        source = self.scheduler.source(SOURCE)
+        source = self.scheduler.numbers.source(SOURCE)
         offset = source.next_offset if source else 0
         data = self.broker.frames_from(offset, frames)
         if data:
@@ -200,7 +201,7 @@ class World:
             assert due_ms <= self.now_ms
             assert offset not in self.broker.cancelled
         else:
-            source = self.scheduler.source(SOURCE)
+            source = self.scheduler.numbers.source(SOURCE)
             assert answer.outcome == (UNKNOWN if source is None else NOT_YET)
             assert source is None or offset >= source.next_offset
         return answer.outcome
@@ -285,7 +286,7 @@ class World:
         if self.scheduler.ledger.in_flight or dispatcher.waiting:
             self.now_ms += 10  # a lane may be waiting to try again
             return True
-        source = self.scheduler.source(SOURCE)
+        source = self.scheduler.numbers.source(SOURCE)
         return (source.next_offset if source else 0) < len(self.broker.due_ms)
 
     def check_end(self) -> None:

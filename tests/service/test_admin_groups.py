@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 import duemq
-from duemq.aio import Admin, PushConsumer
+from duemq.aio import Admin, PullConsumer, PushConsumer
+from duemq.balance import MessageQueue
 from duemq.consumer.settings import ConsumerSettings
 from duemq.descriptions import OffsetChange
 from duemq.errors import (
@@ -27,6 +28,42 @@ from tests.service.running_cluster import Cluster, running_cluster, until
 
 GROUP = "billing"
 BROKERS = ("b0", "b1")
+
+
+async def test_a_broker_that_came_later_has_the_settings_when_they_are_put_again(tmp_path) -> None:
+    async with running_cluster(tmp_path, "b1") as cluster, Admin(cluster.nameserver) as admin:
+        policy = await admin.put_group(GROUP, retries_max=3, exponential=("1s", 2.0, "1m"))
+        assert (await admin.describe_group(GROUP)).without_settings == ()
+        await cluster.start_broker("b0")
+        await cluster.create_topic("orders", queues=1)
+        queue = MessageQueue("orders", "b0", 0)
+        async with PullConsumer(GROUP, nameserver=cluster.nameserver) as reader:
+            await reader.commit({queue: 0})  # so that b0 has heard of the group
+        found = await admin.describe_group(GROUP)
+        assert (found.retry, found.without_settings) == (policy, ("b0",))
+        await admin.put_group(GROUP, retries_max=3, exponential=("1s", 2.0, "1m"))
+        found = await admin.describe_group(GROUP)
+        assert (found.retry, found.without_settings) == (policy, ())
+
+
+async def test_where_groups_must_be_put_a_broker_that_came_later_takes_them_when_put_again(
+    tmp_path,
+) -> None:
+    async with (
+        running_cluster(tmp_path, "b1", auto_create_groups=False) as cluster,
+        Admin(cluster.nameserver) as admin,
+    ):
+        await admin.put_group(GROUP)
+        await cluster.start_broker("b0")
+        await cluster.create_topic("orders", queues=1)
+        queues = [MessageQueue("orders", broker, 0) for broker in BROKERS]
+        async with PullConsumer(GROUP, nameserver=cluster.nameserver) as reader:
+            await reader.commit({queues[1]: 0})
+            with pytest.raises(GroupNotFound):
+                await reader.commit({queues[0]: 0})
+            assert (await admin.describe_group(GROUP)).without_settings == ("b0",)
+            await admin.put_group(GROUP)
+            await reader.commit({queues[0]: 0})
 
 
 @pytest.fixture
@@ -51,6 +88,13 @@ async def topic(cluster: Cluster) -> str:
 async def admin(cluster: Cluster) -> AsyncIterator[Admin]:
     settings = ClientSettings(request_timeout_s=2.0)
     async with Admin(cluster.nameserver, settings=settings) as made:
+        yield made
+
+
+@pytest.fixture
+async def impatient(cluster: Cluster) -> AsyncIterator[Admin]:
+    """For questions to brokers that are away: each takes all of its time."""
+    async with Admin(cluster.nameserver, settings=ClientSettings(request_timeout_s=1)) as made:
         yield made
 
 
@@ -142,31 +186,31 @@ async def test_a_group_is_joined_from_coordinator_and_brokers(cluster, topic, ad
     assert all(each.last_commit_ms for each in found.progress if each.topic == topic)
 
 
-async def test_a_broker_that_is_away_is_named(cluster, topic, admin) -> None:
-    await consumed(cluster, topic, admin)
+async def test_a_broker_that_is_away_is_named(cluster, topic, impatient) -> None:
+    await consumed(cluster, topic, impatient)
     # It vanishes without a word: the nameserver still lists it.
     await cluster.brokers["b1"].server.stop()
-    # Side by side: each asks b1 for seconds before it gives up.
+    # Side by side: each asks b1 until its time is over.
     found, described = await asyncio.gather(
-        admin.describe_group(GROUP), admin.describe_topic(topic)
+        impatient.describe_group(GROUP), impatient.describe_topic(topic)
     )
     assert [each.name for each in found.missing] == ["b1"]
     assert {each.broker for each in found.progress if each.topic == topic} == {"b0"}
     assert [each.name for each in described.missing] == ["b1"]
     assert {queue.broker for queue in described.queues} == {"b0"}
     answers = await asyncio.gather(
-        admin.reset_offsets(GROUP, topic, "earliest"),
-        admin.skip_backlog(GROUP),
-        admin.clone_offsets(GROUP, "other"),
-        admin.delete_group(GROUP),
-        admin.describe_group("nobody-knows"),
+        impatient.reset_offsets(GROUP, topic, "earliest"),
+        impatient.skip_backlog(GROUP),
+        impatient.clone_offsets(GROUP, "other"),
+        impatient.delete_group(GROUP),
+        impatient.describe_group("nobody-knows"),
         return_exceptions=True,
     )
     for answer in answers:
         assert isinstance(answer, Unavailable)
         assert "b1" in str(answer)
     assert [answer.value for answer in answers[:4]] == ["b1"] * 4
-    assert set((await offsets(admin, GROUP, topic)).values()) == {5}
+    assert set((await offsets(impatient, GROUP, topic)).values()) == {5}
 
 
 async def test_a_broker_that_left_is_named_by_who_knew_it(cluster, topic, admin) -> None:

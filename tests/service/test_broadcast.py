@@ -263,6 +263,27 @@ async def test_what_fails_is_tried_again_and_skipped_in_the_end(
     assert {record.levelname for record in skipped} == {"ERROR"}
 
 
+async def test_of_a_list_only_what_is_named_is_tried_again_and_skipped(
+    cluster, topic, members, caplog
+) -> None:
+    sent = await fill(cluster, topic, 4)
+    calls: Counter[bytes] = Counter()
+
+    def receive(messages) -> None:
+        calls.update(message.body for message in messages)
+        raise duemq.BatchFailed(
+            {m: ValueError("never") for m in messages if m.body in (b"b0/0/1", b"b1/1/3")}
+        )
+
+    consumer = await members.start(
+        callback=receive, batch=True, settings={"retries_in_order_max": 2}
+    )
+    await until(lambda: caplog.text.count("is skipped after 3 attempts") == 2)
+    await consumer.close()
+    assert calls == Counter(sent) + Counter({b"b0/0/1": 2, b"b1/1/3": 2})
+    assert members.kept() == members.all_at(4)
+
+
 @pytest.mark.parametrize("order", ["queue", "key"])
 async def test_broadcast_in_order(cluster, topic, members, order) -> None:
     keys = [f"k{number}" for number in range(6)]

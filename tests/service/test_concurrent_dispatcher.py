@@ -13,7 +13,7 @@ from duemq.balance import MessageQueue
 from duemq.consumer import dispatcher
 from duemq.consumer.dispatcher import ConcurrentDispatcher
 from duemq.consumer.fetcher import Source
-from duemq.consumer.outcomes import DeadLetter, Outcome, RetryLater
+from duemq.consumer.outcomes import BatchFailed, DeadLetter, NotTaken, Outcome, RetryLater
 from duemq.consumer.settings import ConsumerSettings
 from duemq.consumer.subscription import ALL
 from duemq.message import Message, Origin
@@ -30,6 +30,8 @@ class FakeSettler:
     def __init__(self) -> None:
         self.taken: list[tuple[int, Outcome, int]] = []
         self.refusing = False
+        self.silent = 0
+        """So many are taken without an answer: the next time they are duplicates."""
         self.asked = 0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -39,8 +41,10 @@ class FakeSettler:
         await self.gate.wait()
         if self.refusing:
             return False
-        self.taken.append((message.offset, outcome, deliveries))
-        return True
+        if message.offset not in self.offsets:
+            self.taken.append((message.offset, outcome, deliveries))
+        self.silent -= 1
+        return self.silent < 0
 
     @property
     def offsets(self) -> list[int]:
@@ -387,6 +391,19 @@ async def test_attempts_here_count_as_deliveries() -> None:
 
 
 @both
+@pytest.mark.parametrize("batch", [False, True])
+async def test_what_the_broker_took_and_could_not_say_so_is_not_called_again(script, batch) -> None:
+    script.failing = {0: ValueError("no")}
+    async with bench(script.callback, batch=batch) as b:
+        b.settler.silent = count = 3 if batch else 1
+        b.pull(3)
+        await until(lambda: b.commit_point == 3)
+        assert script.calls.count(0) == 1
+        assert b.settler.asked == 2 * count
+        assert b.settler.taken == [(n, Outcome("ValueError: no"), 1) for n in range(count)]
+
+
+@both
 async def test_a_dropped_queue_is_quiet_when_its_failures_are_sent_back(script) -> None:
     script.failing = {0: ValueError("no")}
     async with bench(script.callback) as b:
@@ -414,3 +431,121 @@ async def test_what_hangs_does_not_keep_a_dropped_queue_from_being_quiet() -> No
             await b.dispatcher.quiet(b.source)
         assert script.done == []
         script.let_go()
+
+
+# --- some of a batch --------------------------------------------------------------------------
+
+
+class Lists:
+    """A callback for lists that names what it is told to."""
+
+    def __init__(self, asynchronous: bool) -> None:
+        self.calls: list[list[int]] = []
+        self.failing: dict[int, BaseException] = {}
+        self.stranger: object = None
+        self.callback = self.receive_async if asynchronous else self.receive
+
+    def receive(self, messages) -> None:
+        self.calls.append([message.offset for message in messages])
+        failures = {m: self.failing[m.offset] for m in messages if m.offset in self.failing}
+        if self.stranger is not None:
+            failures[self.stranger] = ValueError("whose?")
+        if failures:
+            raise BatchFailed(failures)
+
+    async def receive_async(self, messages) -> None:
+        self.receive(messages)
+
+
+@pytest.fixture
+def lists(asynchronous: bool) -> Lists:
+    return Lists(asynchronous)
+
+
+@both
+async def test_of_a_batch_only_what_is_named_is_sent_back_as_it_asks_for(lists) -> None:
+    lists.failing = {
+        1: ValueError("no"),
+        3: RetryLater("5m", "closed"),
+        4: DeadLetter("unreadable"),
+    }
+    async with bench(lists.callback, batch=True) as b:
+        b.pull(6)
+        await until(lambda: b.commit_point == 6)
+        assert sorted(b.settler.taken, key=lambda each: each[0]) == [
+            (1, Outcome("ValueError: no"), 1),
+            (3, Outcome("closed", delay_ms=300_000), 1),
+            (4, Outcome("unreadable", dead_letter=True), 1),
+        ]
+        assert lists.calls == [list(range(6))]
+        assert b.source.pending.unfinished == 0
+
+
+@both
+async def test_the_others_of_a_batch_are_done_before_the_broker_answers(lists) -> None:
+    lists.failing = {2: ValueError("no")}
+    async with bench(lists.callback, batch=True) as b:
+        b.settler.gate.clear()
+        b.pull(4)
+        await until(lambda: b.settler.asked == 1)
+        assert (b.commit_point, b.source.pending.unfinished) == (2, 1)
+        b.settler.gate.set()
+        await until(lambda: b.commit_point == 4)
+
+
+@both
+async def test_what_is_named_and_not_taken_is_tried_again_here_without_the_others(lists) -> None:
+    lists.failing = {1: ValueError("no"), 3: RetryLater("1h")}
+    async with bench(lists.callback, batch=True) as b:
+        b.settler.refusing = True
+        b.pull(5)
+        await until(lambda: len(lists.calls) >= 3)
+        assert lists.calls[:3] == [[0, 1, 2, 3, 4], [1, 3], [1, 3]]
+        assert (b.commit_point, b.source.pending.unfinished) == (1, 2)
+        del lists.failing[1]
+        await until(lambda: b.commit_point == 3)
+        b.settler.refusing = False
+        await until(lambda: b.commit_point == 5)
+        assert b.settler.offsets == [3]
+        assert all(call in ([1, 3], [3]) for call in lists.calls[1:])
+
+
+@both
+async def test_a_batch_that_names_what_is_not_of_it_is_sent_back_as_a_whole(lists, caplog) -> None:
+    lists.failing = {1: ValueError("no")}
+    lists.stranger = Message(Record(message_id="m9"), Origin("orders", "b0", 9), 1, 0)
+    async with bench(lists.callback, batch=True) as b:
+        b.pull(3)
+        await until(lambda: b.commit_point == 3)
+        assert b.settler.offsets == [0, 1, 2]
+        [reason] = {outcome.error for _, outcome, _ in b.settler.taken}
+        assert reason.startswith("InvalidArgument: failures: <Message m9 ")
+    assert caplog.text.count("is no message of this batch") >= 1
+    assert "in receive" in caplog.text  # the traceback says who raised it
+
+
+@both
+async def test_what_is_named_as_not_taken_stays_unfinished(lists) -> None:
+    lists.failing = {1: NotTaken(), 2: ValueError("no")}
+    async with bench(lists.callback, batch=True) as b:
+        b.pull(4)
+        await until(lambda: b.source.pending.unfinished == 1)
+        assert (b.commit_point, b.settler.offsets) == (1, [2])
+        assert len(lists.calls) == 1
+
+
+# --- logging ----------------------------------------------------------------------------------
+
+
+@both
+async def test_a_thousand_failures_of_a_kind_are_one_traceback(script, caplog) -> None:
+    caplog.set_level(logging.INFO, "duemq.consumer")
+    failing = {n: ValueError(f"no {n}") for n in range(0, 1_000, 2)}
+    failing |= {n: RetryLater("1h") for n in range(1, 1_000, 2)}
+    script.failing = dict(failing)
+    async with bench(script.callback) as b:
+        b.pull(1_000)
+        await until(lambda: b.commit_point == 1_000)
+    said = [(each.levelname, each.exc_info is not None) for each in caplog.records]
+    assert sorted(said) == [("INFO", False), ("WARNING", True)]
+    assert len(b.settler.taken) == 1_000

@@ -222,3 +222,26 @@ async def test_the_blocking_client_does_the_same(cluster: Cluster, topic: str) -
                 admin.resend_dead_letters("nobody")
 
     await asyncio.to_thread(blocking)
+
+
+@pytest.mark.parametrize(
+    ("field", "selection"),
+    [
+        ("key", {"key": ""}),
+        ("message_id", {"message_id": ""}),
+        ("key", {"key": "k", "message_id": "m"}),
+        ("until", {"until": 0}),
+        ("until", {"since": "now", "until": "-1h"}),
+    ],
+)
+async def test_a_choice_of_nothing_is_refused_and_never_all(
+    cluster: Cluster, topic: str, admin: aio.Admin, field: str, selection: dict[str, str | int]
+) -> None:
+    await die(cluster, topic, "b0", ["a1"])
+    with pytest.raises(InvalidArgument) as refused:
+        await admin.resend_dead_letters(GROUP, **selection)
+    assert refused.value.field == field
+    with pytest.raises(InvalidArgument):
+        await listed(admin, **selection)
+    with pytest.raises(InvalidArgument):
+        await admin.find_messages(topic, **selection)

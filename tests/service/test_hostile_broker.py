@@ -15,7 +15,7 @@ from broker import recovery
 from broker.offsets import Offsets
 from broker.process import Broker
 from broker.puller import STREAM_UNWRITTEN_MAX
-from broker.store import Rules
+from broker.rules import Rules
 from duemq.errors import DuemqError, InvalidArgument, Overloaded, TopicNotFound
 from duemq.rpc import status
 from duemq.v1 import admin_pb2, broker_pb2, message_pb2, view_pb2

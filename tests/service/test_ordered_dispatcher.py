@@ -12,7 +12,7 @@ from duemq.balance import MessageQueue
 from duemq.consumer.fetcher import Source
 from duemq.consumer.lease import Lease
 from duemq.consumer.ordered import OrderedDispatcher
-from duemq.consumer.outcomes import DeadLetter, NotTaken, Outcome, RetryLater
+from duemq.consumer.outcomes import BatchFailed, DeadLetter, NotTaken, Outcome, RetryLater
 from duemq.consumer.settings import ConsumerSettings
 from duemq.consumer.subscription import ALL
 from duemq.message import Message, Origin
@@ -96,6 +96,7 @@ class Settler:
     def __init__(self) -> None:
         self.taken: list[tuple[int, str, int]] = []
         self.refuse = 0
+        self.refused = lambda: None
 
     async def send_back(
         self, source: Source, message: Message, outcome: Outcome, deliveries: int
@@ -104,6 +105,7 @@ class Settler:
         await asyncio.sleep(0)
         if self.refuse:
             self.refuse -= 1
+            self.refused()
             return False
         self.taken.append((message.offset, outcome.error, deliveries))
         return True
@@ -237,11 +239,38 @@ async def test_a_dead_letter_that_no_broker_takes_is_called_again(asynchronous: 
     journal, queue = Journal(), source()
     journal.fail = {0: [DeadLetter("useless")] * 2}
     async with consuming("key", journal.callback(asynchronous)) as consumption:
-        consumption.settler.refuse = 1
+        consumption.settler.refuse = 2
         consumption.give(queue, "a", "a")
         await until(lambda: done(queue))
         assert [offset for offset, _, _ in consumption.settler.taken] == [0]
     assert journal.offsets == [0, 0, 1]
+
+
+@either
+async def test_before_that_the_broker_is_asked_again(asynchronous: bool) -> None:
+    """It may have taken the dead letter, and not been able to say so."""
+    journal, queue = Journal(), source()
+    journal.fail = {0: [DeadLetter("useless")] * 2}
+    async with consuming("key", journal.callback(asynchronous)) as consumption:
+        consumption.settler.refuse = 1
+        consumption.give(queue, "a", "a")
+        await until(lambda: done(queue))
+        assert consumption.settler.taken == [(0, "useless", 1)]
+    assert journal.offsets == [0, 1]
+
+
+@either
+async def test_a_dropped_queue_is_not_asked_for_again(asynchronous: bool) -> None:
+    journal, queue = Journal(), source()
+    journal.fail = {0: [DeadLetter("useless")]}
+    async with consuming("key", journal.callback(asynchronous)) as consumption:
+        consumption.settler.refuse = 1
+        consumption.settler.refused = queue.pending.drop
+        consumption.give(queue, "a")
+        await until(lambda: queue.pending.dropped)
+        await consumption.dispatcher.quiet(queue)
+        await until(lambda: not consumption.tasks)
+        assert consumption.settler.taken == []
 
 
 @either
@@ -369,6 +398,128 @@ async def test_with_keys_a_list_is_of_one_key(asynchronous: bool) -> None:
         await until(lambda: done(queue))
         assert [offset for offset, _, _ in consumption.settler.taken] == [0, 2]
     assert sorted(calls) == [[0, 2], [0, 2], [1, 3]]
+
+
+class Lists:
+    """A callback for lists that names what it is told to, as often as it is told to."""
+
+    def __init__(self, **fail: list[BaseException]) -> None:
+        self.calls: list[list[int]] = []
+        self.fail = {int(offset[1:]): errors for offset, errors in fail.items()}
+
+    def callback(self, asynchronous: bool):
+        def receive(messages: list[Message]) -> None:
+            self.calls.append([message.offset for message in messages])
+            failing = [message for message in messages if self.fail.get(message.offset)]
+            if failing:
+                raise BatchFailed({m: self.fail[m.offset].pop(0) for m in failing})
+
+        async def receive_async(messages: list[Message]) -> None:
+            receive(messages)
+
+        return receive_async if asynchronous else receive
+
+
+@either
+async def test_in_order_what_lies_behind_the_first_that_is_named_comes_again(
+    asynchronous: bool,
+) -> None:
+    lists, queue = Lists(m1=[ValueError("no")] * 2, m3=[DeadLetter("useless")] * 2), source()
+    options = {"batch": True, "batch_messages_max": 5}
+    async with consuming("queue", lists.callback(asynchronous), **options) as consumption:
+        consumption.give(queue, *["a", "b"] * 3)
+        await until(lambda: done(queue))
+        assert consumption.settler.taken == [(3, "useless", 1)]
+    assert lists.calls == [[0, 1, 2, 3, 4], [1], [1], [2, 3, 4, 5], [4, 5]]
+
+
+@either
+async def test_a_poison_message_becomes_a_dead_letter_without_its_mates(asynchronous: bool) -> None:
+    lists, queue = Lists(m2=[ValueError("no")] * 100), source()
+    options = {"batch": True, "retries_in_order_max": 2}
+    async with consuming("key", lists.callback(asynchronous), **options) as consumption:
+        consumption.give(queue, *["a", "b"] * 3)
+        await until(lambda: done(queue))
+        assert consumption.settler.taken == [(2, "ValueError: no", 3)]
+    assert sorted(lists.calls) == [[0, 2, 4], [1, 3, 5], [2], [2], [4]]
+
+
+@either
+@pytest.mark.parametrize("order", ["key", None])
+async def test_without_a_key_only_what_is_named_is_tried_again(order, asynchronous: bool) -> None:
+    lists = Lists(m1=[ValueError("no")], m3=[RetryLater(0.002), ValueError("no"), ValueError("no")])
+    queue = source()
+    options = {"batch": True, "retries_in_order_max": 2}
+    async with consuming(order, lists.callback(asynchronous), **options) as consumption:
+        consumption.give(queue, *[None] * 5)
+        await until(lambda: done(queue))
+        assert consumption.settler.taken == [(3, "ValueError: no", 3)]
+    assert sorted(lists.calls) == [[0, 1, 2, 3, 4], [1], [3], [3]]
+
+
+@either
+async def test_a_list_without_keys_that_failed_as_a_whole_may_fail_in_part(
+    asynchronous: bool,
+) -> None:
+    calls: list[list[int]] = []
+
+    def receive(messages: list[Message]) -> None:
+        calls.append([message.offset for message in messages])
+        if len(calls) == 1:
+            raise ValueError("all of it")
+        raise BatchFailed({m: ValueError("no") for m in messages if m.offset in (1, 2)})
+
+    async def receive_async(messages: list[Message]) -> None:
+        receive(messages)
+
+    queue, callback = source(), receive_async if asynchronous else receive
+    options = {"batch": True, "retries_in_order_max": 2}
+    async with consuming("key", callback, **options) as consumption:
+        consumption.give(queue, *[None] * 4)
+        await until(lambda: done(queue))
+        taken = sorted(consumption.settler.taken)
+    assert taken == [(1, "ValueError: no", 3), (2, "ValueError: no", 3)]
+    assert calls[:2] == [[0, 1, 2, 3]] * 2
+    assert sorted(calls[2:]) == [[1], [2]]
+
+
+@either
+@pytest.mark.parametrize("order", ["queue", "key", None])
+async def test_a_list_that_names_what_is_not_of_it_fails_as_a_whole(
+    order, asynchronous: bool, caplog
+) -> None:
+    [stranger] = messages_of(source(start=99), None)
+    lists, queue = Lists(), source()
+
+    def receive(messages: list[Message]) -> None:
+        lists.calls.append([message.offset for message in messages])
+        if len(lists.calls) == 1:
+            raise BatchFailed({messages[1]: ValueError("no"), stranger: ValueError("whose?")})
+
+    async def receive_async(messages: list[Message]) -> None:
+        receive(messages)
+
+    callback = receive_async if asynchronous else receive
+    async with consuming(order, callback, batch=True) as consumption:
+        consumption.give(queue, *["a"] * 3)
+        await until(lambda: done(queue))
+        assert consumption.settler.taken == []
+    assert lists.calls == [[0, 1, 2]] * 2
+    assert "<Message m99 orders b0/0@99 0 bytes> is no message of this batch" in caplog.text
+
+
+@either
+@pytest.mark.parametrize("order", ["queue", "key", None])
+async def test_many_failures_of_a_kind_are_one_traceback(order, asynchronous: bool, caplog) -> None:
+    journal, queue = Journal(), source()
+    journal.fail = {n: [ValueError(f"no {n}")] * 2 for n in range(100)}
+    async with consuming(order, journal.callback(asynchronous)) as consumption:
+        consumption.give(queue, *[f"k{number % 20}" for number in range(100)])
+        await until(lambda: done(queue))
+    assert len(journal.calls) == 300
+    assert [(each.levelname, each.exc_info is not None) for each in caplog.records] == [
+        ("WARNING", True)
+    ]
 
 
 @either

@@ -9,7 +9,14 @@ import pytest
 
 from duemq.aio import PullConsumer
 from duemq.balance import MessageQueue
-from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
+from duemq.errors import (
+    Closed,
+    Internal,
+    InvalidArgument,
+    OffsetOutOfRange,
+    QueueNotFound,
+    TopicNotFound,
+)
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 
@@ -171,15 +178,85 @@ async def test_wrong_use_is_refused_by_field(cluster, topic) -> None:
         with pytest.raises(InvalidArgument) as refused:
             reader.position(queue)
         assert refused.value.field == "queue"
-        with pytest.raises(InvalidArgument) as refused:
-            await reader.assign([MessageQueue(topic, "b0", 99)])
-        assert refused.value.field == "queue"
         await reader.assign([queue])
-        with pytest.raises(InvalidArgument) as refused:
-            await reader.seek(queue, -1)
-        assert refused.value.field == "offset"
         with pytest.raises(InvalidArgument) as refused:
             await reader.commit()
         assert refused.value.field == "group"
         with pytest.raises(TopicNotFound):
             await reader._client.topic_route("no-such-topic", timeout_s=0.05)
+
+
+@pytest.mark.parametrize("to", [-1, 1 << 63, True, 2.5, "soon", None, datetime(2026, 1, 1)])
+async def test_a_seek_to_no_place_is_refused_and_reading_goes_on(cluster, topic, to) -> None:
+    queue = MessageQueue(topic, "b0", 0)
+    await cluster.send(topic, [b"1", b"2"], broker="b0", queue_id=0)
+    async with consumer(cluster) as reader:
+        await reader.assign([queue], start_from="earliest")
+        with pytest.raises(InvalidArgument) as refused:
+            await reader.seek(queue, to)
+        assert refused.value.field == "to"
+        assert await polled(reader, 2) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("offset", [-1, 1 << 63, None, 2.5, True])
+async def test_a_commit_of_no_offset_is_refused(cluster, topic, offset) -> None:
+    queue = MessageQueue(topic, "b0", 0)
+    async with consumer(cluster, "readers") as reader:
+        await reader.assign([queue])
+        await reader.commit({queue: 0})
+        with pytest.raises(InvalidArgument) as refused:
+            await reader.commit({queue: offset})
+        assert refused.value.field == "offset"
+        assert await reader.committed(queue) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("timeout_s", -1), ("timeout_s", float("nan")), ("messages_max", 0), ("messages_max", 2.5)],
+)
+async def test_a_poll_out_of_bounds_is_refused(cluster, topic, field, value) -> None:
+    async with consumer(cluster) as reader:
+        with pytest.raises(InvalidArgument) as refused:
+            await reader.poll(**{field: value})
+        assert refused.value.field == field
+
+
+@pytest.mark.parametrize("group", ["", 5])
+def test_a_name_of_no_group_is_refused(group) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        PullConsumer(group)
+    assert refused.value.field == "group"
+
+
+async def test_a_queue_that_is_not_there_is_refused(cluster, topic) -> None:
+    async with consumer(cluster) as reader:
+        with pytest.raises(QueueNotFound) as refused:
+            await reader.assign([MessageQueue(topic, "b0", 77)])
+        assert refused.value.value == "77"
+
+
+async def test_a_consumer_lives_once(cluster, topic) -> None:
+    reader = consumer(cluster)
+    with pytest.raises(Closed):
+        await reader.poll()
+    async with reader:
+        with pytest.raises(Closed):
+            await reader.start()
+        waiting = asyncio.create_task(reader.poll(60))
+        await asyncio.sleep(0)
+    with pytest.raises(Closed):
+        await waiting
+    with pytest.raises(Closed):
+        await reader.start()
+
+
+async def test_a_bug_that_ends_the_pulling_is_told(cluster, topic, monkeypatch) -> None:
+    async def broken(self) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("duemq.consumer.pull.Fetcher.run", broken)
+    async with consumer(cluster) as reader:
+        await reader.assign(topic)
+        for _ in range(2):
+            with pytest.raises(Internal, match="a bug"):
+                await reader.poll(60)

@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 import grpc.aio
 import pytest
 
+from broker import groups
 from broker.send_back_service import SendBackService
 from duemq import balance
 from duemq.aio import PushConsumer
 from duemq.balance import MessageQueue
+from duemq.consumer import offsets
 from duemq.consumer.outcomes import DeadLetter, RetryLater
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Closed, FencedMember, InvalidArgument, ReadOnly, Unavailable
@@ -170,19 +172,44 @@ async def test_a_topic_may_come_after_its_subscriber(cluster, consumers) -> None
     await until(lambda: len(consumers.all) >= len(sent))
 
 
+async def test_more_queues_of_a_broker_than_a_request_takes_are_consumed_and_committed(
+    cluster, consumers, monkeypatch
+) -> None:
+    assert offsets.REQUEST_QUEUES_MAX <= groups.QUEUES_MAX
+    monkeypatch.setattr(groups, "QUEUES_MAX", 2)
+    monkeypatch.setattr(offsets, "REQUEST_QUEUES_MAX", 2)
+    topic = topic_name()
+    await cluster.create_topic(topic, queues=5)
+    for queue_id in range(5):
+        await cluster.send(topic, [b"%d" % queue_id], broker="b0", queue_id=queue_id)
+    consumer = await consumers.start(topics=topic)
+    await until(lambda: sorted(consumers.all) == [b"0", b"1", b"2", b"3", b"4"])
+    await consumer.close()
+    answer = await cluster.clients["b0"].broker.GetOffsets(
+        broker_pb2.GetOffsetsRequest(group="billing", topic=topic)
+    )
+    assert [queue.offset for queue in answer.queues] == [1] * 5
+
+
 async def test_a_broker_that_comes_brings_its_queues(tmp_path) -> None:
     async with running_cluster(tmp_path, "b0") as cluster:
         topic = topic_name()
         await cluster.create_topic(topic)
         consumers = Consumers(cluster, topic)
         # If the group moves to b1, that one waits a session timeout for members it does not know.
-        consumer = await consumers.start(settings={"session_timeout_s": 1})
+        settings = {"session_timeout_s": 1, "commit_interval_s": 0.01}
+        consumer = await consumers.start(settings=settings)
         await until(lambda: len(consumer.queues) == 4)
         await cluster.start_broker("b1")
         await cluster.create_topic(topic)
         await until(lambda: len(consumer.queues) == 8)
         sent = await fill(cluster, topic, 2)
         await until(lambda: len(consumers.all) >= len(sent))
+
+        async def saved() -> bool:
+            return set((await committed(cluster, topic)).values()) == {2}
+
+        await until(saved)  # else the end would wait for b1 to take its offsets
         await cluster.stop_broker("b1")
         await until(lambda: len(consumer.queues) == 4)
         await consumers.close()

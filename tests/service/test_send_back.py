@@ -413,7 +413,7 @@ async def test_a_group_must_be_put_where_that_is_the_rule(tmp_path: Path) -> Non
                 await call()
             assert (caught.value.field, caught.value.value) == ("group", GROUP)
         assert broker.store.offsets.groups() == []
-        broker.store.put_group(broker.store.group_config(GROUP))
+        broker.store.put_group(broker.store.groups.effective(GROUP))
         for call in calls:
             await call()
         # The timer service's own group is always there.

@@ -210,6 +210,21 @@ containers:
           fieldRef:
             fieldPath: metadata.labels['apps.kubernetes.io/pod-index']
       {{- end }}
+      {{- if hasKey .values.settings "tracing" }}
+      {{- with .root.Values.tracing.otlp.endpoint }}
+      - name: OTEL_EXPORTER_OTLP_ENDPOINT
+        value: {{ . | quote }}
+      {{- end }}
+      {{- with .root.Values.tracing.otlp.headersSecret }}
+      {{- if .name }}
+      - name: OTEL_EXPORTER_OTLP_HEADERS
+        valueFrom:
+          secretKeyRef:
+            name: {{ .name }}
+            key: {{ .key }}
+      {{- end }}
+      {{- end }}
+      {{- end }}
       {{- with concat .root.Values.extraEnv .values.extraEnv }}
       {{- toYaml . | nindent 6 }}
       {{- end }}

@@ -8,7 +8,7 @@ A client belongs to the event loop that it was started in.
 
 from duemq.aio.admin import Admin
 from duemq.aio.producer import Producer
-from duemq.consumer.outcomes import DeadLetter, RetryLater
+from duemq.consumer.outcomes import BatchFailed, DeadLetter, RetryLater
 from duemq.consumer.pull import PullConsumer
 from duemq.consumer.push import PushConsumer
 from duemq.consumer.settings import ConsumerSettings
@@ -22,6 +22,7 @@ from duemq.timers import CancelOutcome
 
 __all__ = [
     "Admin",
+    "BatchFailed",
     "CancelOutcome",
     "ClientSettings",
     "ConsumerSettings",

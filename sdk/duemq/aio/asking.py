@@ -85,12 +85,12 @@ class Asker:
         absent: Absent = (),
         timeout_s: float = SHOWN_WITHOUT_TIMEOUT_S,
     ) -> Answers[T]:
-        """The answers of the brokers that are there.
+        """The answers of the brokers that are there, after `request_timeout_s` at most.
 
         Raises what a broker refuses with, other than `absent`.
         """
         methods = {broker.name: method for broker in self.brokers()}
-        answers = await self.gather(methods, absent, timeout_s)
+        answers = await self.gather(methods, absent, min(timeout_s, self.timeout_s))
         missing = sorted((*answers.missing, *self.away()), key=lambda each: each.name)
         return Answers(answers.by_broker, tuple(missing))
 

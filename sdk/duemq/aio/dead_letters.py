@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
-from duemq import moments
 from duemq.aio import finding
 from duemq.aio.asking import Asker, refuse_missing
 from duemq.aio.groups import Groups
@@ -58,19 +56,15 @@ class Selection(NamedTuple):
                 value=self.limit,
                 limit=">= 1",
             )
-        if self.message_id and self.key:
-            raise InvalidArgument(
-                "key: give a message id or a key, not both", field="key", value=self.key
-            )
-        now_ms = time.time_ns() // 1_000_000
-        return message_admin_pb2.FindMessagesRequest(
-            topic=dead_letter_topic(self.group),
-            message_id=self.message_id or "",
-            key=self.key or "",
-            from_ms=0 if self.since is None else moments.epoch_ms(self.since, now_ms, "since"),
-            to_ms=0 if self.until is None else moments.epoch_ms(self.until, now_ms, "until"),
-            limit=min(self.limit or PAGE_MESSAGES_MAX, PAGE_MESSAGES_MAX),
+        request = finding.request_of(
+            dead_letter_topic(self.group),
+            message_id=self.message_id,
+            key=self.key,
+            since=self.since,
+            until=self.until,
         )
+        request.limit = min(self.limit or PAGE_MESSAGES_MAX, PAGE_MESSAGES_MAX)
+        return request
 
 
 class DeadLetters:

@@ -9,13 +9,62 @@ from typing import NamedTuple
 
 from duemq.aio.asking import Asker
 from duemq.descriptions import MissingBroker
-from duemq.errors import Internal, QueueNotFound, TopicNotFound, Unavailable
+from duemq.errors import (
+    Internal,
+    InvalidArgument,
+    QueueNotFound,
+    TopicNotFound,
+    Unavailable,
+)
 from duemq.message import Message, Origin
+from duemq.moments import Moment, epoch_ms
 from duemq.v1 import message_admin_pb2, message_admin_pb2_grpc
 
 STEP_LIMIT_MAX = 1_000
 LOOKUP_TIMEOUT_S = 60.0
 """Of a look-up at all brokers; it may have to read whole logs."""
+
+
+def request_of(
+    topic: str,
+    *,
+    message_id: str | None,
+    key: str | None,
+    since: Moment | None,
+    until: Moment | None,
+) -> message_admin_pb2.FindMessagesRequest:
+    """What is looked for; None: no matter.
+
+    Raises InvalidArgument for a message id or key that is empty (on the wire that would be all
+    messages), for both of them, for what is no moment, and for a range of time with nothing in it.
+    """
+    for field, value in (("message_id", message_id), ("key", key)):
+        if value == "":
+            raise InvalidArgument(
+                f"{field}: it is empty; leave it out to choose all",
+                field=field,
+                limit="1 character or more",
+            )
+    if message_id is not None and key is not None:
+        raise InvalidArgument(
+            "key: give a message id or a key, not both",
+            field="key",
+            value=key,
+            limit="message_id or key",
+        )
+    now_ms = time.time_ns() // 1_000_000
+    from_ms = 0 if since is None else epoch_ms(since, now_ms, "since")
+    to_ms = None if until is None else epoch_ms(until, now_ms, "until")
+    if to_ms is not None and to_ms <= from_ms:
+        raise InvalidArgument(
+            f"until {until!r} is not after since {since!r}: nothing lies between",
+            field="until",
+            value=until,
+            limit=f"after {since}",
+        )
+    return message_admin_pb2.FindMessagesRequest(
+        topic=topic, message_id=message_id, key=key, from_ms=from_ms, to_ms=to_ms
+    )
 
 
 class Found(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from duemq import moments
 from duemq.aio.asking import (
@@ -91,7 +91,8 @@ class Groups:
         if not views.by_broker and not progress.by_broker:
             refuse_missing(list(missing.values()), f"the others know no group {name!r}")
             raise _unknown(name)
-        return _described(name, views.by_broker, progress.by_broker, list(missing.values()))
+        there = {broker.name for broker in self._asker.brokers()} - missing.keys()
+        return _described(name, views.by_broker, progress.by_broker, there, list(missing.values()))
 
     async def put(self, name: str, policy: RetryPolicy) -> RetryPolicy:
         """Makes a group or changes it at every broker; see Admin.put_group."""
@@ -301,8 +302,10 @@ def _described(
     name: str,
     views: Mapping[str, group_pb2.GroupDescription],
     progress: Mapping[str, group_admin_pb2.GroupProgress],
+    there: Set[str],
     missing: Iterable[MissingBroker],
 ) -> GroupDescription:
+    """`there`: the brokers that have answered, also those that do not know the group."""
     coordinator = next((broker for broker, view in views.items() if view.coordinator), None)
     view = views[coordinator] if coordinator else group_pb2.GroupDescription(group=name)
     owners = {
@@ -315,7 +318,8 @@ def _described(
         for broker, answer in progress.items()
         for queue in answer.queues
     ]
-    configs = [answer.config for answer in progress.values()]
+    put = {broker: answer.config for broker, answer in progress.items() if answer.put}
+    configs = [*put.values(), *(answer.config for answer in progress.values())]
     return GroupDescription(
         name,
         coordinator,
@@ -324,6 +328,7 @@ def _described(
         tuple(map(_member, view.members)),
         tuple(sorted(queues, key=lambda each: (each.topic, each.broker, each.queue))),
         retry=_policy_of(configs[0].retry) if configs else None,
+        without_settings=tuple(sorted(there - put.keys())) if put else (),
         sent_back=sum(answer.sent_back for answer in progress.values()),
         dead_letters=sum(answer.dead_letters for answer in progress.values()),
         dead_letters_kept=sum(answer.dlq_messages for answer in progress.values()),

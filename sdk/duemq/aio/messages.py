@@ -65,13 +65,8 @@ class Messages:
                 value=limit,
                 limit=LIMIT_MAX,
             )
-        now_ms = time.time_ns() // 1_000_000
-        request = message_admin_pb2.FindMessagesRequest(
-            topic=topic,
-            message_id=message_id or "",
-            key=key or "",
-            from_ms=0 if since is None else moments.epoch_ms(since, now_ms, "since"),
-            to_ms=0 if until is None else moments.epoch_ms(until, now_ms, "until"),
+        request = finding.request_of(
+            topic, message_id=message_id, key=key, since=since, until=until
         )
         _place(request, queue, offset)
         found = await self._find(request, limit, broker, timeout_s)

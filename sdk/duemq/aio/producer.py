@@ -202,6 +202,9 @@ class Producer:
             raise Closed("the producer is not started: use `async with` or `await start()`")
         return self._sender
 
+    async def _open_target(self, topic: str) -> Target:
+        return await self._running().open_target(topic)
+
     async def _ready(self, topic: str) -> Target:
         """The topic's target, once there is room."""
         sender = self._running()

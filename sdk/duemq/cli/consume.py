@@ -7,6 +7,8 @@ import logging
 import signal
 import threading
 import time
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -15,6 +17,7 @@ import click
 from duemq import Message, PushConsumer, Sql
 from duemq.cli.exits import Exit
 from duemq.cli.output import Output, local_time
+from duemq.cli.seconds import Seconds
 from duemq.cli.session import Session, pass_session, session_options
 from duemq.consumer.outcomes import NotTaken
 from duemq.consumer.settings import Order, StartFrom
@@ -49,7 +52,7 @@ from duemq.moments import epoch_ms
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after N messages.")
 @click.option(
     "--idle-timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, 31_536_000, min_open=True),
     metavar="S",
     help="End when nothing came for S seconds.",
 )
@@ -128,11 +131,13 @@ class _Printer:
         self._output = output
         self._count = count
         self._last = time.monotonic()
-        self._end = threading.Event()
+        self._ended = False
+        # Not an Event: a signal may come in its `wait` while that holds the lock that `set` takes.
+        self._woken: SimpleQueue[None] = SimpleQueue()
 
     def receive(self, message: Message) -> None:
         """The callback."""
-        if self._end.is_set():
+        if self._ended:
             raise NotTaken
         try:
             self._output.record(message_fields(message), _line(message))
@@ -160,17 +165,19 @@ class _Printer:
     def wait(self, idle_timeout: float | None) -> None:
         """Until it is enough, or nothing came for `idle_timeout` seconds."""
         self._last = time.monotonic()
-        while not self._end.is_set():
+        while not self._ended:
             left = None if idle_timeout is None else self._last + idle_timeout - time.monotonic()
             if left is not None and left <= 0:
                 self._finish()
             else:
-                self._end.wait(left)
+                with suppress(Empty):
+                    self._woken.get(timeout=left)
 
     def _finish(self) -> None:
         # From here on messages are refused on purpose: that is not worth a warning.
         logging.getLogger("duemq.consumer").setLevel(logging.CRITICAL)
-        self._end.set()
+        self._ended = True
+        self._woken.put(None)
 
 
 def message_fields(message: Message) -> dict[str, Any]:

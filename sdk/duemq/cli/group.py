@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import click
 
 from duemq import Admin
+from duemq.cli import offsets
 from duemq.cli.exits import Exit
 from duemq.cli.output import duration, exact_duration
 from duemq.cli.session import Session, confirmed, pass_session, session_options, yes_option
-from duemq.descriptions import GroupDescription, MemberDescription, OffsetChange, Progress
+from duemq.descriptions import GroupDescription, MemberDescription, Progress
 from duemq.errors import InvalidArgument
 from duemq.retry_policy import RetryPolicy
 
@@ -69,11 +70,11 @@ def show(session: Session, /, name: str) -> Exit:
 
     With --json, lines told apart by `kind`: one `group` (members, coordinator, generation,
     strategy, lag, lag_ms, in_flight, consumed_per_s, sent_back, retries_waiting, dead_letters,
-    dead_letters_kept, retries_max, retry_delays_ms, retry_exponential), a `member` each (member,
-    client, topics, queues, last_heartbeat_ms, session_timeout_ms, incarnation), a `queue` each
-    (topic, broker, queue, member, generation, offset, min_offset, max_offset, lag, lag_ms,
-    in_flight, settled, consumed_per_s, last_commit_ms); and a line {missing, error} a broker that
-    did not answer.
+    dead_letters_kept, retries_max, retry_delays_ms, retry_exponential, without_settings), a
+    `member` each (member, client, topics, queues, last_heartbeat_ms, session_timeout_ms,
+    incarnation), a `queue` each (topic, broker, queue, member, generation, offset, min_offset,
+    max_offset, lag, lag_ms, in_flight, settled, consumed_per_s, last_commit_ms); and a line
+    {missing, error} a broker that did not answer.
     """
     with Admin(session.nameserver) as admin:
         found = admin.describe_group(name)
@@ -105,6 +106,7 @@ def _rows(found: GroupDescription) -> Iterator[dict[str, Any]]:
         "retries_max": policy.retries_max,
         "retry_delays_ms": policy.delays_ms,
         "retry_exponential": policy.exponential and asdict(policy.exponential),
+        "without_settings": found.without_settings,
     }
     yield from (_member_row(found.name, member) for member in found.members)
     yield from (_queue_row(found.name, each) for each in found.progress)
@@ -149,21 +151,24 @@ def _queue_row(name: str, each: Progress) -> dict[str, Any]:
 
 
 def _print(session: Session, found: GroupDescription) -> None:
-    note = session.output.note
-    note(
+    say = session.output.line
+    say(
         f"{found.name}: {len(found.members)} members, coordinator {found.coordinator or 'none'}, "
         f"generation {found.generation}, strategy {found.strategy or '-'}"
     )
-    note(
+    say(
         f"  lag {found.lag:,} messages, the oldest {duration(found.lag_ms)} old; "
         f"{found.consumed_per_s:,.1f} a second; {found.in_flight:,} in flight"
     )
-    note(
+    say(
         f"  {found.sent_back:,} sent back since the brokers started, "
         f"{found.retries_waiting:,} wait for their time; "
         f"{found.dead_letters_kept:,} dead letters kept"
     )
-    note(f"  retries: {policy_text(found.retry)}")
+    say(f"  retries: {policy_text(found.retry)}")
+    if found.without_settings:
+        brokers = ", ".join(found.without_settings)
+        say(f"  not at {brokers}, which came later: `duemq group update {found.name}`")
     for member in found.members:
         static = "  static" if member.incarnation else ""
         topics = ", ".join(
@@ -171,7 +176,7 @@ def _print(session: Session, found: GroupDescription) -> None:
             for topic, text in member.topics.items()
             if not topic.startswith("%RETRY%")  # which every member reads
         )
-        note(f"  {member.member_id}  {member.client}{static}  {topics}")
+        say(f"  {member.member_id}  {member.client}{static}  {topics}")
     now_ms = time.time_ns() // 1_000_000
     rows = (
         {
@@ -287,6 +292,7 @@ def update(
 ) -> None:
     """Change the retries of the group NAME at every broker; what is not given stays.
 
+    With no option it makes the group known, as it is, at brokers that were added since it was made.
     Messages that already wait for a retry come when they were to come.  With --json as `create`.
 
     \b
@@ -339,179 +345,5 @@ def delete(session: Session, /, name: str, yes: bool) -> Exit:
     return Exit.OK
 
 
-# ── offsets ──────────────────────────────────────────────────────────────────────────
-
-
-def dry_run_option(command: F) -> F:
-    """Adds `--dry-run`."""
-    return click.option("--dry-run", is_flag=True, help="Only print what would change.")(command)
-
-
-@group.command()
-@click.argument("name")
-@click.option("--topic", required=True, help="Whose queues.")
-@click.option(
-    "--to",
-    metavar="earliest|latest|TIME",
-    help="An end, or a time: the first message stored then or later.",
-)
-@click.option("--offset", type=click.IntRange(0), help="In place of --to.")
-@click.option("--queue", "queues", metavar="BROKER/N", multiple=True, help="Only these queues.")
-@dry_run_option
-@yes_option
-@session_options
-@pass_session
-def reset(
-    session: Session,
-    /,
-    name: str,
-    topic: str,
-    to: str | None,
-    offset: int | None,
-    queues: tuple[str, ...],
-    dry_run: bool,
-    yes: bool,
-) -> Exit:
-    """Move the group NAME to another place in a topic: back to read again, or on to skip.
-
-    Members need not stop: they lose the queues and go on from the new place within about a second.
-    What they have in hand at that moment they may finish.  Other queues are not disturbed.  TIME is
-    RFC 3339 with a time zone, epoch milliseconds, or how long ago: -1h, -2d, -1h30m.
-
-    With --json, a line a queue: group, topic, broker, queue, before, after, min_offset,
-    max_offset, dry_run.
-
-    \b
-    Examples:
-      duemq group reset billing --topic orders --to earliest --dry-run
-      duemq group reset billing --topic orders --to -1h
-      duemq group reset billing --topic orders --to 2030-01-01T06:00:00+01:00
-      duemq group reset billing --topic orders --offset 4711 --queue broker-0/2
-    """
-    places = [_place(text) for text in queues] or None
-
-    def move(admin: Admin, dry: bool) -> list[OffsetChange]:
-        return admin.reset_offsets(name, topic, to, offset=offset, queues=places, dry_run=dry)
-
-    return _move(session, name, move, dry_run=dry_run, yes=yes)
-
-
-@group.command()
-@click.argument("name")
-@click.option("--topic", help="Only this one; otherwise all that the group has read.")
-@dry_run_option
-@yes_option
-@session_options
-@pass_session
-def skip(session: Session, /, name: str, topic: str | None, dry_run: bool, yes: bool) -> Exit:
-    """Skip what waits for the group NAME: it goes on with what is sent from now on.
-
-    Its retries still come.  Otherwise as `duemq group reset --to latest`.
-
-    \b
-    Example:
-      duemq group skip billing --topic orders --dry-run
-    """
-    return _move(
-        session,
-        name,
-        lambda admin, dry: admin.skip_backlog(name, topic, dry_run=dry),
-        dry_run=dry_run,
-        yes=yes,
-    )
-
-
-@group.command()
-@click.argument("name")
-@click.argument("to_name")
-@click.option("--topic", help="Only this one.")
-@dry_run_option
-@yes_option
-@session_options
-@pass_session
-def clone(
-    session: Session, /, name: str, to_name: str, topic: str | None, dry_run: bool, yes: bool
-) -> Exit:
-    """Give the group TO_NAME the offsets of the group NAME, so that it goes on where that one is.
-
-    What NAME has sent back is not taken along: TO_NAME gets those messages too where they lie past
-    the offset.  Prints as `duemq group reset`.
-
-    \b
-    Example:
-      duemq group clone billing billing-v2
-    """
-    return _move(
-        session,
-        to_name,
-        lambda admin, dry: admin.clone_offsets(name, to_name, topic, dry_run=dry),
-        dry_run=dry_run,
-        yes=yes,
-    )
-
-
-def _move(
-    session: Session,
-    name: str,
-    move: Callable[[Admin, bool], list[OffsetChange]],
-    *,
-    dry_run: bool,
-    yes: bool,
-) -> Exit:
-    """Prints what changes; asks before it does where somebody can answer."""
-    with Admin(session.nameserver) as admin:
-        planned = move(admin, True)
-        if dry_run:
-            _print_changes(session, name, planned, dry_run=True)
-            return Exit.OK
-        if not session.json:
-            _print_changes(session, name, planned, dry_run=True)
-        if not confirmed(session, f"Move group {name} so?", yes=yes):
-            return Exit.FAILED
-        done = move(admin, False)
-    if session.json:
-        _print_changes(session, name, done, dry_run=False)
-    else:
-        session.output.note(f"group {name} moved in {len(done)} queues")
-    return Exit.OK
-
-
-def _print_changes(
-    session: Session, name: str, changes: list[OffsetChange], *, dry_run: bool
-) -> None:
-    rows = (
-        {
-            "group": name,
-            "topic": each.topic,
-            "broker": each.broker,
-            "queue": each.queue,
-            "before": each.before,
-            "after": each.after,
-            "change": None if each.before is None else f"{each.after - each.before:+,}",
-            "min_offset": each.min_offset,
-            "max_offset": each.max_offset,
-            "dry_run": dry_run,
-        }
-        for each in changes
-    )
-    columns = (
-        *("topic", "broker", "queue", "before", "after", "change"),
-        *("min_offset", "max_offset"),
-    )
-    if session.json:
-        plain = ({key: value for key, value in row.items() if key != "change"} for row in rows)
-        session.output.table(columns, plain, empty="")
-    else:
-        session.output.table(columns, rows, empty="nothing to change")
-
-
-def _place(text: str) -> tuple[str, int]:
-    broker, slash, queue = text.rpartition("/")
-    if not slash or not broker or not (queue.isascii() and queue.isdecimal()):
-        raise InvalidArgument(
-            f"queue {text!r} is not BROKER/N, such as broker-0/2",
-            field="queue",
-            value=text,
-            limit="BROKER/N",
-        )
-    return broker, int(queue)
+for command in (offsets.reset, offsets.skip, offsets.clone):
+    group.add_command(command)

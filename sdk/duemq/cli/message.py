@@ -11,6 +11,7 @@ from duemq.aio.finding import LOOKUP_TIMEOUT_S
 from duemq.cli.consume import message_fields
 from duemq.cli.exits import Exit
 from duemq.cli.output import local_time, shown
+from duemq.cli.seconds import Seconds
 from duemq.cli.session import Session, pass_session, session_options
 from duemq.descriptions import MessageTrace
 
@@ -40,7 +41,7 @@ def message() -> None:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(0.1),
+    type=Seconds(0.1, 86_400),
     default=LOOKUP_TIMEOUT_S,
     show_default=True,
     metavar="S",
@@ -99,7 +100,7 @@ def _row(each: Message) -> dict[str, Any]:
 @click.option("--since", metavar="TIME", help="It was not sent before: spares reading older logs.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0.1),
+    type=Seconds(0.1, 86_400),
     default=LOOKUP_TIMEOUT_S,
     show_default=True,
     metavar="S",

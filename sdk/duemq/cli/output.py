@@ -35,6 +35,11 @@ class Output:
         """One result: `row` for programs, `text` for people."""
         click.echo(as_json(row) if self.as_json else text)
 
+    def line(self, text: str) -> None:
+        """A part of the result that only people need."""
+        if not self.as_json:
+            click.echo(text)
+
     def note(self, text: str) -> None:
         """A remark for people."""
         if not self.as_json:

@@ -107,7 +107,7 @@ def show(session: Session, /, name: str) -> Exit:
     limit = (
         f"{found.message_bytes_max:,} bytes" if found.message_bytes_max else "the broker's limit"
     )
-    output.note(
+    output.line(
         f"{found.name}: {found.messages:,} messages, {found.in_per_s:,.1f} a second, the last one"
         f" {local_time(found.last_store_ms or 0)}, bodies up to {limit}"
     )

@@ -9,13 +9,16 @@ push.py                     a push consumer's life
        ├── receiving.py     from its answers to messages
        ├── dispatching.py   the seam to the next two
        ├── dispatcher.py    chunks, failures, what takes long
+       │   ├── work.py      a worker's way through a chunk
        │   └── stalls.py    pure: who has been busy with one message for how long
        ├── ordered.py       the same in order: one of a queue, or of a key, at a time
+       │   ├── runs.py      what a worker does in one go
        │   ├── lanes.py     pure: which message may be next
        │   └── lease.py     pure: whether the queues are still ours
-       ├── workers.py       for both: threads or tasks that call the application
+       ├── workers.py       for both: threads or tasks that call the application (calling.py)
+       ├── outcomes.py      pure: what an exception asks for
+       │   └── failure_log.py   pure: which of them are worth a line
        └── settler.py       what failed goes back to its broker
-           └── outcomes.py  pure: what an exception asks for
    └── broadcast.py         in share.py's place: all queues, offsets in a file
        └── offset_file.py   which is replaced as a whole
 pull.py                     the application says what and when; on offsets, fetcher, receiving

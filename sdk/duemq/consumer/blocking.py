@@ -16,7 +16,7 @@ from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
 from duemq.consumer.subscription import Topics
 from duemq.consumer.workers import Callback
 from duemq.errors import Closed
-from duemq.loop_thread import LoopThread
+from duemq.loop_thread import Hosted, LoopThread
 from duemq.message import Message
 from duemq.settings import DEFAULT_NAMESERVER
 from duemq.sql import Sql
@@ -32,7 +32,8 @@ class PushConsumer:
     the callback raises, or runs for longer than `processing_timeout_s`, is sent back to its broker:
     it comes again when the group's retry policy says, to any member, and after the last retry it is
     a dead letter.  `raise duemq.RetryLater(delay)` chooses the delay, `raise
-    duemq.DeadLetter(reason)` gives up at once.  None of this holds up other messages.
+    duemq.DeadLetter(reason)` gives up at once, `raise duemq.BatchFailed({message: error})` says
+    which messages of a list failed.  None of this holds up other messages.
 
     In order, a failure suspends the queue or key for `suspend_s` and the callback is called again
     in place, up to `retries_in_order_max` times, before the message is a dead letter.
@@ -185,24 +186,23 @@ class PullConsumer:
         nameserver: Addresses = DEFAULT_NAMESERVER,
         settings: ConsumerSettings | None = None,
     ) -> None:
-        """`group`: whose offsets to begin from and to commit to; None: no offsets are kept."""
+        """`group`: whose offsets to begin from and to commit to; None: no offsets are kept.
+
+        Raises InvalidArgument.
+        """
         self._consumer = pull.PullConsumer(group, nameserver=nameserver, settings=settings)
-        self._thread: LoopThread | None = None
+        self._hosted: Hosted | None = None
 
     def start(self) -> None:
-        """Connects.  Raises Unavailable if no nameserver answers in time."""
-        self._thread = LoopThread.acquire()
-        try:
-            self._thread.run(self._consumer.start())
-        except BaseException:
-            self._release()
-            raise
+        """Connects.  Raises Unavailable if no nameserver answers in time, Closed if repeated."""
+        if self._hosted is not None:
+            raise Closed("a consumer is started once")
+        self._hosted = Hosted(self._consumer, "the consumer")
 
     def close(self) -> None:
         """Ends; commits nothing by itself.  Idempotent."""
-        if self._thread is not None:
-            self._thread.run(self._consumer.close())
-            self._release()
+        if self._hosted is not None:
+            self._hosted.close()
 
     def __enter__(self) -> "PullConsumer":
         self.start()
@@ -241,7 +241,10 @@ class PullConsumer:
         return self._consumer.assignment
 
     def seek(self, queue: MessageQueue, to: Place) -> None:
-        """Goes on at an offset, an end of the queue, or a time.  Raises InvalidArgument."""
+        """Goes on at an offset, an end of the queue, or a time.
+
+        Raises InvalidArgument.  An offset that the broker does not have is told by `poll`.
+        """
         self._run(self._consumer.seek(queue, to))
 
     def position(self, queue: MessageQueue) -> int:
@@ -260,14 +263,16 @@ class PullConsumer:
         """Answers what has come, at once if there is any; an empty list after `timeout_s`.
 
         Messages of one queue come in its order.  Raises what a broker said about a queue, once;
-        after OffsetOutOfRange, `seek` to go on with that queue.
+        after OffsetOutOfRange, `seek` to go on with that queue.  Raises Closed, InvalidArgument.
         """
         return self._run(self._consumer.poll(timeout_s, messages_max))
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Stores the positions of all assigned queues, or those given, for the group.
 
-        Raises InvalidArgument without a group, and the first error of a broker.
+        Nothing fences this consumer out: what it says goes, also after a reset of the offsets.
+        Raises InvalidArgument without a group or for what is no offset, and the first error of a
+        broker.
         """
         self._run(self._consumer.commit(offsets))
 
@@ -276,15 +281,10 @@ class PullConsumer:
         return self._run(self._consumer.committed(queue))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._thread is None:
+        if self._hosted is None:
             work.close()
-            raise Closed("the consumer is not started, or closed")
-        return self._thread.run(work)
-
-    def _release(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.release()
+            raise Closed("the consumer is not started: use `with` or `start()`")
+        return self._hosted.run(work)
 
 
 async def _later(method: Any, *queues: MessageQueue) -> None:

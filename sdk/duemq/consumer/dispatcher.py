@@ -1,9 +1,11 @@
 """Concurrent consumption: chunks, workers, and what becomes of a message that fails.
 
 A failed message is sent back to its broker (settler.py) and comes again as a retry; if the broker
-does not take it, the callback is called again here, after a backoff; nothing is skipped.  Chunks
-adapt: about CHUNK_S of callback time each, so that slow callbacks spread over all workers and
-quick ones do not pay for hand-overs.
+does not take it, nor when it is asked again after a backoff, the callback is called again here;
+nothing is skipped.
+
+Chunks adapt: about CHUNK_S of callback time each, so that slow callbacks spread over all workers
+and quick ones do not pay for hand-overs.
 
 Callbacks that take long are found by a look at the workers every LOOK_S:
 
@@ -16,24 +18,17 @@ Owned by the consumer's event loop.
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
 from duemq.consumer.dispatching import Progressed, Settler, Spawn
+from duemq.consumer.failure_log import FailureLog
 from duemq.consumer.fetcher import Source
-from duemq.consumer.outcomes import DeadLetter, NotTaken, Outcome, RetryLater, outcome_of
+from duemq.consumer.outcomes import NotTaken, Outcome, outcome_of
 from duemq.consumer.settings import ConsumerSettings
 from duemq.consumer.stalls import Stalls
-from duemq.consumer.workers import (
-    Callback,
-    Caller,
-    Indices,
-    Pool,
-    TaskWorkers,
-    ThreadWorkers,
-    Work,
-    is_async,
-)
+from duemq.consumer.work import Caller, Indices, Work
+from duemq.consumer.workers import Callback, Pool, TaskWorkers, ThreadWorkers, is_async
 from duemq.message import Message
 from duemq.process_queue import Chunk
 from duemq.rpc.backoff import Backoff
@@ -50,6 +45,9 @@ SLOW_S = 0.1
 LOOK_S = 0.05
 # A processing timeout is noticed late by at most this part of it, or by LOOK_S.
 LOOKS_PER_TIMEOUT = 4
+
+Outcomes = Mapping[int, Outcome]
+"""Of messages of a chunk, by index."""
 
 
 class ConcurrentDispatcher:
@@ -81,6 +79,7 @@ class ConcurrentDispatcher:
         self._some_ended = asyncio.Event()
         self._callback_s = CHUNK_S  # mean time of a callback; at first: one message a chunk
         self._stalls: Stalls[Work] = Stalls()
+        self._failure_log = FailureLog()
         self._look_s = min(LOOK_S, settings.processing_timeout_s / LOOKS_PER_TIMEOUT)
         self._next_look: asyncio.TimerHandle | None = None
 
@@ -173,50 +172,59 @@ class ConcurrentDispatcher:
         """The worker may be adding more: those are heard when it ends."""
         news = work.failures[work.heard :]
         work.heard += len(news)
-        for indices, error in news:
-            if isinstance(error, NotTaken):
-                continue
-            self._log_failure(work, indices, error)
-            self._give_back(work, indices, outcome_of(error))
+        for failed in news:
+            outcomes: dict[int, Outcome] = {}
+            for error, indices in _by_error(failed):
+                if not isinstance(error, NotTaken):
+                    self._log_failure(work, indices, error)
+                    outcomes |= dict.fromkeys(indices, outcome_of(error))
+            if outcomes:
+                self._give_back(work, outcomes, self._ask_again)
 
     def _log_failure(self, work: Work, indices: Indices, error: BaseException) -> None:
         message = work.chunk.messages[indices[0]]
-        if isinstance(error, RetryLater | DeadLetter):
-            log.info("the callback gives %r back: %r", message, error)
-            return
-        log.warning(
-            "the callback failed for %s%r, attempt %d: %r",
-            f"a batch of {len(indices)} messages from " if self._batch else "",
+        line = self._failure_log.line(error, monotonic())
+        log.log(
+            line.level,
+            "the callback failed for %s%r, attempt %d: %r%s",
+            f"{len(indices)} messages from " if len(indices) > 1 else "",
             message,
             message.attempt + 1,
             error,
-            exc_info=error if message.attempt == 0 else None,
+            line.more,
+            exc_info=line.traceback,
         )
 
     # --- what failed ----------------------------------------------------------------------------
 
     def _give_back(
-        self, work: Work, indices: Indices, outcome: Outcome, *, timed_out: bool = False
+        self, work: Work, outcomes: Outcomes, refused: Callable[[Work, Outcomes], None]
     ) -> None:
-        """Of a queue that was dropped too: what its broker takes now need not come again."""
+        """Of a queue that was dropped too: what its broker takes now need not come again.
+
+        `refused` is called with what the broker does not take.
+        """
         self._sending_back[work.source] += 1
-        self._spawn(self._send_back(work, indices, outcome, timed_out))
+        self._spawn(self._send_back(work, outcomes, refused))
 
     async def _send_back(
-        self, work: Work, indices: Indices, outcome: Outcome, timed_out: bool
+        self, work: Work, outcomes: Outcomes, refused: Callable[[Work, Outcomes], None]
     ) -> None:
         source, chunk = work.source, work.chunk
-        messages = [chunk.messages[index] for index in indices]
+        messages, left = chunk.messages, dict(outcomes)
         try:
             taken = await asyncio.gather(
                 *(
-                    self._settler.send_back(source, message, outcome, message.attempt + 1)
-                    for message in messages
+                    self._settler.send_back(
+                        source, messages[index], outcome, messages[index].attempt + 1
+                    )
+                    for index, outcome in outcomes.items()
                 )
             )
-            for index, is_taken in zip(indices, taken, strict=True):
+            for index, is_taken in zip(outcomes, taken, strict=True):
                 if is_taken:
                     chunk.finish_aside(index)
+                    del left[index]
         finally:
             self._sending_back[source] -= 1
             if not self._sending_back[source]:
@@ -224,27 +232,37 @@ class ConcurrentDispatcher:
             self._tell_quiet()
         source.pending.settle(chunk)
         self._progressed(source)
-        left = tuple(index for index, is_taken in zip(indices, taken, strict=True) if not is_taken)
         if left:
-            self._try_again(work, left, outcome, timed_out)
+            refused(work, left)
 
-    def _try_again(self, work: Work, indices: Indices, outcome: Outcome, timed_out: bool) -> None:
-        """The broker did not take messages back: here again, after a backoff."""
+    def _ask_again(self, work: Work, outcomes: Outcomes) -> None:
+        """The broker may have taken the messages, and not been able to say so."""
+        self._give_back_later(work, outcomes, self._call_again)
+
+    def _ask_forever(self, work: Work, outcomes: Outcomes) -> None:
+        """The callback still has the messages, and is not to be called beside."""
+        self._give_back_later(work, outcomes, self._ask_forever)
+
+    def _give_back_later(
+        self, work: Work, outcomes: Outcomes, refused: Callable[[Work, Outcomes], None]
+    ) -> None:
         settings = self._settings
         backoff = work.backoff or Backoff(settings.retry_wait_s_min, settings.retry_wait_s_max)
-        again = Work(work.source, work.chunk, indices, backoff)
+        again = Work(work.source, work.chunk, tuple(outcomes), backoff)
 
         def now() -> None:
-            if work.queue.dropped:
-                return
-            if timed_out:  # the callback still has the message: only the sending back is repeated
-                self._give_back(again, indices, outcome, timed_out=True)
-                return
-            for index in indices:
-                work.chunk.messages[index].again()
-            self._submit(again)
+            if not again.queue.dropped:
+                self._give_back(again, outcomes, refused)
 
         self._loop.call_later(backoff.next_s(), now)
+
+    def _call_again(self, work: Work, outcomes: Outcomes) -> None:
+        """The broker does not take the messages: nothing else can be done."""
+        if work.queue.dropped:
+            return
+        for index in outcomes:
+            work.chunk.messages[index].again()
+        self._submit(Work(work.source, work.chunk, tuple(outcomes), work.backoff))
 
     # --- what takes long ------------------------------------------------------------------------
 
@@ -283,7 +301,7 @@ class ConcurrentDispatcher:
             reason,
         )
         self._hear_failures(work)
-        self._give_back(work, overdue, Outcome(reason), timed_out=True)
+        self._give_back(work, dict.fromkeys(overdue, Outcome(reason)), self._ask_forever)
         if work.indices is None and work.cut is None:
             self._go_on(work.source, work.chunk)
 
@@ -302,8 +320,15 @@ class ConcurrentDispatcher:
 def _finished_aside(work: Work) -> Indices:
     """Of messages that are set aside in the chunk, those that this work has done."""
     if work.indices is not None:
-        return work.indices if work.finished else ()
+        return work.finished
     if work.cut is None or work.walk.next == work.cut:  # or it was dropped before it began
         return ()
-    failed = any(work.cut in indices for indices, _ in work.failures)
-    return () if failed else (work.cut,)
+    return () if any(work.cut in failed for failed in work.failures) else (work.cut,)
+
+
+def _by_error(failed: Mapping[int, BaseException]) -> list[tuple[BaseException, Indices]]:
+    """What one error is of comes together: all of a list, unless a BatchFailed named errors."""
+    errors: dict[int, tuple[BaseException, list[int]]] = {}
+    for index, error in failed.items():
+        errors.setdefault(id(error), (error, []))[1].append(index)
+    return [(error, tuple(indices)) for error, indices in errors.values()]

@@ -1,17 +1,19 @@
 """Pulls from one broker over one stream; several queues ride in one request.
 
-A queue is in one waiting request at most.  Whenever queues have room, those that are in no
-request go out together in a new one; so a busy queue is asked for again at once, alone or with
-others that became ready with it, while quiet ones stay parked at the broker, all in one request,
-for up to `pull_wait_s`. An answer frees every queue of its request.  When the stream breaks, all
-queues are asked for again from where they were: nothing is taken over but by an answer, so
+Whenever queues have room, those that are in no open request go out together in a new one: a
+standing pull, which the broker answers again and again, from where it has come to, until the
+credit that it was given is used up.  The credit is the room of the fullest of the request's queues,
+and is raised again while all of them have room; so a consumer that keeps up asks once in hundreds
+of messages, and one that does not is sent no more than it has room for.  When the stream breaks,
+all queues are asked for again from where they were: nothing is taken over but by an answer, so
 nothing is skipped or taken twice.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import grpc.aio
@@ -21,7 +23,7 @@ from duemq.balance import MessageQueue
 from duemq.client import Client
 from duemq.consumer.settings import ConsumerSettings
 from duemq.consumer.subscription import Filter
-from duemq.errors import Corrupt, DuemqError, Timeout
+from duemq.errors import Corrupt, DuemqError, Internal, Timeout
 from duemq.message import Message
 from duemq.process_queue import ProcessQueue
 from duemq.rpc import status, streams
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 RECONNECT_WAIT_S_MIN = 0.05
 RECONNECT_WAIT_S_MAX = 2.0
 QUEUES_PER_REQUEST_MAX = 256
+# Requests beyond those that all queues together need: with so many, all end and become one again.
+REQUESTS_TO_MERGE = 4
 # A queue is asked for again when this much of its window is free, so that pulls are large.
 REFILL = 0.5
 # An answer later than this after its wait means that the stream is dead.
@@ -53,9 +57,24 @@ class Source:
         """That it was acquired under; stamps pulls and commits."""
         self.pending: ProcessQueue[Message] = ProcessQueue(start)
         self.asked = False
-        """It is in a waiting request."""
+        """It is in an open request."""
         self.not_before_s = 0.0
         """Loop time before which it rests, after an error."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A standing pull: what it reads, and what the broker may still give to it."""
+
+    sources: list[Source]
+    """All that cannot be asked for otherwise as long as it is open."""
+    wanted: dict[tuple[str, int], Source]
+    """Whose records are taken.  Who leaves while it is open does not come back to it: what it
+    brings meanwhile is lost to them."""
+    heard_s: float
+    messages: int
+    bytes: int
+    cancelled: bool = False
 
 
 class Sink(Protocol):
@@ -91,7 +110,10 @@ class Fetcher:
         self._group = group
         self._member_id = member_id
         self._sources: set[Source] = set()
-        self._waiting: dict[int, tuple[float, list[Source]]] = {}  # request id → sent at, queues
+        self._open: dict[int, _Open] = {}  # by request id
+        self._to_cancel: list[int] = []
+        self._to_extend: list[int] = []
+        self._merging = False
         self._last_request_id = 0
         self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -104,6 +126,8 @@ class Fetcher:
     def remove(self, source: Source) -> None:
         """Ends it; an answer that is on its way is ignored."""
         self._sources.discard(source)
+        if source.asked:
+            self._take_out(source)
 
     def refill(self, source: Source) -> None:
         """Room may have become free, or a rest is over."""
@@ -139,19 +163,49 @@ class Fetcher:
             await streams.first_of(self._ask(stream), self._take(stream, backoff), self._watch())
         finally:
             stream.cancel()
-            for _, sources in self._waiting.values():
-                for source in sources:
-                    source.asked = False
-            self._waiting.clear()
+            for request in self._open.values():
+                _free(request)
+            self._open.clear()
+            self._merging = False
+            self._to_cancel.clear()
+            self._to_extend.clear()
 
     async def _ask(self, stream: Stream) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             ready = [source for source in self._sources if self._ready(source)]
+            if ready and self._merges():
+                ready = []
+            for note in self._notes():
+                await streams.write(stream, note, self._broker)
             for first in range(0, len(ready), QUEUES_PER_REQUEST_MAX):
                 request = self._request(ready[first : first + QUEUES_PER_REQUEST_MAX])
                 await streams.write(stream, request, self._broker)
+
+    def _merges(self) -> bool:
+        """Queues that were asked for one by one are asked for together, once they all are free."""
+        needed = len(self._sources) // QUEUES_PER_REQUEST_MAX
+        if not self._merging and len(self._open) >= needed + REQUESTS_TO_MERGE:
+            for request_id in self._open:
+                self._cancel(request_id)
+            self._merging = True
+        self._merging = self._merging and bool(self._open)
+        return self._merging
+
+    def _notes(self) -> Iterator[broker_pb2.PullRequest]:
+        """To open requests: which are to end, and which may go on for longer."""
+        while self._to_cancel:
+            yield broker_pb2.PullRequest(cancel_request_id=self._to_cancel.pop())
+        while self._to_extend:
+            request_id = self._to_extend.pop()
+            request = self._open.get(request_id)
+            if request is not None and (credit := self._more_credit(request)):
+                request.messages += credit[0]
+                request.bytes += credit[1]
+                yield broker_pb2.PullRequest(
+                    credit_request_id=request_id, credit_records=credit[0], credit_bytes=credit[1]
+                )
 
     def _ready(self, source: Source) -> bool:
         return (
@@ -162,10 +216,13 @@ class Fetcher:
 
     def _request(self, sources: list[Source]) -> broker_pb2.PullRequest:
         self._last_request_id += 1
-        self._waiting[self._last_request_id] = (self._loop.time(), sources)
+        messages, size = self._room(sources)
+        wanted = {(each.queue.topic, each.queue.queue_id): each for each in sources}
+        self._open[self._last_request_id] = _Open(
+            sources, wanted, self._loop.time(), messages, size
+        )
         for source in sources:
             source.asked = True
-        window = self._window
         return broker_pb2.PullRequest(
             request_id=self._last_request_id,
             group=self._group,
@@ -181,21 +238,54 @@ class Fetcher:
                 )
                 for source in sources
             ],
-            max_records=min(window.messages - source.pending.unfinished for source in sources),
-            max_bytes=min(self._settings.pull_bytes_max, window.bytes),
+            max_records=messages,
+            max_bytes=min(self._settings.pull_bytes_max, size),
             wait_ms=round(self._settings.pull_wait_s * 1000),
+            credit_records=messages,
+            credit_bytes=size,
         )
+
+    def _room(self, sources: Iterable[Source]) -> tuple[int, int]:
+        """Messages and bytes that every one of the queues has room for."""
+        window = self._window
+        return (
+            min(window.messages - source.pending.unfinished for source in sources),
+            min(window.bytes - source.pending.unfinished_bytes for source in sources),
+        )
+
+    def _more_credit(self, request: _Open) -> tuple[int, int] | None:
+        """What may be added to a request; None: it is worth nothing, or a queue is to pause."""
+        sources = request.wanted.values()
+        if request.cancelled or not all(each.pending.has_room(self._window) for each in sources):
+            return None
+        messages, size = self._room(sources)
+        more = messages - request.messages, max(0, size - request.bytes)
+        return more if more[0] >= self._window.messages * (1 - REFILL) / 2 else None
 
     async def _take(self, stream: Stream, backoff: Backoff) -> None:
         while True:
             response = await streams.read(stream, self._broker)
             backoff.reset()
-            sent_s, sources = self._waiting.pop(response.request_id, (self._loop.time(), []))
-            self._free(sources)
+            request = self._open.get(response.request_id)
+            if request is None:
+                raise Internal(f"{self._broker} answered pull {response.request_id}, which is over")
+            now_s = self._loop.time()
             if tracing.enabled():
-                self._trace(response.queues, self._loop.time() - sent_s)
-            self._hand_over(response.queues, sources)
-            self._wake.set()
+                self._trace(response.queues, now_s - request.heard_s)
+            request.heard_s = now_s
+            if not response.open:
+                del self._open[response.request_id]
+                _free(request)
+                self._wake.set()
+            self._hand_over(response.queues, request)
+            if response.open and self._is_short(request):
+                self._to_extend.append(response.request_id)
+                self._wake.set()
+
+    def _is_short(self, request: _Open) -> bool:
+        """Its credit is half used up."""
+        window = self._window
+        return request.messages < window.messages * REFILL or request.bytes < window.bytes * REFILL
 
     def _trace(self, answers: Iterable[view_pb2.QueueRecordsView], asked_s: float) -> None:
         """Spans the way here: from the request or, if that waited, from the first storing."""
@@ -217,31 +307,53 @@ class Fetcher:
                 records=records.records,
             )
 
-    def _free(self, sources: Iterable[Source]) -> None:
-        for source in sources:
-            source.asked = False
-
-    def _hand_over(
-        self, answers: Iterable[view_pb2.QueueRecordsView], sources: Iterable[Source]
-    ) -> None:
-        by_place = {(s.queue.topic, s.queue.queue_id): s for s in sources if s in self._sources}
+    def _hand_over(self, answers: Iterable[view_pb2.QueueRecordsView], request: _Open) -> None:
         for records in answers:
-            source = by_place.get((records.topic, records.queue_id))
+            request.messages -= sum(records.run_counts)
+            request.bytes -= len(records.records)
+            source = request.wanted.get((records.topic, records.queue_id))
             if source is None:
                 continue  # removed meanwhile
             if records.HasField("error"):
-                self._sink.refused(source, status.from_proto(records.error))
+                self._refused(source, status.from_proto(records.error))
                 continue
             try:
                 self._sink.pulled(source, records)
             except Corrupt as error:
-                self._sink.refused(source, error)
+                self._refused(source, error)
+
+    def _refused(self, source: Source, error: DuemqError) -> None:
+        """What the request brings from now on would leave a gap."""
+        if source.asked:
+            self._take_out(source)
+        self._sink.refused(source, error)
+
+    def _take_out(self, source: Source) -> None:
+        """The open request that a source is in brings it nothing more, and is to end."""
+        place = source.queue.topic, source.queue.queue_id
+        for request_id, request in self._open.items():
+            if request.wanted.get(place) is source:
+                del request.wanted[place]
+                self._cancel(request_id)
+
+    def _cancel(self, request_id: int) -> None:
+        request = self._open[request_id]
+        if not request.cancelled:
+            request.cancelled = True
+            self._to_cancel.append(request_id)
+            self._wake.set()
 
     async def _watch(self) -> None:
         """Raises Timeout when an answer is overdue."""
         limit_s = self._settings.pull_wait_s + ANSWER_GRACE_S
         while True:
             await asyncio.sleep(ANSWER_GRACE_S / 3)
-            oldest = min((sent for sent, _ in self._waiting.values()), default=None)
+            oldest = min((each.heard_s for each in self._open.values()), default=None)
             if oldest is not None and self._loop.time() - oldest > limit_s:
                 raise Timeout(f"{self._broker} did not answer a pull within {limit_s:g} s")
+
+
+def _free(request: _Open) -> None:
+    """Its queues may be asked for again."""
+    for source in request.sources:
+        source.asked = False

@@ -11,7 +11,7 @@ out.  A lane is in one hand at a time:
 
 A *run* is what one worker does in one go: messages of one or several lanes, each lane's in order.
 When one fails, the rest of its lane goes back to the front, untried.  *Free* messages (without a
-key) wait for nobody; one that failed gets a lane of its own.
+key) wait for nobody; what failed of them gets a lane of its own, without a key too.
 
 Finished messages are finished in their chunk (process_queue.py), from which the queue's commit
 point follows: here nothing is counted twice.
@@ -19,10 +19,11 @@ point follows: here nothing is counted twice.
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from itertools import count
 from typing import Generic, NamedTuple, TypeVar
 
+from duemq.consumer.outcomes import Failed
 from duemq.errors import InvariantError
 from duemq.process_queue import Chunk, Offered
 
@@ -75,8 +76,13 @@ class Segment(Generic[M]):
         self.entries = entries
         self.done = 0
         """How many of them, from the front, are finished; of free ones, finished or failed."""
-        self.failures: list[tuple[int, BaseException]] = []
-        """(index, error) of what failed; of a lane one at most, and nothing after it is tried."""
+        self.failures: list[Failed] = []
+        """In messages that wait for one another one at most: nothing behind it counts as tried."""
+
+    @property
+    def free(self) -> bool:
+        """These messages do not wait for one another."""
+        return self.lane is None or self.lane.key is None
 
 
 class Failure(NamedTuple, Generic[M]):
@@ -90,7 +96,7 @@ class Lanes(Generic[M]):
     """Of one queue.  Owned by the consumer's event loop."""
 
     def __init__(self, key_of: KeyOf[M], *, lists: bool = False) -> None:
-        """`lists`: a run is one list, of one lane or of free messages, that fails as a whole."""
+        """`lists`: a run is one list, of one lane or of free messages."""
         self._key_of = key_of
         self._lists = lists
         self._lanes: dict[Hashable, Lane[M]] = {}  # with something waiting or under way
@@ -133,17 +139,17 @@ class Lanes(Generic[M]):
         """A worker is through, or has stopped; answers the lanes to suspend or to pass."""
         failures: list[Failure[M]] = []
         for segment in segments:
-            if segment.lane is None:
+            lane, failed = segment.lane, segment.failures
+            if lane is None or (lane.key is None and failed):
                 failures += self._ended_free(segment)
                 continue
-            lane, rest = segment.lane, segment.entries[segment.done :]
             if segment.done:
                 lane.failures, lane.together = 0, 1
-            lane.waiting.extendleft(reversed(rest))
-            if segment.failures:
+            lane.waiting.extendleft(reversed(segment.entries[segment.done :]))
+            if failed:
                 lane.failures += 1
-                lane.together = len(rest) if self._lists else 1
-                failures.append(Failure(lane, segment.failures[0][1]))
+                lane.together = failed[0].count
+                failures.append(Failure(lane, failed[0].error))
             else:
                 self._go_on(lane)
         return failures
@@ -166,7 +172,7 @@ class Lanes(Generic[M]):
         """The lane waits: what failed is tried again then."""
         heapq.heappush(self._suspended, (until_ms, next(self._numbers), lane))
 
-    def pass_first(self, lane: Lane[M], given_up: list[Entry[M]]) -> None:
+    def pass_first(self, lane: Lane[M], given_up: Collection[Entry[M]]) -> None:
         """Finishes messages of what failed in a lane; if it was all of it, the lane goes on.
 
         Otherwise the rest of it stays in front, and the lane is to be suspended.
@@ -202,12 +208,13 @@ class Lanes(Generic[M]):
 
     def _ended_free(self, segment: Segment[M]) -> list[Failure[M]]:
         self._free.extendleft(reversed(segment.entries[segment.done :]))
+        before = segment.lane.failures if segment.lane else 0
         failures: list[Failure[M]] = []
-        for index, error in segment.failures:
+        for failed in segment.failures:
             lane: Lane[M] = Lane(None)
-            lane.waiting.extend(segment.entries if self._lists else (segment.entries[index],))
-            lane.failures, lane.together = 1, len(lane.waiting)
-            failures.append(Failure(lane, error))
+            lane.waiting.extend(segment.entries[failed.index : failed.index + failed.count])
+            lane.failures, lane.together = before + 1, failed.count
+            failures.append(Failure(lane, failed.error))
         return failures
 
 

@@ -15,6 +15,7 @@ from duemq.rpc import status
 from duemq.v1 import broker_pb2, broker_pb2_grpc, group_admin_pb2, group_admin_pb2_grpc
 
 REQUEST_TIMEOUT_S = 5.0
+REQUEST_QUEUES_MAX = 4_096  # what brokers take
 START_FROM = {"earliest": broker_pb2.EARLIEST, "latest": broker_pb2.LATEST}
 
 
@@ -79,6 +80,20 @@ class OffsetClient:
         start_from: StartFrom,
     ) -> dict[MessageQueue, Start | DuemqError]:
         """Takes queues of one broker over; answers where each begins, or why not."""
+        wanted = list(queues)
+        taken: dict[MessageQueue, Start | DuemqError] = {}
+        for first in range(0, len(wanted), REQUEST_QUEUES_MAX):
+            some = wanted[first : first + REQUEST_QUEUES_MAX]
+            taken |= await self._acquire(broker, some, generation, start_from)
+        return taken
+
+    async def _acquire(
+        self,
+        broker: str,
+        queues: Iterable[MessageQueue],
+        generation: int,
+        start_from: StartFrom,
+    ) -> dict[MessageQueue, Start | DuemqError]:
         request = broker_pb2.AcquireQueuesRequest(
             group=self._group, member_id=self._member_id, generation=generation
         )
@@ -137,7 +152,20 @@ class OffsetClient:
     async def commit(
         self, broker: str, commits: Iterable[Commit], timeout_s: float = REQUEST_TIMEOUT_S
     ) -> dict[MessageQueue, DuemqError]:
-        """Stores offsets at one broker; answers those that it refused."""
+        """Stores offsets at one broker; answers those that it refused.
+
+        Of more than a request takes, those before one that fails are stored.
+        """
+        wanted = list(commits)
+        refused: dict[MessageQueue, DuemqError] = {}
+        for first in range(0, len(wanted), REQUEST_QUEUES_MAX):
+            some = wanted[first : first + REQUEST_QUEUES_MAX]
+            refused |= await self._commit(broker, some, timeout_s)
+        return refused
+
+    async def _commit(
+        self, broker: str, commits: Iterable[Commit], timeout_s: float
+    ) -> dict[MessageQueue, DuemqError]:
         request = broker_pb2.CommitOffsetsRequest(group=self._group, member_id=self._member_id)
         for queue, offset, generation in commits:
             request.commits.add(

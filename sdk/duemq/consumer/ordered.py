@@ -6,14 +6,14 @@
                   └── passed: as a dead letter ◄── send_back ◄── too often ────────┘
 
 A hand-over to a worker and back costs about as much as a hundred trivial callbacks, so a worker
-gets many messages at once: of one queue, or of many keys.  It comes back after SLICE_S, so that a
-queue of slow messages does not keep a thread from the others.  When it hangs in one message, the
-loop takes back what does not wait for that one.
+gets many messages at once: of one queue, or of many keys.  It comes back after a slice of time
+(runs.py), so that a queue of slow messages does not keep a thread from the others.  When it hangs
+in one message, the loop takes back what does not wait for that one.
 
-No callback starts once the queue is dropped, or while the lease (lease.py) is over.  A queue that
-is dropped and taken over again starts only when the callbacks of its last time here have ended.
+A queue that is dropped and taken over again starts only when the callbacks of its last time here
+have ended.
 
-Owned by the consumer's event loop; OrderedCaller runs in the workers.
+Owned by the consumer's event loop.
 """
 
 import asyncio
@@ -21,20 +21,18 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from math import inf
-from typing import Any
 
-from duemq import tracing
 from duemq.balance import MessageQueue
 from duemq.consumer.dispatching import Progressed, Settler, Spawn
+from duemq.consumer.failure_log import FailureLog
 from duemq.consumer.fetcher import Source
-from duemq.consumer.lanes import Entry, Failure, Lane, Lanes, Segment
+from duemq.consumer.lanes import Entry, Failure, Lane, Lanes
 from duemq.consumer.lease import Lease
 from duemq.consumer.outcomes import NotTaken, Outcome, outcome_of
+from duemq.consumer.runs import Flow, OrderedCaller, OrderedRun
 from duemq.consumer.settings import ConsumerSettings, Order
 from duemq.consumer.workers import Callback, Pool, TaskWorkers, ThreadWorkers, is_async
 from duemq.message import Message
-from duemq.process_queue import ProcessQueue
 
 log = logging.getLogger(__name__)
 
@@ -44,67 +42,10 @@ CHUNK_MESSAGES = 128
 RUN_S = 0.001
 RUN_MESSAGES_MAX = 256
 RUN_KEYED_MESSAGES_MAX = 64
-# A worker begins no further message of a run after this time.
-SLICE_S = 0.01
-# Who is still at it then hangs in one message; looked for this often.
+# Who is at a run for so long hangs in one message; looked for this often.
 HANG_S = 0.02
 CALLBACK_S_MIN = 1e-7
 SMOOTHING = 0.2
-
-
-class OrderedRun:
-    """What a worker does in one go."""
-
-    __slots__ = ("began_s", "current", "flow", "running", "seconds", "segments", "stopped")
-
-    def __init__(self, flow: "Flow", segments: list[Segment[Message]]) -> None:
-        self.flow = flow
-        self.segments = segments
-        self.running = False
-        self.seconds = 0.0
-        """How long it took."""
-        self.began_s = inf
-        """By the lease's clock."""
-        self.current = 0
-        """Index of the segment that the worker is in: set before it looks at `stopped`."""
-        self.stopped = False
-        """The worker begins no further message.  Set by the event loop, which then reads where the
-        worker is: past that nothing begins."""
-
-    @property
-    def queue(self) -> ProcessQueue[Message]:
-        """Where its messages come from."""
-        return self.flow.source.pending
-
-
-class Flow:
-    """A queue for as long as it is ours without a break."""
-
-    __slots__ = ("lanes", "quiet", "runs", "sending", "source", "timer", "wake_ms")
-
-    def __init__(self, source: Source, lanes: Lanes[Message]) -> None:
-        self.source = source
-        self.lanes = lanes
-        self.runs: set[OrderedRun] = set()
-        """With the workers, or on the way there."""
-        self.sending = 0
-        """Dead letters on their way."""
-        self.timer: asyncio.TimerHandle | None = None
-        self.wake_ms: int | None = None
-        """What the timer is set to."""
-        self.quiet = asyncio.Event()
-        """Set whenever something has ended."""
-
-    @property
-    def busy(self) -> bool:
-        """A callback runs."""
-        return any(run.running for run in self.runs)
-
-    def cancel_timer(self) -> None:
-        """Nothing wakes it any more."""
-        if self.timer is not None:
-            self.timer.cancel()
-        self.timer = self.wake_ms = None
 
 
 class OrderedDispatcher:
@@ -142,6 +83,7 @@ class OrderedDispatcher:
         self._callback_s = RUN_S  # mean time of a callback, geometric; at first: one a run
         self._watch: asyncio.TimerHandle | None = None
         self._said_over = False
+        self._failure_log = FailureLog()
         lease.on_renewed(self._renewed)
 
     def start(self) -> None:
@@ -320,34 +262,49 @@ class OrderedDispatcher:
     async def _give_up(self, flow: Flow, lane: Lane[Message], outcome: Outcome) -> None:
         """What failed too often leaves the queue, and the lane goes on behind it."""
         dead = Outcome(outcome.error, dead_letter=True)
-        first = lane.first
+        first, pending = lane.first, flow.source.pending
+        gone = await self._send_back(flow, first, dead)
+        if len(gone) < len(first) and not pending.dropped:
+            # The broker may have taken the rest, and not been able to say so.
+            await asyncio.sleep(self._settings.suspend_s)
+            if not pending.dropped:
+                left = [entry for entry in first if entry not in gone]
+                gone |= await self._send_back(flow, left, dead)
+        if gone:
+            flow.lanes.pass_first(lane, gone)
+        if pending.dropped:
+            return
+        if len(gone) < len(first):
+            self._suspend(flow, lane, 0.0)
+        self._settle(flow, first)
+        self._feed(flow)
+
+    async def _send_back(
+        self, flow: Flow, entries: Sequence[Entry[Message]], outcome: Outcome
+    ) -> set[Entry[Message]]:
+        """Answers what the broker has taken."""
         flow.sending += 1
         try:
             taken = await asyncio.gather(
                 *(
                     self._settler.send_back(
-                        flow.source, entry.message, dead, entry.message.attempt + 1
+                        flow.source, entry.message, outcome, entry.message.attempt + 1
                     )
-                    for entry in first
+                    for entry in entries
                 )
             )
         finally:
             flow.sending -= 1
             flow.quiet.set()
-        if gone := [entry for entry, stored in zip(first, taken, strict=True) if stored]:
-            flow.lanes.pass_first(lane, gone)
-        if flow.source.pending.dropped:
-            return
-        if len(gone) < len(first):
-            self._suspend(flow, lane, self._settings.suspend_s)
-        self._settle(flow, first)
-        self._feed(flow)
+        return {entry for entry, is_taken in zip(entries, taken, strict=True) if is_taken}
 
     def _log_failure(self, lane: Lane[Message], error: BaseException, what: str) -> None:
         message = lane.waiting[0].message
-        log.warning(
-            "the callback failed for %s at %s/%s/%d offset %d, attempt %d; %s: %r",
-            f"message {message.message_id}" if not self._batch else f"{lane.together} messages",
+        line = self._failure_log.line(error, time.monotonic())
+        log.log(
+            line.level,
+            "the callback failed for %s at %s/%s/%d offset %d, attempt %d; %s: %r%s",
+            f"message {message.message_id}" if lane.together == 1 else f"{lane.together} messages",
             message.topic,
             message.broker,
             message.queue,
@@ -355,147 +312,9 @@ class OrderedDispatcher:
             lane.failures,
             what,
             error,
-            exc_info=error if lane.failures == 1 else None,
+            line.more,
+            exc_info=line.traceback,
         )
-
-
-class OrderedCaller:
-    """Calls the callback with a run's messages, one after the other, and traces it."""
-
-    def __init__(
-        self, callback: Callback, lease: Lease, *, batch: bool, group: str, client_id: str
-    ) -> None:
-        self._callback = callback
-        self._lease = lease
-        self._batch = batch
-        self._group = group
-        self._client_id = client_id
-
-    def call(self, run: OrderedRun) -> None:
-        """For threads."""
-        began_s = time.monotonic()
-        try:
-            if self._batch:
-                self._call_lists(run)
-            else:
-                self._call_each(run)
-        finally:
-            run.seconds = time.monotonic() - began_s
-
-    def _call_each(self, run: OrderedRun) -> None:
-        callback, lease, queue = self._callback, self._lease, run.queue
-        clock, span = lease.clock, self._span if tracing.enabled() else None
-        enough_s = inf
-        for index, segment in enumerate(run.segments):
-            run.current = index
-            for entry in segment.entries:
-                now_s = clock()
-                if run.stopped or queue.dropped or now_s >= lease.until_s or now_s > enough_s:
-                    return
-                if enough_s == inf:
-                    run.began_s, enough_s = now_s, now_s + SLICE_S
-                try:
-                    if span is None:
-                        callback(entry.message)
-                    else:
-                        with span([entry.message]):
-                            callback(entry.message)
-                except BaseException as error:
-                    if not _failed(segment, error):
-                        break
-                else:
-                    entry.finish()
-                    segment.done += 1
-
-    def _call_lists(self, run: OrderedRun) -> None:
-        for segment in run.segments:
-            if run.queue.dropped or self._lease.over:
-                return
-            messages = [entry.message for entry in segment.entries]
-            try:
-                with self._span(messages):
-                    self._callback(messages)
-            except BaseException as error:
-                _list_failed(segment, error)
-            else:
-                _list_done(segment)
-
-    async def call_async(self, run: OrderedRun) -> None:
-        """For tasks: the same, awaiting each call."""
-        began_s = time.monotonic()
-        try:
-            if self._batch:
-                await self._await_lists(run)
-            else:
-                await self._await_each(run)
-        finally:
-            run.seconds = time.monotonic() - began_s
-
-    async def _await_each(self, run: OrderedRun) -> None:
-        lease, queue = self._lease, run.queue
-        enough_s = inf
-        for index, segment in enumerate(run.segments):
-            run.current = index
-            for entry in segment.entries:
-                now_s = lease.clock()
-                if run.stopped or queue.dropped or now_s >= lease.until_s or now_s > enough_s:
-                    return
-                if enough_s == inf:
-                    run.began_s, enough_s = now_s, now_s + SLICE_S
-                error = await self._await([entry.message], entry.message)
-                if error is None:
-                    entry.finish()
-                    segment.done += 1
-                elif not _failed(segment, error):
-                    break
-
-    async def _await_lists(self, run: OrderedRun) -> None:
-        for segment in run.segments:
-            if run.queue.dropped or self._lease.over:
-                return
-            messages = [entry.message for entry in segment.entries]
-            error = await self._await(messages, messages)
-            if error is None:
-                _list_done(segment)
-            else:
-                _list_failed(segment, error)
-
-    async def _await(self, messages: Sequence[Message], argument: Any) -> BaseException | None:
-        """Answers what the callback raised.  Raises CancelledError if this task is cancelled."""
-        try:
-            with self._span(messages):
-                await self._callback(argument)
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) and task.cancelling():
-                raise
-            return error
-        except Exception as error:
-            return error
-        return None
-
-    def _span(self, messages: Sequence[Message]) -> Any:
-        return tracing.process(messages, group=self._group, client_id=self._client_id)
-
-
-def _failed(segment: Segment[Message], error: BaseException) -> bool:
-    """The next message of a segment failed; tells whether those behind it may go on."""
-    segment.failures.append((segment.done, error))
-    if segment.lane is not None:
-        return False
-    segment.done += 1
-    return True
-
-
-def _list_done(segment: Segment[Message]) -> None:
-    for entry in segment.entries:
-        entry.finish()
-    segment.done = len(segment.entries)
-
-
-def _list_failed(segment: Segment[Message], error: BaseException) -> None:
-    segment.failures.append((0, error))
-    if segment.lane is None:
-        segment.done = len(segment.entries)
 
 
 def _whole_queue(message: Message) -> Hashable:

@@ -1,14 +1,23 @@
 """What a failed callback means for its message.  Pure.
 
-raise RetryLater("5m")      again after five minutes
-raise DeadLetter("why")     never again: to %DLQ%<group> at once
-any other exception         again when the group's retry policy says
+raise RetryLater("5m")          again after five minutes
+raise DeadLetter("why")         never again: to %DLQ%<group> at once
+raise BatchFailed({m: error})   of a list only `m`, as this error says
+any other exception             again when the group's retry policy says
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from duemq.due import delay_ms
+from duemq.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from duemq.message import Message
 
 ERROR_CHARACTERS_MAX = 1_024
 """Of the reason that travels along with a message; brokers cut off the rest."""
@@ -41,6 +50,43 @@ class DeadLetter(Exception):
         super().__init__(reason)
 
 
+class BatchFailed(Exception):
+    """Raised by a callback that gets lists: these messages failed, the others of the list are done.
+
+    `failures`: an exception for each message that failed; any exception, RetryLater and DeadLetter
+    too, means for its message what raising it for that message alone would.  So name a message
+    that was not tried as well.  Where the list is in order (`order="queue"`, or of one ordering
+    key), only what lies in front of the first message named is done: that one comes again, and all
+    that follows it in the list behind it.
+
+    If a message is named that is not in the list, the whole list failed.  Raises InvalidArgument.
+    """
+
+    def __init__(self, failures: Mapping[Message, BaseException]) -> None:
+        self.failures = _checked(failures)
+        kinds = dict.fromkeys(type(error).__name__ for error in self.failures.values())
+        super().__init__(f"{len(self.failures)} of a batch: {', '.join(kinds) or 'none'}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return BatchFailed, (self.failures,)
+
+
+def _checked(failures: Mapping[Message, BaseException]) -> dict[Message, BaseException]:
+    if not isinstance(failures, Mapping):
+        raise _no_failures(type(failures).__name__)
+    for error in failures.values():
+        if not isinstance(error, BaseException) or isinstance(error, BatchFailed):
+            raise _no_failures(type(error).__name__)
+    return dict(failures)
+
+
+def _no_failures(given: str) -> InvalidArgument:
+    limit = "{message: exception}, none of them a BatchFailed"
+    return InvalidArgument(
+        f"failures: {given} given, not {limit}", field="failures", value=given, limit=limit
+    )
+
+
 class NotTaken(Exception):
     """Raised by the callback of a consumer that is about to close: leaves the message as it is.
 
@@ -58,6 +104,47 @@ class Outcome:
     delay_ms: int | None = None
     """As the callback chose; None: as the group's policy says."""
     dead_letter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Messages of a list that are not done: `count` of them from `index` on, together."""
+
+    index: int
+    count: int
+    error: BaseException
+
+
+def failures_of(error: BaseException, messages: Sequence[Message]) -> list[Failed]:
+    """What is not done of the messages that the callback was given, in their order."""
+    if not isinstance(error, BatchFailed):
+        return [Failed(0, len(messages), error)]
+    places = {message: index for index, message in enumerate(messages)}
+    for named in error.failures:
+        if named not in places:
+            return [Failed(0, len(messages), _not_in_the_batch(named, error))]
+    failures = [Failed(places[message], 1, each) for message, each in error.failures.items()]
+    return sorted(failures, key=lambda failed: failed.index)
+
+
+def errors_of(error: BaseException, messages: Sequence[Message]) -> dict[int, BaseException]:
+    """The same: an error for each message that is not done, by its place in the list."""
+    return {
+        index: failed.error
+        for failed in failures_of(error, messages)
+        for index in range(failed.index, failed.index + failed.count)
+    }
+
+
+def _not_in_the_batch(named: object, cause: BatchFailed) -> InvalidArgument:
+    error = InvalidArgument(
+        f"failures: {named!r} is no message of this batch: all of it counts as failed",
+        field="failures",
+        value=named,
+        limit="messages that the callback was given",
+    )
+    error.__cause__ = cause
+    return error
 
 
 def outcome_of(error: BaseException) -> Outcome:

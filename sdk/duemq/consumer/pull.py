@@ -18,10 +18,20 @@ from duemq.client import Addresses, Client
 from duemq.consumer.fetcher import Fetcher, Source
 from duemq.consumer.offsets import Commit, OffsetClient, QueueRange
 from duemq.consumer.receiving import received
-from duemq.consumer.settings import ConsumerSettings, StartFrom, check_start_from, start_ms
+from duemq.consumer.settings import (
+    ConsumerSettings,
+    StartFrom,
+    check_group,
+    check_number,
+    check_start_from,
+    check_whole,
+    refuse,
+    start_ms,
+)
 from duemq.consumer.subscription import ALL, Filter
-from duemq.errors import DuemqError, InvalidArgument
+from duemq.errors import Closed, DuemqError, Internal, InvalidArgument, QueueNotFound
 from duemq.message import Message
+from duemq.moments import epoch_ms
 from duemq.process_queue import Chunk
 from duemq.settings import DEFAULT_NAMESERVER
 from duemq.sql import Sql
@@ -29,6 +39,10 @@ from duemq.v1 import broker_pb2, broker_pb2_grpc, view_pb2
 
 Place = int | Literal["earliest", "latest"] | datetime
 """An offset, an end of the queue, or the first message stored at a time or later."""
+
+OFFSET_MAX = (1 << 63) - 1  # what the wire takes
+POLL_S_MAX = 86_400.0
+POLL_MESSAGES_MAX = 1_000_000
 
 
 class PullConsumer:
@@ -41,7 +55,12 @@ class PullConsumer:
         nameserver: Addresses = DEFAULT_NAMESERVER,
         settings: ConsumerSettings | None = None,
     ) -> None:
-        """`group`: whose offsets to begin from and to commit to; None: no offsets are kept."""
+        """`group`: whose offsets to begin from and to commit to; None: no offsets are kept.
+
+        Raises InvalidArgument.
+        """
+        if group is not None:
+            check_group(group)
         self.group = group
         self.settings = settings or ConsumerSettings()
         self._client = Client(nameserver)
@@ -55,15 +74,23 @@ class PullConsumer:
         self._news = asyncio.Event()
         self._fetchers: dict[str, Fetcher] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._started = False
+        self._closed = False
+        self._broken: BaseException | None = None
 
     # --- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connects.  Raises Unavailable if no nameserver answers in time."""
+        """Connects.  Raises Unavailable if no nameserver answers in time, Closed if repeated."""
+        if self._started:
+            raise Closed("a consumer is started once")
+        self._started = True
         await self._client.start()
 
     async def close(self) -> None:
         """Ends; commits nothing by itself.  Idempotent."""
+        self._closed = True
+        self._news.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -142,18 +169,21 @@ class PullConsumer:
         return frozenset(self._sources)
 
     async def seek(self, queue: MessageQueue, to: Place) -> None:
-        """Goes on at an offset, an end of the queue, or a time.  Raises InvalidArgument."""
+        """Goes on at an offset, an end of the queue, or a time.
+
+        Raises InvalidArgument.  An offset that the broker does not have is told by `poll`.
+        """
         self._source(queue)
-        if isinstance(to, int):
+        if type(to) is int:
+            check_whole("to", to, 0, OFFSET_MAX)
             offset = to
-        else:
-            check_start_from(to)
+        elif to in ("earliest", "latest") or isinstance(to, datetime):
+            if isinstance(to, datetime):
+                epoch_ms(to, 0, "to")
             offsets = await self._starts([queue], await self._ranges([queue]), to)
             offset = offsets[queue]
-        if offset < 0:
-            raise InvalidArgument(
-                f"offset {offset} is negative", field="offset", value=offset, limit=">= 0"
-            )
+        else:
+            refuse("to", to, "an offset, earliest, latest, or an aware datetime")
         self._end(self._source(queue))
         self._begin(queue, offset)
 
@@ -180,10 +210,16 @@ class PullConsumer:
         """Answers what has come, at once if there is any; an empty list after `timeout_s`.
 
         Messages of one queue come in its order.  Raises what a broker said about a queue, once;
-        after OffsetOutOfRange, `seek` to go on with that queue.
+        after OffsetOutOfRange, `seek` to go on with that queue.  Raises Closed, InvalidArgument.
         """
+        check_number("timeout_s", timeout_s, 0, POLL_S_MAX)
+        check_whole("messages_max", messages_max, 1, POLL_MESSAGES_MAX)
         deadline = monotonic() + timeout_s
         while True:
+            if self._closed or not self._started:
+                raise Closed("the consumer is not started, or closed")
+            if self._broken is not None:
+                raise Internal(f"pulling has ended: {self._broken}") from self._broken
             if self._failed:
                 raise self._failed.popleft()
             if messages := self._taken(messages_max):
@@ -222,14 +258,19 @@ class PullConsumer:
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Stores the positions of all assigned queues, or those given, for the group.
 
-        Raises InvalidArgument without a group, and the first error of a broker.
+        Nothing fences this consumer out: what it says goes, also after a reset of the offsets.
+        Raises InvalidArgument without a group or for what is no offset, and the first error of a
+        broker.
         """
         if self.group is None:
-            raise InvalidArgument("a consumer without a group commits nothing", field="group")
+            raise InvalidArgument(
+                "a consumer without a group commits nothing", field="group", limit="a name"
+            )
         if offsets is None:
             offsets = {queue: self.position(queue) for queue in self._sources}
         by_broker: dict[str, list[Commit]] = {}
         for queue, offset in offsets.items():
+            check_whole("offset", offset, 0, OFFSET_MAX)
             by_broker.setdefault(queue.broker, []).append(Commit(queue, offset, 0))
         answers = await asyncio.gather(
             *(self._offsets.commit(broker, each) for broker, each in by_broker.items())
@@ -253,7 +294,11 @@ class PullConsumer:
         known = {queue: each for answer in answers for queue, each in answer.items()}
         for queue in wanted:
             if queue not in known:
-                raise InvalidArgument(f"there is no {queue}", field="queue", value=queue)
+                raise QueueNotFound(
+                    f"topic {queue.topic!r} has no queue {queue.queue_id} on {queue.broker}",
+                    field="queue_id",
+                    value=queue.queue_id,
+                )
         return {queue: known[queue] for queue in wanted}
 
     async def _starts(
@@ -312,5 +357,13 @@ class PullConsumer:
             fetcher = self._fetchers[broker] = Fetcher(
                 self._client, broker, self, self.settings, group=self.group or ""
             )
-            self._tasks.append(asyncio.create_task(fetcher.run(), name=f"pull {broker}"))
+            task = asyncio.create_task(fetcher.run(), name=f"pull {broker}")
+            task.add_done_callback(self._fetcher_ended)
+            self._tasks.append(task)
         return fetcher
+
+    def _fetcher_ended(self, task: asyncio.Task[None]) -> None:
+        """A bug ended it: every `poll` says so, as its queues stand still."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broken = error
+            self._news.set()

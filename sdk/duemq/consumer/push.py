@@ -29,7 +29,8 @@ class PushConsumer:
     the callback raises, or runs for longer than `processing_timeout_s`, is sent back to its broker:
     it comes again when the group's retry policy says, to any member, and after the last retry it is
     a dead letter.  `raise duemq.RetryLater(delay)` chooses the delay, `raise
-    duemq.DeadLetter(reason)` gives up at once.  None of this holds up other messages.
+    duemq.DeadLetter(reason)` gives up at once, `raise duemq.BatchFailed({message: error})` says
+    which messages of a list failed.  None of this holds up other messages.
 
     In order, a failure suspends the queue or key for `suspend_s` and the callback is called again
     in place, up to `retries_in_order_max` times, before the message is a dead letter.
@@ -65,12 +66,12 @@ class PushConsumer:
         "latest", an aware datetime or ms since the epoch.  `start_from` and `threads` override
         `settings`.  Raises InvalidArgument.
         """
+        check_choices(group=group, callback=callback, order=order, member_name=member_name)
         self.group = group
         self.settings = (settings or ConsumerSettings()).changed(
             start_from=start_from, threads=threads
         )
         strategy_named(self.settings.strategy)
-        check_choices(order=order, member_name=member_name)
         self._filters = subscriptions_of(topics)
         self._callback = callback
         self._batch = batch

@@ -80,23 +80,26 @@ class ConsumerSettings:
 
     def __post_init__(self) -> None:
         check_start_from(self.start_from)
-        _check("threads", self.threads, 1, THREADS_MAX)
-        _check("batch_messages_max", self.batch_messages_max, 1, 1_000_000)
-        _check("processing_timeout_s", self.processing_timeout_s, 0.01, 86_400)
-        _check("queue_messages_max", self.queue_messages_max, 1, 65_536)
-        _check("queue_bytes_max", self.queue_bytes_max, 1, 1 << 40)
-        _check("queue_span_max", self.queue_span_max, 1, 1 << 40)
-        _check("pull_bytes_max", self.pull_bytes_max, 1, 8 * 1024 * 1024)
-        _check("pull_wait_s", self.pull_wait_s, 0, POLL_WAIT_S_MAX)
-        _check("session_timeout_s", self.session_timeout_s, 1, 300)
-        _check("commit_interval_s", self.commit_interval_s, 0.01, 3_600)
-        _check("retry_wait_s_min", self.retry_wait_s_min, 0.001, 3_600)
-        _check("retry_wait_s_max", self.retry_wait_s_max, self.retry_wait_s_min, 86_400)
-        _check("suspend_s", self.suspend_s, 0.001, 3_600)
-        _check("retries_in_order_max", self.retries_in_order_max, 0, 1_000)
-        _check("release_timeout_s", self.release_timeout_s, 0, 3_600)
-        _check("close_timeout_s", self.close_timeout_s, 0, 3_600)
-        _check("start_timeout_s", self.start_timeout_s, 0.1, 3_600)
+        check_whole("threads", self.threads, 1, THREADS_MAX)
+        check_whole("batch_messages_max", self.batch_messages_max, 1, 1_000_000)
+        check_number("processing_timeout_s", self.processing_timeout_s, 0.01, 86_400)
+        check_whole("queue_messages_max", self.queue_messages_max, 1, 65_536)
+        check_whole("queue_bytes_max", self.queue_bytes_max, 1, 1 << 40)
+        check_whole("queue_span_max", self.queue_span_max, 1, 1 << 40)
+        check_whole("pull_bytes_max", self.pull_bytes_max, 1, 8 * 1024 * 1024)
+        check_number("pull_wait_s", self.pull_wait_s, 0, POLL_WAIT_S_MAX)
+        check_number("session_timeout_s", self.session_timeout_s, 1, 300)
+        check_number("commit_interval_s", self.commit_interval_s, 0.01, 3_600)
+        check_number("retry_wait_s_min", self.retry_wait_s_min, 0.001, 3_600)
+        check_number("retry_wait_s_max", self.retry_wait_s_max, self.retry_wait_s_min, 86_400)
+        check_number("suspend_s", self.suspend_s, 0.001, 3_600)
+        check_whole("retries_in_order_max", self.retries_in_order_max, 0, 1_000)
+        check_number("release_timeout_s", self.release_timeout_s, 0, 3_600)
+        check_number("close_timeout_s", self.close_timeout_s, 0, 3_600)
+        check_number("start_timeout_s", self.start_timeout_s, 0.1, 3_600)
+        for name in ("strategy", "offsets_dir"):
+            if not isinstance(getattr(self, name), str):
+                refuse(name, getattr(self, name), "text")
 
     @property
     def window(self) -> Window:
@@ -111,15 +114,24 @@ class ConsumerSettings:
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
-def check_choices(*, order: object, member_name: str | None) -> None:
+def check_choices(*, group: object, callback: object, order: object, member_name: object) -> None:
     """Raises InvalidArgument for what a push consumer cannot be."""
+    check_group(group)
+    if not callable(callback):
+        refuse("callback", callback, "a function of a message, or of a list of them")
     if order not in (None, "queue", "key"):
-        _refuse("order", order, "queue or key")
+        refuse("order", order, "queue or key")
     if member_name is None:
         return
     limit = f"1 to {MEMBER_NAME_CHARACTERS_MAX} of A-Z a-z 0-9 . _ -, not beginning with a dot"
-    if not _MEMBER_NAME.fullmatch(member_name):
-        _refuse("member_name", member_name, limit)
+    if not isinstance(member_name, str) or not _MEMBER_NAME.fullmatch(member_name):
+        refuse("member_name", member_name, limit)
+
+
+def check_group(group: object) -> None:
+    """Raises InvalidArgument for what names no group; brokers say which characters it may have."""
+    if not isinstance(group, str) or not group:
+        refuse("group", group, "a name")
 
 
 def check_start_from(start_from: object) -> None:
@@ -127,7 +139,7 @@ def check_start_from(start_from: object) -> None:
     if isinstance(start_from, datetime | int) and not isinstance(start_from, bool):
         start_ms(start_from)
     elif start_from not in ("earliest", "latest"):
-        _refuse("start_from", start_from, START_FROM_LIMIT)
+        refuse("start_from", start_from, START_FROM_LIMIT)
 
 
 def start_ms(start_from: datetime | int) -> int:
@@ -135,12 +147,20 @@ def start_ms(start_from: datetime | int) -> int:
     return epoch_ms(start_from, 0, "start_from")
 
 
-def _check(name: str, value: float, lowest: float, highest: float) -> None:
-    if not lowest <= value <= highest:
-        _refuse(name, value, f"{lowest:g} to {highest:g}")
+def check_number(name: str, value: float, lowest: float, highest: float) -> None:
+    """Raises InvalidArgument, naming the field, for what is no number of the range."""
+    if type(value) not in (int, float) or not lowest <= value <= highest:  # bool is no number
+        refuse(name, value, f"{lowest:g} to {highest:g}")
 
 
-def _refuse(name: str, value: object, limit: str) -> NoReturn:
+def check_whole(name: str, value: int, lowest: int, highest: int) -> None:
+    """Raises InvalidArgument, naming the field, for what is no whole number of the range."""
+    if type(value) is not int or not lowest <= value <= highest:
+        refuse(name, value, f"a whole number, {lowest:,} to {highest:,}")
+
+
+def refuse(name: str, value: object, limit: str) -> NoReturn:
+    """Raises InvalidArgument."""
     raise InvalidArgument(
         f"{name} must be {limit}, not {value!r}", field=name, value=value, limit=limit
     )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from duemq import retry, tracing
 from duemq.consumer.dispatching import Spawn
+from duemq.consumer.failure_log import FailureLog, and_more
 from duemq.consumer.fetcher import Source
 from duemq.consumer.offsets import Failure, OffsetClient, SentBack
 from duemq.consumer.outcomes import Outcome
@@ -56,6 +57,7 @@ class SendBacks:
         self._lost = lost
         self._group = group
         self._client_id = client_id
+        self._failure_log = FailureLog()
         # By broker; bounded by the flow control of the queues.
         self._waiting: defaultdict[str, deque[_Waiting]] = defaultdict(deque)
         self._sending: set[str] = set()
@@ -125,8 +127,12 @@ class SendBacks:
         if isinstance(error, FencedMember):
             self._lost(each.source, error)
         elif error is not None:
-            log.warning("group %s: %r not sent back: %s", self._group, message, error)
+            self._log("not sent back", message, error)
         elif answer.dead_letter:
-            log.warning(
-                "group %s: %r is a dead letter: %s", self._group, message, failure.outcome.error
-            )
+            self._log("is a dead letter", message, failure.outcome.error)
+
+    def _log(self, what: str, message: Message, why: DuemqError | str) -> None:
+        untold = self._failure_log.tell((what, type(why)), monotonic())
+        level = logging.DEBUG if untold is None else logging.WARNING
+        more = and_more(untold)
+        log.log(level, "group %s: %r %s: %s%s", self._group, message, what, why, more)

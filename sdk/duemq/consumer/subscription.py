@@ -30,6 +30,11 @@ class Filter:
         """`wanted`: tags as `a || b`, an expression, or None for all.  Raises InvalidArgument."""
         if isinstance(wanted, Sql):
             return cls(wanted.expression, SQL92)
+        if not isinstance(wanted, str | None):
+            limit = "tags as 'a || b', Sql, or None"
+            raise InvalidArgument(
+                f"a filter is {limit}, not {wanted!r}", field="filter", value=wanted, limit=limit
+            )
         return cls(wanted or "", TAG, TagFilter.parse(wanted or ""))
 
     @property
@@ -49,11 +54,21 @@ def subscriptions_of(topics: Topics) -> dict[str, Filter]:
     """Answers topic → filter.  Raises InvalidArgument."""
     if isinstance(topics, str):
         topics = (topics,)
-    named: Mapping[str, str | Sql | None]
-    named = topics if isinstance(topics, Mapping) else dict.fromkeys(topics)
-    if not named or len(named) > SUBSCRIPTIONS_MAX or "" in named:
+    named: Mapping[str, str | Sql | None] = {}
+    if isinstance(topics, Mapping):
+        named = topics
+    elif isinstance(topics, Iterable):
+        named = dict.fromkeys(topics)
+    if not 1 <= len(named) <= SUBSCRIPTIONS_MAX or not all(map(_is_name, named)):
         limit = f"1 to {SUBSCRIPTIONS_MAX} names"
         raise InvalidArgument(
-            f"a consumer needs topics, {limit}", field="topics", value=topics, limit=limit
+            f"a consumer needs topics, {limit}, not {topics!r:.200}",
+            field="topics",
+            value=topics,
+            limit=limit,
         )
     return {topic: Filter.of(wanted) for topic, wanted in named.items()}
+
+
+def _is_name(topic: object) -> bool:
+    return isinstance(topic, str) and bool(topic)

@@ -1,30 +1,22 @@
-"""Calls the application: a pool of threads, or of tasks for coroutine functions.
+"""Who calls the application: a pool of threads, or of tasks for coroutine functions.
 
-Workers take whole chunks from one queue, not messages: a hand-over between threads costs about as
-much as a hundred trivial callbacks.  A worker walks through its chunk in order; a message whose
-callback raises is set aside and reported, and the rest goes on.  `Work.running` is set before
-`dropped` is looked at: whoever drops a queue and then finds no running work knows that no
-callback runs or will.
-
-The pools know nothing of chunks: they take whatever has `running` and `queue`, and give it to
-their caller.
+Workers take what is much at once (work.py, runs.py): a hand-over between threads costs about as
+much as a hundred trivial callbacks.  `running` is set before `dropped` is looked at: whoever drops
+a queue and then finds nothing of it running knows that no callback runs or will.
 """
 
 import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from inspect import iscoroutinefunction
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
-from duemq import tracing
-from duemq.consumer.fetcher import Source
 from duemq.message import Message
-from duemq.process_queue import Chunk, ProcessQueue
-from duemq.rpc.backoff import Backoff
+from duemq.process_queue import ProcessQueue
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +24,6 @@ log = logging.getLogger(__name__)
 CANCEL_TIMEOUT_S = 1.0
 
 Callback = Callable[[Any], Any]
-Indices = tuple[int, ...]
 
 
 class Task(Protocol):
@@ -49,67 +40,6 @@ class Task(Protocol):
 
 T = TypeVar("T", bound=Task)
 T_contra = TypeVar("T_contra", bound=Task, contravariant=True)
-
-
-class Work:
-    """A chunk, or some messages of it that are tried again, on its way through a worker."""
-
-    __slots__ = (
-        "abandoned",
-        "backoff",
-        "chunk",
-        "cut",
-        "failures",
-        "finished",
-        "first",
-        "heard",
-        "indices",
-        "running",
-        "seconds",
-        "source",
-        "walk",
-    )
-
-    def __init__(
-        self,
-        source: Source,
-        chunk: Chunk[Message],
-        indices: Indices | None = None,
-        backoff: Backoff | None = None,
-    ) -> None:
-        """`indices`: of messages that were set aside; None: everything that was not tried yet."""
-        self.source = source
-        self.chunk = chunk
-        self.walk = chunk.walk
-        self.first = chunk.walk.next
-        """Index of the first message that was not tried before."""
-        self.indices = indices
-        self.backoff = backoff
-        """Of what failed before and could not be sent back."""
-        self.running = False
-        self.failures: list[tuple[Indices, BaseException]] = []
-        """What was not done, and why.  The worker appends."""
-        self.finished = False
-        """What was tried again is done."""
-        self.seconds = 0.0
-        """How long the callbacks took."""
-        # The event loop's notes.
-        self.heard = 0
-        """So many failures were dealt with."""
-        self.cut: int | None = None
-        """Index of the message that is all that is left to the worker: another has the rest."""
-        self.abandoned = False
-        """It took too long: its result is not of interest any more."""
-
-    @property
-    def queue(self) -> ProcessQueue[Message]:
-        """Where its messages come from."""
-        return self.source.pending
-
-    @property
-    def position(self) -> int:
-        """Changes with every message."""
-        return self.walk.next if self.indices is None else 0
 
 
 class Pool(Protocol[T]):
@@ -153,128 +83,6 @@ class Calls(Protocol[T_contra]):
     async def call_async(self, work: T_contra) -> None:
         """In a task.  Raises nothing but CancelledError."""
         ...
-
-
-class Caller:
-    """Calls the callback with what a work holds, and traces it."""
-
-    def __init__(self, callback: Callback, *, batch: bool, group: str, client_id: str) -> None:
-        self.callback = callback
-        self.batch = batch
-        self._group = group
-        self._client_id = client_id
-
-    def call(self, work: Work) -> None:
-        """For threads: walks through the work."""
-        began = monotonic()
-        try:
-            if work.indices is not None:
-                self._call_aside(work, work.indices)
-            elif self.batch:
-                self._call_batch(work)
-            else:
-                self._call_each(work)
-        finally:
-            work.seconds = monotonic() - began
-
-    def _call_each(self, work: Work) -> None:
-        walk, callback = work.walk, self.callback
-        traced = tracing.enabled()
-        for message in work.chunk.messages[walk.next :]:
-            if walk.stopped:
-                return
-            try:
-                if traced:
-                    with self._span([message]):
-                        callback(message)
-                else:
-                    callback(message)
-            except BaseException as error:
-                work.failures.append(((walk.next,), error))
-                walk.set_aside(1)
-            else:
-                walk.next += 1
-
-    def _call_batch(self, work: Work) -> None:
-        messages = list(work.chunk.messages)
-        try:
-            with self._span(messages):
-                self.callback(messages)
-        except BaseException as error:
-            self._batch_failed(work, len(messages), error)
-        else:
-            work.walk.next += len(messages)
-
-    def _call_aside(self, work: Work, indices: Indices) -> None:
-        messages = [work.chunk.messages[index] for index in indices]
-        try:
-            with self._span(messages):
-                self.callback(messages if self.batch else messages[0])
-        except BaseException as error:
-            work.failures.append((indices, error))
-        else:
-            work.finished = True
-
-    async def call_async(self, work: Work) -> None:
-        """For tasks: the same, awaiting each call."""
-        began = monotonic()
-        try:
-            if work.indices is not None:
-                await self._await_aside(work, work.indices)
-            elif self.batch:
-                await self._await_batch(work)
-            else:
-                await self._await_each(work)
-        finally:
-            work.seconds = monotonic() - began
-
-    async def _await_each(self, work: Work) -> None:
-        walk = work.walk
-        for message in work.chunk.messages[walk.next :]:
-            if walk.stopped:
-                return
-            error = await self._await([message], message)
-            if error is None:
-                walk.next += 1
-            else:
-                work.failures.append(((walk.next,), error))
-                walk.set_aside(1)
-
-    async def _await_batch(self, work: Work) -> None:
-        messages = list(work.chunk.messages)
-        error = await self._await(messages, messages)
-        if error is None:
-            work.walk.next += len(messages)
-        else:
-            self._batch_failed(work, len(messages), error)
-
-    async def _await_aside(self, work: Work, indices: Indices) -> None:
-        messages = [work.chunk.messages[index] for index in indices]
-        error = await self._await(messages, messages if self.batch else messages[0])
-        if error is None:
-            work.finished = True
-        else:
-            work.failures.append((indices, error))
-
-    async def _await(self, messages: Sequence[Message], argument: Any) -> BaseException | None:
-        """Answers what the callback raised.  Raises CancelledError if this task is cancelled."""
-        try:
-            with self._span(messages):
-                await self.callback(argument)
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) and task.cancelling():
-                raise
-            return error
-        except Exception as error:
-            return error
-        return None
-
-    def _batch_failed(self, work: Work, count: int, error: BaseException) -> None:
-        work.failures.append((tuple(range(count)), error))
-        work.walk.set_aside(count)
-
-    def _span(self, messages: Sequence[Message]) -> Any:
-        return tracing.process(messages, group=self._group, client_id=self._client_id)
 
 
 class _Hand(Generic[T]):

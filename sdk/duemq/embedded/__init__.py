@@ -4,8 +4,9 @@
 folder.  `duemq up`, the demo, the benchmarks and the cluster tests are built on it.  It needs the
 `duemq-server` distribution.
 
-Modules: `cluster` (the supervisor), `child` (what each child runs first), `restarts` (when a dead
-child is started again; pure), `layout` (the data folder).
+Modules: `cluster` (members, command lines, readiness), `supervisor` (owns the processes), `child`
+(what each runs first), `restarts` (when a dead one is started again; pure), `layout` (the data
+folder).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from duemq.embedded.cluster import ClusterEvent, ClusterFailed, EmbeddedCluster
+    from duemq.embedded.cluster import EmbeddedCluster
+    from duemq.embedded.supervisor import ClusterEvent, ClusterFailed
 
 __all__ = ["ClusterEvent", "ClusterFailed", "EmbeddedCluster"]
 

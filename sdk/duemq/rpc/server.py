@@ -1,6 +1,5 @@
-"""What every server process of DueMQ does alike.  Needs the extra `duemq[server]`.
+"""What every server of DueMQ does alike.  Needs the extra `duemq[server]`.
 
-    run(main)          event loop, SIGTERM and SIGINT, memory and thread tuning, exit status
     Server             bind, services, health, reflection, metrics, drain
     add_service        a servicer behind the error table and the metrics
 
@@ -13,9 +12,8 @@ import asyncio
 import inspect
 import json
 import logging
-import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -35,7 +33,6 @@ from duemq.rpc import status
 from duemq.rpc.channel import KEEPALIVE_MS, MESSAGE_BYTES_MAX
 from duemq.rpc.metrics import MetricsPage, RpcMetrics, new_registry
 from duemq.rpc.settings import ProcessSettings, check_address
-from duemq.tuning import tune_process
 
 log = logging.getLogger(__name__)
 
@@ -57,28 +54,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 RpcMethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Codec: TypeAlias = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
 """Decodes a method's request, encodes its answer."""
-
-
-def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
-    """Runs `main` until it returns; SIGTERM and SIGINT set the event that it gets.
-
-    Returns the exit status: 0, or 1 after a DuemqError or OSError, which is logged.
-    """
-    tune_process()
-    try:
-        asyncio.run(_with_signals(main))
-    except (DuemqError, OSError) as error:
-        log.critical("%s: %s", type(error).__name__, error)
-        return 1
-    return 0
-
-
-async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await main(stop)
 
 
 def announce(address: str) -> None:

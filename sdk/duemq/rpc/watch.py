@@ -111,7 +111,7 @@ class RouteWatcher:
             if self.cache.version == 0:
                 cause = f": {self._last_error}" if self._last_error else ""
                 raise Unavailable(f"no nameserver answered ({names}){cause}") from None
-            raise Timeout(f"no such route within {timeout_s} s (nameservers {names})") from None
+            raise Timeout(f"no such route within {timeout_s:.3g} s (nameservers {names})") from None
 
     async def ready(self, timeout_s: float) -> None:
         """Returns once routes are known.  Raises Unavailable if no nameserver answered in time."""

@@ -4,7 +4,7 @@ A record is laid out in the order of its field numbers, as protobuf would:
 
     0A len(record)                          entry of RecordBatch.records
        0A len(body) body                    body
-       12 1A prefix(16) block(7) index(3)   message_id, 26 hex digits
+       12 1C message_id                     28 hex digits, see message_ids.py
        …                                    key, tag, ordering_key, properties: "extras"
        38 born_ms
 
@@ -25,18 +25,17 @@ from zlib import crc32
 
 from duemq.due import DELAY_LEVELS
 from duemq.errors import InvalidArgument, TooLarge
+from duemq.message_ids import ID_CHARS
 from duemq.v1.view_pb2 import SendRequestView
 
 BLOCK_MESSAGES = 4096
 """Messages of one batch at most: three hex digits of their ids count them."""
 EXTRAS_BYTES_MAX = 32 * 1024
 """Key, tag, ordering key and properties of a message, encoded; the broker's default limit."""
-ID_PREFIX_CHARS = 16
-ID_BLOCK_CHARS = 7
 
 _INDEX = tuple(b"%03x" % index for index in range(BLOCK_MESSAGES))
-_ID_FIELD = b"\x12\x1a"
-_ID_FIELD_BYTES = 28
+_ID_FIELD = b"\x12" + bytes([ID_CHARS])
+_ID_FIELD_BYTES = len(_ID_FIELD) + ID_CHARS
 # Distinct lengths remembered; beyond that the cache starts anew.
 _LENGTHS_MAX = 65_536
 # Lanes whose head is kept encoded; of more, some are encoded again each time.
@@ -164,7 +163,7 @@ def records_and_sizes(
 ) -> tuple[list[bytes], "array[int]"]:
     """The records' pieces in order, and their encoded sizes.
 
-    `id_head`: the first 23 digits of the ids.  `born`: (index of the first message, born_ms) of
+    `id_head`: the ids but for their index.  `born`: (index of the first message, born_ms) of
     each run of messages.
     """
     count = len(bodies)

@@ -83,6 +83,8 @@ class Link:
         self.paused_until = 0.0
         """Takes no new frames before this time (monotonic), after a refusal."""
         self.last_error: DuemqError | None = None
+        self.sent = 0.0
+        """When the last frame was put (monotonic)."""
         self._client = client
         self._in_flight_max = in_flight_max
         self._owner = owner
@@ -119,6 +121,7 @@ class Link:
 
     def put(self, frame: Frame) -> None:
         """Sends a frame.  Only when `ready`."""
+        self.sent = time.monotonic()
         self._unanswered.append(frame)
         self.in_flight_bytes += frame.size
         self._outgoing.append(frame)

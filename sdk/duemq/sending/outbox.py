@@ -7,7 +7,6 @@ waits in here: who finds no room registers to be woken.  No clock, no I/O.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,15 +15,10 @@ from typing import TYPE_CHECKING
 
 from duemq.due import Due
 from duemq.errors import Closed, DuemqError, InvalidArgument, TooLarge
+from duemq.message_ids import MessageIds
 from duemq.route import Queue
 from duemq.sending.batch import PLAIN, RECORD_BYTES, Batch, Way
-from duemq.sending.encoding import (
-    BLOCK_MESSAGES,
-    ID_BLOCK_CHARS,
-    ID_PREFIX_CHARS,
-    NO_EXTRAS,
-    Extras,
-)
+from duemq.sending.encoding import BLOCK_MESSAGES, NO_EXTRAS, Extras
 from duemq.settings import FRAME_BYTES_MOST
 
 if TYPE_CHECKING:
@@ -35,8 +29,6 @@ if TYPE_CHECKING:
 BATCH_AGE_MS_MAX = 1_000
 BODY_BYTES_MAX = FRAME_BYTES_MOST - 64 * 1024
 """Of a message, whatever the brokers allow: more does not fit a batch."""
-
-_BLOCKS = 16**ID_BLOCK_CHARS
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +68,7 @@ class Outbox:
         self._waiting_for_room: deque[Callable[[], None]] = deque()
         self._closed: DuemqError | None = None
         self._number = 0
-        self._id_prefix = _new_prefix()
+        self._ids = MessageIds()
 
     # ── callers ──────────────────────────────────────────────────────────────────────
 
@@ -213,18 +205,12 @@ class Outbox:
     def _begin(self, target: Target, way: Way, now_ms: int) -> tuple[Batch, bool]:
         if self._closed is not None:
             raise type(self._closed)(self._closed.message)
-        if self._number == _BLOCKS:
-            self._number, self._id_prefix = 0, _new_prefix()
-        id_head = self._id_prefix + b"%0*x" % (ID_BLOCK_CHARS, self._number)
+        id_head = self._ids.head(now_ms)
         self._number += 1
         batch = Batch(target.topic, way, target.growing, self._number, id_head, now_ms)
         self._arrivals.append(batch)
         wake, self._asleep = self._asleep, False
         return batch, wake
-
-
-def _new_prefix() -> bytes:
-    return os.urandom(ID_PREFIX_CHARS // 2).hex().encode()
 
 
 def body_of(body: object) -> bytes:

@@ -40,10 +40,11 @@ from duemq.sending.link import Frame, Link
 from duemq.sending.outbox import Outbox, Target
 from duemq.settings import ProducerSettings
 
-# While this many frames are on their way to a broker, a further one leaves only when
-# HOLD_BYTES wait: below that, to wait for an answer makes fuller frames and less work.
-HOLD_IN_FLIGHT = 1
+# While a frame is on its way to a broker, a further one to it leaves only when HOLD_BYTES wait:
+# below that, to wait for an answer makes fuller frames and less work for all.
 HOLD_BYTES = 32 * 1024
+# For the answer of another broker it waits as well, but no longer than this.
+HOLD_S = 0.002
 # After a broker refused for a reason of its own (overloaded, read-only).
 REFUSED_S_MIN = 0.05
 REFUSED_S_MAX = 2.0
@@ -73,6 +74,7 @@ class Sender:
         self._broker_turn = 0
         self._refusals: dict[str, Backoff] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._holding: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         client.on_routes_changed(self._routes_changed)
 
@@ -117,8 +119,9 @@ class Sender:
         self._outbox.close()
         self._closed = True
         self._client.off_routes_changed(self._routes_changed)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._holding):
+            if timer is not None:
+                timer.cancel()
         await asyncio.gather(*(link.close() for link in self._links.values()))
         self._take_in(time.monotonic())
         for batch in list(self._open):
@@ -147,7 +150,7 @@ class Sender:
         start = self._broker_turn % len(names) if names else 0
         for name in names[start:] + names[:start]:
             link = self._links[name]
-            while link.ready(now) and not self._held(link):
+            while link.ready(now) and not self._held(link, now):
                 frame = self._frame_for(link, now)
                 if frame is None:
                     break
@@ -197,11 +200,23 @@ class Sender:
             self._served[topic] = served
         return served
 
-    def _held(self, link: Link) -> bool:
-        if link.in_flight < HOLD_IN_FLIGHT:
+    def _held(self, link: Link, now: float) -> bool:
+        """What waits is little, and had better wait for an answer that is on its way."""
+        links = self._links.values()
+        if not link.in_flight:
+            latest = max((each.sent for each in links if each.in_flight), default=0.0)
+            if latest + HOLD_S <= now:
+                return False
+        in_flight = sum(each.in_flight_bytes for each in links)
+        if self._outbox.used_bytes - in_flight >= HOLD_BYTES:
             return False
-        in_flight = sum(each.in_flight_bytes for each in self._links.values())
-        return self._outbox.used_bytes - in_flight < HOLD_BYTES
+        if not link.in_flight and self._holding is None:
+            self._holding = self._loop.call_later(HOLD_S, self._hold_ended)
+        return True
+
+    def _hold_ended(self) -> None:
+        self._holding = None
+        self.pump()
 
     def _frame_for(self, link: Link, now: float) -> Frame | None:
         batches: list[Batch] = []

@@ -4,11 +4,13 @@
     telemetry.configure("checkout", nameserver="127.0.0.1:9876")
 
 `duemq.tracing` makes the spans; without a call here (or a tracer provider of your own) it makes
-none.  Needs the extra `telemetry` (opentelemetry-sdk), imported only when something is turned on.
+none.  Needs the extra `telemetry` (opentelemetry-sdk), for collectors `otlp`, imported only when
+something is turned on.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import TYPE_CHECKING
 
@@ -27,10 +29,7 @@ DEFAULT_NAMESERVER = "127.0.0.1:9876"
 
 SHUTDOWN_TIMEOUT_S = 5.0
 
-_PACKAGES = {
-    "duemq": "'duemq[telemetry]'",
-    "otlp": "'duemq[telemetry]' opentelemetry-exporter-otlp-proto-grpc",
-}
+_PACKAGES = {"duemq": "'duemq[telemetry]'", "otlp": "'duemq[otlp]'"}
 
 _pipeline: Pipeline | None = None
 
@@ -47,9 +46,11 @@ def configure(
     `service` and `instance` become service.name (unless OTEL_SERVICE_NAME says otherwise) and
     service.instance.id.  If the process has an opentelemetry-sdk tracer provider already, the
     exporter joins it.  Sampling: OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG; queue and
-    rhythm: OTEL_BSP_*.  A second call replaces the first's pipeline.
+    rhythm: OTEL_BSP_*; the collector: OTEL_EXPORTER_OTLP_*.  A second call replaces the first's
+    pipeline.  At the interpreter's exit `shutdown` is called.
 
-    Raises InvalidArgument for an unknown exporter, Unavailable where a package is missing.
+    Raises InvalidArgument for an unknown exporter and for wrong OTEL_EXPORTER_OTLP_* variables,
+    Unavailable where a package is missing.
     """
     global _pipeline
     if exporter not in EXPORTERS:
@@ -73,6 +74,9 @@ def configure(
             value=exporter,
             retryable=False,
         ) from error
+    # Registered last, called first: OpenTelemetry's own end at exit may wait for 30 s.
+    atexit.unregister(shutdown)
+    atexit.register(shutdown)
     return _pipeline
 
 

@@ -1,4 +1,4 @@
-"""Spans to the %TRACE% topic.
+"""Where a process's spans go: `CountingExporter`, and the one to the %TRACE% topic.
 
 Owned by: the span processor's worker thread, which alone calls `export`.  A batch that cannot
 be sent within its deadline is dropped and counted: telemetry never holds up the application.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -30,31 +31,34 @@ class Sink(Protocol):
         """Gives up its connection."""
 
 
-class DueMQSpanExporter(SpanExporter):
-    """Writes each batch of spans as one message; too large a batch is halved."""
+class CountingExporter(SpanExporter):
+    """Counts what becomes of spans; an outage is said once, and so is its end."""
 
-    def __init__(self, make_sink: Callable[[], Sink]) -> None:
-        self._make_sink = make_sink
-        self._sink: Sink | None = None
+    def __init__(self) -> None:
         self._stop_at: float | None = None  # time.monotonic(); None: not stopping
         self._failing = False
         self.exported = 0
         self.dropped = 0
+
+    @abstractmethod
+    def deliver(self, spans: Sequence[ReadableSpan]) -> None:
+        """Returns when they are where they should be; raises DuemqError, TooLarge for too many."""
+
+    def interrupt(self) -> None:
+        """From another thread: the delivery under way shall fail soon, if it can."""
 
     def stop_at(self, monotonic_s: float) -> None:
         """From then on batches are dropped: the process wants to end."""
         self._stop_at = monotonic_s
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Sends the spans; FAILURE after the drop was counted and said."""
+        """Sends the spans; too large a batch is halved; FAILURE after the drop was counted."""
         if not spans:
             return SpanExportResult.SUCCESS
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             return self._drop(len(spans), "shutting down")
         try:
-            if self._sink is None:
-                self._sink = self._make_sink()
-            self._sink.send(columns.encode(spans))
+            self.deliver(spans)
         except TooLarge as error:
             return self._halve(spans, error)
         except (DuemqError, OSError, RuntimeError, ValueError) as error:
@@ -80,6 +84,25 @@ class DueMQSpanExporter(SpanExporter):
             _logger.warning("spans dropped: %s", reason, extra={"spans": count})
         return SpanExportResult.FAILURE
 
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing waits here: `export` returns when its batch is stored."""
+        return True
+
+
+class DueMQSpanExporter(CountingExporter):
+    """Writes each batch of spans as one message."""
+
+    def __init__(self, make_sink: Callable[[], Sink]) -> None:
+        super().__init__()
+        self._make_sink = make_sink
+        self._sink: Sink | None = None
+
+    def deliver(self, spans: Sequence[ReadableSpan]) -> None:
+        """Returns when the batch is stored."""
+        if self._sink is None:
+            self._sink = self._make_sink()
+        self._sink.send(columns.encode(spans))
+
     def shutdown(self) -> None:
         """Closes the sink; called by the processor when all is exported."""
         sink, self._sink = self._sink, None
@@ -88,7 +111,3 @@ class DueMQSpanExporter(SpanExporter):
                 sink.close()
             except DuemqError as error:
                 _logger.warning("trace sink did not close: %s", error)
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nothing waits here: `export` returns when its batch is stored."""
-        return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import threading
@@ -15,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from duemq.telemetry import TRACE_TOPIC
-from duemq.telemetry.exporter import DueMQSpanExporter, Sink
+from duemq.telemetry.exporter import CountingExporter, DueMQSpanExporter, Sink
 from duemq.telemetry.sink import TraceSink
 
 _logger = logging.getLogger(__name__)
@@ -32,10 +31,14 @@ EXPORT_TIMEOUT_S = 10.0
 """For one batch to become durable; OpenTelemetry's default for exporters."""
 
 
+INTERRUPT_TIMEOUT_S = 0.5
+"""For an export that was broken off to end."""
+
+
 class Pipeline:
     """Spans on their way out of this process."""
 
-    def __init__(self, provider: TracerProvider, exporter: SpanExporter) -> None:
+    def __init__(self, provider: TracerProvider, exporter: CountingExporter) -> None:
         self._exporter = exporter
         self._processor = BoundedSpanProcessor(exporter)
         self.provider = provider
@@ -44,15 +47,12 @@ class Pipeline:
     @property
     def dropped(self) -> int:
         """Spans lost so far: the queue was full, or their export failed."""
-        failed = self._exporter.dropped if isinstance(self._exporter, DueMQSpanExporter) else 0
-        return self._processor.dropped + failed
+        return self._processor.dropped + self._exporter.dropped
 
     @property
     def exported(self) -> int:
         """Spans handed over so far; stored ones, if they go to DueMQ."""
-        if isinstance(self._exporter, DueMQSpanExporter):
-            return self._exporter.exported
-        return self._processor.taken
+        return self._exporter.exported
 
     def flush(self) -> None:
         """Exports what waits; returns when it is stored or dropped."""
@@ -60,14 +60,16 @@ class Pipeline:
 
     def shutdown(self, timeout_s: float) -> None:
         """Exports what waits for at most about `timeout_s`; later spans go nowhere."""
-        if isinstance(self._exporter, DueMQSpanExporter):
-            self._exporter.stop_at(time.monotonic() + timeout_s)
+        self._exporter.stop_at(time.monotonic() + timeout_s)
         # A thread, for the export that is under way may take longer than there is time.
         stopping = threading.Thread(
             target=self._processor.shutdown, name="duemq-trace-stop", daemon=True
         )
         stopping.start()
         stopping.join(timeout_s)
+        if stopping.is_alive():
+            self._exporter.interrupt()
+            stopping.join(INTERRUPT_TIMEOUT_S)
         if self.dropped:
             _logger.warning("%d spans were dropped, %d exported", self.dropped, self.exported)
 
@@ -138,19 +140,21 @@ class _Counted(SpanExporter):
 
 def start(service: str, exporter: str, *, nameserver: str, instance: str) -> Pipeline:
     """A running pipeline on the process's tracer provider, which is made if there is none."""
-    return Pipeline(_provider(service, instance), _exporter(exporter, nameserver))
+    to = _exporter(exporter, nameserver)  # first: what it refuses leaves no provider behind
+    return Pipeline(_provider(service, instance), to)
 
 
-def _exporter(name: str, nameserver: str) -> SpanExporter:
+def _exporter(name: str, nameserver: str) -> CountingExporter:
     if name == "duemq":
 
         def make_sink() -> Sink:
             return TraceSink(nameserver, TRACE_TOPIC, EXPORT_TIMEOUT_S)
 
         return DueMQSpanExporter(make_sink)
-    # Not a dependency: the many who need no collector need not install its exporter.
-    module = importlib.import_module("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
-    return module.OTLPSpanExporter()
+    # Here: its packages are an extra of their own.
+    from duemq.telemetry.otlp import OtlpSpanExporter
+
+    return OtlpSpanExporter()
 
 
 def _provider(service: str, instance: str) -> TracerProvider:

@@ -108,7 +108,7 @@ class QueuePull(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., filter: _Optional[str] = ..., filter_type: _Optional[_Union[FilterType, str]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("request_id", "group", "member_id", "queues", "max_records", "max_bytes", "wait_ms", "commits", "cancel_request_id")
+    __slots__ = ("request_id", "group", "member_id", "queues", "max_records", "max_bytes", "wait_ms", "commits", "cancel_request_id", "credit_records", "credit_bytes", "credit_request_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,9 @@ class PullRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     group: str
     member_id: str
@@ -127,7 +130,10 @@ class PullRequest(_message.Message):
     wait_ms: int
     commits: _containers.RepeatedCompositeFieldContainer[OffsetCommit]
     cancel_request_id: int
-    def __init__(self, request_id: _Optional[int] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., queues: _Optional[_Iterable[_Union[QueuePull, _Mapping]]] = ..., max_records: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., commits: _Optional[_Iterable[_Union[OffsetCommit, _Mapping]]] = ..., cancel_request_id: _Optional[int] = ...) -> None: ...
+    credit_records: int
+    credit_bytes: int
+    credit_request_id: int
+    def __init__(self, request_id: _Optional[int] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., queues: _Optional[_Iterable[_Union[QueuePull, _Mapping]]] = ..., max_records: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., commits: _Optional[_Iterable[_Union[OffsetCommit, _Mapping]]] = ..., cancel_request_id: _Optional[int] = ..., credit_records: _Optional[int] = ..., credit_bytes: _Optional[int] = ..., credit_request_id: _Optional[int] = ...) -> None: ...
 
 class QueueRecords(_message.Message):
     __slots__ = ("topic", "queue_id", "error", "records", "run_offsets", "run_counts", "run_store_ms", "next_offset", "min_offset", "max_offset")
@@ -154,14 +160,16 @@ class QueueRecords(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., records: _Optional[_Union[_message_pb2.RecordBatch, _Mapping]] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_counts: _Optional[_Iterable[int]] = ..., run_store_ms: _Optional[_Iterable[int]] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ...) -> None: ...
 
 class PullResponse(_message.Message):
-    __slots__ = ("request_id", "queues", "commits")
+    __slots__ = ("request_id", "queues", "commits", "open")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     queues: _containers.RepeatedCompositeFieldContainer[QueueRecords]
     commits: _containers.RepeatedCompositeFieldContainer[OffsetResult]
-    def __init__(self, request_id: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueRecords, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[OffsetResult, _Mapping]]] = ...) -> None: ...
+    open: bool
+    def __init__(self, request_id: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueRecords, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[OffsetResult, _Mapping]]] = ..., open: bool = ...) -> None: ...
 
 class FetchFramesRequest(_message.Message):
     __slots__ = ("topic", "queue_id", "offset", "max_bytes", "wait_ms")

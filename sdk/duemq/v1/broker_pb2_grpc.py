@@ -117,7 +117,8 @@ class BrokerServicer(object):
 
     def PullStream(self, request_iterator, context):
         """As Pull, for many requests; a waiting request does not hold up the others
-        and is answered, perhaps empty, when a request cancels it.
+        and is answered, perhaps empty, when a request cancels it.  One with a
+        credit stands: it is answered again and again (see PullRequest).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -84,20 +84,22 @@ class QueueProgress(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., lag_ms: _Optional[int] = ..., pulled_offset: _Optional[int] = ..., settled: _Optional[int] = ..., consumed_per_s: _Optional[float] = ..., last_commit_ms: _Optional[int] = ...) -> None: ...
 
 class GroupProgress(_message.Message):
-    __slots__ = ("config", "queues", "sent_back", "dead_letters", "dlq_messages", "retries_waiting")
+    __slots__ = ("config", "queues", "sent_back", "dead_letters", "dlq_messages", "retries_waiting", "put")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     SENT_BACK_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
     DLQ_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     RETRIES_WAITING_FIELD_NUMBER: _ClassVar[int]
+    PUT_FIELD_NUMBER: _ClassVar[int]
     config: GroupConfig
     queues: _containers.RepeatedCompositeFieldContainer[QueueProgress]
     sent_back: int
     dead_letters: int
     dlq_messages: int
     retries_waiting: int
-    def __init__(self, config: _Optional[_Union[GroupConfig, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[QueueProgress, _Mapping]]] = ..., sent_back: _Optional[int] = ..., dead_letters: _Optional[int] = ..., dlq_messages: _Optional[int] = ..., retries_waiting: _Optional[int] = ...) -> None: ...
+    put: bool
+    def __init__(self, config: _Optional[_Union[GroupConfig, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[QueueProgress, _Mapping]]] = ..., sent_back: _Optional[int] = ..., dead_letters: _Optional[int] = ..., dlq_messages: _Optional[int] = ..., retries_waiting: _Optional[int] = ..., put: bool = ...) -> None: ...
 
 class ResetOffsetsRequest(_message.Message):
     __slots__ = ("group", "topic", "queue_ids", "earliest", "latest", "at_ms", "offset", "dry_run")

@@ -97,11 +97,13 @@ class QueueRecordsView(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., records: _Optional[bytes] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_counts: _Optional[_Iterable[int]] = ..., run_store_ms: _Optional[_Iterable[int]] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ...) -> None: ...
 
 class PullResponseView(_message.Message):
-    __slots__ = ("request_id", "queues", "commits")
+    __slots__ = ("request_id", "queues", "commits", "open")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     queues: _containers.RepeatedCompositeFieldContainer[QueueRecordsView]
     commits: _containers.RepeatedCompositeFieldContainer[_broker_pb2.OffsetResult]
-    def __init__(self, request_id: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueRecordsView, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[_broker_pb2.OffsetResult, _Mapping]]] = ...) -> None: ...
+    open: bool
+    def __init__(self, request_id: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueRecordsView, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[_broker_pb2.OffsetResult, _Mapping]]] = ..., open: bool = ...) -> None: ...

@@ -2,12 +2,14 @@
 
 import json
 import socket
+from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner, Result
 
 from duemq.cli.app import COMMANDS, cli
 from duemq.cli.exits import Exit
+from duemq.settings import ClientSettings
 
 ALL_COMMANDS = [
     ("send",),
@@ -51,11 +53,11 @@ def run(*arguments: str) -> Result:
 
 
 @pytest.fixture
-def nobody() -> str:
-    """An address where nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+def nobody() -> Iterator[str]:
+    """An address where nobody listens, nor can: it is taken."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{silent.getsockname()[1]}"
 
 
 def test_the_root_lists_every_command_and_the_exit_codes() -> None:
@@ -96,6 +98,9 @@ def test_every_command_explains_itself_and_takes_json(command: tuple[str, ...]) 
         ("message", "find"),
         ("message", "find", "t", "--limit", "0"),
         ("message", "show", "t"),
+        ("message", "find", "t", "--timeout", "nan"),
+        ("consume", "t", "--group", "g", "--idle-timeout", "nan"),
+        ("consume", "t", "--group", "g", "--idle-timeout", "inf"),
         ("up",),
         ("nonsense",),
     ],
@@ -107,7 +112,10 @@ def test_wrong_usage_is_exit_2_and_an_error_object_with_json(arguments: tuple[st
     assert json.loads(result.stdout)["error"]["message"]
 
 
-def test_a_cluster_that_is_not_there_is_exit_3_in_one_line(nobody: str) -> None:
+def test_a_cluster_that_is_not_there_is_exit_3_in_one_line(
+    nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duemq.client.ClientSettings", lambda: ClientSettings(connect_timeout_s=1))
     result = run("topic", "list", "--nameserver", nobody, "--json")
     assert result.exit_code == Exit.UNAVAILABLE
     (line,) = result.stdout.splitlines()

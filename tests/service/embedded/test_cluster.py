@@ -12,7 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from duemq.embedded import ClusterEvent, ClusterFailed, EmbeddedCluster, cluster, restarts
+from duemq.embedded import (
+    ClusterEvent,
+    ClusterFailed,
+    EmbeddedCluster,
+    cluster,
+    restarts,
+    supervisor,
+)
 from duemq.errors import InvalidArgument
 
 HERE = Path(__file__).parent
@@ -154,7 +161,7 @@ def test_a_member_that_keeps_dying_is_given_up(
 def test_a_member_that_does_not_drain_is_killed(
     tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "DRAIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(supervisor, "DRAIN_TIMEOUT_S", 0.2)
     orders = tmp_path / "broker-1.orders"
     orders.mkdir()
     (orders / "deaf").touch()

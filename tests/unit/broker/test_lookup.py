@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from broker import lookup, recovery, time_search
 from broker.lookup import Place, Query
 from broker.records import text_hash
-from broker.store import Rules, Store
+from broker.rules import Rules
+from broker.store import Store
 from duemq.errors import InvalidArgument
 from duemq.v1 import message_pb2
 from tests.crash.faulty_disk import FaultyDisk
@@ -185,7 +186,7 @@ def test_a_cold_start_finds_the_same() -> None:
 
 def test_what_retention_removed_is_stepped_over() -> None:
     store, stored = filled([(0, 1, [("a", 8_000)]) for _ in range(30)])
-    store.drop_before(store.queue("orders", 0).frame_at(20))
+    store.tables.drop_before(store.queue("orders", 0).frame_at(20))
     store.log.delete_before(store.queue("orders", 0).frame_at(20))
     assert walk(store, by_key("a")) == stored[20:]
     assert time_search.first_stored_since(store.queue("orders", 0), 0) == 20
@@ -197,7 +198,7 @@ def test_a_topic_that_is_deleted_meanwhile_has_no_first() -> None:
     [queue, *_] = store.queues_of("orders")
     queue.sync()
     store.delete_topic("orders")
-    store.erase_deleted(store.snapshot())
+    store.tables.erase_deleted(store.snapshot())
     assert time_search.first_stored_since(queue, 1_005) == queue.max_offset
 
 

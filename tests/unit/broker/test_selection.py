@@ -126,8 +126,11 @@ def test_filters() -> None:
     assert parse_filter("") is None
     assert parse_filter("*") is None
     assert parse_filter("a || *") is None
+    assert parse_filter("  ") is None, "as consumers understand it"
     assert parse_filter("a||b c") == {text_hash(b"a"), text_hash(b"b c")}
     for wrong in ("||", "a ||", "a || || b", "a" * 5_000):
         with pytest.raises(InvalidArgument) as caught:
             parse_filter(wrong)
         assert caught.value.field == "filter"
+    with pytest.raises(InvalidArgument, match="5000 characters, at most 4096"):
+        parse_filter("a" * 5_000)

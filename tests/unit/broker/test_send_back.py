@@ -10,10 +10,12 @@ from broker.group_configs import GroupConfig, RetryPolicy
 from broker.names import TIMER_TOPIC
 from broker.offsets import GroupQueue, Progress
 from broker.producers import SERVICE_IDS_FROM
+from broker.progress import retries_waiting
 from broker.reader import StoredRecord
 from broker.retry_record import Place, Story
+from broker.rules import Rules
 from broker.send_back import Failure, Outcome, SendBacks, SentBack
-from broker.store import Rules, Store
+from broker.store import Store
 from duemq.errors import (
     Corrupt,
     DuemqError,
@@ -115,7 +117,7 @@ def test_messages_of_one_request_lie_in_one_frame_and_are_settled() -> None:
     assert attempt == 1
     assert story == Story(GROUP, place, NOW_MS, NOW_MS, "boom", place)
     assert len(store.queues_of(RETRY)) == 1
-    assert (store.sent_back.of(GROUP), store.retries_waiting(GROUP)) == (3, 3)
+    assert (store.sent_back.of(GROUP), retries_waiting(store, GROUP)) == (3, 3)
 
 
 def test_the_retry_topic_is_there_before_the_first_retry_and_without_auto_create() -> None:
@@ -140,7 +142,7 @@ def test_a_dead_letter_waits_for_nothing() -> None:
     assert [retry_record.read(retry_record.content(each))[0] for each in entries(stored)] == [1, 17]
     assert frames(store, TIMER_TOPIC) == []
     assert list(store.offsets.settled(KEY)) == [0, 1]
-    assert (store.dead_letters.of(GROUP), store.retries_waiting(GROUP)) == (2, 0)
+    assert (store.dead_letters.of(GROUP), retries_waiting(store, GROUP)) == (2, 0)
 
 
 def test_seventeen_deliveries_then_a_dead_letter() -> None:
@@ -166,7 +168,7 @@ def test_seventeen_deliveries_then_a_dead_letter() -> None:
         error="no 17",
         source=Place(RETRY, "b1", 0, 15),
     )
-    assert store.retries_waiting(GROUP) == 0
+    assert retries_waiting(store, GROUP) == 0
 
 
 def test_a_consumer_that_miscounts_gets_no_more_deliveries() -> None:
@@ -370,8 +372,8 @@ def test_it_is_all_known_again_after_a_start() -> None:
     for _ in range(2):
         again = opened(disk)
         assert list(again.offsets.settled(KEY)) == [3, 5, 7]
-        assert again.retries_waiting(GROUP) == 3
-        assert again.group_config(GROUP).retry.retries_max == 3
+        assert retries_waiting(again, GROUP) == 3
+        assert again.groups.effective(GROUP).retry.retries_max == 3
         assert sent_back(again, Failure(KEY, 3), Failure(KEY, 7)) == [SentBack(duplicate=True)] * 2
         disk.unlink(f"{DATA}/{recovery.CHECKPOINT}")  # and from the whole log
         save(again, disk)
@@ -388,7 +390,7 @@ def test_lost_consume_queues_do_not_count_retries_twice() -> None:
             disk.unlink(path)
     again = opened(disk)
     assert list(again.offsets.settled(KEY)) == [3]
-    assert again.retries_waiting(GROUP) == 2
+    assert retries_waiting(again, GROUP) == 2
 
 
 def test_a_reset_delivers_again_what_was_settled() -> None:
@@ -429,10 +431,10 @@ def test_a_deleted_group_is_forgotten_and_its_dead_letters_stay() -> None:
     for each in (store, opened(disk)):
         assert not each.knows_group(GROUP)
         assert not each.offsets.settled(KEY)
-        assert each.group_config(GROUP).retry.retries_max == 16
+        assert each.groups.effective(GROUP).retry.retries_max == 16
         assert RETRY not in each.topics
         assert DEAD in each.topics
-        assert each.retries_waiting(GROUP) == 0
+        assert retries_waiting(each, GROUP) == 0
     # A new life.
     assert errors_of(sent_back(store, Failure(KEY, 1))) == [SentBack]
-    assert opened(disk).retries_waiting(GROUP) == 1
+    assert retries_waiting(opened(disk), GROUP) == 1

@@ -7,7 +7,9 @@ import pytest
 from broker import journal, reader, recovery, state
 from broker.names import TIMER_TOPIC
 from broker.offsets import GroupQueue, Progress
-from broker.store import Rules, Store
+from broker.progress import lags
+from broker.rules import Rules
+from broker.store import Store
 from broker.topics import Topic
 from duemq.errors import (
     FencedProducer,
@@ -44,7 +46,7 @@ def save(store: Store, disk: FaultyDisk) -> None:
     for queue in store.all_queues():
         queue.sync()
     recovery.save_checkpoint(DATA, taken, disk)
-    store.erase_deleted(taken)
+    store.tables.erase_deleted(taken)
 
 
 def records(store: Store, topic: str, queue_id: int = 0) -> bytes:
@@ -177,7 +179,7 @@ def test_records_that_retention_removed_are_gone_after_a_start_too() -> None:
         store.send(batch([b"%d" % number + bytes(1_000)]), NOW_MS)
     save(store, disk)
     cut = store.log.segments[2].start
-    store.drop_before(cut)
+    store.tables.drop_before(cut)
     store.log.delete_before(cut)
     first = store.queue("orders", 0).min_offset
     assert first > 0
@@ -260,7 +262,7 @@ def test_lags_count_what_a_group_has_not_committed() -> None:
     store.send(batch([b"a"] * 5), NOW_MS)
     store.put_offsets("g", [(GroupQueue("g", "orders", 0), Progress(2, 1))])
     settle(store)
-    assert store.lags() == {("g", "orders"): 3}
+    assert lags(store) == {("g", "orders"): 3}
 
 
 def test_journal_entries_round_trip() -> None:

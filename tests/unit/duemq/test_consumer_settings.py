@@ -1,4 +1,5 @@
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,16 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ("release_timeout_s", -1),
         ("close_timeout_s", -1),
         ("start_timeout_s", 0),
+        ("threads", "20"),
+        ("threads", 2.5),
+        ("threads", True),
+        ("queue_messages_max", 1.5),
+        ("retries_in_order_max", None),
+        ("processing_timeout_s", "5"),
+        ("processing_timeout_s", float("nan")),
+        ("suspend_s", timedelta(seconds=1)),
+        ("strategy", None),
+        ("offsets_dir", Path("/tmp")),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_field(field: str, value: object) -> None:
@@ -77,13 +88,18 @@ def test_a_group_may_start_at_a_time() -> None:
         ("member_name", ".."),
         ("member_name", "a/b"),
         ("member_name", "x" * 128),
+        ("member_name", 5),
+        ("group", ""),
+        ("group", None),
+        ("callback", None),
     ],
 )
-def test_a_consumer_that_cannot_be_is_refused_by_field(field: str, value: str) -> None:
+def test_a_consumer_that_cannot_be_is_refused_by_field(field: str, value: object) -> None:
+    legal = {"group": "billing", "callback": print, "order": "key", "member_name": "pod-3"}
     with pytest.raises(InvalidArgument) as refused:
-        check_choices(**{"order": None, "member_name": None, field: value})
+        check_choices(**{**legal, field: value})
     assert refused.value.field == field
-    check_choices(order="key", member_name="pod-3")
+    check_choices(**legal)
 
 
 def test_topics_may_be_named_in_three_ways() -> None:
@@ -103,6 +119,10 @@ def test_topics_may_be_named_in_three_ways() -> None:
         ("", "topics"),
         ([f"t{n}" for n in range(SUBSCRIPTIONS_MAX + 1)], "topics"),
         ({"orders": "a ||"}, "filter"),
+        ({"orders": 5}, "filter"),
+        (None, "topics"),
+        (b"orders", "topics"),
+        (["orders", 5], "topics"),
     ],
 )
 def test_wrong_topics_are_refused_by_field(topics, field: str) -> None:

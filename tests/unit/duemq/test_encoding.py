@@ -16,7 +16,7 @@ from duemq.v1 import broker_pb2, view_pb2
 from duemq.v1.message_pb2 import Record, RecordBatch
 
 BORN_MS = 1_790_000_000_000
-ID_HEAD = b"0123456789abcdef" + b"0000001"
+ID_HEAD = b"019a5e2b7c1" + b"0123456789abcdef0123"[:14]
 NUMBERS = Numbers(producer_id=2**62 + 1, epoch=2, sequence=300)
 
 text = st.text(max_size=20)

@@ -2,6 +2,7 @@ import pytest
 
 from duemq.due import DELAYS_MS, Due
 from duemq.errors import Closed, InvalidArgument, TooLarge
+from duemq.message_ids import ID_CHARS
 from duemq.route import Queue
 from duemq.sending.batch import RECORD_BYTES
 from duemq.sending.encoding import BLOCK_MESSAGES
@@ -90,7 +91,7 @@ def test_a_batch_ends_with_its_message_ids(pump, target):
     assert last[0] is last[-2] is not last[-1]
     ids = {batch.message_id(i) for batch in (last[0], last[-1]) for i in range(batch.count)}
     assert len(ids) == BLOCK_MESSAGES + 1
-    assert {len(each) for each in ids} == {26}
+    assert {len(each) for each in ids} == {ID_CHARS}
 
 
 def test_an_old_batch_takes_no_more(outbox, target):

@@ -6,12 +6,23 @@ import pytest
 import duemq
 from duemq.consumer.outcomes import (
     ERROR_CHARACTERS_MAX,
+    BatchFailed,
     DeadLetter,
+    Failed,
     Outcome,
     RetryLater,
+    errors_of,
+    failures_of,
     outcome_of,
 )
 from duemq.errors import InvalidArgument
+from duemq.message import Message, Origin
+from duemq.v1.message_pb2 import Record
+
+ORIGIN = Origin("orders", "b0", 0)
+BATCH = [Message(Record(message_id=f"m{n}"), ORIGIN, n, 0) for n in range(4)]
+ERROR = ValueError("no")
+LATER = RetryLater("5m")
 
 
 @pytest.mark.parametrize(
@@ -54,9 +65,75 @@ def test_they_travel_between_processes() -> None:
     later = pickle.loads(pickle.dumps(RetryLater("5m", "closed")))
     assert (later.delay_ms, later.reason) == (300_000, "closed")
     assert str(pickle.loads(pickle.dumps(DeadLetter("unreadable")))) == "unreadable"
+    failed = pickle.loads(pickle.dumps(BatchFailed({BATCH[1]: later, BATCH[2]: ERROR})))
+    assert list(map(repr, failures_of(failed, BATCH))) == [
+        "Failed(index=1, count=1, error=RetryLater('closed'))",
+        "Failed(index=2, count=1, error=ValueError('no'))",
+    ]
 
 
 def test_both_faces_export_them() -> None:
     for face in (duemq, duemq.aio):
+        assert face.BatchFailed is BatchFailed
         assert face.RetryLater is RetryLater
         assert face.DeadLetter is DeadLetter
+
+
+# --- of a batch -------------------------------------------------------------------------------
+
+
+def test_any_other_exception_fails_the_batch_as_a_whole() -> None:
+    assert failures_of(ERROR, BATCH) == [Failed(0, 4, ERROR)]
+    assert errors_of(ERROR, BATCH) == dict.fromkeys(range(4), ERROR)
+
+
+def test_only_what_is_named_failed_in_the_order_of_the_batch() -> None:
+    named = BatchFailed({BATCH[3]: LATER, BATCH[1]: ERROR})
+    assert failures_of(named, BATCH) == [Failed(1, 1, ERROR), Failed(3, 1, LATER)]
+    assert errors_of(named, BATCH) == {1: ERROR, 3: LATER}
+
+
+def test_where_nothing_is_named_nothing_failed() -> None:
+    assert failures_of(BatchFailed({}), BATCH) == []
+
+
+def test_what_is_no_message_of_the_batch_fails_all_of_it() -> None:
+    stranger = Message(Record(message_id="m9"), ORIGIN, 9, 0)
+    for named in (stranger, 0, "m0"):
+        raised = BatchFailed({BATCH[0]: ERROR, named: ERROR})  # type: ignore[dict-item]
+        [failed] = failures_of(raised, BATCH)
+        assert (failed.index, failed.count) == (0, 4)
+        assert isinstance(failed.error, InvalidArgument)
+        assert (failed.error.field, failed.error.value) == ("failures", str(named))
+        assert repr(named) in str(failed.error)
+        assert failed.error.__cause__ is raised
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        {BATCH[0]: "no"},
+        {BATCH[0]: ValueError},
+        {BATCH[0]: BatchFailed({BATCH[0]: ERROR})},
+        [BATCH[0]],
+        None,
+    ],
+)
+def test_what_names_no_exceptions_is_refused_where_it_is_raised(failures: object) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        BatchFailed(failures)  # type: ignore[arg-type]
+    assert refused.value.field == "failures"
+    assert "{message: exception}" in refused.value.limit
+
+
+def test_it_says_how_many_failed_and_of_what() -> None:
+    errors = [ERROR, LATER, ValueError("again")]
+    failed = BatchFailed(dict(zip(BATCH, errors, strict=False)))
+    assert repr(failed) == "BatchFailed('3 of a batch: ValueError, RetryLater')"
+
+
+def test_what_it_names_cannot_be_changed_behind_it() -> None:
+    failures = {BATCH[0]: ERROR}
+    raised = BatchFailed(failures)
+    failures.clear()
+    assert failures_of(raised, BATCH) == [Failed(0, 1, ERROR)]

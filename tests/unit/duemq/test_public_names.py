@@ -14,6 +14,7 @@ from duemq.client import nameservers_of
 
 NAMES = {
     "Admin",
+    "BatchFailed",
     "CancelOutcome",
     "ClientSettings",
     "ConsumerSettings",

@@ -9,8 +9,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
-from duemq import tracing
+from duemq import trace_contexts, tracing
+from duemq.consumer.calling import Calling
+from duemq.consumer.outcomes import BatchFailed, RetryLater
 from duemq.errors import ReadOnly
+from duemq.message import Message, Origin
+from duemq.trace_contexts import TRACEPARENT, TRACESTATE
 from duemq.v1.message_pb2 import Record, RecordBatch
 
 
@@ -77,7 +81,7 @@ def test_tracing_needs_the_api_only():
 
 def test_a_send_span_carries_its_context_and_where_the_message_lies(recorded):
     sending = tracing.start_send("orders", "m1", key="k", tag="red", body_bytes=4)
-    context = tracing.extract(sending.properties)
+    context = trace_contexts.extract(sending.properties)
     sending.stored("broker-0", 2, 0, due_ms=1_000)
     (span,) = recorded.get_finished_spans()
     assert span.name == "send orders"
@@ -153,6 +157,27 @@ def test_a_callback_that_raises_fails_its_span_and_still_raises(recorded):
     assert span.attributes[tracing.ERROR_TYPE] == "KeyError"
 
 
+def test_of_a_batch_only_what_is_named_fails_its_span(recorded):
+    origin = Origin("orders", "broker-0", 3)
+    batch = [Message(Record(message_id=f"m{n}"), origin, n, 0) for n in range(3)]
+
+    def receive(messages):
+        raise BatchFailed({messages[1]: KeyError("nope"), messages[2]: RetryLater("5m")})
+
+    with (
+        pytest.raises(BatchFailed),
+        Calling(receive, batch=True, group="g", client_id="").span(batch),
+    ):
+        receive(batch)
+    spans = {span.attributes[tracing.MESSAGE_ID]: span for span in recorded.get_finished_spans()}
+    assert spans["m0"].status.status_code is StatusCode.UNSET
+    assert [spans[name].attributes.get(tracing.ERROR_TYPE) for name in ("m0", "m1", "m2")] == [
+        None,
+        "KeyError",
+        "RetryLater",
+    ]
+
+
 def test_a_batch_callback_gets_a_span_a_message_and_the_first_is_current(recorded):
     first = tracing.start_send("orders", "m1")
     batch = [received(properties=first.properties), received(message_id="m2")]
@@ -195,7 +220,7 @@ def test_a_store_span_joins_the_first_context_of_its_frame_and_links_the_others(
         records=memoryview(encoded(*[{"a": "b"} | s.properties for s in sends])),
     )
     (span,) = recorded.get_finished_spans()
-    contexts = [tracing.extract(send.properties) for send in sends]
+    contexts = [trace_contexts.extract(send.properties) for send in sends]
     assert span.parent.span_id == contexts[0].span_id
     assert [link.context.span_id for link in span.links] == [c.span_id for c in contexts[1:]]
     assert (span.start_time, span.end_time) == (1_000, 5_000)
@@ -204,7 +229,7 @@ def test_a_store_span_joins_the_first_context_of_its_frame_and_links_the_others(
 
 def test_a_producer_s_decision_against_a_trace_holds_for_the_frame(recorded):
     sending = unsampled_send()
-    assert not tracing.extract(sending.properties).trace_flags.sampled
+    assert not trace_contexts.extract(sending.properties).trace_flags.sampled
     frame = encoded(sending.properties)
     tracing.record_store("orders", "b", 0, 0, 1, start_ns=1, end_ns=2, records=frame)
     tracing.record_schedule("orders", "b", 0, 0, 1, start_ns=1, end_ns=2, records=frame)
@@ -238,7 +263,7 @@ def test_fires_of_one_due_time_are_one_span_with_their_own_contexts(recorded):
         sizes=[len(record) for record in records],
     )
     spans = recorded.get_finished_spans()
-    contexts = [tracing.extract(send.properties) for send in sends]
+    contexts = [trace_contexts.extract(send.properties) for send in sends]
     told = [
         (
             span.attributes[tracing.BATCH_COUNT],
@@ -276,24 +301,22 @@ def test_fires_of_many_due_times_share_a_bounded_number_of_spans(recorded):
     ],
 )
 def test_a_malformed_context_is_none(traceparent):
-    assert tracing.extract({tracing.TRACEPARENT: traceparent}) is None
+    assert trace_contexts.extract({TRACEPARENT: traceparent}) is None
 
 
 def test_trace_state_travels(recorded):
     parent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
-    context = tracing.extract({tracing.TRACEPARENT: parent, tracing.TRACESTATE: "v=1"})
-    with tracing.process(
-        [received(properties={tracing.TRACEPARENT: parent, tracing.TRACESTATE: "v=1"})]
-    ):
+    context = trace_contexts.extract({TRACEPARENT: parent, TRACESTATE: "v=1"})
+    with tracing.process([received(properties={TRACEPARENT: parent, TRACESTATE: "v=1"})]):
         sending = tracing.start_send("answers", "m2")
     assert context.trace_state.get("v") == "1"
-    assert sending.properties[tracing.TRACESTATE] == "v=1"
+    assert sending.properties[TRACESTATE] == "v=1"
 
 
 def test_links_and_the_search_for_them_are_bounded():
-    sampled = {tracing.TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
-    refused = {tracing.TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-00"}
+    sampled = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
+    refused = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-00"}
     many = encoded(*[sampled] * 100)
-    assert len(tracing.contexts_in(many)) == tracing.LINKS_MAX
-    hidden = encoded(*[refused] * tracing.SEARCHED_MAX, sampled)
-    assert tracing.contexts_in(hidden) is None
+    assert len(trace_contexts.contexts_in(many)) == trace_contexts.LINKS_MAX
+    hidden = encoded(*[refused] * trace_contexts.SEARCHED_MAX, sampled)
+    assert trace_contexts.contexts_in(hidden) is None

@@ -4,8 +4,10 @@ import pytest
 
 from duemq.balance import MessageQueue
 from duemq.consumer.fetcher import Source
+from duemq.consumer.outcomes import BatchFailed
 from duemq.consumer.subscription import ALL
-from duemq.consumer.workers import Caller, Work, is_async
+from duemq.consumer.work import Caller, Work
+from duemq.consumer.workers import is_async
 from duemq.message import Message, Origin
 from duemq.v1.message_pb2 import Record
 
@@ -39,7 +41,7 @@ def either(callback, asynchronous: bool):
 
 
 def failed(work: Work) -> list[int]:
-    return [index for indices, _ in work.failures for index in indices]
+    return [index for errors in work.failures for index in errors]
 
 
 both = pytest.mark.parametrize("asynchronous", [False, True])
@@ -63,8 +65,8 @@ async def test_a_failure_is_set_aside_and_the_rest_goes_on(asynchronous: bool) -
 
     work = work_of(3)
     await walk(caller(either(receive, asynchronous)), work, asynchronous)
-    [(indices, error)] = work.failures
-    assert (indices, str(error)) == ((1,), "one")
+    [errors] = work.failures
+    assert {index: str(error) for index, error in errors.items()} == {1: "one"}
     assert (work.chunk.commit_point, work.chunk.unfinished) == (1, 1)
 
 
@@ -83,7 +85,7 @@ async def test_what_is_tried_again_says_whether_it_is_done(asynchronous, batch) 
     again = [Work(first.source, first.chunk, (0,)) for _ in range(2)]
     for work in again:
         await walk(calling, work, asynchronous)
-    assert [(work.finished, failed(work)) for work in again] == [(False, [0]), (True, [])]
+    assert [(work.finished, failed(work)) for work in again] == [((), [0]), ((0,), [])]
     assert first.chunk.commit_point == 0  # finishing it is the event loop's business
 
 
@@ -140,9 +142,54 @@ async def test_a_batch_is_finished_or_failed_as_a_whole(asynchronous: bool) -> N
     await walk(calling, failing, asynchronous)
     await walk(calling, fine, asynchronous)
     assert calls == [[0, 1, 2]] * 2
-    assert [indices for indices, _ in failing.failures] == [(0, 1, 2)]
+    assert failed(failing) == [0, 1, 2]
     assert (failing.chunk.commit_point, failing.chunk.unfinished) == (0, 3)
     assert (fine.failures, fine.chunk.commit_point) == ([], 3)
+
+
+def failing_at(*offsets: int):
+    """A callback for lists."""
+
+    def receive(messages) -> None:
+        raise BatchFailed({m: ValueError(str(m.offset)) for m in messages if m.offset in offsets})
+
+    return receive
+
+
+@both
+@pytest.mark.parametrize(
+    ("named", "commit_point"), [((1, 3), 1), ((0,), 0), ((4,), 4), (range(5), 0), ((), 5)]
+)
+async def test_of_a_batch_only_what_is_named_is_set_aside(
+    named, commit_point, asynchronous: bool
+) -> None:
+    work = work_of(5)
+    calling = caller(either(failing_at(*named), asynchronous), batch=True)
+    await walk(calling, work, asynchronous)
+    [errors] = work.failures
+    assert {index: str(error) for index, error in errors.items()} == {n: str(n) for n in named}
+    assert work.chunk.commit_point == commit_point
+    assert work.chunk.unfinished == len(named)
+
+
+@both
+async def test_what_is_named_of_a_batch_that_is_tried_again(asynchronous: bool) -> None:
+    first = work_of(5)
+    first.chunk.set_aside(5)
+    again = Work(first.source, first.chunk, (0, 2, 4))
+    await walk(caller(either(failing_at(2), asynchronous), batch=True), again, asynchronous)
+    assert (again.finished, failed(again)) == ((0, 4), [2])
+
+
+@both
+async def test_a_single_message_may_be_named_too(asynchronous: bool) -> None:
+    def receive(message) -> None:
+        raise BatchFailed({message: ValueError("one")} if message.offset == 1 else {})
+
+    work = work_of(3)
+    await walk(caller(either(receive, asynchronous)), work, asynchronous)
+    assert failed(work) == [1]
+    assert (work.chunk.commit_point, work.chunk.unfinished) == (1, 1)
 
 
 def test_even_an_exit_is_only_a_failure() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from storage import checkpoint, consume_queue, frame
+from storage import checkpoint, consume_queue, frame, key_run
 from storage.__main__ import main
 from storage.dirlock import DirLock
 from storage.disk import RealDisk
@@ -146,6 +147,30 @@ def test_a_dump_tells_what_was_sent_back() -> None:
     body = memoryview(b"".join(parts))
     line = describe(Entry(0, frame.KIND, body, 136, 0))
     assert line.endswith(" send_back")
+
+
+def key_run_of(data: Path, key_hashes: list[int]) -> Path:
+    """A run of the first six records of `orders`, which has no keys."""
+    folder = data / "consumequeue" / "orders.7" / "0"
+    path = folder / key_run.name_of(0)
+    entries = key_run.entries_of(np.array(key_hashes, np.uint32), 0)
+    key_run.write(str(path), key_run.encode(0, 6, [entries]), RealDisk())
+    return path
+
+
+def test_a_key_run_is_checked_and_dumped(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = key_run_of(data, [0] * 6)
+    assert main(["check", str(data)]) == 0
+    assert f"ok      {path}: 0 keys" in capsys.readouterr().out
+    key_run_of(data, [0, 0, 5, 0, 0, 0])
+    assert main(["check", str(data)]) == 1
+    assert f"DAMAGE  {path}: differs from the consume queue" in capsys.readouterr().out
+    assert main(["dump", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["key_run base=0 span=6 count=1", "key_hash=0x00000005 offset=2"]
+    flip(path, 4100)
+    assert main(["check", str(data)]) == 1
+    assert f"DAMAGE  {path}, offset 4096: the CRC-32C of page 0" in capsys.readouterr().out
 
 
 def test_a_dump_knows_every_kind_of_file(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

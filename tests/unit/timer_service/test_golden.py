@@ -9,8 +9,9 @@ from storage import record
 from timer_service import block, entries, state
 from timer_service.entries import Cancelled, Dispatched, LaneId, Restarted, SourceId, TargetId
 from timer_service.lane import Batch, Lane
+from timer_service.numbering import Source
 from timer_service.rows import Home, Rows, new_rows
-from timer_service.scheduler import Ledger, Source
+from timer_service.scheduler import Ledger
 from timer_service.segments import Block
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v1"

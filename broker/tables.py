@@ -1,0 +1,135 @@
+"""What a broker knows: topics and their queues, producers, groups and how far they are.  Pure.
+
+Owned by: Store; by Replay before there is one.  Mutated by: the event loop.
+
+A change is an entry of the log first, and takes effect here: when it is appended (store.py), and
+again at a start (replay.py).  So whatever an entry does to more than one table is done by one
+method, which both call.  All of it can be rebuilt from the log; `snapshot` and `restore` spare that
+(state.py).
+"""
+
+from collections.abc import Iterable
+
+from broker import names
+from broker.group_configs import GroupConfigs
+from broker.offsets import GroupQueue, Offsets, Progress
+from broker.producers import Producers
+from broker.queues import QueueTable
+from broker.rules import Rules
+from broker.state import State
+from broker.topics import Topic, Topics
+
+
+class Tables:
+    """See the module."""
+
+    def __init__(self, queues: QueueTable, rules: Rules) -> None:
+        self.queues = queues
+        self.topics = Topics(rules.default_queues, rules.limits.message_bytes_max)
+        self.producers = Producers(rules.lane_idle_ms)
+        self.offsets = Offsets()
+        self.groups = GroupConfigs(rules.retry)
+        self.retries: dict[str, int] = {}
+        """Records ever sent back for another delivery, by group."""
+        self.counts_retries = True
+        """Off while a start replays what the checkpoint's counts have in them."""
+        self.store_ms = 0
+        """When the newest frame was stored: the clock may go back, this does not."""
+
+    # -- what an entry of the log does -----------------------------------------------------------
+
+    def put_topic(self, topic: Topic) -> None:
+        """The topic was made."""
+        self.topics.put(topic)
+        for queue in self.queues.add(topic):
+            queue.restart()  # files of its name are a crash's leftovers
+
+    def remove_topic(self, name: str) -> None:
+        """The topic was deleted; one that a checkpoint left out for that is no surprise."""
+        if name in self.topics:
+            self.queues.remove(self.topics.remove(name))
+        self.producers.forget_topic(name)
+        self.offsets.forget_topic(name)
+        if names.is_retry(name) and self.counts_retries:
+            self.retries.pop(names.group_of(name), None)
+
+    def remove_group(self, group: str) -> None:
+        """The group was deleted, and its retry topic with it."""
+        self.groups.remove(group)
+        self.offsets.forget_group(group)
+        self.remove_topic(names.retry_topic(group))
+
+    def reset_offsets(self, changes: Iterable[tuple[GroupQueue, Progress]]) -> None:
+        """A group was moved; nothing is settled there any more."""
+        for key, progress in changes:
+            self.offsets.clear_settled(key)
+            self.offsets.put(key, progress)
+
+    def count_retries(self, group: str, count: int) -> None:
+        """The group sent records back for another delivery."""
+        if self.counts_retries:
+            self.retries[group] = self.retries.get(group, 0) + count
+
+    def drop_before(self, position: int) -> None:
+        """Forgets records that lie before a position of the log, which retention has removed."""
+        for queue in self.queues.all():
+            queue.drop_before(position)
+
+    # -- the checkpoint --------------------------------------------------------------------------
+
+    def snapshot(self, position: int, verify_from: int) -> State:
+        """All of it, as of a position of the log."""
+        return State(
+            position=position,
+            verify_from=verify_from,
+            store_ms=self.store_ms,
+            topics=self.topics.encode(),
+            offsets=self.offsets.encode(),
+            queues={
+                topic.name: [queue.next_offset for queue in self.queues.of(topic.name)]
+                for topic in self.topics
+            },
+            lanes=self.producers.encode(),
+            settled=self.offsets.encode_settled(),
+            groups=self.groups.encode(),
+            retries=dict(self.retries),
+        )
+
+    def without_deleted(self, state: State) -> State:
+        """The snapshot without topics that were deleted since: their queues get no more entries.
+
+        To be called when the log is durable up to its position.
+        """
+        rows = [
+            row
+            for row in state.topics["topics"]
+            if row["name"] in self.topics and self.topics.find(row["name"]).id == row["id"]
+        ]
+        kept = {row["name"] for row in rows}
+        queues = {name: offsets for name, offsets in state.queues.items() if name in kept}
+        return state._replace(topics={**state.topics, "topics": rows}, queues=queues)
+
+    def erase_deleted(self, saved: State) -> None:
+        """Removes the files of topics that were deleted before the checkpoint of `saved`."""
+        of_checkpoint = [Topic(**row) for row in saved.topics["topics"]]
+        self.queues.erase_unknown([*self.topics, *of_checkpoint])
+
+    def restore(self, state: State, *, rebuild: bool = False) -> None:
+        """Takes a checkpoint over; with `rebuild` only what the log cannot tell again.
+
+        Raises IndexError if a consume queue does not reach as far as the checkpoint says.
+        """
+        self.store_ms = state.store_ms
+        self.topics.load(state.topics)
+        self.offsets.load(state.offsets, state.settled)
+        self.groups.load(state.groups)
+        self.retries = dict(state.retries)
+        for topic in self.topics:
+            next_offsets = state.queues[topic.name]
+            for queue, next_offset in zip(self.queues.add(topic), next_offsets, strict=True):
+                if rebuild:
+                    queue.restart(next_offset)  # if retention has left no frame of it
+                else:
+                    queue.rewind(next_offset)
+        if not rebuild:
+            self.producers.load(state.lanes)

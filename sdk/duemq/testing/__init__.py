@@ -1,0 +1,78 @@
+"""DueMQ in memory, for tests: no process, no network, no waiting.
+
+    from duemq.testing import MemoryCluster
+
+    cluster = MemoryCluster()
+    producer = cluster.producer()
+    with cluster.push_consumer("billing", "orders", handle):
+        producer.send("orders", b"...", delay="1h")
+        cluster.advance("1h")
+
+Producers and consumers are subclasses of `duemq`'s with the same arguments, checks, receipts and
+messages; `duemq.testing.aio` has the asyncio ones.  Callbacks are called by `deliver` and
+`advance`, in the thread of the caller, one at a time, in the order in which messages were stored.
+What the twin leaves out stands in sdk/README.md, "Testing your code".
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Unpack
+
+from duemq.consumer.blocking import PushConsumer
+from duemq.consumer.subscription import Topics
+from duemq.consumer.workers import Callback, is_async
+from duemq.errors import InvalidArgument
+from duemq.producer import Producer
+from duemq.settings import ProducerSettings
+from duemq.testing.broker import Pending
+from duemq.testing.cluster import ClusterCore
+from duemq.testing.consumers import ConsumerOptions, MemoryPushConsumer
+from duemq.testing.producers import MemoryProducer
+
+__all__ = ["ConsumerOptions", "MemoryCluster", "Pending"]
+
+
+class MemoryCluster(ClusterCore):
+    """A cluster in memory, with a clock that the test moves."""
+
+    def producer(self, *, settings: ProducerSettings | None = None) -> Producer:
+        """A `duemq.Producer` whose sends are stored when they return."""
+        return MemoryProducer(self._broker, self._lock, settings)
+
+    def push_consumer(
+        self, group: str, topics: Topics, callback: Callback, **options: Unpack[ConsumerOptions]
+    ) -> PushConsumer:
+        """A `duemq.PushConsumer`, with its arguments.  Raises InvalidArgument.
+
+        It takes part from its `start` (or `with`) to its `close`.
+        """
+        if is_async(callback):
+            raise InvalidArgument(
+                "callback: a coroutine function needs duemq.testing.aio", field="callback"
+            )
+        return MemoryPushConsumer(self._groups, self.deliver, group, topics, callback, options)
+
+    def deliver(self) -> int:
+        """Has everything processed that is there now; answers how many messages were delivered.
+
+        What fails in here comes again only when `advance` has brought its time.
+        """
+        delivered = 0
+        with self._round():
+            while (delivery := self._next(delivered)) is not None:
+                with self._calling(delivery):
+                    delivery.member.callback(delivery.argument)
+                delivered += len(delivery.messages)
+        return delivered
+
+    def advance(self, by: float | timedelta | str) -> int:
+        """Moves the clock on: seconds, a timedelta, or text as "250ms", "10s", "1h30m".
+
+        What falls due on the way is delivered at its time, in order.  Answers how many messages
+        were delivered.  Raises InvalidArgument.
+        """
+        until_ms, delivered = self._end_of(by), self.deliver()
+        while self._step(until_ms):
+            delivered += self.deliver()
+        return delivered

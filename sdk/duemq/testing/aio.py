@@ -1,0 +1,57 @@
+"""DueMQ in memory for tests of asyncio programs: as `duemq.testing`, to be awaited.
+
+cluster = MemoryCluster()
+async with cluster.producer() as producer, cluster.push_consumer("billing", "orders", handle):
+    await producer.send("orders", b"...", delay="1h")
+    await cluster.advance("1h")
+"""
+
+from __future__ import annotations
+
+import inspect
+from datetime import timedelta
+from typing import Unpack
+
+from duemq import aio
+from duemq.consumer.subscription import Topics
+from duemq.consumer.workers import Callback
+from duemq.settings import ProducerSettings
+from duemq.testing.broker import Pending
+from duemq.testing.cluster import ClusterCore
+from duemq.testing.consumers import AioMemoryPushConsumer, ConsumerOptions
+from duemq.testing.producers import AioMemoryProducer
+
+__all__ = ["ConsumerOptions", "MemoryCluster", "Pending"]
+
+
+class MemoryCluster(ClusterCore):
+    """A cluster in memory, with a clock that the test moves."""
+
+    def producer(self, *, settings: ProducerSettings | None = None) -> aio.Producer:
+        """A `duemq.aio.Producer`, to be started."""
+        return AioMemoryProducer(self._broker, self._lock, settings)
+
+    def push_consumer(
+        self, group: str, topics: Topics, callback: Callback, **options: Unpack[ConsumerOptions]
+    ) -> aio.PushConsumer:
+        """A `duemq.aio.PushConsumer`, to be started.  Raises InvalidArgument."""
+        return AioMemoryPushConsumer(self._groups, self.deliver, group, topics, callback, options)
+
+    async def deliver(self) -> int:
+        """As `duemq.testing.MemoryCluster.deliver`; coroutine functions are awaited."""
+        delivered = 0
+        with self._round():
+            while (delivery := self._next(delivered)) is not None:
+                with self._calling(delivery):
+                    result = delivery.member.callback(delivery.argument)
+                    if inspect.isawaitable(result):
+                        await result
+                delivered += len(delivery.messages)
+        return delivered
+
+    async def advance(self, by: float | timedelta | str) -> int:
+        """As `duemq.testing.MemoryCluster.advance`."""
+        until_ms, delivered = self._end_of(by), await self.deliver()
+        while self._step(until_ms):
+            delivered += await self.deliver()
+        return delivered

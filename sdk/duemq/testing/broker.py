@@ -1,0 +1,236 @@
+"""What the twin stores: queues, timers, dead letters.  Pure; `now_ms` moves only when it is told.
+
+Of one broker, `memory`.  What producers send arrives as the bytes that a broker would get, so that
+arguments, encoding and receipts are the real ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import struct
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from duemq import due, handle
+from duemq.balance import MessageQueue
+from duemq.due import DUE_MS_MAX
+from duemq.errors import InvalidArgument, TooLarge, TopicNotFound
+from duemq.message import Message, Origin
+from duemq.sending.batch import Batch
+from duemq.sending.encoding import Numbers
+from duemq.timers import CancelOutcome
+from duemq.v1 import broker_pb2
+from duemq.v1.message_pb2 import Record, TimerHandle
+
+NAME = "memory"
+STORE_ID = 1
+BODY_BYTES_MAX = 4 << 20
+"""Of a message; as brokers are by default, like the levels."""
+LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+LEVELS_MS = tuple(map(due.delay_ms, LEVELS.split()))
+NAME_RULE = "1 to 127 of [A-Za-z0-9_%|-]"
+
+_NAME = re.compile(r"[A-Za-z0-9_%|-]{1,127}\Z")
+
+
+class Entry(NamedTuple):
+    """A stored message.  `number`: in the order of storing, whatever the queue."""
+
+    number: int
+    message: Message
+
+
+class Pending(NamedTuple):
+    """A message that waits for its time."""
+
+    due_ms: int
+    topic: str
+    """Where it will be stored: %RETRY%<group> if a group sent it back."""
+    message_id: str
+    key: str | None
+    body: bytes
+    handle: str
+    """What `cancel` takes."""
+
+
+class _Timer(NamedTuple):
+    due_ms: int
+    topic: str
+    queue_id: int | None
+    record: Record
+
+
+class MemoryBroker:
+    """All that is stored."""
+
+    def __init__(self, now_ms: int, queues: int) -> None:
+        self.now_ms = now_ms
+        self._default_queues = queues
+        self._topics: dict[str, list[list[Entry]]] = {}
+        self._turns: defaultdict[str, int] = defaultdict(int)
+        self._stored = 0
+        self._timers: list[_Timer] = []  # by their place in %TIMER%; stay when they are done
+        self._outcomes: dict[int, CancelOutcome] = {}  # place → what became of it
+        self._heap: list[tuple[int, int]] = []  # (due_ms, place); cancelled ones stay in it
+
+    # ── topics ───────────────────────────────────────────────────────────────────────
+
+    def create_topic(self, topic: str, queues: int | None = None) -> None:
+        """If it is missing.  Raises InvalidArgument."""
+        if not _NAME.match(topic) or "%" in topic:
+            raise InvalidArgument(
+                f"topic: {topic[:200]!r} is not a legal name: {NAME_RULE} but %",
+                field="topic",
+                value=topic[:200],
+                limit=NAME_RULE,
+            )
+        self._make(topic, self._default_queues if queues is None else queues)
+
+    def queues_of(self, topic: str) -> list[MessageQueue]:
+        """Answers none if there is no such topic."""
+        count = len(self._topics.get(topic, ()))
+        return [MessageQueue(topic, NAME, queue_id) for queue_id in range(count)]
+
+    def log(self, queue: MessageQueue) -> Sequence[Entry]:
+        """All that was stored in a queue; an entry's index is its offset."""
+        return self._topics[queue.topic][queue.queue_id]
+
+    def messages(self, topic: str) -> list[Message]:
+        """Of all queues, in the order of storing."""
+        entries = [entry for log in self._topics.get(topic, ()) for entry in log]
+        return [entry.message for entry in sorted(entries, key=lambda entry: entry.number)]
+
+    # ── storing ──────────────────────────────────────────────────────────────────────
+
+    def send(self, batch: Batch) -> None:
+        """Stores a producer's batch and answers it, as its broker would."""
+        wanted = None if batch.queue is None else batch.queue.queue_id
+        request = batch.encode(-1 if wanted is None else wanted, Numbers(0, 0, 0))
+        [sent] = broker_pb2.SendRequest.FromString(request).batches
+        records = list(sent.records.records)
+        try:
+            self._check(batch.topic, records)
+            dues = self._dues_of(sent, len(records))
+        except (InvalidArgument, TooLarge, TopicNotFound) as error:
+            batch.failed(error)
+            return
+        for record in records:
+            record.born_ms = self.now_ms
+        if batch.timed:
+            first = len(self._timers)
+            for record, due_ms in zip(records, dues, strict=True):
+                self.schedule(due_ms, batch.topic, wanted, record)
+            packed = struct.pack(f"<{len(dues)}q", *dues)
+            batch.stored(NAME, STORE_ID, 0, first, self.now_ms, packed)
+            self.fire()
+            return
+        queue_id = self._turn(batch.topic) if wanted is None else wanted
+        offset = len(self._topics[batch.topic][queue_id])
+        for record in records:
+            self.append(batch.topic, queue_id, record)
+        batch.stored(NAME, STORE_ID, queue_id, offset, self.now_ms, b"")
+
+    def append(self, topic: str, queue_id: int, record: Record) -> None:
+        """Stores one record; a group's own topics are made."""
+        self._make(topic, 1)
+        log = self._topics[topic][queue_id]
+        message = Message(record, Origin(topic, NAME, queue_id), len(log), self.now_ms)
+        log.append(Entry(self._stored, message))
+        self._stored += 1
+
+    def _make(self, topic: str, queues: int) -> None:
+        if topic not in self._topics:
+            self._topics[topic] = [[] for _ in range(queues)]
+
+    def _turn(self, topic: str) -> int:
+        """The next queue for a message without an ordering key."""
+        turn = self._turns[topic]
+        self._turns[topic] = turn + 1
+        return turn % len(self._topics[topic])
+
+    def _check(self, topic: str, records: Sequence[Record]) -> None:
+        if topic not in self._topics:
+            raise TopicNotFound(f"topic {topic!r} does not exist", field="topic", value=topic)
+        longest = max(len(record.body) for record in records)
+        if longest > BODY_BYTES_MAX:
+            raise TooLarge(
+                f"body: {longest} bytes, at most {BODY_BYTES_MAX}",
+                field="body",
+                value=longest,
+                limit=BODY_BYTES_MAX,
+            )
+
+    def _dues_of(self, sent: broker_pb2.Batch, count: int) -> list[int]:
+        for level in sent.delay_levels:
+            if level > len(LEVELS_MS):
+                raise _illegal("delay_levels", level, f"1 to {len(LEVELS_MS)}")
+        dues = [self.now_ms + delay for delay in sent.delays_ms] or list(sent.due_ms)
+        dues = dues or [self.now_ms + LEVELS_MS[level - 1] for level in sent.delay_levels]
+        for due_ms in dues:
+            if due_ms > DUE_MS_MAX:
+                raise _illegal("delays_ms", due_ms - self.now_ms, f"0 to {DUE_MS_MAX} ms from 1970")
+        return dues * count if len(dues) == 1 else dues
+
+    # ── timers ───────────────────────────────────────────────────────────────────────
+
+    def schedule(self, due_ms: int, topic: str, queue_id: int | None, record: Record) -> None:
+        """Stores the record in `topic` when its time has come; queue None: the next in turn."""
+        record.due_ms = due_ms
+        heapq.heappush(self._heap, (due_ms, len(self._timers)))
+        self._timers.append(_Timer(due_ms, topic, queue_id, record))
+
+    def next_due(self) -> int | None:
+        """When the next timer is due; None: none waits."""
+        while self._heap and self._heap[0][1] in self._outcomes:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def fire(self) -> None:
+        """Stores what is due now, in the order of due times."""
+        while (due_ms := self.next_due()) is not None and due_ms <= self.now_ms:
+            _, place = heapq.heappop(self._heap)
+            self._outcomes[place] = CancelOutcome.FIRED
+            timer = self._timers[place]
+            self._make(timer.topic, 1)
+            queue_id = self._turn(timer.topic) if timer.queue_id is None else timer.queue_id
+            self.append(timer.topic, queue_id, timer.record)
+
+    def cancel(self, texts: Sequence[str]) -> list[CancelOutcome]:
+        """Raises InvalidArgument for what is not a handle, before anything is cancelled."""
+        return [self._cancel(wanted) for wanted in [handle.decode(text) for text in texts]]
+
+    def _cancel(self, wanted: TimerHandle) -> CancelOutcome:
+        place = wanted.offset
+        known = wanted.store_id == STORE_ID and 0 <= place < len(self._timers)
+        if not known or self._timers[place].due_ms != wanted.due_ms:
+            return CancelOutcome.UNKNOWN
+        return self._outcomes.setdefault(place, CancelOutcome.CANCELLED)
+
+    def pending(self) -> list[Pending]:
+        """What waits, by due time."""
+        waiting = sorted(each for each in self._heap if each[1] not in self._outcomes)
+        return [self._pending(place) for _, place in waiting]
+
+    def _pending(self, place: int) -> Pending:
+        due_ms, topic, _, record = self._timers[place]
+        text = handle.encode(STORE_ID, 0, place, due_ms)
+        return Pending(due_ms, topic, record.message_id, record.key or None, record.body, text)
+
+
+def check_group(group: str) -> None:
+    """Raises InvalidArgument unless `group` may name a group."""
+    if not _NAME.match(group):
+        raise InvalidArgument(
+            f"group: {group[:200]!r} is not a legal name: {NAME_RULE}",
+            field="group",
+            value=group[:200],
+            limit=NAME_RULE,
+        )
+
+
+def _illegal(field: str, value: object, limit: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{field}: {value} is not allowed: {limit}", field=field, value=value, limit=limit
+    )

@@ -1,0 +1,152 @@
+"""The twin as tests see it, but for what waits: clock, groups, and a look at what is stored."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+
+from duemq import due, tracing
+from duemq.consumer.outcomes import DeadLetter, RetryLater, errors_of
+from duemq.consumer.settings import start_ms
+from duemq.errors import InvalidArgument
+from duemq.group_topics import dead_letter_topic
+from duemq.message import Message
+from duemq.retry_policy import Delay, ExponentialDelays, policy_of
+from duemq.testing.broker import MemoryBroker, Pending
+from duemq.testing.groups import Delivery, Groups
+
+log = logging.getLogger(__name__)
+
+QUEUES = 4
+QUEUES_MAX = 1_024
+DELIVERIES_MAX = 100_000
+"""Of one `deliver`: callbacks that send to what they consume would never end it."""
+
+
+class ClusterCore:
+    """What the blocking and the asyncio cluster have in common."""
+
+    def __init__(
+        self,
+        *,
+        now: datetime | int | None = None,
+        queues: int = QUEUES,
+        raise_errors: bool = False,
+    ) -> None:
+        """`now`: where the clock stands: an aware datetime or ms since the epoch; None: the time.
+
+        `queues`: of topics that are made on first use.  `raise_errors`: `deliver` and `advance`
+        raise what a callback raised, RetryLater and DeadLetter excepted, once the message has been
+        sent back; else it is logged, as consumers do.
+        """
+        if not 1 <= queues <= QUEUES_MAX:
+            raise InvalidArgument(
+                f"queues must be 1 to {QUEUES_MAX}, not {queues!r}",
+                field="queues",
+                value=queues,
+                limit=f"1 to {QUEUES_MAX}",
+            )
+        now_ms = time.time_ns() // 1_000_000 if now is None else start_ms(now)
+        self._broker = MemoryBroker(now_ms, queues)
+        self._groups = Groups(self._broker)
+        # Guards both: producers may be used from many threads.
+        self._lock = threading.RLock()
+        self._raise_errors = raise_errors
+        self._delivering = False
+
+    @property
+    def now_ms(self) -> int:
+        """The clock, in ms since the epoch; only `advance` moves it."""
+        return self._broker.now_ms
+
+    # ── before ───────────────────────────────────────────────────────────────────────
+
+    def create_topic(self, name: str, *, queues: int = QUEUES) -> None:
+        """As `Admin.create_topic`; sends make topics, too.  Raises InvalidArgument."""
+        with self._lock:
+            self._broker.create_topic(name, queues)
+
+    def put_group(
+        self,
+        name: str,
+        *,
+        retries_max: int | None = None,
+        retry_delays: Sequence[Delay] | str | None = None,
+        exponential: ExponentialDelays | tuple[Delay, float, Delay] | None = None,
+    ) -> None:
+        """As `Admin.put_group`: when what the group sends back comes again."""
+        self._groups.put(name, policy_of(retries_max, retry_delays, exponential))
+
+    # ── after ────────────────────────────────────────────────────────────────────────
+
+    def messages(self, topic: str) -> list[Message]:
+        """All that was stored in a topic, in that order, consumed or not."""
+        return self._broker.messages(topic)
+
+    def dead_letters(self, group: str) -> list[Message]:
+        """What a group has given up; `Message.retry` says where it came from and why."""
+        return self._broker.messages(dead_letter_topic(group))
+
+    def pending(self) -> list[Pending]:
+        """What waits for its time, delayed or for a retry, in the order of due times."""
+        return self._broker.pending()
+
+    def lag(self, group: str) -> int:
+        """Messages that are stored and that the group is not done with, suspended ones among them.
+
+        Retries that are not due yet are not among them: see `pending`.
+        """
+        return self._groups.lag(group)
+
+    # ── delivering ───────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _round(self) -> Iterator[None]:
+        if self._delivering:
+            raise RuntimeError("a callback cannot deliver: send, and let the test deliver")
+        self._delivering = True
+        try:
+            yield
+        finally:
+            self._delivering = False
+
+    def _next(self, delivered: int) -> Delivery | None:
+        if delivered >= DELIVERIES_MAX:
+            raise RuntimeError(f"{delivered} messages and no end: do callbacks feed themselves?")
+        with self._lock:
+            return self._groups.next_delivery()
+
+    @contextmanager
+    def _calling(self, delivery: Delivery) -> Iterator[None]:
+        """Around a callback: hears how it ends."""
+        failure: Exception | None = None
+        member = delivery.member
+        try:
+            with tracing.process(
+                delivery.messages, group=member.group, client_id=member.name, blame=errors_of
+            ):
+                yield
+        except Exception as error:
+            failure = error
+        with self._lock:
+            self._groups.finish(delivery, failure)
+        if failure is not None and not isinstance(failure, RetryLater | DeadLetter):
+            if self._raise_errors:
+                raise failure
+            log.warning("the callback failed for %r", delivery.messages[0], exc_info=failure)
+
+    def _step(self, until_ms: int) -> bool:
+        """Moves the clock to what is next, or to `until_ms`: then False."""
+        with self._lock:
+            times = (self._broker.next_due(), self._groups.next_try())
+            next_ms = min((ms for ms in times if ms is not None), default=until_ms + 1)
+            self._broker.now_ms = max(self._broker.now_ms, min(next_ms, until_ms))
+            self._broker.fire()
+            return next_ms <= until_ms
+
+    def _end_of(self, by: float | timedelta | str) -> int:
+        return self._broker.now_ms + due.delay_ms(by)

@@ -1,0 +1,354 @@
+"""Which message a group is given next in the twin, and what becomes of one that failed.  Pure.
+
+Concurrent consumption: a message is done, or sent back, and the queue goes on behind it.  In order
+(and broadcast) what failed waits in a lane, and with it what must not overtake it: the whole queue,
+or its ordering key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import count
+from typing import Any
+
+from duemq.balance import MessageQueue, allocate, strategy_named
+from duemq.consumer.outcomes import Outcome, RetryLater, errors_of, outcome_of
+from duemq.consumer.settings import ConsumerSettings, Order, start_ms
+from duemq.consumer.subscription import Filter
+from duemq.errors import Closed, InvalidArgument
+from duemq.group_topics import dead_letter_topic, retry_topic
+from duemq.message import Message
+from duemq.retry_policy import RetryPolicy, policy_of
+from duemq.testing.broker import Entry, MemoryBroker, check_group
+from duemq.v1.message_pb2 import QueueRef, Record
+
+log = logging.getLogger(__name__)
+
+DEFAULT_POLICY = policy_of(16, "10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
+"""As brokers are by default."""
+
+
+@dataclass
+class Lane:
+    """Messages that wait for the first of them to be tried again."""
+
+    waiting: deque[Entry]
+    tries: int = 0
+    """Of the first, failed."""
+    until_ms: int = 0
+
+
+@dataclass
+class Progress:
+    """How far a group, or a member of a broadcast group, is."""
+
+    next: dict[MessageQueue, int] = field(default_factory=dict)
+    """Queues that are not in it begin at 0."""
+    lanes: dict[MessageQueue, dict[Hashable, Lane]] = field(default_factory=dict)
+    topics: set[str] = field(default_factory=set)
+    """All that were ever subscribed to."""
+
+
+@dataclass(eq=False)
+class Member:
+    """A consumer."""
+
+    group: str
+    filters: Mapping[str, Filter]
+    callback: Callable[[Any], Any]
+    settings: ConsumerSettings
+    batch: bool
+    order: Order | None
+    broadcast: bool
+    name: str
+    joined: bool = False
+    """And may have left since."""
+    progress: Progress = field(default_factory=Progress)
+
+    def lane_of(self, message: Message) -> Hashable | None:
+        """What waits for one another; None: nothing does."""
+        return "" if self.order == "queue" else message.ordering_key if self.order else None
+
+
+@dataclass
+class Delivery:
+    """Messages that a callback is to be given now."""
+
+    member: Member
+    queue: MessageQueue
+    entries: list[Entry]
+    messages: list[Message]
+    """Copies: callbacks may keep them."""
+    lane: Lane | None
+
+    @property
+    def argument(self) -> Message | list[Message]:
+        """The callback's."""
+        return list(self.messages) if self.member.batch else self.messages[0]
+
+
+class Groups:
+    """All groups of a twin."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+        self._members: list[Member] = []
+        self._progress: dict[tuple[str, str], Progress] = {}  # (group, "" or broadcast member)
+        self._policies: dict[str, RetryPolicy] = {}
+        self._numbers = count(1)
+
+    # ── members ──────────────────────────────────────────────────────────────────────
+
+    def put(self, group: str, policy: RetryPolicy) -> None:
+        """Sets when what the group sends back comes again."""
+        check_group(group)
+        self._policies[group] = policy
+
+    def join(self, member: Member) -> None:
+        """Raises Closed the second time, InvalidArgument as the group's coordinator would."""
+        if member.joined:
+            raise Closed("a consumer is started once")
+        check_group(member.group)
+        for topic, wanted in member.filters.items():
+            if wanted.filter_type:
+                raise InvalidArgument(
+                    f"topics: the SQL filter of {topic!r} needs a broker; duemq.testing has none",
+                    field="topics",
+                    value=wanted.text,
+                    limit="tags",
+                )
+        for other in self._members:
+            if other.group == member.group and not (other.broadcast or member.broadcast):
+                _check_same(other.filters, member.filters)
+        member.name = member.name or f"member-{next(self._numbers):04d}"
+        whose = (member.group, member.name if member.broadcast else "")
+        member.progress = self._progress.setdefault(whose, member.progress)
+        member.progress.topics |= set(member.filters)
+        if not member.broadcast:
+            member.progress.topics.add(retry_topic(member.group))
+        for topic in member.filters:
+            for queue in self._broker.queues_of(topic):
+                if queue not in member.progress.next:
+                    member.progress.next[queue] = self._start(queue, member.settings.start_from)
+        member.joined = True
+        self._members.append(member)
+
+    def leave(self, member: Member) -> None:
+        """Its queues are the others' from now on."""
+        if member in self._members:
+            self._members.remove(member)
+
+    def queues_of(self, member: Member) -> list[MessageQueue]:
+        """The queues that a member consumes now."""
+        if member not in self._members:
+            return []
+        topics = list(member.filters)
+        if member.broadcast:
+            return [queue for topic in topics for queue in self._broker.queues_of(topic)]
+        topics.append(retry_topic(member.group))
+        queues = [queue for topic in topics for queue in self._broker.queues_of(topic)]
+        peers = [m for m in self._members if m.group == member.group and not m.broadcast]
+        owners = allocate(
+            strategy_named(member.settings.strategy), queues, {m.name: topics for m in peers}
+        )
+        return [queue for queue in queues if owners.get(queue) == member.name]
+
+    def lag(self, group: str) -> int:
+        """Messages that are stored and not finished, waiting ones among them."""
+        shares = [progress for (of, _), progress in self._progress.items() if of == group]
+        return sum(self._behind(progress) for progress in shares)
+
+    def _behind(self, progress: Progress) -> int:
+        queues = [q for topic in progress.topics for q in self._broker.queues_of(topic)]
+        behind = sum(len(self._broker.log(q)) - progress.next.get(q, 0) for q in queues)
+        held = [lane for lanes in progress.lanes.values() for lane in lanes.values()]
+        return behind + sum(len(lane.waiting) for lane in held)
+
+    def _start(self, queue: MessageQueue, start_from: str | datetime | int) -> int:
+        stored = self._broker.log(queue)
+        if isinstance(start_from, str):
+            return 0 if start_from == "earliest" else len(stored)
+        from_ms = start_ms(start_from)
+        return sum(entry.message.store_ms < from_ms for entry in stored)
+
+    # ── what comes next ──────────────────────────────────────────────────────────────
+
+    def next_delivery(self) -> Delivery | None:
+        """Of all that may be processed now, what was stored first."""
+        found = [
+            delivery
+            for member in self._members
+            for queue in self.queues_of(member)
+            for delivery in self._of_queue(member, queue)
+        ]
+        return min(found, key=lambda each: each.entries[0].number, default=None)
+
+    def next_try(self) -> int | None:
+        """When the next suspended message may be tried again."""
+        times = [
+            lane.until_ms
+            for member in self._members
+            for queue in self.queues_of(member)
+            for lane in member.progress.lanes.get(queue, {}).values()
+            if lane.until_ms > self._broker.now_ms
+        ]
+        return min(times, default=None)
+
+    def _of_queue(self, member: Member, queue: MessageQueue) -> Iterator[Delivery]:
+        size = member.settings.batch_messages_max if member.batch else 1
+        lanes = member.progress.lanes.setdefault(queue, {})
+        for lane in lanes.values():
+            if lane.until_ms <= self._broker.now_ms:
+                yield _delivery(member, queue, list(lane.waiting)[:size], lane)
+        if entries := self._fresh(member, queue, lanes, size):
+            yield _delivery(member, queue, entries, None)
+
+    def _fresh(
+        self, member: Member, queue: MessageQueue, lanes: dict[Hashable, Lane], size: int
+    ) -> list[Entry]:
+        """Messages of one lane that were never tried; passes over what is not wanted."""
+        stored, entries = self._broker.log(queue), list[Entry]()
+        wanted = member.filters.get(queue.topic)
+        at = member.progress.next.setdefault(queue, 0)
+        while at < len(stored) and len(entries) < size:
+            entry = stored[at]
+            key = member.lane_of(entry.message)
+            if wanted is None or wanted.takes(entry.message.tag):
+                if key is not None and key in lanes:
+                    lanes[key].waiting.append(entry)
+                elif entries and key != member.lane_of(entries[0].message):
+                    break
+                else:
+                    entries.append(entry)
+            at += 1
+            if not entries:
+                member.progress.next[queue] = at
+        return entries
+
+    # ── what became of it ────────────────────────────────────────────────────────────
+
+    def finish(self, delivery: Delivery, error: BaseException | None) -> None:
+        """The callback has returned, or raised."""
+        member, queue = delivery.member, delivery.queue
+        if delivery.lane is None:
+            member.progress.next[queue] = delivery.entries[-1].message.offset + 1
+        failed = errors_of(error, delivery.messages) if error is not None else {}
+        if member.order is None and not member.broadcast:
+            for index, each in failed.items():
+                self._send_back(member.group, delivery.messages[index], outcome_of(each))
+        elif member.lane_of(delivery.messages[0]) is None:
+            self._finish_free(delivery, failed)
+        else:
+            self._finish_lane(delivery, failed)
+
+    def _finish_free(self, delivery: Delivery, failed: Mapping[int, BaseException]) -> None:
+        """Messages that wait for nobody: each that failed has a lane of its own."""
+        lanes = delivery.member.progress.lanes[delivery.queue]
+        for index, entry in enumerate(delivery.entries):
+            key = (entry.message.offset,)
+            if index in failed:
+                lane = lanes.setdefault(key, Lane(deque([entry])))
+                self._suspend(delivery.member, lane, failed[index], [delivery.messages[index]])
+            if index not in failed or not lanes[key].waiting:
+                lanes.pop(key, None)
+
+    def _finish_lane(self, delivery: Delivery, failed: Mapping[int, BaseException]) -> None:
+        """Messages in order: what failed first, and all behind it, waits."""
+        member, entries = delivery.member, delivery.entries
+        lanes = member.progress.lanes[delivery.queue]
+        key = member.lane_of(delivery.messages[0])
+        lane = lanes.setdefault(key, delivery.lane or Lane(deque(entries)))
+        done = min(failed, default=len(entries))
+        for _ in range(done):
+            lane.waiting.popleft()
+            lane.tries = 0
+        if failed:
+            error = failed[done]
+            together = [i for i in range(done, len(entries)) if failed.get(i) is error]
+            self._suspend(member, lane, error, [delivery.messages[i] for i in together])
+        if not lane.waiting:
+            del lanes[key]
+
+    def _suspend(
+        self, member: Member, lane: Lane, error: BaseException, first: Sequence[Message]
+    ) -> None:
+        """The first of a lane failed, as one: they wait, or are passed."""
+        lane.tries += 1
+        outcome, settings = outcome_of(error), member.settings
+        if not outcome.dead_letter and lane.tries <= settings.retries_in_order_max:
+            chosen = error.delay_ms if isinstance(error, RetryLater) else None
+            wait_ms = round(settings.suspend_s * 1000) if chosen is None else chosen
+            lane.until_ms = self._broker.now_ms + wait_ms
+            return
+        for message in first:
+            lane.waiting.popleft()
+            if member.broadcast:
+                log.error("group %s: skipped %r: %s", member.group, message, outcome.error)
+            else:
+                dead = Outcome(outcome.error, dead_letter=True)
+                self._send_back(member.group, message, dead)
+        lane.tries = lane.until_ms = 0
+
+    def _send_back(self, group: str, message: Message, outcome: Outcome) -> None:
+        policy, now_ms = self._policies.get(group, RetryPolicy()), self._broker.now_ms
+        record = Record()
+        record.CopyFrom(message._record)
+        record.ClearField("due_ms")
+        record.attempt += 1
+        story = record.retry
+        source = QueueRef(topic=message.stored_topic, broker=message.broker, queue_id=message.queue)
+        if source.topic != retry_topic(group):
+            story.Clear()
+            story.origin.CopyFrom(source)
+            story.origin_offset, story.first_failed_ms = message.offset, now_ms
+        story.source.CopyFrom(source)
+        story.source_offset, story.last_failed_ms = message.offset, now_ms
+        story.group, story.error = group, outcome.error
+        if outcome.dead_letter or record.attempt > _retries_max(policy):
+            self._broker.append(dead_letter_topic(group), 0, record)
+            return
+        chosen = outcome.delay_ms
+        after_ms = _policy_delay(policy, record.attempt) if chosen is None else chosen
+        self._broker.schedule(now_ms + after_ms, retry_topic(group), 0, record)
+        self._broker.fire()
+
+
+def _delivery(
+    member: Member, queue: MessageQueue, entries: list[Entry], lane: Lane | None
+) -> Delivery:
+    messages = []
+    for _, stored in entries:
+        record = Record()
+        record.CopyFrom(stored._record)
+        messages.append(Message(record, stored._origin, stored.offset, stored.store_ms))
+    for _ in range(lane.tries if lane else 0):
+        messages[0].again()
+    return Delivery(member, queue, entries, messages, lane)
+
+
+def _retries_max(policy: RetryPolicy) -> int:
+    wanted = DEFAULT_POLICY.retries_max if policy.retries_max is None else policy.retries_max
+    return wanted or 0
+
+
+def _policy_delay(policy: RetryPolicy, retry: int) -> int:
+    if policy.exponential is not None:
+        grown = policy.exponential.initial_ms * policy.exponential.multiplier ** (retry - 1)
+        return int(min(grown, policy.exponential.max_ms))
+    delays_ms = policy.delays_ms or DEFAULT_POLICY.delays_ms
+    return delays_ms[min(retry, len(delays_ms)) - 1]
+
+
+def _check_same(there: Mapping[str, Filter], new: Mapping[str, Filter]) -> None:
+    for topic in sorted({*there, *new}):
+        if there.get(topic) != new.get(topic):
+            raise InvalidArgument(
+                f"subscriptions: the group's members read topic {topic!r} differently",
+                field="subscriptions",
+                value=topic,
+                limit="the same topics and filters for all members",
+            )

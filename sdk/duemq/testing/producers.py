@@ -1,0 +1,128 @@
+"""The twin's producers: the real ones, with a memory broker where the connections would be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar, overload
+
+from duemq import aio, tracing
+from duemq.errors import Closed, TopicNotFound
+from duemq.loop_thread import Hosted
+from duemq.producer import Producer
+from duemq.route import Queue
+from duemq.sending.intake import Intake
+from duemq.sending.outbox import Outbox, Target
+from duemq.settings import ProducerSettings
+from duemq.testing.broker import MemoryBroker
+from duemq.timers import CancelOutcome
+
+T = TypeVar("T")
+
+
+class AioMemoryProducer(aio.Producer):
+    """`duemq.aio.Producer` over a memory broker.  None of its coroutines waits."""
+
+    def __init__(
+        self, broker: MemoryBroker, lock: threading.RLock, settings: ProducerSettings | None
+    ) -> None:
+        super().__init__(settings=settings)
+        self._broker = broker
+        self._lock = lock  # guards the broker
+        self._started = False
+        frame_bytes = self._settings.frame_bytes
+        self.outbox = Outbox(self._settings.buffer_bytes, frame_bytes, self._store_arrivals)
+        self.intake = Intake(self.outbox, frame_bytes)
+        self.targets = {}
+
+    async def start(self) -> None:
+        """There is nothing to connect to."""
+        self._started = True
+
+    async def flush(self) -> None:
+        """What was handed over is stored already."""
+        self._check_open()
+
+    async def close(self) -> None:
+        """Takes nothing more."""
+        self._closed = True
+        self.outbox.close()
+
+    @overload
+    async def cancel(self, handle: str) -> CancelOutcome: ...
+    @overload
+    async def cancel(self, handle: list[str] | tuple[str, ...]) -> list[CancelOutcome]: ...
+    async def cancel(
+        self, handle: str | list[str] | tuple[str, ...]
+    ) -> CancelOutcome | list[CancelOutcome]:
+        """Cancels delayed messages.  As `duemq.Producer.cancel`."""
+        self._check_open()
+        with self._lock:
+            if isinstance(handle, str):
+                return self._broker.cancel([handle])[0]
+            return self._broker.cancel(handle)
+
+    async def _ready(self, topic: str) -> Target:
+        self._check_open()
+        return self.targets.get(topic) or await self._open_target(topic)
+
+    async def _open_target(self, topic: str) -> Target:
+        with self._lock:
+            if self._settings.create_topics:
+                self._broker.create_topic(topic)
+            queues = tuple(Queue(q.broker, q.queue_id) for q in self._broker.queues_of(topic))
+        if not queues:
+            raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
+        target = self.targets[topic] = Target(topic, queues, tracing.traced(topic))
+        return target
+
+    def _check_open(self) -> None:
+        if self._closed or not self._started:
+            raise Closed(f"the producer is {'closed' if self._closed else 'not started'}")
+
+    def _store_arrivals(self) -> None:
+        with self._lock:
+            for batch in self.outbox.take_arrivals():
+                self.outbox.seal(batch)
+                self._broker.send(batch)
+                self.outbox.release(batch.size)
+
+
+class MemoryProducer(Producer):
+    """`duemq.Producer` over a memory broker."""
+
+    def __init__(
+        self, broker: MemoryBroker, lock: threading.RLock, settings: ProducerSettings | None
+    ) -> None:
+        core = AioMemoryProducer(broker, lock, settings)
+        self._settings = core._settings
+        self._hosted = _AtOnce(core, "the producer")
+        self._core = core
+        self._outbox = core.outbox
+        self._offer = core.intake.offer
+        self._targets = core.targets
+
+
+class _AtOnce(Hosted):
+    """Runs a client whose coroutines never wait, in the caller's thread."""
+
+    def __init__(self, client: AioMemoryProducer, name: str) -> None:
+        self._client = client
+        self._name = name
+        self.closed = False
+        self.run(client.start())
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self.closed:
+            coroutine.close()
+            raise Closed(f"{self._name} is closed")
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            return done.value
+        raise RuntimeError("a coroutine of the twin waits")
+
+    def close(self) -> None:
+        if not self.closed:
+            self.run(self._client.close())
+            self.closed = True

@@ -1,0 +1,505 @@
+"""`duemq.testing` does what a cluster does: the same scenarios against both."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
+
+import pytest
+
+from duemq import (
+    Admin,
+    BatchFailed,
+    ConsumerSettings,
+    DeadLetter,
+    Message,
+    Outgoing,
+    Producer,
+    PushConsumer,
+    RetryLater,
+)
+from duemq.embedded import EmbeddedCluster
+from duemq.errors import DuemqError
+from duemq.testing import MemoryCluster
+from tests.cluster.harness import until
+
+SETTINGS = ConsumerSettings(
+    start_from="earliest", commit_interval_s=0.1, suspend_s=0.1, retries_in_order_max=2
+)
+STEP = "50ms"
+STEPS_MAX = 2_000
+QUIET = "400ms"
+
+
+class World(Protocol):
+    """What a scenario is played in."""
+
+    producer: Producer
+
+    def consumer(
+        self, group: str, topics: Any, callback: Callable[[Any], Any], **options: Any
+    ) -> AbstractContextManager[PushConsumer]: ...
+
+    def create_topic(self, name: str, queues: int) -> None: ...
+
+    def put_group(self, name: str, **policy: Any) -> None: ...
+
+    def until(self, condition: Callable[[], bool]) -> None: ...
+
+    def settle(self) -> None:
+        """Time passes in which what must not come would come."""
+
+    def dead_letters(self, group: str) -> list[bytes]: ...
+
+
+class Twin:
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster()
+        self.producer = self.cluster.producer()
+        self.put_group = self.cluster.put_group
+
+    def consumer(
+        self, group: str, topics: Any, callback: Callable[[Any], Any], **options: Any
+    ) -> AbstractContextManager[PushConsumer]:
+        options.setdefault("settings", SETTINGS)
+        return self.cluster.push_consumer(group, topics, callback, **options)
+
+    def create_topic(self, name: str, queues: int) -> None:
+        self.cluster.create_topic(name, queues=queues)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(STEPS_MAX):
+            self.cluster.advance(STEP)
+            if condition():
+                return
+        raise AssertionError("not fulfilled")
+
+    def settle(self) -> None:
+        self.cluster.advance(QUIET)
+
+    def dead_letters(self, group: str) -> list[bytes]:
+        return [letter.body for letter in self.cluster.dead_letters(group)]
+
+
+class Real:
+    def __init__(self, cluster: EmbeddedCluster, stack: ExitStack) -> None:
+        self.nameserver = cluster.nameserver
+        self.producer = stack.enter_context(Producer(self.nameserver))
+        self.admin = stack.enter_context(Admin(self.nameserver))
+
+    def consumer(
+        self, group: str, topics: Any, callback: Callable[[Any], Any], **options: Any
+    ) -> AbstractContextManager[PushConsumer]:
+        options.setdefault("settings", SETTINGS)
+        return PushConsumer(group, topics, callback, nameserver=self.nameserver, **options)
+
+    def create_topic(self, name: str, queues: int) -> None:
+        self.admin.create_topic(name, queues=queues)
+
+    def put_group(self, name: str, **policy: Any) -> None:
+        self.admin.put_group(name, **policy)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        until(condition)
+
+    def settle(self) -> None:
+        """A delayed message is a clock that everything here keeps to."""
+        topic, came = name("clock"), threading.Event()
+        with self.consumer(name("clock"), topic, lambda _: came.set()):
+            self.producer.send(topic, b"tick", delay=QUIET)
+            assert came.wait(60)
+
+    def dead_letters(self, group: str) -> list[bytes]:
+        return [letter.body for letter in self.admin.dead_letters(group)]
+
+
+@pytest.fixture(params=["memory", "cluster"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    if request.param == "memory":
+        yield Twin()
+        return
+    with ExitStack() as stack:
+        yield Real(request.getfixturevalue("one_broker"), stack)
+
+
+@pytest.fixture(scope="module")
+def one_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(tmp_path_factory.mktemp("contract"), brokers=1) as cluster:
+        yield cluster
+
+
+def name(kind: str) -> str:
+    return f"{kind}-{secrets.token_hex(4)}"
+
+
+def bodies(messages: Sequence[Message]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+def test_a_message_arrives_as_it_was_sent(world: World) -> None:
+    topic, got = name("t"), list[Message]()
+    receipt = world.producer.send(
+        topic, b"body", key="k", tag="red", ordering_key="o", properties={"a": "b", "c": ""}
+    )
+    pending = world.producer.submit(topic, bytearray(b"bytes"))
+    with world.consumer(name("g"), topic, got.append):
+        world.until(lambda: len(got) == 2)
+    message, other = sorted(got, key=lambda each: each.body)
+    assert (message.topic, message.stored_topic, message.body) == (topic, topic, b"body")
+    assert (message.key, message.tag, message.ordering_key) == ("k", "red", "o")
+    assert dict(message.properties) == {"a": "b", "c": ""}
+    assert (message.attempt, message.retry, message.due_ms) == (0, None, None)
+    assert (message.message_id, message.broker) == (receipt.message_id, receipt.broker)
+    assert (message.queue, message.offset) == (receipt.queue, receipt.offset)
+    assert message.store_ms == receipt.store_ms
+    assert receipt.handle is receipt.due_ms is None
+    assert other.message_id == pending.message_id == pending.result(10).message_id
+
+
+def test_delayed_messages_come_when_due_in_order_and_once(world: World) -> None:
+    topic, got = name("t"), list[Message]()
+    second, first = world.producer.send_many(
+        topic, [Outgoing(body=b"2", delay="600ms", key="k"), Outgoing(body=b"1", delay=0.3)]
+    )
+    receipts = {b"1": first, b"2": second, b"0": world.producer.send(topic, b"0", deliver_at=1)}
+    with world.consumer(name("g"), topic, got.append):
+        world.until(lambda: len(got) == 3)
+        world.settle()
+    assert bodies(got) == [b"0", b"1", b"2"]
+    for message in got:
+        receipt = receipts[message.body]
+        assert (receipt.queue, receipt.offset) == (None, None)
+        assert message.due_ms == receipt.due_ms
+        assert message.message_id == receipt.message_id
+        assert message.store_ms >= message.due_ms
+        assert (message.topic, message.stored_topic) == (topic, topic)
+
+
+def test_cancelling(world: World) -> None:
+    topic, got = name("t"), list[Message]()
+    far = world.producer.send(topic, b"never", delay="1h").handle
+    near = world.producer.send(topic, b"soon", delay="100ms").handle
+    assert far is not None
+    assert near is not None
+    with world.consumer(name("g"), topic, got.append):
+        assert world.producer.cancel(far) == "cancelled"
+        assert world.producer.cancel([far]) == ["cancelled"]
+        world.until(lambda: len(got) == 1)
+        assert world.producer.cancel([near, far]) == ["fired", "cancelled"]
+    assert bodies(got) == [b"soon"]
+
+
+def test_what_fails_comes_again_and_ends_as_a_dead_letter(world: World) -> None:
+    topic, group, got = name("t"), name("g"), list[Message]()
+    world.put_group(group, retries_max=2, retry_delays="200ms 300ms")
+    receipt = world.producer.send(topic, b"bad", key="k", properties={"a": "b"})
+    world.producer.send(topic, b"good")
+
+    def fail(message: Message) -> None:
+        got.append(message)
+        if message.body == b"bad":
+            raise ValueError(f"attempt {message.attempt}")
+
+    with world.consumer(group, topic, fail):
+        world.until(lambda: len(world.dead_letters(group)) == 1)
+    tries = [message for message in got if message.body == b"bad"]
+    assert len(got) == len(tries) + 1
+    assert [message.attempt for message in tries] == [0, 1, 2]
+    assert {message.topic for message in tries} == {topic}
+    assert [message.stored_topic for message in tries] == [topic, *[f"%RETRY%{group}"] * 2]
+    assert {message.message_id for message in tries} == {receipt.message_id}
+    assert {message.key for message in tries} == {"k"}
+    assert [dict(message.properties) for message in tries] == [{"a": "b"}] * 3
+    _, second, third = tries
+    assert second.retry is not None
+    assert third.retry is not None
+    assert second.retry[:4] == third.retry[:4]
+    assert second.retry[:4] == (topic, receipt.broker, receipt.queue, receipt.offset)
+    assert [m.retry.error for m in (second, third) if m.retry] == [
+        "ValueError: attempt 0",
+        "ValueError: attempt 1",
+    ]
+    assert second.retry.first_failed_ms == third.retry.first_failed_ms
+    assert second.due_ms == second.retry.last_failed_ms + 200
+    assert third.due_ms == third.retry.last_failed_ms + 300
+    assert world.dead_letters(group) == [b"bad"]
+
+
+def test_a_callback_chooses(world: World) -> None:
+    topic, group, got = name("t"), name("g"), list[Message]()
+    world.put_group(group, retries_max=5, retry_delays="1h")
+    world.producer.send_many(topic, [b"later", b"dead"])
+
+    def choose(message: Message) -> None:
+        got.append(message)
+        if message.body == b"dead":
+            raise DeadLetter("spoilt")
+        if message.attempt < 2:
+            raise RetryLater(0 if message.attempt else "100ms", "busy")
+
+    with world.consumer(group, topic, choose):
+        world.until(lambda: len(got) == 4)
+        world.settle()
+    assert sorted(bodies(got)) == [b"dead", b"later", b"later", b"later"]
+    assert world.dead_letters(group) == [b"dead"]
+    last = got[-1]
+    assert last.attempt == 2
+    assert last.retry is not None
+    assert last.retry.error == "busy"
+
+
+def test_tags(world: World) -> None:
+    topic, got = name("t"), list[Message]()
+    for tag in ("a", "b", "c", None):
+        world.producer.send(topic, str(tag).encode(), tag=tag)
+    with world.consumer(name("g"), {topic: "a || c"}, got.append):
+        world.until(lambda: len(got) == 2)
+        world.settle()
+    assert sorted(bodies(got)) == [b"a", b"c"]
+
+
+def test_order_by_key_suspends_only_the_key_that_fails(world: World) -> None:
+    topic, group, got = name("t"), name("g"), list[tuple[bytes, int]]()
+    world.create_topic(topic, queues=1)
+    for number in range(3):
+        for key in ("bad", "good"):
+            world.producer.send(topic, f"{key}{number}".encode(), ordering_key=key)
+    world.producer.send(topic, b"free")
+
+    def note(message: Message) -> None:
+        got.append((message.body, message.attempt))
+        if message.body == b"bad0" and message.attempt < 1:
+            raise ValueError
+        if message.body == b"bad1":
+            raise ValueError
+
+    with world.consumer(group, topic, note, order="key"):
+        world.until(lambda: (b"bad2", 0) in got)
+    of = {
+        key: [each for each in got if each[0].startswith(key)] for key in (b"bad", b"good", b"free")
+    }
+    tries = [(b"bad0", 0), (b"bad0", 1), (b"bad1", 0), (b"bad1", 1), (b"bad1", 2), (b"bad2", 0)]
+    assert of[b"bad"] == tries
+    assert of[b"good"] == [(b"good0", 0), (b"good1", 0), (b"good2", 0)]
+    assert of[b"free"] == [(b"free", 0)]
+    assert got.index((b"good2", 0)) < got.index((b"bad0", 1))
+    world.until(lambda: world.dead_letters(group) == [b"bad1"])
+
+
+def test_order_by_queue_suspends_the_queue(world: World) -> None:
+    topic, got = name("t"), list[tuple[bytes, int]]()
+    world.create_topic(topic, queues=1)
+    world.producer.send_many(topic, [b"0", b"1", b"2"])
+
+    def note(message: Message) -> None:
+        got.append((message.body, message.attempt))
+        if message.body == b"1" and message.attempt == 0:
+            raise RetryLater("300ms")
+
+    with world.consumer(name("g"), topic, note, order="queue"):
+        world.until(lambda: len(got) == 4)
+    assert got == [(b"0", 0), (b"1", 0), (b"1", 1), (b"2", 0)]
+
+
+def test_broadcast_gives_everything_to_everyone(world: World, tmp_path: Any) -> None:
+    topic, group = name("t"), name("g")
+    got: dict[str, list[tuple[bytes, int]]] = defaultdict(list)
+    settings = ConsumerSettings(
+        start_from="earliest", suspend_s=0.1, retries_in_order_max=1, offsets_dir=str(tmp_path)
+    )
+    world.producer.send_many(topic, [b"0", b"bad"])
+
+    def note(member: str) -> Callable[[Message], None]:
+        def noted(message: Message) -> None:
+            got[member].append((message.body, message.attempt))
+            if message.body == b"bad":
+                raise ValueError
+
+        return noted
+
+    def consumer(member: str) -> AbstractContextManager[PushConsumer]:
+        return world.consumer(
+            group, topic, note(member), broadcast=True, member_name=member, settings=settings
+        )
+
+    with consumer("m1"), consumer("m2"):
+        world.until(lambda: len(got["m1"]) == len(got["m2"]) == 3)
+        world.settle()
+    for member in ("m1", "m2"):
+        assert sorted(got[member]) == [(b"0", 0), (b"bad", 0), (b"bad", 1)]
+    world.producer.send(topic, b"new")
+    with consumer("m1"):
+        world.until(lambda: len(got["m1"]) == 4)
+        world.settle()
+    assert got["m1"][3:] == [(b"new", 0)]
+
+
+def test_members_share_and_the_group_goes_on_where_it_was(world: World) -> None:
+    topic, group = name("t"), name("g")
+    got: dict[str, list[bytes]] = {"one": [], "two": [], "three": []}
+    world.create_topic(topic, queues=4)
+
+    def into(member: str) -> Callable[[Message], None]:
+        return lambda message: got[member].append(message.body)
+
+    with (
+        world.consumer(group, topic, into("one")) as one,
+        world.consumer(group, topic, into("two")) as two,
+    ):
+        world.until(lambda: len(one.queues) == len(two.queues) == 2)
+        for number in range(8):
+            world.producer.send(topic, b"%d" % number, ordering_key=f"k{number}")
+        world.until(lambda: len(got["one"]) + len(got["two"]) == 8)
+    assert sorted(got["one"] + got["two"]) == [b"%d" % number for number in range(8)]
+    assert got["one"]
+    assert got["two"]
+    world.producer.send(topic, b"8")
+    with world.consumer(group, topic, into("three")):
+        world.until(lambda: bool(got["three"]))
+        world.settle()
+    assert got["three"] == [b"8"]
+
+
+def test_where_a_new_group_begins(world: World) -> None:
+    topic = name("t")
+    old = world.producer.send(topic, b"old")
+    world.settle()
+    new = world.producer.send(topic, b"new")
+    got: dict[Any, list[bytes]] = {}
+    with ExitStack() as stack:
+        for start in ("earliest", "latest", old.store_ms + 1):
+            got[start] = []
+            note = lambda message, to=got[start]: to.append(message.body)  # noqa: E731
+            stack.enter_context(world.consumer(name("g"), topic, note, start_from=start))
+        world.producer.send(topic, b"newest")
+        world.until(lambda: all(b"newest" in each for each in got.values()))
+    assert new.store_ms > old.store_ms
+    assert sorted(got["earliest"]) == [b"new", b"newest", b"old"]
+    assert got["latest"] == [b"newest"]
+    assert sorted(got[old.store_ms + 1]) == [b"new", b"newest"]
+
+
+def test_batches(world: World) -> None:
+    topic, group = name("t"), name("g")
+    world.create_topic(topic, queues=1)
+    world.put_group(group, retries_max=3, retry_delays="100ms")
+    world.producer.send_many(topic, [b"0", b"bad", b"2"])
+    got: list[list[Message]] = []
+
+    def note(messages: list[Message]) -> None:
+        got.append(messages)
+        bad = [m for m in messages if m.body == b"bad" and m.attempt == 0]
+        if bad:
+            raise BatchFailed({bad[0]: ValueError("only this")})
+
+    with world.consumer(group, topic, note, batch=True):
+        world.until(lambda: sum(map(len, got)) == 4)
+        world.settle()
+    flat = [(message.body, message.attempt) for messages in got for message in messages]
+    assert flat == [(b"0", 0), (b"bad", 0), (b"2", 0), (b"bad", 1)]
+
+
+REFUSED: dict[str, Callable[[World, str], Any]] = {
+    "text": lambda world, topic: world.producer.send(topic, "text"),  # type: ignore[arg-type]
+    "large": lambda world, topic: world.producer.send(topic, bytes((4 << 20) + 1)),
+    "number as key": lambda world, topic: world.producer.send(topic, b"", key=7),  # type: ignore[arg-type]
+    "two due times": lambda world, topic: world.producer.send(topic, b"", delay=1, deliver_at=1),
+    "negative delay": lambda world, topic: world.producer.send(topic, b"", delay=-1),
+    "far delay": lambda world, topic: world.producer.send(topic, b"", delay="2930000d"),
+    "unknown level": lambda world, topic: world.producer.send(topic, b"", delay_level=19),
+    "properties": lambda world, topic: world.producer.send(
+        topic, b"", properties={"a": "b" * 40_000}
+    ),
+    "topic": lambda world, topic: world.producer.send("no spaces", b""),
+    "system topic": lambda world, topic: world.producer.send("%x", b""),
+    "one message": lambda world, topic: world.producer.send_many(topic, b"bytes"),  # type: ignore[arg-type]
+    "handle": lambda world, topic: world.producer.cancel("dmq1nonsense"),
+    "filter": lambda world, topic: world.consumer(name("g"), {topic: "a ||"}, print),
+    "order": lambda world, topic: world.consumer(name("g"), topic, print, order="reverse"),
+    "start": lambda world, topic: world.consumer(name("g"), topic, print, start_from="now"),
+    "no topics": lambda world, topic: world.consumer(name("g"), [], print),
+    "group": lambda world, topic: enter(world.consumer("no spaces", topic, print)),
+    "policy": lambda world, topic: world.put_group(name("g"), retries_max=-1),
+    "delays": lambda world, topic: world.put_group(name("g"), retry_delays="soon"),
+    "other filter": lambda world, topic: two_members(world, topic),
+}
+
+
+REFUSALS = {
+    "text": ("InvalidArgument", "body"),
+    "large": ("TooLarge", "body"),
+    "number as key": ("InvalidArgument", "key"),
+    "two due times": ("InvalidArgument", "delay"),
+    "negative delay": ("InvalidArgument", "delay"),
+    "far delay": ("InvalidArgument", "delays_ms"),
+    "unknown level": ("InvalidArgument", "delay_levels"),
+    "properties": ("TooLarge", "properties"),
+    "topic": ("InvalidArgument", "topic"),
+    "system topic": ("InvalidArgument", "topic"),
+    "one message": ("InvalidArgument", "messages"),
+    "handle": ("InvalidArgument", "handle"),
+    "filter": ("InvalidArgument", "filter"),
+    "order": ("InvalidArgument", "order"),
+    "start": ("InvalidArgument", "start_from"),
+    "no topics": ("InvalidArgument", "topics"),
+    "group": ("InvalidArgument", "group"),
+    "policy": ("InvalidArgument", "retries_max"),
+    "delays": ("InvalidArgument", "delay"),
+    "other filter": ("InvalidArgument", "subscriptions"),
+}
+
+
+def enter(consumer: AbstractContextManager[PushConsumer]) -> None:
+    with consumer:
+        pass
+
+
+def two_members(world: World, topic: str) -> None:
+    group = name("g")
+    with world.consumer(group, topic, print):
+        enter(world.consumer(group, {topic: "a"}, print))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_refused(world: World, kind: str) -> None:
+    topic = name("t")
+    world.create_topic(topic, queues=1)
+    with pytest.raises(DuemqError) as refused:
+        REFUSED[kind](world, topic)
+    assert (type(refused.value).__name__, refused.value.field) == REFUSALS[kind]
+
+
+def test_a_closed_producer(world: World) -> None:
+    topic = name("t")
+    world.producer.send(topic, b"")
+    world.producer.flush()
+    world.producer.close()
+    world.producer.close()
+    for call in (
+        lambda: world.producer.send(topic, b""),
+        lambda: world.producer.send(name("t"), b""),
+        lambda: world.producer.cancel("dmq1"),
+        world.producer.flush,
+    ):
+        with pytest.raises(DuemqError) as refused:
+            call()
+        assert type(refused.value).__name__ == "Closed"
+
+
+def test_messages_are_stored_where_they_are_said_to_be(one_broker: EmbeddedCluster) -> None:
+    """Ordering keys choose the same queues in the twin as in a cluster of as many queues."""
+    topic, twin = name("t"), Twin()
+    with ExitStack() as stack:
+        real = Real(one_broker, stack)
+        for world in (twin, real):
+            world.create_topic(topic, queues=4)
+        keys = [f"key-{number}" for number in range(20)]
+        queues = [
+            [world.producer.send(topic, b"", ordering_key=key).queue for key in keys]
+            for world in (twin, real)
+        ]
+        assert queues[0] == queues[1]

@@ -1,0 +1,163 @@
+"""How consumers pull: standing requests, their credit, and what leaves and joins them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker import puller
+from duemq.aio import PullConsumer, PushConsumer
+from duemq.balance import MessageQueue
+from duemq.consumer.fetcher import REQUESTS_TO_MERGE
+from duemq.consumer.settings import ConsumerSettings
+from duemq.v1 import broker_pb2
+from tests.service.running_broker import topic_name
+from tests.service.running_cluster import Cluster, running_cluster, until
+
+QUEUES = 8
+
+
+@pytest.fixture
+async def cluster(tmp_path) -> AsyncIterator[Cluster]:
+    async with running_cluster(tmp_path, "b0") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def topic(cluster: Cluster) -> str:
+    name = topic_name()
+    await cluster.create_topic(name, queues=QUEUES)
+    return name
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[broker_pb2.PullRequest]:
+    """What brokers are asked from now on, but for cancels and credit."""
+    requests: list[broker_pb2.PullRequest] = []
+    parse = puller.parse
+
+    def noting(request: broker_pb2.PullRequest) -> object:
+        requests.append(request)
+        return parse(request)
+
+    monkeypatch.setattr(puller, "parse", noting)
+    return requests
+
+
+async def polled(consumer: PullConsumer, count: int) -> list[int]:
+    numbers: list[int] = []
+    async with asyncio.timeout(30):
+        while len(numbers) < count:
+            numbers += [int(message.body) for message in await consumer.poll(1.0)]
+    return numbers
+
+
+async def test_a_consumer_that_keeps_up_asks_once(cluster, topic, asked) -> None:
+    async with PullConsumer(nameserver=cluster.nameserver) as consumer:
+        await consumer.assign(topic, start_from="earliest")
+        for number in range(100):
+            await cluster.send(topic, [b"%d" % number], queue_id=number % QUEUES)
+            assert await polled(consumer, 1) == [number]
+    assert len(asked) == 1
+
+
+async def test_credit_is_added_while_there_is_room(cluster, topic, asked) -> None:
+    settings = ConsumerSettings(queue_messages_max=40)
+    async with PullConsumer(nameserver=cluster.nameserver, settings=settings) as consumer:
+        await consumer.assign(topic, start_from="earliest")
+        for number in range(400):
+            await cluster.send(topic, [b"%d" % number])
+            assert await polled(consumer, 1) == [number]
+    assert len(asked) < 400 / 40
+
+
+async def test_no_queue_is_given_more_than_its_window(cluster, topic, asked) -> None:
+    settings = ConsumerSettings(queue_messages_max=50, batch_messages_max=1, threads=1)
+    release = asyncio.Event()
+    seen: list[int] = []
+
+    async def callback(message) -> None:
+        await release.wait()
+        seen.append(int(message.body))
+
+    consumer = PushConsumer(
+        "g", [topic], callback, nameserver=cluster.nameserver, settings=settings
+    )
+    async with consumer:
+        await until(lambda: bool(asked))
+        for first in range(0, 400, 10):
+            numbers = range(first, first + 10)
+            await cluster.send(topic, [b"%d" % number for number in numbers], queue_id=first % 4)
+        pending = [
+            holding.source.pending
+            for holding in consumer._share._holdings.values()
+            if holding.queue.topic == topic
+        ]
+        await until(lambda: len([each for each in pending if each.unfinished >= 25]) >= 2)
+        assert max(each.unfinished for each in pending) <= 50
+        release.set()
+        await until(lambda: len(seen) >= 400)
+    assert sorted(seen) == list(range(400))
+
+
+async def test_pausing_and_resuming_under_way_loses_nothing(cluster, topic) -> None:
+    queues = [MessageQueue(topic, "b0", number) for number in range(QUEUES)]
+    count = 2_000
+
+    async def send() -> None:
+        for first in range(0, count, 10):
+            bodies = [b"%d" % number for number in range(first, first + 10)]
+            await cluster.send(topic, bodies, queue_id=first // 10 % QUEUES)
+
+    async with PullConsumer(nameserver=cluster.nameserver) as consumer:
+        await consumer.assign(topic, start_from="earliest")
+        sending = asyncio.create_task(send())
+        numbers: list[int] = []
+        turn = 0
+        async with asyncio.timeout(60):
+            while len(numbers) < count:
+                turn += 1
+                chosen = queues[turn % QUEUES]
+                consumer.pause(chosen)
+                numbers += [int(message.body) for message in await consumer.poll(0.005)]
+                consumer.resume(chosen)
+        await sending
+    assert sorted(numbers) == list(range(count))
+
+
+async def test_seeking_back_under_way_brings_everything_once_more(cluster, topic) -> None:
+    queue = MessageQueue(topic, "b0", 0)
+    async with PullConsumer(nameserver=cluster.nameserver) as consumer:
+        await consumer.assign(topic, start_from="earliest")
+        for number in range(20):
+            await cluster.send(topic, [b"%d" % number])
+            await cluster.send(topic, [b"-1"], queue_id=1)
+            while number not in await polled(consumer, 1):
+                pass
+            await consumer.seek(queue, 0)
+            again: list[int] = []
+            while len(again) <= number:
+                again += [each for each in await polled(consumer, 1) if each >= 0]
+            assert again == list(range(number + 1))
+
+
+async def test_queues_that_came_one_by_one_are_asked_for_together_in_the_end(
+    cluster, topic, asked
+) -> None:
+    queues = [MessageQueue(topic, "b0", number) for number in range(QUEUES)]
+    async with PullConsumer(nameserver=cluster.nameserver) as consumer:
+        await consumer.assign(topic, start_from="earliest")
+        consumer.pause(*queues)
+        await until(lambda: not consumer._fetcher("b0")._open)
+        for number, queue in enumerate(queues):
+            consumer.resume(queue)
+            await cluster.send(topic, [b"%d" % number], queue_id=number)
+            assert await polled(consumer, 1) == [number]
+        fetcher = consumer._fetcher("b0")
+        await until(
+            lambda: (
+                sum(len(each.sources) for each in fetcher._open.values()) == QUEUES
+                and len(fetcher._open) <= REQUESTS_TO_MERGE
+            )
+        )
+    assert max(len(request.queues) for request in asked[1:]) > 1
