@@ -67,7 +67,7 @@ class KeyIndexer:
             except DiskFull as error:
                 log.error("key index: %s", error)
                 return False
-            except (StorageError, OSError) as error:
+            except (StorageError, OSError, IndexError) as error:
                 log.error("no key run of %s, offset %d: %s", span.queue.key, span.base, error)
             await asyncio.sleep(REST * (time.monotonic() - began))
         self._note(plan.built + built, plan.missing - built)

@@ -166,7 +166,7 @@ class Puller:
             if parked.cancelled or self._is_over(pull.wait_ms, deadline_ms):
                 pull.ended = True
                 return self._progress(pull.reads)
-            if any(read.has_more for read in pull.reads):
+            if looked_at and (parked.knows != self._changes or any(r.has_more for r in pull.reads)):
                 await asyncio.sleep(0)  # a filter leaves out much: let others have a turn
                 continue
             if not pull.was_parked and (progress := self._progress(pull.reads)):

@@ -207,10 +207,12 @@ class Admin:
         """Looks messages up at all brokers, or at one; they come by store time.
 
         By `message_id` or `key` or neither; stored at `since` or later, and before `until` (times
-        as in `reset_offsets`); of one `queue`, from an `offset` of it on.  Keys are found by their
-        hashes at tens of millions of messages a second; for a message id the log of the range is
-        read: name a range where you can.  Of more than `limit` (at most 10,000), those first in
-        their queues are answered, and `more` is set.
+        as in `reset_offsets`); of one `queue`, from an `offset` of it on.  A key is found by the
+        brokers' key index.  A message id of the SDK says when it was made: the log from a minute
+        before to ten minutes after is read first, and what is found there is the answer.  For any
+        other id, and if nothing is there, all of the range is read: name one where you can.  Of
+        more than `limit` (at most 10,000), those first in their queues are answered, and `more` is
+        set.
 
         Brokers that do not answer, or not to the end within `timeout_s`, are in `missing`.  Raises
         TopicNotFound, QueueNotFound, InvalidArgument.

@@ -249,11 +249,13 @@ class MessageTrace:
     """In %TIMER%, for a later time."""
     missing: tuple[MissingBroker, ...]
     """Brokers that did not answer, or not to the end: they may know more."""
+    waiting: tuple["Message", ...] = ()
+    """Sent back, in %TIMER% until its retry is due: it is not in %RETRY% yet."""
 
     @property
     def found(self) -> bool:
         """Whether anything is known of it."""
-        return bool(self.stored or self.copies or self.accepted)
+        return bool(self.stored or self.copies or self.accepted or self.waiting)
 
 
 @dataclass(frozen=True, slots=True)

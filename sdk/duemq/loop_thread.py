@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol, TypeVar
 
 from duemq.errors import Closed, Timeout
+from duemq.event_loops import new_event_loop
 
 NAME = "duemq-io"
 # To end after the last client closed: cancelled tasks, gRPC's own shutdown.
@@ -32,7 +33,7 @@ class LoopThread:
     _shared: "LoopThread | None" = None
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = new_event_loop()
         self.loop.set_exception_handler(_on_exception)
         self._users = 0
         self._pid = os.getpid()

@@ -47,6 +47,8 @@ class Retry(NamedTuple):
     """As above."""
     error: str
     """Why it failed the last time."""
+    group: str = ""
+    """That sent it back."""
 
 
 class Message:
@@ -149,6 +151,7 @@ class Message:
             story.first_failed_ms,
             story.last_failed_ms,
             story.error,
+            story.group,
         )
 
     def again(self) -> None:

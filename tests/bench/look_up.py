@@ -67,7 +67,7 @@ def entry(number: int, body: bytes) -> bytes:
         b"\x0a"
         + _varint(len(body))
         + body
-        + lookup.message_id_field(f"{number:026x}")
+        + lookup.message_id_field(f"{number:028x}")
         + b"\x1a\x08"
         + b"%08x" % number
     )
@@ -199,7 +199,7 @@ def main(parent: str) -> None:
         repeat("by key, with the index", len(queue.keys), "runs", cold, look_up)
         size = sum(path.stat().st_size for path in Path(directory).rglob("*.keys"))
         print(f"  the index has {size / count:.2f} bytes an entry")
-        needle = lookup.message_id_field(f"{ID_RECORDS - 7:026x}")
+        needle = lookup.message_id_field(f"{ID_RECORDS - 7:028x}")
         size = sum(page_bytes(store, "ids"))
         data = os.urandom(64 << 20)
         with measured("floor: bytes.find", len(data) / 1e6, "MB"):

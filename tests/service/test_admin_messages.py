@@ -185,7 +185,7 @@ async def test_the_life_of_a_message(topic, admin, cluster, producer) -> None:
         async def settled() -> bool:
             return (await states(later.message_id), await states(bad.message_id)) == (
                 {"audit": DeliveryState.CONSUMED, "billing": DeliveryState.IN_FLIGHT},
-                {"audit": DeliveryState.CONSUMED, "billing": DeliveryState.CONSUMED},
+                {"audit": DeliveryState.CONSUMED, "billing": DeliveryState.SENT_BACK},
             )
 
         await until(settled)
@@ -200,6 +200,32 @@ async def test_the_life_of_a_message(topic, admin, cluster, producer) -> None:
     assert (trace.accepted, trace.missing) == ((), ())
     [dead] = (await admin.find_messages("%DLQ%billing")).messages
     assert dead.message_id == bad.message_id
+
+
+async def test_a_message_that_waits_for_its_retry_is_not_taken_for_consumed(
+    topic, admin, cluster, producer
+) -> None:
+    async def fail(message: duemq.Message) -> None:
+        raise duemq.RetryLater("1h", "the bank is closed")
+
+    receipt = await producer.send(topic, b"bad", ordering_key="o")
+    settings = ConsumerSettings(start_from="earliest", commit_interval_s=0.05)
+    options = {"nameserver": cluster.nameserver, "settings": settings}
+    async with PushConsumer("billing", topic, fail, **options):
+
+        async def passed() -> bool:
+            progress = (await admin.describe_group("billing")).progress
+            return any(each.offset == 1 for each in progress)
+
+        await until(passed)
+        trace = await admin.describe_message(topic, receipt.message_id)
+    [stored] = trace.stored
+    assert [each.state for each in stored.groups] == [DeliveryState.SENT_BACK]
+    assert (trace.copies, trace.accepted) == ((), ())
+    [waiting] = trace.waiting
+    assert waiting.retry is not None
+    assert (waiting.retry.group, waiting.attempt) == ("billing", 1)
+    assert "the bank is closed" in waiting.retry.error
 
 
 async def test_a_delayed_message_is_known_where_it_was_accepted(topic, admin, producer) -> None:

@@ -407,3 +407,39 @@ async def test_a_group_that_cannot_be_a_folder_is_refused(cluster, topic, direct
         await consumer.start()
     assert raised.value.field == "group"
     assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"group": "bad name"}, "group"),
+        ({"topics": duemq.Sql("price >")}, "filter"),
+        ({"topics": duemq.Sql("price >"), "order": "key"}, "filter"),
+    ],
+)
+async def test_what_no_broker_would_read_is_refused_at_start(
+    cluster: Cluster, topic: str, directory, options: dict[str, object], field: str, caplog
+) -> None:
+    chosen = {"group": GROUP, **options}
+    consumer = PushConsumer(
+        chosen.pop("group"),
+        {topic: chosen.pop("topics", None)},
+        print,
+        broadcast=True,
+        nameserver=cluster.nameserver,
+        settings=ConsumerSettings(offsets_dir=str(directory)),
+        **chosen,
+    )
+    with pytest.raises(InvalidArgument) as refused:
+        await consumer.start()
+    assert refused.value.field == field
+    assert not caplog.records
+
+
+async def test_a_damaged_file_is_raised_and_not_logged_beside(members, caplog) -> None:
+    await members.start()
+    await members.close()
+    members.file().write_text("{}")
+    with pytest.raises(Corrupt):
+        await members.start()
+    assert not [record for record in caplog.records if record.exc_info]

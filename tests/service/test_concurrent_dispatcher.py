@@ -346,6 +346,15 @@ async def test_failures_are_sent_back_as_they_ask_for(script) -> None:
 
 
 @both
+async def test_a_callback_that_exits_has_failed_and_nothing_more(script) -> None:
+    script.failing = {0: SystemExit(3), 1: GeneratorExit()}
+    async with bench(script.callback, threads=1) as b:
+        b.pull(3)
+        await until(lambda: b.commit_point == 3)
+        assert (b.settler.offsets, script.done) == ([0, 1], [2])
+
+
+@both
 @pytest.mark.parametrize("batch", [False, True])
 async def test_nothing_is_finished_before_the_broker_has_it(script, batch) -> None:
     script.failing = {0: ValueError("no")}

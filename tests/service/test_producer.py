@@ -20,6 +20,7 @@ from duemq.message import Outgoing
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq.v1 import error_pb2
 from tests.service.fake_cluster import STORE_MS, FakeCluster, refusal
+from tests.service.running_cluster import until
 
 QUICK = ProducerSettings(send_timeout_s=0.3, close_timeout_s=0.3)
 
@@ -85,6 +86,23 @@ async def test_nothing_waits_when_nothing_is_on_its_way(cluster, producer):
     for body in numbered(5):
         await producer.send("t", body)
     assert [len(r.batches[0].sizes) for r in cluster.brokers["a"].requests] == [1] * 5
+
+
+async def test_a_broker_that_does_not_answer_holds_up_little_for_long(two):
+    """Little that waits waits for answers of other brokers, but not for ever."""
+    async with aio.Producer(two.nameserver) as producer:
+        await producer.send("t", b"x")
+        sender = producer._sender
+        two.brokers["a"].gate.clear()
+        stuck = await producer.submit("t", b"x")
+        await until(lambda: stuck.done() or sender._links["a"].in_flight > 0)
+        while stuck.done():  # it was the other broker's turn
+            stuck = await producer.submit("t", b"x")
+            await until(lambda stuck=stuck: stuck.done() or sender._links["a"].in_flight > 0)
+        receipt = await (await producer.submit("t", b"little"))
+        assert receipt.broker == "b"
+        assert not stuck.done()
+        two.brokers["a"].gate.set()
 
 
 async def test_queues_and_brokers_take_turns(two):

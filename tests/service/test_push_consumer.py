@@ -10,15 +10,17 @@ from datetime import UTC, datetime
 import grpc.aio
 import pytest
 
+import duemq
 from broker import groups
 from broker.send_back_service import SendBackService
 from duemq import balance
-from duemq.aio import PushConsumer
+from duemq.aio import Admin, PushConsumer
 from duemq.balance import MessageQueue
 from duemq.consumer import offsets
 from duemq.consumer.outcomes import DeadLetter, RetryLater
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Closed, FencedMember, InvalidArgument, ReadOnly, Unavailable
+from duemq.loop_thread import LoopThread
 from duemq.rpc import status
 from duemq.v1 import broker_pb2, message_pb2, view_pb2
 from tests.service.played_timer import fire, records_in, timed_frames
@@ -760,3 +762,24 @@ async def test_a_record_that_is_none_stops_its_queue_only(
     await cluster.send(topic, [b"fine"], queue_id=1)
     await until(lambda: consumers.all == [b"fine"])
     await until(lambda: "cannot be decoded" in caplog.text)
+
+
+async def test_ctrl_c_while_a_blocking_consumer_starts_leaves_no_member_behind(
+    cluster, topic, monkeypatch
+) -> None:
+    consumer = duemq.PushConsumer("billing", topic, print, nameserver=cluster.nameserver)
+    run = LoopThread.run
+
+    def interrupted(self, *arguments):
+        monkeypatch.setattr(LoopThread, "run", run)
+        run(self, *arguments)
+        raise KeyboardInterrupt
+
+    def program() -> None:
+        monkeypatch.setattr(LoopThread, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.start()
+
+    await asyncio.to_thread(program)
+    async with Admin(cluster.nameserver) as admin:
+        assert (await admin.describe_group("billing")).members == ()

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
+from duemq import message_ids
 from duemq.aio.asking import Asker
 from duemq.descriptions import MissingBroker
 from duemq.errors import (
@@ -23,6 +24,12 @@ from duemq.v1 import message_admin_pb2, message_admin_pb2_grpc
 STEP_LIMIT_MAX = 1_000
 LOOKUP_TIMEOUT_S = 60.0
 """Of a look-up at all brokers; it may have to read whole logs."""
+# A message is stored soon after its id was made, by clocks that differ little: so long before and
+# after that it is looked for first.
+STORED_BEFORE_MS = 60_000
+STORED_AFTER_MS = 600_000
+# An id that is of a later moment than this from now on has no time in it.
+CLOCKS_APART_MS_MAX = 3_600_000
 
 
 def request_of(
@@ -123,9 +130,52 @@ async def find(
 ) -> Found:
     """Up to `limit` messages of all brokers, or of `brokers`, by store time.
 
-    A broker without the topic or queue finds nothing.  Raises what a broker refuses with.
+    A message id of the SDK is looked for in the minutes that it names, and, if it is not there, in
+    all of the range.  A broker without the topic or queue finds nothing.  Raises what a broker
+    refuses with.
     """
     deadline = time.monotonic() + timeout_s
+    away: list[MissingBroker] = []
+    if brokers is None:
+        away = asker.away()
+        brokers = [broker.name for broker in asker.brokers()]
+    served = False
+    for narrowed in _ranges(request, time.time_ns() // 1_000_000):
+        found = await _find(asker, narrowed, limit, brokers, deadline)
+        served |= found.served
+        away += found.missing
+        if found.messages:
+            break
+        silent = {missing.name for missing in found.missing}
+        brokers = [broker for broker in brokers if broker not in silent]
+    away.sort(key=lambda each: each.name)
+    return found._replace(missing=away, served=served)
+
+
+def _ranges(
+    request: message_admin_pb2.FindMessagesRequest, now_ms: int
+) -> list[message_admin_pb2.FindMessagesRequest]:
+    """The request as it is; before it, one for the minutes in which its message id was made.
+
+    Topics of the system hold copies of a message, made long after it: all of them are wanted.
+    """
+    begun_ms = message_ids.begun_ms(request.message_id)
+    if begun_ms is None or begun_ms > now_ms + CLOCKS_APART_MS_MAX or "%" in request.topic:
+        return [request]
+    near = message_admin_pb2.FindMessagesRequest()
+    near.CopyFrom(request)
+    near.from_ms = max(request.from_ms, begun_ms - STORED_BEFORE_MS)
+    near.to_ms = min(request.to_ms or begun_ms + STORED_AFTER_MS, begun_ms + STORED_AFTER_MS)
+    return [near, request] if 0 < near.from_ms < near.to_ms else [request]
+
+
+async def _find(
+    asker: Asker,
+    request: message_admin_pb2.FindMessagesRequest,
+    limit: int,
+    brokers: list[str],
+    deadline: float,
+) -> Found:
     step = message_admin_pb2.FindMessagesRequest()
     step.CopyFrom(request)
     # One more than wanted tells whether there are more.
@@ -149,10 +199,6 @@ async def find(
             missing.append(MissingBroker(broker, str(error)))
         served = True
 
-    if brokers is None:
-        missing += asker.away()
-        brokers = [broker.name for broker in asker.brokers()]
     await asyncio.gather(*map(at, brokers))
     gathered.sort(key=lambda each: (each.store_ms, each.broker, each.queue, each.offset))
-    missing.sort(key=lambda each: each.name)
     return Found(gathered[:limit], len(gathered) > limit, missing, served)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from duemq import moments
 from duemq.aio import finding
@@ -34,7 +35,8 @@ STORED_MAX = 10
 COPIES_MAX = 1_000
 CLOCKS_APART_MS_MAX = 3_600_000
 TIMER_TOPIC = "%TIMER%"
-COPY_PREFIXES = ("%RETRY%", "%DLQ%")
+RETRY_PREFIX = "%RETRY%"
+COPY_PREFIXES = (RETRY_PREFIX, "%DLQ%")
 
 
 class Messages:
@@ -112,27 +114,32 @@ class Messages:
         groups = {each.group for one in described for each in one.groups}
         if stored:
             from_ms = min(message.store_ms for message in stored)
-        copies = await self._copies(
+        copies, returning = await self._copies(
             message_id, from_ms, groups if stored else None, timeout_s, missing
         )
-        accepted: list[Message] = []
         delayed = [message for message in stored if message.due_ms]
-        if delayed or not stored:
-            if delayed and since is None:
-                # It was accepted after it was made, by clocks that may differ.
-                from_ms = max(0, min(each.born_ms for each in delayed) - CLOCKS_APART_MS_MAX)
-            elif since is not None:
-                from_ms = moments.epoch_ms(since, now_ms, "since")
-            accepted = await self._by_id(
-                TIMER_TOPIC, message_id, from_ms, STORED_MAX, timeout_s, missing
+        if delayed and since is None:
+            # It was accepted after it was made, by clocks that may differ.
+            from_ms = max(0, min(each.born_ms for each in delayed) - CLOCKS_APART_MS_MAX)
+        elif delayed and since is not None:
+            from_ms = moments.epoch_ms(since, now_ms, "since")
+        timed: list[Message] = []
+        # What is not delayed is there only between a failure and its retry.
+        if delayed or not stored or returning:
+            brokers = None if delayed or not stored else returning
+            timed = await self._by_id(
+                TIMER_TOPIC, message_id, from_ms, COPIES_MAX, timeout_s, missing, brokers
             )
+        copies.sort(key=lambda each: each.store_ms)
+        waiting = _waiting(timed, copies)
         by_name = {each.name: each for each in missing}
         return MessageTrace(
             message_id,
-            tuple(described),
-            tuple(sorted(copies, key=lambda each: each.store_ms)),
-            tuple(accepted),
+            tuple(_with_failures(one, [*copies, *waiting]) for one in described),
+            tuple(copies),
+            tuple(each for each in timed if each.retry is None),
             tuple(by_name[name] for name in sorted(by_name)),
+            tuple(waiting),
         )
 
     async def _by_id(
@@ -143,12 +150,15 @@ class Messages:
         limit: int,
         timeout_s: float,
         missing: list[MissingBroker],
+        brokers: list[str] | None = None,
     ) -> list[Message]:
         """None where nobody serves the topic (any more)."""
         request = message_admin_pb2.FindMessagesRequest(
             topic=topic, message_id=message_id, from_ms=from_ms
         )
-        found = await finding.find(self._asker, request, limit, timeout_s=timeout_s)
+        found = await finding.find(
+            self._asker, request, limit, brokers=brokers, timeout_s=timeout_s
+        )
         missing += found.missing
         return found.messages
 
@@ -182,8 +192,11 @@ class Messages:
         groups: set[str] | None,
         timeout_s: float,
         missing: list[MissingBroker],
-    ) -> list[Message]:
-        """What groups sent back; `groups`: those that may have, None: any."""
+    ) -> tuple[list[Message], list[str]]:
+        """What groups sent back, and the brokers where more may wait for its time.
+
+        `groups`: those that may have sent it back, None: any.
+        """
         request = admin_pb2.ListTopicsRequest(system=True)
         answers = await self._asker.each(
             lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).ListTopics(
@@ -209,7 +222,13 @@ class Messages:
             )
             missing += found.missing
             copies += found.messages
-        return copies
+        returning = {
+            broker
+            for topic, brokers in served.items()
+            if topic.startswith(RETRY_PREFIX)  # made when a message is sent back the first time
+            for broker in brokers
+        }
+        return copies, sorted(returning)
 
 
 _STATES = {
@@ -218,6 +237,39 @@ _STATES = {
     message_admin_pb2.CONSUMED: DeliveryState.CONSUMED,
     message_admin_pb2.SENT_BACK: DeliveryState.SENT_BACK,
 }
+
+
+def _waiting(timed: Iterable[Message], copies: Iterable[Message]) -> list[Message]:
+    """Of what was sent back into %TIMER%, what did not come out into a %RETRY% topic yet."""
+    fired = Counter(
+        (copy.retry.group, copy.attempt)
+        for copy in copies
+        if copy.retry is not None and copy.stored_topic.startswith(RETRY_PREFIX)
+    )
+    waiting = []
+    for each in timed:
+        if each.retry is None:
+            continue
+        delivery = (each.retry.group, each.attempt)
+        if fired[delivery]:
+            fired[delivery] -= 1
+        else:
+            waiting.append(each)
+    return waiting
+
+
+def _with_failures(one: StoredMessage, copies: Iterable[Message]) -> StoredMessage:
+    """A group's commit passes what it has sent back, which is not consumed for that."""
+    message = one.message
+    place = (message.topic, message.broker, message.queue, message.offset)
+    failed = {copy.retry.group for copy in copies if copy.retry and copy.retry[:4] == place}
+    groups = (
+        replace(each, state=DeliveryState.SENT_BACK)
+        if each.state is DeliveryState.CONSUMED and each.group in failed
+        else each
+        for each in one.groups
+    )
+    return StoredMessage(message, tuple(groups))
 
 
 def _may_hold_copies(topic: str, groups: Iterable[str] | None) -> bool:

@@ -333,9 +333,10 @@ def _told(session: Session, name: str, policy: RetryPolicy) -> None:
 @session_options
 @pass_session
 def delete(session: Session, /, name: str, yes: bool) -> Exit:
-    """Forget the group NAME: settings, offsets, and the retries that wait.  Dead letters stay.
+    """Forget the group NAME: settings, offsets, and the retries that are due.  Dead letters stay.
 
-    Refused while it has members.  With --json: group, deleted.
+    Retries that wait for their time are kept until the group sends something back again.  Refused
+    while it has members.  With --json: group, deleted.
     """
     if not confirmed(session, f"Forget group {name}, its offsets and retries?", yes=yes):
         return Exit.FAILED

@@ -10,7 +10,7 @@ from duemq import Admin, Message
 from duemq.aio.finding import LOOKUP_TIMEOUT_S
 from duemq.cli.consume import message_fields
 from duemq.cli.exits import Exit
-from duemq.cli.output import local_time, shown
+from duemq.cli.output import local_time, one_line, shown
 from duemq.cli.seconds import Seconds
 from duemq.cli.session import Session, pass_session, session_options
 from duemq.descriptions import MessageTrace
@@ -52,9 +52,10 @@ def message() -> None:
 def find(session: Session, /, topic: str, timeout: float, **wanted: Any) -> Exit:
     """Find messages of TOPIC that are kept, at all brokers; they are printed by store time.
 
-    A key is found by its hash, at tens of millions of messages a second.  For an id the log of the
-    range is read: say --since where you can.  Of more than --limit, those first in their queues are
-    printed.  TIME is RFC 3339 with a time zone, epoch milliseconds, or how long ago: -1h, -2d.
+    A key is found by an index.  An id that the SDK made is looked for around the time that it says,
+    then, as any other id, in the whole log of the range: say --since where you can.  Of more than
+    --limit, those first in their queues are printed.  TIME is RFC 3339 with a time zone, epoch
+    milliseconds, or how long ago: -1h, -2d.
 
     The exit code is 0 if all brokers answered to the end.  With --json, lines as of `duemq
     consume`, and a line {missing, error} a broker that did not.
@@ -114,12 +115,14 @@ def show(
     """Show the life of a message: stored when and where, what each group made of it, its retries.
 
     A group is `waiting` (not handed out since the broker started), `in-flight` (handed out, not
-    committed), `consumed`, or `sent-back` (its copies tell when and why).  Of a delayed message
+    committed), `consumed`, or `sent-back` (its copies, and the one that waits for its retry, tell
+    when and why).  Of a delayed message
     that is not due the brokers know when it was accepted, and not whether it was cancelled.
 
     The exit code is 4 if nothing is known of it, 1 if a broker did not answer to the end.  With
-    --json, lines told apart by `kind`: `accepted`, `stored`, `retry` and `dead-letter` (each as of
-    `duemq consume`, the last two with group, error, first_failed_ms, last_failed_ms), `delivery`
+    --json, lines told apart by `kind`: `accepted`, `stored`, `retry`, `waiting` (for its retry) and
+    `dead-letter` (each as of `duemq consume`, the last three with group, error, first_failed_ms,
+    last_failed_ms), `delivery`
     (broker, queue, offset of the message, group, state, group_offset); and {missing, error}.
 
     \b
@@ -159,19 +162,21 @@ def _life(trace: MessageTrace) -> list[dict[str, Any]]:
             for each in stored.groups
         ]
     rows += [
-        {"kind": _kind(each), **message_fields(each), **_failure(each)} for each in trace.copies
+        {"kind": _kind(each), **message_fields(each), **_failure(each)}
+        for each in (*trace.copies, *trace.waiting)
     ]
     return rows
 
 
 def _kind(copy: Message) -> str:
-    return "dead-letter" if copy.stored_topic.startswith("%DLQ%") else "retry"
+    kinds = {"%DLQ%": "dead-letter", "%RETRY%": "retry"}
+    return next((kinds[each] for each in kinds if copy.stored_topic.startswith(each)), "waiting")
 
 
 def _failure(copy: Message) -> dict[str, Any]:
     story = copy.retry
     return {
-        "group": copy.stored_topic.split("%", 2)[2],
+        "group": story and story.group,
         "error": story and story.error,
         "first_failed_ms": story and story.first_failed_ms,
         "last_failed_ms": story and story.last_failed_ms,
@@ -199,12 +204,18 @@ def _story(trace: MessageTrace) -> list[str]:
         ]
         if not stored.groups:
             lines.append("  no group has an offset in its queue")
-    for copy in trace.copies:
+    what = {
+        "dead-letter": "dead letter of",
+        "retry": "again for",
+        "waiting": "sent back, waits for its time to come again for",
+    }
+    for copy in (*trace.copies, *trace.waiting):
         story = _failure(copy)
-        what = "dead letter of" if _kind(copy) == "dead-letter" else "again for"
         lines.append(
-            f"{local_time(copy.store_ms)}  {what} group {story['group']}  {_where(copy)},"
-            f" delivered {copy.attempt} times before: {shown(story['error'])}"
+            f"{local_time(copy.store_ms)}  {what[_kind(copy)]} group {story['group']}"
+            f"  {_where(copy)},"
+            f" delivered {copy.attempt} times before:"
+            f" {one_line(story['error']) if story['error'] else '-'}"
         )
     return lines
 

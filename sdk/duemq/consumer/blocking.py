@@ -116,7 +116,10 @@ class PushConsumer:
         try:
             self._thread.run(self._consumer.start())
         except BaseException:
-            self._release()
+            try:
+                self.close()  # Ctrl-C: the group may have this member by now
+            finally:
+                self._release()
             raise
 
     def run(self) -> None:

@@ -1,6 +1,7 @@
 """What every way to call the application has in common."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,15 +23,16 @@ class Calling:
         self._client_id = client_id
 
     async def awaited(self, messages: Sequence[Message], argument: Any) -> BaseException | None:
-        """Answers what the callback raised.  Raises CancelledError if this task is cancelled."""
+        """Answers what the callback raised, an exit too.
+
+        Raises only what is not of the callback's making, but is to end this task.
+        """
         try:
             with self.span(messages):
                 await self.callback(argument)
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) and task.cancelling():
+        except BaseException as error:
+            if _ends_the_task(error):
                 raise
-            return error
-        except Exception as error:
             return error
         return None
 
@@ -39,3 +41,16 @@ class Calling:
         return tracing.process(
             messages, group=self._group, client_id=self._client_id, blame=errors_of
         )
+
+
+def _ends_the_task(error: BaseException) -> bool:
+    """It was cancelled, or closed after its loop; or Ctrl-C ends the program."""
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no loop runs here
+            return True
+        return task is not None and task.cancelling() > 0
+    return False

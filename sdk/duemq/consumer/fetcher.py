@@ -136,8 +136,13 @@ class Fetcher:
 
     def rest(self, source: Source, seconds: float) -> None:
         """Does not pull this queue for a while."""
-        source.not_before_s = self._loop.time() + seconds
-        self._loop.call_later(seconds, self._wake.set)
+        until_s = source.not_before_s = self._loop.time() + seconds
+        self._loop.call_later(seconds, self._rested, source, until_s)
+
+    def _rested(self, source: Source, until_s: float) -> None:
+        if source.not_before_s == until_s:
+            source.not_before_s = 0.0
+            self._wake.set()
 
     async def run(self) -> None:
         """Pulls until cancelled, through every failure of the broker."""

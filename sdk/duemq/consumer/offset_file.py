@@ -28,6 +28,7 @@ else:
 DEFAULT_DIRECTORY = "~/.duemq/offsets"
 FORMAT = "duemq-broadcast-offsets"
 VERSION = 1
+OFFSET_MAX = (1 << 63) - 1
 # What file systems take; the ending is ours.
 NAME_BYTES_MAX = 240
 
@@ -162,7 +163,7 @@ def _file_name(field: str, name: str) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return type(value) is int and 0 <= value <= OFFSET_MAX
 
 
 def _sync_directory(directory: Path) -> None:

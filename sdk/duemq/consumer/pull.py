@@ -15,6 +15,7 @@ from typing import Literal
 
 from duemq.balance import MessageQueue
 from duemq.client import Addresses, Client
+from duemq.consumer.checking import check_filters
 from duemq.consumer.fetcher import Fetcher, Source
 from duemq.consumer.offsets import Commit, OffsetClient, QueueRange
 from duemq.consumer.receiving import received
@@ -35,7 +36,7 @@ from duemq.moments import epoch_ms
 from duemq.process_queue import Chunk
 from duemq.settings import DEFAULT_NAMESERVER
 from duemq.sql import Sql
-from duemq.v1 import broker_pb2, broker_pb2_grpc, view_pb2
+from duemq.v1 import view_pb2
 
 Place = int | Literal["earliest", "latest"] | datetime
 """An offset, an end of the queue, or the first message stored at a time or later."""
@@ -137,7 +138,8 @@ class PullConsumer:
         unknown = [q for q in wanted if self.group is None or ranges[q].committed is None]
         offsets = await self._starts(unknown, ranges, begin)
         if isinstance(filter, Sql) and wanted:
-            await self._check_expression(wanted[0], ranges[wanted[0]].max_offset, filter)
+            topics = dict.fromkeys((queue.topic for queue in wanted), wanted_messages)
+            await check_filters(self._client, self.group or "", topics)
         for source in self._sources.values():
             self._end(source)
         self._sources.clear()
@@ -147,21 +149,6 @@ class PullConsumer:
             _, least, most = ranges[queue]
             offset = offsets.get(queue, ranges[queue].committed or 0)
             self._begin(queue, min(max(offset, least), most))
-
-    async def _check_expression(self, queue: MessageQueue, end: int, wanted: Sql) -> None:
-        """Has a broker read the expression, by a pull at a queue's end.  Raises InvalidArgument."""
-        pull = broker_pb2.QueuePull(
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            offset=end,
-            filter=wanted.expression,
-            filter_type=broker_pb2.FILTER_TYPE_SQL92,
-        )
-        request = broker_pb2.PullRequest(queues=[pull], max_records=1)
-        await self._client.call(
-            lambda: self._client.broker(queue.broker).address,
-            lambda to, left_s: broker_pb2_grpc.BrokerStub(to).Pull(request, timeout=left_s),
-        )
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:

@@ -9,6 +9,7 @@ from typing import Any
 from duemq.balance import MessageQueue, strategy_named
 from duemq.client import Addresses, Client
 from duemq.consumer.broadcast import BroadcastShare
+from duemq.consumer.checking import check_filters
 from duemq.consumer.membership import LEAVE_TIMEOUT_S
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, check_choices
 from duemq.consumer.share import Share
@@ -97,6 +98,8 @@ class PushConsumer:
         await self._client.start()
         limit_s = self.settings.start_timeout_s
         try:
+            if self._broadcast:  # there is no group that would refuse them
+                await check_filters(self._client, self.group, self._filters)
             share = self._share = self._new_share()
             share.start()
             self._member = self._spawn(self._stay_member(share, ended))
@@ -207,7 +210,8 @@ class PushConsumer:
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
-        log.error("group %s: no longer consuming", self.group, exc_info=error)
+        if self._share is None or self._share.joined.is_set():  # else `start` raises it
+            log.error("group %s: no longer consuming", self.group, exc_info=error)
         if self._ended is not None and not self._ended.done():
             self._ended.set_exception(error)
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from duemq import telemetry
 from duemq.errors import DuemqError
+from duemq.event_loops import new_event_loop
 from duemq.rpc import settings as rpc_settings
 from duemq.rpc.logging import configure
 from duemq.rpc.settings import MemberSettings, ProcessSettings
@@ -39,7 +40,8 @@ def main(
     tune_process()
     expected: tuple[type[Exception], ...] = (DuemqError, OSError, *failures)
     try:
-        asyncio.run(_with_signals(partial(serve, settings)))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_with_signals(partial(serve, settings)))
     except expected as error:
         log.critical("%s: %s", type(error).__name__, error)
         return 1

@@ -75,6 +75,7 @@ class Sender:
         self._refusals: dict[str, Backoff] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._holding: asyncio.TimerHandle | None = None
+        self._hold_over = False
         self._loop = asyncio.get_running_loop()
         client.on_routes_changed(self._routes_changed)
 
@@ -141,7 +142,7 @@ class Sender:
         self._expire(now)
         if self._pools or any(self._busy.values()):
             self._fill_links(now)
-        self._set_timer(now)
+        self._set_timer()
 
     def _fill_links(self, now: float) -> None:
         for name in self._wanted_brokers():
@@ -205,7 +206,7 @@ class Sender:
         links = self._links.values()
         if not link.in_flight:
             latest = max((each.sent for each in links if each.in_flight), default=0.0)
-            if latest + HOLD_S <= now:
+            if self._hold_over or latest + HOLD_S <= now:
                 return False
         in_flight = sum(each.in_flight_bytes for each in links)
         if self._outbox.used_bytes - in_flight >= HOLD_BYTES:
@@ -216,7 +217,9 @@ class Sender:
 
     def _hold_ended(self) -> None:
         self._holding = None
+        self._hold_over = True
         self.pump()
+        self._hold_over = False
 
     def _frame_for(self, link: Link, now: float) -> Frame | None:
         batches: list[Batch] = []
@@ -372,8 +375,13 @@ class Sender:
 
     def _pause(self, link: Link) -> None:
         backoff = self._refusals.setdefault(link.broker, Backoff(REFUSED_S_MIN, REFUSED_S_MAX))
-        link.paused_until = time.monotonic() + backoff.next_s()
-        self._loop.call_at(link.paused_until, self.pump)
+        until = link.paused_until = time.monotonic() + backoff.next_s()
+        self._loop.call_at(until, self._pause_ended, link, until)
+
+    def _pause_ended(self, link: Link, until: float) -> None:
+        if link.paused_until == until:
+            link.paused_until = 0.0
+            self.pump()
 
     def broken(self, link: Link, error: DuemqError) -> None:
         """New messages avoid the broker for a while."""
@@ -442,12 +450,10 @@ class Sender:
         batch.failed(error)
         self._outbox.release(batch.size)
 
-    def _set_timer(self, now: float) -> None:
-        if self._timer is not None and not self._timer.cancelled():
-            if self._timer.when() > now:
-                return
-            self._timer.cancel()
-        if self._open:
-            self._timer = self._loop.call_at(self._open[0].deadline, self.pump)
-        else:
-            self._timer = None
+    def _set_timer(self) -> None:
+        if self._timer is None and self._open:
+            self._timer = self._loop.call_at(self._open[0].deadline, self._deadline_came)
+
+    def _deadline_came(self) -> None:
+        self._timer = None
+        self.pump()

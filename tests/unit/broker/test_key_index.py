@@ -88,3 +88,18 @@ def test_a_run_that_says_what_the_queue_does_not_say_is_removed() -> None:
     assert walk(store, by_key("plumless")) == []
     assert len(queue.keys) == 0
     assert len(walk(store, by_key("a"))) == SPAN
+
+
+def test_the_folder_of_a_deleted_topic_is_touched_no_more() -> None:
+    disk = FaultyDisk()
+    store = stored(disk, 2)
+    [queue, _] = store.queues_of(TOPIC)
+    builder = KeyBuilder(DATA, disk)
+    first, second = builder.plan([queue], {TOPIC: [2 * SPAN]}).spans
+    assert builder.build(first)
+    queue.drop()
+    before = disk.paths
+    assert not builder.build(second)
+    queue.keys.discard(first.base)
+    queue.keys.drop_before(2 * SPAN)
+    assert disk.paths == before

@@ -54,7 +54,7 @@ def test_a_retry_shows_where_it_came_from():
     assert message.topic == "orders"
     assert (message.stored_topic, message.broker, message.queue) == ("%RETRY%g", "b1", 0)
     assert (message.offset, message.attempt) == (4, 2)
-    assert message.retry == ("orders", "b7", 5, 99, 1_000, 2_000, "ValueError: no")
+    assert message.retry == ("orders", "b7", 5, 99, 1_000, 2_000, "ValueError: no", "g")
     assert message.retry.origin_offset == 99
     assert "%RETRY%g b1/0@4" in repr(message)
 

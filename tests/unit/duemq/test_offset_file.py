@@ -56,6 +56,7 @@ def test_what_a_crash_left_beside_the_file_is_of_no_interest(file):
         [["orders", "a", 0]],
         [["orders", "a", 0, "7"]],
         [["orders", "a", 0, -1]],
+        [["orders", "a", 0, 1 << 63]],
         [["orders", "a", True, 1]],
         [["orders", 1, 0, 1]],
     ],

@@ -1,5 +1,7 @@
 """How a worker walks through a chunk; no threads here."""
 
+import asyncio
+
 import pytest
 
 from duemq.balance import MessageQueue
@@ -199,6 +201,62 @@ def test_even_an_exit_is_only_a_failure() -> None:
     work = work_of(2)
     caller(receive).call(work)
     assert failed(work) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(1), GeneratorExit(), asyncio.CancelledError(), BatchFailed({})]
+)
+@pytest.mark.parametrize("batch", [False, True])
+async def test_so_it_is_in_a_task(error: BaseException, batch: bool) -> None:
+    async def receive(item) -> None:
+        raise error
+
+    work = work_of(2)
+    await caller(receive, batch=batch).call_async(work)
+    assert failed(work) == ([] if isinstance(error, BatchFailed) else [0, 1])
+
+
+async def test_ctrl_c_is_only_a_failure_where_it_cannot_come_from_the_keyboard() -> None:
+    async def receive(message) -> None:
+        raise KeyboardInterrupt
+
+    in_main_thread, elsewhere = work_of(1), work_of(1)
+    with pytest.raises(KeyboardInterrupt):
+        await caller(receive).call_async(in_main_thread)
+    assert failed(in_main_thread) == []
+    await asyncio.to_thread(asyncio.run, caller(receive).call_async(elsewhere))
+    assert failed(elsewhere) == [0]
+
+
+async def test_a_task_that_is_cancelled_ends() -> None:
+    begun = asyncio.Event()
+
+    async def receive(message) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    work = work_of(2)
+    task = asyncio.create_task(caller(receive).call_async(work))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (failed(work), work.chunk.unfinished) == ([], 2)
+
+
+def test_a_coroutine_that_outlives_its_loop_is_closed() -> None:
+    async def receive(message) -> None:
+        await asyncio.Event().wait()
+
+    work = work_of(1)
+    running = caller(receive).call_async(work)
+    loop = asyncio.new_event_loop()
+    loop.call_soon(running.send, None)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    running.close()
+    assert failed(work) == []
 
 
 def test_what_is_to_be_awaited_is_told_from_what_is_not() -> None:

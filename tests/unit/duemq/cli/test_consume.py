@@ -1,5 +1,6 @@
 """What `duemq consume` prints and when it ends."""
 
+import logging
 import signal
 import sys
 import threading
@@ -10,6 +11,15 @@ import pytest
 
 from duemq.cli.consume import _Printer
 from duemq.cli.output import Output
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were():
+    """A command that ends silences what its process logs."""
+    logger = logging.getLogger("duemq.consumer")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def ended_by_a_signal_at_line(number: int) -> bool:
