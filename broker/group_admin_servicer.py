@@ -218,7 +218,7 @@ class GroupAdminServicer:
         self, request: group_admin_pb2.CloneOffsetsRequest, _: Any
     ) -> group_admin_pb2.ResetOffsetsResponse:
         """Gives a group the offsets that another has; not those of its own retry topic."""
-        names.check_own_group(request.to_group)
+        names.check_own_group(request.to_group, "to_group")
         names.check_group(request.group)
         if request.group == request.to_group:
             raise InvalidArgument(

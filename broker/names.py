@@ -15,6 +15,7 @@ DEAD_LETTER_PREFIX = group_topics.dead_letter_topic("")
 
 _NAME = re.compile(r"[A-Za-z0-9_%|-]{1,127}\Z")
 _RULE = "1 to 127 of [A-Za-z0-9_%|-]"
+_TOPIC_RULE = "1 to 127 of [A-Za-z0-9_|-]"
 # The system's own topics.  Those of groups may be longer: the prefix comes before a group's name.
 _SYSTEM_TOPIC = re.compile(r"(%TIMER%|%TRACE%|(%RETRY%|%DLQ%)[A-Za-z0-9_%|-]{1,127})\Z")
 
@@ -25,10 +26,10 @@ def check_topic(name: str) -> None:
         return
     if not _NAME.match(name):
         raise InvalidArgument(
-            f"topic: {name[:200]!r} is not a legal name: {_RULE}",
+            f"topic: {name[:200]!r} is not a legal name: {_TOPIC_RULE}",
             field="topic",
             value=name[:200],
-            limit=_RULE,
+            limit=_TOPIC_RULE,
         )
     if "%" in name:
         raise InvalidArgument(
@@ -39,24 +40,24 @@ def check_topic(name: str) -> None:
         )
 
 
-def check_group(name: str) -> None:
+def check_group(name: str, field: str = "group") -> None:
     """Raises InvalidArgument unless `name` may name a consumer group."""
     if not _NAME.match(name):
         raise InvalidArgument(
-            f"group: {name[:200]!r} is not a legal name: {_RULE}",
-            field="group",
+            f"{field}: {name[:200]!r} is not a legal name: {_RULE}",
+            field=field,
             value=name[:200],
             limit=_RULE,
         )
 
 
-def check_own_group(name: str) -> None:
+def check_own_group(name: str, field: str = "group") -> None:
     """As `check_group`, and not for the system's own group."""
-    check_group(name)
+    check_group(name, field)
     if name == TIMER_GROUP:
         raise InvalidArgument(
-            f"group: {name} is the timer service's own",
-            field="group",
+            f"{field}: {name} is the timer service's own",
+            field=field,
             value=name,
             limit="not %TIMER%",
         )

@@ -172,6 +172,16 @@ def test_importing_the_sdk_is_light():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_who_sends_or_administers_does_not_load_what_consumes():
+    code = (
+        "import sys, duemq\n"
+        "duemq.Producer, duemq.Admin, duemq.aio.Producer, duemq.aio.Admin\n"
+        "found = [m for m in sys.modules if m.startswith('duemq.consumer.p')]\n"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_error_class_travels():
     def below(kind):
         for one in kind.__subclasses__():

@@ -64,6 +64,12 @@ def policy_of(
         )
     if isinstance(retry_delays, str):
         retry_delays = retry_delays.split()
+    if retry_delays is not None and not retry_delays:
+        raise InvalidArgument(
+            "retry_delays: there is none; leave it out for the brokers' own",
+            field="retry_delays",
+            limit="1 delay or more",
+        )
     if isinstance(exponential, tuple):
         exponential = ExponentialDelays.of(*exponential)
     return RetryPolicy(retries_max, tuple(map(due.delay_ms, retry_delays or ())), exponential)

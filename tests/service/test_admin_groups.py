@@ -321,6 +321,21 @@ async def test_what_cannot_be_moved_is_refused_and_nothing_is_moved(cluster, top
     assert await offsets(admin, GROUP, topic) == all_at(5)
 
 
+async def test_an_empty_topic_is_refused_and_is_never_all_topics(cluster, topic, admin) -> None:
+    await admin.put_group(GROUP)
+    await admin.reset_offsets(GROUP, topic, "earliest")
+    for move in (
+        admin.reset_offsets(GROUP, "", "latest"),
+        admin.skip_backlog(GROUP, ""),
+        admin.clone_offsets(GROUP, "other", ""),
+    ):
+        with pytest.raises(InvalidArgument) as refused:
+            await move
+        assert refused.value.field == "topic"
+    with pytest.raises(GroupNotFound):
+        await admin.describe_group("other")
+
+
 async def test_offsets_are_cloned_for_a_group_to_come(cluster, topic, admin) -> None:
     await consumed(cluster, topic, admin)
     assert moves(await admin.clone_offsets(GROUP, "billing-2", dry_run=True)) == dict.fromkeys(

@@ -17,12 +17,13 @@ from duemq import balance
 from duemq.aio import Admin, PushConsumer
 from duemq.balance import MessageQueue
 from duemq.consumer import offsets
+from duemq.consumer.offsets import OffsetClient
 from duemq.consumer.outcomes import DeadLetter, RetryLater
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Closed, FencedMember, InvalidArgument, ReadOnly, Unavailable
 from duemq.loop_thread import LoopThread
 from duemq.rpc import status
-from duemq.v1 import broker_pb2, message_pb2, view_pb2
+from duemq.v1 import admin_pb2, broker_pb2, message_pb2, view_pb2
 from tests.service.played_timer import fire, records_in, timed_frames
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
@@ -783,3 +784,50 @@ async def test_ctrl_c_while_a_blocking_consumer_starts_leaves_no_member_behind(
     await asyncio.to_thread(program)
     async with Admin(cluster.nameserver) as admin:
         assert (await admin.describe_group("billing")).members == ()
+
+
+async def test_what_is_sent_to_a_new_topic_before_it_is_taken_over_is_not_left_out(
+    cluster, consumers, monkeypatch
+) -> None:
+    """Also with "latest", which is meant for what was there before."""
+    topic, sent = topic_name(), asyncio.Event()
+    acquire = OffsetClient.acquire
+
+    async def late(self, *arguments):
+        await sent.wait()
+        return await acquire(self, *arguments)
+
+    monkeypatch.setattr(OffsetClient, "acquire", late)
+    await consumers.start(topics=topic, settings={"start_from": "latest"})
+    for body in (b"1", b"2"):  # made, deleted, made anew
+        sent.clear()
+        await cluster.create_topic(topic, queues=1)
+        await cluster.send(topic, [body], broker="b0", queue_id=0)
+        sent.set()
+        await until(lambda body=body: body in consumers.all)
+        for client in cluster.clients.values():
+            await client.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(name=topic))
+    assert consumers.all == [b"1", b"2"]
+
+
+async def test_latest_leaves_out_what_was_there_before(cluster, topic, consumers) -> None:
+    await fill(cluster, topic, 3)
+    consumer = await consumers.start(settings={"start_from": "latest"})
+    await until(lambda: len(consumer.queues) == 8)
+    await cluster.send(topic, [b"new"], broker="b0", queue_id=0)
+    await until(lambda: bool(consumers.all))
+    assert consumers.all == [b"new"]
+
+
+async def test_latest_leaves_out_the_old_of_a_broker_that_was_away_at_the_start(
+    cluster, consumers, monkeypatch
+) -> None:
+    topic = topic_name()
+    consumer = await consumers.start(topics=topic, settings={"start_from": "latest"})
+    monkeypatch.setattr(consumer._share, "_began_ms", 4_000_000_000_000)
+    await cluster.create_topic(topic, queues=1)
+    await cluster.send(topic, [b"old"], broker="b0", queue_id=0)
+    await until(lambda: len(consumer.queues) == len(cluster.brokers))
+    await cluster.send(topic, [b"new"], broker="b0", queue_id=0)
+    await until(lambda: bool(consumers.all))
+    assert consumers.all == [b"new"]

@@ -3,22 +3,27 @@
     async with duemq.aio.Producer() as producer:
         receipt = await producer.send("orders", b"...", delay="5s")
 
-A client belongs to the event loop that it was started in.
+A client belongs to the event loop that it was started in.  Names are loaded when they are first
+used: who sends does not load what consumes.
 """
 
-from duemq.aio.admin import Admin
-from duemq.aio.producer import Producer
-from duemq.consumer.outcomes import BatchFailed, DeadLetter, RetryLater
-from duemq.consumer.pull import PullConsumer
-from duemq.consumer.push import PushConsumer
-from duemq.consumer.settings import ConsumerSettings
-from duemq.errors import DuemqError
-from duemq.message import Message, Outgoing
-from duemq.receipt import AwaitableReceipt as PendingReceipt
-from duemq.receipt import Receipt, Receipts
-from duemq.settings import ClientSettings, ProducerSettings
-from duemq.sql import Sql
-from duemq.timers import CancelOutcome
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duemq.aio.admin import Admin
+    from duemq.aio.producer import Producer
+    from duemq.consumer.outcomes import BatchFailed, DeadLetter, RetryLater
+    from duemq.consumer.pull import PullConsumer
+    from duemq.consumer.push import PushConsumer
+    from duemq.consumer.settings import ConsumerSettings
+    from duemq.errors import DuemqError
+    from duemq.message import Message, Outgoing
+    from duemq.receipt import AwaitableReceipt as PendingReceipt
+    from duemq.receipt import Receipt, Receipts
+    from duemq.settings import ClientSettings, ProducerSettings
+    from duemq.sql import Sql
+    from duemq.timers import CancelOutcome
 
 __all__ = [
     "Admin",
@@ -40,3 +45,24 @@ __all__ = [
     "RetryLater",
     "Sql",
 ]
+
+# The others are `duemq`'s.
+_OWN = {
+    "Admin": ("duemq.aio.admin", "Admin"),
+    "PendingReceipt": ("duemq.receipt", "AwaitableReceipt"),
+    "Producer": ("duemq.aio.producer", "Producer"),
+    "PullConsumer": ("duemq.consumer.pull", "PullConsumer"),
+    "PushConsumer": ("duemq.consumer.push", "PushConsumer"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home, name_there = _OWN.get(name, ("duemq", name))
+    found = globals()[name] = getattr(import_module(home), name_there)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

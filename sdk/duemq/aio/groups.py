@@ -172,6 +172,7 @@ class Groups:
         self, group: str, to_group: str, topic: str | None, dry_run: bool
     ) -> list[OffsetChange]:
         """Gives a group the offsets of another; see Admin.clone_offsets."""
+        _check_topic(topic)
         await self._check_known(group)
         brokers = [broker.name for broker in self._asker.brokers()]
 
@@ -242,10 +243,17 @@ def _by_broker(queues: Iterable[tuple[str, int]] | None) -> dict[str, list[int]]
     return found
 
 
+def _check_topic(topic: str | None) -> None:
+    """Raises InvalidArgument for an empty name, which on the wire is all topics."""
+    if topic == "":
+        raise InvalidArgument("topic: it is empty", field="topic", limit="a topic's name")
+
+
 def _reset_of(
     group: str, topic: str, to: Moment | None, offset: int | None
 ) -> group_admin_pb2.ResetOffsetsRequest:
     """Raises InvalidArgument."""
+    _check_topic(topic)
     if (to is None) == (offset is None):
         raise InvalidArgument(
             "to: either to (earliest, latest, a time) or offset says where to",

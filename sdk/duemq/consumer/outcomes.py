@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ERROR_CHARACTERS_MAX = 1_024
 """Of the reason that travels along with a message; brokers cut off the rest."""
+RETRY_DELAY_MS_MAX = 366 * 86_400_000
+"""The longest delay of a retry that brokers take."""
 
 
 class RetryLater(Exception):
@@ -28,11 +30,19 @@ class RetryLater(Exception):
 
     `delay`: seconds, a timedelta, or text as "250ms", "5s", "1h30m"; 0 is at once.  It counts as a
     retry: after the last one that the group's policy allows the message is a dead letter.  In
-    ordered consumption the queue or key waits for so long.  Raises InvalidArgument.
+    ordered consumption the queue or key waits for so long.  At most 366 days.  Raises
+    InvalidArgument.
     """
 
     def __init__(self, delay: float | timedelta | str, reason: str = "") -> None:
         self.delay_ms = delay_ms(delay)
+        if self.delay_ms > RETRY_DELAY_MS_MAX:
+            raise InvalidArgument(
+                f"delay: {delay!r} is more than a retry may wait: 366 days",
+                field="delay",
+                value=str(delay),
+                limit="366d",
+            )
         self.reason = reason
         super().__init__(reason or f"again in {self.delay_ms / 1000:g} s")
 

@@ -34,7 +34,8 @@ class ConsumerSettings:
 
     start_from: StartFrom = "latest"
     """Where a group begins in a queue that it has no offset for: "earliest", "latest", or a time
-    (an aware datetime, or ms since the epoch)."""
+    (an aware datetime, or ms since the epoch).  Of a queue that comes while the consumer runs,
+    "latest" leaves out nothing that was stored since the consumer started."""
     threads: int = 20
     """Callbacks at a time: threads, or tasks if the callback is a coroutine function."""
     batch_messages_max: int = 1_000

@@ -17,6 +17,7 @@ run in threads.
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -31,7 +32,7 @@ from duemq.consumer.membership import Membership
 from duemq.consumer.offsets import OffsetClient, Start
 from duemq.consumer.ordered import OrderedDispatcher
 from duemq.consumer.receiving import received
-from duemq.consumer.settings import ConsumerSettings, Order
+from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
 from duemq.consumer.settler import SendBacks
 from duemq.consumer.subscription import ALL, Filter
 from duemq.consumer.workers import Callback
@@ -41,6 +42,9 @@ from duemq.rpc.backoff import Backoff
 from duemq.v1 import view_pb2
 
 log = logging.getLogger(__name__)
+
+# A broker's clock may be so far behind ours.
+CLOCKS_APART_MS_MAX = 60_000
 
 ACQUIRE_WAIT_S_MIN = 0.05
 ACQUIRE_WAIT_S_MAX = 2.0
@@ -118,6 +122,14 @@ class Share:
                 group=group,
                 client_id=member_id,
             )
+        # What was there before this member: only there "latest" means the end of the queue.
+        self._began_ms = int(time.time() * 1000)
+        self._older = {
+            MessageQueue(topic, queue.broker, queue.queue_id)
+            for topic in self._filters
+            if (route := client.routes.route(topic)) is not None
+            for queue in route.readable
+        }
         self._generation = 0
         self._wanted: frozenset[MessageQueue] = frozenset()
         self._holdings: dict[MessageQueue, Holding] = {}
@@ -235,9 +247,9 @@ class Share:
         while todo := {h.queue: h for h in holdings if self._is_acquiring(h)}:
             generation = self._generation
             try:
-                answers = await self._offsets.acquire(
-                    broker, todo, generation, self._settings.start_from
-                )
+                answers: dict[MessageQueue, Start | DuemqError] = {}
+                for start_from, queues in self._starts(todo).items():
+                    answers |= await self._offsets.acquire(broker, queues, generation, start_from)
             except DuemqError as error:
                 self._log_first(backoff, f"taking over queues of {broker}", error)
             else:
@@ -246,6 +258,21 @@ class Share:
                         self._acquired(todo[queue], generation, answer, backoff)
             if any(map(self._is_acquiring, holdings)):
                 await asyncio.sleep(backoff.next_s())
+
+    def _starts(self, queues: Iterable[MessageQueue]) -> Mapping[StartFrom, list[MessageQueue]]:
+        """Where the group begins in queues that it has no offset for.
+
+        With "latest" a queue that came while this member was there (a new topic, queue or broker)
+        begins when the member did: what was sent into it before it is taken over would be left out
+        otherwise.  Not at its beginning: it may be an old broker that was away for a moment.
+        """
+        since_start = max(0, self._began_ms - CLOCKS_APART_MS_MAX)
+        starts: defaultdict[StartFrom, list[MessageQueue]] = defaultdict(list)
+        chosen = self._settings.start_from
+        for queue in queues:
+            new = chosen == "latest" and queue not in self._older
+            starts[since_start if new else chosen].append(queue)
+        return starts
 
     def _is_acquiring(self, holding: Holding) -> bool:
         return self._holds(holding) and holding.state is HoldingState.ACQUIRING
@@ -266,6 +293,7 @@ class Share:
             holding.source, holding.committed = source, answer.offset
             holding.settled = answer.settled
             holding.state = HoldingState.ACTIVE
+            self._older.discard(holding.queue)  # has an offset now, unless its topic is made anew
             self._by_source[source] = holding
             self._fetcher(holding.queue.broker).add(source)
 

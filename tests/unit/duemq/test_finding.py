@@ -32,7 +32,9 @@ def test_the_minutes_around_the_making_of_an_id_come_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "message_id", ["", "17", "g" * 28, "F" * 28, id_of(NOW_MS)[1:], id_of(NOW_MS + HOUR_MS + 1)]
+    "message_id",
+    ["", "17", "g" * 28, "F" * 28, id_of(NOW_MS)[1:], id_of(NOW_MS + HOUR_MS + 1)],
+    ids=["empty", "short", "no digits", "capitals", "cut off", "of the future"],
 )
 def test_of_an_id_without_a_time_there_is_no_such_range(message_id: str) -> None:
     assert ranges(message_id) == [(0, 0)]

@@ -40,7 +40,7 @@ def test_what_an_exception_asks_for(error: Exception, outcome: Outcome) -> None:
     assert outcome_of(error) == outcome
 
 
-@pytest.mark.parametrize("delay", [-1, "soon", float("nan"), None])
+@pytest.mark.parametrize("delay", [-1, "soon", float("nan"), None, "367d", timedelta(days=400)])
 def test_a_delay_that_is_none_is_refused(delay: object) -> None:
     with pytest.raises(InvalidArgument) as refused:
         RetryLater(delay)  # type: ignore[arg-type]
