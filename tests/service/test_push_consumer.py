@@ -786,18 +786,24 @@ async def test_ctrl_c_while_a_blocking_consumer_starts_leaves_no_member_behind(
         assert (await admin.describe_group("billing")).members == ()
 
 
+def held_acquires(monkeypatch) -> asyncio.Event:
+    """Nobody takes a queue over before the event is set."""
+    go = asyncio.Event()
+    acquire = OffsetClient.acquire
+
+    async def late(self, *arguments):
+        await go.wait()
+        return await acquire(self, *arguments)
+
+    monkeypatch.setattr(OffsetClient, "acquire", late)
+    return go
+
+
 async def test_what_is_sent_to_a_new_topic_before_it_is_taken_over_is_not_left_out(
     cluster, consumers, monkeypatch
 ) -> None:
     """Also with "latest", which is meant for what was there before."""
-    topic, sent = topic_name(), asyncio.Event()
-    acquire = OffsetClient.acquire
-
-    async def late(self, *arguments):
-        await sent.wait()
-        return await acquire(self, *arguments)
-
-    monkeypatch.setattr(OffsetClient, "acquire", late)
+    topic, sent = topic_name(), held_acquires(monkeypatch)
     await consumers.start(topics=topic, settings={"start_from": "latest"})
     for body in (b"1", b"2"):  # made, deleted, made anew
         sent.clear()
@@ -822,11 +828,12 @@ async def test_latest_leaves_out_what_was_there_before(cluster, topic, consumers
 async def test_latest_leaves_out_the_old_of_a_broker_that_was_away_at_the_start(
     cluster, consumers, monkeypatch
 ) -> None:
-    topic = topic_name()
+    topic, sent = topic_name(), held_acquires(monkeypatch)
     consumer = await consumers.start(topics=topic, settings={"start_from": "latest"})
     monkeypatch.setattr(consumer._share, "_began_ms", 4_000_000_000_000)
     await cluster.create_topic(topic, queues=1)
     await cluster.send(topic, [b"old"], broker="b0", queue_id=0)
+    sent.set()
     await until(lambda: len(consumer.queues) == len(cluster.brokers))
     await cluster.send(topic, [b"new"], broker="b0", queue_id=0)
     await until(lambda: bool(consumers.all))
