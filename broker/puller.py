@@ -413,6 +413,8 @@ class Puller:
             )
             if frames.slices or self._is_over(request.wait_ms, deadline_ms):
                 break
+            if queue.max_offset > frames.next_offset:
+                continue  # appended while a thread was reading
             await self._park(parked, [queue.key], deadline_ms)
         return broker_pb2.FetchFramesResponse(
             store_id=self._store_id,

@@ -237,6 +237,9 @@ class Dispatcher:
         return batches
 
     def next_retry_ms(self, broker: str, now_ms: int) -> int:
-        """When `sendable` may have something that it holds back now; NEVER: nothing held back."""
+        """When `sendable`, asked at the same `now_ms`, may have something that it held back.
+
+        NEVER: nothing held back.
+        """
         waits = (lane.held_until_ms() for lane in self.peer(broker).busy.values())
         return min((until_ms for until_ms in waits if until_ms > now_ms), default=NEVER)

@@ -108,11 +108,13 @@ class Sender:
         dispatcher = self._shard.scheduler.dispatcher
         while True:
             self._more.clear()
-            batches = dispatcher.sendable(self.broker, now_ms(), REQUEST_BYTES_MAX)
+            # One look at the clock: what becomes sendable between two would be missed by both.
+            now = now_ms()
+            batches = dispatcher.sendable(self.broker, now, REQUEST_BYTES_MAX)
             if batches:
                 await self._send(call, batches)
                 continue
-            retry_ms = dispatcher.next_retry_ms(self.broker, now_ms())
+            retry_ms = dispatcher.next_retry_ms(self.broker, now)
             timeout_s = None if retry_ms == NEVER else max(retry_ms / 1000 - time.time(), 0.0)
             try:
                 async with asyncio.timeout(timeout_s):

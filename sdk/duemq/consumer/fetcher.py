@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol, cast
 
 import grpc.aio
@@ -179,17 +180,22 @@ class Fetcher:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            ready = [source for source in self._sources if self._ready(source)]
-            if ready and self._merges():
-                ready = []
+            merges = self._merges()
             for note in self._notes():
                 await streams.write(stream, note, self._broker)
-            for first in range(0, len(ready), QUEUES_PER_REQUEST_MAX):
-                request = self._request(ready[first : first + QUEUES_PER_REQUEST_MAX])
-                await streams.write(stream, request, self._broker)
+            # Looked for anew after each write: sources may leave meanwhile.
+            while not merges and (ready := self._ready_sources()):
+                await streams.write(stream, self._request(ready), self._broker)
+
+    def _ready_sources(self) -> list[Source]:
+        """What one request may ask for; more of them wait for the next one."""
+        ready = filter(self._ready, self._sources)
+        return list(islice(ready, QUEUES_PER_REQUEST_MAX))
 
     def _merges(self) -> bool:
         """Queues that were asked for one by one are asked for together, once they all are free."""
+        if not any(map(self._ready, self._sources)):
+            return False
         needed = len(self._sources) // QUEUES_PER_REQUEST_MAX
         if not self._merging and len(self._open) >= needed + REQUESTS_TO_MERGE:
             for request_id in self._open:

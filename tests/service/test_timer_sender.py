@@ -1,0 +1,46 @@
+"""When the timer service's stream to a broker looks again for what has become sendable."""
+
+import asyncio
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+
+from timer_service import sender
+from timer_service.dispatch import NEVER
+
+DUE_MS = 5
+
+
+class Held:
+    """A dispatcher with one batch, held until DUE_MS."""
+
+    def __init__(self) -> None:
+        self.batches = [SimpleNamespace(records=b"")]
+
+    def sendable(self, broker: str, now_ms: int, bytes_max: int) -> list[SimpleNamespace]:
+        return self.batches if now_ms >= DUE_MS else []
+
+    def next_retry_ms(self, broker: str, now_ms: int) -> int:
+        return DUE_MS if now_ms < DUE_MS else NEVER
+
+
+@pytest.mark.parametrize("first", range(DUE_MS + 1))
+async def test_a_batch_that_falls_due_between_two_looks_at_the_clock_is_sent(
+    first: int, monkeypatch
+) -> None:
+    clock = count(first)
+    monkeypatch.setattr(sender, "now_ms", lambda: next(clock))
+    monkeypatch.setattr(sender.Sender, "_run", lambda self: asyncio.sleep(0))
+    sent: asyncio.Future[list[SimpleNamespace]] = asyncio.get_running_loop().create_future()
+
+    async def send(self, call, batches) -> None:
+        sent.set_result(batches)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(sender.Sender, "_send", send)
+    held = Held()
+    shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=held))
+    writing = asyncio.create_task(sender.Sender(shard, "b", "b:1")._write(None))
+    assert await asyncio.wait_for(sent, 30) is held.batches
+    writing.cancel()
