@@ -12,13 +12,14 @@ import sys
 import time
 from pathlib import Path
 
-from duemq import ConsumerSettings, Message, PushConsumer
+from duemq import ConsumerSettings, Message, PushConsumer, tune_process
 from duemq.cli.bench.tally import Tally
 
 
 def main() -> None:
     """Consumes until standard input ends."""
     nameserver, topic, file, count, session_timeout_s, mode = sys.argv[1:]
+    tune_process()  # as the benchmark's own process
     with Tally(Path(file), int(count)) as tally:
 
         def note(message: Message) -> None:
