@@ -1,11 +1,14 @@
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
 
+from broker import reader
 from broker.process import Broker
 from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
 from duemq.rpc import status
@@ -308,6 +311,33 @@ async def test_a_fetch_waits_for_the_next_frame(both: tuple[Broker, Client]) -> 
     await parked(broker, 1)
     await client.send(batch(topic, [b"b"]))
     assert (await waiting).next_offset == 2
+
+
+async def test_what_is_appended_while_a_fetch_reads_from_the_disk_is_not_missed(
+    both: tuple[Broker, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = both
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    reading, appended = threading.Event(), threading.Event()
+    read_frames = reader.read_frames
+
+    def cold(*arguments: Any, nowait: bool = False) -> reader.Frames:
+        if nowait:
+            raise BlockingIOError
+        frames = read_frames(*arguments)
+        reading.set()
+        appended.wait(30)
+        return frames
+
+    monkeypatch.setattr(reader, "read_frames", cold)
+    fetch = broker_pb2.FetchFramesRequest(topic=topic, offset=1, wait_ms=WAIT_MS)
+    waiting = asyncio.ensure_future(client.broker.FetchFrames(fetch))
+    await asyncio.to_thread(reading.wait, 30)
+    await client.send(batch(topic, [b"b"]))
+    appended.set()
+    # Less than the fetch waits for.
+    assert (await asyncio.wait_for(waiting, WAIT_MS / 2_000)).next_offset == 2
 
 
 async def test_a_fetch_inside_a_frame_is_refused(client: Client) -> None:
