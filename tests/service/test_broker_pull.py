@@ -15,6 +15,7 @@ from duemq.rpc import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2
 from storage import frame, record
 from tests.service.running_broker import Client, batch, running_broker, topic_name
+from tests.service.running_cluster import until
 
 WAIT_MS = 20_000
 
@@ -316,7 +317,7 @@ async def test_a_fetch_waits_for_the_next_frame(both: tuple[Broker, Client]) -> 
 async def test_what_is_appended_while_a_fetch_reads_from_the_disk_is_not_missed(
     both: tuple[Broker, Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, client = both
+    broker, client = both
     topic = topic_name()
     await client.send(batch(topic, [b"a"]))
     reading, appended = threading.Event(), threading.Event()
@@ -336,8 +337,9 @@ async def test_what_is_appended_while_a_fetch_reads_from_the_disk_is_not_missed(
     await asyncio.to_thread(reading.wait, 30)
     await client.send(batch(topic, [b"b"]))
     appended.set()
-    # Less than the fetch waits for.
-    assert (await asyncio.wait_for(waiting, WAIT_MS / 2_000)).next_offset == 2
+    await until(lambda: waiting.done() or len(broker._puller) > 0)
+    assert len(broker._puller) == 0
+    assert (await waiting).next_offset == 2
 
 
 async def test_a_fetch_inside_a_frame_is_refused(client: Client) -> None:

@@ -87,17 +87,22 @@ async def test_no_queue_is_given_more_than_its_window(cluster, topic, asked) -> 
         await until(lambda: bool(asked))
         for first in range(0, 400, 10):
             numbers = range(first, first + 10)
-            await cluster.send(topic, [b"%d" % number for number in numbers], queue_id=first % 4)
-        pending = [
-            holding.source.pending
+            await cluster.send(
+                topic, [b"%d" % number for number in numbers], queue_id=first // 10 % 4
+            )
+        pending = {
+            holding.queue.queue_id: holding.source.pending
             for holding in consumer._share._holdings.values()
             if holding.queue.topic == topic
-        ]
-        await until(lambda: len([each for each in pending if each.unfinished >= 25]) >= 2)
-        assert max(each.unfinished for each in pending) <= 50
+        }
+        await until(lambda: all(pending[number].unfinished >= 25 for number in range(4)))
+        # What comes after all that could have come: the last queue's, behind the others'.
+        await cluster.send(topic, [b"400"], queue_id=QUEUES - 1)
+        await until(lambda: pending[QUEUES - 1].unfinished == 1)
+        assert max(each.unfinished for each in pending.values()) <= 50
         release.set()
-        await until(lambda: len(seen) >= 400)
-    assert sorted(seen) == list(range(400))
+        await until(lambda: len(seen) >= 401)
+    assert sorted(seen) == list(range(401))
 
 
 async def test_pausing_and_resuming_under_way_loses_nothing(cluster, topic) -> None:

@@ -33,7 +33,6 @@ LIMIT_MAX = 10_000
 # Of messages with one id: a producer that sends itself twice, not one that the SDK repeats.
 STORED_MAX = 10
 COPIES_MAX = 1_000
-CLOCKS_APART_MS_MAX = 3_600_000
 TIMER_TOPIC = "%TIMER%"
 RETRY_PREFIX = "%RETRY%"
 COPY_PREFIXES = (RETRY_PREFIX, "%DLQ%")
@@ -120,7 +119,7 @@ class Messages:
         delayed = [message for message in stored if message.due_ms]
         if delayed and since is None:
             # It was accepted after it was made, by clocks that may differ.
-            from_ms = max(0, min(each.born_ms for each in delayed) - CLOCKS_APART_MS_MAX)
+            from_ms = max(0, min(each.born_ms for each in delayed) - finding.CLOCKS_APART_MS_MAX)
         elif delayed and since is not None:
             from_ms = moments.epoch_ms(since, now_ms, "since")
         timed: list[Message] = []

@@ -44,7 +44,7 @@ from duemq.v1 import view_pb2
 log = logging.getLogger(__name__)
 
 # A broker's clock may be so far behind ours.
-CLOCKS_APART_MS_MAX = 60_000
+CLOCK_BEHIND_MS_MAX = 60_000
 
 ACQUIRE_WAIT_S_MIN = 0.05
 ACQUIRE_WAIT_S_MAX = 2.0
@@ -266,7 +266,7 @@ class Share:
         begins when the member did: what was sent into it before it is taken over would be left out
         otherwise.  Not at its beginning: it may be an old broker that was away for a moment.
         """
-        since_start = max(0, self._began_ms - CLOCKS_APART_MS_MAX)
+        since_start = max(0, self._began_ms - CLOCK_BEHIND_MS_MAX)
         starts: defaultdict[StartFrom, list[MessageQueue]] = defaultdict(list)
         chosen = self._settings.start_from
         for queue in queues:
