@@ -89,7 +89,8 @@ class Pull:
             self.ended = True
 
     def extend(self, request: broker_pb2.PullRequest) -> None:
-        """Raises the credit.  Raises InvalidArgument for one that is too high."""
+        """Raises the credit.  Raises InvalidArgument for less than nothing, or too much."""
+        _check_credit(request)
         records = self.credit_records + request.credit_records
         size = self.credit_bytes + request.credit_bytes
         check_range("credit_records", records, CREDIT_RECORDS_MAX)
@@ -102,8 +103,7 @@ def parse(request: broker_pb2.PullRequest) -> Pull:
     check_range("wait_ms", request.wait_ms, WAIT_MS_MAX)
     check_range("max_records", request.max_records, RECORDS_MAX)
     check_range("max_bytes", request.max_bytes, BYTES_MAX)
-    check_range("credit_records", request.credit_records, CREDIT_RECORDS_MAX)
-    check_range("credit_bytes", request.credit_bytes, CREDIT_BYTES_MAX)
+    _check_credit(request)
     return Pull(
         request.group,
         _reads(request),
@@ -138,6 +138,11 @@ def _reads(request: broker_pb2.PullRequest) -> list[QueueRead]:
         )
         for pull in request.queues
     ]
+
+
+def _check_credit(request: broker_pb2.PullRequest) -> None:
+    check_range("credit_records", request.credit_records, CREDIT_RECORDS_MAX)
+    check_range("credit_bytes", request.credit_bytes, CREDIT_BYTES_MAX)
 
 
 def check_range(name: str, value: int, high: int) -> None:

@@ -241,9 +241,12 @@ async def test_credit_out_of_bounds_is_refused(stream, topic, fields, field) -> 
     assert caught.value.field == field
 
 
-async def test_credit_cannot_grow_without_end(broker, stream, topic) -> None:
-    await stream.ask(topic, credit=CREDIT_RECORDS_MAX)
-    await stream.tell(credit_request_id=1, credit_records=1)
+@pytest.mark.parametrize(("credit", "more"), [(CREDIT_RECORDS_MAX, 1), (2, -1)])
+async def test_credit_cannot_grow_without_end_or_shrink(
+    broker, stream, topic, credit, more
+) -> None:
+    await stream.ask(topic, credit=credit)
+    await stream.tell(credit_request_id=1, credit_records=more)
     with pytest.raises(InvalidArgument) as caught:
         await stream.answer()
     assert caught.value.field == "credit_records"
