@@ -8,7 +8,7 @@ lies, so that of a retried message is one of %RETRY%<group>.  `member` names a p
       sent         id, key, failures            failures: how often the callback shall fail
       acked        id
       began        member, at                   killed    member, at
-      paused       member, at                   resumed   member, at        (SIGSTOP, SIGCONT)
+      paused       member, at                   (SIGSTOP)
       shaken       broker, at, until            a broker killed or paused, and when it was back
       stored       id, queue, offset, attempt, source: [queue, offset] | null   the log, at the end
       progress     queue, offset, end           the group's offsets, at the end
@@ -19,7 +19,7 @@ lies, so that of a retried message is one of %RETRY%<group>.  `member` names a p
       unsaved      member, queue, at            a commit was refused or not answered
       fenced       member, at                   somebody told the member that it was overtaken
       returned     member, queue, offset, dead_letter, duplicate, sent_at, at   a send-back's answer
-      started      member, id, queue, offset, attempt, at                   the callback begins
+      started      member, id, queue, offset, attempt, worker, looked_at, at     the callback begins
       ended        member, id, queue, offset, ok, at                        … and ends
       closed       member, at                   a clean leave, all saved
 
@@ -43,8 +43,8 @@ What `judge` proves, each a list of faults when it does not hold:
                        policy's retries are used up (not judged if it ran into the timeout or failed
                        with others of its batch)
     out_of_order       (ordered) a message starts after all earlier ones of its key are finished
-    overlapping        (ordered) one message of a key at a time in a holding, and none begins in a
-                       holding whose queue a newer one has acquired
+    overlapping        (ordered) one message of a key at a time in a holding; a worker looks at its
+                       lease before each callback, and not after a newer holding has the queue
 
 **The documented window of duplicates.**  What a holding had processed and not committed may come
 again
@@ -52,9 +52,11 @@ again
    another took over), a commit could not be saved, or a broker was killed or paused meanwhile;
  - if it ended cleanly, behind a message that was not finished: one that failed and waits for its
    turn in place, or that no callback had begun.  A group's progress in a queue is one offset.
-A paused process resumes where it was: the callbacks that it was about to enter (at most one a
-thread, within RESUME_SLACK_NS) may still begin, and callbacks that ran when the session ended may
-end late.  Their results are never committed.
+
+**What a process that was stopped, or got no processor, may still do.**  A worker looks at the lease
+and then calls.  Between the two it may be stopped for any time.  So a callback may begin late, one
+a worker, if the look lay before the loss (`looked_at`); and callbacks that ran when the session
+ended may end late.  Their results are never committed.
 """
 
 from __future__ import annotations
@@ -73,8 +75,6 @@ Queue = tuple[str, str, int]
 Place = tuple[Queue, int]
 
 FAULTS_NAMED_MAX = 10
-# After SIGCONT: a thread that had been allowed to begin a callback begins it.
-RESUME_SLACK_NS = 100_000_000
 FOREVER = 1 << 62
 RETRY_PREFIX = "%RETRY%"
 DEAD_PREFIX = "%DLQ%"
@@ -92,7 +92,6 @@ class Rules:
     ordered: str | None = None
     retries_max: int = 16
     in_order_max: int = 16
-    threads: int = 20
     timeout_s: float = 900.0
 
 
@@ -133,6 +132,9 @@ class Run:
     attempt: int
     start: int
     holding: Holding | None
+    worker: tuple[str, int]
+    looked_at: int
+    """When the worker saw the lease and the queue last, and began because of that."""
     end: int = FOREVER
     ok: bool = False
 
@@ -237,7 +239,8 @@ class _Judge:
             place = _place(e)
             if e["event"] == "started":
                 holding = self._holding_at(e["member"], place[0], e["at"])
-                run = Run(e["id"], place, e["attempt"], e["at"], holding)
+                worker = e["member"], e["worker"]
+                run = Run(e["id"], place, e["attempt"], e["at"], holding, worker, e["looked_at"])
                 runs.append(run)
                 open_runs[e["member"], place].append(run)
                 if holding is not None:
@@ -487,27 +490,24 @@ class _Judge:
         by_queue: dict[Queue, list[Holding]] = defaultdict(list)
         for holding in self._all_holdings():
             by_queue[holding.queue].append(holding)
-        forgiven: Counter[tuple[str, int]] = Counter()
         for holding in self._all_holdings():
             taken = min(
                 (h.at for h in by_queue[holding.queue] if h.generation > holding.generation),
                 default=FOREVER,
             )
             for run in holding.runs:
-                if run.start > taken and not self._is_forgiven(run, holding, forgiven):
-                    ms = (run.start - taken) / 1e6
-                    self._fault(
-                        "overlapping", f"{run.id} began {ms:.1f} ms after {holding} lost it"
-                    )
+                if run.looked_at > taken:
+                    ms = (run.looked_at - taken) / 1e6
+                    what = f"{run.id} was allowed to begin"
+                    self._fault("overlapping", f"{what} {ms:.1f} ms after {holding} lost it")
+        self._check_looks()
 
-    def _is_forgiven(self, run: Run, holding: Holding, forgiven: Counter[tuple[str, int]]) -> bool:
-        """Whether the thread was paused at the very door of the callback."""
-        for event in self._events["resumed"]:
-            late = run.start - event["at"]
-            if event["member"] == holding.member and 0 <= late <= RESUME_SLACK_NS:
-                forgiven[holding.member, event["at"]] += 1
-                return forgiven[holding.member, event["at"]] <= self._rules.threads
-        return False
+    def _check_looks(self) -> None:
+        looks: dict[tuple[str, int], int] = {}
+        for run in self._runs:
+            if run.looked_at <= looks.get(run.worker, -1):
+                self._fault("overlapping", f"{run.id} began without a look at the lease")
+            looks[run.worker] = run.looked_at
 
 
 def load(paths: Iterable[Path]) -> list[Event]:

@@ -172,7 +172,6 @@ class Group:
     def resume(self, name: str) -> None:
         """SIGCONT."""
         self._members[name].send_signal(signal.SIGCONT)
-        self._journal.now("resumed", member=name)
 
 
 def _ended(process: subprocess.Popen[bytes]) -> int:

@@ -27,6 +27,7 @@ from typing import Any
 import grpc
 
 from duemq import ConsumerSettings, Message, PushConsumer, RetryLater
+from duemq.consumer import lease
 from duemq.errors import FencedMember
 from duemq.rpc import channel, status
 from duemq.v1 import broker_pb2, broker_pb2_grpc, error_pb2, group_pb2_grpc
@@ -34,6 +35,7 @@ from duemq.v1 import broker_pb2, broker_pb2_grpc, error_pb2, group_pb2_grpc
 LATER_S = 0.1  # every second failure asks for it
 
 Call = Callable[..., Awaitable[Any]]
+Clock = Callable[[], float]
 Note = Callable[[Any, Any, str, dict[str, int]], None]
 
 
@@ -198,11 +200,34 @@ class Stream:
         return event
 
 
+class Looks:
+    """When each thread looked at the lease's clock last, as it does before each callback."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    def install(self) -> None:
+        make = lease.Lease.__init__
+
+        def made(self_: lease.Lease, lease_s: float, clock: Clock = lease.since_boot) -> None:
+            make(self_, lease_s, lambda: self._look(clock))
+
+        lease.Lease.__init__ = made  # type: ignore[method-assign]
+
+    def _look(self, clock: Clock) -> float:
+        self._of_thread.at = time.monotonic_ns()  # before the clock: it lies earlier, if at all
+        return clock()
+
+    def last(self) -> dict[str, int]:
+        return {"worker": threading.get_ident(), "looked_at": getattr(self._of_thread, "at", 0)}
+
+
 class Callback:
     """Does what a message's body says: fails so many times, then takes its time and succeeds."""
 
-    def __init__(self, recorder: Recorder, plan: dict[str, Any]) -> None:
+    def __init__(self, recorder: Recorder, looks: Looks, plan: dict[str, Any]) -> None:
         self._recorder = recorder
+        self._looks = looks
         self._ordered = plan["order"] is not None
         self._callback_s_max = plan["callback_s_max"]
         self._failed: Counter[str] = Counter()
@@ -237,7 +262,7 @@ class Callback:
         told = json.loads(message.body)
         queue = [message.stored_topic, message.broker, message.queue]
         place = {"id": told["id"], "queue": queue, "offset": message.offset}
-        self._recorder.now("started", attempt=message.attempt, **place)
+        self._recorder.now("started", attempt=message.attempt, **self._looks.last(), **place)
         return told, place
 
     def _takes_s(self, message: Message, told: dict[str, Any]) -> float:
@@ -275,7 +300,9 @@ def main() -> None:
     recorder = Recorder(file, member)
     Wire(recorder, plan["brokers"]).install()
     logging.basicConfig(format=f"%(asctime)s {member} %(levelname)s %(name)s %(message)s")
-    callback = Callback(recorder, plan)
+    looks = Looks()
+    looks.install()
+    callback = Callback(recorder, looks, plan)
     consumer = PushConsumer(
         plan["group"],
         plan["topic"],

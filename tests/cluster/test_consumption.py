@@ -89,7 +89,7 @@ class Mode:
 
     @property
     def rules(self) -> Rules:
-        return Rules(self.order, RETRIES_MAX, IN_ORDER_MAX, THREADS, TIMEOUT_S)
+        return Rules(self.order, RETRIES_MAX, IN_ORDER_MAX, TIMEOUT_S)
 
 
 MODES = {

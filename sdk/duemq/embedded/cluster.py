@@ -17,7 +17,7 @@ from types import TracebackType
 import grpc
 import tenacity
 
-from duemq.embedded.layout import Layout, port_is_free
+from duemq.embedded.layout import Layout
 from duemq.embedded.supervisor import ClusterEvent, ClusterFailed, Member, State, Supervisor
 from duemq.errors import InvalidArgument
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
@@ -44,7 +44,8 @@ class EmbeddedCluster:
     folder's lock is taken, fewer brokers than its data have, a port is taken), ClusterFailed when
     it does not come up.
 
-    directory: where the data lie; made when missing.  A restart on it keeps data and ports.
+    directory: where the data lie; made when missing.  A restart on it keeps the data, and the ports
+        that nobody took meanwhile (event "moved").
     brokers: how many; None: as many as the folder knows, 2 for a new one.
     port: of the first nameserver; 0: the one of last time, else any free one.
     flags: more command line flags for members, by kind ("nameserver", "broker", "timer").
@@ -213,19 +214,19 @@ class EmbeddedCluster:
                 self._members[member.name] = member
 
     def _choose_port(self, name: str) -> int:
-        if name == "nameserver-0" and self._port:
-            if not port_is_free(self._port):
+        asked = self._port if name == "nameserver-0" else 0
+        known = asked or self._layout.port(name)
+        try:
+            return self._layout.hold(known)
+        except OSError as error:
+            if asked:
                 raise InvalidArgument(
-                    f"port {self._port} is taken; choose another with --port, 0 for any",
+                    f"port {asked} is taken; choose another with --port, 0 for any",
                     field="port",
-                    value=str(self._port),
-                )
-            return self._port
-        port = self._layout.port(name)
-        if port and not port_is_free(port):
-            self._supervisor.emit("moved", member=name, from_port=port)
-            return 0
-        return port
+                    value=str(asked),
+                ) from error
+        self._supervisor.emit("moved", member=name, from_port=known)
+        return self._layout.hold(0)
 
     def _command(self, member: Member) -> list[str]:
         command = [sys.executable, "-m", "duemq.embedded.child", MODULES[member.kind]]

@@ -1,10 +1,12 @@
 """The folder of an embedded cluster.
 
-    DIR/cluster.json     names and ports of the members, kept over restarts: clients and brokers
-                         may hold the addresses
+    DIR/cluster.json     names and ports of the members: clients and brokers may hold the addresses
     DIR/lock             held (flock) by the supervisor as long as it lives
     DIR/<member>/        the data of a broker or timer service
     DIR/logs/<member>.log   what the member logs
+
+A port is held as long as the cluster runs, also while its member does not: nobody else gets it.
+While the cluster is stopped somebody may take it.
 
 Owned by: `EmbeddedCluster`.
 """
@@ -29,6 +31,7 @@ class Layout:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._ports: dict[str, int] = {}
+        self._held: list[socket.socket] = []
         self._lock: int | None = None
 
     def open(self) -> None:
@@ -45,7 +48,10 @@ class Layout:
             raise
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Gives the ports and the lock back."""
+        for held in self._held:
+            held.close()
+        self._held.clear()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -59,8 +65,17 @@ class Layout:
         """The member's port of last time; 0: it has none yet."""
         return self._ports.get(member, 0)
 
+    def hold(self, port: int) -> int:
+        """Keeps a loopback port, 0 for any that is free, from everybody but the members.
+
+        Raises OSError when it is taken.
+        """
+        held = bind_port(port)
+        self._held.append(held)
+        return int(held.getsockname()[1])
+
     def remember(self, member: str, port: int) -> None:
-        """Keeps a member's port over restarts."""
+        """Writes a member's port down for the next start."""
         if self._ports.get(member) == port:
             return
         self._ports[member] = port
@@ -105,13 +120,18 @@ class Layout:
                 ) from error
 
 
-def port_is_free(port: int) -> bool:
-    """Whether a service could listen on this loopback port now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As the services do: connections of a killed predecessor in TIME_WAIT do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+def bind_port(port: int) -> socket.socket:
+    """A socket that has a loopback port, 0 for any, and lets a service of ours listen there.
+
+    It does not listen.  Raises OSError when the port is taken.
+    """
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if port:  # connections of a killed predecessor in TIME_WAIT do not count
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", port))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError:
+        held.close()
+        raise
+    return held

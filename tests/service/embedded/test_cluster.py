@@ -1,9 +1,11 @@
 """The supervisor, with a real nameserver and stand-ins for the other members."""
 
+import contextlib
 import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from duemq.embedded import (
     restarts,
     supervisor,
 )
+from duemq.embedded.layout import bind_port
 from duemq.errors import InvalidArgument
 
 HERE = Path(__file__).parent
@@ -111,11 +114,41 @@ def test_stopping_drains_members_in_order_and_leaves_no_process(
     assert ended == sorted(ended)
 
 
-def test_a_restart_keeps_ports_and_brokers(tmp_path: Path) -> None:
+def test_a_restart_keeps_brokers_and_the_ports_that_are_free(
+    tmp_path: Path, events: Events
+) -> None:
     with EmbeddedCluster(tmp_path, brokers=3) as embedded:
-        addresses = {name: embedded.address(name) for name in embedded.processes}
-    with EmbeddedCluster(tmp_path) as embedded:
-        assert {name: embedded.address(name) for name in embedded.processes} == addresses
+        before = {name: embedded.address(name) for name in embedded.processes}
+    # Bound and not listening: theirs, and safe from everybody else.
+    kept = [bind_port(port_of(address)) for name, address in before.items() if name != "broker-1"]
+    with contextlib.ExitStack() as stack:
+        taken = stack.enter_context(socket.socket())
+        taken.bind(("127.0.0.1", port_of(before["broker-1"])))
+        taken.listen()
+        for held in kept:
+            stack.enter_context(held)
+        embedded = stack.enter_context(EmbeddedCluster(tmp_path, on_event=events))
+        after = {name: embedded.address(name) for name in embedded.processes}
+    assert events.wait("moved").details == {
+        "member": "broker-1",
+        "from_port": port_of(before["broker-1"]),
+    }
+    events.wait("ready")
+    assert events.seen.count("moved") == 1
+    assert after.pop("broker-1") != before.pop("broker-1")
+    assert after == before
+
+
+def test_the_port_of_a_member_that_is_away_is_held(running: EmbeddedCluster) -> None:
+    running.stop_member("broker-0")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port_of(running.address("broker-0"))))
+    running.start_member("broker-0")
+    running.wait_ready()
+
+
+def port_of(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])
 
 
 def test_fewer_brokers_than_the_data_have_are_refused(tmp_path: Path) -> None:

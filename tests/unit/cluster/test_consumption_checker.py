@@ -6,7 +6,7 @@ from tests.cluster.consumption_checker import Event, Rules, judge
 
 TOPIC, RETRY, DEAD = ["t", "b", 0], ["%RETRY%g", "b", 0], ["%DLQ%g", "b", 0]
 MS = 1_000_000
-IN_ORDER = Rules("key", in_order_max=3, threads=1)
+IN_ORDER = Rules("key", in_order_max=3)
 CONCURRENT = Rules(None, retries_max=2)
 
 
@@ -31,9 +31,11 @@ def run(
     ok: bool = True,
     queue: list = TOPIC,
     attempt: int = 0,
+    looked_at: int | None = None,
 ) -> list[Event]:
     event = {"member": member, "id": id, "queue": queue, "offset": offset}
-    began = {**event, "event": "started", "attempt": attempt, "at": start * MS}
+    look = {"worker": offset, "looked_at": (start if looked_at is None else looked_at) * MS}
+    began = {**event, "event": "started", "attempt": attempt, "at": start * MS, **look}
     if end is None:
         return [began]
     return [began, {**event, "event": "ended", "ok": ok, "at": end * MS}]
@@ -106,19 +108,18 @@ def killed() -> list[Event]:
 
 
 def paused() -> list[Event]:
-    """m1 is paused within x1 and at the door of x2; m2 goes on meanwhile."""
+    """m1 is paused at the door of x2; m2 goes on meanwhile."""
     return [
         *log_of("x1", "x2", "x3"),
         acquired("m1", 1, 0, 10),
-        *run("m1", "x1", 0, 11, 51),
-        happened("paused", "m1", 12),
+        *run("m1", "x1", 0, 11, 12),
+        happened("paused", "m1", 14),
         acquired("m2", 2, 0, 30),
         *run("m2", "x1", 0, 31, 32),
         *run("m2", "x2", 1, 33, 34),
         *run("m2", "x3", 2, 35, 36),
         committed("m2", 2, 3, 40),
-        happened("resumed", "m1", 50),
-        *run("m1", "x2", 1, 52, 53),
+        *run("m1", "x2", 1, 52, 53, looked_at=13),
         happened("fenced", "m1", 54),
     ]
 
@@ -356,15 +357,15 @@ PLANTED = {
         IN_ORDER,
         {"out_of_order"},
     ),
-    "begun after the queue was lost": (
-        without(paused(), "resumed"),
-        IN_ORDER,
-        {"overlapping"},
-    ),
-    "more begun after a pause than threads": (
+    "begun by a look after the queue was lost": (
         [*paused(), *run("m1", "x3", 2, 54, 55)],
         IN_ORDER,
         {"overlapping"},
+    ),
+    "two begun by one look": (
+        [*paused(), *run("m1", "x2", 1, 54, 55, looked_at=13)],
+        IN_ORDER,
+        {"overlapping", "delivered_twice"},
     ),
 }
 
