@@ -40,8 +40,6 @@ KEYS = 24
 DRAIN_S = 120.0
 RETRIES_MAX = 3
 RETRY_DELAYS = "200ms 400ms 600ms"
-# From a send-back to its message's arrival.
-RETRIED_S_MAX = 2.0
 IN_ORDER_MAX = 4
 THREADS = 8
 # Some callbacks take so long: pauses, releases and the timeout meet them.
@@ -202,11 +200,21 @@ class Sender(threading.Thread):
 
 
 def quiet(cluster: EmbeddedCluster, topic: str, sender: Sender) -> bool:
-    """Whether all is done, also after a while: a retry may be with the timer service."""
-    if not Books(cluster, topic).balanced(sender):
-        return False
-    time.sleep(RETRIED_S_MAX)
-    return Books(cluster, topic).balanced(sender)
+    """Whether all is done, and no retry is with the timer service or on its way there."""
+    return (
+        Books(cluster, topic).balanced(sender)
+        and no_timer_pending(cluster)
+        and Books(cluster, topic).balanced(sender)  # what had come out meanwhile, too
+    )
+
+
+def no_timer_pending(cluster: EmbeddedCluster) -> bool:
+    """Whether every delayed message of the cluster was taken over by its shard, and stored."""
+    with Admin(cluster.nameserver) as admin:
+        sent = admin.describe_topic("%TIMER%").messages
+        stats = admin.timer_stats()
+    taken = sum(each.accepted for each in stats)
+    return taken == sent and not any(each.pending or each.in_flight for each in stats)
 
 
 class Books:
