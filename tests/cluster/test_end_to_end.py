@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from duemq import Admin, Producer, PushConsumer
@@ -39,11 +41,10 @@ def test_every_message_reaches_every_group_once_and_never_early(cluster: Embedde
         )
         for group in (groups[0], groups[0], groups[1])
     ]
-    for consumer in consumers:
-        consumer.start()
-    until(lambda: all(history.count("received", group=g) >= expected for g in groups))
-    for consumer in consumers:
-        consumer.close()
+    with ExitStack() as running:
+        for consumer in consumers:
+            running.enter_context(consumer)
+        until(lambda: all(history.count("received", group=g) >= expected for g in groups))
     history.stored(read_topic(cluster.nameserver, topic))
     verdict = judge(ordered_only_undelayed(history), groups)
     assert verdict.faults == []

@@ -9,6 +9,8 @@ import os
 import random
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -46,34 +48,43 @@ def test_kill9_loses_and_repeats_nothing(
         )
         for _ in range(2)
     ]
-    for consumer in consumers:
-        consumer.start()
-    stop = threading.Event()
-    seeds = [randomness.random() for _ in range(SENDERS)]
-    senders = [
-        threading.Thread(target=_load, args=(cluster.nameserver, topic, history, stop, name, seed))
-        for name, seed in enumerate(seeds)
-    ]
-    for sender in senders:
-        sender.start()
-    for victim in victims:
-        time.sleep(randomness.uniform(0.2, LOAD_S / len(victims)))
-        cluster.kill(victim)
-    cluster.wait_ready()
-    stop.set()
-    for sender in senders:
-        sender.join()
-    acked = history.count("acked")
-    until(lambda: history.count("received", group=topic) >= acked)
-    for consumer in consumers:
-        consumer.close()
+    with ExitStack() as running:
+        for consumer in consumers:
+            running.enter_context(consumer)
+        with _load(
+            cluster.nameserver, topic, history, [randomness.random() for _ in range(SENDERS)]
+        ):
+            for victim in victims:
+                time.sleep(randomness.uniform(0.2, LOAD_S / len(victims)))
+                cluster.kill(victim)
+            cluster.wait_ready()
+        acked = history.count("acked")
+        until(lambda: history.count("received", group=topic) >= acked)
     history.stored(read_topic(cluster.nameserver, topic))
     dump(history.events, tmp_path / "history.jsonl")
     assert acked > 0
     assert judge(history.events, [topic]).faults == []
 
 
-def _load(
+@contextmanager
+def _load(nameserver: str, topic: str, history: History, seeds: Sequence[float]) -> Iterator[None]:
+    """Senders are at work."""
+    stop = threading.Event()
+    senders = [
+        threading.Thread(target=_send, args=(nameserver, topic, history, stop, name, seed))
+        for name, seed in enumerate(seeds)
+    ]
+    for sender in senders:
+        sender.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for sender in senders:
+            sender.join()
+
+
+def _send(
     nameserver: str, topic: str, history: History, stop: threading.Event, name: int, seed: float
 ) -> None:
     randomness = random.Random(seed)
