@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -67,6 +67,10 @@ class Dispatcher:
         self._routes: Mapping[str, Queues] = {}
         self._next_queue: dict[tuple[str, str], int] = {}
         self._unanswered: dict[int, int] = {}  # batches by target
+        self.stirred = False
+        """Whether more of what waits may go than at the last look."""
+        self.on_stirred: Callable[[], None] = lambda: None
+        """Called when `stirred` was set, and something waits."""
 
     # -- what is due ------------------------------------------------------
 
@@ -95,6 +99,10 @@ class Dispatcher:
             self._ready[target] = ready
         return np.concatenate(taken) if len(taken) > 1 else taken[0]
 
+    def take_all(self, target: int) -> Ids:
+        """All timers that wait for a target, first due first."""
+        return self.take(target, self.waiting)
+
     def put_back(self, target: int, ids: Ids) -> None:
         """Returns timers that were taken; they are first of their target again."""
         if len(ids):
@@ -111,11 +119,17 @@ class Dispatcher:
             return False
         return self.waiting_for(target) < SMALL_ROWS
 
+    def _stir(self) -> None:
+        self.stirred = True
+        if self.waiting:
+            self.on_stirred()
+
     # -- where to ---------------------------------------------------------
 
     def set_routes(self, routes: Mapping[str, Queues]) -> None:
         """The writable queues of every topic."""
         self._routes = routes
+        self._stir()
 
     def peer(self, name: str) -> Peer:
         """The broker of a name; made when first heard of."""
@@ -126,6 +140,7 @@ class Dispatcher:
     def connected(self, name: str) -> None:
         """Batches can be sent to the broker."""
         self.peer(name).connected = True
+        self._stir()
 
     def disconnected(self, name: str, now_ms: int) -> None:
         """The connection to the broker is gone, with every answer that was due on it."""
@@ -135,6 +150,7 @@ class Dispatcher:
         peer.connected = False
         for lane in peer.busy.values():
             lane.disconnected()
+        self._stir()
 
     def lane(self, lane_id: LaneId) -> Lane:
         """The lane of an id; made when first used."""
@@ -218,6 +234,16 @@ class Dispatcher:
             del self._unanswered[batch.target]
         if not batch.lane.unacked:
             del peer.busy[batch.lane.id]
+        self._stir()
+
+    def release_held(self, now_ms: int) -> None:
+        """The clock went back to `now_ms`: what was dispatched before was due by then.
+
+        It could wait for as long as the step, and with it all that follows in its lane.
+        """
+        for peer in self.peers.values():
+            for lane in peer.busy.values():
+                lane.release_held(now_ms)
 
     def sendable(self, broker: str, now_ms: int, bytes_max: int) -> list[Batch]:
         """Batches to put on the wire to a broker now; at least one if there is any."""

@@ -84,7 +84,7 @@ class Housekeeper:
         self._needed_from = log.end_position
 
     def next_job(self, now_ms: int) -> Job | None:
-        """What to do now, or None."""
+        """What to do now, or None.  Raises LogFull or DiskFull (then ask again later)."""
         scheduler = self._scheduler
         self._pull_near(now_ms)
         if scheduler.memtable_full() or (self._log_is_held() and scheduler.memtable.rows):
@@ -93,10 +93,9 @@ class Housekeeper:
         job = self._park(now_ms) or self._load(now_ms) or self._unpark(now_ms)
         if job is not None:
             return job
-        if self._pressed() and scheduler.memtable.min_due_ms is not None:
-            window_ms = scheduler.limits.near_window_ms
-            if scheduler.memtable.min_due_ms < now_ms + window_ms:
-                return scheduler.begin_flush(now_ms)
+        due = scheduler.memtable.min_due_ms
+        if due is not None and due < now_ms + scheduler.limits.near_window_ms:
+            return scheduler.begin_flush(now_ms)  # no room for it yet: it waits on disk
         scheduler.tombstones.expire(now_ms)
         return self.save(now_ms) if self._save_is_due(now_ms) else None
 
@@ -114,7 +113,11 @@ class Housekeeper:
             self._scheduler.segments.delete_done(job.state.files())
 
     def save(self, now_ms: int) -> Save:
-        """A checkpoint of the state as it is now.  Raises InvariantError if it cannot be right."""
+        """A checkpoint of the state as it is now.
+
+        Raises InvariantError if it cannot be right, LogFull or DiskFull if acknowledgements cannot
+        be logged (then nothing happened).
+        """
         scheduler = self._scheduler
         scheduler.check()
         scheduler.flush_acks()
@@ -167,7 +170,8 @@ class Housekeeper:
     def _park(self, now_ms: int) -> Flush | None:
         """Moves due timers to disk whose target is away, when memory is short or the log long."""
         held = self._log_is_held() and self._scheduler.dispatcher.waiting
-        if not held and (not self._pressed() or self._too_few_wait()):
+        few = self._too_few_wait() and not self._short_of_room()
+        if not held and (few or not self._pressed()):
             return None
         self._needed_from = self._log.end_position if held else self._needed_from
         target = self._scheduler.stuck(now_ms)
@@ -198,7 +202,7 @@ class Housekeeper:
     def _make_room(self, due_ms: int, now_ms: int) -> None:
         """Evicts the later half of what is near and due later than `due_ms`."""
         near = self._scheduler.near
-        due = near.rows(near.pending_ids()).due_ms
+        due = near.table.due_ms[near.on_wheel_ids()]
         later = due[due > max(due_ms, now_ms)]
         if len(later):
             self._scheduler.evict(max(int(np.median(later)), due_ms + 1))

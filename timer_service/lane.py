@@ -121,6 +121,11 @@ class Lane:
         batch = self.unacked[sent]
         return batch if batch.durable else None
 
+    def release_held(self, now_ms: int) -> None:
+        """Keeps no batch back for longer than until `now_ms`."""
+        for batch in self.unacked:
+            batch.ready_ms = min(batch.ready_ms, now_ms)
+
     def sent(self, batch: Batch) -> None:
         """The batch is on the wire."""
         self._wire.append(batch)

@@ -1,8 +1,12 @@
-"""Bounds of a shard.  Pure."""
+"""Bounds of a shard's memory, disk and time.  Pure."""
 
 from __future__ import annotations
 
 import dataclasses
+
+# So long before they are due timers are dispatched, so that the sync of that is over in time.
+# From then on a cancel answers FIRED.
+AHEAD_MS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +18,8 @@ class Limits:
     near_bytes_max: int = 64 << 20
     memtable_rows_max: int = 16_384
     memtable_bytes_max: int = 4 << 20
+    tick_rows_max: int = 8_192  # timers taken off the wheel at once
+    tick_batches_max: int = 8  # batches built at once: some 4 ms of work
     park_rows_min: int = 1_000  # fewer due timers that wait are not worth a flush
     log_held_max: int = 256 << 20  # log kept for timers in memory; they are moved to disk then
     tombstones_max: int = 1_000_000

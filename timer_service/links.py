@@ -118,7 +118,6 @@ class Links:
                 if link is not None:
                     link.fetch(queue_id)
         self._shard.scheduler.dispatcher.set_routes(_writable(self._routes))
-        self._shard.wake()
 
     def knows(self, store_id: int) -> bool:
         """Whether a broker of the cluster owns the store, even if it is away just now."""

@@ -34,7 +34,7 @@ class ShardCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The figures as of now."""
         scheduler = self._shard.scheduler
-        ledger, dispatcher = scheduler.ledger, scheduler.dispatcher
+        ledger = scheduler.ledger
         for name, text, value in (
             ("accepted", "Delayed messages taken over from brokers", ledger.accepted),
             ("fired", "Delayed messages on their way or delivered", ledger.fired),
@@ -50,7 +50,7 @@ class ShardCollector(Collector):
         for name, text, value in (
             ("pending", "Delayed messages not yet due", ledger.pending),
             ("in_flight", "Fired and not yet answered by a broker", ledger.in_flight),
-            ("overdue", "Due, and waiting for a broker or a route", dispatcher.waiting),
+            ("overdue", "Due and not yet on their way, wherever they lie", self._shard.overdue()),
             ("refused_lanes", "Queues whose broker refuses fires", self._refused_lanes()),
             ("near", "Delayed messages in memory", scheduler.near.pending),
             ("near_bytes", "Bodies in memory", scheduler.near.bytes),

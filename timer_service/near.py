@@ -3,10 +3,11 @@
 Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
 
 A row number is what the wheel and the dispatcher handle.  Free rows lie on a stack; the table
-grows by doubling up to `rows_max`.  A row's life:
+grows by doubling up to `rows_max`.  A row's state says who has it, the clock does not:
 
-    FREE -> PENDING (add) -> taken off the wheel, waiting in the dispatcher -> FREE (remove)
-                \\-> DROPPED (cancelled, or moved back to disk) -> FREE, when it is next met
+    FREE -> WHEEL (add) -> READY (take_due; the dispatcher has it) -> FREE (remove)
+              |    ^------------/  (hand_back)    |
+              \\-- DROPPED_WHEEL ---- cancelled ---- DROPPED_READY: FREE when it is next met
 
 Bodies are not copied: a row points into a blob, and a blob is let go with its last row.
 """
@@ -23,7 +24,8 @@ from duemq.errors import InvariantError
 from timer_service.rows import Blob, Rows, new_rows, runs
 from timer_service.wheel import Ids, Wheel
 
-FREE, PENDING, DROPPED = 0, 1, 2
+FREE, WHEEL, READY, DROPPED_WHEEL, DROPPED_READY = range(5)
+_DROPPED = DROPPED_WHEEL - WHEEL  # from a state to the same one, dropped
 ROW_BYTES = 57  # a row's columns, its link in the wheel and its place on the free stack
 BLOB_BYTES = 160  # a blob beside its data
 _ROWS_MIN = 4_096
@@ -70,7 +72,7 @@ class Near:
         self._rows.wide[:, ids] = rows.wide
         self._rows.narrow[:, ids] = rows.narrow
         self._blob[ids] = self._hold(blob, count)
-        self._state[ids] = PENDING
+        self._state[ids] = WHEEL
         self.pending += count
         self.wheel.add(ids, rows.due_ms)
 
@@ -87,33 +89,50 @@ class Near:
         """Rows by number, copied."""
         return self._rows.take(ids)
 
+    def take_due(self, now_ms: int, limit: int) -> Ids:
+        """Takes pending rows that are due off the wheel, at most about `limit`, in due order."""
+        ids = self.wheel.advance(now_ms, limit)
+        if not len(ids):
+            return ids
+        self._state[ids] += READY - WHEEL
+        return self.live(ids)
+
     def live(self, ids: Ids) -> Ids:
-        """The pending ones of rows that were met; the dropped ones are freed."""
-        dropped = self._state[ids] != PENDING
+        """The pending ones of rows that were taken off the wheel; the dropped ones are freed."""
+        dropped = self._state[ids] != READY
         if not dropped.any():
             return ids
+        if (self._state[ids[dropped]] != DROPPED_READY).any():
+            raise InvariantError("a timer that was not handed out is treated as due")
         self._release(ids[dropped])
         return ids[~dropped]
 
+    def hand_back(self, ids: Ids) -> None:
+        """Puts pending rows that were taken off the wheel on it again: they are not due."""
+        if (self._state[ids] != READY).any():
+            raise InvariantError("a timer that was not handed out is handed back")
+        self._state[ids] = WHEEL
+        self.wheel.add(ids, self._rows.due_ms[ids])
+
     def remove(self, ids: Ids) -> None:
-        """Frees pending rows: they were dispatched."""
-        if (self._state[ids] != PENDING).any():
-            raise InvariantError("a timer that is not pending was dispatched")
+        """Frees pending rows that were taken off the wheel: they were dispatched."""
+        if (self._state[ids] != READY).any():
+            raise InvariantError("a timer that was not handed out was dispatched")
         self.pending -= len(ids)
         self._release(ids)
 
     def drop(self, ids: Ids) -> None:
-        """Marks pending rows as gone (cancelled or moved); they are freed when next met."""
-        if (self._state[ids] != PENDING).any():
+        """Marks pending rows as gone (cancelled, or found to be dispatched)."""
+        if not self._is_pending(ids).all():
             raise InvariantError("a timer that is not pending was dropped")
         self.pending -= len(ids)
-        self._state[ids] = DROPPED
+        self._state[ids] += _DROPPED
 
     def find(self, source: int, offset: int) -> int:
         """Row number of a pending timer, or -1."""
         hits = np.flatnonzero(self._rows.offset == offset)
         for row in hits.tolist():
-            if self._state[row] == PENDING and self._rows.source[row] == source:
+            if self._state[row] in (WHEEL, READY) and self._rows.source[row] == source:
                 return int(row)
         return -1
 
@@ -123,13 +142,13 @@ class Near:
         Costs a pass over the table: for times when memory is short.
         """
         due = self._rows.due_ms
-        on_wheel = (self._state != FREE) & (due > self.wheel.now_ms)
-        gone = on_wheel & ((self._state == DROPPED) | (due >= due_ms))
-        kept = np.flatnonzero(on_wheel & ~gone).astype(np.int32)
-        evicted = np.flatnonzero(gone & (self._state == PENDING)).astype(np.int32)
+        later = due >= due_ms
+        evicted = np.flatnonzero((self._state == WHEEL) & later).astype(np.int32)
         pieces = self._pieces(evicted)
         self.pending -= len(evicted)
-        self._release(np.flatnonzero(gone).astype(np.int32))
+        self._release(evicted)
+        self._release(np.flatnonzero(self._state == DROPPED_WHEEL).astype(np.int32))
+        kept = np.flatnonzero(self._state == WHEEL).astype(np.int32)
         self.wheel.replace(kept, due[kept])
         return pieces
 
@@ -150,9 +169,28 @@ class Near:
             pieces.append((self.rows(ids[first:last]), blob))
         return pieces
 
+    def check(self, handed_out: int) -> None:
+        """Raises InvariantError unless the wheel and the dispatcher have what the states say."""
+        rows = np.bincount(self._state, minlength=5)
+        on_wheel, ready = rows[WHEEL] + rows[DROPPED_WHEEL], rows[READY] + rows[DROPPED_READY]
+        if (on_wheel, ready) != (len(self.wheel), handed_out):
+            raise InvariantError(
+                f"{on_wheel} timers belong on the wheel, {len(self.wheel)} are there;"
+                f" {ready} were handed out, {handed_out} wait"
+            )
+
     def pending_ids(self) -> Ids:
         """All pending rows."""
-        return np.flatnonzero(self._state == PENDING).astype(np.int32)
+        return np.flatnonzero(self._is_pending()).astype(np.int32)
+
+    def on_wheel_ids(self) -> Ids:
+        """The pending rows that were not handed out: those that `evict` can take."""
+        return np.flatnonzero(self._state == WHEEL).astype(np.int32)
+
+    def _is_pending(self, ids: Ids | slice = slice(None)) -> npt.NDArray[np.bool_]:
+        state = self._state[ids]
+        pending: npt.NDArray[np.bool_] = (state == WHEEL) | (state == READY)
+        return pending
 
     def _hold(self, blob: Blob, count: int) -> int:
         self.bytes += len(blob.data) + BLOB_BYTES

@@ -29,6 +29,7 @@ from timer_service import entries, intake
 from timer_service.dispatch import NEVER
 from timer_service.entries import Dispatched
 from timer_service.lane import Batch, Lane
+from timer_service.limits import AHEAD_MS
 from timer_service.rows import Blob, Home, Rows, concatenate
 from timer_service.scheduler import Scheduler, make_batch
 from timer_service.segments import Load
@@ -177,6 +178,7 @@ class Recovery:
         for batch in self._batches:
             if not batch.acked:
                 self._rebuild(batch)
+        scheduler.dispatcher.release_held(self._now_ms + AHEAD_MS)
         scheduler.check()
 
     # -- entries ----------------------------------------------------------

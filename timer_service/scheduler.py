@@ -24,7 +24,7 @@ import dataclasses
 import itertools
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -46,8 +46,6 @@ from timer_service.segments import Flush, Load, Segments
 from timer_service.tombstones import Tombstones
 from timer_service.wheel import SPAN_MS, Ids
 
-TICK_ROWS_MAX = 8_192  # timers taken off the wheel at once
-TICK_BATCHES_MAX = 8  # batches built at once: some 4 ms of work
 PARK_ROWS_MAX = 16_384  # due timers moved to disk at once, while their target is away
 ACKS_MAX = 512  # acknowledgements held back for the next entry of the log
 SPARSE = 4  # less than one in so many bytes needed: copy those, let go of the rest
@@ -113,6 +111,7 @@ class Scheduler:
         self._arrivals: deque[tuple[int, Source, int]] = deque()
         self._acks: list[int] = []
         self._random = random.Random(0)  # jitter only
+        self._ticked_ms = now_ms  # time of the last tick
 
     # -- timers come ------------------------------------------------------
 
@@ -213,19 +212,45 @@ class Scheduler:
 
     # -- timers are due ---------------------------------------------------
 
-    def tick(self, now_ms: int) -> int | None:
-        """Fires what is due; answers when to call again, None: when something else happens.
+    def tick(self, now_ms: int) -> None:
+        """Fires what is due; `next_tick_ms` says when to call again.
 
-        An answer not after `now_ms` means that there is more to do at once.
+        Raises LogFull or DiskFull: then nothing was lost, and what is due waits in the dispatcher.
         """
-        due = self.near.wheel.advance(now_ms, TICK_ROWS_MAX)
+        if now_ms < self._ticked_ms:
+            self._clock_went_back(now_ms)
+        self._ticked_ms = now_ms
+        due = self.near.take_due(now_ms, self.limits.tick_rows_max)
         if len(due):
-            self._make_ready(self.near.live(due))
-        if self._build_batches(now_ms):
-            return now_ms
+            self._make_ready(due)
+        self.dispatcher.stirred = True  # unless all of it goes through
+        self.dispatcher.stirred = self._build_batches(now_ms)
+
+    def next_tick_ms(self) -> int:
+        """When `tick` is wanted next, as far as is known now; NEVER: not before something happens.
+
+        At or before the time of the last tick: there is more to do at once.  Whatever makes it
+        sooner calls `on_sooner`.
+        """
+        if self.dispatcher.stirred and self.dispatcher.waiting:
+            return self._ticked_ms
         next_due_ms = self.near.wheel.next_due_ms()
-        next_ms = min(next_due_ms or NEVER, self.dispatcher.next_failover_ms(now_ms))
-        return None if next_ms == NEVER else next_ms
+        failover_ms = self.dispatcher.next_failover_ms(self._ticked_ms)
+        return failover_ms if next_due_ms is None else min(next_due_ms, failover_ms)
+
+    def on_sooner(self, call: Callable[[int], None]) -> None:
+        """From now on `call` is told when `next_tick_ms` may have become this soon; 0: at once."""
+        self.near.wheel.on_sooner = call
+        self.dispatcher.on_stirred = lambda: call(0)
+
+    def _clock_went_back(self, now_ms: int) -> None:
+        """What was handed out and is no longer due waits again; what was dispatched goes out."""
+        self.dispatcher.release_held(now_ms)
+        for target in self.dispatcher.turns():
+            ids = self.near.live(self.dispatcher.take_all(target))
+            due = self.near.table.due_ms[ids] <= now_ms
+            self.dispatcher.put_back(target, ids[due])
+            self.near.hand_back(ids[~due])
 
     def _make_ready(self, ids: Ids) -> None:
         targets = self.near.table.target[ids]
@@ -243,7 +268,7 @@ class Scheduler:
         while progress:
             progress = False
             for target in self.dispatcher.turns():
-                if built >= TICK_BATCHES_MAX:
+                if built >= self.limits.tick_batches_max:
                     return True
                 if self._build_batch(target, now_ms):
                     built += 1
@@ -256,6 +281,7 @@ class Scheduler:
         lane = self.dispatcher.choose(self.numbers.targets[target], now_ms)
         if lane is None:
             return False
+        self._flush_acks()  # may raise: nothing is taken yet
         ids = self.near.live(self.dispatcher.take(target, BATCH_ROWS_MAX))
         if not len(ids):
             return True
@@ -265,7 +291,6 @@ class Scheduler:
             fits = max(1, int(np.searchsorted(ends, BATCH_BYTES_MAX, side="right")))
             self.dispatcher.put_back(target, ids[fits:])
             ids, rows = ids[:fits], rows.slice(0, fits)
-        self._flush_acks()
         numbers = sorted(set(rows.source.tolist()))
         index = np.searchsorted(np.array(numbers, dtype=np.uint32), rows.source)
         dispatched = Dispatched(
@@ -446,7 +471,7 @@ class Scheduler:
     def can_unpark(self, target: TargetId, now_ms: int) -> bool:
         """Whether parked timers of a target could be sent now."""
         waiting = self.dispatcher.waiting_for(self.numbers.number_target(target))
-        return waiting < TICK_ROWS_MAX and self.dispatcher.choose(target, now_ms) is not None
+        return waiting < self.limits.tick_rows_max and self.dispatcher.choose(target, now_ms) is not None
 
     def end_flush(self, flush: Flush) -> None:
         """The frozen memtable is in blocks."""
@@ -471,9 +496,20 @@ class Scheduler:
         return self.near.pending + far - self.tombstones.unmet
 
     def check(self) -> None:
-        """Raises InvariantError unless the ledger balances."""
+        """Raises InvariantError unless every pending timer lies where something will fire it."""
         if self.held() != self.ledger.pending:
             raise InvariantError(f"{self.held()} timers are held, the ledger says {self.ledger}")
+        self.near.check(self.dispatcher.waiting)
+
+    def overdue(self, now_ms: int) -> int:
+        """Timers that are due and not dispatched, wherever they lie.
+
+        Of a block of which only a part is due, one is counted.
+        """
+        rows = self.near.table.take(self.near.pending_ids())
+        parts = [rows, *(rows for rows, _ in [*self.memtable.pieces, *self.flushing])]
+        in_memory = sum(int((rows.due_ms <= now_ms).sum()) for rows in parts)
+        return in_memory + self.segments.overdue(now_ms)
 
     def next_due_ms(self) -> int | None:
         """Due time of the first pending timer, cancelled ones included; None: none pending."""

@@ -147,6 +147,11 @@ class Segments:
         """Due time of the first timer not loaded, parked ones apart."""
         return self._blocks[0][0] if self._blocks else None
 
+    def overdue(self, now_ms: int) -> int:
+        """Timers not loaded that are due; one of a block of which only a part is."""
+        due = [each for each in self.blocks() if each.next_due_ms <= now_ms]
+        return sum(each.count - each.cursor if each.last_due_ms <= now_ms else 1 for each in due)
+
     def flush(
         self,
         pieces: Sequence[Piece],

@@ -22,7 +22,7 @@ from duemq.rpc.backoff import Backoff
 from duemq.v1 import view_pb2
 from timer_service.dispatch import NEVER
 from timer_service.lane import Batch, Outcome
-from timer_service.shard import Shard, now_ms, traced
+from timer_service.shard import SLEEP_S_MAX, Shard, now_ms, traced
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,9 @@ class Sender:
                 await self._send(call, batches)
                 continue
             retry_ms = dispatcher.next_retry_ms(self.broker, now)
-            timeout_s = None if retry_ms == NEVER else max(retry_ms / 1000 - time.time(), 0.0)
+            timeout_s = None if retry_ms == NEVER else retry_ms / 1000 - time.time()
+            if timeout_s is not None:
+                timeout_s = min(max(timeout_s, 0.0), SLEEP_S_MAX)
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._more.wait()

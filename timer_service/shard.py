@@ -3,8 +3,9 @@
 Owned by the event loop.  Threads: two `timerlog-writer` sync the log; `timer-disk` runs one job at
 a time.  Both come back through `call_soon_threadsafe`.
 
-The firing loop is one timer of the event loop, set to the next due millisecond; nothing polls.
-Whatever may let more timers go (a frame came, an answer came, the log became durable) calls `wake`.
+The firing loop is one timer of the event loop, set to the time at which the core wants to be called
+next.  The core itself says when that becomes sooner (`Scheduler.on_sooner`), whoever called it: a
+frame came, housekeeping moved a timer into memory, a broker answered, connected, or left.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +25,12 @@ from duemq.errors import Internal, InvariantError
 from storage.errors import DiskFull, LogFull, StorageError
 from storage.writer import Commit, LogWriter
 from timer_service import heap
+from timer_service.dispatch import NEVER
 from timer_service.entries import Cancelled, SourceId
 from timer_service.jobs import Save
 from timer_service.lane import Batch, Outcome
 from timer_service.lateness import Lateness
+from timer_service.limits import AHEAD_MS
 from timer_service.numbering import Source
 from timer_service.scheduler import NOT_YET, CancelOutcome, Ingested
 from timer_service.store import Store, save_now
@@ -36,10 +40,7 @@ log = logging.getLogger(__name__)
 # At most so many ticks: below it, each costs more (log entry, sync, gRPC) than its timers.
 TICK_SPACING_S = 0.001
 RETRY_S = 0.25  # after a full disk
-# So long before they are due timers are dispatched, so that the sync of that is over in time.
-# From then on a cancel answers FIRED.
-AHEAD_MS = 3
-# The longest sleep of the firing loop: how late it notices that the clock was set forward.
+# The longest sleep of the firing loop: how late it notices that the clock was set.
 SLEEP_S_MAX = 1.0
 TRIM_INTERVAL_S = 1.0
 
@@ -81,8 +82,9 @@ class Shard:
         self._arrived = asyncio.Event()
         self._work = asyncio.Event()
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
-        self._timer_ms = 0
+        self._timer_ms = NEVER  # what it is set for; 0: at once
         self._ticked_s = 0.0
+        self._held = False  # the log takes nothing just now
         self._jobs_done = 0
         self._trimmed_s = self.loop.time()
         self._stopping = False
@@ -90,29 +92,24 @@ class Shard:
     def start(self) -> None:
         """Starts the writer and the firing loop."""
         self._writer.start()
-        self.wake()
+        self.scheduler.on_sooner(self._sooner)
+        self._arm(0)
 
     # -- firing -----------------------------------------------------------
 
-    def wake(self) -> None:
-        """Looks for due timers soon."""
-        if self._timer_ms == 0 and self._timer is not None:
-            return
-        self._arm(0)
+    def _sooner(self, at_ms: int) -> None:
+        """The core wants to be called at `at_ms`, which may be sooner than it said; 0: at once."""
+        at_ms = max(at_ms - AHEAD_MS, 0)
+        if at_ms < self._timer_ms and not self._held:
+            self._arm(at_ms)
 
-    def wake_for(self, due_ms: int | None) -> None:
-        """As `wake`, if anything is due before the firing loop looks by itself."""
-        if due_ms is not None and (self._timer is None or due_ms - AHEAD_MS < self._timer_ms):
-            self._arm(due_ms - AHEAD_MS)
-
-    def _arm(self, due_ms: int) -> None:
+    def _arm(self, at_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_ms = due_ms
-        now_s = time.time()
-        delay_s = due_ms / 1000 - now_s
-        if due_ms:
-            delay_s = max(delay_s, self._ticked_s + TICK_SPACING_S - now_s)
+        self._timer_ms = at_ms
+        delay_s = at_ms / 1000 - time.time()
+        if at_ms:
+            delay_s = max(delay_s, self._ticked_s + TICK_SPACING_S - self.loop.time())
         if delay_s <= 0:
             self._timer_ms = 0
             self._timer = self.loop.call_soon(self._tick)
@@ -120,21 +117,34 @@ class Shard:
             self._timer = self.loop.call_later(min(delay_s, SLEEP_S_MAX), self._tick)
 
     def _tick(self) -> None:
-        self._timer = None
-        self._timer_ms = 0
-        self._ticked_s = time.time()
-        now = now_ms() + AHEAD_MS
         if self._stopping or self.failed.done():
             return
+        self._ticked_s = self.loop.time()
+        self._held = False
+        now = now_ms() + AHEAD_MS
         try:
-            next_ms = self.scheduler.tick(now)
+            self.scheduler.tick(now)
         except (LogFull, DiskFull):
-            next_ms = now + int(RETRY_S * 1000)  # or sooner, when the log made progress
+            self._hold()
+            return
         except Exception as error:
             self._fail(error)
             return
-        if next_ms is not None:
-            self._arm(next_ms - AHEAD_MS if next_ms > now else 0)
+        next_ms = self.scheduler.next_tick_ms()
+        self._arm(next_ms - AHEAD_MS if next_ms > now else 0)
+
+    def _hold(self) -> None:
+        """Ticks again after a while, or sooner, when the log made progress."""
+        self._held = True
+        self._timer_ms = NEVER
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(RETRY_S, self._tick)
+
+    def _release(self) -> None:
+        if self._held:
+            self._held = False
+            self._arm(0)
 
     # -- events -----------------------------------------------------------
 
@@ -153,7 +163,6 @@ class Shard:
                 self._fail(error)
                 raise Internal(f"frames of {broker} not taken over: {error}") from error
         if ingested.timers:
-            self.wake_for(self.scheduler.near.wheel.next_due_ms())
             self._arrived.set()
             self._arrived = asyncio.Event()
             if self.scheduler.memtable_full():
@@ -169,8 +178,6 @@ class Shard:
             stored = outcome is Outcome.STORED  # the acknowledgements are kept for later
         if stored:
             self.lateness.record(store_ms - batch.due_ms, now)
-        if self.scheduler.dispatcher.waiting:
-            self.wake()
 
     def connected(self, broker: str, stream: object) -> None:
         """A broker can be sent to by `stream`, and by no other stream any more."""
@@ -178,14 +185,12 @@ class Shard:
             self.scheduler.dispatcher.disconnected(broker, now_ms())
         self._streams[broker] = stream
         self.scheduler.dispatcher.connected(broker)
-        self.wake()
 
     def disconnected(self, broker: str, stream: object) -> None:
         """The stream to a broker ended."""
         if self._streams.get(broker) is stream:
             del self._streams[broker]
             self.scheduler.dispatcher.disconnected(broker, now_ms())
-            self.wake()
 
     async def cancel(self, handle: Cancelled, timeout_s: float, live: bool) -> CancelOutcome:
         """Cancels; waits for the timer to arrive, if it has not, and for the disk.
@@ -226,11 +231,13 @@ class Shard:
 
     async def _progress_or(self, timeout_s: float) -> None:
         progress = self._progress
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await progress.wait()
-        except TimeoutError:
-            return
+
+    def overdue(self) -> int:
+        """Timers that are due and not dispatched, wherever they lie."""
+        return self.scheduler.overdue(now_ms())
 
     def sources(self) -> list[Source]:
         """Every source ever seen."""
@@ -247,6 +254,7 @@ class Shard:
     def _advance(self, position: int) -> None:
         for broker in self.scheduler.durable(position):
             self.on_sendable(broker)
+        self._release()
         self._progress.set()
         self._progress = asyncio.Event()
 
@@ -263,23 +271,28 @@ class Shard:
         keeper = self.store.housekeeper
         while True:
             self._work.clear()
-            job = keeper.next_job(now_ms())
+            try:
+                job = keeper.next_job(now_ms())
+                if job is None:
+                    self.scheduler.flush_acks()
+            except (LogFull, DiskFull):
+                await self._progress_or(RETRY_S)
+                continue
             if job is None:
-                self._flush_acks()
                 await self._give_back_memory()
-                wait_s = (keeper.next_look_ms(now_ms()) - now_ms()) / 1000
-                try:
-                    async with asyncio.timeout(max(wait_s, 0.001)):
-                        await self._work.wait()
-                except TimeoutError:
-                    pass
+                now = now_ms()
+                await self._work_or((keeper.next_look_ms(now) - now) / 1000)
                 continue
             if isinstance(job, Save):
                 await self.durable(job.position)
             await self._run(job.run)
             keeper.finish(job, now_ms())
             self._jobs_done += 1
-            self.wake_for(self.scheduler.near.wheel.next_due_ms())
+
+    async def _work_or(self, timeout_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._work.wait()
 
     async def _run(self, work: Callable[[], None]) -> None:
         """Runs a job, again and again while the disk is full: nothing is lost meanwhile."""
@@ -297,12 +310,6 @@ class Shard:
             self._trimmed_s = self.loop.time()
             self._jobs_done = 0
             await self.loop.run_in_executor(self._disk_thread, heap.give_back)
-
-    def _flush_acks(self) -> None:
-        try:
-            self.scheduler.flush_acks()
-        except (LogFull, DiskFull):
-            return  # they are written with the next entry
 
     async def stop(self) -> None:
         """Syncs the log and saves a last checkpoint.  Housekeeping must have ended."""

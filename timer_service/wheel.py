@@ -21,6 +21,8 @@ million) and hierarchical wheels (each cascade touches every timer again).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -47,6 +49,9 @@ class Wheel:
         self._next = np.full(1024, _END, dtype=np.int32)
         self._late: list[tuple[Times, Ids]] = []  # in due order each; due at or before now_ms
         self._count = 0
+        self.on_sooner: Callable[[int], None] = lambda due_ms: None
+        """Called with the first due time of what is added.  Nothing else makes
+        `next_due_ms` sooner."""
 
     def __len__(self) -> int:
         return self._count
@@ -68,7 +73,8 @@ class Wheel:
             raise InvariantError(f"due {int(due_ms.max())} is past the horizon {self.horizon_ms}")
         self._reserve(int(ids.max()) + 1)
         self._count += count
-        if int(due_ms.min()) <= self.now_ms:
+        first_ms = int(due_ms.min())
+        if first_ms <= self.now_ms:
             late = due_ms <= self.now_ms
             self._late.append(_in_due_order(ids[late], due_ms[late]))
             ids, due_ms = ids[~late], due_ms[~late]
@@ -77,6 +83,7 @@ class Wheel:
                 self._link(timer, due & _MASK)
         else:
             self._link_many(ids, due_ms)
+        self.on_sooner(first_ms)
 
     def catch_up(self, now_ms: int) -> None:
         """Moves on to `now_ms` if nothing is due before: an idle wheel is not advanced."""
@@ -84,11 +91,12 @@ class Wheel:
             self.now_ms = now_ms
 
     def replace(self, ids: Ids, due_ms: Times) -> None:
-        """Forgets every timer that is not yet due and holds these instead."""
+        """Forgets every timer and holds these instead."""
         self._head.fill(_END)
         self._tail.fill(_END)
         self._occupied = bytearray(SPAN_MS)
-        self._count = sum(len(late) for _, late in self._late)
+        self._late = []
+        self._count = 0
         self.add(ids, due_ms)
 
     def next_due_ms(self) -> int | None:

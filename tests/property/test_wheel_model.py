@@ -55,13 +55,11 @@ class WheelModel(RuleBasedStateMachine):
 
     @rule(keep=st.floats(0, 1))
     def replace(self, keep: float) -> None:
-        on_wheel = {n: due for n, due in self.pending.items() if due > self.wheel.now_ms}
-        late = {n: due for n, due in self.pending.items() if due <= self.wheel.now_ms}
-        kept = dict(list(on_wheel.items())[: int(keep * len(on_wheel))])
+        kept = dict(list(self.pending.items())[: int(keep * len(self.pending))])
         self.wheel.replace(
             np.array(list(kept), dtype=np.int32), np.array(list(kept.values()), dtype=np.int64)
         )
-        self.pending = late | kept
+        self.pending = kept
 
     @invariant()
     def it_says_when_the_next_is_due(self) -> None:
