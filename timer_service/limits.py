@@ -21,6 +21,9 @@ class Limits:
     tick_rows_max: int = 8_192  # timers taken off the wheel at once
     tick_batches_max: int = 8  # batches built at once: some 4 ms of work
     park_rows_min: int = 1_000  # fewer due timers that wait are not worth a flush
+    log_segment_bytes: int = 64 << 20
+    # Fetched frames wait at the broker, not here, when the disk is slow.
+    log_pending_bytes_max: int = 4 << 20
     log_held_max: int = 256 << 20  # log kept for timers in memory; they are moved to disk then
     tombstones_max: int = 1_000_000
     tombstone_keep_ms: int = 24 * 3_600_000  # after the due time

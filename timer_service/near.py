@@ -148,7 +148,8 @@ class Near:
         self.pending -= len(evicted)
         self._release(evicted)
         self._release(np.flatnonzero(self._state == DROPPED_WHEEL).astype(np.int32))
-        kept = np.flatnonzero(self._state == WHEEL).astype(np.int32)
+        kept = self.on_wheel_ids()
+        kept = kept.take(np.argsort(self._rows.offset[kept]))  # in a millisecond first in first out
         self.wheel.replace(kept, due[kept])
         return pieces
 

@@ -24,9 +24,6 @@ from timer_service.rows import Home
 from timer_service.scheduler import Scheduler
 from timer_service.segments import Segments, read_bytes
 
-LOG_SEGMENT_BYTES = 64 << 20
-# Fetched frames wait at the broker, not here, when the disk is slow.
-LOG_PENDING_BYTES_MAX = 4 << 20
 LOG_GROUP_BYTES_MAX = 1 << 20
 SERVICE_PRODUCER = 1 << 63  # producer ids from here on belong to services and never expire
 
@@ -52,8 +49,8 @@ def open_store(directory: str, disk: Disk, limits: Limits, now_ms: int) -> Store
     log = SegmentedLog.open(
         os.path.join(directory, "log"),
         disk,
-        segment_bytes=LOG_SEGMENT_BYTES,
-        pending_bytes_max=LOG_PENDING_BYTES_MAX,
+        segment_bytes=limits.log_segment_bytes,
+        pending_bytes_max=limits.log_pending_bytes_max,
         group_bytes_max=LOG_GROUP_BYTES_MAX,
         start_at=found.recovery_start if found else None,
     )

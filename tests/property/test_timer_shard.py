@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.crash.faulty_disk import PowerCut
-from tests.property.timer_world import TOPICS, World
+from tests.property.timer_world import BROKER, LIMITS, OTHER, TIGHT, TOPICS, World
+from timer_service.limits import AHEAD_MS, Limits
 
 HOUR_MS = 3_600_000
 delays = st.one_of(
@@ -21,13 +22,13 @@ delays = st.one_of(
 class TimerShard(RuleBasedStateMachine):
     """Rules are what a network, a clock and a power supply do."""
 
-    @initialize(seed=st.integers(0, 1 << 16))
-    def start(self, seed: int) -> None:
-        self.world = World(seed)
+    @initialize(seed=st.integers(0, 1 << 16), limits=st.sampled_from([LIMITS, TIGHT, TIGHT]))
+    def start(self, seed: int, limits: Limits) -> None:
+        self.world = World(seed, limits)
 
     @rule(
         waits=st.lists(delays, min_size=1, max_size=25),
-        body=st.integers(0, 300),
+        body=st.one_of(st.integers(0, 300), st.integers(0, 5_000)),
         topic=st.sampled_from(sorted(TOPICS)),
     )
     def accept(self, waits: list[int], body: int, topic: str) -> None:
@@ -41,9 +42,32 @@ class TimerShard(RuleBasedStateMachine):
     def time_passes(self, passed: int) -> None:
         self.world.now_ms += passed
 
+    @rule(
+        count=st.integers(1, 120), wait=st.integers(0, 12_000), topic=st.sampled_from(sorted(TOPICS))
+    )
+    def accept_a_herd(self, count: int, wait: int, topic: str) -> None:
+        """More than a tick takes, and than memory holds, in one millisecond."""
+        self.world.broker.accept([self.world.now_ms + wait] * count, 10, topic)
+
+    @rule(ahead=st.sampled_from([0, AHEAD_MS]))
+    def tick(self, ahead: int) -> None:
+        self._survive(lambda: self.world.tick(ahead))
+
+    @rule(by=st.one_of(st.integers(-10, 10), st.integers(-5 * HOUR_MS, 5 * HOUR_MS)))
+    def the_clock_is_set(self, by: int) -> None:
+        self.world.now_ms += by
+
+    @rule(left=st.sampled_from([0, 100, 5_000]))
+    def the_disk_fills(self, left: int) -> None:
+        self.world.fill_disk(left)
+
     @rule()
-    def tick(self) -> None:
-        self._survive(self.world.tick)
+    def the_disk_has_room(self) -> None:
+        self.world.free_disk()
+
+    @rule(brokers=st.sets(st.sampled_from([BROKER, OTHER])))
+    def brokers_leave_and_come(self, brokers: set[str]) -> None:
+        self.world.set_away(brokers)
 
     @rule()
     def sync(self) -> None:
@@ -103,7 +127,7 @@ class TimerShard(RuleBasedStateMachine):
 
 TestTimerShard = TimerShard.TestCase
 TestTimerShard.settings = settings(
-    max_examples=60,
+    max_examples=max(60, settings.default.max_examples // 2),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -1,31 +1,38 @@
-"""A timer shard in a world made of memory: a broker that never forgets, a disk that does, a clock.
+"""A timer shard in a world made of memory: brokers that never forget, a disk that does, a clock.
 
-The model is what the broker knows: every delayed message it accepted, what was delivered to it (and
-refused as a duplicate), which cancels were answered.  Its own checks run as things happen; `drain`
-runs the world to its end and checks that nothing is missing.
+The model is what the brokers know: every delayed message they accepted, what was delivered to them
+(and refused as a duplicate), which cancels were answered.  Its own checks run as things happen;
+`drain` runs the world to its end and checks that nothing is missing.
+
+The world does what the shell (timer_service/shard.py) does: it tries again what a full disk
+refused, runs one job at a time, and ticks `AHEAD_MS` before the time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
 
 from duemq.v1 import message_pb2
 from storage import frame, record
+from storage.errors import DiskFull, LogFull
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
+from timer_service.dispatch import NEVER
 from timer_service.entries import Cancelled, LaneId, SourceId
 from timer_service.jobs import Job, Save
 from timer_service.lane import Batch, Outcome
-from timer_service.limits import Limits
+from timer_service.limits import AHEAD_MS, Limits
 from timer_service.scheduler import CANCELLED, FIRED, NOT_YET, UNKNOWN, Scheduler
 from timer_service.store import Store, open_store
 
 DATA = "/data"
 START_MS = 1_700_000_000_000
-BROKER = "b1"
+BROKER, OTHER = "b1", "b2"
 SOURCE = SourceId(0xFEED, 2)
 # Small, so that every path is walked: evictions, flushes, loads, splits.
 LIMITS = Limits(
@@ -35,6 +42,13 @@ LIMITS = Limits(
     memtable_rows_max=30,
     memtable_bytes_max=6_000,
     park_rows_min=5,
+)
+TIGHT = replace(
+    LIMITS,
+    tick_rows_max=7,
+    tick_batches_max=2,
+    log_segment_bytes=16 << 10,
+    log_pending_bytes_max=8 << 10,
 )
 TOPICS = {"any": -1, "keyed": 1}
 WIRE_BYTES = 1 << 20
@@ -85,6 +99,7 @@ class BrokerModel:
     delivered: Counter[int] = field(default_factory=Counter)
     lanes: dict[tuple[LaneId, int], int] = field(default_factory=dict)  # next sequence
     cancelled: set[int] = field(default_factory=set)  # answered so
+    decided: set[int] = field(default_factory=set)  # dispatched, and then the clock went back
 
     def accept(self, due_ms: list[int], body_bytes: int, topic: str) -> None:
         base = len(self.due_ms)
@@ -124,26 +139,42 @@ class BrokerModel:
             assert self.delivered[offset] == 1, f"{offset} was delivered twice"
             assert offset not in self.cancelled, f"{offset} was cancelled and delivered"
             assert each.due_ms == self.due_ms[offset]
-            assert each.due_ms <= now_ms, f"{offset} was early"
+            assert each.due_ms <= now_ms or offset in self.decided, f"{offset} was early"
 
 
 class World:
     """The shard and everything around it."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, limits: Limits = LIMITS) -> None:
         self.random = Random(seed)
-        self.now_ms = START_MS
+        self._now_ms = START_MS
+        self.limits = limits
         self.broker = BrokerModel()
         self.disk = FaultyDisk()
         self.restarts = 0
         self._topics = sorted(TOPICS)
-        self._job: Job | None = None
+        self._away: set[str] = {OTHER}
+        self._job: Job | None = None  # taken and not finished
         self._cancels: list[tuple[int, int]] = []  # (offset, log end) not yet answered
         self.store: Store = self._open()
 
     @property
     def scheduler(self) -> Scheduler:
         return self.store.scheduler
+
+    @property
+    def now_ms(self) -> int:
+        """The shard's clock."""
+        return self._now_ms
+
+    @now_ms.setter
+    def now_ms(self, now_ms: int) -> None:
+        if now_ms < self._now_ms:
+            for lane in self.scheduler.dispatcher.lanes():
+                for batch in lane.unacked:
+                    records = message_pb2.RecordBatch.FromString(batch.records).records
+                    self.broker.decided.update(int(each.message_id) for each in records)
+        self._now_ms = now_ms
 
     # -- what happens
 
@@ -152,14 +183,17 @@ class World:
         offset = source.next_offset if source else 0
         data = self.broker.frames_from(offset, frames)
         if data:
-            self.scheduler.ingest(SOURCE, BROKER, data, self.now_ms)
+            with suppress(LogFull, DiskFull):
+                self.scheduler.ingest(SOURCE, BROKER, data, self.now_ms)
 
-    def tick(self) -> None:
-        self.scheduler.tick(self.now_ms)
+    def tick(self, ahead_ms: int = 0) -> None:
+        with suppress(LogFull, DiskFull):
+            self.scheduler.tick(self.now_ms + ahead_ms)
 
     def sync(self) -> None:
-        while self.store.log.write_pending():
-            pass
+        with suppress(DiskFull):
+            while self.store.log.write_pending():
+                pass
         self._settle()
 
     def _settle(self) -> None:
@@ -173,7 +207,11 @@ class World:
 
     def send(self, *, refuse_share: float = 0.0, drop: bool = False) -> None:
         """Puts what is sendable on the wire; answers come back, unless the connection drops."""
-        batches = self.scheduler.dispatcher.sendable(BROKER, self.now_ms, WIRE_BYTES)
+        for name in (BROKER, OTHER):
+            self._send(name, refuse_share, drop=drop)
+
+    def _send(self, name: str, refuse_share: float, *, drop: bool) -> None:
+        batches = self.scheduler.dispatcher.sendable(name, self.now_ms, WIRE_BYTES)
         assert all(
             batch.durable and batch.end <= self.store.log.durable_position for batch in batches
         )
@@ -184,56 +222,92 @@ class World:
             )
             for batch in batches
         ]
-        if drop:
-            self.scheduler.dispatcher.disconnected(BROKER, self.now_ms)
-            self.scheduler.dispatcher.connected(BROKER)
+        if drop and name not in self._away:
+            self.scheduler.dispatcher.disconnected(name, self.now_ms)
+            self.scheduler.dispatcher.connected(name)
         for batch, outcome in answers:
-            self.scheduler.answered(batch, outcome, self.now_ms)
+            with suppress(LogFull, DiskFull):
+                self.scheduler.answered(batch, outcome, self.now_ms)
 
     def cancel(self, offset: int) -> str:
         due_ms = self.broker.due_ms[offset]
         handle = Cancelled(SOURCE, offset, due_ms)
-        answer = self.scheduler.cancel(handle, self.now_ms)
+        try:
+            answer = self.scheduler.cancel(handle, self.now_ms + AHEAD_MS)
+        except (LogFull, DiskFull):
+            return NOT_YET
         if answer.outcome == CANCELLED:
             assert not self.broker.delivered[offset]
             self._cancels.append((offset, answer.end))
         elif answer.outcome == FIRED:
-            assert due_ms <= self.now_ms
+            assert due_ms <= self.now_ms + AHEAD_MS
             assert offset not in self.broker.cancelled
+        elif answer.outcome == UNKNOWN and self._fired(offset):
+            # The clock went back behind it, or so far ahead that nobody remembers.
+            assert not 0 <= self.now_ms - due_ms <= self.limits.tombstone_keep_ms
         else:
             source = self.scheduler.numbers.source(SOURCE)
             assert answer.outcome == (UNKNOWN if source is None else NOT_YET)
             assert source is None or offset >= source.next_offset
         return answer.outcome
 
+    def _fired(self, offset: int) -> bool:
+        return bool(self.broker.delivered[offset]) or offset in self.broker.decided
+
     def housekeep(self) -> bool:
         """Runs one job, if any; a checkpoint waits for the log."""
-        job = self.store.housekeeper.next_job(self.now_ms)
-        if job is None:
-            return False
-        self.run(job)
-        return True
+        return self._do(lambda: self.store.housekeeper.next_job(self.now_ms))
 
     def checkpoint(self) -> None:
-        self.run(self.store.housekeeper.save(self.now_ms))
+        self._do(lambda: self.store.housekeeper.save(self.now_ms))
 
-    def run(self, job: Job) -> None:
-        if isinstance(job, Save):
-            self.sync()
-        job.run()
-        self.store.housekeeper.finish(job, self.now_ms)
+    def _do(self, choose: Callable[[], Job | None]) -> bool:
+        """Runs the job that a full disk has stopped, or else another; True if one is done."""
+        with suppress(LogFull, DiskFull):
+            self._job = self._job or choose()
+            if self._job is None:
+                return False
+            if isinstance(self._job, Save):
+                self.sync()
+                if self.store.log.durable_position < self._job.position:
+                    return False
+            self._job.run()
+            self.store.housekeeper.finish(self._job, self.now_ms)
+            self._job = None
+            return True
+        return False
 
     # -- what goes wrong
 
     def set_topics(self, topics: list[str]) -> None:
         """Only these have a route."""
         self._topics = topics
-        routes = {topic: {BROKER: 2} for topic in topics}
+        self._route()
+
+    def set_away(self, brokers: set[str]) -> None:
+        """Only the others are connected."""
+        for name in sorted(brokers - self._away):
+            self.scheduler.dispatcher.disconnected(name, self.now_ms)
+        for name in sorted(self._away - brokers):
+            self.scheduler.dispatcher.connected(name)
+        self._away = brokers
+
+    def _route(self) -> None:
+        routes = {topic: {BROKER: 2, OTHER: 1} for topic in self._topics}
         self.scheduler.dispatcher.set_routes(routes)
+
+    def fill_disk(self, left_bytes: int) -> None:
+        """Somebody else's files leave only so much."""
+        self.disk.capacity_bytes = self.disk.used_bytes() + left_bytes
+
+    def free_disk(self) -> None:
+        """There is space again."""
+        self.disk.capacity_bytes = None
 
     def restart(self, disk: FaultyDisk) -> None:
         """The process is gone; another starts on what the disk kept."""
         self._cancels = []
+        self._job = None
         self.restarts += 1
         while True:
             self.disk = disk
@@ -258,16 +332,19 @@ class World:
         self.disk.makedirs(DATA)
         self.disk.makedirs(f"{DATA}/log")
         self.disk.makedirs(f"{DATA}/segments")
-        store = open_store(DATA, self.disk, LIMITS, self.now_ms)
-        store.scheduler.dispatcher.set_routes({topic: {BROKER: 2} for topic in self._topics})
-        store.scheduler.dispatcher.connected(BROKER)
-        return store
+        self.store = open_store(DATA, self.disk, self.limits, self.now_ms)
+        self._route()
+        for name in sorted({BROKER, OTHER} - self._away):
+            self.scheduler.dispatcher.connected(name)
+        return self.store
 
     # -- the end
 
     def drain(self, steps_max: int = 2_000) -> None:
         """Lets time pass until nothing is pending; checks that everything was done, once."""
+        self.free_disk()
         self.set_topics(sorted(TOPICS))
+        self.set_away(set())
         for _ in range(steps_max):
             self.ingest(100)
             self.tick()
@@ -284,7 +361,10 @@ class World:
     def _busy(self) -> bool:
         dispatcher = self.scheduler.dispatcher
         if self.scheduler.ledger.in_flight or dispatcher.waiting:
-            self.now_ms += 10  # a lane may be waiting to try again
+            # A lane may be waiting to try again.
+            retries = (dispatcher.next_retry_ms(name, self.now_ms) for name in (BROKER, OTHER))
+            retry_ms = min(retries, default=NEVER)
+            self.now_ms = self.now_ms + 10 if retry_ms == NEVER else retry_ms
             return True
         source = self.scheduler.numbers.source(SOURCE)
         return (source.next_offset if source else 0) < len(self.broker.due_ms)

@@ -90,11 +90,21 @@ def test_a_due_time_past_the_span_is_a_bug_of_the_caller() -> None:
         wheel.add(np.array([0], dtype=np.int32), np.array([NOW + SPAN_MS]))
 
 
-def test_replace_keeps_what_is_late_and_forgets_the_rest() -> None:
-    wheel = wheel_with(NOW - 1, NOW + 5, NOW + 6)
+def test_replace_holds_what_it_is_given_and_nothing_else() -> None:
+    wheel = wheel_with(NOW - 2, NOW - 1, NOW + 5, NOW + 6)
 
-    wheel.replace(np.array([2], dtype=np.int32), np.array([NOW + 6]))
+    wheel.replace(np.array([1, 3], dtype=np.int32), np.array([NOW - 1, NOW + 6]))
 
     assert len(wheel) == 2
-    assert wheel.advance(NOW, MANY).tolist() == [0]
-    assert wheel.advance(NOW + 10, MANY).tolist() == [2]
+    assert wheel.advance(NOW, MANY).tolist() == [1]
+    assert wheel.advance(NOW + 10, MANY).tolist() == [3]
+
+
+def test_it_tells_what_may_be_sooner_than_it_said() -> None:
+    wheel, told = Wheel(NOW), []
+    wheel.on_sooner = told.append
+
+    wheel.add(np.array([0, 1], dtype=np.int32), np.array([NOW + 7, NOW + 5]))
+    wheel.replace(np.array([0], dtype=np.int32), np.array([NOW + 7]))
+
+    assert told == [NOW + 5, NOW + 7]
