@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from duemq.errors import Corrupt, OffsetOutOfRange, Overloaded
-from storage.errors import CorruptFile, CorruptLog
+from storage.errors import CorruptFile, CorruptLog, DiskFull
 from tests.property.timer_world import (
     BROKER,
     DATA,
@@ -15,6 +15,7 @@ from tests.property.timer_world import (
 )
 from timer_service.entries import Cancelled, SourceId
 from timer_service.lane import Outcome
+from timer_service.limits import AHEAD_MS
 from timer_service.scheduler import CANCELLED, FIRED, NOT_YET, UNKNOWN
 from timer_service.store import open_store
 
@@ -186,10 +187,10 @@ def test_an_outcome_that_is_no_longer_kept_is_unknown() -> None:
     world = world_with(0)
     fire(world)
 
-    world.now_ms += LIMITS.tombstone_keep_ms
+    world.now_ms += LIMITS.tombstone_keep_ms - AHEAD_MS
     assert world.cancel(0) == FIRED
-    handle = Cancelled(SOURCE, 0, START_MS)
-    assert world.scheduler.cancel(handle, world.now_ms + 1).outcome == UNKNOWN
+    world.now_ms += 1
+    assert world.cancel(0) == UNKNOWN
 
 
 def test_a_bounded_number_of_cancelled_timers_is_remembered() -> None:
@@ -354,6 +355,142 @@ def test_a_frame_that_is_not_timed_is_refused() -> None:
     assert world.scheduler.ingest(SOURCE, BROKER, b"", START_MS).timers == 0
     with pytest.raises(Corrupt):
         world.scheduler.ingest(SOURCE, BROKER, data[:-8], START_MS)
+
+
+def test_a_full_disk_leaves_due_timers_where_they_fire_when_it_has_room() -> None:
+    world = world_with(0, 20, 30)
+    fire(world)  # its acknowledgement is held back for the next entry of the log
+    world.store.log.disk_full = True
+    for wait in (20, 30):
+        world.now_ms = START_MS + wait
+        with pytest.raises(DiskFull):
+            world.scheduler.tick(world.now_ms)
+        world.scheduler.check()
+    assert world.scheduler.overdue(world.now_ms) == 2
+
+    world.store.log.disk_full = False
+    assert fire(world) == [1, 2]
+
+
+def test_a_checkpoint_that_a_full_disk_stops_changes_nothing() -> None:
+    world = world_with(0, HOUR_MS)
+    fire(world)
+    world.now_ms += LIMITS.checkpoint_interval_ms
+    world.store.log.disk_full = True
+    with pytest.raises(DiskFull):
+        world.store.housekeeper.next_job(world.now_ms)
+
+    world.store.log.disk_full = False
+    assert world.housekeep()
+    world.kill()
+    world.drain()
+
+
+def test_what_a_clock_ahead_handed_out_waits_again_when_it_goes_back() -> None:
+    world = world_with(5_000, 6_000)
+    world.set_topics([])
+    world.now_ms += HOUR_MS
+    world.tick()
+    assert world.scheduler.dispatcher.waiting == 2
+
+    world.now_ms -= HOUR_MS
+    world.set_topics(["any"])
+    assert fire(world) == []
+    assert world.scheduler.next_tick_ms() == START_MS + 5_000
+    world.now_ms += 5_000
+    assert fire(world) == [0]
+
+
+def test_a_batch_held_back_when_the_clock_goes_back_holds_up_nothing() -> None:
+    world = world_with(AHEAD_MS, topic="keyed")
+    world.tick(AHEAD_MS)
+    world.sync()
+    world.now_ms -= HOUR_MS
+    world.broker.accept([world.now_ms + 10], 10, "keyed")
+    world.ingest(1)
+    world.now_ms += 10
+
+    assert fire(world) == [0]
+    assert fire(world) == [1]
+
+
+def test_a_batch_held_back_when_the_process_dies_and_the_clock_goes_back() -> None:
+    world = world_with(AHEAD_MS, topic="keyed")
+    world.tick(AHEAD_MS)
+    world.sync()
+    world.now_ms -= HOUR_MS
+    world.kill()
+    world.now_ms += AHEAD_MS
+
+    assert fire(world) == [0]
+
+
+def test_sooner_timers_find_room_after_the_clock_went_back() -> None:
+    world = World()
+    world.now_ms += HOUR_MS
+    world.tick()
+    world.now_ms -= HOUR_MS
+    world.broker.accept([START_MS + 9_000] * LIMITS.near_rows_max, 10, "any")
+    world.ingest(1)
+    world.broker.accept([START_MS + 1_000] * 20, 10, "any")
+    world.ingest(1)
+    for _ in range(10):
+        world.now_ms += 100
+        while world.housekeep():
+            pass
+
+    assert fire(world) == list(range(100, 120))
+
+
+def test_large_timers_of_a_dead_target_hold_up_no_other() -> None:
+    """Too few to be worth a flush, but memory is full of them."""
+    world = World()
+    world.set_topics(["any"])
+    world.broker.accept([START_MS] * 3, LIMITS.near_bytes_max // 3, "keyed")
+    world.ingest(1)
+    world.tick()
+    world.broker.accept([START_MS + 100], 10, "any")
+    world.ingest(1)
+    world.now_ms += 100
+    while world.housekeep():
+        pass
+
+    assert fire(world) == [3]
+
+
+def test_a_piece_that_finds_no_room_is_fired_all_the_same() -> None:
+    """Memory is not short, nothing in it can give way, and a piece of the memtable is too large."""
+    limits = dataclasses.replace(LIMITS, memtable_bytes_max=1 << 20)
+    world = World(limits=limits)
+    world.set_topics(["any"])
+    world.broker.accept([START_MS], 5_000, "keyed")
+    world.ingest(1)
+    world.tick()
+    world.broker.accept([START_MS + 11_000] * 8, 1_000, "any")
+    world.ingest(1)
+    world.now_ms += 11_000
+    while world.housekeep():
+        pass
+
+    assert fire(world) == list(range(1, 9))
+
+
+def test_overdue_counts_what_is_due_wherever_it_lies() -> None:
+    world = world_with(HOUR_MS, 2 * HOUR_MS)
+    assert world.scheduler.overdue(START_MS + HOUR_MS) == 1
+
+    flush = world.scheduler.begin_flush(START_MS)
+    assert world.scheduler.overdue(START_MS + HOUR_MS) == 1
+    flush.run()
+    world.scheduler.end_flush(flush)
+    assert world.scheduler.overdue(START_MS + HOUR_MS) == 1
+    world.now_ms += 2 * HOUR_MS
+    world.set_topics([])
+    while world.housekeep():
+        pass
+    world.tick()
+    assert world.scheduler.dispatcher.waiting == 2
+    assert world.scheduler.overdue(world.now_ms) == 2
 
 
 def test_a_refused_batch_is_tried_again_later() -> None:

@@ -151,6 +151,16 @@ def test_one_timer_and_then_silence(loop: ManualLoop, wait_s: int) -> None:
     assert 0 <= late <= LATE_MS
 
 
+def test_one_timer_that_is_due_soon_after_silence(loop: ManualLoop) -> None:
+    async def main(quiet: Quiet) -> None:
+        await asyncio.sleep(10.5)
+        await quiet.take(200)
+        await asyncio.sleep(2)
+
+    [late] = run(loop, main).late_ms()
+    assert 0 <= late <= LATE_MS
+
+
 @pytest.mark.parametrize("uptime_s", [0, 27])
 def test_many_timers_just_beyond_the_near_window(loop: ManualLoop, uptime_s: int) -> None:
     async def main(quiet: Quiet) -> None:
