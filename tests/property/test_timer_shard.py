@@ -49,6 +49,20 @@ class TimerShard(RuleBasedStateMachine):
         """More than a tick takes, and than memory holds, in one millisecond."""
         self.world.broker.accept([self.world.now_ms + wait] * count, 10, topic)
 
+    @rule(passed=st.integers(0, 3_000), rounds=st.integers(1, 4))
+    def the_shell_works(self, passed: int, rounds: int) -> None:
+        """What goes on all the time, so that what goes wrong meets a shard at work."""
+        for _ in range(rounds):
+            self.world.now_ms += passed
+            for work in (
+                lambda: self.world.ingest(3),
+                lambda: self.world.tick(AHEAD_MS),
+                self.world.housekeep,
+                self.world.sync,
+                self.world.send,
+            ):
+                self._survive(work)
+
     @rule(ahead=st.sampled_from([0, AHEAD_MS]))
     def tick(self, ahead: int) -> None:
         self._survive(lambda: self.world.tick(ahead))
