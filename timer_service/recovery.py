@@ -11,12 +11,19 @@ directly: it is the start of the process.
    a batch that is not acknowledged give it their bodies: it will be sent again, byte by byte the
    same, under the same number.
 
+A log may name a timer in two DISPATCH entries (an earlier release could hand one out twice): the
+first counts.  A dispatched timer that is nowhere is no loss if its batch is acknowledged, for a
+broker has it; otherwise the start is refused.
+
 Time is bounded by the log since the last checkpoint, not by the number of pending timers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -35,9 +42,12 @@ from timer_service.scheduler import Scheduler, make_batch
 from timer_service.segments import Load
 from timer_service.state import State
 
+log = logging.getLogger(__name__)
+
 ReadBody = Callable[[Home, int], bytes]
 LOAD_ROWS = 16_384  # loaded at once to find dispatched timers
 LOAD_BYTES = 8 << 20
+NAMED_MAX = 5  # batches that an error names
 
 
 @dataclasses.dataclass(slots=True)
@@ -71,13 +81,26 @@ class Unseen:
         self._parts.setdefault(source, []).append(table)
         self.remaining += len(offsets)
 
-    def seal(self) -> None:
-        """All are known; `meet` may be called."""
+    def seal(self) -> Counter[int]:
+        """All are known; `meet` may be called.  Timers named again, by the later batch."""
+        again: Counter[int] = Counter()
         for source, parts in self._parts.items():
             table = np.concatenate(parts, axis=1)
-            self._sorted[source] = table[:, np.argsort(table[0], kind="stable")]
-            self._met[source] = np.zeros(table.shape[1], dtype=np.bool_)
+            table = table[:, np.argsort(table[0], kind="stable")]
+            first = np.append(True, table[0][1:] != table[0][:-1])
+            again.update(table[1][~first].tolist())
+            self._sorted[source] = table[:, first]
+            self._met[source] = np.zeros(int(first.sum()), dtype=np.bool_)
         self._parts = {}
+        self.remaining -= again.total()
+        return again
+
+    def missing(self) -> Counter[int]:
+        """Timers that were not met, by batch."""
+        missing: Counter[int] = Counter()
+        for source, table in self._sorted.items():
+            missing.update(table[1][~self._met[source]].tolist())
+        return missing
 
     def meet(self, rows: Rows) -> npt.NDArray[np.int64]:
         """For each row (batch, place), or (-1, -1): not dispatched.  Shape (2, rows)."""
@@ -143,9 +166,9 @@ class Recovery:
             self._scheduler.dispatcher.push(dataclasses.replace(batch, lane=lane))
         lane.next_sequence = saved.next_sequence
 
-    def replay(self, log: Iterable[Entry]) -> None:
+    def replay(self, found: Iterable[Entry]) -> None:
         """Applies the entries behind the checkpoint.  Raises Corrupt."""
-        for entry in log:
+        for entry in found:
             self.replayed += 1
             if entry.kind == entries.ADD:
                 self._add(entry)
@@ -163,7 +186,7 @@ class Recovery:
     def finish(self) -> None:
         """Takes dispatched and cancelled timers out of memory and blocks.  Raises Corrupt."""
         scheduler = self._scheduler
-        self._unseen.seal()
+        self._forget_repeats(self._unseen.seal())
         self._sift_near()
         self._sift_memtable()
         window_ms = scheduler.limits.near_window_ms
@@ -174,12 +197,46 @@ class Recovery:
             while self._unseen.remaining and target in scheduler.segments.parked():
                 self._take(scheduler.segments.load_parked(target, LOAD_ROWS, LOAD_BYTES))
         if self._unseen.remaining:
-            raise Corrupt(f"{self._unseen.remaining} dispatched timers are nowhere to be found")
+            self._not_found(self._unseen.remaining)
         for batch in self._batches:
-            if not batch.acked:
+            if not batch.acked and batch.count:
                 self._rebuild(batch)
         scheduler.dispatcher.release_held(self._now_ms + AHEAD_MS)
         scheduler.check()
+
+    def _forget_repeats(self, again: Counter[int]) -> None:
+        """Timers that an earlier batch has too do not count, nor are they sent again."""
+        ledger = self._scheduler.ledger
+        for number, count in again.items():
+            batch = self._batches[number]
+            ledger.fired -= count
+            if not batch.acked:
+                ledger.in_flight -= count
+                batch.count -= count
+        if again:
+            log.error(
+                "%s: %d timers were dispatched twice, and may have been delivered twice",
+                self._place(),
+                again.total(),
+            )
+
+    def _not_found(self, count: int) -> None:
+        missing = self._unseen.missing()
+        lost = [self._batches[number] for number in sorted(missing)]
+        lost = [batch for batch in lost if not batch.acked]
+        if lost:
+            raise Corrupt(_nowhere(self._place(), missing.total(), lost))
+        log.error(
+            "%s: %d dispatched timers are nowhere to be found; brokers have stored all of them",
+            self._place(),
+            count,
+        )
+        # What had been counted before the checkpoint was counted again.
+        scheduler = self._scheduler
+        scheduler.ledger.fired -= min(count, max(0, scheduler.held() - scheduler.ledger.pending))
+
+    def _place(self) -> str:
+        return os.path.dirname(self._scheduler.segments.directory)
 
     # -- entries ----------------------------------------------------------
 
@@ -337,3 +394,15 @@ class Recovery:
             flush = scheduler.begin_flush(self._now_ms)
             flush.run()
             scheduler.end_flush(flush)
+
+
+def _nowhere(directory: str, count: int, batches: list[_Replayed]) -> str:
+    places = ", ".join(f"{batch.position} ({batch.lane.id})" for batch in batches[:NAMED_MAX])
+    more = "" if len(batches) <= NAMED_MAX else f" and {len(batches) - NAMED_MAX} more"
+    return (
+        f"{directory}: {count} timers were dispatched and are nowhere to be found, neither in"
+        f" {directory}/log nor in {directory}/segments; not all are known to be stored by a broker:"
+        f" the batches at {places}{more} of the log are not acknowledged."
+        " Restore the directory from a copy, or accept the loss of these timers, and of no others,"
+        " with `python -m timer_service set-aside DIRECTORY`"
+    )

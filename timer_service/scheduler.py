@@ -471,7 +471,10 @@ class Scheduler:
     def can_unpark(self, target: TargetId, now_ms: int) -> bool:
         """Whether parked timers of a target could be sent now."""
         waiting = self.dispatcher.waiting_for(self.numbers.number_target(target))
-        return waiting < self.limits.tick_rows_max and self.dispatcher.choose(target, now_ms) is not None
+        return (
+            waiting < self.limits.tick_rows_max
+            and self.dispatcher.choose(target, now_ms) is not None
+        )
 
     def end_flush(self, flush: Flush) -> None:
         """The frozen memtable is in blocks."""

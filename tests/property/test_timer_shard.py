@@ -43,7 +43,9 @@ class TimerShard(RuleBasedStateMachine):
         self.world.now_ms += passed
 
     @rule(
-        count=st.integers(1, 120), wait=st.integers(0, 12_000), topic=st.sampled_from(sorted(TOPICS))
+        count=st.integers(1, 120),
+        wait=st.integers(0, 12_000),
+        topic=st.sampled_from(sorted(TOPICS)),
     )
     def accept_a_herd(self, count: int, wait: int, topic: str) -> None:
         """More than a tick takes, and than memory holds, in one millisecond."""

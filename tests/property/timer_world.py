@@ -272,11 +272,15 @@ class World:
                 self.sync()
                 if self.store.log.durable_position < self._job.position:
                     return False
-            self._job.run()
-            self.store.housekeeper.finish(self._job, self.now_ms)
+            self.run(self._job)
             self._job = None
             return True
         return False
+
+    def run(self, job: Job) -> None:
+        """Runs a job; a checkpoint only when the log is durable."""
+        job.run()
+        self.store.housekeeper.finish(job, self.now_ms)
 
     # -- what goes wrong
 

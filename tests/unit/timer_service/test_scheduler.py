@@ -1,5 +1,6 @@
 import dataclasses
 
+import numpy as np
 import pytest
 
 from duemq.errors import Corrupt, OffsetOutOfRange, Overloaded
@@ -13,7 +14,8 @@ from tests.property.timer_world import (
     World,
     timer_frame,
 )
-from timer_service.entries import Cancelled, SourceId
+from timer_service import entries
+from timer_service.entries import Cancelled, Dispatched, SourceId
 from timer_service.lane import Outcome
 from timer_service.limits import AHEAD_MS
 from timer_service.scheduler import CANCELLED, FIRED, NOT_YET, UNKNOWN
@@ -355,6 +357,67 @@ def test_a_frame_that_is_not_timed_is_refused() -> None:
     assert world.scheduler.ingest(SOURCE, BROKER, b"", START_MS).timers == 0
     with pytest.raises(Corrupt):
         world.scheduler.ingest(SOURCE, BROKER, data[:-8], START_MS)
+
+
+def dispatch_again(world: World, offsets: list[int]) -> int:
+    """Writes what a release wrote that handed timers out twice; where."""
+    lane = next(lane for lane in world.scheduler.dispatcher.lanes() if lane.next_sequence)
+    dispatched = Dispatched(
+        lane.id,
+        lane.epoch,
+        lane.next_sequence,
+        [SOURCE],
+        np.array(offsets, dtype=np.int64),
+        np.zeros(len(offsets), dtype=np.uint16),
+    )
+    parts = [entries.encode_dispatch(dispatched)]
+    position, _ = world.store.log.append(entries.DISPATCH, parts)
+    return position
+
+
+@pytest.mark.parametrize("others", [[], [2]])
+def test_a_timer_that_a_log_dispatches_twice_is_sent_once_and_others_are_not_lost(
+    others: list[int],
+) -> None:
+    world = world_with(0, 0, HOUR_MS, topic="keyed")
+    world.tick()
+    dispatch_again(world, [0, *others])
+    world.sync()
+
+    world.kill()
+
+    assert world.scheduler.ledger.fired == 2 + len(others)
+    world.broker.decided.update(others)
+    world.drain()
+    assert set(world.broker.delivered) == {0, 1, 2}
+
+
+def test_a_dispatched_timer_that_is_nowhere_but_stored_is_no_loss(caplog) -> None:
+    world = world_with(0, HOUR_MS, topic="keyed")
+    fire(world)
+    world.checkpoint()
+    position = dispatch_again(world, [0])
+    world.store.log.append(entries.ACK, [entries.encode_ack([position])])
+    world.sync()
+
+    world.kill()
+
+    assert "1 dispatched timers are nowhere to be found" in caplog.text
+    world.drain()
+    assert set(world.broker.delivered) == {0, 1}
+
+
+def test_a_dispatched_timer_that_is_nowhere_refuses_to_start_and_says_what_to_do() -> None:
+    world = world_with(0, HOUR_MS, topic="keyed")
+    fire(world)
+    world.checkpoint()
+    position = dispatch_again(world, [0])
+    world.sync()
+
+    told = rf"{DATA}: 1 timers .* {DATA}/segments.* {position} \(.*keyed.* set-aside"
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=told):
+            open_store(DATA, world.disk, LIMITS, START_MS)
 
 
 def test_a_full_disk_leaves_due_timers_where_they_fire_when_it_has_room() -> None:
