@@ -69,8 +69,8 @@ crash: setup ## A longer crash campaign (CRASH_ROUNDS).
 prove: setup ## A longer proof of consumption under disturbance (CONSUMPTION_SECONDS, CRASH_SEED).
 	CONSUMPTION_SECONDS=$${CONSUMPTION_SECONDS:-600} $(RUN) pytest -q -s tests/cluster/test_consumption.py
 
-fuzz: setup ## A longer property campaign.
-	$(RUN) pytest -q tests/property --hypothesis-profile=campaign
+fuzz: setup ## A longer property campaign; SEED=n repeats one.
+	seed=$${SEED:-$$(date +%s)}; echo "SEED=$$seed"; $(RUN) pytest -q tests/property --timeout=0 --hypothesis-profile=campaign --hypothesis-seed=$$seed
 
 bench: setup ## Runs every benchmark and writes bench.json.
 	$(RUN) duemq.cli.bench_all bench.json

@@ -5,9 +5,9 @@ So a test sees for how long a program sleeps, and what wakes it, without waiting
     with ManualLoop(start_ms) as loop:
         loop.run_until_complete(main())
 
-`loop.wall_ms` is the clock on the wall: loop time plus what `set_clock` has put it off by.  A program
-that nothing will ever wake ends with `AsleepForEverError`.  Threads are not seen: give what is
-tested stand-ins that work at once.
+`loop.wall_ms` is the clock on the wall: loop time plus what `set_clock` has put it off by.  A
+program that nothing will ever wake ends with `AsleepForEverError`.  Threads are not seen: give what
+is tested stand-ins that work at once.
 """
 
 from __future__ import annotations

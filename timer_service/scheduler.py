@@ -15,7 +15,8 @@ Invariants:
    the same log, no timer is fired that a crash could bring back.
  - accepted = pending + fired + cancelled, where `pending` is what the structures really hold:
    near + memtable (and the one being flushed) + blocks, less cancelled timers not yet met there.
- - A timer is in exactly one of these places; it moves only forward on the picture.
+ - A timer is in exactly one of these places, and something will fire it from there: `check`.  It
+   goes back on the picture only when memory is short (evicted, parked) or the clock went back.
 """
 
 from __future__ import annotations

@@ -296,13 +296,17 @@ class Shard:
 
     async def _run(self, work: Callable[[], None]) -> None:
         """Runs a job, again and again while the disk is full: nothing is lost meanwhile."""
+        tries = 0
         while True:
             try:
                 await self.loop.run_in_executor(self._disk_thread, work)
-                return
+                break
             except DiskFull as error:
-                log.error("%s; trying again", error)
+                log.log(logging.DEBUG if tries else logging.ERROR, "%s; trying again", error)
+                tries += 1
                 await asyncio.sleep(RETRY_S)
+        if tries:
+            log.warning("there is space again, after %d tries", tries)
 
     async def _give_back_memory(self) -> None:
         """Returns freed memory to the operating system, a while after work was done."""

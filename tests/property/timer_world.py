@@ -267,6 +267,7 @@ class World:
         with suppress(LogFull, DiskFull):
             self._job = self._job or choose()
             if self._job is None:
+                self.scheduler.flush_acks()
                 return False
             if isinstance(self._job, Save):
                 self.sync()
@@ -302,12 +303,14 @@ class World:
         self.scheduler.dispatcher.set_routes(routes)
 
     def fill_disk(self, left_bytes: int) -> None:
-        """Somebody else's files leave only so much."""
+        """Somebody else's files leave only so much; 0: and a write of the log has met it."""
         self.disk.capacity_bytes = self.disk.used_bytes() + left_bytes
+        self.store.log.disk_full = not left_bytes
 
     def free_disk(self) -> None:
         """There is space again."""
         self.disk.capacity_bytes = None
+        self.store.log.disk_full = False
 
     def restart(self, disk: FaultyDisk) -> None:
         """The process is gone; another starts on what the disk kept."""
