@@ -68,6 +68,8 @@ class Unseen:
 
     def __init__(self) -> None:
         self.remaining = 0
+        self.again: Counter[int] = Counter()
+        """Timers that an earlier batch has too, by batch."""
         self._parts: dict[int, list[npt.NDArray[np.int64]]] = {}
         self._sorted: dict[int, npt.NDArray[np.int64]] = {}
         self._met: dict[int, npt.NDArray[np.bool_]] = {}
@@ -81,19 +83,18 @@ class Unseen:
         self._parts.setdefault(source, []).append(table)
         self.remaining += len(offsets)
 
-    def seal(self) -> Counter[int]:
-        """All are known; `meet` may be called.  Timers named again, by the later batch."""
-        again: Counter[int] = Counter()
+    def seal(self) -> None:
+        """All are known; `meet` may be called."""
         for source, parts in self._parts.items():
             table = np.concatenate(parts, axis=1)
             table = table[:, np.argsort(table[0], kind="stable")]
             first = np.append(True, table[0][1:] != table[0][:-1])
-            again.update(table[1][~first].tolist())
+            again = table[1][~first].tolist()
+            self.again.update(again)
+            self.remaining -= len(again)
             self._sorted[source] = table[:, first]
             self._met[source] = np.zeros(int(first.sum()), dtype=np.bool_)
         self._parts = {}
-        self.remaining -= again.total()
-        return again
 
     def missing(self) -> Counter[int]:
         """Timers that were not met, by batch."""
@@ -186,7 +187,8 @@ class Recovery:
     def finish(self) -> None:
         """Takes dispatched and cancelled timers out of memory and blocks.  Raises Corrupt."""
         scheduler = self._scheduler
-        self._forget_repeats(self._unseen.seal())
+        self._unseen.seal()
+        self._forget_repeats(self._unseen.again)
         self._sift_near()
         self._sift_memtable()
         window_ms = scheduler.limits.near_window_ms
@@ -225,15 +227,19 @@ class Recovery:
         lost = [self._batches[number] for number in sorted(missing)]
         lost = [batch for batch in lost if not batch.acked]
         if lost:
-            raise Corrupt(_nowhere(self._place(), missing.total(), lost))
-        log.error(
-            "%s: %d dispatched timers are nowhere to be found; brokers have stored all of them",
-            self._place(),
-            count,
-        )
+            self._refuse(count, lost)
+        else:
+            log.error(
+                "%s: %d dispatched timers are nowhere to be found; brokers have stored all of them",
+                self._place(),
+                count,
+            )
         # What had been counted before the checkpoint was counted again.
         scheduler = self._scheduler
         scheduler.ledger.fired -= min(count, max(0, scheduler.held() - scheduler.ledger.pending))
+
+    def _refuse(self, count: int, lost: list[_Replayed]) -> None:
+        raise Corrupt(_nowhere(self._place(), count, lost))
 
     def _place(self) -> str:
         return os.path.dirname(self._scheduler.segments.directory)
