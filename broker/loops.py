@@ -119,14 +119,17 @@ class LogLoop:
         self.written.clear()
         self._checkpoint_at = (self._store.log.end_position, self._store.frames_in)
 
-    async def stop(self) -> None:
-        """Syncs what is left and ends the thread."""
+    async def stop(self) -> bool:
+        """Syncs what is left and ends the threads; whether the disk was sound to the end."""
         await asyncio.to_thread(self._writer.stop)
         if not self.failed.done():
-            self._advance(self._store.log.written_position)
+            self._advance(self._store.log.durable_position)
+        if not self.failed.done():
             self.failed.cancel()
-        elif not self.failed.cancelled():
+            return True
+        if not self.failed.cancelled():
             self.failed.exception()  # it is why the process stops, or came after that
+        return False
 
 
 class Checkpoints:
@@ -173,6 +176,8 @@ class Checkpoints:
         self._log_loop.checkpoint_begins()
         state = self._store.snapshot()
         await self._commits.wait(state.position)
+        # With flush_mode=async that means written: a checkpoint may not be ahead of the log.
+        await asyncio.to_thread(self._store.log.sync)
         self._store.check_shown()
         state = self._store.tables.without_deleted(state)
         queues = self._store.all_queues()
@@ -270,7 +275,6 @@ class Upkeep:
             self._store.durable(self._store.log.durable_position)
             if time.monotonic() >= next_retention:
                 next_retention = time.monotonic() + RETENTION_INTERVAL_S
-                self._store.producers.expire(self._now_ms())
                 try:
                     await self.retain()
                 except StorageError as error:

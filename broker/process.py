@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import secrets
 import time
 
 from broker import (
@@ -56,6 +57,15 @@ def steady_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def _boot_id() -> bytes:
+    """Names this run of the machine: as long as it goes on, what was written is not lost."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read().strip()
+    except OSError:
+        return secrets.token_bytes(16)
+
+
 class Broker:
     """One broker.  `start`, then `run` until told to stop, then `stop`."""
 
@@ -104,6 +114,7 @@ class Broker:
             self._disk,
             self.settings.rules(),
             segment_bytes=self.settings.segment_bytes,
+            unsynced_boot=_boot_id() if self.settings.flush_mode == "async" else b"",
         )
 
     def _wire(self, opened: Opened) -> None:
@@ -227,8 +238,9 @@ class Broker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._key_indexer.close)
-        healthy = not self._log_loop.failed.done()
-        await self._log_loop.stop()
+        healthy = await self._log_loop.stop()
+        if healthy:
+            recovery.closed(self.settings.data_dir, self._disk)
         if healthy and not self.store.log.disk_full:
             try:
                 await self._checkpoints.save()

@@ -67,7 +67,9 @@ class Replay:
         tables = self._tables
         tables.store_ms = max(tables.store_ms, found.store_ms)
         queue = self._queue_of(found.topic, found.queue_id)
-        if found.base_offset != queue.next_offset:
+        if found.base_offset > queue.next_offset and queue.max_offset > queue.min_offset:
+            queue.skip_to(found.base_offset)
+        elif found.base_offset != queue.next_offset:
             if queue.max_offset > queue.min_offset:
                 raise InvariantError(
                     f"log position {position}: frame begins at offset {found.base_offset}"

@@ -14,7 +14,7 @@ from broker import names
 from broker.group_configs import GroupConfigs
 from broker.offsets import GroupQueue, Offsets, Progress
 from broker.producers import Producers
-from broker.queues import QueueTable
+from broker.queues import Queue, QueueTable
 from broker.rules import Rules
 from broker.state import State
 from broker.topics import Topic, Topics
@@ -74,6 +74,26 @@ class Tables:
         """Forgets records that lie before a position of the log, which retention has removed."""
         for queue in self.queues.all():
             queue.drop_before(position)
+
+    def skip_lost(self, state: State | None, more: int) -> list[tuple[Queue, int]]:
+        """The log has lost its end: offsets that lay there are never given to anything new.
+
+        Who has consumed them would take the new for the old: groups, a timer shard, members in
+        the middle of a queue.  `state`: a checkpoint from before the loss; `more`: so many offsets
+        may have been given out after it.  Answers queues and where each went on before.  Raises
+        DiskFull, DiskFailed.
+        """
+        known = self.offsets.ends()
+        for topic, ends in (state.queues if state else {}).items():
+            for queue_id, end in enumerate(ends):
+                known[topic, queue_id] = max(known.get((topic, queue_id), 0), end)
+        skipped = []
+        for queue in self.queues.all():
+            end = max(queue.next_offset, known.get(queue.key, 0)) + more
+            if end > queue.next_offset:
+                skipped.append((queue, queue.next_offset))
+                queue.skip_to(end)
+        return skipped
 
     # -- the checkpoint --------------------------------------------------------------------------
 

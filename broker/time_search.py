@@ -24,7 +24,8 @@ def first_stored_since(queue: Queue, at_ms: int) -> int:
 def _search(queue: Queue, low: int, high: int, at_ms: int) -> int:
     while low < high:
         middle = (low + high) // 2
-        if queue.entry(middle)[5] < at_ms:
+        entry = queue.entry_from(middle)
+        if entry is not None and entry[5] < at_ms:
             low = middle + 1
         else:
             high = middle
