@@ -14,9 +14,9 @@ A start costs what was written since the checkpoint.  If the consume queues are 
 checkpoint says (files were lost), or the log ends before it, everything that the log can tell is
 rebuilt from the whole of it, and the log says so.
 
-A log that ends before what was acknowledged or handed out (it was cut, its end is lost, or the power
-failed before unsynced entries were on the disk) has lost messages.  Their offsets are left out of
-their queues for good, so that nobody takes a new message for one that was consumed.
+A log that ends before what was acknowledged or handed out (it was cut, its end is lost, or the
+power failed before unsynced entries were on the disk) has lost messages.  Their offsets are left
+out of their queues for good, so that nobody takes a new message for one that was consumed.
 """
 
 import logging
