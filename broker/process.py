@@ -22,7 +22,7 @@ from broker.group_servicer import GroupServicer
 from broker.groups import OffsetService
 from broker.key_builder import KeyBuilder
 from broker.key_indexer import KeyIndexer
-from broker.loops import Checkpoints, LogLoop, Sampler, Upkeep
+from broker.loops import Checkpoints, LogLoop, Sampler
 from broker.message_admin_servicer import MessageAdminServicer
 from broker.metrics import Meters, StoreCollector
 from broker.progress import Activity
@@ -32,6 +32,7 @@ from broker.send_back_service import SendBackService
 from broker.sender import Sender
 from broker.servicer import BrokerServicer
 from broker.settings import Settings
+from broker.upkeep import Upkeep
 from duemq.rpc import process
 from duemq.rpc.registration import Registration
 from duemq.rpc.server import Server
@@ -123,7 +124,7 @@ class Broker:
         self._commits = commits = Commits(store.log.durable_position)
         self._log_loop = LogLoop(store, commits, meters, settings)
         activity = Activity()
-        self._sampler = Sampler(store, activity, now_ms)
+        self._sampler = Sampler(store, activity, steady_ms)
         offsets = OffsetService(store, commits, activity, now_ms)
         self._sender = Sender(
             store,
@@ -149,7 +150,7 @@ class Broker:
             self._disk,
             self._key_indexer.saved,
         )
-        self._upkeep = Upkeep(store, admin, settings, self._disk, now_ms)
+        self._upkeep = Upkeep(store, admin, meters, settings, self._disk, now_ms, steady_ms)
         self._routes = RouteWatcher(settings.nameservers)
         coordinator = self._coordinator()
         server.registry.register(GroupCollector(store, activity, coordinator, now_ms))

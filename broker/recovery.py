@@ -222,7 +222,8 @@ class _Opening:
         replayed = replay.run(self.log.recover(position))
         self._was_durable_to = max(self._was_durable_to, self.log.was_durable_to)
         # The files of the consume queues may begin earlier: they shrink by whole files.
-        self.tables.drop_before(self.log.start_position)
+        for queue, error in self.tables.drop_before(self.log.start_position):
+            log.error("%s cannot be read: %s: %s", queue, type(error).__name__, error)
         return replayed
 
 

@@ -200,7 +200,7 @@ class Store:
 
         `producer`: id, epoch and sequence.  Raises ReadOnly, Overloaded.
         """
-        store_ms = self.tables.store_ms = max(now_ms, self.tables.store_ms)
+        store_ms = self.tables.stamp(now_ms)
         target_topic, target_queue_id = target or ("", frame.NO_TARGET_QUEUE)
         producer_id, epoch, sequence = producer
         parts = frame.encode_parts(

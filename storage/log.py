@@ -491,11 +491,12 @@ class SegmentedLog:
         """
         removed = 0
         while len(self._segments) > 1 and self._segments[1].start <= position:
-            with self._lock:
-                oldest, *rest = self._segments
-                self._segments = tuple(rest)
+            oldest = self._segments[0]
             self._files.forget(oldest.path)
+            # First: one that cannot be removed stays the oldest, or a start would find a gap.
             self._disk.unlink(oldest.path)
+            with self._lock:
+                self._segments = self._segments[1:]
             # One by one, oldest first: a crash must not leave a gap.
             self._disk.fsync_dir(self.directory)
             removed += 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker import journal, reader, recovery, state
+from broker import journal, reader, recovery, state, time_search
 from broker.names import TIMER_TOPIC
 from broker.offsets import GroupQueue, Progress
 from broker.producers import WINDOW_BATCHES
@@ -78,6 +78,19 @@ def test_store_times_never_go_back_with_the_clock() -> None:
     store = opened(FaultyDisk())
     assert store.send(batch([b"a"]), NOW_MS).stored.store_ms == NOW_MS
     assert store.send(batch([b"b"]), NOW_MS - 500).stored.store_ms == NOW_MS
+
+
+def test_a_clock_that_was_a_year_ahead_for_one_batch_is_not_followed_for_a_year() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    times = [NOW_MS, NOW_MS + 365 * 86_400_000, NOW_MS + 1_000, NOW_MS + 900]
+    stamps = [store.send(batch([b"a"]), at).stored.store_ms for at in times]
+    assert stamps == [*times[:3], times[2]]
+    settle(store)
+    for each in (store, opened(disk)):
+        queue = each.queue("orders", 0)
+        assert each.tables.store_ms == times[2]
+        assert time_search.first_stored_since(queue, NOW_MS + 1) in (1, 2)
 
 
 def test_timed_batches_of_one_lane_stay_on_one_timer_queue() -> None:
