@@ -45,6 +45,7 @@ def read_matching(
     OffsetOutOfRange, Corrupt, and BlockingIOError with `nowait`.
     """
     reader.check_offset(queue, offset)
+    offset = queue.present(offset)
     count = records_per_read(wanted)
     # One more tells whether the last frame is whole: it is left for the next read if not.
     page = queue.page(offset, count + 1, nowait)

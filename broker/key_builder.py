@@ -95,7 +95,7 @@ def _entries(queue: Queue, base: int) -> list[key_run.Entries]:
     end = base + queue.keys.span
     offset = max(base, queue.min_offset)
     pieces = []
-    while offset < end:
+    while (offset := queue.present(offset)) < end:
         page = consume_queue.decode(queue.page(offset, min(PAGE_ENTRIES, end - offset)))
         pieces.append(key_run.entries_of(page["key_hash"], offset - base))
         offset += len(page)

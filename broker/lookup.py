@@ -181,7 +181,7 @@ def _search_queue(
     high = queue.max_offset
     if query.to_ms:
         high = min(high, time_search.first_stored_since(queue, query.to_ms))
-    while (low := max(low, queue.min_offset)) < high:
+    while (low := queue.present(max(low, queue.min_offset))) < high:
         if budget.used_up:
             return low
         try:

@@ -1,9 +1,9 @@
-"""Everything that a broker does by itself.  All of it is started here and nowhere else.
+"""Everything that a broker does by itself.
 
 commitlog-writer  two threads: write and sync what was appended, in groups (storage/writer.py)
 checkpoint        saves the state each interval, or sooner when much was written
 key index         builds the runs of what a checkpoint holds (key_indexer.py)
-upkeep            retention, idle producers, free space
+upkeep            retention, idle producers, free space, the clock (upkeep.py)
 rates             samples how far queues and groups are (rates.py)
 groups            sessions of groups' members (group_servicer.py)
 registration      heartbeats to the nameservers (duemq.rpc)
@@ -21,25 +21,21 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import pairwise
 
-from broker import recovery, retention
+from broker import recovery
 from broker.admin_servicer import AdminServicer
 from broker.commits import Commits
 from broker.metrics import Meters
-from broker.names import TIMER_GROUP, TIMER_TOPIC
 from broker.offsets import GroupQueue
 from broker.progress import Activity
 from broker.queues import Queue
 from broker.rates import SAMPLE_INTERVAL_MS, Rates
-from broker.retention import SegmentAge
 from broker.settings import Settings
 from broker.state import State
 from broker.store import Store
 from duemq.errors import Internal
-from storage import frame
 from storage.disk import Disk
-from storage.errors import DiskFull, StorageError
+from storage.errors import DiskFull
 from storage.writer import LogWriter
 
 log = logging.getLogger(__name__)
@@ -48,12 +44,8 @@ ASYNC_SYNC_INTERVAL_S = 0.5
 # A replay costs about 15 us a frame: so many make a start a second longer.
 CHECKPOINT_FRAMES = 50_000
 SYNC_THREADS = 16
-UPKEEP_INTERVAL_S = 5.0
 # Queues that the sampler looks at before others have a turn.
 SAMPLED_AT_ONCE = 1_000
-RETENTION_INTERVAL_S = 60.0
-# Entries looked at to find a segment's first frame.
-FIRST_FRAME_ENTRIES_MAX = 1_000
 
 
 class LogLoop:
@@ -119,14 +111,17 @@ class LogLoop:
         self.written.clear()
         self._checkpoint_at = (self._store.log.end_position, self._store.frames_in)
 
-    async def stop(self) -> None:
-        """Syncs what is left and ends the thread."""
+    async def stop(self) -> bool:
+        """Syncs what is left and ends the threads; whether the disk was sound to the end."""
         await asyncio.to_thread(self._writer.stop)
         if not self.failed.done():
-            self._advance(self._store.log.written_position)
+            self._advance(self._store.log.durable_position)
+        if not self.failed.done():
             self.failed.cancel()
-        elif not self.failed.cancelled():
+            return True
+        if not self.failed.cancelled():
             self.failed.exception()  # it is why the process stops, or came after that
+        return False
 
 
 class Checkpoints:
@@ -173,6 +168,8 @@ class Checkpoints:
         self._log_loop.checkpoint_begins()
         state = self._store.snapshot()
         await self._commits.wait(state.position)
+        # With flush_mode=async that means written: a checkpoint may not be ahead of the log.
+        await asyncio.to_thread(self._store.log.sync)
         self._store.check_shown()
         state = self._store.tables.without_deleted(state)
         queues = self._store.all_queues()
@@ -241,108 +238,3 @@ class Sampler:
     def consumed_per_s(self, key: GroupQueue, offset: int) -> float:
         """Offsets that a group passed in a queue, a second over the last minute."""
         return self.consumed.per_second(key, offset, self._now_ms())
-
-
-class Upkeep:
-    """Retention, idle producers, free space."""
-
-    def __init__(
-        self,
-        store: Store,
-        admin: AdminServicer,
-        settings: Settings,
-        disk: Disk,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._store = store
-        self._admin = admin
-        self._settings = settings
-        self._disk = disk
-        self._now_ms = now_ms
-        self._first_ms: dict[int, int] = {}
-
-    async def run(self) -> None:
-        """For ever."""
-        next_retention = 0.0
-        while True:
-            self._watch_space()
-            # What could not be shown for want of space is shown now.
-            self._store.durable(self._store.log.durable_position)
-            if time.monotonic() >= next_retention:
-                next_retention = time.monotonic() + RETENTION_INTERVAL_S
-                self._store.producers.expire(self._now_ms())
-                try:
-                    await self.retain()
-                except StorageError as error:
-                    log.error("retention: %s", error)
-            await asyncio.sleep(UPKEEP_INTERVAL_S)
-
-    def _watch_space(self) -> None:
-        free = self._disk.free_bytes(self._settings.data_dir)
-        read_only = free < self._settings.free_bytes_min
-        if read_only != self._store.read_only:
-            self._store.read_only = read_only
-            self._store.on_report()
-            log.log(
-                logging.ERROR if read_only else logging.WARNING,
-                "%d bytes are free, %d are needed: %s",
-                free,
-                self._settings.free_bytes_min,
-                "nothing is accepted" if read_only else "accepting again",
-            )
-
-    async def retain(self) -> int:
-        """Removes the segments that may go; how many."""
-        commit_log = self._store.log
-        segments = await asyncio.to_thread(self._ages)
-        position = retention.cut_position(
-            segments,
-            commit_log.durable_position,
-            self._now_ms(),
-            int(self._settings.retention_hours * 3_600_000),
-            self._settings.retention_bytes,
-            self._hold(),
-        )
-        if position <= commit_log.start_position:
-            return 0
-        self._store.tables.drop_before(position)
-        removed = await asyncio.to_thread(commit_log.delete_before, position)
-        log.info("removed %d segments: the log begins at %d", removed, commit_log.start_position)
-        return removed
-
-    def _hold(self) -> int:
-        """The oldest position that is still needed."""
-        hold = self._admin.checkpoint_position
-        for queue in self._store.queues_of(TIMER_TOPIC):
-            progress = self._store.offsets.find(
-                GroupQueue(TIMER_GROUP, TIMER_TOPIC, queue.queue_id)
-            )
-            offset = max(progress.offset if progress else 0, queue.min_offset)
-            if offset < queue.max_offset:
-                hold = min(hold, queue.frame_at(offset))
-        return hold
-
-    def _ages(self) -> list[SegmentAge]:
-        """Nothing in a segment is younger than the first frame of the next one."""
-        segments = self._store.log.segments
-        self._first_ms = {
-            segment.start: self._first_ms[segment.start]
-            for segment in segments
-            if segment.start in self._first_ms
-        }
-        ages = []
-        for segment, following in pairwise(segments):
-            if following.start not in self._first_ms:
-                first_ms = self._first_store_ms(following.start)
-                if first_ms is None:
-                    break
-                self._first_ms[following.start] = first_ms
-            ages.append(SegmentAge(segment.start, following.start, self._first_ms[following.start]))
-        return ages
-
-    def _first_store_ms(self, position: int) -> int | None:
-        entries = self._store.log.entries(position)
-        for _, entry in zip(range(FIRST_FRAME_ENTRIES_MAX), entries, strict=False):
-            if entry.kind == frame.KIND:
-                return frame.decode(entry.body).store_ms
-        return None

@@ -67,6 +67,15 @@ class Meters:
             registry=registry,
         )
 
+        self.clock_jumps = Counter(
+            "duemq_broker_clock_jumps", "Jumps of the clock by a minute or more", registry=registry
+        )
+        self.upkeep_errors = Counter(
+            "duemq_broker_upkeep_errors",
+            "Files that upkeep could not read or remove",
+            registry=registry,
+        )
+
     def refused(self, error: DuemqError) -> None:
         """A batch was not stored."""
         self._refused.labels(error.code.name).inc()

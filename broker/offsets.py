@@ -234,6 +234,17 @@ class Offsets:
         for key in [key for key in self._settled if key.group == group]:
             self.clear_settled(key)
 
+    def ends(self) -> dict[tuple[str, int], int]:
+        """How far a queue must have reached for what groups have committed or sent back."""
+        ends: dict[tuple[str, int], int] = {}
+        for queues in self._groups.values():
+            for place, progress in queues.items():
+                ends[place] = max(ends.get(place, 0), progress.offset)
+        for (_, topic, queue_id), settled in self._settled.items():
+            place = (topic, queue_id)
+            ends[place] = max(ends.get(place, 0), settled[-1] + 1)
+        return ends
+
     def encode(self) -> list[Any]:
         """For the checkpoint: rows of group, topic, queue id, offset, generation."""
         return [

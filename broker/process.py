@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import secrets
 import time
 
 from broker import (
@@ -21,7 +22,7 @@ from broker.group_servicer import GroupServicer
 from broker.groups import OffsetService
 from broker.key_builder import KeyBuilder
 from broker.key_indexer import KeyIndexer
-from broker.loops import Checkpoints, LogLoop, Sampler, Upkeep
+from broker.loops import Checkpoints, LogLoop, Sampler
 from broker.message_admin_servicer import MessageAdminServicer
 from broker.metrics import Meters, StoreCollector
 from broker.progress import Activity
@@ -31,6 +32,7 @@ from broker.send_back_service import SendBackService
 from broker.sender import Sender
 from broker.servicer import BrokerServicer
 from broker.settings import Settings
+from broker.upkeep import Upkeep
 from duemq.rpc import process
 from duemq.rpc.registration import Registration
 from duemq.rpc.server import Server
@@ -54,6 +56,15 @@ def now_ms() -> int:
 def steady_ms() -> int:
     """A clock that nobody sets; for waits."""
     return time.monotonic_ns() // 1_000_000
+
+
+def _boot_id() -> bytes:
+    """Names this run of the machine: as long as it goes on, what was written is not lost."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read().strip()
+    except OSError:
+        return secrets.token_bytes(16)
 
 
 class Broker:
@@ -104,6 +115,7 @@ class Broker:
             self._disk,
             self.settings.rules(),
             segment_bytes=self.settings.segment_bytes,
+            unsynced_boot=_boot_id() if self.settings.flush_mode == "async" else b"",
         )
 
     def _wire(self, opened: Opened) -> None:
@@ -112,7 +124,7 @@ class Broker:
         self._commits = commits = Commits(store.log.durable_position)
         self._log_loop = LogLoop(store, commits, meters, settings)
         activity = Activity()
-        self._sampler = Sampler(store, activity, now_ms)
+        self._sampler = Sampler(store, activity, steady_ms)
         offsets = OffsetService(store, commits, activity, now_ms)
         self._sender = Sender(
             store,
@@ -138,7 +150,7 @@ class Broker:
             self._disk,
             self._key_indexer.saved,
         )
-        self._upkeep = Upkeep(store, admin, settings, self._disk, now_ms)
+        self._upkeep = Upkeep(store, admin, meters, settings, self._disk, now_ms, steady_ms)
         self._routes = RouteWatcher(settings.nameservers)
         coordinator = self._coordinator()
         server.registry.register(GroupCollector(store, activity, coordinator, now_ms))
@@ -227,8 +239,9 @@ class Broker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._key_indexer.close)
-        healthy = not self._log_loop.failed.done()
-        await self._log_loop.stop()
+        healthy = await self._log_loop.stop()
+        if healthy:
+            recovery.closed(self.settings.data_dir, self._disk)
         if healthy and not self.store.log.disk_full:
             try:
                 await self._checkpoints.save()

@@ -13,7 +13,8 @@ not).  We keep each lane's epoch, next sequence and the answers to the last `WIN
              higher                  OUT_OF_SEQUENCE: one before it is missing
     lane unknown                     any sequence begins it
 
-A refused batch changes nothing.  The table is in the checkpoint and is rebuilt from the log's
+What was stored is found before anything else may refuse a batch.  A refused batch changes nothing.
+The table is in the checkpoint and is rebuilt from the log's
 frames beyond it.  Lanes idle for `idle_ms` are forgotten, except those of services (ids from 2^63
 on): a timer shard may be away for as long as it likes.
 
@@ -71,13 +72,14 @@ class Lane:
     The window is kept packed, as it lies in the checkpoint: 2 KiB a lane, and nothing to collect.
     """
 
-    __slots__ = ("epoch", "last_ms", "next_sequence", "window")
+    __slots__ = ("epoch", "next_sequence", "used_at_ms", "window")
 
     def __init__(self, epoch: int, next_sequence: int, window: bytes = b"") -> None:
         self.epoch = epoch
         self.next_sequence = next_sequence
         self.window = bytearray(window)
-        self.last_ms = self.stored(1).store_ms if window else 0
+        self.used_at_ms = 0
+        """By the broker's uptime."""
 
     @property
     def known(self) -> int:
@@ -91,7 +93,6 @@ class Lane:
     def add(self, stored: Stored) -> None:
         """The next batch was stored."""
         self.next_sequence += 1
-        self.last_ms = stored.store_ms
         self.window += _STORED.pack(*stored)
         if self.known > WINDOW_BATCHES:
             del self.window[: _STORED.size]
@@ -105,39 +106,30 @@ class Producers:
         self._lanes_max = lanes_max
         # In the order of last use.
         self._lanes: dict[LaneKey, Lane] = {}
+        self._uptime_ms = 0
 
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def check(self, key: LaneKey, epoch: int, sequence: int, now_ms: int) -> Stored | None:
-        """None: store it.  Otherwise the answer that this batch was given before.
+    def find(self, key: LaneKey, epoch: int, sequence: int) -> Stored | None:
+        """The answer that this batch was given before; None: it is not stored.
 
-        Raises FencedProducer, OutOfSequence, and Overloaded when there is no room for a new lane.
+        To be asked before anything else may refuse the batch: its sender takes a refusal for "not
+        stored".  Raises FencedProducer, and OutOfSequence where the answer is no longer known.
         """
         lane = self._lanes.get(key)
-        if lane is None:
-            self._make_room(now_ms)
+        if lane is None or epoch > lane.epoch:
             return None
-        if epoch != lane.epoch:
-            if epoch < lane.epoch:
-                raise FencedProducer(
-                    f"producer_epoch: {epoch} was replaced by {lane.epoch}",
-                    field="producer_epoch",
-                    value=epoch,
-                    limit=lane.epoch,
-                )
-            return None
-        if sequence == lane.next_sequence:
-            return None
-        if sequence > lane.next_sequence:
-            raise OutOfSequence(
-                f"sequence: {sequence} came, {lane.next_sequence} is next"
-                f" for topic {key.topic}, queue {key.queue_id}",
-                field="sequence",
-                value=sequence,
-                limit=lane.next_sequence,
+        if epoch < lane.epoch:
+            raise FencedProducer(
+                f"producer_epoch: {epoch} was replaced by {lane.epoch}",
+                field="producer_epoch",
+                value=epoch,
+                limit=lane.epoch,
             )
         back = lane.next_sequence - sequence
+        if back <= 0:
+            return None
         if back > lane.known:
             raise OutOfSequence(
                 f"sequence: {sequence} was stored, but its offsets are no longer known;"
@@ -148,25 +140,54 @@ class Producers:
             )
         return lane.stored(back)
 
+    def check_next(self, key: LaneKey, epoch: int, sequence: int) -> None:
+        """Whether a batch that `find` does not know may be stored now.
+
+        Raises OutOfSequence when one before it is missing, and Overloaded when there is no room
+        for a new lane.
+        """
+        lane = self._lanes.get(key)
+        if lane is None:
+            self._check_room()
+        elif epoch == lane.epoch and sequence > lane.next_sequence:
+            raise OutOfSequence(
+                f"sequence: {sequence} came, {lane.next_sequence} is next"
+                f" for topic {key.topic}, queue {key.queue_id}",
+                field="sequence",
+                value=sequence,
+                limit=lane.next_sequence,
+            )
+
     def record(self, key: LaneKey, epoch: int, sequence: int, stored: Stored) -> None:
         """The batch was appended (or is found in the log during recovery)."""
         lane = self._lanes.pop(key, None)
+        if lane is None and len(self._lanes) >= self._lanes_max:
+            idle = self._longest_idle()
+            if idle is not None:
+                del self._lanes[idle]
         if lane is None or lane.epoch != epoch or lane.next_sequence != sequence:
             lane = Lane(epoch, sequence)
         lane.add(stored)
+        lane.used_at_ms = self._uptime_ms
         self._lanes[key] = lane
 
     def forget_topic(self, topic: str) -> None:
-        """The topic is deleted: its offsets mean nothing any more."""
-        for key in [key for key in self._lanes if key.topic == topic]:
+        """The topic is deleted: its offsets mean nothing any more.
+
+        What was timed lies in %TIMER%, and a repeat of it is one as before.
+        """
+        for key in [key for key in self._lanes if key.topic == topic and not key.timed]:
             del self._lanes[key]
 
-    def expire(self, now_ms: int) -> int:
-        """Forgets what was idle for too long; how many."""
-        horizon = now_ms - self._idle_ms
+    def age(self, elapsed_ms: int) -> int:
+        """So much time has passed since the last call: forgets what was idle too long; how many.
+
+        Of a clock that nobody sets: one that is a year ahead for a moment must forget nothing.
+        """
+        self._uptime_ms += elapsed_ms
         idle: list[LaneKey] = []
         for key, lane in self._lanes.items():
-            if lane.last_ms >= horizon:
+            if self._uptime_ms - lane.used_at_ms <= self._idle_ms:
                 break
             if key.producer_id < SERVICE_IDS_FROM:
                 idle.append(key)
@@ -174,15 +195,18 @@ class Producers:
             del self._lanes[key]
         return len(idle)
 
-    def _make_room(self, now_ms: int) -> None:
-        if len(self._lanes) < self._lanes_max:
-            return
+    def _longest_idle(self) -> LaneKey | None:
+        """The lane that may be put out for a new one."""
         for key, lane in self._lanes.items():
-            if lane.last_ms > now_ms - EVICT_IDLE_MS:
+            if self._uptime_ms - lane.used_at_ms < EVICT_IDLE_MS:
                 break
             if key.producer_id < SERVICE_IDS_FROM:
-                del self._lanes[key]
-                return
+                return key
+        return None
+
+    def _check_room(self) -> None:
+        if len(self._lanes) < self._lanes_max or self._longest_idle() is not None:
+            return
         raise Overloaded(
             f"producer_id: {len(self._lanes)} lanes of producers are active, the most allowed",
             field="producer_id",
@@ -195,8 +219,14 @@ class Producers:
         return b"".join(part for key, lane in self._lanes.items() for part in _pack(key, lane))
 
     def load(self, data: bytes) -> None:
-        """Puts back what `encode` gave."""
+        """Puts back what `encode` gave.
+
+        How long they were idle is not known: they may be put out for new ones at once, the longest
+        idle first, and are forgotten as if they had been used just now.
+        """
         self._lanes = dict(_unpack(data))
+        for lane in self._lanes.values():
+            lane.used_at_ms = -EVICT_IDLE_MS
 
 
 def _pack(key: LaneKey, lane: Lane) -> tuple[bytes, bytes, bytes]:

@@ -85,7 +85,8 @@ class QueueState(NamedTuple):
         """How long the oldest record that needs a delivery has been stored; 0: there is none."""
         while (offset := self.waiting_offset) < self.queue.max_offset:
             try:
-                return max(0, now_ms - self.queue.entry(offset)[5])
+                entry = self.queue.entry_from(offset)
+                return max(0, now_ms - entry[5]) if entry else 0
             except (IndexError, FileNotFoundError):
                 if self.queue.dropped:
                     return 0
@@ -114,7 +115,7 @@ def lags(store: Store) -> dict[tuple[str, str], int]:
     for group in store.offsets.groups():
         for topic, queue_id, progress in store.offsets.of_group(group):
             with suppress(DuemqError):  # the topic was deleted meanwhile
-                lag = store.queue(topic, queue_id).max_offset - progress.offset
+                lag = store.queue(topic, queue_id).records_from(progress.offset)
                 found[group, topic] = found.get((group, topic), 0) + lag
     return found
 
@@ -132,4 +133,4 @@ def dead_letters_kept(store: Store, group: str) -> int:
     topic = names.dead_letter_topic(group)
     if topic not in store.topics:
         return 0
-    return sum(queue.max_offset - queue.min_offset for queue in store.queues_of(topic))
+    return sum(queue.records_from(queue.min_offset) for queue in store.queues_of(topic))

@@ -5,6 +5,9 @@ Owned by: Tables.  Mutated by: the event loop.  Read by: any thread.
 A queue's offsets: `min_offset` the oldest record kept, `max_offset` the end of what consumers may
 see (it is durable), `next_offset` what the next append gets.  The difference between the last two
 is on its way to the disk.
+
+Offsets of messages that the log has lost are never given again (recovery.py): they are a gap, which
+who reads steps over (`present`).
 """
 
 import os
@@ -54,15 +57,25 @@ class Queue:
         """Shows records to consumers.  Raises DiskFull; then nothing was added."""
         self._index.append(entries)
 
-    def page(self, offset: int, count: int, nowait: bool = False) -> memoryview:
-        """Up to `count` entries from `offset` on, less only at the end.
+    def present(self, offset: int) -> int:
+        """The offset itself, or where the gap ends that it lies in."""
+        return self._index.present(offset)
 
-        Raises BlockingIOError with `nowait`, IndexError before `min_offset`.
+    def records_from(self, offset: int) -> int:
+        """How many records there are from an offset on."""
+        return self._index.count(offset)
+
+    def page(self, offset: int, count: int, nowait: bool = False) -> memoryview:
+        """Up to `count` entries from `offset` on, less only at the end or at a gap.
+
+        Raises BlockingIOError with `nowait`, IndexError before `min_offset` and in a gap.
         """
         size = consume_queue.ENTRY_BYTES
         data = self._index.read(offset, count, nowait)
         while len(data) < count * size and offset + len(data) // size < self._index.end:
             got = len(data) // size
+            if self.present(offset + got) != offset + got:
+                break
             rest = self._index.read(offset + got, count - got, nowait)
             data = memoryview(b"".join((data, rest)))
         return data
@@ -71,6 +84,11 @@ class Queue:
         """One entry: position, size, frame_back, tag hash, key hash, store_ms."""
         return consume_queue.ENTRY.unpack(self.page(offset, 1))
 
+    def entry_from(self, offset: int) -> tuple[int, ...] | None:
+        """The entry of an offset, or of the next one that is there; None: there is none yet."""
+        offset = self.present(offset)
+        return self.entry(offset) if offset < self.max_offset else None
+
     def frame_at(self, offset: int) -> int:
         """Log position of the frame that holds a record."""
         position, _, frame_back, *_ = self.entry(offset)
@@ -78,7 +96,8 @@ class Queue:
 
     def last_store_ms(self) -> int:
         """When the newest record was stored; 0: there is none."""
-        return self.entry(self.max_offset - 1)[5] if self.max_offset > self.min_offset else 0
+        last = self._index.last
+        return self.entry(last)[5] if last >= self.min_offset else 0
 
     @property
     def dirty(self) -> bool:
@@ -102,19 +121,29 @@ class Queue:
         self._index.reset(offset)
         self.next_offset = offset
 
+    def skip_to(self, offset: int) -> None:
+        """Leaves offsets out, at start: they were given to records that are lost."""
+        self._index.skip_to(offset)
+        self.next_offset = offset
+
     def drop_before(self, position: int) -> None:
         """Forgets the records that lie before a position of the log."""
         low, high = self.min_offset, self.max_offset
-        if low == high or self.entry(low)[0] >= position:
+        if low == high or self._lies_behind(low, position):
             return
         while low < high:
             middle = (low + high) // 2
-            if self.entry(middle)[0] < position:
+            if not self._lies_behind(middle, position):
                 low = middle + 1
             else:
                 high = middle
         self._index.drop_before(low)
         self.keys.drop_before(self.min_offset)
+
+    def _lies_behind(self, offset: int, position: int) -> bool:
+        """Whether all from an offset on lies from a position of the log on."""
+        entry = self.entry_from(offset)
+        return entry is None or entry[0] >= position
 
     def drop(self) -> None:
         """The topic was deleted: nothing is written to the folder any more."""

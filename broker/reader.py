@@ -94,7 +94,7 @@ def read_records(
     last = min(queue.max_offset, offset + SCAN_ENTRIES_MAX)
     # One more than wanted tells whether the last frame is whole.
     entries = records_max + 1 if wanted is None else PAGE_ENTRIES
-    while offset < last and count < records_max:
+    while (offset := queue.present(offset)) < last and count < records_max:
         page = queue.page(offset, min(entries, last - offset), nowait)
         chosen = selection.select(
             page,
@@ -127,6 +127,7 @@ def read_frames(
     Corrupt, and BlockingIOError with `nowait`.
     """
     check_offset(queue, offset)
+    offset = queue.present(offset)
     page = queue.page(offset, PAGE_ENTRIES, nowait)
     runs = selection.select(page, offset, PAGE_ENTRIES, bytes_max).runs
     slices: list[memoryview] = []

@@ -7,9 +7,16 @@ Directory            what
  commitlog/          the log: frames (storage/frame.py) and changes (journal.py)
  consumequeue/<topic>.<id>/<queue>/   where each record lies; derived from the log
 
+ unsynced            while entries are acknowledged unsynced: in which run of the machine
+ rebuilding          while consume queues are rebuilt
+
 A start costs what was written since the checkpoint.  If the consume queues are not what the
 checkpoint says (files were lost), or the log ends before it, everything that the log can tell is
 rebuilt from the whole of it, and the log says so.
+
+A log that ends before what was acknowledged or handed out (it was cut, its end is lost, or the
+power failed before unsynced entries were on the disk) has lost messages.  Their offsets are left
+out of their queues for good, so that nobody takes a new message for one that was consumed.
 """
 
 import logging
@@ -24,17 +31,22 @@ from broker.rules import Rules
 from broker.state import State
 from broker.store import Store
 from broker.tables import Tables
-from storage import checkpoint
+from storage import checkpoint, frame
 from storage.disk import Disk
 from storage.errors import CorruptFile
 from storage.log import SEGMENT_BYTES, SegmentedLog
 from storage.open_files import OpenFiles
+from storage.writer import UNSYNCED_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
 LOG_DIRECTORY = "commitlog"
 CHECKPOINT = "checkpoint"
 STORE_ID = "store_id"
+UNSYNCED = "unsynced"
+REBUILDING = "rebuilding"
+# Queues that are named one by one when something is lost.
+NAMED_MAX = 20
 
 
 class Opened(NamedTuple):
@@ -47,21 +59,69 @@ class Opened(NamedTuple):
 
 
 def open_store(
-    data_dir: str, disk: Disk, rules: Rules, *, segment_bytes: int = SEGMENT_BYTES
+    data_dir: str,
+    disk: Disk,
+    rules: Rules,
+    *,
+    segment_bytes: int = SEGMENT_BYTES,
+    unsynced_boot: bytes = b"",
 ) -> Opened:
-    """Raises CorruptLog, CorruptFile, UnknownVersion, DiskFull, DiskFailed."""
+    """`unsynced_boot`: names this run of the machine, where entries are acknowledged unsynced.
+
+    Raises CorruptLog, CorruptFile, UnknownVersion, DiskFull, DiskFailed.
+    """
     disk.makedirs(data_dir)
     store_id = _store_id(os.path.join(data_dir, STORE_ID), disk)
     payload = checkpoint.load(os.path.join(data_dir, CHECKPOINT), disk)
     state = states.decode(payload) if payload else None
     opening = _Opening(data_dir, disk, rules, segment_bytes)
     replayed = opening.from_checkpoint(state) if state else None
+    whole = replayed is None
     if replayed is None:
         replayed = opening.from_the_whole_log(state)
+    unsynced = _Marker(data_dir, UNSYNCED, disk)
+    may_be_lost = UNSYNCED_BYTES_MAX if unsynced.value not in (None, unsynced_boot) else 0
+    lost = opening.skip_lost(state if whole else None, may_be_lost)
+    if lost or (whole and state):
+        # Before anything is appended: the checkpoint that was found says what is not so.
+        opening.save_checkpoint()
+    _Marker(data_dir, REBUILDING, disk).remove()
+    if unsynced_boot:
+        unsynced.put(unsynced_boot)
+    else:
+        unsynced.remove()
     store = Store(opening.log, opening.tables, rules)
     store.ensure_timer_topic()
     position = state.position if state else 0
     return Opened(store, store_id, position, replayed)
+
+
+def closed(data_dir: str, disk: Disk) -> None:
+    """All that was acknowledged is on the disk.  Raises DiskFailed."""
+    _Marker(data_dir, UNSYNCED, disk).remove()
+
+
+class _Marker:
+    """A file that says something by being there, durably."""
+
+    def __init__(self, data_dir: str, name: str, disk: Disk) -> None:
+        self._data_dir = data_dir
+        self._path = os.path.join(data_dir, name)
+        self._disk = disk
+        self.value = checkpoint.load(self._path, disk)
+
+    def put(self, value: bytes) -> None:
+        """Raises DiskFull, DiskFailed."""
+        if self.value != value:
+            checkpoint.save(self._path, value, self._disk)
+            self.value = value
+
+    def remove(self) -> None:
+        """Raises DiskFailed."""
+        if self.value is not None:
+            self._disk.unlink(self._path)
+            self._disk.fsync_dir(self._data_dir)
+            self.value = None
 
 
 class _Opening:
@@ -75,6 +135,7 @@ class _Opening:
         self._disk = disk
         self._rules = rules
         self._segment_bytes = segment_bytes
+        self._was_durable_to = 0
 
     def _begin(self, start_at: int | None) -> None:
         files = OpenFiles(self._disk)
@@ -89,6 +150,9 @@ class _Opening:
 
     def from_checkpoint(self, state: State) -> int | None:
         """Entries replayed; None: the checkpoint does not fit the other files."""
+        if _Marker(self._data_dir, REBUILDING, self._disk).value is not None:
+            log.error("consume queues were being rebuilt when the process ended: once more")
+            return None
         self._begin(state.verify_from)
         try:
             self.tables.restore(state)
@@ -111,14 +175,55 @@ class _Opening:
         """Entries replayed."""
         self._begin(None)
         if state:
+            # A crash meanwhile would leave consume queues that seem to fit the checkpoint.
+            _Marker(self._data_dir, REBUILDING, self._disk).put(b"")
             self.tables.restore(state, rebuild=True)
         return self._replay(self.log.start_position, state)
+
+    def skip_lost(self, state: State | None, may_be_lost: int) -> bool:
+        """Leaves out the offsets that were given to what the log has lost, if it has lost anything.
+
+        `state`: a checkpoint that may be ahead of the log; `may_be_lost`: bytes that may have been
+        acknowledged beyond the end without anybody's knowing.
+        """
+        end = self.log.end_position
+        known_to = max(end, state.position if state else 0)
+        lost_to = max(self._was_durable_to, end + may_be_lost)
+        more = max(0, lost_to - known_to) // frame.RECORD_BYTES_MIN
+        skipped = self.tables.skip_lost(state, more)
+        for queue, offset in skipped[:NAMED_MAX]:
+            log.error(
+                "%s/%d: up to %d messages from offset %d on are lost; the next one gets offset %d",
+                *queue.key,
+                queue.next_offset - offset,
+                offset,
+                queue.next_offset,
+            )
+        if skipped:
+            log.error(
+                "the log ends at %d and may have gone on to %d:"
+                " offsets that are lost in %d queues are not given again",
+                end,
+                lost_to,
+                len(skipped),
+            )
+        return bool(skipped)
+
+    def save_checkpoint(self) -> None:
+        """Raises DiskFull, DiskFailed."""
+        position = self.log.end_position
+        for queue in self.tables.queues.all():
+            queue.sync()
+        state = self.tables.snapshot(position, self.log.recovery_start(position))
+        save_checkpoint(self._data_dir, state, self._disk)
 
     def _replay(self, position: int, state: State | None) -> int:
         replay = Replay(self.tables, self._rules, state.position if state else 0)
         replayed = replay.run(self.log.recover(position))
+        self._was_durable_to = max(self._was_durable_to, self.log.was_durable_to)
         # The files of the consume queues may begin earlier: they shrink by whole files.
-        self.tables.drop_before(self.log.start_position)
+        for queue, error in self.tables.drop_before(self.log.start_position):
+            log.error("%s cannot be read: %s: %s", queue, type(error).__name__, error)
         return replayed
 
 

@@ -10,11 +10,15 @@ from typing import NamedTuple
 
 
 class SegmentAge(NamedTuple):
-    """A segment that is not the last.  `newest_ms`: no record in it was stored later."""
+    """A segment that is not the last.
+
+    `followed_ms`: when the first record behind it was stored, as the clock said then; None: it is
+    not known.
+    """
 
     start: int
     end: int
-    newest_ms: int
+    followed_ms: int | None
 
 
 def cut_position(
@@ -27,10 +31,32 @@ def cut_position(
 ) -> int:
     """The segments that end at or before the answer may go.  A limit of 0 does not apply."""
     position = segments[0].start if segments else 0
-    for segment in segments:
-        too_old = keep_ms > 0 and segment.newest_ms < now_ms - keep_ms
+    for segment, newest_ms in zip(segments, newest_times(segments, now_ms), strict=True):
+        too_old = keep_ms > 0 and newest_ms < now_ms - keep_ms
         too_much = keep_bytes > 0 and end_position - segment.end >= keep_bytes
         if segment.end > hold or not (too_old or too_much):
             break
         position = segment.end
     return position
+
+
+def newest_times(segments: Sequence[SegmentAge], now_ms: int) -> list[int]:
+    """When the newest record of each segment was stored at the latest.
+
+    A time that lies in the future, or before that of an earlier segment, is a clock's mistake: then
+    the next one that may be true counts.
+    """
+    credible: list[int | None] = []
+    last_ms = 0
+    for _, _, followed_ms in segments:
+        if followed_ms is None or not last_ms <= followed_ms <= now_ms:
+            credible.append(None)
+        else:
+            credible.append(followed_ms)
+            last_ms = followed_ms
+    newest_ms = now_ms
+    newest = []
+    for at_ms in reversed(credible):
+        newest_ms = newest_ms if at_ms is None else at_ms
+        newest.append(newest_ms)
+    return newest[::-1]

@@ -60,12 +60,13 @@ class Sender:
 
     async def send(self, request: view_pb2.SendRequestView) -> view_pb2.SendResponseView:
         """Answers one request.  Raises its first batch's error if no batch was accepted."""
+        refusal = None
         try:
             async with asyncio.timeout(ROOM_TIMEOUT_S):
                 await self._room()
         except TimeoutError:
-            raise Overloaded(f"the disk is behind by more than {ROOM_TIMEOUT_S} s") from None
-        in_flight = await self._accept(request)
+            refusal = Overloaded(f"the disk is behind by more than {ROOM_TIMEOUT_S} s")
+        in_flight = await self._accept(request, refusal)
         error = _first_error(in_flight.outcomes)
         if error is not None:
             raise error
@@ -131,7 +132,10 @@ class Sender:
                 slow.append((index, batch, limits, message_bytes_max))
         return slow if size > WALK_INLINE_BYTES else []
 
-    async def _accept(self, request: view_pb2.SendRequestView) -> _InFlight:
+    async def _accept(
+        self, request: view_pb2.SendRequestView, refusal: Overloaded | None = None
+    ) -> _InFlight:
+        """`refusal`: nothing new is taken, but a repeat is answered."""
         began = time.perf_counter()
         count = len(request.batches)
         if not 0 < count <= BATCHES_MAX:
@@ -143,7 +147,9 @@ class Sender:
             )
         received = [_taken(view) for view in request.batches]
         checked: Checked = {}
-        if slow := self._slow(received):
+        if refusal is not None:
+            checked = dict.fromkeys(range(count), refusal)
+        elif slow := self._slow(received):
             checked = await asyncio.to_thread(_check_all, slow)
         now_ms = self._now_ms()
         settled = 0

@@ -107,24 +107,28 @@ class Store:
     ) -> Accepted:
         """Stores a batch, or finds that it was stored before.
 
-        `checked`: what `batches.check` said, if it was asked before.  Raises the errors of
-        Broker.Send for a batch, by which nothing is changed.
+        `checked`: what `batches.check` said, if it was asked before, or why nothing new is taken.
+        What was stored is looked up before anything may refuse the batch: who hears of a refusal
+        may send it elsewhere.  Raises the errors of Broker.Send for a batch, by which nothing is
+        changed.
         """
-        self.check_writable()
         producer_id, epoch, sequence = batch.producer_id, batch.producer_epoch, batch.sequence
         check_identity(producer_id, epoch, sequence)
-        topic = self._topic_to_send(batch.topic, producer_id)
         timed = due.is_timed(batch)
         queue_id = batch.queue_id
-        lowest = ANY_QUEUE if timed else 0
-        if not lowest <= queue_id < topic.queues:
-            raise no_queue(topic, queue_id, lowest)
-        key = LaneKey(producer_id, topic.name, queue_id, timed)
+        key = LaneKey(producer_id, batch.topic, queue_id, timed)
         if producer_id:
-            stored = self.producers.check(key, epoch, sequence, now_ms)
+            stored = self.producers.find(key, epoch, sequence)
             if stored is not None:
                 self.duplicates += 1
                 return Accepted(stored, stored.position + 1, timed, duplicate=True)
+        self.check_writable()
+        topic = self._topic_to_send(batch.topic, producer_id)
+        lowest = ANY_QUEUE if timed else 0
+        if not lowest <= queue_id < topic.queues:
+            raise no_queue(topic, queue_id, lowest)
+        if producer_id:
+            self.producers.check_next(key, epoch, sequence)
         if isinstance(checked, DuemqError):
             raise checked
         columns = checked or batches.check(batch, *self.limits_of(topic.name))
@@ -196,7 +200,7 @@ class Store:
 
         `producer`: id, epoch and sequence.  Raises ReadOnly, Overloaded.
         """
-        store_ms = self.tables.store_ms = max(now_ms, self.tables.store_ms)
+        store_ms = self.tables.stamp(now_ms)
         target_topic, target_queue_id = target or ("", frame.NO_TARGET_QUEUE)
         producer_id, epoch, sequence = producer
         parts = frame.encode_parts(

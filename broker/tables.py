@@ -14,10 +14,14 @@ from broker import names
 from broker.group_configs import GroupConfigs
 from broker.offsets import GroupQueue, Offsets, Progress
 from broker.producers import Producers
-from broker.queues import QueueTable
+from broker.queues import Queue, QueueTable
 from broker.rules import Rules
 from broker.state import State
 from broker.topics import Topic, Topics
+from storage.errors import StorageError
+
+# A clock that goes back by more was wrong before, or is now: times in between would be as wrong.
+STORE_AHEAD_MAX_MS = 600_000
 
 
 class Tables:
@@ -34,7 +38,7 @@ class Tables:
         self.counts_retries = True
         """Off while a start replays what the checkpoint's counts have in them."""
         self.store_ms = 0
-        """When the newest frame was stored: the clock may go back, this does not."""
+        """When the newest frame was stored."""
 
     # -- what an entry of the log does -----------------------------------------------------------
 
@@ -70,10 +74,44 @@ class Tables:
         if self.counts_retries:
             self.retries[group] = self.retries.get(group, 0) + count
 
-    def drop_before(self, position: int) -> None:
-        """Forgets records that lie before a position of the log, which retention has removed."""
+    def drop_before(self, position: int) -> list[tuple[str, Exception]]:
+        """Forgets records that lie before a position of the log, which retention removes.
+
+        Answers the queues where that failed, and why: they are unreadable, the others are not.
+        """
+        failed: list[tuple[str, Exception]] = []
         for queue in self.queues.all():
-            queue.drop_before(position)
+            try:
+                queue.drop_before(position)
+            except (StorageError, OSError) as error:
+                failed.append((f"{queue.topic}/{queue.queue_id}", error))
+        return failed
+
+    def stamp(self, now_ms: int) -> int:
+        """When a frame is stored: in the order of the log, even if the clock goes back a little."""
+        if not 0 < self.store_ms - now_ms <= STORE_AHEAD_MAX_MS:
+            self.store_ms = now_ms
+        return self.store_ms
+
+    def skip_lost(self, state: State | None, more: int) -> list[tuple[Queue, int]]:
+        """The log has lost its end: offsets that lay there are never given to anything new.
+
+        Who has consumed them would take the new for the old: groups, a timer shard, members in
+        the middle of a queue.  `state`: a checkpoint from before the loss; `more`: so many offsets
+        may have been given out after it.  Answers queues and where each went on before.  Raises
+        DiskFull, DiskFailed.
+        """
+        known = self.offsets.ends()
+        for topic, ends in (state.queues if state else {}).items():
+            for queue_id, end in enumerate(ends):
+                known[topic, queue_id] = max(known.get((topic, queue_id), 0), end)
+        skipped = []
+        for queue in self.queues.all():
+            end = max(queue.next_offset, known.get(queue.key, 0)) + more
+            if end > queue.next_offset:
+                skipped.append((queue, queue.next_offset))
+                queue.skip_to(end)
+        return skipped
 
     # -- the checkpoint --------------------------------------------------------------------------
 

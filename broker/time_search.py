@@ -1,6 +1,7 @@
 """Where in a queue a moment is.  Pure; any thread.
 
-A queue's store times never go back (Store stamps them so), and the consume queue holds them beside
+A queue's store times do not go back (Tables stamps them so, unless the clock was set back by more
+than ten minutes: what is found then is near such a step), and the consume queue holds them beside
 the positions: a binary search of 32-byte entries, without a look at the log.
 """
 
@@ -24,7 +25,8 @@ def first_stored_since(queue: Queue, at_ms: int) -> int:
 def _search(queue: Queue, low: int, high: int, at_ms: int) -> int:
     while low < high:
         middle = (low + high) // 2
-        if queue.entry(middle)[5] < at_ms:
+        entry = queue.entry_from(middle)
+        if entry is not None and entry[5] < at_ms:
             low = middle + 1
         else:
             high = middle

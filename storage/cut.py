@@ -1,7 +1,8 @@
 """Ends a log at a position: an operator accepts the loss of what follows.
 
 Nothing is destroyed: the rest of the segment and all later segments stay beside
-the log as `<segment>.broken-<position>`.
+the log as `<segment>.broken-<position>`.  The durable mark keeps saying how far the
+log went: at its next start the owner learns how much is gone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from storage import recovery
 from storage.disk import Disk
 from storage.durable_mark import DurableMark
-from storage.segment import list_segments
+from storage.segment import Segment, list_segments
 
 
 def cut(directory: str, position: int, disk: Disk) -> list[str]:
@@ -34,6 +35,9 @@ def cut(directory: str, position: int, disk: Disk) -> list[str]:
     if end != position:
         raise ValueError(f"{position} is inside of an entry, which ends at {end}")
 
+    mark = DurableMark(directory, disk)
+    mark.store(max(mark.load(), _end_of(segments[-1], disk)))
+    mark.close()
     aside = []
     # Last first: whenever this is interrupted, the segments left have no gap.
     for segment in reversed(segments[len(kept_segments) :]):
@@ -46,10 +50,10 @@ def cut(directory: str, position: int, disk: Disk) -> list[str]:
     rest = recovery.keep_aside(file, last, stop, tail, disk)
     if rest is not None:
         aside.append(rest)
-    disk.fsync_dir(directory)
     file.truncate(position - last.start)
     file.fdatasync()
-    mark = DurableMark(directory, disk)
-    mark.store(position)
-    mark.close()
     return aside
+
+
+def _end_of(segment: Segment, disk: Disk) -> int:
+    return recovery.search(disk.open(segment.path), segment, segment.start).nonzero_end

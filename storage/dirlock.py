@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 
+from storage.disk import RealDisk
 from storage.errors import DirectoryLocked
 
 LOCK_NAME = "LOCK"
@@ -15,12 +16,12 @@ class DirLock:
 
     The lock (flock on the file LOCK) is the kernel's: it goes with the process,
     however that ends, and a LOCK file left behind locks nothing.
-    Raises DirectoryLocked, naming the owner's process id.
+    Raises DirectoryLocked, naming the owner's process id, and DiskFull, DiskFailed.
     """
 
     def __init__(self, path: str) -> None:
         self.path = os.path.join(path, LOCK_NAME)
-        os.makedirs(path, exist_ok=True)
+        RealDisk().makedirs(path)  # what comes to lie in it is relied on
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

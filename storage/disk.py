@@ -141,7 +141,10 @@ class RealFile:
             return view[: self._pread_cached(view, offset)]
         done = 0
         while done < length:
-            got = os.preadv(self._fd, [view[done:]], offset + done)
+            try:
+                got = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self.path) from error
             if not got:
                 break
             done += got

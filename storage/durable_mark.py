@@ -55,7 +55,7 @@ class DurableMark:
         return decode(bytes(self._disk.open(self._path).pread(MARK_BYTES, 0)))
 
     def store(self, position: int) -> None:
-        """Remembers a position.  Raises DiskFull at its first use only, DiskFailed."""
+        """Remembers a position.  Raises DiskFull, DiskFailed."""
         if self._file is None:
             self._file = self._disk.open(self._path, create=True)
         write_all(self._file, [encode(position)], 0)

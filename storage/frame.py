@@ -49,6 +49,8 @@ KIND = 1
 HEADER = struct.Struct("<qqQQIiIIHHiII")
 HEADER_BYTES = 64
 assert HEADER.size == HEADER_BYTES
+RECORD_BYTES_MIN = 12
+"""Of a frame for each record: its size and hashes."""
 FLAG_TIMED = 1
 FLAG_SEND_BACK = 2
 TOPIC_BYTES_MAX = 0xFFFF

@@ -1,6 +1,7 @@
 """Fixed-size entries by number, in files of a fixed number of entries.
 
 One thread appends, cuts and drops; any thread may read, flush or sync meanwhile.
+Numbers may be left out (`skip_to`): a gap lies between two files, and costs nothing.
 Derived data: unchecked, durable only after `sync`, rebuilt by its owner from a
 log.  A file is named by the 20-digit number of its first entry.  The newest
 entries wait in memory, up to FLUSH_BYTES, so that an append costs no system
@@ -12,9 +13,10 @@ from __future__ import annotations
 import bisect
 import os
 import threading
+from itertools import pairwise
 
 from storage.disk import Buffer, Disk, nbytes, write_all
-from storage.errors import CorruptFile
+from storage.errors import CorruptFile, DiskFailed
 from storage.open_files import OpenFiles
 
 NAME_DIGITS = 20
@@ -30,7 +32,7 @@ class FixedIndex:
     """An array of entries on disk that grows at its end and shrinks from its start.
 
     Entries are numbered from 0 for ever; `first` is the oldest kept, `end` the
-    number of the next one.
+    number of the next one.  Between them may be gaps: `present` steps over one.
     """
 
     def __init__(
@@ -52,15 +54,26 @@ class FixedIndex:
         self._tail = bytearray()
         self._unsynced: set[str] = set()
         self._new_names = False
+        self._failure: DiskFailed | None = None
         names = disk.listdir(directory) if disk.exists(directory) else []
         self._starts = sorted(int(n) for n in names if _is_name(n))  # replaced, never changed
         self.first = self._starts[0] if self._starts else 0
-        self._flushed = self._starts[-1] + self._entries_in_last() if self._starts else 0
+        self._gaps = self._found_gaps()  # replaced, never changed
+        self._flushed = self._end_of(self._starts[-1]) if self._starts else 0
         self.end = self._flushed
 
-    def _entries_in_last(self) -> int:
-        size = self._files.get(self._path(self._starts[-1])).size()
-        return min(size // self.entry_bytes, self._per_file)
+    def _end_of(self, start: int) -> int:
+        """Past the last entry of a file."""
+        size = self._files.get(self._path(start)).size()
+        return start + min(size // self.entry_bytes, self._per_file)
+
+    def _found_gaps(self) -> list[tuple[int, int]]:
+        """A file whose successor is not the one of a full file ends at a gap."""
+        gaps = []
+        for start, following in pairwise(self._starts):
+            if following != start + self._per_file and (end := self._end_of(start)) < following:
+                gaps.append((end, following))
+        return gaps
 
     def _path(self, start: int) -> str:
         return os.path.join(self.directory, f"{start:0{NAME_DIGITS}d}")
@@ -77,6 +90,27 @@ class FixedIndex:
         with self._lock:
             self._tail += data
             self.end += size // self.entry_bytes
+
+    def skip_to(self, number: int) -> None:
+        """Leaves numbers out: the next entry will have `number`, beyond `end`.  At start.
+
+        Raises DiskFull, DiskFailed.
+        """
+        if self.first == self.end:
+            self.reset(number)
+            return
+        with self._flush_lock:
+            self.flush()
+            start = self.end
+            if self._starts[-1] == start:  # nothing has come since the last gap
+                self._remove(start)
+                start = self._gaps[-1][0]
+                self._gaps = self._gaps[:-1]
+            if number == self._starts[-1] + self._per_file:
+                self._new_file(start)  # else it would look as if the file before were full
+            self._gaps = [*self._gaps, (start, number)]
+            self._flushed = self.end = number
+            self._new_file(number)
 
     def flush(self) -> None:
         """Hands what waits in memory to the operating system.  Raises DiskFull."""
@@ -101,11 +135,13 @@ class FixedIndex:
                 return start, room
         else:
             self._disk.makedirs(self.directory)
-        start = self._flushed
+        self._new_file(self._flushed)
+        return self._flushed, self._per_file
+
+    def _new_file(self, start: int) -> None:
         self._files.get(self._path(start), create=True)
         self._starts = [*self._starts, start]
         self._new_names = True
-        return start, self._per_file
 
     @property
     def dirty(self) -> bool:
@@ -114,28 +150,42 @@ class FixedIndex:
         return bool(self._tail or self._unsynced or self._new_names)
 
     def sync(self) -> None:
-        """Makes all entries durable that were appended before.  Raises DiskFull, DiskFailed."""
+        """Makes all entries durable that were appended before.
+
+        Raises DiskFull, and DiskFailed: no later sync proves anything then.
+        """
         with self._flush_lock:
+            if self._failure is not None:
+                raise DiskFailed(str(self._failure))
             self.flush()
             files = [self._files.get(path) for path in sorted(self._unsynced)]
             new_names = self._new_names
             self._unsynced.clear()
             self._new_names = False
-        for file in files:
-            file.fdatasync()
-        if new_names:
-            self._disk.fsync_dir(self.directory)
+        try:
+            for file in files:
+                file.fdatasync()
+            if new_names:
+                self._disk.fsync_dir(self.directory)
+        except DiskFailed as error:
+            self._failure = error
+            raise
 
     # -- reading ----------------------------------------------------------
 
     def read(self, first: int, count: int, nowait: bool = False) -> memoryview:
-        """Up to `count` entries from number `first` on; fewer at the end of a file.
+        """Up to `count` entries from number `first` on; fewer at the end of a file or at a gap.
 
-        Empty at or beyond `end`.  Raises IndexError before `first`, CorruptFile,
-        and BlockingIOError with `nowait` if the file is not in memory.
+        Empty at or beyond `end`.  Raises IndexError before `first` and in a gap,
+        CorruptFile, and BlockingIOError with `nowait` if the file is not in memory.
         """
         if first < self.first:
             raise IndexError(f"entry {first} is gone, the first is {self.first}")
+        for start, past in self._gaps:
+            if start <= first < past:
+                raise IndexError(f"entry {first} was left out, the next is {past}")
+            if first < start < first + count:
+                count = start - first
         with self._lock:
             count = max(0, min(count, self.end - first))
             at = first - self._flushed
@@ -153,20 +203,42 @@ class FixedIndex:
             raise CorruptFile(path, offset + len(data), "entries are missing", _REMEDY)
         return data
 
+    def present(self, number: int) -> int:
+        """The number itself, or where the gap ends that it lies in."""
+        for start, past in self._gaps:
+            if start <= number < past:
+                return past
+        return number
+
+    @property
+    def last(self) -> int:
+        """Number of the newest entry; below `first` if there is none."""
+        end, gaps = self.end, self._gaps
+        return (gaps[-1][0] if gaps and gaps[-1][1] == end else end) - 1
+
+    def count(self, first: int) -> int:
+        """How many entries there are from number `first` on."""
+        first = max(first, self.first)
+        left_out = sum(max(0, past - max(start, first)) for start, past in self._gaps)
+        return max(0, self.end - first - left_out)
+
     # -- cutting ----------------------------------------------------------
 
     def truncate(self, end: int) -> None:
         """Drops all entries from number `end` on.
 
-        Raises IndexError if the index does not reach `end` or starts after it.
+        Raises IndexError if the index does not reach `end`, starts after it or left it out.
         """
-        if not self.first <= end <= self.end:
+        in_gap = any(start < end < past for start, past in self._gaps)
+        if in_gap or not self.first <= end <= self.end:
             raise IndexError(
                 f"{self.directory} cannot be cut at {end}: it holds {self.first} to {self.end}"
             )
         with self._flush_lock:
             self.flush()
-            while len(self._starts) > 1 and self._starts[-1] >= end:
+            self._gaps = [gap for gap in self._gaps if gap[1] <= end]
+            kept = self._gaps[-1][1] if self._gaps else 0
+            while len(self._starts) > 1 and self._starts[-1] >= end and self._starts[-1] != kept:
                 self._remove(self._starts[-1])
             if self._starts:
                 start = self._starts[-1]
@@ -180,6 +252,7 @@ class FixedIndex:
         with self._flush_lock:
             for start in self._starts:
                 self._remove(start)
+            self._gaps = []
             with self._lock:
                 self._tail.clear()
                 self.first = self._flushed = self.end = first
@@ -188,8 +261,9 @@ class FixedIndex:
 
     def drop_before(self, number: int) -> None:
         """Forgets the entries before `number`; removes the files that are done."""
-        number = min(number, self.end)
+        number = self.present(min(number, self.end))
         self.first = max(self.first, number)
+        self._gaps = [gap for gap in self._gaps if gap[1] > self.first]
         with self._flush_lock:
             while len(self._starts) > 1 and self._starts[1] <= number:
                 self._remove(self._starts[0])

@@ -23,6 +23,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,6 +107,8 @@ class SegmentedLog:
         self._failure: DiskFailed | None = None
         self.entries_written = 0
         """Since the log was opened."""
+        self.was_durable_to = 0
+        """What `recover` found to have been durable once: beyond `end_position` if that is lost."""
         self._recovered = False
         self._writer: SegmentWriter | None = None
         self._mark = DurableMark(directory, disk)
@@ -157,13 +160,14 @@ class SegmentedLog:
         Yields the entries from `from_position` on, or from the log's start if
         that is later.  It is where the owner's checkpoint was taken: an entry's
         start that was durable then.  Append only after the last one.  If
-        `end_position` is then before `from_position`, the log lost what the
-        owner's checkpoint had seen: the owner starts over with `recover()` and
-        saves a checkpoint before it appends.
+        `end_position` is then before `was_durable_to`, the log lost what it once
+        had acknowledged; if it is before `from_position`, also what the owner's
+        checkpoint had seen: the owner starts over with `recover()` and saves a
+        checkpoint before it appends.
 
         Raises CorruptLog, UnknownVersion, DiskFull, DiskFailed.
         """
-        durable = max(self._mark.load(), from_position)
+        durable = self.was_durable_to = max(self._mark.load(), from_position)
         if not self._segments:
             if durable:
                 raise self._corrupt(0, f"no segment is here, but {durable} bytes were durable")
@@ -224,7 +228,8 @@ class SegmentedLog:
             self._writer = SegmentWriter(self._segments[-1], self._disk, self.segment_bytes)
             self._writer.cut(end)  # also syncs what a killed process had only written
         self._disk.fsync_dir(self.directory)
-        self._mark.store(end)
+        if end >= self.was_durable_to:  # else the next sync says it, and until then a loss is known
+            self._store_mark(end)
         self.end_position = self.written_position = self.durable_position = end
         self._recovered = True
 
@@ -347,7 +352,7 @@ class SegmentedLog:
         """The writer of the segment that takes an entry; closes a full one before."""
         if self._writer is not None and not self._needs_roll(self._writer.segment, first):
             return self._writer
-        with self._sync_lock:
+        with self._syncing():
             if self._writer is not None:
                 self._writer.cut(first.position)
                 self._publish_durable(first.position)
@@ -375,22 +380,35 @@ class SegmentedLog:
 
         Raises DiskFailed: the log takes no more.
         """
-        with self._sync_lock:
-            if self._failure is not None:  # of another thread's sync: this one proves nothing
-                raise DiskFailed(str(self._failure))
+        with self._syncing():
             position = self.written_position
             if position > self.durable_position and self._writer is not None:
-                try:
-                    self._writer.sync()
-                    self._publish_durable(position)
-                except DiskFailed as error:
-                    self._failure = error
-                    raise
+                self._writer.sync()
+                self._publish_durable(position)
             return self.durable_position
 
+    @contextmanager
+    def _syncing(self) -> Iterator[None]:
+        """Holds the lock of syncs.  After one that failed no other proves anything: the kernel
+        tells of pages that it dropped once.  So nobody gets in between a failure and its note."""
+        with self._sync_lock:
+            if self._failure is not None:
+                raise DiskFailed(str(self._failure))
+            try:
+                yield
+            except DiskFailed as error:
+                self._failure = error
+                raise
+
     def _publish_durable(self, position: int) -> None:
-        self._mark.store(position)
+        self._store_mark(position)
         self.durable_position = position
+
+    def _store_mark(self, position: int) -> None:
+        # The data are on the disk whatever becomes of the mark, which a copy-on-write file system
+        # may have no space for: it is then too low, as after a power failure.
+        with suppress(DiskFull):
+            self._mark.store(position)
 
     # -- reading ----------------------------------------------------------
 
@@ -473,11 +491,12 @@ class SegmentedLog:
         """
         removed = 0
         while len(self._segments) > 1 and self._segments[1].start <= position:
-            with self._lock:
-                oldest, *rest = self._segments
-                self._segments = tuple(rest)
+            oldest = self._segments[0]
             self._files.forget(oldest.path)
+            # First: one that cannot be removed stays the oldest, or a start would find a gap.
             self._disk.unlink(oldest.path)
+            with self._lock:
+                self._segments = self._segments[1:]
             # One by one, oldest first: a crash must not leave a gap.
             self._disk.fsync_dir(self.directory)
             removed += 1

@@ -24,6 +24,7 @@ are the end of it and nothing valid is skipped, but says so as an error.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -171,4 +172,5 @@ def keep_aside(file: DiskFile, segment: Segment, stop: Stop, tail: Tail, disk: D
     copy.truncate(length)
     copy.fdatasync()
     copy.close()
+    disk.fsync_dir(os.path.dirname(path))  # before the cut takes the only other copy away
     return path

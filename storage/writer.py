@@ -17,7 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from storage.errors import DiskFailed, DiskFull
-from storage.log import Group, SegmentedLog
+from storage.log import GROUP_BYTES_MAX, Group, SegmentedLog
+from storage.record import ENTRY_BYTES_MAX
 
 RETRY_SECONDS = 0.25
 """How often a write is tried again while the disk is full."""
@@ -25,6 +26,10 @@ THREADS = 2
 TOP_UP_BYTES_MAX = 64 * 1024
 """What has gathered by a thread's turn to sync joins that sync if it is no more than this: it
 need not wait for one more, and takes little time to copy."""
+UNSYNCED_BYTES = 64 * 1024 * 1024
+"""With a sync interval: written bytes from which the sync does not wait for it."""
+UNSYNCED_BYTES_MAX = UNSYNCED_BYTES + GROUP_BYTES_MAX + ENTRY_BYTES_MAX
+"""What a power failure takes at most then: the group that came to them, and its last entry."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +53,8 @@ class LogWriter:
     `on_durable(position)` is called in one of them after each sync: everything
     before `position` may be acknowledged.  With `sync_interval_s` set, groups
     are acknowledged when the operating system has them, and synced that often:
-    a crash of the machine may then lose the last interval.
+    a crash of the machine may then lose the last interval, UNSYNCED_BYTES_MAX at
+    most.
     `on_fatal(error)` is called once, when the disk failed: the process must stop.
     `on_disk_full(full)` tells when space runs out and when it is back; nothing
     is lost meanwhile.  `on_commit` gets the figures of each group.
@@ -114,9 +120,9 @@ class LogWriter:
                 self._wait()
                 self._write_all()
             self._write_all()
+            if self._log.disk_full:
+                logger.error("%s: stopped while the disk was full", self._log.directory)
             self._log.sync()
-        except DiskFull:
-            logger.error("%s: stopped while the disk was full", self._log.directory)
         except BaseException as error:
             self._fail(error)
 
@@ -149,8 +155,6 @@ class LogWriter:
             while self._write_group():
                 pass
         except DiskFull as error:
-            if self._stopping.is_set():
-                raise
             with self._turn:
                 self._tell_full(True, str(error))
             return
@@ -191,7 +195,8 @@ class LogWriter:
         self._on_durable(position)
 
     def _sync_if_due(self, interval_s: float) -> None:
-        if time.monotonic() >= self._synced_at + interval_s:
+        unsynced = self._log.written_position - self._log.durable_position
+        if unsynced >= UNSYNCED_BYTES or time.monotonic() >= self._synced_at + interval_s:
             self._log.sync()
             self._synced_at = time.monotonic()
 

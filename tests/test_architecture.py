@@ -35,6 +35,7 @@ SHELLS = {
         "sender",
         "servicer",
         "settings",
+        "upkeep",
     },
     "timer_service": {
         "__main__",

@@ -109,7 +109,7 @@ class Fetcher:
                 await asyncio.sleep(EMPTY_PAUSE_S)
             return offset
         began_ns = time.time_ns()
-        ingested = await self._shard.ingest(self.source, self._broker, answer.frames)
+        ingested = await self._shard.ingest(self.source, self._broker, answer.frames, offset)
         self.lag = answer.max_offset - answer.next_offset
         if tracing.enabled():
             await self._trace(answer.frames, began_ns)

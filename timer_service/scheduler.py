@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -46,6 +47,8 @@ from timer_service.rows import Blob, Home, Rows
 from timer_service.segments import Flush, Load, Segments
 from timer_service.tombstones import Tombstones
 from timer_service.wheel import SPAN_MS, Ids
+
+_log = logging.getLogger(__name__)
 
 PARK_ROWS_MAX = 16_384  # due timers moved to disk at once, while their target is away
 ACKS_MAX = 512  # acknowledgements held back for the next entry of the log
@@ -116,11 +119,19 @@ class Scheduler:
 
     # -- timers come ------------------------------------------------------
 
-    def ingest(self, source_id: SourceId, broker: str, data: bytes, now_ms: int) -> Ingested:
+    def ingest(
+        self,
+        source_id: SourceId,
+        broker: str,
+        data: bytes,
+        now_ms: int,
+        fetched_from: int | None = None,
+    ) -> Ingested:
         """Takes fetched frames over; answers what was new.
 
-        What was taken over before is ignored.  Raises Corrupt, OffsetOutOfRange if frames are
-        missing in between, and LogFull or DiskFull (then nothing happened).
+        What was taken over before is ignored.  `fetched_from`: the offset that the broker was
+        asked from; what is not there from it on is lost.  Raises Corrupt, OffsetOutOfRange if
+        frames are missing in between, and LogFull or DiskFull (then nothing happened).
         """
         fetched = list(intake.frames_in(data))
         source = self.numbers.source(source_id)
@@ -128,7 +139,9 @@ class Scheduler:
             fetched = [each for each in fetched if each.frame.end_offset > source.next_offset]
         if not fetched:
             return Ingested(0)
-        expected = source.next_offset if source is not None else fetched[0].frame.base_offset
+        begin = expected = fetched[0].frame.base_offset
+        if source is not None and source.next_offset != fetched_from:
+            expected = source.next_offset
         for each in fetched:
             if each.frame.base_offset != expected:
                 raise OffsetOutOfRange(
@@ -143,6 +156,14 @@ class Scheduler:
         new = memoryview(data)[start:] if start else data
         parts = entries.encode_add(source_id, broker, new)
         position, end = self.log.append(entries.ADD, parts)
+        if source is not None and source.next_offset < begin:
+            _log.error(
+                "%s, queue %d: the broker has lost the timers at offsets %d to %d",
+                broker,
+                source_id.queue_id,
+                source.next_offset,
+                begin - 1,
+            )
         home = position + record.HEADER_BYTES + len(parts[0])
         if start:
             fetched = list(intake.frames_in(new))

@@ -148,14 +148,16 @@ class Shard:
 
     # -- events -----------------------------------------------------------
 
-    async def ingest(self, source: SourceId, broker: str, frames: bytes) -> Ingested:
-        """Takes frames over; waits while the log is full.
+    async def ingest(
+        self, source: SourceId, broker: str, frames: bytes, fetched_from: int
+    ) -> Ingested:
+        """Takes frames over that were fetched from an offset on; waits while the log is full.
 
         Raises Corrupt, OffsetOutOfRange, Internal (the process is going to stop).
         """
         while True:
             try:
-                ingested = self.scheduler.ingest(source, broker, frames, now_ms())
+                ingested = self.scheduler.ingest(source, broker, frames, now_ms(), fetched_from)
                 break
             except (LogFull, DiskFull):
                 await self._progress_or(RETRY_S)

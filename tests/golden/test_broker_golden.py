@@ -73,7 +73,7 @@ def test_lanes_are_read_as_ever() -> None:
     again.load(lanes)
     assert again.encode() == producers().encode()
     key, epoch, first = LANES[0]
-    assert again.check(key, epoch, first + 1, 0) == Stored(96, 10, 1_700_000_000_124, 2, 10)
+    assert again.find(key, epoch, first + 1) == Stored(96, 10, 1_700_000_000_124, 2, 10)
 
 
 def test_journal_entries_are_written_and_read_as_ever() -> None:

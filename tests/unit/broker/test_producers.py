@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.producers import (
+    EVICT_IDLE_MS,
     SERVICE_IDS_FROM,
     WINDOW_BATCHES,
     LaneKey,
@@ -25,50 +26,55 @@ def stored(number: int, store_ms: int = 0) -> Stored:
 def with_batches(count: int, key: LaneKey = KEY, epoch: int = 0) -> Producers:
     producers = Producers(IDLE_MS)
     for sequence in range(count):
-        assert producers.check(key, epoch, sequence, 0) is None
+        assert producers.find(key, epoch, sequence) is None
+        producers.check_next(key, epoch, sequence)
         producers.record(key, epoch, sequence, stored(sequence))
     return producers
 
 
 def test_a_repeat_gets_the_first_answer() -> None:
     producers = with_batches(3)
-    assert producers.check(KEY, 0, 1, 0) == stored(1)
-    assert producers.check(KEY, 0, 3, 0) is None
+    assert producers.find(KEY, 0, 1) == stored(1)
+    assert producers.find(KEY, 0, 3) is None
 
 
 def test_any_sequence_begins_an_unknown_lane() -> None:
-    assert Producers(IDLE_MS).check(KEY, 4, 17, 0) is None
+    producers = Producers(IDLE_MS)
+    assert producers.find(KEY, 4, 17) is None
+    producers.check_next(KEY, 4, 17)
 
 
 def test_a_gap_is_refused_and_changes_nothing() -> None:
     producers = with_batches(2)
+    assert producers.find(KEY, 0, 3) is None
     with pytest.raises(OutOfSequence) as caught:
-        producers.check(KEY, 0, 3, 0)
+        producers.check_next(KEY, 0, 3)
     assert (caught.value.field, caught.value.value, caught.value.limit) == ("sequence", "3", "2")
-    assert producers.check(KEY, 0, 2, 0) is None
+    producers.check_next(KEY, 0, 2)
 
 
 def test_a_repeat_older_than_the_window_is_refused_as_stored() -> None:
     producers = with_batches(WINDOW_BATCHES + 5)
-    assert producers.check(KEY, 0, 5, 0) == stored(5)
+    assert producers.find(KEY, 0, 5) == stored(5)
     with pytest.raises(OutOfSequence, match="was stored"):
-        producers.check(KEY, 0, 4, 0)
+        producers.find(KEY, 0, 4)
 
 
 def test_an_older_epoch_is_fenced() -> None:
     producers = with_batches(2, epoch=3)
     with pytest.raises(FencedProducer) as caught:
-        producers.check(KEY, 2, 2, 0)
+        producers.find(KEY, 2, 2)
     assert (caught.value.value, caught.value.limit) == ("2", "3")
 
 
 def test_a_newer_epoch_starts_again_at_any_sequence() -> None:
     producers = with_batches(5)
-    assert producers.check(KEY, 1, 2, 0) is None
+    assert producers.find(KEY, 1, 2) is None
+    producers.check_next(KEY, 1, 2)
     producers.record(KEY, 1, 2, stored(9))
-    assert producers.check(KEY, 1, 2, 0) == stored(9)
+    assert producers.find(KEY, 1, 2) == stored(9)
     with pytest.raises(OutOfSequence):
-        producers.check(KEY, 1, 1, 0)
+        producers.find(KEY, 1, 1)
 
 
 def test_lanes_do_not_meet() -> None:
@@ -79,36 +85,63 @@ def test_lanes_do_not_meet() -> None:
         KEY._replace(topic="other"),
         KEY._replace(producer_id=8),
     ):
-        assert producers.check(key, 0, 0, 0) is None
+        assert producers.find(key, 0, 0) is None
 
 
 def test_idle_lanes_are_forgotten_but_not_those_of_services() -> None:
     producers = with_batches(1)
     service = KEY._replace(producer_id=SERVICE_IDS_FROM)
     producers.record(service, 0, 0, stored(1))
+    assert producers.age(IDLE_MS) == 0
     fresh = KEY._replace(producer_id=9)
-    producers.record(fresh, 0, 0, stored(2, store_ms=IDLE_MS))
-    assert producers.expire(IDLE_MS + 1) == 1
-    assert producers.check(service, 0, 0, 0) == stored(1)
-    assert producers.check(fresh, 0, 0, 0) is not None
-    assert producers.check(KEY, 0, 0, 0) is None
+    producers.record(fresh, 0, 0, stored(2))
+    assert producers.age(1) == 1
+    assert producers.find(service, 0, 0) == stored(1)
+    assert producers.find(fresh, 0, 0) == stored(2)
+    assert producers.find(KEY, 0, 0) is None
+
+
+def test_what_the_clock_said_when_a_batch_was_stored_keeps_no_lane_and_expires_none() -> None:
+    producers = Producers(IDLE_MS, lanes_max=2)
+    producers.record(KEY, 0, 0, stored(0, store_ms=365 * 86_400_000))
+    producers.record(KEY._replace(queue_id=1), 0, 0, stored(0, store_ms=0))
+    assert producers.age(IDLE_MS) == 0
+    assert producers.age(1) == 2
 
 
 def test_a_full_table_gives_up_the_longest_idle_lane_only() -> None:
-    producers = Producers(IDLE_MS, lanes_max=2)
-    producers.record(KEY, 0, 0, stored(0, store_ms=0))
-    producers.record(KEY._replace(queue_id=1), 0, 0, stored(0, store_ms=100_000))
+    producers = Producers(EVICT_IDLE_MS * 2, lanes_max=2)
+    producers.record(KEY, 0, 0, stored(0))
+    producers.age(EVICT_IDLE_MS)
+    producers.record(KEY._replace(queue_id=1), 0, 0, stored(0))
     new = KEY._replace(queue_id=2)
-    assert producers.check(new, 0, 0, 100_000) is None
-    producers.record(new, 0, 0, stored(0, store_ms=100_000))
+    producers.check_next(new, 0, 0)
+    assert producers.find(KEY, 0, 0) == stored(0)  # nothing was stored yet
+    producers.record(new, 0, 0, stored(0))
+    assert producers.find(KEY, 0, 0) is None
     with pytest.raises(Overloaded):
-        producers.check(KEY, 0, 0, 100_000)
+        producers.check_next(KEY, 0, 0)
+
+
+def test_after_a_start_a_full_table_still_has_room_for_new_producers() -> None:
+    producers = Producers(EVICT_IDLE_MS * 2, lanes_max=2)
+    producers.load(with_batches(1).encode())
+    replayed, new = KEY._replace(queue_id=1), KEY._replace(queue_id=2)
+    producers.record(replayed, 0, 0, stored(0))
+    producers.check_next(new, 0, 0)
+    producers.record(new, 0, 0, stored(0))
+    assert producers.find(KEY, 0, 0) is None
+    assert producers.find(replayed, 0, 0) == stored(0)
+    assert producers.age(EVICT_IDLE_MS * 2) == 0
 
 
 def test_deleting_a_topic_forgets_its_lanes() -> None:
     producers = with_batches(2)
+    timed = KEY._replace(timed=True)
+    producers.record(timed, 0, 0, stored(0))
     producers.forget_topic("orders")
-    assert len(producers) == 0
+    assert producers.find(KEY, 0, 0) is None
+    assert producers.find(timed, 0, 0) == stored(0)  # it lies in %TIMER%
 
 
 @given(

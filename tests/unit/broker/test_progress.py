@@ -14,6 +14,8 @@ class FakeQueue(SimpleNamespace):
             raise IndexError(offset)
         return (0, 0, 0, 0, 0, 1_000 + offset)
 
+    entry_from = entry
+
 
 def state(
     offset: int, *, settled: tuple[int, ...] = (), pulled: int = 0, low: int = 0

@@ -1,4 +1,6 @@
-from broker.retention import SegmentAge, cut_position
+import pytest
+
+from broker.retention import SegmentAge, cut_position, newest_times
 
 SEGMENTS = [
     SegmentAge(0, 100, 1_000),
@@ -34,3 +36,30 @@ def test_nothing_that_is_needed_goes() -> None:
 
 def test_an_empty_log_is_cut_nowhere() -> None:
     assert cut_position([], 10, 9_000, 1, 1, 10) == 0
+
+
+@pytest.mark.parametrize(
+    ("followed", "newest"),
+    [
+        ([1, 2, 3], [1, 2, 3]),
+        ([1, None, 3], [1, 3, 3]),
+        ([None, None], [100, 100]),
+        ([1, 900, 3], [1, 3, 3]),  # stored while the clock was ahead
+        ([900, 901, 3], [3, 3, 3]),
+        ([900, 901], [100, 100]),
+        ([50, 2, 60], [50, 60, 60]),  # stored while the clock was behind
+        ([1, 70, 3, 80], [1, 70, 80, 80]),  # was ahead, which nobody can tell any more
+    ],
+)
+def test_a_time_that_cannot_be_true_gives_way_to_a_later_one(
+    followed: list[int | None], newest: list[int]
+) -> None:
+    segments = [SegmentAge(10 * n, 10 * n + 10, at) for n, at in enumerate(followed)]
+    assert newest_times(segments, 100) == newest
+
+
+def test_segments_of_unknown_age_go_for_their_size_and_before_an_old_one() -> None:
+    unknown = [SegmentAge(0, 100, None), SegmentAge(100, 200, None), SegmentAge(200, 300, 3_000)]
+    assert cut_position(unknown, END, 9_000, 0, 150, END) == 200
+    assert cut_position(unknown, END, 9_000, 1_000, 0, END) == 300
+    assert cut_position(unknown[:2], END, 9_000, 1_000, 0, END) == 0

@@ -1,12 +1,15 @@
 """The store on a disk in memory: no thread, no loop, no clock."""
 
+import dataclasses
 import struct
+from collections.abc import Callable
 
 import pytest
 
-from broker import journal, reader, recovery, state
+from broker import journal, reader, recovery, state, time_search
 from broker.names import TIMER_TOPIC
 from broker.offsets import GroupQueue, Progress
+from broker.producers import WINDOW_BATCHES
 from broker.progress import lags
 from broker.rules import Rules
 from broker.store import Store
@@ -15,6 +18,7 @@ from duemq.errors import (
     FencedProducer,
     InvalidArgument,
     OutOfSequence,
+    Overloaded,
     QueueNotFound,
     ReadOnly,
     TopicNotFound,
@@ -76,6 +80,19 @@ def test_store_times_never_go_back_with_the_clock() -> None:
     assert store.send(batch([b"b"]), NOW_MS - 500).stored.store_ms == NOW_MS
 
 
+def test_a_clock_that_was_a_year_ahead_for_one_batch_is_not_followed_for_a_year() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    times = [NOW_MS, NOW_MS + 365 * 86_400_000, NOW_MS + 1_000, NOW_MS + 900]
+    stamps = [store.send(batch([b"a"]), at).stored.store_ms for at in times]
+    assert stamps == [*times[:3], times[2]]
+    settle(store)
+    for each in (store, opened(disk)):
+        queue = each.queue("orders", 0)
+        assert each.tables.store_ms == times[2]
+        assert time_search.first_stored_since(queue, NOW_MS + 1) in (1, 2)
+
+
 def test_timed_batches_of_one_lane_stay_on_one_timer_queue() -> None:
     store = opened(FaultyDisk())
     due = {"delays_ms": struct.pack("<q", 5)}
@@ -130,6 +147,65 @@ def test_lanes_are_known_again_after_a_start() -> None:
         store.send(batch([b"4"], producer_id=7, producer_epoch=2, sequence=4), NOW_MS)
     with pytest.raises(FencedProducer):
         store.send(batch([b"3"], producer_id=7, producer_epoch=1, sequence=3), NOW_MS)
+
+
+def turned_read_only(store: Store) -> None:
+    store.read_only = True
+
+
+def without_the_topic(store: Store) -> None:
+    store.delete_topic("orders")
+
+
+def with_lower_limits(store: Store) -> None:
+    low = dataclasses.replace(store.rules.limits, batch_bytes_max=1)
+    store.rules = dataclasses.replace(store.rules, limits=low)
+
+
+def without_new_topics(store: Store) -> None:
+    without_the_topic(store)
+    store.rules = dataclasses.replace(store.rules, auto_create_topics=False)
+
+
+TIMED = {"delays_ms": struct.pack("<q", 5)}
+
+
+@pytest.mark.parametrize(
+    ("refusing", "due"),
+    [
+        (turned_read_only, {}),
+        (turned_read_only, TIMED),
+        (with_lower_limits, {}),
+        (with_lower_limits, TIMED),
+        (without_the_topic, TIMED),
+        (without_new_topics, TIMED),
+    ],
+)
+def test_what_was_stored_is_found_whatever_may_refuse_the_batch_now(
+    refusing: Callable[[Store], None], due: dict[str, bytes]
+) -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    sent = batch([b"a"], producer_id=7, **due)
+    first = store.send(sent, NOW_MS)
+    settle(store)
+    refusing(store)
+    settle(store)
+    for each in (store, opened(disk)):
+        end = each.log.end_position
+        again = each.send(sent, NOW_MS, Overloaded("the disk is behind"))
+        assert (again.duplicate, again.stored, each.log.end_position) == (True, first.stored, end)
+
+
+def test_a_batch_too_old_to_be_known_is_not_refused_as_if_it_were_not_stored() -> None:
+    store = opened(FaultyDisk())
+    for number in range(WINDOW_BATCHES + 1):
+        store.send(batch([b"a"], producer_id=7, sequence=number), NOW_MS)
+    store.read_only = True
+    with pytest.raises(OutOfSequence, match="was stored"):
+        store.send(batch([b"a"], producer_id=7), NOW_MS)
+    with pytest.raises(ReadOnly):  # what comes behind a batch that was refused is refused as it was
+        store.send(batch([b"a"], producer_id=7, sequence=WINDOW_BATCHES + 2), NOW_MS)
 
 
 def test_a_repeats_due_times_are_those_of_the_first_time() -> None:

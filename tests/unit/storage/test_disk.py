@@ -144,3 +144,24 @@ def test_a_directory_belongs_to_one_process(tmp_path: Path) -> None:
     with DirLock(path) as lock:
         lock.close()
         lock.close()
+
+
+def test_a_data_directory_that_the_lock_makes_has_a_durable_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(RealDisk, "fsync_dir", lambda _, path: synced.append(path))
+    with DirLock(str(tmp_path / "new" / "data")):
+        assert synced == [str(tmp_path), str(tmp_path / "new")]
+
+
+def test_a_read_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RealDisk().open(str(tmp_path / "bad"), create=True)
+
+    def failing(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(OSError, match="bad") as caught:
+        file.pread(10, 0)
+    assert caught.value.errno == errno.EIO

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from storage import index as index_module
-from storage.errors import CorruptFile, DiskFull
+from storage.errors import CorruptFile, DiskFailed, DiskFull
 from storage.index import FixedIndex
 from tests.crash.faulty_disk import FaultyDisk
 
@@ -198,3 +198,99 @@ def test_an_index_that_was_emptied_is_reopened_where_it_goes_on() -> None:
     index.close()
     again = opened(disk)
     assert (again.first, again.end) == (7, 7)
+
+
+def with_gaps(disk: FaultyDisk) -> FixedIndex:
+    """0 to 5, then 40 and 41, then nothing yet from 100 on."""
+    index = filled(disk, 6)
+    index.skip_to(40)
+    index.append(entries(40, 41))
+    index.skip_to(60)
+    index.skip_to(100)
+    return index
+
+
+def check_gaps(index: FixedIndex) -> None:
+    assert (index.first, index.end, index.last) == (0, 100, 41)
+    assert [index.present(n) for n in (0, 5, 6, 39, 40, 41, 42, 99, 100)] == [
+        *(0, 5, 40, 40, 40, 41, 100, 100, 100)
+    ]
+    assert [index.count(n) for n in (0, 5, 6, 39, 40, 41, 42, 100)] == [8, 3, 2, 2, 2, 1, 0, 0]
+    assert len(index.read(5, 10)) == 8
+    assert bytes(index.read(40, 10)) == entries(40, 41)
+    for number in (6, 39, 42, 99):
+        with pytest.raises(IndexError, match="was left out"):
+            index.read(number, 1)
+    assert len(index.read(100, 1)) == 0
+
+
+def test_numbers_are_left_out_for_good() -> None:
+    disk = FaultyDisk()
+    index = with_gaps(disk)
+    check_gaps(index)
+    index.sync()
+    for survivor in (disk.after_kill(), disk.after_power_cut(None)):
+        again = opened(survivor)
+        check_gaps(again)
+        again.append(entries(100))
+        assert (again.last, bytes(again.read(100, 1))) == (100, entries(100))
+
+
+def test_a_gap_that_ends_where_a_full_file_would_is_still_seen() -> None:
+    disk = FaultyDisk()
+    index = filled(disk, PER_FILE + 1)
+    index.skip_to(2 * PER_FILE)
+    index.append(entries(7))
+    index.sync()
+    for each in (index, opened(disk)):
+        assert each.present(PER_FILE + 1) == 2 * PER_FILE
+        assert bytes(each.read(2 * PER_FILE, 1)) == entries(7)
+
+
+@pytest.mark.parametrize("end", [0, 3, 6, 40, 41, 42, 100])
+def test_an_index_with_gaps_is_cut_at_any_entries(end: int) -> None:
+    disk = FaultyDisk()
+    index = with_gaps(disk)
+    index.sync()
+    index.truncate(end)
+    numbers = [n for n in (*range(6), 40, 41) if n < end]
+    for each in (index, opened(disk)):
+        assert each.end == end
+        assert each.count(0) == len(numbers)
+        assert [bytes(each.read(n, 1)) for n in numbers] == [entries(n) for n in numbers]
+    index.append(entries(end))
+    assert bytes(index.read(end, 1)) == entries(end)
+
+
+@pytest.mark.parametrize("end", [7, 39, 43, 99])
+def test_an_index_is_not_cut_inside_a_gap(end: int) -> None:
+    with pytest.raises(IndexError):
+        with_gaps(FaultyDisk()).truncate(end)
+
+
+@pytest.mark.parametrize(("number", "first"), [(3, 3), (6, 40), (20, 40), (41, 41), (50, 100)])
+def test_entries_are_dropped_up_to_a_gap_or_through_it(number: int, first: int) -> None:
+    disk = FaultyDisk()
+    index = with_gaps(disk)
+    index.drop_before(number)
+    assert (index.first, index.end) == (first, 100)
+    assert index.count(0) == sum(n >= first for n in (*range(6), 40, 41))
+
+
+def test_an_empty_index_begins_anew_where_it_skips_to() -> None:
+    disk = FaultyDisk()
+    index = opened(disk)
+    index.skip_to(9)
+    index.append(entries(9))
+    index.sync()
+    again = opened(disk)
+    assert (again.first, again.end, again.present(0)) == (9, 10, 0)
+
+
+def test_after_a_failed_sync_no_other_proves_anything() -> None:
+    disk = FaultyDisk()
+    index = filled(disk, 2)
+    disk.fail_sync_at = disk.syncs + 1
+    for _ in range(2):
+        with pytest.raises(DiskFailed):
+            index.sync()

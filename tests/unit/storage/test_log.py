@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from storage import log as log_module
-from storage.errors import CorruptLog, LogFull
+from storage.errors import CorruptLog, DiskFailed, LogFull
 from storage.log import SegmentedLog
 from storage.record import ENTRY_BYTES_MAX, entry_bytes
 from tests.crash.faulty_disk import FaultyDisk
@@ -182,6 +182,28 @@ def test_whole_old_segments_are_deleted_and_never_the_last() -> None:
     again = SegmentedLog.open(DIRECTORY, disk.after_power_cut(None), segment_bytes=1000)
     assert [bytes(e.body) for e in again.recover()] == numbered(20)[14:]
     assert again.start_position == 1904
+
+
+def test_a_segment_that_cannot_be_removed_stays_the_oldest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = FaultyDisk()
+    log = opened(disk)
+    committed(log, *numbered(20))
+
+    def failing(path: str) -> None:
+        raise DiskFailed(f"remove {path}: input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "unlink", failing)
+        for _ in range(2):
+            with pytest.raises(DiskFailed):
+                log.delete_before(1904)
+    assert log.start_position == 0
+    assert bodies(log) == numbered(20)
+    assert log.delete_before(1904) == 2
+    again = SegmentedLog.open(DIRECTORY, disk, segment_bytes=1000)
+    assert [bytes(e.body) for e in again.recover()] == numbered(20)[14:]
 
 
 def test_a_recovery_yields_what_a_checkpoint_has_not_seen() -> None:

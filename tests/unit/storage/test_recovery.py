@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import pytest
 
 from storage.errors import CorruptLog
 from storage.log import SegmentedLog
-from tests.crash.faulty_disk import FaultyDisk
+from tests.crash.faulty_disk import FaultyDisk, PowerCut
 
 DIRECTORY = "/log"
 SEGMENT_BYTES = 2000
@@ -73,6 +74,33 @@ def test_a_cut_survives_a_power_failure() -> None:
     disk = disk.after_power_cut(None)
     assert len(disk.content(FIRST)) == 2 * ENTRY_BYTES
     assert disk.content(f"{FIRST}.broken-{2 * ENTRY_BYTES}") == b"garbage"
+
+
+@pytest.mark.parametrize("cut_at", range(1, 9))
+def test_a_tail_is_never_gone_before_its_copy_is_there(cut_at: int) -> None:
+    disk = written(1, 1)
+    disk.overwrite(FIRST, 2 * ENTRY_BYTES, b"garbage")
+    disk = disk.after_power_cut(None)
+    disk.cut_at = cut_at
+    with suppress(PowerCut):
+        recovered(disk)
+    disk = disk.after_power_cut(None)
+    copies = [path for path in disk.paths if ".broken-" in path]
+    assert b"garbage" in disk.content(FIRST) or disk.content(copies[0]) == b"garbage"
+
+
+def test_what_was_lost_is_known_until_something_new_is_durable() -> None:
+    disk = written(1, 1, 1)
+    disk.chop(FIRST, 2 * ENTRY_BYTES)
+    for _ in range(2):
+        log = opened(disk)
+        assert len(list(log.recover())) == 2
+        assert (log.end_position, log.was_durable_to) == (2 * ENTRY_BYTES, 3 * ENTRY_BYTES)
+    log.append(1, [b"new"])
+    log.write_pending()
+    again = opened(disk)
+    assert len(list(again.recover())) == 3
+    assert again.was_durable_to == again.end_position
 
 
 def test_the_loss_of_acknowledged_data_at_the_end_is_an_error_in_the_log(

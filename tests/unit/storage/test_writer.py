@@ -137,6 +137,65 @@ def test_nothing_is_acknowledged_by_a_sync_after_a_failed_one() -> None:
     assert events.fatal.empty()
 
 
+class Handover:
+    """A log's lock of syncs; who waits for it has it the moment that a failure lets it go."""
+
+    def __init__(self, waiting: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._waiting = waiting
+        self._handed_over = False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._lock.release()
+        if kind is DiskFailed and not self._handed_over:
+            self._handed_over = True
+            waiting = threading.Thread(target=self._waiting)
+            waiting.start()
+            waiting.join(WAIT_SECONDS)
+
+
+def test_nothing_is_acknowledged_by_a_sync_after_a_failed_one_at_a_roll() -> None:
+    disk = FaultyDisk()
+    log = SegmentedLog.open("/log", disk, segment_bytes=4096)
+    assert list(log.recover()) == []
+    log.append(1, [bytes(3000)])
+    log.write_group()
+    log.append(1, [bytes(3000)])
+    disk.fail_sync_at = disk.syncs + 1  # once, as the kernel tells it
+    failures: list[DiskFailed] = []
+
+    def other_thread() -> None:
+        try:
+            log.sync()
+        except DiskFailed as error:
+            failures.append(error)
+
+    log._sync_lock = Handover(other_thread)  # type: ignore[assignment]
+    with pytest.raises(DiskFailed):
+        log.write_group()
+    assert (len(failures), log.durable_position) == (1, 0)
+
+
+def test_a_mark_that_finds_no_space_holds_no_answer_back() -> None:
+    disk = FaultyDisk()
+    with running(disk) as (log, events):
+        log.append(1, [b"first"])
+        events.wait_durable(log.end_position)
+
+        def full(_position: int) -> None:
+            raise DiskFull("no space left")
+
+        log._mark.store = full  # type: ignore[method-assign]
+        for body in (b"second", bytes(4096)):  # the other one rolls
+            _, end = log.append(1, [body])
+            assert events.wait_durable(end)[-1] == end
+        assert not log.disk_full
+    assert bodies(disk.after_power_cut(None)) == [b"first", b"second", bytes(4096)]
+
+
 def test_many_writers_and_rolls_keep_every_entry_in_order() -> None:
     disk = FaultyDisk()
     with running(disk) as (log, events):  # segments of 4 KiB
@@ -206,6 +265,31 @@ def test_without_sync_the_interval_bounds_what_a_power_cut_takes() -> None:
         events.wait_durable(log.end_position)
         assert synced.wait(WAIT_SECONDS)
         assert bodies(disk.after_power_cut(None)) == [b"first"]
+
+
+def test_without_sync_many_bytes_are_synced_before_the_interval_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer_module, "UNSYNCED_BYTES", 1000)
+    disk = FaultyDisk()
+    with running(disk, sync_interval_s=3600) as (log, events):
+        for _ in range(50):
+            events.wait_durable(log.append(1, [bytes(100)])[1])
+            assert log.written_position - log.durable_position < 1000
+
+
+@pytest.mark.parametrize("sync_interval_s", [None, 3600])
+def test_a_stop_on_a_full_disk_syncs_what_was_written(sync_interval_s: float | None) -> None:
+    disk = FaultyDisk()
+    with running(disk, sync_interval_s) as (log, events):
+        log.append(1, [b"first"])
+        events.wait_durable(log.end_position)
+        log.append(1, [b"acknowledged"])
+        events.wait_durable(log.end_position)
+        disk.capacity_bytes = disk.used_bytes()
+        log.append(1, [bytes(64_000)])
+        assert events.full.get(timeout=WAIT_SECONDS) is True
+    assert bodies(disk.after_power_cut(None)) == [b"first", b"acknowledged"]
 
 
 def test_a_full_disk_is_told_and_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,21 @@ def test_a_gap_in_the_frames_is_refused() -> None:
         world.scheduler.ingest(SOURCE, BROKER, world.broker.frames_from(2, 1), START_MS)
 
 
+def test_what_a_broker_has_lost_is_stepped_over() -> None:
+    world = world_with(10)
+    world.broker.accept([START_MS], 10, "any")
+    world.broker.accept([START_MS], 10, "any")
+    frames = world.broker.frames_from(2, 1)
+
+    ingested = world.scheduler.ingest(SOURCE, BROKER, frames, START_MS, fetched_from=1)
+    assert ingested.timers == 1
+    source = world.scheduler.numbers.source(SOURCE)
+    assert source is not None
+    assert source.next_offset == 3
+    again = world.scheduler.ingest(SOURCE, BROKER, frames, START_MS, fetched_from=2)
+    assert again.timers == 0
+
+
 def test_damaged_frames_are_refused() -> None:
     world = World()
     world.broker.accept([START_MS], 10, "any")

@@ -1,0 +1,175 @@
+"""What a broker looks after now and then: retention, idle producers, free space, the clock.
+
+One file that cannot be read holds up what depends on it and nothing else: it is said once, and
+counted.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+
+from broker import retention
+from broker.admin_servicer import AdminServicer
+from broker.clock import SETTLED_MS, ClockWatch
+from broker.metrics import Meters
+from broker.names import TIMER_GROUP, TIMER_TOPIC
+from broker.offsets import GroupQueue
+from broker.retention import SegmentAge
+from broker.settings import Settings
+from broker.store import Store
+from storage import frame
+from storage.disk import Disk
+from storage.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 5.0
+RETENTION_INTERVAL_MS = 60_000
+# Entries looked at to find a segment's first frame.
+FIRST_FRAME_ENTRIES_MAX = 1_000
+
+
+class Upkeep:
+    """See the module."""
+
+    def __init__(
+        self,
+        store: Store,
+        admin: AdminServicer,
+        meters: Meters,
+        settings: Settings,
+        disk: Disk,
+        now_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
+    ) -> None:
+        """`steady_ms`: a clock that nobody sets."""
+        self._store = store
+        self._admin = admin
+        self._meters = meters
+        self._settings = settings
+        self._disk = disk
+        self._now_ms = now_ms
+        self._steady_ms = steady_ms
+        self._looked_ms = steady_ms()
+        self._clock = ClockWatch(store.tables.store_ms, now_ms(), self._looked_ms)
+        self._retention_ms = self._looked_ms
+        self._first_ms: dict[int, int | None] = {}
+        self._complained: set[str] = set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def look(self) -> None:
+        """One round."""
+        steady_ms = self._steady_ms()
+        self._watch_clock(steady_ms)
+        self._watch_space()
+        # What could not be shown for want of space is shown now.
+        self._store.durable(self._store.log.durable_position)
+        self._store.producers.age(steady_ms - self._looked_ms)
+        self._looked_ms = steady_ms
+        if steady_ms >= self._retention_ms:
+            self._retention_ms = steady_ms + RETENTION_INTERVAL_MS
+            try:
+                await self.retain()
+            except (StorageError, OSError) as error:
+                self._complain("retention", error)
+
+    def _watch_clock(self, steady_ms: int) -> None:
+        jump_ms = self._clock.look(self._now_ms(), steady_ms)
+        if jump_ms:
+            self._meters.clock_jumps.inc()
+            log.warning(
+                "the clock jumped by %.3f s: nothing is removed for its age in the next %d min",
+                jump_ms / 1000,
+                SETTLED_MS // 60_000,
+            )
+
+    def _watch_space(self) -> None:
+        try:
+            free = self._disk.free_bytes(self._settings.data_dir)
+        except OSError as error:
+            self._complain("free space", error)
+            return
+        read_only = free < self._settings.free_bytes_min
+        if read_only != self._store.read_only:
+            self._store.read_only = read_only
+            self._store.on_report()
+            log.log(
+                logging.ERROR if read_only else logging.WARNING,
+                "%d bytes are free, %d are needed: %s",
+                free,
+                self._settings.free_bytes_min,
+                "nothing is accepted" if read_only else "accepting again",
+            )
+
+    async def retain(self) -> int:
+        """Removes the segments that may go; how many.  Raises StorageError, OSError."""
+        commit_log = self._store.log
+        keep_ms = int(self._settings.retention_hours * 3_600_000)
+        position = retention.cut_position(
+            await asyncio.to_thread(self._ages),
+            commit_log.durable_position,
+            self._now_ms(),
+            keep_ms if self._clock.is_settled(self._steady_ms()) else 0,
+            self._settings.retention_bytes,
+            self._hold(),
+        )
+        if position <= commit_log.start_position:
+            return 0
+        for what, error in self._store.tables.drop_before(position):
+            self._complain(what, error)
+        removed = await asyncio.to_thread(commit_log.delete_before, position)
+        log.info("removed %d segments: the log begins at %d", removed, commit_log.start_position)
+        return removed
+
+    def _hold(self) -> int:
+        """The oldest position that is still needed."""
+        hold = self._admin.checkpoint_position
+        for queue in self._store.queues_of(TIMER_TOPIC):
+            progress = self._store.offsets.find(
+                GroupQueue(TIMER_GROUP, TIMER_TOPIC, queue.queue_id)
+            )
+            offset = max(progress.offset if progress else 0, queue.min_offset)
+            entry = queue.entry_from(offset)
+            if entry is not None:
+                position, _, frame_back, *_ = entry
+                hold = min(hold, position - frame_back)
+        return hold
+
+    def _ages(self) -> list[SegmentAge]:
+        """Nothing in a segment is younger than the first frame of a later one."""
+        segments = self._store.log.segments
+        known, self._first_ms = self._first_ms, {}
+        for segment in segments[1:]:
+            try:
+                self._first_ms[segment.start] = (
+                    known[segment.start]
+                    if segment.start in known
+                    else self._first_store_ms(segment.start)
+                )
+            except (StorageError, OSError, IndexError) as error:
+                self._complain(segment.path, error)
+        return [
+            SegmentAge(segment.start, following.start, self._first_ms.get(following.start))
+            for segment, following in pairwise(segments)
+        ]
+
+    def _first_store_ms(self, position: int) -> int | None:
+        """None: a long stretch of the segment has no frame."""
+        entries = self._store.log.entries(position)
+        for _, entry in zip(range(FIRST_FRAME_ENTRIES_MAX), entries, strict=False):
+            if entry.kind == frame.KIND:
+                return frame.decode(entry.body).store_ms
+        return None
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """Counts each time, and says it the first time."""
+        self._meters.upkeep_errors.inc()
+        level = logging.DEBUG if what in self._complained else logging.ERROR
+        self._complained.add(what)
+        log.log(level, "upkeep goes on without it: %s: %s: %s", what, type(error).__name__, error)

@@ -1,0 +1,91 @@
+"""flush_mode=async, with the real writer and the real checkpoints, on a disk that forgets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from broker import loops, recovery
+from broker.commits import Commits
+from broker.loops import Checkpoints, LogLoop
+from broker.metrics import Meters
+from broker.offsets import GroupQueue, Progress
+from broker.rules import Rules
+from broker.settings import Settings
+from broker.store import Store
+from tests.crash.faulty_disk import FaultyDisk
+from tests.unit.broker.batches import batch
+
+DATA = "/data"
+RULES = Rules(default_queues=1, timer_queues=1)
+KEY = GroupQueue("g", "orders", 0)
+
+
+class Running(NamedTuple):
+    store: Store
+    commits: Commits
+    checkpoints: Checkpoints
+
+
+@asynccontextmanager
+async def running(disk: FaultyDisk) -> AsyncIterator[Running]:
+    store = recovery.open_store(DATA, disk, RULES, unsynced_boot=b"first").store
+    settings = Settings(name="b1", data_dir=DATA, flush_mode="async", nameservers=("127.0.0.1:1",))
+    commits, meters = Commits(store.log.durable_position), Meters(CollectorRegistry())
+    log_loop = LogLoop(store, commits, meters, settings)
+    admin = SimpleNamespace(checkpoint_position=0)
+    checkpoints = Checkpoints(
+        store,
+        commits,
+        log_loop,
+        admin,  # type: ignore[arg-type]
+        meters,
+        DATA,
+        disk,
+        lambda queues, state: None,
+    )
+    log_loop.start()
+    try:
+        yield Running(store, commits, checkpoints)
+    finally:
+        await log_loop.stop()
+
+
+async def send(broker: Running, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        sent = batch([b"%d" % number], producer_id=7, sequence=number)
+        await broker.commits.wait(broker.store.send(sent, 1_000).settled)
+
+
+async def cut_short(keep: Random | None) -> FaultyDisk:
+    """50 messages are synced, 50 acknowledged and consumed, then a checkpoint is saved, then 10
+    more are acknowledged and the power goes."""
+    disk = FaultyDisk()
+    async with running(disk) as broker:
+        await send(broker, 0, 50)
+        await asyncio.to_thread(broker.store.log.sync)
+        await send(broker, 50, 50)
+        await broker.commits.wait(broker.store.put_offsets("g", [(KEY, Progress(100, 5))]))
+        assert broker.store.queue("orders", 0).max_offset == 100
+        await broker.checkpoints.save()
+        await send(broker, 100, 10)
+        return disk.after_power_cut(keep)
+
+
+@pytest.mark.parametrize("seed", [None, *range(15)])
+async def test_a_checkpoint_is_never_ahead_of_the_log(
+    seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "ASYNC_SYNC_INTERVAL_S", 3_600)
+    disk = await cut_short(None if seed is None else Random(seed))
+    store = recovery.open_store(DATA, disk, RULES, unsynced_boot=b"second").store
+    queue = store.queue("orders", 0)
+    assert queue.records_from(0) >= 100
+    progress = store.offsets.find(KEY)
+    assert progress is not None
+    assert progress.offset == 100 <= queue.max_offset

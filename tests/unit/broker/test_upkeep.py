@@ -1,0 +1,201 @@
+"""Upkeep over a disk in memory and clocks that the test sets."""
+
+import errno
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from broker import recovery
+from broker.clock import SETTLED_MS
+from broker.metrics import Meters
+from broker.offsets import GroupQueue, Progress
+from broker.rules import Rules
+from broker.settings import Settings
+from broker.store import Store
+from broker.upkeep import RETENTION_INTERVAL_MS, Upkeep
+from tests.crash import faulty_disk
+from tests.crash.faulty_disk import FaultyDisk
+from tests.unit.broker.batches import batch
+
+NOW_MS = 1_760_000_000_000
+HOUR_MS = 3_600_000
+SEGMENT_BYTES = 20_000
+KEEP_HOURS = 72
+RULES = Rules(default_queues=1, timer_queues=1)
+
+
+class World:
+    """A store, its upkeep and its clocks."""
+
+    def __init__(self) -> None:
+        self.disk = FaultyDisk()
+        self.now_ms = NOW_MS
+        self.steady_ms = 0
+        self.store = opened(self.disk)
+        self.registry = CollectorRegistry()
+        self.keep(0)
+
+    def keep(self, retention_bytes: int) -> None:
+        settings = Settings(
+            name="b1",
+            data_dir="/data",
+            nameservers=("127.0.0.1:1",),
+            free_bytes_min=1 << 20,
+            retention_hours=KEEP_HOURS,
+            retention_bytes=retention_bytes,
+        )
+        self.registry = CollectorRegistry()
+        self.upkeep = Upkeep(
+            self.store,
+            SimpleNamespace(checkpoint_position=1 << 60),  # type: ignore[arg-type]
+            Meters(self.registry),
+            settings,
+            self.disk,
+            lambda: self.now_ms,
+            lambda: self.steady_ms,
+        )
+
+    def send(self, count: int, topic: str = "orders") -> None:
+        for _ in range(count):
+            self.store.send(batch([bytes(1_000)], topic=topic), self.now_ms)
+        settle(self.store)
+
+    async def passes(self, ms: int, clock_ms: int | None = None) -> None:
+        self.steady_ms += ms
+        self.now_ms += ms if clock_ms is None else clock_ms
+        await self.upkeep.look()
+
+    def count(self, name: str) -> float:
+        return self.registry.get_sample_value(f"duemq_broker_{name}_total") or 0.0
+
+
+def opened(disk: FaultyDisk) -> Store:
+    return recovery.open_store("/data", disk, RULES, segment_bytes=SEGMENT_BYTES).store
+
+
+def settle(store: Store) -> None:
+    while store.log.write_pending():
+        pass
+    store.durable(store.log.durable_position)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_segments_go_when_they_are_too_old(world: World) -> None:
+    world.send(100)
+    await world.passes(HOUR_MS)
+    segments = len(world.store.log.segments)
+    world.send(40)
+    await world.passes((KEEP_HOURS - 1) * HOUR_MS)
+    assert world.store.log.start_position == 0
+    await world.passes(HOUR_MS)
+    assert world.store.log.start_position > 0
+    assert len(world.store.log.segments) < segments
+    assert world.count("clock_jumps") == 0
+
+
+async def test_a_clock_that_jumps_removes_nothing_by_itself(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.send(100)
+    year = 365 * 24 * HOUR_MS
+    await world.passes(RETENTION_INTERVAL_MS, year)
+    assert world.count("clock_jumps") == 1
+    assert "the clock jumped by" in caplog.text
+    world.send(5)
+    await world.passes(RETENTION_INTERVAL_MS, RETENTION_INTERVAL_MS - year)
+    world.send(100)
+    await world.passes(2 * SETTLED_MS)
+    assert world.store.log.start_position == 0
+    # What was stored while it was ahead does not stay for ever either.
+    await world.passes(KEEP_HOURS * HOUR_MS)
+    assert len(world.store.log.segments) == 1
+    assert world.store.tables.store_ms < world.now_ms
+
+
+async def test_a_clock_that_stays_ahead_is_believed_in_the_end(world: World) -> None:
+    world.send(100)
+    await world.passes(RETENTION_INTERVAL_MS, 100 * HOUR_MS)
+    await world.passes(SETTLED_MS - 1)
+    assert world.store.log.start_position == 0
+    await world.passes(RETENTION_INTERVAL_MS)
+    assert world.store.log.start_position > 0
+
+
+async def test_entries_that_are_no_frames_hold_no_segment_back(world: World) -> None:
+    world.keep(retention_bytes=3 * SEGMENT_BYTES)
+    world.send(30)
+    for number in range(2_000):
+        key = GroupQueue("g", "orders", 0)
+        world.store.put_offsets("g", [(key, Progress(number % 30, 5))])
+    settle(world.store)
+    world.send(100)
+    await world.passes(RETENTION_INTERVAL_MS)
+    kept = world.store.log.end_position - world.store.log.start_position
+    assert kept <= 4 * SEGMENT_BYTES
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    pread: Callable[..., memoryview] = faulty_disk.FaultyFile.pread
+
+    def failing(self: faulty_disk.FaultyFile, *args: object, **kwargs: object) -> memoryview:
+        if part in self.path:
+            raise OSError(errno.EIO, "Input/output error", self.path)
+        return pread(self, *args, **kwargs)
+
+    monkeypatch.setattr(faulty_disk.FaultyFile, "pread", failing)
+
+
+async def test_a_consume_queue_that_cannot_be_read_holds_up_nothing_else(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.send(3, topic="quiet")
+    world.send(100)
+    for queue in world.store.all_queues():
+        queue.sync()
+    recovery.save_checkpoint("/data", world.store.snapshot(), world.disk)
+    world.store.close()
+    world.store = opened(world.disk)
+    unreadable(monkeypatch, "/quiet.")
+    world.keep(retention_bytes=SEGMENT_BYTES)
+    for _ in range(3):
+        await world.passes(RETENTION_INTERVAL_MS)
+        world.send(40)
+    assert world.store.queue("orders", 0).min_offset > 0
+    assert world.store.log.start_position > 0
+    errors = [line for line in caplog.records if line.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "quiet/0" in errors[0].getMessage()
+    assert world.count("upkeep_errors") > 1
+    assert opened(world.disk).queue("orders", 0).max_offset == 220  # nor does a start need it
+
+
+async def test_a_segment_that_cannot_be_read_holds_up_nothing_else(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.send(100)
+    broken = world.store.log.segments[1]
+    unreadable(monkeypatch, broken.path)
+    await world.passes(RETENTION_INTERVAL_MS)
+    await world.passes(KEEP_HOURS * HOUR_MS)
+    await world.passes(SETTLED_MS)
+    assert world.store.log.start_position > broken.start
+    assert broken.path in caplog.text
+    assert world.count("upkeep_errors") > 0
+
+
+async def test_idle_producers_are_forgotten_by_a_clock_that_nobody_sets(world: World) -> None:
+    world.store.send(batch([b"a"], producer_id=1), world.now_ms)
+    await world.passes(1_000, RULES.lane_idle_ms * 50)
+    assert len(world.store.producers) == 1
+    await world.passes(1_000, -RULES.lane_idle_ms * 50)
+    await world.passes(RULES.lane_idle_ms - 2_000, 0)
+    assert len(world.store.producers) == 1
+    await world.passes(1, 0)
+    assert len(world.store.producers) == 0
