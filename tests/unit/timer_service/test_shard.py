@@ -88,7 +88,7 @@ class Quiet:
         due_ms = [self.loop.wall_ms + wait for wait in waits_ms]
         base = len(self.world.broker.due_ms)
         self.world.broker.accept(due_ms, 10, topic)
-        await self.shard.ingest(SOURCE, BROKER, self.world.broker.frames_from(base, 1))
+        await self.shard.ingest(SOURCE, BROKER, self.world.broker.frames_from(base, 1), base)
 
     async def answer(self, batches) -> None:
         """The broker's side of the stream; it answers a millisecond later."""
