@@ -9,6 +9,8 @@ report.  A report
 so
   (`deregister`).  The version of one that said so is remembered for GONE_MS, so that a heartbeat
   that it sent before, and that was overtaken, does not bring it back.
+- An instance that vanished is *lost* until one of its name comes back, or LOST_MAX others were lost
+  after it, or `lost_kept_ms` have passed: what it has is missing from the answers of the others.
 - `revision` counts changes.  `changes_since(revision)` tells what a watcher has to be told; the
 journal
   behind it is bounded, and one who is behind its end gets everything.
@@ -18,7 +20,7 @@ nothing.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from duemq.errors import NotReady, Overloaded, TopicNotFound
@@ -29,6 +31,8 @@ INSTANCES_MAX = 1_000
 GONE_MS = 60_000
 # Versions remembered so; of more, the oldest are forgotten.
 GONE_MAX = 2 * INSTANCES_MAX
+# Lost instances remembered; of more, the oldest are forgotten.
+LOST_MAX = 256
 
 
 class Version(NamedTuple):
@@ -82,6 +86,17 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """A broker or timer shard that was there lately."""
+
+    instance: Instance
+    """As it was last; without the topics."""
+    lost_ms: int
+    stopped: bool
+    """It said goodbye.  False: it fell silent."""
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """What one broker serves of a topic."""
 
@@ -122,11 +137,14 @@ class Registry:
     """Until then it answers no questions."""
     expiry_ms: int = 30_000
     """How long a report holds that does not say so itself."""
+    lost_kept_ms: int = 3_600_000
+    """How long a lost instance is remembered."""
     journal_topics_max: int = 50_000
     """Changes of topics kept for watchers."""
     revision: int = 1
     _instances: dict[_Key, Instance] = field(default_factory=dict)
     _gone: dict[_Key, _Gone] = field(default_factory=dict)
+    _lost: dict[_Key, Lost] = field(default_factory=dict)  # the oldest first
     _routes: dict[str, dict[str, Served]] = field(default_factory=dict)
     _journal: deque[tuple[int, str]] = field(default_factory=deque)
     _journal_start: int = 1
@@ -149,10 +167,11 @@ class Registry:
                 limit=INSTANCES_MAX,
             )
         self._gone.pop(key, None)
+        self._lost.pop(key, None)
         expires_ms = now_ms + (expiry_ms or self.expiry_ms)
         self._instances[key] = Instance(report, version, now_ms, expires_ms)
-        # The epoch is part of what watchers see: a restarted broker is another one.
-        if known is None or known.report != report or known.version.epoch != version.epoch:
+        # Watchers merge what several nameservers say by the version: it is part of what they see.
+        if known is None or known.version != version or known.report != report:
             self._replace(known.report if known else None, report)
         return True
 
@@ -173,7 +192,7 @@ class Registry:
                 del self._gone[next(iter(self._gone))]
         if known is None:
             return False
-        self._remove(key)
+        self._lose(key, now_ms, stopped=True)
         return True
 
     def expire(self, now_ms: int) -> int:
@@ -182,11 +201,19 @@ class Registry:
         Returns when to call again at the latest, in ms.
         """
         for key in [key for key, one in self._instances.items() if one.expires_ms <= now_ms]:
-            self._remove(key)
+            self._lose(key, now_ms, stopped=False)
         for key in [key for key, gone in self._gone.items() if gone.until_ms <= now_ms]:
             del self._gone[key]
+        self._forget_lost(now_ms)
         ends = (*(one.expires_ms for one in self._instances.values()), now_ms + self.expiry_ms)
         return min(ends)
+
+    def _forget_lost(self, now_ms: int) -> None:
+        old = [k for k, one in self._lost.items() if one.lost_ms + self.lost_kept_ms <= now_ms]
+        for key in old:
+            del self._lost[key]
+        if old:
+            self._record(())
 
     def check_ready(self, now_ms: int) -> None:
         """Raises NotReady while not everybody had the time to register."""
@@ -216,6 +243,16 @@ class Registry:
         """The live timer shards, sorted by name."""
         return self._of(TimerReport)
 
+    @property
+    def lost_brokers(self) -> tuple[Lost, ...]:
+        """Brokers that were there lately, sorted by name."""
+        return self._lost_of(BrokerReport)
+
+    @property
+    def lost_timers(self) -> tuple[Lost, ...]:
+        """Timer shards that were there lately, sorted by name."""
+        return self._lost_of(TimerReport)
+
     def changes_since(self, revision: int) -> Changes:
         """What changed after `revision` (0: never told anything)."""
         if not self._journal_start <= revision <= self.revision:
@@ -237,8 +274,18 @@ class Registry:
             self._instances[key] for key in sorted(self._instances, key=_name) if key.kind is kind
         )
 
-    def _remove(self, key: _Key) -> None:
-        self._replace(self._instances.pop(key).report, None)
+    def _lost_of(self, kind: type[Report]) -> tuple[Lost, ...]:
+        return tuple(self._lost[key] for key in sorted(self._lost, key=_name) if key.kind is kind)
+
+    def _lose(self, key: _Key, now_ms: int, *, stopped: bool) -> None:
+        last = self._instances.pop(key)
+        report = last.report
+        if isinstance(report, BrokerReport):
+            report = replace(report, topics=())
+        self._lost[key] = Lost(replace(last, report=report), now_ms, stopped)
+        if len(self._lost) > LOST_MAX:
+            del self._lost[next(iter(self._lost))]
+        self._replace(last.report, None)
 
     def _replace(self, old: Report | None, new: Report | None) -> None:
         """Moves the routes from one report of an instance to its next; journals what differs."""

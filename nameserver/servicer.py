@@ -16,6 +16,7 @@ from nameserver.registry import (
     BrokerReport,
     Changes,
     Instance,
+    Lost,
     Registry,
     Report,
     TimerReport,
@@ -103,6 +104,8 @@ class NameserverServicer:
             brokers=map(_broker, self._registry.brokers),
             timers=map(_timer, self._registry.timers),
             routes=map(self._route, self._registry.topics),
+            lost_brokers=map(_lost_broker, self._registry.lost_brokers),
+            lost_timers=map(_lost_timer, self._registry.lost_timers),
         )
 
     async def WatchRoutes(
@@ -149,6 +152,8 @@ class NameserverServicer:
             removed_topics=[t for t in changes.removed_topics if not topics or t in topics],
             brokers=map(_broker, self._registry.brokers),
             timers=map(_timer, self._registry.timers),
+            lost_brokers=map(_lost_broker, self._registry.lost_brokers),
+            lost_timers=map(_lost_timer, self._registry.lost_timers),
         )
 
     def _route(self, topic: str) -> pb.TopicRoute:
@@ -193,6 +198,18 @@ def _timer(instance: Instance) -> pb.TimerInstance:
         shard=report.shard,
         shards=report.shards,
     )
+
+
+def _lost_broker(lost: Lost) -> pb.BrokerInstance:
+    message = _broker(lost.instance)
+    message.lost_ms, message.stopped = lost.lost_ms, lost.stopped
+    return message
+
+
+def _lost_timer(lost: Lost) -> pb.TimerInstance:
+    message = _timer(lost.instance)
+    message.lost_ms, message.stopped = lost.lost_ms, lost.stopped
+    return message
 
 
 def _version_of(version: pb.Version) -> Version:

@@ -271,6 +271,27 @@ async def test_a_silent_broker_vanishes_when_its_report_runs_out(nameserver, stu
         await watcher.wait_for(lacks("t"), WAIT_S)
 
 
+async def test_watchers_and_askers_are_told_who_is_lost_and_since_when(nameserver, stub):
+    shard = pb.TimerReport(name="x", address="x:1", shard=0, shards=1)
+    await stub.Register(register(broker(), expiry_ms=5_000))
+    await stub.Register(register(shard))
+    async with watching([nameserver.address]) as watcher:
+        await watcher.wait_for(knows("t"), WAIT_S)
+        nameserver.clock.ms += 5_000
+        nameserver.expire()
+        await stub.Deregister(pb.DeregisterRequest(version=pb.Version(epoch=1), timer="x"))
+        await stub.Deregister(pb.DeregisterRequest(version=pb.Version(epoch=2), timer="x"))
+        await watcher.wait_for(lambda cache: cache.lost_timers != (), WAIT_S)
+        [lost], [timer] = watcher.cache.lost_brokers, watcher.cache.lost_timers
+    now_ms = nameserver.clock.ms
+    assert (lost.broker.name, lost.broker.store_id) == ("a", 7)
+    assert (lost.since_ms, lost.stopped) == (now_ms, False)
+    assert (timer.timer.name, timer.since_ms, timer.stopped) == ("x", now_ms, True)
+    cluster = await stub.GetCluster(pb.GetClusterRequest())
+    assert [(one.name, one.lost_ms) for one in cluster.lost_brokers] == [("a", now_ms)]
+    assert [(one.name, one.stopped) for one in cluster.lost_timers] == [("x", True)]
+
+
 async def test_killing_one_of_two_nameservers_disturbs_nothing():
     async with running() as one, running() as two:
         nameservers = [one.address, two.address]

@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from duemq.errors import DuemqError, Timeout, Unavailable
-from duemq.route import Broker, BrokerQueues, Route, RouteCache, TimerShard, Update
+from duemq.route import (
+    Broker,
+    BrokerQueues,
+    LostBroker,
+    LostTimer,
+    Route,
+    RouteCache,
+    TimerShard,
+    Update,
+)
 from duemq.rpc import channel, status
 from duemq.rpc.backoff import Backoff
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
@@ -31,15 +40,23 @@ def update_of(pushed: nameserver_pb2.RouteUpdate) -> Update:
         whole=pushed.whole,
         routes=tuple(map(route_of, pushed.routes)),
         removed_topics=tuple(pushed.removed_topics),
-        brokers=tuple(
-            Broker(broker.name, broker.address, broker.version.epoch, broker.store_id)
-            for broker in pushed.brokers
+        brokers=tuple(map(_broker, pushed.brokers)),
+        timers=tuple(map(_timer, pushed.timers)),
+        lost_brokers=tuple(
+            LostBroker(_broker(one), one.lost_ms, one.stopped) for one in pushed.lost_brokers
         ),
-        timers=tuple(
-            TimerShard(timer.name, timer.address, timer.shard, timer.shards)
-            for timer in pushed.timers
+        lost_timers=tuple(
+            LostTimer(_timer(one), one.lost_ms, one.stopped) for one in pushed.lost_timers
         ),
     )
+
+
+def _broker(one: nameserver_pb2.BrokerInstance) -> Broker:
+    return Broker(one.name, one.address, one.version.epoch, one.store_id)
+
+
+def _timer(one: nameserver_pb2.TimerInstance) -> TimerShard:
+    return TimerShard(one.name, one.address, one.shard, one.shards)
 
 
 def route_of(route: nameserver_pb2.TopicRoute) -> Route:

@@ -115,44 +115,56 @@ class GetClusterRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class BrokerInstance(_message.Message):
-    __slots__ = ("name", "address", "version", "last_heard_ms", "store_id")
+    __slots__ = ("name", "address", "version", "last_heard_ms", "store_id", "lost_ms", "stopped")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_HEARD_MS_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    LOST_MS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     version: Version
     last_heard_ms: int
     store_id: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., store_id: _Optional[int] = ...) -> None: ...
+    lost_ms: int
+    stopped: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., store_id: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ...) -> None: ...
 
 class TimerInstance(_message.Message):
-    __slots__ = ("name", "address", "version", "last_heard_ms", "shard", "shards")
+    __slots__ = ("name", "address", "version", "last_heard_ms", "shard", "shards", "lost_ms", "stopped")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_HEARD_MS_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    LOST_MS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     version: Version
     last_heard_ms: int
     shard: int
     shards: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+    lost_ms: int
+    stopped: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ...) -> None: ...
 
 class Cluster(_message.Message):
-    __slots__ = ("brokers", "timers", "routes")
+    __slots__ = ("brokers", "timers", "routes", "lost_brokers", "lost_timers")
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     TIMERS_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
+    LOST_BROKERS_FIELD_NUMBER: _ClassVar[int]
+    LOST_TIMERS_FIELD_NUMBER: _ClassVar[int]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerInstance]
     timers: _containers.RepeatedCompositeFieldContainer[TimerInstance]
     routes: _containers.RepeatedCompositeFieldContainer[TopicRoute]
-    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerInstance, _Mapping]]] = ..., timers: _Optional[_Iterable[_Union[TimerInstance, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ...) -> None: ...
+    lost_brokers: _containers.RepeatedCompositeFieldContainer[BrokerInstance]
+    lost_timers: _containers.RepeatedCompositeFieldContainer[TimerInstance]
+    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerInstance, _Mapping]]] = ..., timers: _Optional[_Iterable[_Union[TimerInstance, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., lost_brokers: _Optional[_Iterable[_Union[BrokerInstance, _Mapping]]] = ..., lost_timers: _Optional[_Iterable[_Union[TimerInstance, _Mapping]]] = ...) -> None: ...
 
 class WatchRoutesRequest(_message.Message):
     __slots__ = ("topics",)
@@ -161,15 +173,19 @@ class WatchRoutesRequest(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RouteUpdate(_message.Message):
-    __slots__ = ("whole", "routes", "removed_topics", "brokers", "timers")
+    __slots__ = ("whole", "routes", "removed_topics", "brokers", "timers", "lost_brokers", "lost_timers")
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     REMOVED_TOPICS_FIELD_NUMBER: _ClassVar[int]
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     TIMERS_FIELD_NUMBER: _ClassVar[int]
+    LOST_BROKERS_FIELD_NUMBER: _ClassVar[int]
+    LOST_TIMERS_FIELD_NUMBER: _ClassVar[int]
     whole: bool
     routes: _containers.RepeatedCompositeFieldContainer[TopicRoute]
     removed_topics: _containers.RepeatedScalarFieldContainer[str]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerInstance]
     timers: _containers.RepeatedCompositeFieldContainer[TimerInstance]
-    def __init__(self, whole: bool = ..., routes: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., removed_topics: _Optional[_Iterable[str]] = ..., brokers: _Optional[_Iterable[_Union[BrokerInstance, _Mapping]]] = ..., timers: _Optional[_Iterable[_Union[TimerInstance, _Mapping]]] = ...) -> None: ...
+    lost_brokers: _containers.RepeatedCompositeFieldContainer[BrokerInstance]
+    lost_timers: _containers.RepeatedCompositeFieldContainer[TimerInstance]
+    def __init__(self, whole: bool = ..., routes: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., removed_topics: _Optional[_Iterable[str]] = ..., brokers: _Optional[_Iterable[_Union[BrokerInstance, _Mapping]]] = ..., timers: _Optional[_Iterable[_Union[TimerInstance, _Mapping]]] = ..., lost_brokers: _Optional[_Iterable[_Union[BrokerInstance, _Mapping]]] = ..., lost_timers: _Optional[_Iterable[_Union[TimerInstance, _Mapping]]] = ...) -> None: ...

@@ -188,3 +188,58 @@ def test_a_watcher_behind_the_journal_is_told_everything():
     assert registry.changes_since(behind).whole
     assert registry.changes_since(near).topics == ("w",)
     assert registry.changes_since(registry.revision + 1).whole
+
+
+# --- lost ---------------------------------------------------------------------------------------
+
+
+def lost(registry):
+    return [
+        (one.instance.report.name, one.lost_ms, one.stopped)
+        for one in (*registry.lost_brokers, *registry.lost_timers)
+    ]
+
+
+def test_who_stopped_or_fell_silent_is_lost_since_then(registry):
+    registry.register(OLD, broker("a"), 0, expiry_ms=100)
+    registry.register(OLD, broker("b"), 0)
+    registry.register(OLD, TimerReport("x", "x:1"), 0, expiry_ms=200)
+    registry.deregister(BrokerReport, "b", NEW, 50)
+    registry.expire(100)
+    registry.expire(200)
+    assert lost(registry) == [("a", 100, False), ("b", 50, True), ("x", 200, False)]
+    assert registry.lost_brokers[0].instance.report.store_id == 7
+
+
+def test_who_comes_back_is_not_lost(registry):
+    registry.register(OLD, broker(), 0)
+    registry.deregister(BrokerReport, "a", NEW, 0)
+    registry.register(NEXT_LIFE, broker(), 1)
+    assert lost(registry) == []
+
+
+def test_the_lost_are_forgotten_after_their_time_and_watchers_hear_of_it():
+    registry = Registry(ready_at_ms=0, lost_kept_ms=1_000)
+    registry.register(OLD, broker(), 0)
+    registry.deregister(BrokerReport, "a", NEW, 5)
+    registry.expire(1_004)
+    assert lost(registry) == [("a", 5, True)]
+    revision = registry.revision
+    registry.expire(1_005)
+    assert lost(registry) == []
+    assert registry.revision > revision
+
+
+def test_the_number_of_lost_is_bounded(registry, monkeypatch):
+    monkeypatch.setattr(module, "LOST_MAX", 1)
+    for name in ("a", "b"):
+        registry.register(OLD, broker(name), 0)
+        registry.deregister(BrokerReport, name, NEW, 0)
+    assert lost(registry) == [("b", 0, True)]
+
+
+def test_watchers_hear_of_each_version(registry):
+    registry.register(OLD, broker(), 0)
+    revision = registry.revision
+    registry.register(NEW, broker(), 0)
+    assert registry.revision > revision
