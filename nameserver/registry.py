@@ -192,7 +192,7 @@ class Registry:
                 del self._gone[next(iter(self._gone))]
         if known is None:
             return False
-        self._lose(key, now_ms, stopped=True)
+        self._lose(key, version, now_ms, stopped=True)
         return True
 
     def expire(self, now_ms: int) -> int:
@@ -201,7 +201,7 @@ class Registry:
         Returns when to call again at the latest, in ms.
         """
         for key in [key for key, one in self._instances.items() if one.expires_ms <= now_ms]:
-            self._lose(key, now_ms, stopped=False)
+            self._lose(key, self._instances[key].version, now_ms, stopped=False)
         for key in [key for key, gone in self._gone.items() if gone.until_ms <= now_ms]:
             del self._gone[key]
         self._forget_lost(now_ms)
@@ -277,12 +277,12 @@ class Registry:
     def _lost_of(self, kind: type[Report]) -> tuple[Lost, ...]:
         return tuple(self._lost[key] for key in sorted(self._lost, key=_name) if key.kind is kind)
 
-    def _lose(self, key: _Key, now_ms: int, *, stopped: bool) -> None:
+    def _lose(self, key: _Key, version: Version, now_ms: int, *, stopped: bool) -> None:
         last = self._instances.pop(key)
         report = last.report
         if isinstance(report, BrokerReport):
             report = replace(report, topics=())
-        self._lost[key] = Lost(replace(last, report=report), now_ms, stopped)
+        self._lost[key] = Lost(replace(last, report=report, version=version), now_ms, stopped)
         if len(self._lost) > LOST_MAX:
             del self._lost[next(iter(self._lost))]
         self._replace(last.report, None)

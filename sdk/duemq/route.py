@@ -62,6 +62,8 @@ class Broker:
     address: str
     epoch: int = 0
     store_id: int = 0
+    counter: int = field(default=0, compare=False)
+    """With `epoch` the version of its report; no part of what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class TimerShard:
     address: str
     shard: int
     shards: int
+    epoch: int = field(default=0, compare=False)
+    counter: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Nameservers, registrations and watchers over real gRPC in one process."""
 
 import asyncio
-from contextlib import asynccontextmanager
+import socket
+from contextlib import asynccontextmanager, contextmanager
 
 import grpc.aio
 import pytest
@@ -109,6 +110,14 @@ async def watching(nameservers, topics=()):
         yield watcher
     finally:
         await watcher.stop()
+
+
+@contextmanager
+def silent_server():
+    """The system accepts its connections; nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        host, port = listening.getsockname()
+        yield f"{host}:{port}"
 
 
 async def until(condition):
@@ -290,6 +299,35 @@ async def test_watchers_and_askers_are_told_who_is_lost_and_since_when(nameserve
     cluster = await stub.GetCluster(pb.GetClusterRequest())
     assert [(one.name, one.lost_ms) for one in cluster.lost_brokers] == [("a", now_ms)]
     assert [(one.name, one.stopped) for one in cluster.lost_timers] == [("x", True)]
+
+
+async def test_a_nameserver_that_is_cut_off_from_a_broker_hides_it_from_nobody():
+    async with (
+        running() as one,
+        running() as two,
+        registered(lambda: broker("a"), [one.address, two.address]),
+        registered(lambda: broker("c", topics=["c"]), [one.address]),
+        watching([one.address, two.address]) as watcher,
+    ):
+        expected = f"{one.address} lists a, c; {two.address} lists a"
+        await until(lambda: watcher.story() == expected)
+        assert [each.name for each in watcher.cache.brokers] == ["a", "c"]
+
+
+async def test_the_first_answer_waits_for_the_other_nameserver_but_not_for_a_silent_one():
+    """A process that decides on what it hears first shall hear of everybody."""
+    async with (
+        running() as one,
+        running() as two,
+        registered(lambda: broker("a"), [one.address]),
+        registered(lambda: broker("c"), [two.address]),
+    ):
+        await until(lambda: one.registry.brokers and two.registry.brokers)
+        with silent_server() as silent:
+            for nameservers in ([one.address, two.address], [silent, one.address, two.address]):
+                async with watching(nameservers) as watcher:
+                    await watcher.ready(WAIT_S)
+                    assert [each.name for each in watcher.cache.brokers] == ["a", "c"]
 
 
 async def test_killing_one_of_two_nameservers_disturbs_nothing():
