@@ -125,7 +125,8 @@ class Broker:
         self._log_loop = LogLoop(store, commits, meters, settings)
         activity = Activity()
         self._sampler = Sampler(store, activity, steady_ms)
-        offsets = OffsetService(store, commits, activity, now_ms)
+        coordinator = self._coordinator()
+        offsets = OffsetService(store, commits, activity, now_ms, coordinator.owner)
         self._sender = Sender(
             store,
             commits,
@@ -152,7 +153,6 @@ class Broker:
         )
         self._upkeep = Upkeep(store, admin, meters, settings, self._disk, now_ms, steady_ms)
         self._routes = RouteWatcher(settings.nameservers)
-        coordinator = self._coordinator()
         server.registry.register(GroupCollector(store, activity, coordinator, now_ms))
         self._groups = GroupServicer(
             coordinator,
