@@ -5,6 +5,9 @@ The core: no clock, no I/O.  Owner: the nameserver's event loop; nobody else tou
 Invariants - An instance is known by (kind, name) and by the version (epoch, counter) of its newest
 report.  A report
   with an older version changes nothing, wherever it was delayed.
+- A name belongs to one store (a data directory) while its process is heard.  Only in a nameserver
+  that has just started, and may have met the wrong one first, the older process displaces the
+  younger.
 - An instance vanishes when its report was not refreshed in time (`expire`), or at once when it says
 so
   (`deregister`).  The version of one that said so is remembered for GONE_MS, so that a heartbeat
@@ -70,6 +73,7 @@ class TimerReport:
     address: str
     shard: int = 0
     shards: int = 1
+    store_id: int = 0
 
 
 Report = BrokerReport | TimerReport
@@ -126,6 +130,7 @@ class _Key(NamedTuple):
 @dataclass(slots=True)
 class _Gone:
     version: Version
+    store_id: int
     until_ms: int
 
 
@@ -150,14 +155,26 @@ class Registry:
     _journal_start: int = 1
     """The journal is complete for changes after this revision."""
 
-    def register(self, version: Version, report: Report, now_ms: int, expiry_ms: int = 0) -> bool:
-        """Takes a report in.  False: an older one than the known; nothing was changed.
+    def holder(self, version: Version, report: Report, now_ms: int) -> Instance | None:
+        """Who has the report's name for another store and keeps it; None: it can be had."""
+        known = self._instances.get(_Key(type(report), report.name))
+        if known is None or _same_store(known.report.store_id, report.store_id):
+            return None
+        displaced = now_ms < self.ready_at_ms and version.epoch < known.version.epoch
+        return None if displaced else known
 
-        Raises Overloaded if there are too many instances.
+    def register(self, version: Version, report: Report, now_ms: int, expiry_ms: int = 0) -> bool:
+        """Takes a report in.  False: an older one than the known, or the name is another store's.
+
+        Then nothing was changed.  Raises Overloaded if there are too many instances.
         """
+        if self.holder(version, report, now_ms) is not None:
+            return False
         key = _Key(type(report), report.name)
         known, gone = self._instances.get(key), self._gone.get(key)
-        if (known and version < known.version) or (gone and version <= gone.version):
+        overtaken = (known and version < known.version) or (gone and version <= gone.version)
+        last = known.report.store_id if known else gone.store_id if gone else 0
+        if overtaken and _same_store(last, report.store_id):
             return False
         if known is None and len(self._instances) >= INSTANCES_MAX:
             raise Overloaded(
@@ -175,19 +192,23 @@ class Registry:
             self._replace(known.report if known else None, report)
         return True
 
-    def deregister(self, kind: type[Report], name: str, version: Version, now_ms: int) -> bool:
+    def deregister(
+        self, kind: type[Report], name: str, version: Version, now_ms: int, store_id: int = 0
+    ) -> bool:
         """Takes an instance out that stops.
 
-        False: a newer one of its name lives, or none is known.
+        False: a newer one of its name lives, or another store's, or none is known.
         """
         key = _Key(kind, name)
         known = self._instances.get(key)
+        if known and not _same_store(known.report.store_id, store_id):
+            return False
         if known and version < known.version:
             return False
         gone = self._gone.get(key)
         if gone is None or gone.version <= version:
             self._gone.pop(key, None)
-            self._gone[key] = _Gone(version, now_ms + GONE_MS)
+            self._gone[key] = _Gone(version, store_id, now_ms + GONE_MS)
             if len(self._gone) > GONE_MAX:
                 del self._gone[next(iter(self._gone))]
         if known is None:
@@ -308,6 +329,11 @@ class Registry:
         self._journal.extend((self.revision, topic) for topic in topics)
         while len(self._journal) > self.journal_topics_max:
             self._journal_start, _ = self._journal.popleft()
+
+
+def _same_store(one: int, other: int) -> bool:
+    """0: not told; then the name alone counts."""
+    return one == other or not (one and other)
 
 
 def _name(key: _Key) -> str:

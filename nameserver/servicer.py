@@ -71,10 +71,14 @@ class NameserverServicer:
         """See nameserver.proto."""
         report = _report_of(request)
         expiry_ms = _between("expiry_ms", request.expiry_ms, 0, EXPIRY_MS_MAX)
+        version, now_ms = _version_of(request.version), self._now_ms()
+        holder = self._registry.holder(version, report, now_ms)
+        if holder is not None:
+            return pb.RegisterResponse(accepted=False, taken_by=_holder(holder, now_ms))
+        if request.dry_run:
+            return pb.RegisterResponse(accepted=True)
         before = self._registry.revision
-        accepted = self._registry.register(
-            _version_of(request.version), report, self._now_ms(), expiry_ms
-        )
+        accepted = self._registry.register(version, report, now_ms, expiry_ms)
         self._wake_after(before)
         return pb.RegisterResponse(accepted=accepted)
 
@@ -88,7 +92,13 @@ class NameserverServicer:
         check_name("broker" if request.broker else "timer", request.broker or request.timer)
         before = self._registry.revision
         version = _version_of(request.version)
-        self._registry.deregister(kind, request.broker or request.timer, version, self._now_ms())
+        self._registry.deregister(
+            kind,
+            request.broker or request.timer,
+            version,
+            self._now_ms(),
+            request.store_id,
+        )
         self._wake_after(before)
         return pb.DeregisterResponse()
 
@@ -197,6 +207,16 @@ def _timer(instance: Instance) -> pb.TimerInstance:
         last_heard_ms=instance.last_heard_ms,
         shard=report.shard,
         shards=report.shards,
+        store_id=report.store_id,
+    )
+
+
+def _holder(instance: Instance, now_ms: int) -> pb.Holder:
+    return pb.Holder(
+        address=instance.report.address,
+        version=pb.Version(epoch=instance.version.epoch, counter=instance.version.counter),
+        store_id=instance.report.store_id,
+        heard_ago_ms=now_ms - instance.last_heard_ms,
     )
 
 
@@ -222,12 +242,13 @@ def _report_of(request: pb.RegisterRequest) -> Report:
         raise InvalidArgument("report is missing: broker or timer", field="report")
     name, address = getattr(request, kind).name, getattr(request, kind).address
     check_name(f"{kind}.name", name)
-    check_address(f"{kind}.address", address)
+    if not request.dry_run:
+        check_address(f"{kind}.address", address)
     if kind == "broker":
         return BrokerReport(name, address, _topics_of(request.broker), request.broker.store_id)
     shards = _between("timer.shards", request.timer.shards, 1, SHARDS_MAX)
     shard = _between("timer.shard", request.timer.shard, 0, shards - 1)
-    return TimerReport(name, address, shard, shards)
+    return TimerReport(name, address, shard, shards, request.timer.store_id)
 
 
 def _topics_of(report: pb.BrokerReport) -> tuple[TopicQueues, ...]:

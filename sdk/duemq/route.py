@@ -76,6 +76,7 @@ class TimerShard:
     shards: int
     epoch: int = field(default=0, compare=False)
     counter: int = field(default=0, compare=False)
+    store_id: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

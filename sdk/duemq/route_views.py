@@ -59,6 +59,7 @@ class _Source(NamedTuple):
 
     view: str
     version: Version
+    store_id: int
 
 
 class Views:
@@ -227,9 +228,12 @@ def _newest(
     for address, one in listed:
         known = chosen.get(one.name)
         if known is None or known.version < _version(one):
-            chosen[one.name] = _Source(address, _version(one))
+            chosen[one.name] = _Source(address, _version(one), one.store_id)
     for one in stopped:
-        if one.name in chosen and chosen[one.name].version <= _version(one):
+        source = chosen.get(one.name)
+        if source is None or source.store_id != one.store_id:
+            continue
+        if source.version <= _version(one):
             del chosen[one.name]
     return chosen
 

@@ -18,6 +18,7 @@ from nameserver import loops
 from nameserver.registry import Registry
 from nameserver.servicer import OVERRIDES, SERVICE, NameserverServicer
 from nameserver.settings import Settings
+from tests.service.cut_link import link_to
 
 WAIT_S = 30.0
 
@@ -269,6 +270,70 @@ async def test_an_instance_that_is_not_the_newest_of_its_name_is_told_so(nameser
     async with registered(lambda: broker("a", topics=[]), [nameserver.address]):
         await until(lambda: "knows a newer instance of this name" in caplog.text)
     assert (await stub.GetRoute(pb.GetRouteRequest(topic="t"))).brokers
+
+
+def of_store(store_id, topics=("t",)):
+    report = broker(topics=topics)
+    report.store_id = store_id
+    return report
+
+
+def ended(registration):
+    """The refusal's text."""
+    error = registration.refused.exception()
+    assert isinstance(error, errors.InvalidArgument)
+    return str(error)
+
+
+async def test_a_name_that_another_store_has_is_refused_before_and_after_the_start(nameserver):
+    nameservers = [nameserver.address]
+    async with registered(lambda: of_store(1), nameservers):
+        await until(lambda: nameserver.registry.brokers)
+        second = Registration(nameservers, 0.2, 2, lambda: of_store(2, topics=()))
+        with pytest.raises(errors.InvalidArgument, match="a:1") as taken:
+            await second.check_free()
+        assert (taken.value.field, taken.value.value) == ("name", "a")
+        for part in ("0000000000000001", "0000000000000002", "1970-", nameserver.address):
+            assert part in str(taken.value)
+        second.start()
+        await until(second.refused.done)
+        assert "0000000000000001" in ended(second)
+        await second.stop()
+        assert nameserver.registry.topics == ("t",)
+    third = Registration(nameservers, 0.2, 3, lambda: of_store(2))
+    await third.check_free()
+    assert not nameserver.registry.brokers
+
+
+async def test_a_nameserver_that_says_nothing_does_not_keep_a_start_from_its_name(nameserver):
+    with silent_server() as silent:
+        await Registration([silent, nameserver.address], 0.2, 1, broker).check_free()
+
+
+async def test_of_two_that_were_both_taken_in_somewhere_the_younger_goes(caplog):
+    """Each could reach one nameserver only, and not the same."""
+    async with (
+        running() as one,
+        running() as two,
+        link_to(two.address) as from_older,
+        link_to(one.address) as from_younger,
+    ):
+        from_older.cut()
+        from_younger.cut()
+        older = Registration([one.address, from_older.address], 0.2, 1, lambda: of_store(1))
+        younger = Registration([from_younger.address, two.address], 0.2, 2, lambda: of_store(2))
+        await younger.check_free()
+        older.start()
+        younger.start()
+        await until(lambda: older._accepted and younger._accepted)
+        from_older.heal()
+        from_younger.heal()
+        await until(younger.refused.done)
+        await until(lambda: "this process was here first and goes on" in caplog.text)
+        await younger.stop()
+        await until(lambda: [one.report.store_id for one in two.registry.brokers] == [1])
+        assert not older.refused.done()
+        await older.stop()
 
 
 async def test_a_silent_broker_vanishes_when_its_report_runs_out(nameserver, stub):

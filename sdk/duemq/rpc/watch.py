@@ -68,6 +68,7 @@ def _timer(one: nameserver_pb2.TimerInstance) -> TimerShard:
         one.shards,
         epoch=version.epoch,
         counter=version.counter,
+        store_id=one.store_id,
     )
 
 

@@ -39,44 +39,64 @@ class BrokerReport(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., store_id: _Optional[int] = ...) -> None: ...
 
 class TimerReport(_message.Message):
-    __slots__ = ("name", "address", "shard", "shards")
+    __slots__ = ("name", "address", "shard", "shards", "store_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     shard: int
     shards: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+    store_id: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., store_id: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("version", "expiry_ms", "broker", "timer")
+    __slots__ = ("version", "expiry_ms", "broker", "timer", "dry_run")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EXPIRY_MS_FIELD_NUMBER: _ClassVar[int]
     BROKER_FIELD_NUMBER: _ClassVar[int]
     TIMER_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     version: Version
     expiry_ms: int
     broker: BrokerReport
     timer: TimerReport
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., expiry_ms: _Optional[int] = ..., broker: _Optional[_Union[BrokerReport, _Mapping]] = ..., timer: _Optional[_Union[TimerReport, _Mapping]] = ...) -> None: ...
+    dry_run: bool
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., expiry_ms: _Optional[int] = ..., broker: _Optional[_Union[BrokerReport, _Mapping]] = ..., timer: _Optional[_Union[TimerReport, _Mapping]] = ..., dry_run: bool = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ("address", "version", "store_id", "heard_ago_ms")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    HEARD_AGO_MS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    version: Version
+    store_id: int
+    heard_ago_ms: int
+    def __init__(self, address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., store_id: _Optional[int] = ..., heard_ago_ms: _Optional[int] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("accepted",)
+    __slots__ = ("accepted", "taken_by")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_BY_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
-    def __init__(self, accepted: bool = ...) -> None: ...
+    taken_by: Holder
+    def __init__(self, accepted: bool = ..., taken_by: _Optional[_Union[Holder, _Mapping]] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
-    __slots__ = ("version", "broker", "timer")
+    __slots__ = ("version", "broker", "timer", "store_id")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BROKER_FIELD_NUMBER: _ClassVar[int]
     TIMER_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     version: Version
     broker: str
     timer: str
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., broker: _Optional[str] = ..., timer: _Optional[str] = ...) -> None: ...
+    store_id: int
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., broker: _Optional[str] = ..., timer: _Optional[str] = ..., store_id: _Optional[int] = ...) -> None: ...
 
 class DeregisterResponse(_message.Message):
     __slots__ = ()
@@ -133,7 +153,7 @@ class BrokerInstance(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., store_id: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ...) -> None: ...
 
 class TimerInstance(_message.Message):
-    __slots__ = ("name", "address", "version", "last_heard_ms", "shard", "shards", "lost_ms", "stopped")
+    __slots__ = ("name", "address", "version", "last_heard_ms", "shard", "shards", "lost_ms", "stopped", "store_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +162,7 @@ class TimerInstance(_message.Message):
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     LOST_MS_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     version: Version
@@ -150,7 +171,8 @@ class TimerInstance(_message.Message):
     shards: int
     lost_ms: int
     stopped: bool
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ...) -> None: ...
+    store_id: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ..., store_id: _Optional[int] = ...) -> None: ...
 
 class Cluster(_message.Message):
     __slots__ = ("brokers", "timers", "routes", "lost_brokers", "lost_timers")

@@ -84,6 +84,14 @@ def test_a_goodbye_of_an_older_life_is_none():
     assert client.cache.lost_brokers == ()
 
 
+def test_a_goodbye_of_another_store_is_none():
+    client = Client()
+    client.hears("n1", says(Broker("a", "a:1", 1, store_id=1)))
+    other = Broker("a", "a:2", 2, store_id=2)
+    client.hears("n2", says(lost=(LostBroker(other, 5, stopped=True),)))
+    assert client.brokers == [("a", 1)]
+
+
 def test_timer_shards_are_merged_alike():
     client = Client()
     shards = [TimerShard("x", f"x:{life}", 0, 1, epoch=life) for life in (1, 2)]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from duemq.errors import NotReady, Overloaded, TopicNotFound
@@ -243,3 +245,51 @@ def test_watchers_hear_of_each_version(registry):
     revision = registry.revision
     registry.register(NEW, broker(), 0)
     assert registry.revision > revision
+
+
+# --- one store a name ---------------------------------------------------------------------------
+
+
+def stored(store_id, name="a", address=None, topics=("t",)):
+    return replace(broker(name, topics=topics, address=address), store_id=store_id)
+
+
+def test_another_store_does_not_get_a_name_while_its_process_lives(registry):
+    registry.register(OLD, stored(1), 0)
+    assert not registry.register(NEXT_LIFE, stored(2, address="elsewhere:1", topics=()), 29_999)
+    assert registry.route("t")[0].address == "a:1"
+    holder = registry.holder(NEXT_LIFE, stored(2), 29_999)
+    assert holder is not None
+    assert holder.report.store_id == 1
+    registry.expire(30_000)
+    assert registry.register(NEXT_LIFE, stored(2), 30_000)
+
+
+def test_a_timer_shard_has_its_name_alike(registry):
+    registry.register(OLD, TimerReport("x", "x:1", store_id=1), 0)
+    assert not registry.register(NEXT_LIFE, TimerReport("x", "x:2", store_id=2), 0)
+    assert registry.register(NEXT_LIFE, TimerReport("x", "x:2", store_id=1), 0)
+
+
+def test_a_store_that_moves_has_its_name_at_once(registry):
+    registry.register(OLD, stored(1), 0)
+    assert registry.register(NEXT_LIFE, stored(1, address="elsewhere:1"), 0)
+    assert registry.route("t")[0].address == "elsewhere:1"
+
+
+def test_who_is_refused_takes_nobody_out_and_bars_nobody(registry):
+    registry.register(OLD, stored(1), 0)
+    assert not registry.deregister(BrokerReport, "a", NEXT_LIFE, 0, store_id=2)
+    assert registry.topics == ("t",)
+    registry.deregister(BrokerReport, "b", NEXT_LIFE, 0, store_id=2)
+    assert registry.register(OLD, stored(1, "b"), 0)
+
+
+def test_a_nameserver_that_just_started_gives_the_name_to_the_older_process():
+    """Whichever it meets first: the younger one may be the one that others have refused."""
+    registry = Registry(ready_at_ms=10)
+    registry.register(NEXT_LIFE, stored(2), 0)
+    assert registry.register(OLD, stored(1), 9)
+    assert not registry.register(NEXT_LIFE, stored(2), 9)
+    assert not registry.register(Version(0, 1), stored(3), 10)
+    assert registry.brokers[0].report.store_id == 1
