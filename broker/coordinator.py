@@ -48,6 +48,7 @@ from broker.members import (
     Member,
     check_agree,
 )
+from broker.offsets import newest_generation
 from duemq.balance import (
     AVERAGE,
     MessageQueue,
@@ -75,7 +76,7 @@ EMPTY_GROUP_KEPT_MS = 7 * 24 * 3_600_000
 STALL_MS_MAX = 1_000
 # Two brokers that both take themselves for a group's coordinator never make the same generation:
 # modulo this, each makes its own.
-GENERATION_MARKS = 4_096
+GENERATION_MARKS = 256
 # Raised when an older broker must not read a snapshot; what is only added has a default instead.
 SNAPSHOT_VERSION = 1
 
@@ -155,7 +156,7 @@ class Coordinator:
         for each in turned_out:
             self._remove(group, each.member_id, now_ms)
         group.strategy = hello.strategy or AVERAGE
-        newest = max(hello.generation, known_generation)
+        newest = max(min(hello.generation, newest_generation(now_ms)), known_generation)
         if newest > group.generation:  # another coordinator was at work: be newer than it
             group.generation = newest
             group.outdated = True

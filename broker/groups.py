@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from broker import names, time_search
 from broker.commits import Commits
-from broker.offsets import GroupQueue, Progress, check_generation
+from broker.offsets import GroupQueue, Progress, check_claim
 from broker.progress import Activity
 from broker.queues import Queue
 from broker.store import Store
@@ -42,7 +42,7 @@ class OffsetService:
         """Fences older generations out of the queues and answers where to start."""
         _check(request.group, len(request.queues))
         self._store.check_group_known(request.group)
-        check_generation(request.generation)
+        check_claim(request.generation, self._now_ms())
         if not request.generation:
             raise InvalidArgument(
                 f"generation: {request.generation} is not that of an assignment",
@@ -131,6 +131,7 @@ class OffsetService:
     ) -> broker_pb2.OffsetResult:
         key = GroupQueue(group, commit.topic, commit.queue_id)
         try:
+            check_claim(commit.generation, self._now_ms())
             queue = self._store.queue(commit.topic, commit.queue_id)
             progress = self._store.offsets.commit(
                 key, commit.generation, commit.offset, queue.max_offset

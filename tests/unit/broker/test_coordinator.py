@@ -11,6 +11,7 @@ from broker.coordinator import (
     Step,
 )
 from broker.members import Hello
+from broker.offsets import CLOCK_MS_MIN, newest_generation
 from broker.subscriptions import TopicFilter
 from duemq.balance import MessageQueue
 from duemq.balance import coordinator as coordinator_of
@@ -779,3 +780,25 @@ def test_two_coordinators_of_one_group_never_make_the_same_generation() -> None:
     assert made["b1"]
     assert made["b2"]
     assert not made["b1"] & made["b2"]
+
+
+def test_a_made_up_generation_is_counted_on_from_no_further_than_can_be_believed() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("evil", generation=1 << 62), T0)
+    coordinator.leave("g", "evil", T0)
+    coordinator.join(hello("m1"), T0)
+    coordinator.heartbeat("g", "m1", T0 + 1)
+    assignment = only(coordinator.tick(T0 + TIMEOUT_MS))
+    assert len(assignment.queues) == 4
+    newest = newest_generation(T0)
+    assert newest < assignment.generation <= newest + 2 * GENERATION_MARKS
+    # Brokers believe it in a moment, and what comes after it too.
+    assert assignment.generation < newest_generation(CLOCK_MS_MIN + 2 * GENERATION_MARKS)
+
+
+def test_a_true_generation_of_a_clock_that_was_years_ahead_is_counted_on_from() -> None:
+    ahead = T0 + 5 * 365 * 24 * 3_600_000
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1", generation=ahead), T0)
+    coordinator.heartbeat("g", "m1", T0 + 1)
+    assert only(coordinator.tick(T0 + TIMEOUT_MS)).generation > ahead
