@@ -246,7 +246,12 @@ class Registry:
         """Who serves the topic, sorted by broker.  Raises TopicNotFound."""
         served = self._routes.get(topic)
         if not served:
-            raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
+            names = ", ".join(lost.instance.report.name for lost in self.lost_brokers)
+            raise TopicNotFound(
+                f"no broker serves topic {topic!r}" + (f"; lost lately: {names}" if names else ""),
+                field="topic",
+                value=topic,
+            )
         return tuple(served[broker] for broker in sorted(served))
 
     @property

@@ -196,8 +196,11 @@ class Client:
             cause = error
         route = self._routes.route(topic)
         if route is None:
+            lost = ", ".join(each.broker.name for each in self._routes.lost_brokers)
             raise TopicNotFound(
-                f"no broker serves topic {topic!r}" + (f": {cause}" if cause else ""),
+                f"no broker serves topic {topic!r}"
+                + (f"; lost lately: {lost}" if lost else "")
+                + (f": {cause}" if cause else ""),
                 field="topic",
                 value=topic,
                 retryable=True,

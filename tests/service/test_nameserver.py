@@ -15,7 +15,7 @@ from duemq.rpc.watch import RouteWatcher
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1.nameserver_pb2_grpc import NameserverStub
 from nameserver import loops
-from nameserver.registry import Registry
+from nameserver.registry import BrokerReport, Registry, Version
 from nameserver.servicer import OVERRIDES, SERVICE, NameserverServicer
 from nameserver.settings import Settings
 from tests.service.cut_link import link_to
@@ -410,6 +410,23 @@ async def test_killing_one_of_two_nameservers_disturbs_nothing():
             registration.changed()
             await watcher.wait_for(knows("u"), WAIT_S)
             assert watcher.cache.route("t") is not None
+
+
+async def test_what_a_dead_nameserver_said_counts_for_a_while_only(monkeypatch):
+    """When all else is quiet, the watcher's own clock ends it."""
+    monkeypatch.setattr("duemq.route_views.STALE_MS", 50)
+    async with (
+        running() as one,
+        running() as two,
+        registered(lambda: broker("a"), [two.address]),
+    ):
+        await until(lambda: two.registry.brokers)
+        one.registry.register(Version(1, 1), BrokerReport("c", "c:1"), one.clock.now_ms())
+        async with watching([one.address, two.address]) as watcher:
+            await until(lambda: len(watcher.cache.brokers) == 2)
+            await one.kill()
+            await until(lambda: [each.name for each in watcher.cache.brokers] == ["a"])
+            assert "(out of reach: " in watcher.story()
 
 
 async def test_without_any_nameserver_the_cache_stays_and_a_restart_restores_everything():

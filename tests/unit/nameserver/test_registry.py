@@ -213,6 +213,13 @@ def test_who_stopped_or_fell_silent_is_lost_since_then(registry):
     assert registry.lost_brokers[0].instance.report.store_id == 7
 
 
+def test_a_topic_that_nobody_serves_may_be_with_who_is_lost(registry):
+    registry.register(OLD, broker(), 0)
+    registry.deregister(BrokerReport, "a", NEW, 0)
+    with pytest.raises(TopicNotFound, match="lost lately: a"):
+        registry.route("t")
+
+
 def test_who_comes_back_is_not_lost(registry):
     registry.register(OLD, broker(), 0)
     registry.deregister(BrokerReport, "a", NEW, 0)
