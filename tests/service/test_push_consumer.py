@@ -607,7 +607,7 @@ async def take_over(cluster: Cluster, topic: str, broker: str, queue_id: int) ->
         broker_pb2.AcquireQueuesRequest(
             group="billing",
             member_id="other",
-            generation=1 << 50,
+            generation=2_000_000_000_000,
             queues=[message_pb2.QueueRef(topic=topic, broker=broker, queue_id=queue_id)],
             start_from=broker_pb2.EARLIEST,
         )
