@@ -310,6 +310,28 @@ async def test_a_nameserver_that_says_nothing_does_not_keep_a_start_from_its_nam
         await Registration([silent, nameserver.address], 0.2, 1, broker).check_free()
 
 
+async def test_a_name_whose_holder_claims_an_absurd_start_is_refused_alike(nameserver, stub):
+    await stub.Register(register(of_store(1), epoch=(1 << 64) - 1))
+    with pytest.raises(errors.InvalidArgument, match=f"started {(1 << 64) - 1} ms"):
+        await Registration([nameserver.address], 0.2, 2, lambda: of_store(2)).check_free()
+
+
+async def test_a_listener_that_fails_does_not_end_the_watch(nameserver, stub, caplog):
+    async with watching([nameserver.address]) as watcher:
+        await watcher.ready(WAIT_S)
+        failing = [ValueError("a bug")]
+
+        def fail_once() -> None:
+            if failing:
+                raise failing.pop()
+
+        watcher.on_change(fail_once)
+        await stub.Register(register(broker(topics=["t"])))
+        await stub.Register(register(broker(topics=["t", "u"]), counter=2))
+        await watcher.wait_for(knows("u"), WAIT_S)
+    assert "could not be taken over" in caplog.text
+
+
 async def test_of_two_that_were_both_taken_in_somewhere_the_younger_goes(caplog):
     """Each could reach one nameserver only, and not the same."""
     async with (

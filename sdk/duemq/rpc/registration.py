@@ -183,7 +183,10 @@ class Registration:
 
 
 def _time(epoch_ms: int) -> str:
-    return datetime.fromtimestamp(epoch_ms / 1000).astimezone().isoformat(timespec="seconds")
+    try:
+        return datetime.fromtimestamp(epoch_ms / 1000).astimezone().isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):  # nobody checks what the other one claims
+        return f"{epoch_ms} ms"
 
 
 class _News:

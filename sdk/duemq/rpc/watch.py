@@ -161,8 +161,11 @@ class RouteWatcher:
     async def _watch(self, address: str) -> None:
         backoff = Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
         while True:
-            if await self._follow(address):
-                backoff.reset()
+            try:
+                if await self._follow(address):
+                    backoff.reset()
+            except Exception:  # of a listener; the others must hear of what comes next
+                log.exception("what nameserver %s pushed could not be taken over", address)
             await asyncio.sleep(backoff.next_s())
 
     async def _follow(self, address: str) -> bool:
