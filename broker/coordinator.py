@@ -38,6 +38,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from zlib import crc32
 
 from broker.members import (
     SESSION_TIMEOUT_MS_DEFAULT,
@@ -47,6 +48,7 @@ from broker.members import (
     Member,
     check_agree,
 )
+from broker.offsets import newest_generation
 from duemq.balance import (
     AVERAGE,
     MessageQueue,
@@ -72,6 +74,9 @@ EMPTY_GROUP_KEPT_MS = 7 * 24 * 3_600_000
 # A tick later than this means that the coordinator slept, not the members: their sessions are
 # prolonged by that, and by this once more for what they have sent meanwhile to be read.
 STALL_MS_MAX = 1_000
+# Two brokers that both take themselves for a group's coordinator never make the same generation:
+# modulo this, each makes its own.
+GENERATION_MARKS = 256
 # Raised when an older broker must not read a snapshot; what is only added has a default instead.
 SNAPSHOT_VERSION = 1
 
@@ -123,6 +128,7 @@ class Coordinator:
     ) -> None:
         """`check_known` raises GroupNotFound for a group that may not be made by joining it."""
         self._broker = broker
+        self._mark = crc32(broker.encode()) % GENERATION_MARKS
         self._check_known = check_known
         self._session_timeout_ms = session_timeout_ms
         self._groups: dict[str, Group] = {}
@@ -150,7 +156,7 @@ class Coordinator:
         for each in turned_out:
             self._remove(group, each.member_id, now_ms)
         group.strategy = hello.strategy or AVERAGE
-        newest = max(hello.generation, known_generation)
+        newest = max(min(hello.generation, newest_generation(now_ms)), known_generation)
         if newest > group.generation:  # another coordinator was at work: be newer than it
             group.generation = newest
             group.outdated = True
@@ -223,7 +229,7 @@ class Coordinator:
         self._brokers = frozenset(brokers)
         step = Step()
         for group in list(self._groups.values()):
-            owner = coordinator(group.name, self._brokers)
+            owner = self.owner(group.name)
             if owner is not None and owner != self._broker:
                 step.moved += [Moved(group.name, member, owner) for member in group.members]
                 del self._groups[group.name]
@@ -280,6 +286,13 @@ class Coordinator:
             )
         del self._groups[group_name]
         self.changed = True
+
+    def owner(self, group_name: str) -> str | None:
+        """Answers the broker that coordinates a group, as this one sees the cluster.
+
+        None: it sees nobody yet.
+        """
+        return coordinator(group_name, self._brokers)
 
     # --- looking inside -----------------------------------------------------------------------
 
@@ -341,7 +354,7 @@ class Coordinator:
     # --- checks -------------------------------------------------------------------------------
 
     def _check_coordinator(self, group_name: str) -> None:
-        owner = coordinator(group_name, self._brokers)
+        owner = self.owner(group_name)
         if owner is None:
             raise NotReady("this broker does not know the cluster yet")
         if owner != self._broker:
@@ -509,7 +522,8 @@ class Coordinator:
             self._renew(group, now_ms)
 
     def _renew(self, group: Group, now_ms: int) -> None:
-        group.generation = max(group.generation + 1, now_ms)
+        least = max(group.generation + 1, now_ms)
+        group.generation = least + (self._mark - least) % GENERATION_MARKS
         self.changed = True
 
     def _retarget(self, group: Group, now_ms: int) -> None:

@@ -151,7 +151,7 @@ class GroupServicer:
             if self._coordinator.changed:
                 await self._persist(self._coordinator.snapshot())
             for session, told in unsent:
-                session.tell(told.error if isinstance(told, TurnedOut) else _event(told))
+                session.tell(told.error if isinstance(told, TurnedOut) else self._event(told))
             if not self._unsent:
                 self._idle.set()
 
@@ -179,7 +179,11 @@ class GroupServicer:
         hello = hello_of(await _first_event(requests))
         key = (hello.group, hello.member_id)
         known_generation = self._offsets.generation_of(hello.group)
-        step = self._coordinator.join(hello, self._clock(), known_generation)
+        try:
+            step = self._coordinator.join(hello, self._clock(), known_generation)
+        except NotCoordinator as error:
+            await context.write(self._elsewhere(error, error.limit))
+            raise
         session = Session(hello.incarnation)
         if (before := self._sessions.get(key)) is not None:
             before.replace(session)
@@ -215,6 +219,30 @@ class GroupServicer:
                 raise InvalidArgument(
                     f"event: {kind} cannot follow hello", field="event", value=kind
                 )
+
+    def _event(self, told: Assignment | Moved) -> group_pb2.CoordinatorEvent:
+        if isinstance(told, Moved):
+            error = NotCoordinator(
+                f"group {told.group!r} is now coordinated by {told.coordinator!r}"
+            )
+            return self._elsewhere(error, told.coordinator)
+        names = sorted({queue.broker for queue in told.queues})
+        found = [broker for name in names if (broker := self._routes.broker(name)) is not None]
+        assignment = group_pb2.Assignment(
+            generation=told.generation,
+            queues=[message_pb2.QueueRef(**queue._asdict()) for queue in told.queues],
+            members=told.members,
+            brokers=[group_pb2.BrokerAddress(name=b.name, address=b.address) for b in found],
+        )
+        return group_pb2.CoordinatorEvent(assignment=assignment)
+
+    def _elsewhere(self, error: NotCoordinator, name: str) -> group_pb2.CoordinatorEvent:
+        found = self._routes.broker(name)
+        return group_pb2.CoordinatorEvent(
+            error=status.to_proto(error),
+            coordinator=name,
+            coordinator_address=found.address if found is not None else "",
+        )
 
     async def _drained(self, session: Session) -> None:
         """When the broker stops: what is on its way to the member, then the end."""
@@ -322,17 +350,6 @@ async def _speak(session: Session, context: Any) -> None:
         await context.write(event)
         if event.WhichOneof("event") == "error":
             return
-
-
-def _event(told: Assignment | Moved) -> group_pb2.CoordinatorEvent:
-    if isinstance(told, Assignment):
-        queues = [message_pb2.QueueRef(**queue._asdict()) for queue in told.queues]
-        assignment = group_pb2.Assignment(
-            generation=told.generation, queues=queues, members=told.members
-        )
-        return group_pb2.CoordinatorEvent(assignment=assignment)
-    error = NotCoordinator(f"group {told.group!r} is now coordinated by {told.coordinator!r}")
-    return group_pb2.CoordinatorEvent(error=status.to_proto(error), coordinator=told.coordinator)
 
 
 def _summary(name: str, group: Group | None) -> group_pb2.GroupSummary:

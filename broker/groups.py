@@ -6,11 +6,11 @@ from contextlib import suppress
 
 from broker import names, time_search
 from broker.commits import Commits
-from broker.offsets import GroupQueue, Progress, check_generation
+from broker.offsets import GroupQueue, Progress, check_claim
 from broker.progress import Activity
 from broker.queues import Queue
 from broker.store import Store
-from duemq.errors import DuemqError, InvalidArgument
+from duemq.errors import DuemqError, InvalidArgument, NotCoordinator
 from duemq.rpc import status
 from duemq.v1 import broker_pb2, message_pb2
 
@@ -24,18 +24,25 @@ class OffsetService:
     """Takes requests to the store's offsets."""
 
     def __init__(
-        self, store: Store, commits: Commits, activity: Activity, now_ms: Callable[[], int]
+        self,
+        store: Store,
+        commits: Commits,
+        activity: Activity,
+        now_ms: Callable[[], int],
+        coordinator_of: Callable[[str], str | None],
     ) -> None:
+        """`coordinator_of` names the broker that coordinates a group, as far as is known here."""
         self._store = store
         self._commits = commits
         self._activity = activity
         self._now_ms = now_ms
+        self._coordinator_of = coordinator_of
 
     async def acquire(self, request: broker_pb2.AcquireQueuesRequest) -> Results:
         """Fences older generations out of the queues and answers where to start."""
         _check(request.group, len(request.queues))
         self._store.check_group_known(request.group)
-        check_generation(request.generation)
+        check_claim(request.generation, self._now_ms())
         if not request.generation:
             raise InvalidArgument(
                 f"generation: {request.generation} is not that of an assignment",
@@ -43,11 +50,27 @@ class OffsetService:
                 value=request.generation,
                 limit="above 0",
             )
+        self._check_coordinator(request)
         starts = await self._starts(request)
         changes: list[tuple[GroupQueue, Progress]] = []
         results = [self._acquire(request, ref, starts, changes) for ref in request.queues]
         await self._commits.wait(self._store.put_offsets(request.group, changes))
         return results
+
+    def _check_coordinator(self, request: broker_pb2.AcquireQueuesRequest) -> None:
+        """Of coordinators that do not know of each other, each broker follows the one it knows.
+
+        So their members do not take its queues from one another.
+        """
+        known = self._coordinator_of(request.group)
+        if request.coordinator and known is not None and request.coordinator != known:
+            raise NotCoordinator(
+                f"coordinator: group {request.group!r} is coordinated by {known!r} as this broker"
+                f" sees the cluster, not by {request.coordinator!r}",
+                field="coordinator",
+                value=request.coordinator,
+                limit=known,
+            )
 
     async def _starts(self, request: broker_pb2.AcquireQueuesRequest) -> dict[Queue, int]:
         """Where a new group begins with AT_TIME; found in a thread, for it may read the disk."""
@@ -108,6 +131,7 @@ class OffsetService:
     ) -> broker_pb2.OffsetResult:
         key = GroupQueue(group, commit.topic, commit.queue_id)
         try:
+            check_claim(commit.generation, self._now_ms())
             queue = self._store.queue(commit.topic, commit.queue_id)
             progress = self._store.offsets.commit(
                 key, commit.generation, commit.offset, queue.max_offset

@@ -25,6 +25,11 @@ SETTLED_QUEUE_MAX = 65_536
 SETTLED_MAX = 1_000_000
 # Generations are near the time in ms.  A greater one than this could not be counted on from.
 GENERATION_MAX = 1 << 62
+# A generation is believed up to so far ahead of the clock, nearly nine years: the clock of the
+# coordinator that made it may be wrong.
+GENERATION_AHEAD_MS = 1 << 38
+# A clock that says less is wrong.
+CLOCK_MS_MIN = 1_790_000_000_000
 
 
 def check_generation(generation: int) -> None:
@@ -35,6 +40,29 @@ def check_generation(generation: int) -> None:
             field="generation",
             value=generation,
             limit=f"0 to {GENERATION_MAX}",
+        )
+
+
+def newest_generation(now_ms: int) -> int:
+    """The greatest generation that is believed now.
+
+    Whoever claims it fences a group out, but not for long: the bound moves with the clock, and the
+    coordinator counts on from what it hears of.  To keep one from claiming it again and again, or
+    from acquiring queues in a member's name, takes authentication.
+    """
+    return max(now_ms, CLOCK_MS_MIN) + GENERATION_AHEAD_MS
+
+
+def check_claim(generation: int, now_ms: int) -> None:
+    """Raises InvalidArgument for a generation that no coordinator can have given by now."""
+    check_generation(generation)
+    newest = newest_generation(now_ms)
+    if generation > newest:
+        raise InvalidArgument(
+            f"generation: {generation} was never given to a member: it is far ahead of the clock",
+            field="generation",
+            value=generation,
+            limit=f"0 to {newest}",
         )
 
 

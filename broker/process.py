@@ -77,7 +77,10 @@ class Broker:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, *, announced: bool = True) -> None:
-        """Opens the data, serves, and registers.  Raises StorageError, OSError."""
+        """Opens the data, serves, and registers.
+
+        Raises StorageError, OSError, InvalidArgument if another store has this broker's name.
+        """
         began = time.monotonic()
         self._opened = await asyncio.to_thread(self._open)
         self.store = store = self._opened.store
@@ -89,12 +92,17 @@ class Broker:
             self._opened.replayed_entries,
             time.monotonic() - began,
         )
-        self._wire(self._opened)
-        self._log_loop.start()
-        await self.server.start(announced=announced)
         self.registration = Registration(
             self.settings.nameservers, self.settings.heartbeat_period, now_ms(), self._report
         )
+        try:
+            await self.registration.check_free()
+        except BaseException:
+            store.close()
+            raise
+        self._wire(self._opened)
+        self._log_loop.start()
+        await self.server.start(announced=announced)
         store.on_report = self.registration.changed
         self._routes.start()
         self.registration.start()
@@ -125,7 +133,8 @@ class Broker:
         self._log_loop = LogLoop(store, commits, meters, settings)
         activity = Activity()
         self._sampler = Sampler(store, activity, steady_ms)
-        offsets = OffsetService(store, commits, activity, now_ms)
+        coordinator = self._coordinator()
+        offsets = OffsetService(store, commits, activity, now_ms, coordinator.owner)
         self._sender = Sender(
             store,
             commits,
@@ -152,7 +161,6 @@ class Broker:
         )
         self._upkeep = Upkeep(store, admin, meters, settings, self._disk, now_ms, steady_ms)
         self._routes = RouteWatcher(settings.nameservers)
-        coordinator = self._coordinator()
         server.registry.register(GroupCollector(store, activity, coordinator, now_ms))
         self._groups = GroupServicer(
             coordinator,
@@ -222,8 +230,12 @@ class Broker:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set.  Raises Internal or StorageError when the disk or a loop fails."""
-        await process.until(stop, self._log_loop.failed, *self._tasks)
+        """Until `stop` is set.
+
+        Raises Internal or StorageError when the disk or a loop fails, InvalidArgument when the name
+        is another's.
+        """
+        await process.until(stop, self._log_loop.failed, self.registration.refused, *self._tasks)
 
     async def stop(self) -> None:
         """Clean stop; the order is explained in loops.py."""

@@ -18,7 +18,11 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serves until `stop` is set."""
     clock = SteadyClock()
     ready_at_ms = clock.now_ms() + int(settings.ready_after * 1000)
-    registry = Registry(ready_at_ms, expiry_ms=int(settings.expiry * 1000))
+    registry = Registry(
+        ready_at_ms,
+        expiry_ms=int(settings.expiry * 1000),
+        lost_kept_ms=int(settings.lost_kept * 1000),
+    )
     server = Server(settings)
     servicer = NameserverServicer(registry, clock.now_ms, settings.watchers_max)
     expose(registry, servicer, server.registry)

@@ -22,6 +22,12 @@ class _Collector(Collector):
         instances.add_metric(("broker",), len(self._registry.brokers))
         instances.add_metric(("timer",), len(self._registry.timers))
         yield instances
+        lost = GaugeMetricFamily(
+            "duemq_nameserver_lost", "Instances that vanished lately", labels=("kind",)
+        )
+        lost.add_metric(("broker",), len(self._registry.lost_brokers))
+        lost.add_metric(("timer",), len(self._registry.lost_timers))
+        yield lost
         yield GaugeMetricFamily(
             "duemq_nameserver_topics", "Topics with a route", value=len(self._registry.topics)
         )

@@ -5,10 +5,15 @@ The core: no clock, no I/O.  Owner: the nameserver's event loop; nobody else tou
 Invariants - An instance is known by (kind, name) and by the version (epoch, counter) of its newest
 report.  A report
   with an older version changes nothing, wherever it was delayed.
+- A name belongs to one store (a data directory) while its process is heard.  Only in a nameserver
+  that has just started, and may have met the wrong one first, the older process displaces the
+  younger.
 - An instance vanishes when its report was not refreshed in time (`expire`), or at once when it says
 so
   (`deregister`).  The version of one that said so is remembered for GONE_MS, so that a heartbeat
   that it sent before, and that was overtaken, does not bring it back.
+- An instance that vanished is *lost* until one of its name comes back, or LOST_MAX others were lost
+  after it, or `lost_kept_ms` have passed: what it has is missing from the answers of the others.
 - `revision` counts changes.  `changes_since(revision)` tells what a watcher has to be told; the
 journal
   behind it is bounded, and one who is behind its end gets everything.
@@ -18,7 +23,7 @@ nothing.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from duemq.errors import NotReady, Overloaded, TopicNotFound
@@ -29,6 +34,8 @@ INSTANCES_MAX = 1_000
 GONE_MS = 60_000
 # Versions remembered so; of more, the oldest are forgotten.
 GONE_MAX = 2 * INSTANCES_MAX
+# Lost instances remembered; of more, the oldest are forgotten.
+LOST_MAX = 256
 
 
 class Version(NamedTuple):
@@ -66,6 +73,7 @@ class TimerReport:
     address: str
     shard: int = 0
     shards: int = 1
+    store_id: int = 0
 
 
 Report = BrokerReport | TimerReport
@@ -79,6 +87,17 @@ class Instance:
     version: Version
     last_heard_ms: int
     expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A broker or timer shard that was there lately."""
+
+    instance: Instance
+    """As it was last; without the topics."""
+    lost_ms: int
+    stopped: bool
+    """It said goodbye.  False: it fell silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +130,7 @@ class _Key(NamedTuple):
 @dataclass(slots=True)
 class _Gone:
     version: Version
+    store_id: int
     until_ms: int
 
 
@@ -122,24 +142,39 @@ class Registry:
     """Until then it answers no questions."""
     expiry_ms: int = 30_000
     """How long a report holds that does not say so itself."""
+    lost_kept_ms: int = 3_600_000
+    """How long a lost instance is remembered."""
     journal_topics_max: int = 50_000
     """Changes of topics kept for watchers."""
     revision: int = 1
     _instances: dict[_Key, Instance] = field(default_factory=dict)
     _gone: dict[_Key, _Gone] = field(default_factory=dict)
+    _lost: dict[_Key, Lost] = field(default_factory=dict)  # the oldest first
     _routes: dict[str, dict[str, Served]] = field(default_factory=dict)
     _journal: deque[tuple[int, str]] = field(default_factory=deque)
     _journal_start: int = 1
     """The journal is complete for changes after this revision."""
 
-    def register(self, version: Version, report: Report, now_ms: int, expiry_ms: int = 0) -> bool:
-        """Takes a report in.  False: an older one than the known; nothing was changed.
+    def holder(self, version: Version, report: Report, now_ms: int) -> Instance | None:
+        """Who has the report's name for another store and keeps it; None: it can be had."""
+        known = self._instances.get(_Key(type(report), report.name))
+        if known is None or _same_store(known.report.store_id, report.store_id):
+            return None
+        displaced = now_ms < self.ready_at_ms and version.epoch < known.version.epoch
+        return None if displaced else known
 
-        Raises Overloaded if there are too many instances.
+    def register(self, version: Version, report: Report, now_ms: int, expiry_ms: int = 0) -> bool:
+        """Takes a report in.  False: an older one than the known, or the name is another store's.
+
+        Then nothing was changed.  Raises Overloaded if there are too many instances.
         """
+        if self.holder(version, report, now_ms) is not None:
+            return False
         key = _Key(type(report), report.name)
         known, gone = self._instances.get(key), self._gone.get(key)
-        if (known and version < known.version) or (gone and version <= gone.version):
+        overtaken = (known and version < known.version) or (gone and version <= gone.version)
+        last = known.report.store_id if known else gone.store_id if gone else 0
+        if overtaken and _same_store(last, report.store_id):
             return False
         if known is None and len(self._instances) >= INSTANCES_MAX:
             raise Overloaded(
@@ -149,31 +184,36 @@ class Registry:
                 limit=INSTANCES_MAX,
             )
         self._gone.pop(key, None)
+        self._lost.pop(key, None)
         expires_ms = now_ms + (expiry_ms or self.expiry_ms)
         self._instances[key] = Instance(report, version, now_ms, expires_ms)
-        # The epoch is part of what watchers see: a restarted broker is another one.
-        if known is None or known.report != report or known.version.epoch != version.epoch:
+        # Watchers merge what several nameservers say by the version: it is part of what they see.
+        if known is None or known.version != version or known.report != report:
             self._replace(known.report if known else None, report)
         return True
 
-    def deregister(self, kind: type[Report], name: str, version: Version, now_ms: int) -> bool:
+    def deregister(
+        self, kind: type[Report], name: str, version: Version, now_ms: int, store_id: int = 0
+    ) -> bool:
         """Takes an instance out that stops.
 
-        False: a newer one of its name lives, or none is known.
+        False: a newer one of its name lives, or another store's, or none is known.
         """
         key = _Key(kind, name)
         known = self._instances.get(key)
+        if known and not _same_store(known.report.store_id, store_id):
+            return False
         if known and version < known.version:
             return False
         gone = self._gone.get(key)
         if gone is None or gone.version <= version:
             self._gone.pop(key, None)
-            self._gone[key] = _Gone(version, now_ms + GONE_MS)
+            self._gone[key] = _Gone(version, store_id, now_ms + GONE_MS)
             if len(self._gone) > GONE_MAX:
                 del self._gone[next(iter(self._gone))]
         if known is None:
             return False
-        self._remove(key)
+        self._lose(key, version, now_ms, stopped=True)
         return True
 
     def expire(self, now_ms: int) -> int:
@@ -182,11 +222,19 @@ class Registry:
         Returns when to call again at the latest, in ms.
         """
         for key in [key for key, one in self._instances.items() if one.expires_ms <= now_ms]:
-            self._remove(key)
+            self._lose(key, self._instances[key].version, now_ms, stopped=False)
         for key in [key for key, gone in self._gone.items() if gone.until_ms <= now_ms]:
             del self._gone[key]
+        self._forget_lost(now_ms)
         ends = (*(one.expires_ms for one in self._instances.values()), now_ms + self.expiry_ms)
         return min(ends)
+
+    def _forget_lost(self, now_ms: int) -> None:
+        old = [k for k, one in self._lost.items() if one.lost_ms + self.lost_kept_ms <= now_ms]
+        for key in old:
+            del self._lost[key]
+        if old:
+            self._record(())
 
     def check_ready(self, now_ms: int) -> None:
         """Raises NotReady while not everybody had the time to register."""
@@ -198,7 +246,12 @@ class Registry:
         """Who serves the topic, sorted by broker.  Raises TopicNotFound."""
         served = self._routes.get(topic)
         if not served:
-            raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
+            names = ", ".join(lost.instance.report.name for lost in self.lost_brokers)
+            raise TopicNotFound(
+                f"no broker serves topic {topic!r}" + (f"; lost lately: {names}" if names else ""),
+                field="topic",
+                value=topic,
+            )
         return tuple(served[broker] for broker in sorted(served))
 
     @property
@@ -215,6 +268,16 @@ class Registry:
     def timers(self) -> tuple[Instance, ...]:
         """The live timer shards, sorted by name."""
         return self._of(TimerReport)
+
+    @property
+    def lost_brokers(self) -> tuple[Lost, ...]:
+        """Brokers that were there lately, sorted by name."""
+        return self._lost_of(BrokerReport)
+
+    @property
+    def lost_timers(self) -> tuple[Lost, ...]:
+        """Timer shards that were there lately, sorted by name."""
+        return self._lost_of(TimerReport)
 
     def changes_since(self, revision: int) -> Changes:
         """What changed after `revision` (0: never told anything)."""
@@ -237,8 +300,18 @@ class Registry:
             self._instances[key] for key in sorted(self._instances, key=_name) if key.kind is kind
         )
 
-    def _remove(self, key: _Key) -> None:
-        self._replace(self._instances.pop(key).report, None)
+    def _lost_of(self, kind: type[Report]) -> tuple[Lost, ...]:
+        return tuple(self._lost[key] for key in sorted(self._lost, key=_name) if key.kind is kind)
+
+    def _lose(self, key: _Key, version: Version, now_ms: int, *, stopped: bool) -> None:
+        last = self._instances.pop(key)
+        report = last.report
+        if isinstance(report, BrokerReport):
+            report = replace(report, topics=())
+        self._lost[key] = Lost(replace(last, report=report, version=version), now_ms, stopped)
+        if len(self._lost) > LOST_MAX:
+            del self._lost[next(iter(self._lost))]
+        self._replace(last.report, None)
 
     def _replace(self, old: Report | None, new: Report | None) -> None:
         """Moves the routes from one report of an instance to its next; journals what differs."""
@@ -261,6 +334,11 @@ class Registry:
         self._journal.extend((self.revision, topic) for topic in topics)
         while len(self._journal) > self.journal_topics_max:
             self._journal_start, _ = self._journal.popleft()
+
+
+def _same_store(one: int, other: int) -> bool:
+    """0: not told; then the name alone counts."""
+    return one == other or not (one and other)
 
 
 def _name(key: _Key) -> str:

@@ -16,6 +16,7 @@ from nameserver.registry import (
     BrokerReport,
     Changes,
     Instance,
+    Lost,
     Registry,
     Report,
     TimerReport,
@@ -70,10 +71,14 @@ class NameserverServicer:
         """See nameserver.proto."""
         report = _report_of(request)
         expiry_ms = _between("expiry_ms", request.expiry_ms, 0, EXPIRY_MS_MAX)
+        version, now_ms = _version_of(request.version), self._now_ms()
+        holder = self._registry.holder(version, report, now_ms)
+        if holder is not None:
+            return pb.RegisterResponse(accepted=False, taken_by=_holder(holder, now_ms))
+        if request.dry_run:
+            return pb.RegisterResponse(accepted=True)
         before = self._registry.revision
-        accepted = self._registry.register(
-            _version_of(request.version), report, self._now_ms(), expiry_ms
-        )
+        accepted = self._registry.register(version, report, now_ms, expiry_ms)
         self._wake_after(before)
         return pb.RegisterResponse(accepted=accepted)
 
@@ -87,7 +92,13 @@ class NameserverServicer:
         check_name("broker" if request.broker else "timer", request.broker or request.timer)
         before = self._registry.revision
         version = _version_of(request.version)
-        self._registry.deregister(kind, request.broker or request.timer, version, self._now_ms())
+        self._registry.deregister(
+            kind,
+            request.broker or request.timer,
+            version,
+            self._now_ms(),
+            request.store_id,
+        )
         self._wake_after(before)
         return pb.DeregisterResponse()
 
@@ -103,6 +114,8 @@ class NameserverServicer:
             brokers=map(_broker, self._registry.brokers),
             timers=map(_timer, self._registry.timers),
             routes=map(self._route, self._registry.topics),
+            lost_brokers=map(_lost_broker, self._registry.lost_brokers),
+            lost_timers=map(_lost_timer, self._registry.lost_timers),
         )
 
     async def WatchRoutes(
@@ -149,6 +162,8 @@ class NameserverServicer:
             removed_topics=[t for t in changes.removed_topics if not topics or t in topics],
             brokers=map(_broker, self._registry.brokers),
             timers=map(_timer, self._registry.timers),
+            lost_brokers=map(_lost_broker, self._registry.lost_brokers),
+            lost_timers=map(_lost_timer, self._registry.lost_timers),
         )
 
     def _route(self, topic: str) -> pb.TopicRoute:
@@ -192,7 +207,29 @@ def _timer(instance: Instance) -> pb.TimerInstance:
         last_heard_ms=instance.last_heard_ms,
         shard=report.shard,
         shards=report.shards,
+        store_id=report.store_id,
     )
+
+
+def _holder(instance: Instance, now_ms: int) -> pb.Holder:
+    return pb.Holder(
+        address=instance.report.address,
+        version=pb.Version(epoch=instance.version.epoch, counter=instance.version.counter),
+        store_id=instance.report.store_id,
+        heard_ago_ms=now_ms - instance.last_heard_ms,
+    )
+
+
+def _lost_broker(lost: Lost) -> pb.BrokerInstance:
+    message = _broker(lost.instance)
+    message.lost_ms, message.stopped = lost.lost_ms, lost.stopped
+    return message
+
+
+def _lost_timer(lost: Lost) -> pb.TimerInstance:
+    message = _timer(lost.instance)
+    message.lost_ms, message.stopped = lost.lost_ms, lost.stopped
+    return message
 
 
 def _version_of(version: pb.Version) -> Version:
@@ -205,12 +242,13 @@ def _report_of(request: pb.RegisterRequest) -> Report:
         raise InvalidArgument("report is missing: broker or timer", field="report")
     name, address = getattr(request, kind).name, getattr(request, kind).address
     check_name(f"{kind}.name", name)
-    check_address(f"{kind}.address", address)
+    if not request.dry_run:
+        check_address(f"{kind}.address", address)
     if kind == "broker":
         return BrokerReport(name, address, _topics_of(request.broker), request.broker.store_id)
     shards = _between("timer.shards", request.timer.shards, 1, SHARDS_MAX)
     shard = _between("timer.shard", request.timer.shard, 0, shards - 1)
-    return TimerReport(name, address, shard, shards)
+    return TimerReport(name, address, shard, shards, request.timer.store_id)
 
 
 def _topics_of(report: pb.BrokerReport) -> tuple[TopicQueues, ...]:

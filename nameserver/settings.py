@@ -24,6 +24,13 @@ class Settings(ProcessSettings):
         minimum=0,
         maximum=3600,
     )
+    lost_kept: float = setting(
+        3600.0,
+        "how long a broker or timer shard that vanished is listed as lost",
+        unit="s",
+        minimum=0,
+        maximum=2_592_000,
+    )
     watchers_max: int = setting(
         10_000, "open WatchRoutes streams at most", minimum=1, maximum=1_000_000
     )

@@ -88,6 +88,7 @@ class TimerService:
             address=self.server.advertised,
             shard=self.settings.shard,
             shards=self.settings.shards,
+            store_id=self.shard.store.producer_id,
         )
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -1,6 +1,6 @@
 """The connection to a cluster that producers, consumers and admin clients are built on.
 
-Owned by one event loop.  Holds the route cache (pushed by any live nameserver, see
+Owned by one event loop.  Holds the route cache (pushed by all nameservers, see
 `duemq.rpc.watch`) and one gRPC channel an address.  Synchronous clients run it on the loop of
 `duemq.loop_thread`.
 """
@@ -22,6 +22,8 @@ from duemq.v1 import admin_pb2, admin_pb2_grpc
 
 # A broker that is listed and does not answer holds the making of a topic up for so long.
 CREATE_GRACE_S = 1.0
+# Brokers that others told of; of more, those told of longest ago are forgotten.
+LEARNED_MAX = 256
 
 Addresses = str | Sequence[str]
 T = TypeVar("T")
@@ -68,6 +70,7 @@ class Client:
         self._routes = RouteCache()
         self._listeners: list[Callable[[], None]] = []
         self._creating: dict[str, asyncio.Task[frozenset[str]]] = {}
+        self._learned: dict[str, Broker] = {}
         self._closed = False
 
     async def start(self) -> None:
@@ -120,11 +123,22 @@ class Client:
         return found
 
     def broker(self, name: str) -> Broker:
-        """A live broker.  Raises Unavailable if the routes know none of that name."""
-        found = self._routes.broker(name)
+        """A live broker.  Raises Unavailable if none of that name is known."""
+        found = self._routes.broker(name) or self._learned.get(name)
         if found is None:
             raise Unavailable(f"broker {name} is not there", field="broker", value=name)
         return found
+
+    def learn(self, name: str, address: str) -> None:
+        """A broker told of another one: it is asked there where the nameservers do not list it."""
+        self._learned.pop(name, None)
+        self._learned[name] = Broker(name, address)
+        if len(self._learned) > LEARNED_MAX:
+            del self._learned[next(iter(self._learned))]
+
+    def story(self) -> str:
+        """What each nameserver says of the brokers, for people."""
+        return self._watcher.story() if self._watcher is not None else ""
 
     def timer_of(self, timer_queue_id: int) -> TimerShard:
         """The timer shard of a %TIMER% queue.  Raises Unavailable if it is not there."""
@@ -182,8 +196,11 @@ class Client:
             cause = error
         route = self._routes.route(topic)
         if route is None:
+            lost = ", ".join(each.broker.name for each in self._routes.lost_brokers)
             raise TopicNotFound(
-                f"no broker serves topic {topic!r}" + (f": {cause}" if cause else ""),
+                f"no broker serves topic {topic!r}"
+                + (f"; lost lately: {lost}" if lost else "")
+                + (f": {cause}" if cause else ""),
                 field="topic",
                 value=topic,
                 retryable=True,

@@ -62,6 +62,8 @@ class Broker:
     address: str
     epoch: int = 0
     store_id: int = 0
+    counter: int = field(default=0, compare=False)
+    """With `epoch` the version of its report; no part of what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,32 @@ class TimerShard:
     address: str
     shard: int
     shards: int
+    epoch: int = field(default=0, compare=False)
+    counter: int = field(default=0, compare=False)
+    store_id: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LostBroker:
+    """A broker that was there lately: what it stores is missing from what the others answer."""
+
+    broker: Broker
+    """As it was last."""
+    since_ms: int
+    """Epoch ms, by a nameserver's clock."""
+    stopped: bool
+    """It said goodbye.  False: it fell silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostTimer:
+    """A timer shard that was there lately: its timers wait."""
+
+    timer: TimerShard
+    since_ms: int
+    """Epoch ms, by a nameserver's clock."""
+    stopped: bool
+    """It said goodbye.  False: it fell silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +111,8 @@ class Update:
     removed_topics: tuple[str, ...] = ()
     brokers: tuple[Broker, ...] = ()
     timers: tuple[TimerShard, ...] = ()
+    lost_brokers: tuple[LostBroker, ...] = ()
+    lost_timers: tuple[LostTimer, ...] = ()
 
 
 class RouteCache:
@@ -94,21 +124,24 @@ class RouteCache:
         self._routes: dict[str, Route] = {}
         self._brokers: dict[str, Broker] = {}
         self._timers: tuple[TimerShard, ...] = ()
+        self._lost: tuple[tuple[LostBroker, ...], tuple[LostTimer, ...]] = ((), ())
         # Broker that is away → topic → what it served of it.
         self._away: dict[str, dict[str, BrokerQueues]] = {}
 
     def apply(self, update: Update) -> bool:
         """Takes an update over.  True if anything changed, or if it is the first."""
-        before = (self._routes, self._brokers, self._timers)
+        before = (self._routes, self._brokers, self._timers, self._lost)
         routes = {} if update.whole else dict(self._routes)
         for topic in update.removed_topics:
             routes.pop(topic, None)
         routes.update((route.topic, route) for route in update.routes)
-        after = (routes, {broker.name: broker for broker in update.brokers}, update.timers)
+        brokers = {broker.name: broker for broker in update.brokers}
+        lost = (update.lost_brokers, update.lost_timers)
+        after = (routes, brokers, update.timers, lost)
         if self.version and before == after:
             return False
-        self._remember(routes, after[1])
-        self._routes, self._brokers, self._timers = after
+        self._remember(routes, brokers)
+        self._routes, self._brokers, self._timers, self._lost = after
         self.version += 1
         return True
 
@@ -141,6 +174,19 @@ class RouteCache:
     def timers(self) -> tuple[TimerShard, ...]:
         """The live timer shards."""
         return self._timers
+
+    @property
+    def lost_brokers(self) -> tuple[LostBroker, ...]:
+        """Brokers that the nameservers list as lost, sorted by name.
+
+        While there is one, an answer that was put together from the live brokers may be partial.
+        """
+        return self._lost[0]
+
+    @property
+    def lost_timers(self) -> tuple[LostTimer, ...]:
+        """Timer shards that the nameservers list as lost, sorted by name."""
+        return self._lost[1]
 
     @property
     def away(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """A nameserver and brokers in this process, on free ports, for one test's event loop."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -46,18 +46,19 @@ class Cluster:
         self._stack.callback(servicer.close)
         self.nameserver = server.address
 
-    async def start_broker(self, name: str) -> None:
-        """Starts a broker, anew or where it was; returns when everybody knows it."""
+    async def start_broker(self, name: str, nameservers: Sequence[str] = ()) -> None:
+        """Starts a broker, anew or where it was; returns when everybody knows it.
+
+        `nameservers`: where others than the cluster's one are to be told and asked.
+        """
         life = self._lives[name] = AsyncExitStack()
         self._stack.push_async_exit(life)
         self.brokers[name], self.clients[name] = await life.enter_async_context(
             running_broker(
                 self._directory / name,
                 name=name,
-                nameservers=(self.nameserver,),
-                heartbeat_period=HEARTBEAT_S,
-                drain_timeout=0.1,
-                **self._settings,
+                nameservers=tuple(nameservers) or (self.nameserver,),
+                **{"heartbeat_period": HEARTBEAT_S, "drain_timeout": 0.1, **self._settings},
             )
         )
         await until(lambda: all(len(cache.brokers) == len(self.brokers) for cache in self._caches))

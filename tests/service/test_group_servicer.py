@@ -232,6 +232,45 @@ async def test_another_broker_names_the_coordinator(coordinator, topic) -> None:
         assert error.limit == HERE
 
 
+async def test_another_broker_tells_where_the_coordinator_is(cluster, coordinator, topic) -> None:
+    async with coordinator.joined(THERE) as member:
+        await member.hello(GROUP, "m1", topic)
+        event = await member.hear()
+        assert isinstance(status.from_proto(event.error), NotCoordinator)
+        assert event.coordinator == HERE
+        assert event.coordinator_address == cluster.brokers[HERE].server.address
+
+
+async def test_an_assignment_tells_where_its_brokers_are(cluster, coordinator, topic) -> None:
+    async with coordinator.joined(HERE) as member:
+        await member.hello(GROUP, "m1", topic)
+        while (event := await member.hear()).WhichOneof("event") != "assignment":
+            pass
+        assert {each.name: each.address for each in event.assignment.brokers} == {
+            name: broker.server.address for name, broker in cluster.brokers.items()
+        }
+
+
+async def test_queues_are_not_taken_over_by_the_word_of_another_coordinator(cluster, topic) -> None:
+    """As two members do whose coordinators do not know of each other."""
+    request = broker_pb2.AcquireQueuesRequest(
+        group=GROUP,
+        member_id="m1",
+        generation=5,
+        queues=[message_pb2.QueueRef(topic=topic, broker=THERE, queue_id=0)],
+        coordinator=THERE,
+    )
+    broker = cluster.clients[THERE].broker
+    with pytest.raises(NotCoordinator) as refused:
+        await status.answer(broker.AcquireQueues(request))
+    assert (refused.value.value, refused.value.limit) == (THERE, HERE)
+    assert HERE in str(refused.value)
+    for allowed in (HERE, ""):
+        request.coordinator = allowed
+        [result] = (await status.answer(broker.AcquireQueues(request))).queues
+        assert not result.HasField("error")
+
+
 async def test_members_are_told_when_the_group_moves(cluster, coordinator, topic) -> None:
     theirs = next(
         group

@@ -1,7 +1,8 @@
 """Nameservers, registrations and watchers over real gRPC in one process."""
 
 import asyncio
-from contextlib import asynccontextmanager
+import socket
+from contextlib import asynccontextmanager, contextmanager
 
 import grpc.aio
 import pytest
@@ -14,9 +15,10 @@ from duemq.rpc.watch import RouteWatcher
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1.nameserver_pb2_grpc import NameserverStub
 from nameserver import loops
-from nameserver.registry import Registry
+from nameserver.registry import BrokerReport, Registry, Version
 from nameserver.servicer import OVERRIDES, SERVICE, NameserverServicer
 from nameserver.settings import Settings
+from tests.service.cut_link import link_to
 
 WAIT_S = 30.0
 
@@ -109,6 +111,14 @@ async def watching(nameservers, topics=()):
         yield watcher
     finally:
         await watcher.stop()
+
+
+@contextmanager
+def silent_server():
+    """The system accepts its connections; nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        host, port = listening.getsockname()
+        yield f"{host}:{port}"
 
 
 async def until(condition):
@@ -262,6 +272,92 @@ async def test_an_instance_that_is_not_the_newest_of_its_name_is_told_so(nameser
     assert (await stub.GetRoute(pb.GetRouteRequest(topic="t"))).brokers
 
 
+def of_store(store_id, topics=("t",)):
+    report = broker(topics=topics)
+    report.store_id = store_id
+    return report
+
+
+def ended(registration):
+    """The refusal's text."""
+    error = registration.refused.exception()
+    assert isinstance(error, errors.InvalidArgument)
+    return str(error)
+
+
+async def test_a_name_that_another_store_has_is_refused_before_and_after_the_start(nameserver):
+    nameservers = [nameserver.address]
+    async with registered(lambda: of_store(1), nameservers):
+        await until(lambda: nameserver.registry.brokers)
+        second = Registration(nameservers, 0.2, 2, lambda: of_store(2, topics=()))
+        with pytest.raises(errors.InvalidArgument, match="a:1") as taken:
+            await second.check_free()
+        assert (taken.value.field, taken.value.value) == ("name", "a")
+        for part in ("0000000000000001", "0000000000000002", "1970-", nameserver.address):
+            assert part in str(taken.value)
+        second.start()
+        await until(second.refused.done)
+        assert "0000000000000001" in ended(second)
+        await second.stop()
+        assert nameserver.registry.topics == ("t",)
+    third = Registration(nameservers, 0.2, 3, lambda: of_store(2))
+    await third.check_free()
+    assert not nameserver.registry.brokers
+
+
+async def test_a_nameserver_that_says_nothing_does_not_keep_a_start_from_its_name(nameserver):
+    with silent_server() as silent:
+        await Registration([silent, nameserver.address], 0.2, 1, broker).check_free()
+
+
+async def test_a_name_whose_holder_claims_an_absurd_start_is_refused_alike(nameserver, stub):
+    await stub.Register(register(of_store(1), epoch=(1 << 64) - 1))
+    with pytest.raises(errors.InvalidArgument, match=f"started {(1 << 64) - 1} ms"):
+        await Registration([nameserver.address], 0.2, 2, lambda: of_store(2)).check_free()
+
+
+async def test_a_listener_that_fails_does_not_end_the_watch(nameserver, stub, caplog):
+    async with watching([nameserver.address]) as watcher:
+        await watcher.ready(WAIT_S)
+        failing = [ValueError("a bug")]
+
+        def fail_once() -> None:
+            if failing:
+                raise failing.pop()
+
+        watcher.on_change(fail_once)
+        await stub.Register(register(broker(topics=["t"])))
+        await stub.Register(register(broker(topics=["t", "u"]), counter=2))
+        await watcher.wait_for(knows("u"), WAIT_S)
+    assert "could not be taken over" in caplog.text
+
+
+async def test_of_two_that_were_both_taken_in_somewhere_the_younger_goes(caplog):
+    """Each could reach one nameserver only, and not the same."""
+    async with (
+        running() as one,
+        running() as two,
+        link_to(two.address) as from_older,
+        link_to(one.address) as from_younger,
+    ):
+        from_older.cut()
+        from_younger.cut()
+        older = Registration([one.address, from_older.address], 0.2, 1, lambda: of_store(1))
+        younger = Registration([from_younger.address, two.address], 0.2, 2, lambda: of_store(2))
+        await younger.check_free()
+        older.start()
+        younger.start()
+        await until(lambda: older._accepted and younger._accepted)
+        from_older.heal()
+        from_younger.heal()
+        await until(younger.refused.done)
+        await until(lambda: "this process was here first and goes on" in caplog.text)
+        await younger.stop()
+        await until(lambda: [one.report.store_id for one in two.registry.brokers] == [1])
+        assert not older.refused.done()
+        await older.stop()
+
+
 async def test_a_silent_broker_vanishes_when_its_report_runs_out(nameserver, stub):
     await stub.Register(register(broker(), expiry_ms=5_000))
     async with watching([nameserver.address]) as watcher:
@@ -269,6 +365,56 @@ async def test_a_silent_broker_vanishes_when_its_report_runs_out(nameserver, stu
         nameserver.clock.ms += 5_000
         nameserver.expire()
         await watcher.wait_for(lacks("t"), WAIT_S)
+
+
+async def test_watchers_and_askers_are_told_who_is_lost_and_since_when(nameserver, stub):
+    shard = pb.TimerReport(name="x", address="x:1", shard=0, shards=1)
+    await stub.Register(register(broker(), expiry_ms=5_000))
+    await stub.Register(register(shard))
+    async with watching([nameserver.address]) as watcher:
+        await watcher.wait_for(knows("t"), WAIT_S)
+        nameserver.clock.ms += 5_000
+        nameserver.expire()
+        await stub.Deregister(pb.DeregisterRequest(version=pb.Version(epoch=1), timer="x"))
+        await stub.Deregister(pb.DeregisterRequest(version=pb.Version(epoch=2), timer="x"))
+        await watcher.wait_for(lambda cache: cache.lost_timers != (), WAIT_S)
+        [lost], [timer] = watcher.cache.lost_brokers, watcher.cache.lost_timers
+    now_ms = nameserver.clock.ms
+    assert (lost.broker.name, lost.broker.store_id) == ("a", 7)
+    assert (lost.since_ms, lost.stopped) == (now_ms, False)
+    assert (timer.timer.name, timer.since_ms, timer.stopped) == ("x", now_ms, True)
+    cluster = await stub.GetCluster(pb.GetClusterRequest())
+    assert [(one.name, one.lost_ms) for one in cluster.lost_brokers] == [("a", now_ms)]
+    assert [(one.name, one.stopped) for one in cluster.lost_timers] == [("x", True)]
+
+
+async def test_a_nameserver_that_is_cut_off_from_a_broker_hides_it_from_nobody():
+    async with (
+        running() as one,
+        running() as two,
+        registered(lambda: broker("a"), [one.address, two.address]),
+        registered(lambda: broker("c", topics=["c"]), [one.address]),
+        watching([one.address, two.address]) as watcher,
+    ):
+        expected = f"{one.address} lists a, c; {two.address} lists a"
+        await until(lambda: watcher.story() == expected)
+        assert [each.name for each in watcher.cache.brokers] == ["a", "c"]
+
+
+async def test_the_first_answer_waits_for_the_other_nameserver_but_not_for_a_silent_one():
+    """A process that decides on what it hears first shall hear of everybody."""
+    async with (
+        running() as one,
+        running() as two,
+        registered(lambda: broker("a"), [one.address]),
+        registered(lambda: broker("c"), [two.address]),
+    ):
+        await until(lambda: one.registry.brokers and two.registry.brokers)
+        with silent_server() as silent:
+            for nameservers in ([one.address, two.address], [silent, one.address, two.address]):
+                async with watching(nameservers) as watcher:
+                    await watcher.ready(WAIT_S)
+                    assert [each.name for each in watcher.cache.brokers] == ["a", "c"]
 
 
 async def test_killing_one_of_two_nameservers_disturbs_nothing():
@@ -286,6 +432,23 @@ async def test_killing_one_of_two_nameservers_disturbs_nothing():
             registration.changed()
             await watcher.wait_for(knows("u"), WAIT_S)
             assert watcher.cache.route("t") is not None
+
+
+async def test_what_a_dead_nameserver_said_counts_for_a_while_only(monkeypatch):
+    """When all else is quiet, the watcher's own clock ends it."""
+    monkeypatch.setattr("duemq.route_views.STALE_MS", 50)
+    async with (
+        running() as one,
+        running() as two,
+        registered(lambda: broker("a"), [two.address]),
+    ):
+        await until(lambda: two.registry.brokers)
+        one.registry.register(Version(1, 1), BrokerReport("c", "c:1"), one.clock.now_ms())
+        async with watching([one.address, two.address]) as watcher:
+            await until(lambda: len(watcher.cache.brokers) == 2)
+            await one.kill()
+            await until(lambda: [each.name for each in watcher.cache.brokers] == ["a"])
+            assert "(out of reach: " in watcher.story()
 
 
 async def test_without_any_nameserver_the_cache_stays_and_a_restart_restores_everything():

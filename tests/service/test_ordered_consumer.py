@@ -289,7 +289,7 @@ async def test_a_queue_that_is_fenced_and_taken_over_again_keeps_its_order(clust
 
     async def fence() -> None:
         """As an operator's reset does: generations go up, offsets stay."""
-        generation = (1 << 50) + next(dice)
+        generation = 2_000_000_000_000 + 1_000 * next(dice)  # in 2033
         for name, client in cluster.clients.items():
             request = broker_pb2.AcquireQueuesRequest(
                 group=GROUP, member_id="other", generation=generation

@@ -12,6 +12,7 @@ import pytest
 
 import duemq
 from broker import groups
+from broker.offsets import newest_generation
 from broker.send_back_service import SendBackService
 from duemq import balance
 from duemq.aio import Admin, PushConsumer
@@ -23,7 +24,7 @@ from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Closed, FencedMember, InvalidArgument, ReadOnly, Unavailable
 from duemq.loop_thread import LoopThread
 from duemq.rpc import status
-from duemq.v1 import admin_pb2, broker_pb2, message_pb2, view_pb2
+from duemq.v1 import admin_pb2, broker_pb2, group_pb2, message_pb2, view_pb2
 from tests.service.played_timer import fire, records_in, timed_frames
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
@@ -606,7 +607,7 @@ async def take_over(cluster: Cluster, topic: str, broker: str, queue_id: int) ->
         broker_pb2.AcquireQueuesRequest(
             group="billing",
             member_id="other",
-            generation=1 << 50,
+            generation=2_000_000_000_000,
             queues=[message_pb2.QueueRef(topic=topic, broker=broker, queue_id=queue_id)],
             start_from=broker_pb2.EARLIEST,
         )
@@ -838,3 +839,47 @@ async def test_latest_leaves_out_the_old_of_a_broker_that_was_away_at_the_start(
     await cluster.send(topic, [b"new"], broker="b0", queue_id=0)
     await until(lambda: bool(consumers.all))
     assert consumers.all == [b"new"]
+
+
+@pytest.mark.parametrize("way", ["acquire", "commit", "hello"])
+async def test_a_made_up_generation_does_not_keep_a_group_from_its_queues(
+    cluster, topic, way
+) -> None:
+    """Any client may say what it likes; the most that is believed is soon counted past."""
+    generation = newest_generation(int(time.time() * 1000)) - 60_000
+    refs = [message_pb2.QueueRef(topic=topic, queue_id=number) for number in range(4)]
+    commits = [
+        broker_pb2.OffsetCommit(topic=topic, queue_id=number, generation=generation)
+        for number in range(4)
+    ]
+    for client in cluster.clients.values():
+        if way == "acquire":
+            request = broker_pb2.AcquireQueuesRequest(
+                group="billing", member_id="evil", generation=generation, queues=refs
+            )
+            await status.answer(client.broker.AcquireQueues(request))
+        elif way == "commit":
+            commit = broker_pb2.CommitOffsetsRequest(group="billing", commits=commits)
+            await status.answer(client.broker.CommitOffsets(commit))
+        else:
+            hello = group_pb2.Hello(
+                group="billing",
+                member_id="evil",
+                generation=1 << 62,
+                subscriptions=[group_pb2.Subscription(topic=topic)],
+            )
+            call = client.groups.Join()
+            await call.write(group_pb2.MemberEvent(hello=hello))
+            with suppress(grpc.RpcError):
+                await call.read()
+                await call.write(group_pb2.MemberEvent(leave=group_pb2.Leave()))
+            call.cancel()
+    consumers = Consumers(cluster, topic)
+    await consumers.start()
+    sent = [f"{broker} {n}".encode() for broker in cluster.brokers for n in range(4)]
+    for broker in cluster.brokers:
+        for number in range(4):
+            body = f"{broker} {number}".encode()
+            await cluster.send(topic, [body], broker=broker, queue_id=number)
+    await until(lambda: sorted(consumers.all) == sorted(sent))
+    await consumers.close()

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Generic, TypeVar
 
 import grpc.aio
@@ -18,7 +19,7 @@ from duemq import retry
 from duemq.client import Client
 from duemq.descriptions import MissingBroker
 from duemq.errors import DuemqError, Internal, Unavailable
-from duemq.route import Broker
+from duemq.route import Broker, LostBroker
 from duemq.rpc import status
 
 # For a broker that may be dead, where the others' answers are worth showing without it.
@@ -56,11 +57,12 @@ class Asker:
         return brokers
 
     def away(self) -> list[MissingBroker]:
-        """Brokers that this client knew and that are away."""
-        return [
-            MissingBroker(name, "it was there and is not now (a new client asks without it)")
-            for name in self.client.routes.away
-        ]
+        """Brokers that were there lately, as nameservers or this client know."""
+        routes = self.client.routes
+        missing = {lost.broker.name: _story(lost) for lost in routes.lost_brokers}
+        for name in routes.away:
+            missing.setdefault(name, "it was there and is not now")
+        return [MissingBroker(name, missing[name]) for name in sorted(missing)]
 
     async def at(self, broker: str, method: Method[T], timeout_s: float | None = None) -> T:
         """One broker's answer; asked again until `timeout_s`.  Raises DuemqErrors."""
@@ -114,6 +116,12 @@ class Asker:
             {name: answered[name] for name in sorted(answered)},
             tuple(sorted(missing, key=lambda each: each.name)),
         )
+
+
+def _story(lost: LostBroker) -> str:
+    since = datetime.fromtimestamp(lost.since_ms / 1000).astimezone().isoformat(timespec="seconds")
+    how = "stopped" if lost.stopped else "fell silent"
+    return f"it was at {lost.broker.address}, {how} at {since} and has not come back"
 
 
 def refuse_missing(missing: Sequence[MissingBroker], done: str = "") -> None:

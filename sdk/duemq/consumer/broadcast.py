@@ -105,6 +105,11 @@ class BroadcastShare:
         """The queues that are read now.  From any thread."""
         return frozenset(tuple(self._sources))
 
+    @property
+    def trouble(self) -> str:
+        """As Share's; there is no group that would answer."""
+        return ""
+
     def in_callback(self) -> bool:
         """Tells whether the caller is the callback.  From any thread."""
         return self._dispatcher.in_callback()

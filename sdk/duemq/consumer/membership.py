@@ -92,6 +92,10 @@ class Membership:
         self.member_id = member_name or new_member_id()
         self.generation = 0
         """Of the last assignment."""
+        self.coordinator = ""
+        """That made it."""
+        self.trouble = ""
+        """What the last attempt to join ended with, for people."""
         self._client = client
         self._owner = owner
         self._lease = lease
@@ -127,7 +131,7 @@ class Membership:
             except Rejected:
                 raise
             except NotCoordinator as error:
-                self._hint = error.limit
+                self._hint, self.trouble = error.limit, str(error)
                 log.debug("group %s: %s", self._group, error)
             except FencedMember as error:
                 if error.field == REPLACED:
@@ -135,6 +139,7 @@ class Membership:
                 log.warning("group %s: %s", self._group, error)
                 await self._owner.fenced()
             except DuemqError as error:
+                self.trouble = str(error)
                 if not self._leaving:
                     self._log_interruption(error, first=backoff.attempts == 0)
             if self.generation > before:
@@ -148,6 +153,12 @@ class Membership:
         """Asks for the assignment anew: a broker says that a newer one is out."""
         self._floor = max(self._floor, seen_generation)
         self._rejoin.set()
+
+    def doubt(self, coordinator: str) -> None:
+        """A queue's broker does not follow the coordinator: asks for the one that this sees."""
+        brokers = [broker.name for broker in self._client.routes.brokers]
+        if balance.coordinator(self._group, brokers) not in (coordinator, None):
+            self._rejoin.set()
 
     async def released(self, generation: int, queues: Iterable[MessageQueue]) -> None:
         """Tells the coordinator; if that fails, the next Hello will."""
@@ -201,7 +212,7 @@ class Membership:
             await streams.write(stream, leave, name)
             await status.answer(stream.done_writing(), name)
             while (event := await _next_event(stream, name)) is not None:
-                _raise_error_of(event)
+                self._raise_error_of(event)
         finally:
             stream.cancel()
 
@@ -240,7 +251,7 @@ class Membership:
     def _coordinator(self) -> str:
         hint, self._hint = self._hint, ""
         brokers = [broker.name for broker in self._client.routes.brokers]
-        name = hint if hint in brokers else balance.coordinator(self._group, brokers)
+        name = hint or balance.coordinator(self._group, brokers)
         if name is None:
             raise Unavailable("no broker is known")
         return name
@@ -282,19 +293,21 @@ class Membership:
                 raise Unavailable(f"{name} ended the stream")
             self._acked.set()
             self._heard_s = monotonic()
-            _raise_error_of(event)
+            self._raise_error_of(event)
             if claimed and lease is not None and lease.over:
                 # Others may have had the queues between the hello's sending and its arrival.
                 raise FencedMember("the session was over before the coordinator answered")
             claimed = False
             kind = event.WhichOneof("event")
             if kind == "assignment":
-                self._assigned(event.assignment)
+                self._assigned(event.assignment, name)
             if lease is not None:
                 lease.heard(acknowledgement=kind == "heartbeat_ack")
 
-    def _assigned(self, assignment: group_pb2.Assignment) -> None:
-        self.generation = assignment.generation
+    def _assigned(self, assignment: group_pb2.Assignment, coordinator: str) -> None:
+        for broker in assignment.brokers:
+            self._client.learn(broker.name, broker.address)
+        self.generation, self.coordinator = assignment.generation, coordinator
         self._members = list(assignment.members)
         queues = (MessageQueue(q.topic, q.broker, q.queue_id) for q in assignment.queues)
         self._owner.assigned(self.generation, frozenset(queues))
@@ -312,20 +325,21 @@ class Membership:
             if not self._acked.is_set():
                 raise Timeout(f"no heartbeat answer within {interval_s:g} s")
 
+    def _raise_error_of(self, event: group_pb2.CoordinatorEvent) -> None:
+        if event.WhichOneof("event") == "error":
+            error = status.from_proto(event.error)
+            if isinstance(error, NotCoordinator):
+                error.limit = event.coordinator  # as where the call itself fails
+                if event.coordinator_address:
+                    self._client.learn(event.coordinator, event.coordinator_address)
+            raise error
+
     async def _send(self, event: group_pb2.MemberEvent) -> None:
         """Writes to the stream, if there is one; its failure shows in `_read`."""
         async with self._writing:
             if self._stream is not None:
                 with suppress(grpc.RpcError, asyncio.InvalidStateError):
                     await self._stream.write(event)
-
-
-def _raise_error_of(event: group_pb2.CoordinatorEvent) -> None:
-    if event.WhichOneof("event") == "error":
-        error = status.from_proto(event.error)
-        if isinstance(error, NotCoordinator):
-            error.limit = event.coordinator  # as where the call itself fails
-        raise error
 
 
 async def _next_event(stream: Stream, peer: str) -> group_pb2.CoordinatorEvent | None:

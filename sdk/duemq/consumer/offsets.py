@@ -78,13 +78,18 @@ class OffsetClient:
         queues: Iterable[MessageQueue],
         generation: int,
         start_from: StartFrom,
+        coordinator: str = "",
     ) -> dict[MessageQueue, Start | DuemqError]:
-        """Takes queues of one broker over; answers where each begins, or why not."""
+        """Takes queues of one broker over; answers where each begins, or why not.
+
+        Raises NotCoordinator where the broker does not follow `coordinator`, whose assignment it
+        is.
+        """
         wanted = list(queues)
         taken: dict[MessageQueue, Start | DuemqError] = {}
         for first in range(0, len(wanted), REQUEST_QUEUES_MAX):
             some = wanted[first : first + REQUEST_QUEUES_MAX]
-            taken |= await self._acquire(broker, some, generation, start_from)
+            taken |= await self._acquire(broker, some, generation, start_from, coordinator)
         return taken
 
     async def _acquire(
@@ -93,9 +98,13 @@ class OffsetClient:
         queues: Iterable[MessageQueue],
         generation: int,
         start_from: StartFrom,
+        coordinator: str,
     ) -> dict[MessageQueue, Start | DuemqError]:
         request = broker_pb2.AcquireQueuesRequest(
-            group=self._group, member_id=self._member_id, generation=generation
+            group=self._group,
+            member_id=self._member_id,
+            generation=generation,
+            coordinator=coordinator,
         )
         if isinstance(start_from, str):
             request.start_from = START_FROM[start_from]

@@ -106,13 +106,20 @@ class PushConsumer:
             async with asyncio.timeout(limit_s):
                 await first_of(share.joined.wait(), _outcome(ended))
         except TimeoutError:
+            text = self._not_joined(limit_s)
             await self.close()
-            raise Timeout(
-                f"group {self.group} could not be joined in {limit_s:g} s", limit=limit_s
-            ) from None
+            raise Timeout(text, limit=limit_s) from None
         except BaseException:
             await self.close()
             raise
+
+    def _not_joined(self, limit_s: float) -> str:
+        trouble = self._share.trouble if self._share is not None else ""
+        return (
+            f"group {self.group} could not be joined in {limit_s:g} s"
+            + (f": {trouble}" if trouble else "")
+            + f"; nameservers: {self._client.story()}"
+        )
 
     async def run(self) -> None:
         """Starts, if need be, and consumes until closed.  Raises what ended the membership."""

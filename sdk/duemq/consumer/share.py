@@ -36,7 +36,7 @@ from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
 from duemq.consumer.settler import SendBacks
 from duemq.consumer.subscription import ALL, Filter
 from duemq.consumer.workers import Callback
-from duemq.errors import DuemqError, FencedMember, OffsetOutOfRange
+from duemq.errors import DuemqError, FencedMember, NotCoordinator, OffsetOutOfRange
 from duemq.group_topics import retry_topic
 from duemq.rpc.backoff import Backoff
 from duemq.v1 import view_pb2
@@ -144,6 +144,11 @@ class Share:
         holdings = tuple(self._holdings.values())
         return frozenset(h.queue for h in holdings if h.state is HoldingState.ACTIVE)
 
+    @property
+    def trouble(self) -> str:
+        """Why the group has not answered yet, for people."""
+        return self._membership.trouble
+
     def in_callback(self) -> bool:
         """Tells whether the caller is the callback.  From any thread."""
         return self._dispatcher.in_callback()
@@ -245,12 +250,16 @@ class Share:
         """Asks where to begin, until the broker answers or the queues are no longer wanted."""
         backoff = Backoff(ACQUIRE_WAIT_S_MIN, ACQUIRE_WAIT_S_MAX)
         while todo := {h.queue: h for h in holdings if self._is_acquiring(h)}:
-            generation = self._generation
+            generation, coordinator = self._generation, self._membership.coordinator
             try:
                 answers: dict[MessageQueue, Start | DuemqError] = {}
                 for start_from, queues in self._starts(todo).items():
-                    answers |= await self._offsets.acquire(broker, queues, generation, start_from)
+                    answers |= await self._offsets.acquire(
+                        broker, queues, generation, start_from, coordinator
+                    )
             except DuemqError as error:
+                if isinstance(error, NotCoordinator):
+                    self._membership.doubt(coordinator)
                 self._log_first(backoff, f"taking over queues of {broker}", error)
             else:
                 for queue, answer in answers.items():

@@ -1,28 +1,40 @@
-"""Keeps a route cache up to date from any one of the nameservers.
+"""Keeps a route cache up to date from all nameservers.
 
-One task holds one WatchRoutes stream.  When it breaks, or the nameserver is not ready, the next
-nameserver is asked; after a full round without success the task waits, jittered.  The cache
-keeps what it knew meanwhile.  The first nameserver is drawn by lot, so that clients spread.
+A task a nameserver holds one WatchRoutes stream; when that breaks, or the nameserver is not ready,
+it tries again, after a jittered wait.  What they say is merged (duemq.route_views): one that is cut
+off from a broker hides nothing that another one knows.  Without any nameserver the cache keeps what
+it knew.
 """
 
 import asyncio
 import logging
-import random
+import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from duemq.errors import DuemqError, Timeout, Unavailable
-from duemq.route import Broker, BrokerQueues, Route, RouteCache, TimerShard, Update
+from duemq.route import (
+    Broker,
+    BrokerQueues,
+    LostBroker,
+    LostTimer,
+    Route,
+    RouteCache,
+    TimerShard,
+    Update,
+)
+from duemq.route_views import Views
 from duemq.rpc import channel, status
 from duemq.rpc.backoff import Backoff
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-ROUND_WAIT_S_MIN = 0.1
-ROUND_WAIT_S_MAX = 2.0
+RETRY_WAIT_S_MIN = 0.1
+RETRY_WAIT_S_MAX = 2.0
 # Until the first update of a stream.  A nameserver that takes longer counts as dead.
 FIRST_UPDATE_TIMEOUT_S = 3.0
+# How long the first answer waits for those of the other nameservers.
+SETTLE_S = 0.5
 
 
 def update_of(pushed: nameserver_pb2.RouteUpdate) -> Update:
@@ -31,14 +43,32 @@ def update_of(pushed: nameserver_pb2.RouteUpdate) -> Update:
         whole=pushed.whole,
         routes=tuple(map(route_of, pushed.routes)),
         removed_topics=tuple(pushed.removed_topics),
-        brokers=tuple(
-            Broker(broker.name, broker.address, broker.version.epoch, broker.store_id)
-            for broker in pushed.brokers
+        brokers=tuple(map(_broker, pushed.brokers)),
+        timers=tuple(map(_timer, pushed.timers)),
+        lost_brokers=tuple(
+            LostBroker(_broker(one), one.lost_ms, one.stopped) for one in pushed.lost_brokers
         ),
-        timers=tuple(
-            TimerShard(timer.name, timer.address, timer.shard, timer.shards)
-            for timer in pushed.timers
+        lost_timers=tuple(
+            LostTimer(_timer(one), one.lost_ms, one.stopped) for one in pushed.lost_timers
         ),
+    )
+
+
+def _broker(one: nameserver_pb2.BrokerInstance) -> Broker:
+    version = one.version
+    return Broker(one.name, one.address, version.epoch, one.store_id, counter=version.counter)
+
+
+def _timer(one: nameserver_pb2.TimerInstance) -> TimerShard:
+    version = one.version
+    return TimerShard(
+        one.name,
+        one.address,
+        one.shard,
+        one.shards,
+        epoch=version.epoch,
+        counter=version.counter,
+        store_id=one.store_id,
     )
 
 
@@ -64,19 +94,26 @@ class RouteWatcher:
     ) -> None:
         """`topics`: those of interest; none: all."""
         self.cache = cache if cache is not None else RouteCache()
-        self._nameservers = list(dict.fromkeys(nameservers))
-        random.shuffle(self._nameservers)
+        self._nameservers = tuple(dict.fromkeys(nameservers))
         self._request = nameserver_pb2.WatchRoutesRequest(topics=topics)
+        self._views = Views()
+        self._waiting: list[Update] = []  # the first updates, until all have said something
+        self._untried = set(self._nameservers)
+        self._settled = False
+        self._errors: dict[str, DuemqError] = {}
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
-        self._last_error: DuemqError | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._live = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @property
     def live(self) -> bool:
         """A nameserver is pushing to the cache.  False: the cache may be out of date."""
-        return self._live
+        return self._views.connected
+
+    def story(self) -> str:
+        """What each nameserver says, for people: "ns1:9876 lists b1, b2; ns2:9876 …"."""
+        return "; ".join(map(self._story_of, self._nameservers))
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` in the event loop after each update that changed the cache."""
@@ -84,16 +121,20 @@ class RouteWatcher:
 
     def start(self) -> None:
         """Begins to watch; does not wait for the first update."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._watch(), name="route watcher")
+        if not self._tasks:
+            self._tasks = [
+                asyncio.create_task(self._watch(address), name=f"route watcher {address}")
+                for address in self._nameservers
+            ]
 
     async def stop(self) -> None:
         """Ends the watch; the cache stays."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for timer in self._timers.values():
+            timer.cancel()
 
     async def wait_for(self, condition: Callable[[RouteCache], bool], timeout_s: float) -> None:
         """Returns once `condition(cache)` holds after an update was seen, ever.
@@ -109,7 +150,7 @@ class RouteWatcher:
         except TimeoutError:
             names = ", ".join(self._nameservers)
             if self.cache.version == 0:
-                cause = f": {self._last_error}" if self._last_error else ""
+                cause = "".join(f": {error}" for error in list(self._errors.values())[-1:])
                 raise Unavailable(f"no nameserver answered ({names}){cause}") from None
             raise Timeout(f"no such route within {timeout_s:.3g} s (nameservers {names})") from None
 
@@ -117,18 +158,18 @@ class RouteWatcher:
         """Returns once routes are known.  Raises Unavailable if no nameserver answered in time."""
         await self.wait_for(lambda _: True, timeout_s)
 
-    async def _watch(self) -> None:
-        backoff = Backoff(ROUND_WAIT_S_MIN, ROUND_WAIT_S_MAX)
+    async def _watch(self, address: str) -> None:
+        backoff = Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
         while True:
-            seen = False
-            for address in self._nameservers:
-                seen = await self._follow(address) or seen
-            if seen:
-                backoff.reset()
+            try:
+                if await self._follow(address):
+                    backoff.reset()
+            except Exception:  # of a listener; the others must hear of what comes next
+                log.exception("what nameserver %s pushed could not be taken over", address)
             await asyncio.sleep(backoff.next_s())
 
     async def _follow(self, address: str) -> bool:
-        """Follows one nameserver until its stream breaks.  True if it pushed anything."""
+        """Follows a nameserver until its stream breaks.  True if it pushed anything."""
         seen = False
         try:
             async with channel.connect(address) as connection:
@@ -140,27 +181,75 @@ class RouteWatcher:
                         pushed = await status.answer(stream.read(), address)
                     if not isinstance(pushed, nameserver_pb2.RouteUpdate):  # the end of the stream
                         raise Unavailable(f"{address}: the nameserver ended the stream")
-                    self._apply(update_of(pushed))
                     seen = True
+                    self._said(address, update_of(pushed))
         except TimeoutError:
             self._failed(address, Timeout(f"{address}: no routes in {FIRST_UPDATE_TIMEOUT_S} s"))
         except DuemqError as error:
             self._failed(address, error)
-        finally:
-            self._live = False
         return seen
 
-    def _apply(self, update: Update) -> None:
-        self._live = True
-        self._last_error = None
-        if not self.cache.apply(update):
-            return
-        self._changed.set()
-        self._changed = asyncio.Event()
-        for listener in self._listeners:
-            listener()
+    def _said(self, address: str, update: Update) -> None:
+        self._errors.pop(address, None)
+        self._waiting.append(self._views.apply(address, update, _now_ms()))
+        self._tried(address)
 
     def _failed(self, address: str, error: DuemqError) -> None:
-        level = logging.INFO if self._last_error is None else logging.DEBUG
-        log.log(level, "nameserver %s no longer watched: %s", address, error)
-        self._last_error = error
+        level = logging.INFO if address not in self._errors else logging.DEBUG
+        log.log(level, "nameserver %s not watched: %s", address, error)
+        self._errors.pop(address, None)
+        self._errors[address] = error
+        self._views.disconnected(address, _now_ms())
+        self._tried(address)
+
+    def _tried(self, address: str) -> None:
+        """A nameserver has answered or failed.  The first answers are taken over together."""
+        self._untried.discard(address)
+        if not self._untried:
+            self._settle()
+        elif self._waiting and not self._settled and "settle" not in self._timers:
+            self._after("settle", SETTLE_S, self._settle)
+        if self._settled:
+            self._publish()
+
+    def _settle(self) -> None:
+        self._settled = True
+        self._publish()
+
+    def _publish(self) -> None:
+        """Takes over what is new, and has the clock watch views that end."""
+        updates, self._waiting = self._waiting, []
+        changed = [self.cache.apply(update) for update in updates]
+        next_ms = self._views.next_ms()
+        if next_ms is not None:
+            self._after("prune", (next_ms - _now_ms()) / 1000, self._prune)
+        if any(changed):
+            self._changed.set()
+            self._changed = asyncio.Event()
+            for listener in self._listeners:
+                listener()
+
+    def _prune(self) -> None:
+        update = self._views.prune(_now_ms())
+        if update is not None:
+            self._waiting.append(update)
+        self._publish()
+
+    def _after(self, name: str, wait_s: float, then: Callable[[], None]) -> None:
+        """Calls `then` later, once; a call of that name that was waiting is forgotten."""
+        if (waiting := self._timers.pop(name, None)) is not None:
+            waiting.cancel()
+        loop = asyncio.get_running_loop()
+        self._timers[name] = loop.call_later(max(0.0, wait_s), then)
+
+    def _story_of(self, address: str) -> str:
+        names = self._views.brokers_of(address)
+        told = "" if names is None else f" lists {', '.join(names) or 'no broker'}"
+        error = self._errors.get(address)
+        if error is not None:
+            told += f" (out of reach: {error})"
+        return address + (told or " has not answered")
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -200,20 +200,22 @@ class FetchFramesResponse(_message.Message):
     def __init__(self, store_id: _Optional[int] = ..., frames: _Optional[bytes] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ...) -> None: ...
 
 class AcquireQueuesRequest(_message.Message):
-    __slots__ = ("group", "member_id", "generation", "queues", "start_from", "start_ms")
+    __slots__ = ("group", "member_id", "generation", "queues", "start_from", "start_ms", "coordinator")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     START_FROM_FIELD_NUMBER: _ClassVar[int]
     START_MS_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     generation: int
     queues: _containers.RepeatedCompositeFieldContainer[_message_pb2.QueueRef]
     start_from: StartFrom
     start_ms: int
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., start_from: _Optional[_Union[StartFrom, str]] = ..., start_ms: _Optional[int] = ...) -> None: ...
+    coordinator: str
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., start_from: _Optional[_Union[StartFrom, str]] = ..., start_ms: _Optional[int] = ..., coordinator: _Optional[str] = ...) -> None: ...
 
 class OffsetCommit(_message.Message):
     __slots__ = ("topic", "queue_id", "offset", "generation")

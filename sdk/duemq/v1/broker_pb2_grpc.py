@@ -134,7 +134,8 @@ class BrokerServicer(object):
 
     def AcquireQueues(self, request, context):
         """Takes queues over for a member: fences older generations out and answers
-        where to start.  Idempotent.  Errors: GROUP_NOT_FOUND; per queue as in Pull.
+        where to start.  Idempotent.  Errors: GROUP_NOT_FOUND, NOT_COORDINATOR;
+        per queue as in Pull.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

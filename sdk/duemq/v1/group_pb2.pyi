@@ -74,14 +74,24 @@ class MemberEvent(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "queues", "members")
+    __slots__ = ("generation", "queues", "members", "brokers")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     queues: _containers.RepeatedCompositeFieldContainer[_message_pb2.QueueRef]
     members: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+    brokers: _containers.RepeatedCompositeFieldContainer[BrokerAddress]
+    def __init__(self, generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., members: _Optional[_Iterable[str]] = ..., brokers: _Optional[_Iterable[_Union[BrokerAddress, _Mapping]]] = ...) -> None: ...
+
+class BrokerAddress(_message.Message):
+    __slots__ = ("name", "address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class HeartbeatAck(_message.Message):
     __slots__ = ("generation",)
@@ -90,16 +100,18 @@ class HeartbeatAck(_message.Message):
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
 class CoordinatorEvent(_message.Message):
-    __slots__ = ("assignment", "heartbeat_ack", "error", "coordinator")
+    __slots__ = ("assignment", "heartbeat_ack", "error", "coordinator", "coordinator_address")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_ACK_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     heartbeat_ack: HeartbeatAck
     error: _error_pb2.Error
     coordinator: str
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., heartbeat_ack: _Optional[_Union[HeartbeatAck, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., coordinator: _Optional[str] = ...) -> None: ...
+    coordinator_address: str
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., heartbeat_ack: _Optional[_Union[HeartbeatAck, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., coordinator: _Optional[str] = ..., coordinator_address: _Optional[str] = ...) -> None: ...
 
 class ListGroupsRequest(_message.Message):
     __slots__ = ()

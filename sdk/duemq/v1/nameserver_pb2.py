@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64uemq/v1/nameserver.proto\x12\x08\x64uemq.v1\")\n\x07Version\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\"P\n\x0bTopicQueues\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06queues\x18\x02 \x01(\x05\x12\x10\n\x08readable\x18\x03 \x01(\x08\x12\x10\n\x08writable\x18\x04 \x01(\x08\"f\n\x0c\x42rokerReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12%\n\x06topics\x18\x03 \x03(\x0b\x32\x15.duemq.v1.TopicQueues\x12\x10\n\x08store_id\x18\x04 \x01(\x06\"K\n\x0bTimerReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05shard\x18\x03 \x01(\x05\x12\x0e\n\x06shards\x18\x04 \x01(\x05\"\xa4\x01\n\x0fRegisterRequest\x12\"\n\x07version\x18\x01 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x11\n\texpiry_ms\x18\x02 \x01(\x05\x12(\n\x06\x62roker\x18\x03 \x01(\x0b\x32\x16.duemq.v1.BrokerReportH\x00\x12&\n\x05timer\x18\x04 \x01(\x0b\x32\x15.duemq.v1.TimerReportH\x00\x42\x08\n\x06report\"$\n\x10RegisterResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\"V\n\x11\x44\x65registerRequest\x12\"\n\x07version\x18\x01 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x0e\n\x06\x62roker\x18\x02 \x01(\t\x12\r\n\x05timer\x18\x03 \x01(\t\"\x14\n\x12\x44\x65registerResponse\" \n\x0fGetRouteRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"c\n\x0c\x42rokerQueues\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06queues\x18\x03 \x01(\x05\x12\x10\n\x08readable\x18\x04 \x01(\x08\x12\x10\n\x08writable\x18\x05 \x01(\x08\"D\n\nTopicRoute\x12\r\n\x05topic\x18\x01 \x01(\t\x12\'\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x16.duemq.v1.BrokerQueues\"\x13\n\x11GetClusterRequest\"|\n\x0e\x42rokerInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x07version\x18\x03 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x15\n\rlast_heard_ms\x18\x04 \x01(\x03\x12\x10\n\x08store_id\x18\x05 \x01(\x06\"\x88\x01\n\rTimerInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x07version\x18\x03 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x15\n\rlast_heard_ms\x18\x04 \x01(\x03\x12\r\n\x05shard\x18\x05 \x01(\x05\x12\x0e\n\x06shards\x18\x06 \x01(\x05\"\x83\x01\n\x07\x43luster\x12)\n\x07\x62rokers\x18\x01 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12\'\n\x06timers\x18\x02 \x03(\x0b\x32\x17.duemq.v1.TimerInstance\x12$\n\x06routes\x18\x03 \x03(\x0b\x32\x14.duemq.v1.TopicRoute\"$\n\x12WatchRoutesRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\"\xae\x01\n\x0bRouteUpdate\x12\r\n\x05whole\x18\x01 \x01(\x08\x12$\n\x06routes\x18\x02 \x03(\x0b\x32\x14.duemq.v1.TopicRoute\x12\x16\n\x0eremoved_topics\x18\x03 \x03(\t\x12)\n\x07\x62rokers\x18\x04 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12\'\n\x06timers\x18\x05 \x03(\x0b\x32\x17.duemq.v1.TimerInstance2\xd9\x02\n\nNameserver\x12\x41\n\x08Register\x12\x19.duemq.v1.RegisterRequest\x1a\x1a.duemq.v1.RegisterResponse\x12G\n\nDeregister\x12\x1b.duemq.v1.DeregisterRequest\x1a\x1c.duemq.v1.DeregisterResponse\x12;\n\x08GetRoute\x12\x19.duemq.v1.GetRouteRequest\x1a\x14.duemq.v1.TopicRoute\x12<\n\nGetCluster\x12\x1b.duemq.v1.GetClusterRequest\x1a\x11.duemq.v1.Cluster\x12\x44\n\x0bWatchRoutes\x12\x1c.duemq.v1.WatchRoutesRequest\x1a\x15.duemq.v1.RouteUpdate0\x01\x42\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64uemq/v1/nameserver.proto\x12\x08\x64uemq.v1\")\n\x07Version\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\"P\n\x0bTopicQueues\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06queues\x18\x02 \x01(\x05\x12\x10\n\x08readable\x18\x03 \x01(\x08\x12\x10\n\x08writable\x18\x04 \x01(\x08\"f\n\x0c\x42rokerReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12%\n\x06topics\x18\x03 \x03(\x0b\x32\x15.duemq.v1.TopicQueues\x12\x10\n\x08store_id\x18\x04 \x01(\x06\"]\n\x0bTimerReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05shard\x18\x03 \x01(\x05\x12\x0e\n\x06shards\x18\x04 \x01(\x05\x12\x10\n\x08store_id\x18\x05 \x01(\x06\"\xb5\x01\n\x0fRegisterRequest\x12\"\n\x07version\x18\x01 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x11\n\texpiry_ms\x18\x02 \x01(\x05\x12(\n\x06\x62roker\x18\x03 \x01(\x0b\x32\x16.duemq.v1.BrokerReportH\x00\x12&\n\x05timer\x18\x04 \x01(\x0b\x32\x15.duemq.v1.TimerReportH\x00\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x42\x08\n\x06report\"e\n\x06Holder\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\"\n\x07version\x18\x02 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x10\n\x08store_id\x18\x03 \x01(\x06\x12\x14\n\x0cheard_ago_ms\x18\x04 \x01(\x03\"H\n\x10RegisterResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\"\n\x08taken_by\x18\x02 \x01(\x0b\x32\x10.duemq.v1.Holder\"h\n\x11\x44\x65registerRequest\x12\"\n\x07version\x18\x01 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x0e\n\x06\x62roker\x18\x02 \x01(\t\x12\r\n\x05timer\x18\x03 \x01(\t\x12\x10\n\x08store_id\x18\x04 \x01(\x06\"\x14\n\x12\x44\x65registerResponse\" \n\x0fGetRouteRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"c\n\x0c\x42rokerQueues\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06queues\x18\x03 \x01(\x05\x12\x10\n\x08readable\x18\x04 \x01(\x08\x12\x10\n\x08writable\x18\x05 \x01(\x08\"D\n\nTopicRoute\x12\r\n\x05topic\x18\x01 \x01(\t\x12\'\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x16.duemq.v1.BrokerQueues\"\x13\n\x11GetClusterRequest\"\x9e\x01\n\x0e\x42rokerInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x07version\x18\x03 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x15\n\rlast_heard_ms\x18\x04 \x01(\x03\x12\x10\n\x08store_id\x18\x05 \x01(\x06\x12\x0f\n\x07lost_ms\x18\x06 \x01(\x03\x12\x0f\n\x07stopped\x18\x07 \x01(\x08\"\xbc\x01\n\rTimerInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x07version\x18\x03 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x15\n\rlast_heard_ms\x18\x04 \x01(\x03\x12\r\n\x05shard\x18\x05 \x01(\x05\x12\x0e\n\x06shards\x18\x06 \x01(\x05\x12\x0f\n\x07lost_ms\x18\x07 \x01(\x03\x12\x0f\n\x07stopped\x18\x08 \x01(\x08\x12\x10\n\x08store_id\x18\t \x01(\x06\"\xe1\x01\n\x07\x43luster\x12)\n\x07\x62rokers\x18\x01 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12\'\n\x06timers\x18\x02 \x03(\x0b\x32\x17.duemq.v1.TimerInstance\x12$\n\x06routes\x18\x03 \x03(\x0b\x32\x14.duemq.v1.TopicRoute\x12.\n\x0clost_brokers\x18\x04 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12,\n\x0blost_timers\x18\x05 \x03(\x0b\x32\x17.duemq.v1.TimerInstance\"$\n\x12WatchRoutesRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\"\x8c\x02\n\x0bRouteUpdate\x12\r\n\x05whole\x18\x01 \x01(\x08\x12$\n\x06routes\x18\x02 \x03(\x0b\x32\x14.duemq.v1.TopicRoute\x12\x16\n\x0eremoved_topics\x18\x03 \x03(\t\x12)\n\x07\x62rokers\x18\x04 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12\'\n\x06timers\x18\x05 \x03(\x0b\x32\x17.duemq.v1.TimerInstance\x12.\n\x0clost_brokers\x18\x06 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12,\n\x0blost_timers\x18\x07 \x03(\x0b\x32\x17.duemq.v1.TimerInstance2\xd9\x02\n\nNameserver\x12\x41\n\x08Register\x12\x19.duemq.v1.RegisterRequest\x1a\x1a.duemq.v1.RegisterResponse\x12G\n\nDeregister\x12\x1b.duemq.v1.DeregisterRequest\x1a\x1c.duemq.v1.DeregisterResponse\x12;\n\x08GetRoute\x12\x19.duemq.v1.GetRouteRequest\x1a\x14.duemq.v1.TopicRoute\x12<\n\nGetCluster\x12\x1b.duemq.v1.GetClusterRequest\x1a\x11.duemq.v1.Cluster\x12\x44\n\x0bWatchRoutes\x12\x1c.duemq.v1.WatchRoutesRequest\x1a\x15.duemq.v1.RouteUpdate0\x01\x42\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,33 +40,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BROKERREPORT']._serialized_start=164
   _globals['_BROKERREPORT']._serialized_end=266
   _globals['_TIMERREPORT']._serialized_start=268
-  _globals['_TIMERREPORT']._serialized_end=343
-  _globals['_REGISTERREQUEST']._serialized_start=346
-  _globals['_REGISTERREQUEST']._serialized_end=510
-  _globals['_REGISTERRESPONSE']._serialized_start=512
-  _globals['_REGISTERRESPONSE']._serialized_end=548
-  _globals['_DEREGISTERREQUEST']._serialized_start=550
-  _globals['_DEREGISTERREQUEST']._serialized_end=636
-  _globals['_DEREGISTERRESPONSE']._serialized_start=638
-  _globals['_DEREGISTERRESPONSE']._serialized_end=658
-  _globals['_GETROUTEREQUEST']._serialized_start=660
-  _globals['_GETROUTEREQUEST']._serialized_end=692
-  _globals['_BROKERQUEUES']._serialized_start=694
-  _globals['_BROKERQUEUES']._serialized_end=793
-  _globals['_TOPICROUTE']._serialized_start=795
-  _globals['_TOPICROUTE']._serialized_end=863
-  _globals['_GETCLUSTERREQUEST']._serialized_start=865
-  _globals['_GETCLUSTERREQUEST']._serialized_end=884
-  _globals['_BROKERINSTANCE']._serialized_start=886
-  _globals['_BROKERINSTANCE']._serialized_end=1010
-  _globals['_TIMERINSTANCE']._serialized_start=1013
-  _globals['_TIMERINSTANCE']._serialized_end=1149
-  _globals['_CLUSTER']._serialized_start=1152
-  _globals['_CLUSTER']._serialized_end=1283
-  _globals['_WATCHROUTESREQUEST']._serialized_start=1285
-  _globals['_WATCHROUTESREQUEST']._serialized_end=1321
-  _globals['_ROUTEUPDATE']._serialized_start=1324
-  _globals['_ROUTEUPDATE']._serialized_end=1498
-  _globals['_NAMESERVER']._serialized_start=1501
-  _globals['_NAMESERVER']._serialized_end=1846
+  _globals['_TIMERREPORT']._serialized_end=361
+  _globals['_REGISTERREQUEST']._serialized_start=364
+  _globals['_REGISTERREQUEST']._serialized_end=545
+  _globals['_HOLDER']._serialized_start=547
+  _globals['_HOLDER']._serialized_end=648
+  _globals['_REGISTERRESPONSE']._serialized_start=650
+  _globals['_REGISTERRESPONSE']._serialized_end=722
+  _globals['_DEREGISTERREQUEST']._serialized_start=724
+  _globals['_DEREGISTERREQUEST']._serialized_end=828
+  _globals['_DEREGISTERRESPONSE']._serialized_start=830
+  _globals['_DEREGISTERRESPONSE']._serialized_end=850
+  _globals['_GETROUTEREQUEST']._serialized_start=852
+  _globals['_GETROUTEREQUEST']._serialized_end=884
+  _globals['_BROKERQUEUES']._serialized_start=886
+  _globals['_BROKERQUEUES']._serialized_end=985
+  _globals['_TOPICROUTE']._serialized_start=987
+  _globals['_TOPICROUTE']._serialized_end=1055
+  _globals['_GETCLUSTERREQUEST']._serialized_start=1057
+  _globals['_GETCLUSTERREQUEST']._serialized_end=1076
+  _globals['_BROKERINSTANCE']._serialized_start=1079
+  _globals['_BROKERINSTANCE']._serialized_end=1237
+  _globals['_TIMERINSTANCE']._serialized_start=1240
+  _globals['_TIMERINSTANCE']._serialized_end=1428
+  _globals['_CLUSTER']._serialized_start=1431
+  _globals['_CLUSTER']._serialized_end=1656
+  _globals['_WATCHROUTESREQUEST']._serialized_start=1658
+  _globals['_WATCHROUTESREQUEST']._serialized_end=1694
+  _globals['_ROUTEUPDATE']._serialized_start=1697
+  _globals['_ROUTEUPDATE']._serialized_end=1965
+  _globals['_NAMESERVER']._serialized_start=1968
+  _globals['_NAMESERVER']._serialized_end=2313
 # @@protoc_insertion_point(module_scope)

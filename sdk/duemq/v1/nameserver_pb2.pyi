@@ -39,44 +39,64 @@ class BrokerReport(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., store_id: _Optional[int] = ...) -> None: ...
 
 class TimerReport(_message.Message):
-    __slots__ = ("name", "address", "shard", "shards")
+    __slots__ = ("name", "address", "shard", "shards", "store_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     shard: int
     shards: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+    store_id: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., store_id: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("version", "expiry_ms", "broker", "timer")
+    __slots__ = ("version", "expiry_ms", "broker", "timer", "dry_run")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EXPIRY_MS_FIELD_NUMBER: _ClassVar[int]
     BROKER_FIELD_NUMBER: _ClassVar[int]
     TIMER_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     version: Version
     expiry_ms: int
     broker: BrokerReport
     timer: TimerReport
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., expiry_ms: _Optional[int] = ..., broker: _Optional[_Union[BrokerReport, _Mapping]] = ..., timer: _Optional[_Union[TimerReport, _Mapping]] = ...) -> None: ...
+    dry_run: bool
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., expiry_ms: _Optional[int] = ..., broker: _Optional[_Union[BrokerReport, _Mapping]] = ..., timer: _Optional[_Union[TimerReport, _Mapping]] = ..., dry_run: bool = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ("address", "version", "store_id", "heard_ago_ms")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    HEARD_AGO_MS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    version: Version
+    store_id: int
+    heard_ago_ms: int
+    def __init__(self, address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., store_id: _Optional[int] = ..., heard_ago_ms: _Optional[int] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("accepted",)
+    __slots__ = ("accepted", "taken_by")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_BY_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
-    def __init__(self, accepted: bool = ...) -> None: ...
+    taken_by: Holder
+    def __init__(self, accepted: bool = ..., taken_by: _Optional[_Union[Holder, _Mapping]] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
-    __slots__ = ("version", "broker", "timer")
+    __slots__ = ("version", "broker", "timer", "store_id")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BROKER_FIELD_NUMBER: _ClassVar[int]
     TIMER_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     version: Version
     broker: str
     timer: str
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., broker: _Optional[str] = ..., timer: _Optional[str] = ...) -> None: ...
+    store_id: int
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., broker: _Optional[str] = ..., timer: _Optional[str] = ..., store_id: _Optional[int] = ...) -> None: ...
 
 class DeregisterResponse(_message.Message):
     __slots__ = ()
@@ -115,44 +135,58 @@ class GetClusterRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class BrokerInstance(_message.Message):
-    __slots__ = ("name", "address", "version", "last_heard_ms", "store_id")
+    __slots__ = ("name", "address", "version", "last_heard_ms", "store_id", "lost_ms", "stopped")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_HEARD_MS_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    LOST_MS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     version: Version
     last_heard_ms: int
     store_id: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., store_id: _Optional[int] = ...) -> None: ...
+    lost_ms: int
+    stopped: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., store_id: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ...) -> None: ...
 
 class TimerInstance(_message.Message):
-    __slots__ = ("name", "address", "version", "last_heard_ms", "shard", "shards")
+    __slots__ = ("name", "address", "version", "last_heard_ms", "shard", "shards", "lost_ms", "stopped", "store_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_HEARD_MS_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    LOST_MS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     version: Version
     last_heard_ms: int
     shard: int
     shards: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+    lost_ms: int
+    stopped: bool
+    store_id: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ..., store_id: _Optional[int] = ...) -> None: ...
 
 class Cluster(_message.Message):
-    __slots__ = ("brokers", "timers", "routes")
+    __slots__ = ("brokers", "timers", "routes", "lost_brokers", "lost_timers")
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     TIMERS_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
+    LOST_BROKERS_FIELD_NUMBER: _ClassVar[int]
+    LOST_TIMERS_FIELD_NUMBER: _ClassVar[int]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerInstance]
     timers: _containers.RepeatedCompositeFieldContainer[TimerInstance]
     routes: _containers.RepeatedCompositeFieldContainer[TopicRoute]
-    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerInstance, _Mapping]]] = ..., timers: _Optional[_Iterable[_Union[TimerInstance, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ...) -> None: ...
+    lost_brokers: _containers.RepeatedCompositeFieldContainer[BrokerInstance]
+    lost_timers: _containers.RepeatedCompositeFieldContainer[TimerInstance]
+    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerInstance, _Mapping]]] = ..., timers: _Optional[_Iterable[_Union[TimerInstance, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., lost_brokers: _Optional[_Iterable[_Union[BrokerInstance, _Mapping]]] = ..., lost_timers: _Optional[_Iterable[_Union[TimerInstance, _Mapping]]] = ...) -> None: ...
 
 class WatchRoutesRequest(_message.Message):
     __slots__ = ("topics",)
@@ -161,15 +195,19 @@ class WatchRoutesRequest(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RouteUpdate(_message.Message):
-    __slots__ = ("whole", "routes", "removed_topics", "brokers", "timers")
+    __slots__ = ("whole", "routes", "removed_topics", "brokers", "timers", "lost_brokers", "lost_timers")
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     REMOVED_TOPICS_FIELD_NUMBER: _ClassVar[int]
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     TIMERS_FIELD_NUMBER: _ClassVar[int]
+    LOST_BROKERS_FIELD_NUMBER: _ClassVar[int]
+    LOST_TIMERS_FIELD_NUMBER: _ClassVar[int]
     whole: bool
     routes: _containers.RepeatedCompositeFieldContainer[TopicRoute]
     removed_topics: _containers.RepeatedScalarFieldContainer[str]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerInstance]
     timers: _containers.RepeatedCompositeFieldContainer[TimerInstance]
-    def __init__(self, whole: bool = ..., routes: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., removed_topics: _Optional[_Iterable[str]] = ..., brokers: _Optional[_Iterable[_Union[BrokerInstance, _Mapping]]] = ..., timers: _Optional[_Iterable[_Union[TimerInstance, _Mapping]]] = ...) -> None: ...
+    lost_brokers: _containers.RepeatedCompositeFieldContainer[BrokerInstance]
+    lost_timers: _containers.RepeatedCompositeFieldContainer[TimerInstance]
+    def __init__(self, whole: bool = ..., routes: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., removed_topics: _Optional[_Iterable[str]] = ..., brokers: _Optional[_Iterable[_Union[BrokerInstance, _Mapping]]] = ..., timers: _Optional[_Iterable[_Union[TimerInstance, _Mapping]]] = ..., lost_brokers: _Optional[_Iterable[_Union[BrokerInstance, _Mapping]]] = ..., lost_timers: _Optional[_Iterable[_Union[TimerInstance, _Mapping]]] = ...) -> None: ...

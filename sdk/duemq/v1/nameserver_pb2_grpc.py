@@ -69,7 +69,9 @@ class NameserverServicer(object):
 
     def Register(self, request, context):
         """Registers or refreshes a broker or timer shard.  A version older than the
-        known one changes nothing.  Idempotent.  Errors: INVALID_ARGUMENT.
+        known one changes nothing.  A name belongs to one store (data directory)
+        for as long as its process lives.  Idempotent.  Errors: INVALID_ARGUMENT,
+        OVERLOADED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

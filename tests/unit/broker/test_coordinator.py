@@ -1,13 +1,17 @@
+from zlib import crc32
+
 import pytest
 
 from broker.coordinator import (
     EMPTY_GROUP_KEPT_MS,
+    GENERATION_MARKS,
     STALL_MS_MAX,
     Assignment,
     Coordinator,
     Step,
 )
 from broker.members import Hello
+from broker.offsets import CLOCK_MS_MIN, newest_generation
 from broker.subscriptions import TopicFilter
 from duemq.balance import MessageQueue
 from duemq.balance import coordinator as coordinator_of
@@ -22,6 +26,9 @@ from duemq.errors import (
 
 T0 = 1_700_000_000_000
 TIMEOUT_MS = 10_000
+MARK = crc32(b"b1") % GENERATION_MARKS
+# The first generation from T0 on that is b1's.
+FIRST = next(n for n in range(T0, T0 + GENERATION_MARKS) if n % GENERATION_MARKS == MARK)
 
 
 def queues(*ids: int, topic: str = "orders", broker: str = "b1") -> tuple[MessageQueue, ...]:
@@ -53,7 +60,7 @@ def only(step: Step) -> Assignment:
 
 def test_the_first_member_of_a_new_group_gets_everything_at_once() -> None:
     assignment = only(new_coordinator().join(hello("m1"), T0))
-    assert assignment == Assignment("g", "m1", T0, queues(0, 1, 2, 3), ("m1",))
+    assert assignment == Assignment("g", "m1", FIRST, queues(0, 1, 2, 3), ("m1",))
 
 
 def test_a_queue_is_released_before_it_is_given_away() -> None:
@@ -216,7 +223,7 @@ def test_every_event_of_a_member_keeps_it_alive() -> None:
     coordinator.heartbeat("g", "m1", T0 + 6_000)
     coordinator.released("g", "m1", 1, (), T0 + 12_000)
     coordinator.tick(T0 + 21_999)
-    assert coordinator.heartbeat("g", "m1", T0 + 21_999) == T0
+    assert coordinator.heartbeat("g", "m1", T0 + 21_999) == FIRST
 
 
 def test_a_member_that_is_over_must_join_again() -> None:
@@ -757,3 +764,41 @@ def test_what_a_member_says_before_it_hears_that_its_group_has_moved_ends_no_ses
         with pytest.raises(NotCoordinator) as moved:
             say()
         assert moved.value.limit == "b2"
+
+
+# --- two that take themselves for the coordinator -----------------------------------------------
+
+
+def test_two_coordinators_of_one_group_never_make_the_same_generation() -> None:
+    one, other = (Coordinator(name, session_timeout_ms=TIMEOUT_MS) for name in ("b1", "b2"))
+    made: dict[str, set[int]] = {"b1": set(), "b2": set()}
+    for name, coordinator in (("b1", one), ("b2", other)):
+        coordinator.routes_changed({"orders": queues(*range(4))}, [name], T0)
+        for number in range(20):
+            step = coordinator.join(hello(f"{name}-{number}"), T0 + number)
+            made[name] |= {each.generation for each in step.assignments}
+    assert made["b1"]
+    assert made["b2"]
+    assert not made["b1"] & made["b2"]
+
+
+def test_a_made_up_generation_is_counted_on_from_no_further_than_can_be_believed() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("evil", generation=1 << 62), T0)
+    coordinator.leave("g", "evil", T0)
+    coordinator.join(hello("m1"), T0)
+    coordinator.heartbeat("g", "m1", T0 + 1)
+    assignment = only(coordinator.tick(T0 + TIMEOUT_MS))
+    assert len(assignment.queues) == 4
+    newest = newest_generation(T0)
+    assert newest < assignment.generation <= newest + 2 * GENERATION_MARKS
+    # Brokers believe it in a moment, and what comes after it too.
+    assert assignment.generation < newest_generation(CLOCK_MS_MIN + 2 * GENERATION_MARKS)
+
+
+def test_a_true_generation_of_a_clock_that_was_years_ahead_is_counted_on_from() -> None:
+    ahead = T0 + 5 * 365 * 24 * 3_600_000
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1", generation=ahead), T0)
+    coordinator.heartbeat("g", "m1", T0 + 1)
+    assert only(coordinator.tick(T0 + TIMEOUT_MS)).generation > ahead

@@ -1,4 +1,14 @@
-from duemq.route import Broker, BrokerQueues, Queue, Route, RouteCache, TimerShard, Update
+from duemq.route import (
+    Broker,
+    BrokerQueues,
+    LostBroker,
+    LostTimer,
+    Queue,
+    Route,
+    RouteCache,
+    TimerShard,
+    Update,
+)
 
 
 def route(topic="t", *brokers):
@@ -52,6 +62,17 @@ def test_no_shard_no_timer():
     cache = RouteCache()
     cache.apply(Update(True, timers=(TimerShard("t-0", "t0:1", 0, 2),)))
     assert cache.timer_of(1) is None
+
+
+def test_the_lost_are_known_with_since_when():
+    cache = RouteCache()
+    lost = LostBroker(Broker("a", "a:1"), since_ms=5, stopped=False)
+    shard = LostTimer(TimerShard("x", "x:1", 0, 1), since_ms=6, stopped=True)
+    assert cache.apply(Update(True))
+    assert cache.apply(Update(False, lost_brokers=(lost,), lost_timers=(shard,)))
+    assert (cache.lost_brokers, cache.lost_timers) == ((lost,), (shard,))
+    assert cache.apply(Update(False))
+    assert cache.lost_brokers == ()
 
 
 # --- the queues of ordering keys ------------------------------------------------------------

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from duemq.errors import NotReady, Overloaded, TopicNotFound
@@ -188,3 +190,113 @@ def test_a_watcher_behind_the_journal_is_told_everything():
     assert registry.changes_since(behind).whole
     assert registry.changes_since(near).topics == ("w",)
     assert registry.changes_since(registry.revision + 1).whole
+
+
+# --- lost ---------------------------------------------------------------------------------------
+
+
+def lost(registry):
+    return [
+        (one.instance.report.name, one.lost_ms, one.stopped)
+        for one in (*registry.lost_brokers, *registry.lost_timers)
+    ]
+
+
+def test_who_stopped_or_fell_silent_is_lost_since_then(registry):
+    registry.register(OLD, broker("a"), 0, expiry_ms=100)
+    registry.register(OLD, broker("b"), 0)
+    registry.register(OLD, TimerReport("x", "x:1"), 0, expiry_ms=200)
+    registry.deregister(BrokerReport, "b", NEW, 50)
+    registry.expire(100)
+    registry.expire(200)
+    assert lost(registry) == [("a", 100, False), ("b", 50, True), ("x", 200, False)]
+    assert registry.lost_brokers[0].instance.report.store_id == 7
+
+
+def test_a_topic_that_nobody_serves_may_be_with_who_is_lost(registry):
+    registry.register(OLD, broker(), 0)
+    registry.deregister(BrokerReport, "a", NEW, 0)
+    with pytest.raises(TopicNotFound, match="lost lately: a"):
+        registry.route("t")
+
+
+def test_who_comes_back_is_not_lost(registry):
+    registry.register(OLD, broker(), 0)
+    registry.deregister(BrokerReport, "a", NEW, 0)
+    registry.register(NEXT_LIFE, broker(), 1)
+    assert lost(registry) == []
+
+
+def test_the_lost_are_forgotten_after_their_time_and_watchers_hear_of_it():
+    registry = Registry(ready_at_ms=0, lost_kept_ms=1_000)
+    registry.register(OLD, broker(), 0)
+    registry.deregister(BrokerReport, "a", NEW, 5)
+    registry.expire(1_004)
+    assert lost(registry) == [("a", 5, True)]
+    revision = registry.revision
+    registry.expire(1_005)
+    assert lost(registry) == []
+    assert registry.revision > revision
+
+
+def test_the_number_of_lost_is_bounded(registry, monkeypatch):
+    monkeypatch.setattr(module, "LOST_MAX", 1)
+    for name in ("a", "b"):
+        registry.register(OLD, broker(name), 0)
+        registry.deregister(BrokerReport, name, NEW, 0)
+    assert lost(registry) == [("b", 0, True)]
+
+
+def test_watchers_hear_of_each_version(registry):
+    registry.register(OLD, broker(), 0)
+    revision = registry.revision
+    registry.register(NEW, broker(), 0)
+    assert registry.revision > revision
+
+
+# --- one store a name ---------------------------------------------------------------------------
+
+
+def stored(store_id, name="a", address=None, topics=("t",)):
+    return replace(broker(name, topics=topics, address=address), store_id=store_id)
+
+
+def test_another_store_does_not_get_a_name_while_its_process_lives(registry):
+    registry.register(OLD, stored(1), 0)
+    assert not registry.register(NEXT_LIFE, stored(2, address="elsewhere:1", topics=()), 29_999)
+    assert registry.route("t")[0].address == "a:1"
+    holder = registry.holder(NEXT_LIFE, stored(2), 29_999)
+    assert holder is not None
+    assert holder.report.store_id == 1
+    registry.expire(30_000)
+    assert registry.register(NEXT_LIFE, stored(2), 30_000)
+
+
+def test_a_timer_shard_has_its_name_alike(registry):
+    registry.register(OLD, TimerReport("x", "x:1", store_id=1), 0)
+    assert not registry.register(NEXT_LIFE, TimerReport("x", "x:2", store_id=2), 0)
+    assert registry.register(NEXT_LIFE, TimerReport("x", "x:2", store_id=1), 0)
+
+
+def test_a_store_that_moves_has_its_name_at_once(registry):
+    registry.register(OLD, stored(1), 0)
+    assert registry.register(NEXT_LIFE, stored(1, address="elsewhere:1"), 0)
+    assert registry.route("t")[0].address == "elsewhere:1"
+
+
+def test_who_is_refused_takes_nobody_out_and_bars_nobody(registry):
+    registry.register(OLD, stored(1), 0)
+    assert not registry.deregister(BrokerReport, "a", NEXT_LIFE, 0, store_id=2)
+    assert registry.topics == ("t",)
+    registry.deregister(BrokerReport, "b", NEXT_LIFE, 0, store_id=2)
+    assert registry.register(OLD, stored(1, "b"), 0)
+
+
+def test_a_nameserver_that_just_started_gives_the_name_to_the_older_process():
+    """Whichever it meets first: the younger one may be the one that others have refused."""
+    registry = Registry(ready_at_ms=10)
+    registry.register(NEXT_LIFE, stored(2), 0)
+    assert registry.register(OLD, stored(1), 9)
+    assert not registry.register(NEXT_LIFE, stored(2), 9)
+    assert not registry.register(Version(0, 1), stored(3), 10)
+    assert registry.brokers[0].report.store_id == 1

@@ -1,0 +1,76 @@
+"""A TCP link that a test can cut: everything to one address goes through it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+
+class Link:
+    """Forwards connections to `target` (host:port) until it is cut."""
+
+    def __init__(self, target: str) -> None:
+        self.address = ""
+        self._target = target
+        self._passes = asyncio.Event()
+        self._passes.set()
+        self._refuses = False
+        self._open: set[asyncio.Task[None]] = set()
+
+    def cut(self) -> None:
+        """Ends all connections and refuses new ones."""
+        self._refuses = True
+        for connection in self._open:
+            connection.cancel()
+
+    def swallow(self) -> None:
+        """Connections stay, and new ones are accepted; nothing goes through any more."""
+        self._passes.clear()
+
+    def heal(self) -> None:
+        """Everything goes through again, also what was kept back."""
+        self._refuses = False
+        self._passes.set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            if not self._refuses:
+                await self._passes.wait()
+                host, port = self._target.rsplit(":", 1)
+                there = await asyncio.open_connection(host, int(port))
+                try:
+                    await asyncio.gather(self._pump(reader, there[1]), self._pump(there[0], writer))
+                finally:
+                    there[1].transport.abort()
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+            self._open.discard(task)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            await self._passes.wait()
+            writer.write(data)
+            await writer.drain()
+        writer.transport.abort()
+
+
+@asynccontextmanager
+async def link_to(target: str) -> AsyncIterator[Link]:
+    """A link that is whole at first."""
+    link = Link(target)
+    server = await asyncio.start_server(link.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    link.address = f"{host}:{port}"
+    try:
+        yield link
+    finally:
+        server.close()
+        link.heal()
+        link.cut()
+        with suppress(Exception):
+            await asyncio.wait_for(server.wait_closed(), 1.0)

@@ -1,0 +1,57 @@
+"""Two processes with one broker's name, as after a volume was mixed up."""
+
+import asyncio
+
+import pytest
+
+from duemq.errors import InvalidArgument
+from tests.service.running_broker import batch, running_broker, topic_name
+from tests.service.running_cluster import Cluster, running_cluster
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    async with running_cluster(tmp_path, "b1") as cluster:
+        yield cluster
+
+
+def second(cluster: Cluster, directory):
+    return running_broker(
+        directory, name="b1", nameservers=(cluster.nameserver,), heartbeat_period=0.1
+    )
+
+
+async def test_a_second_process_with_a_brokers_name_never_serves(cluster, tmp_path, caplog) -> None:
+    topic = topic_name()
+    await cluster.send(topic, [b"kept"], broker="b1")
+    started: list[str] = []
+    with pytest.raises(InvalidArgument) as refused:
+        async with second(cluster, tmp_path / "other") as (broker, _):
+            started.append(broker.server.address)
+    assert not started
+    first = cluster.brokers["b1"]
+    assert first.server.address in str(refused.value)
+    assert f"{first._opened.store_id:016x}" in str(refused.value)
+    assert (await cluster.clients["b1"].bodies(topic)) == [b"kept"]
+    assert not first.registration.refused.done()
+
+
+async def test_one_that_comes_later_to_its_nameserver_ends(cluster, tmp_path, monkeypatch) -> None:
+    """It could not ask before it served: the nameservers were out of reach."""
+
+    async def unasked(self) -> None:
+        pass
+
+    monkeypatch.setattr("duemq.rpc.registration.Registration.check_free", unasked)
+    async with second(cluster, tmp_path / "other") as (broker, _):
+        with pytest.raises(InvalidArgument, match="another data directory"):
+            await broker.run(asyncio.Event())
+    assert cluster.brokers["b1"]._routes.cache.broker("b1") is not None
+
+
+async def test_another_store_takes_the_name_over_once_the_first_has_stopped(
+    cluster, tmp_path
+) -> None:
+    await cluster.stop_broker("b1")
+    async with second(cluster, tmp_path / "other") as (_, client):
+        await client.send(batch(topic_name(), [b"a"]))
