@@ -4,9 +4,12 @@ import asyncio
 
 import pytest
 
+from duemq.aio import Producer, PushConsumer
+from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import InvalidArgument
+from duemq.v1 import admin_pb2
 from tests.service.running_broker import batch, running_broker, topic_name
-from tests.service.running_cluster import Cluster, running_cluster
+from tests.service.running_cluster import Cluster, running_cluster, until
 
 
 @pytest.fixture
@@ -55,3 +58,32 @@ async def test_another_store_takes_the_name_over_once_the_first_has_stopped(
     await cluster.stop_broker("b1")
     async with second(cluster, tmp_path / "other") as (_, client):
         await client.send(batch(topic_name(), [b"a"]))
+
+
+async def test_clients_of_the_store_before_go_on_with_the_next_one(cluster, tmp_path) -> None:
+    """What the first one stored is gone; what is sent from then on comes once."""
+    topic = topic_name()
+    await cluster.create_topic(topic, queues=1)
+    received: list[bytes] = []
+    settings = ConsumerSettings(start_from="earliest", pull_wait_s=0.05, commit_interval_s=0.05)
+    async with (
+        Producer(nameserver=cluster.nameserver) as producer,
+        PushConsumer(
+            "billing",
+            topic,
+            lambda message: received.append(message.body),
+            nameserver=cluster.nameserver,
+            settings=settings,
+        ),
+    ):
+        for number in range(20):
+            await producer.send(topic, b"old %d" % number)
+        await until(lambda: len(received) == 20)
+        await cluster.stop_broker("b1")
+        async with second(cluster, tmp_path / "other") as (_, client):
+            config = admin_pb2.TopicConfig(name=topic, queues=1)
+            await client.admin.CreateTopic(admin_pb2.CreateTopicRequest(topic=config))
+            new = [b"new %d" % number for number in range(10)]
+            for body in new:
+                await producer.send(topic, body)
+            await until(lambda: received[20:] == new)
