@@ -24,6 +24,7 @@ import os
 import secrets
 from typing import NamedTuple
 
+from broker import names
 from broker import state as states
 from broker.queues import QueueTable
 from broker.replay import Replay
@@ -178,7 +179,10 @@ class _Opening:
             # A crash meanwhile would leave consume queues that seem to fit the checkpoint.
             _Marker(self._data_dir, REBUILDING, self._disk).put(b"")
             self.tables.restore(state, rebuild=True)
-        return self._replay(self.log.start_position, state)
+        replayed = self._replay(self.log.start_position, state)
+        if state and state.position > self.log.end_position:
+            self.tables.keep_topics_of(state)
+        return replayed
 
     def skip_lost(self, state: State | None, may_be_lost: int) -> bool:
         """Leaves out the offsets that were given to what the log has lost, if it has lost anything.
@@ -187,10 +191,14 @@ class _Opening:
         acknowledged beyond the end without anybody's knowing.
         """
         end = self.log.end_position
-        known_to = max(end, state.position if state else 0)
         lost_to = max(self._was_durable_to, end + may_be_lost)
-        more = max(0, lost_to - known_to) // frame.RECORD_BYTES_MIN
-        skipped = self.tables.skip_lost(state, more)
+        known_to = max(end, state.position) if state else end
+        since_end = (lost_to - end) // frame.RECORD_BYTES_MIN
+        since_checkpoint = max(0, lost_to - known_to) // frame.RECORD_BYTES_MIN
+        if since_end and names.TIMER_TOPIC not in self.tables.topics:
+            timer_topic = self.tables.topics.plan(names.TIMER_TOPIC, self._rules.timer_queues)
+            self.tables.put_topic(timer_topic)
+        skipped = self.tables.skip_lost(state, since_checkpoint, since_end)
         for queue, offset in skipped[:NAMED_MAX]:
             log.error(
                 "%s/%d: up to %d messages from offset %d on are lost; the next one gets offset %d",

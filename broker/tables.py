@@ -93,21 +93,37 @@ class Tables:
             self.store_ms = now_ms
         return self.store_ms
 
-    def skip_lost(self, state: State | None, more: int) -> list[tuple[Queue, int]]:
+    def keep_topics_of(self, state: State) -> None:
+        """Of a checkpoint that is ahead of the log: what was deleted since does not come back."""
+        rows = {row["name"]: row for row in state.topics["topics"]}
+        for topic in list(self.topics):
+            row = rows.get(topic.name)
+            if row is None or row["id"] != topic.id:
+                self.remove_topic(topic.name)
+                if row is not None:
+                    self.put_topic(Topic(**row))
+
+    def skip_lost(
+        self, state: State | None, since_checkpoint: int, since_end: int
+    ) -> list[tuple[Queue, int]]:
         """The log has lost its end: offsets that lay there are never given to anything new.
 
         Who has consumed them would take the new for the old: groups, a timer shard, members in
-        the middle of a queue.  `state`: a checkpoint from before the loss; `more`: so many offsets
-        may have been given out after it.  Answers queues and where each went on before.  Raises
-        DiskFull, DiskFailed.
+        the middle of a queue.  `state`: a checkpoint from before the loss.  So many offsets of a
+        queue may have been given out after it, and since the end.  Answers queues and where each
+        went on before.  Raises DiskFull, DiskFailed.
         """
-        known = self.offsets.ends()
-        for topic, ends in (state.queues if state else {}).items():
-            for queue_id, end in enumerate(ends):
-                known[topic, queue_id] = max(known.get((topic, queue_id), 0), end)
+        rows = state.topics["topics"] if state else []
+        ids = {row["name"]: row["id"] for row in rows}
+        committed = self.offsets.ends()
         skipped = []
         for queue in self.queues.all():
-            end = max(queue.next_offset, known.get(queue.key, 0)) + more
+            end = queue.next_offset + since_end
+            if state and ids.get(queue.topic) == self.topics.find(queue.topic).id:
+                ends = state.queues[queue.topic]
+                known = ends[queue.queue_id] if queue.queue_id < len(ends) else 0
+                end = max(queue.next_offset, known) + since_checkpoint
+            end = max(end, committed.get(queue.key, 0))
             if end > queue.next_offset:
                 skipped.append((queue, queue.next_offset))
                 queue.skip_to(end)

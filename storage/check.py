@@ -148,9 +148,11 @@ def _check_key_run(run: KeyRun, index: FixedIndex) -> bool:
     if past > index.end or key_run.base_of(os.path.basename(run.path)) != run.base:
         return False
     pieces = [np.empty(0, np.uint64)]
-    for number in range(first, past, _PAGE_ENTRIES):
-        page = consume_queue.decode(_read(index, number, min(_PAGE_ENTRIES, past - number)))
+    number = first
+    while (number := index.present(number)) < past:
+        page = consume_queue.decode(index.read(number, min(_PAGE_ENTRIES, past - number)))
         pieces.append(key_run.entries_of(page["key_hash"], number - run.base))
+        number += len(page)
     entries = run.entries()
     return np.array_equal(
         entries[key_run.offsets_of(entries) >= first - run.base], np.sort(np.concatenate(pieces))
@@ -163,7 +165,7 @@ def _check_consume_queue(index: FixedIndex, log: SegmentedLog, topic: str, queue
     page_first = number
     page = index.read(page_first, _PAGE_ENTRIES)
     checked = 0
-    while number < index.end:
+    while (number := index.present(number)) < index.end:
         if number - page_first >= len(page) // index.entry_bytes:
             page_first = number
             page = index.read(page_first, _PAGE_ENTRIES)

@@ -37,7 +37,9 @@ def cut(directory: str, position: int, disk: Disk) -> list[str]:
 
     mark = DurableMark(directory, disk)
     mark.store(max(mark.load(), _end_of(segments[-1], disk)))
+    mark.sync()
     mark.close()
+    disk.fsync_dir(directory)
     aside = []
     # Last first: whenever this is interrupted, the segments left have no gap.
     for segment in reversed(segments[len(kept_segments) :]):

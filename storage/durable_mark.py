@@ -7,7 +7,7 @@ off  size  field      meaning
 
 Written after each sync but not synced itself: exact after kill -9, at worst too
 low after a power failure.  So what is missing below the mark is lost data and
-never a torn write.
+never a torn write.  Only where the log has become shorter it is synced.
 """
 
 from __future__ import annotations
@@ -56,9 +56,16 @@ class DurableMark:
 
     def store(self, position: int) -> None:
         """Remembers a position.  Raises DiskFull, DiskFailed."""
+        write_all(self._open(), [encode(position)], 0)
+
+    def sync(self) -> None:
+        """Makes it durable, which is needed where an older mark would be too high."""
+        self._open().fdatasync()
+
+    def _open(self) -> DiskFile:
         if self._file is None:
             self._file = self._disk.open(self._path, create=True)
-        write_all(self._file, [encode(position)], 0)
+        return self._file
 
     def close(self) -> None:
         """Closes the file."""

@@ -109,6 +109,7 @@ class SegmentedLog:
         """Since the log was opened."""
         self.was_durable_to = 0
         """What `recover` found to have been durable once: beyond `end_position` if that is lost."""
+        self._lost = False
         self._recovered = False
         self._writer: SegmentWriter | None = None
         self._mark = DurableMark(directory, disk)
@@ -228,7 +229,8 @@ class SegmentedLog:
             self._writer = SegmentWriter(self._segments[-1], self._disk, self.segment_bytes)
             self._writer.cut(end)  # also syncs what a killed process had only written
         self._disk.fsync_dir(self.directory)
-        if end >= self.was_durable_to:  # else the next sync says it, and until then a loss is known
+        self._lost = end < self.was_durable_to
+        if not self._lost:  # else what is written next does it, and until then a loss is known
             self._store_mark(end)
         self.end_position = self.written_position = self.durable_position = end
         self._recovered = True
@@ -310,6 +312,8 @@ class SegmentedLog:
         first, last = group[0], group[-1]
         size = last.position + last.length - first.position
         try:
+            if self._lost:
+                self._accept_loss()
             writer = self._writer_for(first)
             writer.write(self._encode(group, size), size, first.position)
         except DiskFull:
@@ -325,6 +329,13 @@ class SegmentedLog:
         with self._lock:
             self._pending_bytes -= size
         return Group(len(group), size, self.written_position)
+
+    def _accept_loss(self) -> None:
+        """The owner knows by now.  A mark beyond the end would make damage of a torn write."""
+        with self._syncing():
+            self._mark.store(self.durable_position)
+            self._mark.sync()
+        self._lost = False
 
     def _take_group(self) -> list[_Pending]:
         """Takes what fits a group and one segment; at least one entry if any waits."""

@@ -102,6 +102,8 @@ class FaultyDisk:
             _apply(names, change)
         disk = FaultyDisk()
         disk._directories = set(self._directories)
+        for path in names:  # a directory whose files were not removed durably was not either
+            disk.makedirs(posixpath.dirname(path))
         disk._names = {path: inode.after_power_cut(keep) for path, inode in names.items()}
         disk._synced_names = dict(disk._names)
         return disk

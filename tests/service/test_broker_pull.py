@@ -14,6 +14,8 @@ from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
 from duemq.rpc import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2
 from storage import frame, record
+from storage.cut import cut
+from storage.disk import RealDisk
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 from tests.service.running_cluster import until
 
@@ -365,3 +367,34 @@ async def test_a_clean_stop_answers_those_who_wait(tmp_path: Path) -> None:
         await broker.server.drain()
         broker._puller.close()
         assert not (await waiting).queues
+
+
+async def test_pulls_of_every_kind_step_over_what_the_log_has_lost(tmp_path: Path) -> None:
+    commit_log = str(tmp_path / "commitlog")
+    async with running_broker(tmp_path) as (broker, client):
+        for number in range(10):
+            await client.send(batch("orders", [b"old %d" % number]))
+        ends = [entry.end for entry in broker.store.log.entries(0) if entry.kind == frame.KIND]
+    cut(commit_log, ends[4], RealDisk())
+    async with running_broker(tmp_path) as (broker, client):
+        assert await client.bodies("orders") == [b"old %d" % number for number in range(5)]
+        [records] = (await client.pull("orders", offset=5, wait_ms=WAIT_MS)).queues
+        assert (records.next_offset, len(records.records.records)) == (10, 0)
+        waiting = asyncio.create_task(client.pull("orders", offset=10, wait_ms=WAIT_MS))
+        await parked(broker, 1)
+        await client.send(batch("orders", [b"new"]))
+        [records] = (await waiting).queues
+        assert records.next_offset == 11
+        sql = {"filter": "TAGS IS NULL", "filter_type": broker_pb2.FILTER_TYPE_SQL92}
+        for options in ({}, {"filter": "a"}, sql):
+            found, offset = [], 5
+            while offset < 11:
+                [records] = (await client.pull("orders", offset=offset, **options)).queues
+                found += [each.body for each in records.records.records]
+                offset = records.next_offset
+            assert found == ([] if options == {"filter": "a"} else [b"new"])
+        fetched = await status.answer(
+            client.broker.FetchFrames(broker_pb2.FetchFramesRequest(topic="orders", offset=7)), "b1"
+        )
+        [entry] = record.split(fetched.frames)
+        assert (frame.decode(entry.body).base_offset, fetched.next_offset) == (10, 11)

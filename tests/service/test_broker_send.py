@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from broker import sender
 from duemq.errors import (
     DuemqError,
     FencedProducer,
     InvalidArgument,
     OutOfSequence,
+    Overloaded,
     QueueNotFound,
     TooLarge,
     TopicNotFound,
@@ -233,3 +235,17 @@ async def test_async_flush_answers_and_keeps(tmp_path: Path) -> None:
         assert await client.bodies("orders") == [b"a"]
     async with running_broker(tmp_path) as (_, client):
         assert await client.bodies("orders") == [b"a"]
+
+
+async def test_a_repeat_is_answered_while_the_disk_is_too_far_behind_for_more(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = topic_name()
+    [first] = await client.send(batch(topic, [b"a"], producer_id=7))
+    monkeypatch.setattr(sender, "PENDING_BYTES_HIGH", -1)
+    monkeypatch.setattr(sender, "ROOM_TIMEOUT_S", 0.01)
+    [again] = await client.send(batch(topic, [b"a"], producer_id=7))
+    assert (again.duplicate, again.base_offset) == (True, first.base_offset)
+    with pytest.raises(Overloaded):
+        await client.send(batch(topic, [b"b"], producer_id=7, sequence=1))
+    assert await client.bodies(topic) == [b"a"]

@@ -59,6 +59,30 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def with_a_gap(data: Path) -> None:
+    """Goes on with `orders` at offset 50."""
+    disk = RealDisk()
+    log = SegmentedLog.open(str(data / "commitlog"), disk, segment_bytes=SEGMENT_BYTES)
+    assert list(log.recover(log.start_position))
+    parts = frame.encode_parts(
+        topic="orders",
+        queue_id=0,
+        base_offset=50,
+        store_ms=1_700_000_000_100,
+        sizes=SIZES,
+        tag_hashes=bytes(12),
+        key_hashes=struct.pack("<3I", 7, 0, 7),
+        payload=bytes(63),
+    )
+    position, _ = log.append(frame.KIND, parts)
+    log.write_pending()
+    index = FixedIndex(str(data / "consumequeue" / "orders.7" / "0"), disk, 32)
+    index.skip_to(50)
+    index.append(consume_queue.encode_frame(position, frame.decode(log.read_entry(position).body)))
+    index.sync()
+    log.close()
+
+
 def segments(data: Path) -> list[Path]:
     return sorted(p for p in (data / "commitlog").iterdir() if p.name.isdigit())
 
@@ -98,6 +122,24 @@ def test_a_lost_end_is_damage(data: Path, capsys: pytest.CaptureFixture[str]) ->
     segments(data)[-1].write_bytes(b"")
     assert main(["check", str(data)]) == 1
     assert "the log ends here, but was durable up to" in capsys.readouterr().out
+
+
+def test_offsets_that_were_left_out_are_no_damage(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_a_gap(data)
+    folder = data / "consumequeue" / "orders.7" / "0"
+    keys = np.zeros(53, np.uint32)
+    keys[[50, 52]] = 7
+    run = key_run.entries_of(keys, 0)
+    key_run.write(str(folder / key_run.name_of(0)), key_run.encode(0, 53, [run]), RealDisk())
+    assert main(["check", str(data)]) == 0
+    out = capsys.readouterr().out
+    assert f"{folder}: 21 entries" in out
+    assert "2 keys" in out
+    flip(folder / f"{50:020d}", 40)
+    assert main(["check", str(data)]) == 1
+    assert f"DAMAGE  {folder}" in capsys.readouterr().out
 
 
 def test_a_damaged_checkpoint_is_found(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +233,19 @@ def test_a_dump_shows_where_damage_starts_and_ends(
     out = capsys.readouterr().out
     assert "offset=0 reason='CRC-32C" in out
     assert "valid_again_at=" in out
+
+
+def test_after_a_cut_a_check_says_how_much_is_gone_until_the_next_start(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = SegmentedLog.open_for_reading(str(data / "commitlog"), RealDisk())
+    end, at = log.written_position, log.segments[1].start
+    log.close()
+    assert main(["cut", str(data / "commitlog"), "--at", str(at)]) == 0
+    assert main(["check", str(data / "commitlog")]) == 1
+    out = capsys.readouterr().out
+    assert "the log ends here, but was durable up to" in out
+    assert int(out.split("was durable up to ")[1].split()[0]) <= end
 
 
 def test_a_cut_ends_the_log_and_keeps_the_rest(
