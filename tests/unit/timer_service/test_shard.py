@@ -304,3 +304,20 @@ def test_firing_and_housekeeping_outlive_a_full_disk(loop: ManualLoop) -> None:
         assert not quiet._tasks[0].done()
 
     assert len(run(loop, main, limits).late_ms()) == 60
+
+
+def test_a_disk_that_is_nearly_full_takes_nothing_over_and_fires_what_is_there(
+    loop: ManualLoop,
+) -> None:
+    async def main(quiet: Quiet) -> None:
+        await quiet.take(5 * SECOND_MS)
+        quiet.world.fill_disk(Limits().free_bytes_min - 1)
+        more = asyncio.create_task(quiet.take(0))
+        await loop.silence(6)
+        assert list(quiet.delivered_ms) == [0]
+        assert not more.done()
+        quiet.world.free_disk()
+        await loop.silence(1)
+        assert list(quiet.delivered_ms) == [0, 1]
+
+    run(loop, main)
