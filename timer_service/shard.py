@@ -154,7 +154,8 @@ class Shard:
     ) -> Ingested:
         """Takes frames over that were fetched from an offset on.
 
-        Waits while the log is full, or the disk nearly so.  Raises Corrupt, OffsetOutOfRange, Internal (the process is going to stop).
+        Waits while the log is full, or the disk nearly so.  Raises Corrupt, OffsetOutOfRange,
+        Internal (the process is going to stop).
         """
         while True:
             if self._short_of_space():
