@@ -73,6 +73,10 @@ class ManualLoop(asyncio.SelectorEventLoop):
         """Unix time."""
         return self.start_ms + int(self.passed_s * 1000 + 0.001)
 
+    async def silence(self, seconds: float) -> None:
+        """Time passes."""
+        await asyncio.sleep(seconds)
+
     def set_clock(self, by_ms: int) -> None:
         """Somebody sets the clock on the wall."""
         self.start_ms += by_ms

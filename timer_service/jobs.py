@@ -99,6 +99,11 @@ class Housekeeper:
         scheduler.tombstones.expire(now_ms)
         return self.save(now_ms) if self._save_is_due(now_ms) else None
 
+    def short_of_space(self) -> bool:
+        """Whether nothing more may be taken over: what is here needs the rest, to fire and go."""
+        free = self._disk.free_bytes(self._scheduler.segments.directory)
+        return free < self._scheduler.limits.free_bytes_min
+
     def finish(self, job: Job, now_ms: int) -> None:
         """A job ran."""
         if isinstance(job, Flush):

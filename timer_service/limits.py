@@ -25,6 +25,8 @@ class Limits:
     # Fetched frames wait at the broker, not here, when the disk is slow.
     log_pending_bytes_max: int = 4 << 20
     log_held_max: int = 256 << 20  # log kept for timers in memory; they are moved to disk then
+    # Below it nothing is taken over: what fires and makes room again needs space too.
+    free_bytes_min: int = 24 << 20
     tombstones_max: int = 1_000_000
     tombstone_keep_ms: int = 24 * 3_600_000  # after the due time
     checkpoint_interval_ms: int = 30_000

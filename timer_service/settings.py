@@ -43,6 +43,12 @@ class Settings(MemberSettings):
         minimum=1 << 20,
         maximum=1 << 32,
     )
+    free_bytes_min: int = setting(
+        24 << 20,
+        "free space below which no more delayed messages are taken over",
+        unit="bytes",
+        minimum=0,
+    )
     cancel_memory: float = setting(
         86_400.0,
         "how long after its due time a timer is known to be cancelled or fired",
@@ -72,6 +78,7 @@ class Settings(MemberSettings):
             near_bytes_max=self.near_bytes_max,
             memtable_rows_max=self.memtable_rows_max,
             memtable_bytes_max=self.memtable_bytes_max,
+            free_bytes_min=self.free_bytes_min,
             tombstones_max=self.cancelled_max,
             tombstone_keep_ms=int(self.cancel_memory * 1000),
             checkpoint_interval_ms=int(self.checkpoint_interval * 1000),

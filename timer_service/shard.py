@@ -85,6 +85,7 @@ class Shard:
         self._timer_ms = NEVER  # what it is set for; 0: at once
         self._ticked_s = 0.0
         self._held = False  # the log takes nothing just now
+        self._short = False  # of space, at the last look
         self._jobs_done = 0
         self._trimmed_s = self.loop.time()
         self._stopping = False
@@ -151,11 +152,15 @@ class Shard:
     async def ingest(
         self, source: SourceId, broker: str, frames: bytes, fetched_from: int
     ) -> Ingested:
-        """Takes frames over that were fetched from an offset on; waits while the log is full.
+        """Takes frames over that were fetched from an offset on.
 
-        Raises Corrupt, OffsetOutOfRange, Internal (the process is going to stop).
+        Waits while the log is full, or the disk nearly so.  Raises Corrupt, OffsetOutOfRange,
+        Internal (the process is going to stop).
         """
         while True:
+            if self._short_of_space():
+                await asyncio.sleep(RETRY_S)
+                continue
             try:
                 ingested = self.scheduler.ingest(source, broker, frames, now_ms(), fetched_from)
                 break
@@ -170,6 +175,19 @@ class Shard:
             if self.scheduler.memtable_full():
                 self._work.set()
         return ingested
+
+    def _short_of_space(self) -> bool:
+        short = self.store.housekeeper.short_of_space()
+        if short != self._short:
+            self._short = short
+            log.log(
+                logging.ERROR if short else logging.WARNING,
+                "less than %d bytes are free: nothing is taken over"
+                if short
+                else "%d bytes are free again: taking over",
+                self.scheduler.limits.free_bytes_min,
+            )
+        return short
 
     def answered(self, batch: Batch, outcome: Outcome, store_ms: int) -> None:
         """A broker answered a batch."""

@@ -77,6 +77,12 @@ class TimerShard(RuleBasedStateMachine):
     def the_disk_fills(self, left: int) -> None:
         self.world.fill_disk(left)
 
+    @rule(passed=st.integers(0, 3_000), rounds=st.integers(1, 4))
+    def the_disk_is_full_for_a_while(self, passed: int, rounds: int) -> None:
+        self.world.fill_disk(0)
+        self.the_shell_works(passed, rounds)
+        self.world.free_disk()
+
     @rule()
     def the_disk_has_room(self) -> None:
         self.world.free_disk()

@@ -42,6 +42,7 @@ LIMITS = Limits(
     memtable_rows_max=30,
     memtable_bytes_max=6_000,
     park_rows_min=5,
+    free_bytes_min=2_000,
 )
 TIGHT = replace(
     LIMITS,
@@ -182,7 +183,7 @@ class World:
         source = self.scheduler.numbers.source(SOURCE)
         offset = source.next_offset if source else 0
         data = self.broker.frames_from(offset, frames)
-        if data:
+        if data and not self.store.housekeeper.short_of_space():
             with suppress(LogFull, DiskFull):
                 self.scheduler.ingest(SOURCE, BROKER, data, self.now_ms)
 

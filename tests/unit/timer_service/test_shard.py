@@ -98,7 +98,7 @@ class Quiet:
         ]
         for offset in self.world.broker.delivered:
             self.delivered_ms.setdefault(offset, now_ms)
-        await asyncio.sleep(0.001)
+        await self.loop.silence(0.001)
         for batch, outcome in answers:
             self.shard.answered(batch, outcome, now_ms)
         if self._sender is not None:
@@ -121,13 +121,16 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManualLoop]:
             monkeypatch.setattr(module, "now_ms", lambda: loop.wall_ms)
         monkeypatch.setattr(shard, "LogWriter", Writer)
         monkeypatch.setattr(shard, "ThreadPoolExecutor", AtOnce)
-        monkeypatch.setattr(Sender, "_run", lambda self: asyncio.sleep(0))
+        monkeypatch.setattr(Sender, "_run", nothing)
 
         async def send(self: Sender, call: Quiet, batches) -> None:
             await call.answer(batches)
 
         monkeypatch.setattr(Sender, "_send", send)
         yield loop
+
+
+async def nothing(_: Sender) -> None: ...
 
 
 def run(loop: ManualLoop, main: Callable[[Quiet], object], limits: Limits | None = None) -> Quiet:
@@ -145,7 +148,7 @@ def run(loop: ManualLoop, main: Callable[[Quiet], object], limits: Limits | None
 def test_one_timer_and_then_silence(loop: ManualLoop, wait_s: int) -> None:
     async def main(quiet: Quiet) -> None:
         await quiet.take(wait_s * SECOND_MS)
-        await asyncio.sleep(wait_s + 1)
+        await loop.silence(wait_s + 1)
 
     [late] = run(loop, main).late_ms()
     assert 0 <= late <= LATE_MS
@@ -153,9 +156,9 @@ def test_one_timer_and_then_silence(loop: ManualLoop, wait_s: int) -> None:
 
 def test_one_timer_that_is_due_soon_after_silence(loop: ManualLoop) -> None:
     async def main(quiet: Quiet) -> None:
-        await asyncio.sleep(10.5)
+        await loop.silence(10.5)
         await quiet.take(200)
-        await asyncio.sleep(2)
+        await loop.silence(2)
 
     [late] = run(loop, main).late_ms()
     assert 0 <= late <= LATE_MS
@@ -164,10 +167,10 @@ def test_one_timer_that_is_due_soon_after_silence(loop: ManualLoop) -> None:
 @pytest.mark.parametrize("uptime_s", [0, 27])
 def test_many_timers_just_beyond_the_near_window(loop: ManualLoop, uptime_s: int) -> None:
     async def main(quiet: Quiet) -> None:
-        await asyncio.sleep(uptime_s)  # the checkpoint comes before they are near, or after
+        await loop.silence(uptime_s)  # the checkpoint comes before they are near, or after
         for _ in range(40):
             await quiet.take(*[66 * SECOND_MS] * 100)
-        await asyncio.sleep(67)
+        await loop.silence(67)
 
     late = run(loop, main).late_ms()
     assert len(late) == 4_000
@@ -178,9 +181,9 @@ def test_many_timers_just_beyond_the_near_window(loop: ManualLoop, uptime_s: int
 def test_one_timer_a_restart_and_then_silence(loop: ManualLoop, wait_s: int) -> None:
     async def main(quiet: Quiet) -> None:
         await quiet.take(wait_s * SECOND_MS)
-        await asyncio.sleep(20)
+        await loop.silence(20)
         await quiet.kill()
-        await asyncio.sleep(wait_s - 19)
+        await loop.silence(wait_s - 19)
 
     [late] = run(loop, main).late_ms()
     assert 0 <= late <= LATE_MS
@@ -191,10 +194,10 @@ def test_one_timer_from_a_block_and_then_silence(loop: ManualLoop) -> None:
         await quiet.take(5 * MINUTE_MS)
         quiet.shard.scheduler.limits = Limits(memtable_rows_max=1)
         quiet.shard._work.set()
-        await asyncio.sleep(1)
+        await loop.silence(1)
         assert quiet.shard.scheduler.segments.pending == 1
         quiet.shard.scheduler.limits = Limits()
-        await asyncio.sleep(300)
+        await loop.silence(300)
 
     [late] = run(loop, main).late_ms()
     assert 0 <= late <= LATE_MS
@@ -206,7 +209,7 @@ def test_timers_that_gave_way_and_then_silence(loop: ManualLoop) -> None:
     async def main(quiet: Quiet) -> None:
         for wait_s in range(40, 0, -1):
             await quiet.take(*[wait_s * SECOND_MS] * 20)
-        await asyncio.sleep(45)
+        await loop.silence(45)
 
     late = run(loop, main, limits).late_ms()
     assert len(late) == 800
@@ -220,12 +223,12 @@ def test_parked_timers_go_when_their_broker_is_back_and_all_is_quiet(loop: Manua
         quiet.disconnect()
         for _ in range(8):
             await quiet.take(*[0] * 20, topic="keyed")
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(5)
+            await loop.silence(0.1)
+        await loop.silence(5)
         assert quiet.shard.scheduler.segments.parked()
         assert quiet.shard.overdue() == 160
         quiet.connect()
-        await asyncio.sleep(5)
+        await loop.silence(5)
 
     assert len(run(loop, main, limits).late_ms()) == 160
 
@@ -234,10 +237,10 @@ def test_a_timer_without_a_route_goes_when_there_is_one(loop: ManualLoop) -> Non
     async def main(quiet: Quiet) -> None:
         quiet.world.set_topics([])
         await quiet.take(90 * SECOND_MS)
-        await asyncio.sleep(100)
+        await loop.silence(100)
         assert quiet.shard.overdue() == 1
         quiet.world.set_topics(["any"])
-        await asyncio.sleep(1)
+        await loop.silence(1)
 
     [late] = run(loop, main).late_ms()
     assert 10_000 <= late <= 10_000 + LATE_MS
@@ -247,12 +250,12 @@ def test_a_timer_whose_broker_is_away_fails_over_without_being_asked(loop: Manua
     async def main(quiet: Quiet) -> None:
         quiet.disconnect()
         await quiet.take(90 * SECOND_MS)
-        await asyncio.sleep(89)
+        await loop.silence(89)
         quiet.connect()
         quiet.disconnect()
         other = SimpleNamespace()
         quiet.shard.connected("b2", other)
-        await asyncio.sleep(10)
+        await loop.silence(10)
         assert quiet.shard.scheduler.ledger.fired == 1
 
     run(loop, main)
@@ -261,9 +264,9 @@ def test_a_timer_whose_broker_is_away_fails_over_without_being_asked(loop: Manua
 def test_a_clock_set_forward_is_noticed_within_a_second(loop: ManualLoop) -> None:
     async def main(quiet: Quiet) -> None:
         await quiet.take(MINUTE_MS * 60)
-        await asyncio.sleep(10)
+        await loop.silence(10)
         loop.set_clock(MINUTE_MS * 60)
-        await asyncio.sleep(3)
+        await loop.silence(3)
 
     [late] = run(loop, main).late_ms()
     assert late <= 10_000 + 2_100
@@ -272,13 +275,13 @@ def test_a_clock_set_forward_is_noticed_within_a_second(loop: ManualLoop) -> Non
 def test_a_clock_set_back_holds_nothing_that_is_dispatched(loop: ManualLoop) -> None:
     async def main(quiet: Quiet) -> None:
         await quiet.take(30 * SECOND_MS, topic="keyed")
-        await asyncio.sleep(29.998)
+        await loop.silence(29.998)
         assert quiet.shard.scheduler.ledger.in_flight == 1
         quiet.world.now_ms = loop.wall_ms
         loop.set_clock(-60 * MINUTE_MS)
         quiet.world.now_ms = loop.wall_ms
         await quiet.take(SECOND_MS, topic="keyed")
-        await asyncio.sleep(3)
+        await loop.silence(3)
         assert set(quiet.delivered_ms) == {0, 1}
 
     run(loop, main)
@@ -289,15 +292,32 @@ def test_firing_and_housekeeping_outlive_a_full_disk(loop: ManualLoop) -> None:
 
     async def main(quiet: Quiet) -> None:
         await quiet.take(*range(0, 60 * SECOND_MS, SECOND_MS))
-        await asyncio.sleep(5)
+        await loop.silence(5)
         quiet.world.fill_disk(0)
-        await asyncio.sleep(40)
+        await loop.silence(40)
         assert not quiet._tasks[0].done()
         assert quiet.shard.overdue() > 30
         quiet.world.free_disk()
-        await asyncio.sleep(1)
+        await loop.silence(1)
         assert quiet.shard.overdue() == 0
-        await asyncio.sleep(20)
+        await loop.silence(20)
         assert not quiet._tasks[0].done()
 
     assert len(run(loop, main, limits).late_ms()) == 60
+
+
+def test_a_disk_that_is_nearly_full_takes_nothing_over_and_fires_what_is_there(
+    loop: ManualLoop,
+) -> None:
+    async def main(quiet: Quiet) -> None:
+        await quiet.take(5 * SECOND_MS)
+        quiet.world.fill_disk(Limits().free_bytes_min - 1)
+        more = asyncio.create_task(quiet.take(0))
+        await loop.silence(6)
+        assert list(quiet.delivered_ms) == [0]
+        assert not more.done()
+        quiet.world.free_disk()
+        await loop.silence(1)
+        assert list(quiet.delivered_ms) == [0, 1]
+
+    run(loop, main)
