@@ -50,6 +50,11 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def steady_ms() -> int:
+    """A clock that nobody sets; for waits."""
+    return time.monotonic_ns() // 1_000_000
+
+
 class Arrival(NamedTuple):
     """Timers that were taken over and are not yet durable."""
 
