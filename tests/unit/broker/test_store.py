@@ -29,6 +29,7 @@ from duemq.errors import (
 )
 from duemq.v1 import message_pb2
 from storage import set_aside
+from storage.check import check_consume_queues, check_log
 from storage.errors import CorruptLog, UnknownVersion
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
@@ -495,9 +496,14 @@ def test_a_frame_that_was_set_aside_is_skipped_by_those_who_read(saved: bool, ti
     with pytest.raises(CorruptLog, match="set-aside"):
         opened(disk)
     set_aside.set_aside(f"{DATA}/commitlog", at[3], disk)
-    store = opened(disk.after_kill())
+    disk = disk.after_kill()
+    store = opened(disk)
     queue = store.queue(name, 0)
     assert queue.max_offset == 12
+    save(store, disk)
+    findings = [*check_log(f"{DATA}/commitlog", disk), *check_consume_queues(DATA, disk)]
+    damage = [each.text for each in findings if each.damage]
+    assert not [text for text in damage if "was left out" not in text]  # without the checkpoint
     offset, found = 0, 0
     while offset < 12:
         frames = reader.read_frames(store.log, queue, offset, 1 << 20)
