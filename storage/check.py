@@ -163,7 +163,7 @@ def _check_consume_queue(index: FixedIndex, log: SegmentedLog, topic: str, queue
     page_first = number
     page = index.read(page_first, _PAGE_ENTRIES)
     checked = 0
-    while number < index.end:
+    while (number := index.present(number)) < index.end:
         if number - page_first >= len(page) // index.entry_bytes:
             page_first = number
             page = index.read(page_first, _PAGE_ENTRIES)
