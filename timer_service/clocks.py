@@ -8,6 +8,8 @@ smallest difference within a while is nearest to the truth.
 from __future__ import annotations
 
 WINDOW_MS = 10_000
+# Brokers hold what is so much early; and answers take a while on a busy machine.
+SLACK_MS = 20
 # A clock that was slewed by so much was set, for waits; by so much, for people.
 STEP_MS_MIN = 100
 STEP_MS_TO_SAY = 500
@@ -26,6 +28,11 @@ class BrokerClock:
     def ahead_ms(self) -> int:
         """Milliseconds; negative: behind; 0 also while nothing is known."""
         return int(min(self._now, self._before))
+
+    @property
+    def behind_ms(self) -> int:
+        """By how much this machine had better keep behind its own clock for this broker."""
+        return max(self.ahead_ms - SLACK_MS, 0)
 
     def observe(self, local_ms: int, broker_ms: int, steady_ms: int) -> None:
         """An answer came now, stamped `broker_ms` as it was sent."""

@@ -23,7 +23,7 @@ from duemq.route import Broker, RouteCache
 from duemq.rpc import channel, status
 from duemq.rpc.backoff import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
-from timer_service.clocks import STEP_MS_TO_SAY, BrokerClock, ClockWatch
+from timer_service.clocks import SLACK_MS, STEP_MS_TO_SAY, BrokerClock, ClockWatch
 from timer_service.entries import SourceId
 from timer_service.fetcher import CALL_TIMEOUT_S, GROUP, TOPIC, Fetcher
 from timer_service.sender import Sender
@@ -138,6 +138,7 @@ class Link:
         if answer.store_id != self.broker.store_id:
             raise Unavailable(f"{self.broker.name} has another store, {answer.store_id:016x}")
         self.clock.observe(now_ms(), answer.now_ms, steady_ms())
+        self._links.keep_time()
         for queue_id in queues:
             if queue_id not in self.fetchers:
                 source = SourceId(self.broker.store_id, queue_id)
@@ -204,6 +205,7 @@ class Links:
         self._settings = settings
         self._turn = asyncio.Lock()
         self._said_s: dict[str, float] = {}
+        self._behind_ms = 0
         self._watch = ClockWatch(now_ms(), steady_ms())
         self._clocks = asyncio.create_task(self._watch_clocks(), name="clocks")
         self._stopping: set[asyncio.Task[None]] = set()
@@ -300,9 +302,17 @@ class Links:
             for link in self.by_name.values():
                 link.clock.clock_set()
             self._shard.scheduler.dispatcher.clock_set(step_ms)
-            self._set_routes()  # looks at once for what is due now
+        self.keep_time()
         for name, problem in self._clock_problems().items():
             self.say(f"clock {name}", logging.WARNING, "%s", problem)
+
+    def keep_time(self) -> None:
+        """Goes by the brokers' clocks if all of them are behind this machine's."""
+        known = (link.clock.behind_ms for link in self.by_name.values() if link.clock.known)
+        behind_ms = min(known, default=0)
+        if abs(behind_ms - self._behind_ms) >= SLACK_MS or not behind_ms:
+            self._behind_ms = behind_ms
+            self._shard.keep_behind(behind_ms)
 
     def _clock_problems(self) -> dict[str, str]:
         bound_ms = self._settings.clock_difference_max * 1000

@@ -112,8 +112,8 @@ class Sender:
             self._more.clear()
             # One look at the clock: what becomes sendable between two would be missed by both.
             # By the broker's clock where ours is ahead: it would not take them before.
-            ahead_ms = max(self._clock.ahead_ms, 0)
-            now = now_ms() - ahead_ms
+            behind_ms = self._clock.behind_ms
+            now = now_ms() - behind_ms
             batches = dispatcher.sendable(self.broker, now, REQUEST_BYTES_MAX)
             if batches:
                 await self._send(call, batches)
@@ -121,7 +121,7 @@ class Sender:
             retry_ms = dispatcher.next_retry_ms(self.broker, now)
             timeout_s = None
             if retry_ms != NEVER:
-                wait_s = (retry_ms + ahead_ms) / 1000 - time.time()
+                wait_s = (retry_ms + behind_ms) / 1000 - time.time()
                 timeout_s = min(max(wait_s, 0.0), SLEEP_S_MAX)
             try:
                 async with asyncio.timeout(timeout_s):
@@ -178,7 +178,7 @@ class Sender:
             outcome = Outcome.OUT_OF_SEQUENCE
         else:
             outcome = Outcome.REJECTED if isinstance(error, Rejected) else Outcome.REFUSED
-            level = logging.WARNING if lane.reason != error.message else logging.DEBUG
+            level = logging.DEBUG if lane.failures else logging.WARNING
             lane.reason = error.message
             log.log(level, "%s refused a batch, trying again: %s", lane.id, error)
         self._shard.answered(batch, outcome, 0)

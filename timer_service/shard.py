@@ -93,6 +93,18 @@ class Shard:
         self._jobs_done = 0
         self._trimmed_s = self.loop.time()
         self._stopping = False
+        self._behind_ms = 0
+
+    def now_ms(self) -> int:
+        """What due times are compared with: this machine's clock, or brokers' that are behind."""
+        return now_ms() - self._behind_ms
+
+    def keep_behind(self, behind_ms: int) -> None:
+        """All brokers' clocks are so much behind this machine's."""
+        if behind_ms != self._behind_ms:
+            self.scheduler.dispatcher.clock_set(self._behind_ms - behind_ms)
+            self._behind_ms = behind_ms
+            self._arm(0)
 
     def start(self) -> None:
         """Starts the writer and the firing loop."""
@@ -112,7 +124,7 @@ class Shard:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = at_ms
-        delay_s = at_ms / 1000 - time.time()
+        delay_s = (at_ms + self._behind_ms) / 1000 - time.time()
         if at_ms:
             delay_s = max(delay_s, self._ticked_s + TICK_SPACING_S - self.loop.time())
         if delay_s <= 0:
@@ -126,7 +138,7 @@ class Shard:
             return
         self._ticked_s = self.loop.time()
         self._held = False
-        now = now_ms() + AHEAD_MS
+        now = self.now_ms() + AHEAD_MS
         try:
             self.scheduler.tick(now)
         except (LogFull, DiskFull):
@@ -162,7 +174,9 @@ class Shard:
         """
         while True:
             try:
-                ingested = self.scheduler.ingest(source, broker, frames, now_ms(), fetched_from)
+                ingested = self.scheduler.ingest(
+                    source, broker, frames, self.now_ms(), fetched_from
+                )
                 break
             except (LogFull, DiskFull):
                 await self._progress_or(RETRY_S)
@@ -178,7 +192,7 @@ class Shard:
 
     def answered(self, batch: Batch, outcome: Outcome, store_ms: int) -> None:
         """A broker answered a batch."""
-        now = now_ms()
+        now = self.now_ms()
         try:
             stored = self.scheduler.answered(batch, outcome, now)
         except (LogFull, DiskFull):
@@ -189,7 +203,7 @@ class Shard:
     def connected(self, broker: str, stream: object) -> None:
         """A broker can be sent to by `stream`, and by no other stream any more."""
         if broker in self._streams:
-            self.scheduler.dispatcher.disconnected(broker, now_ms())
+            self.scheduler.dispatcher.disconnected(broker, self.now_ms())
         self._streams[broker] = stream
         self.scheduler.dispatcher.connected(broker)
 
@@ -197,7 +211,7 @@ class Shard:
         """The stream to a broker ended."""
         if self._streams.get(broker) is stream:
             del self._streams[broker]
-            self.scheduler.dispatcher.disconnected(broker, now_ms())
+            self.scheduler.dispatcher.disconnected(broker, self.now_ms())
 
     async def cancel(self, handle: Cancelled, timeout_s: float, live: bool) -> CancelOutcome:
         """Cancels; waits for the timer to arrive, if it has not, and for the disk.
@@ -213,7 +227,7 @@ class Shard:
         while True:
             arrived = self._arrived
             try:
-                outcome = self.scheduler.cancel(handle, now_ms() + AHEAD_MS)
+                outcome = self.scheduler.cancel(handle, self.now_ms() + AHEAD_MS)
             except (LogFull, DiskFull):
                 await self._progress_or(RETRY_S)
                 continue
@@ -244,7 +258,7 @@ class Shard:
 
     def overdue(self) -> int:
         """Timers that are due and not dispatched, wherever they lie."""
-        return self.scheduler.overdue(now_ms())
+        return self.scheduler.overdue(self.now_ms())
 
     def sources(self) -> list[Source]:
         """Every source ever seen."""
@@ -279,7 +293,7 @@ class Shard:
         while True:
             self._work.clear()
             try:
-                job = keeper.next_job(now_ms())
+                job = keeper.next_job(self.now_ms())
                 if job is None:
                     self.scheduler.flush_acks()
             except (LogFull, DiskFull):
@@ -287,13 +301,13 @@ class Shard:
                 continue
             if job is None:
                 await self._give_back_memory()
-                now = now_ms()
+                now = self.now_ms()
                 await self._work_or((keeper.next_look_ms(now) - now) / 1000)
                 continue
             if isinstance(job, Save):
                 await self.durable(job.position)
             await self._run(job.run)
-            keeper.finish(job, now_ms())
+            keeper.finish(job, self.now_ms())
             self._jobs_done += 1
 
     async def _work_or(self, timeout_s: float) -> None:
@@ -339,7 +353,7 @@ class Shard:
 
     def _last_save(self) -> None:
         if not self.scheduler.flushing:
-            save_now(self.store.log, self.store.housekeeper, now_ms())
+            save_now(self.store.log, self.store.housekeeper, self.now_ms())
 
 
 def traced(batch: Batch, offset: int, store_ms: int, sent_ns: int) -> None:

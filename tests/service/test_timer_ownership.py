@@ -18,7 +18,13 @@ from duemq.cli.app import cli
 from duemq.cli.exits import Exit
 from duemq.errors import ErrorCode, FencedTimer, InvalidArgument
 from duemq.rpc import status
-from duemq.v1 import admin_pb2, broker_pb2, timer_admin_pb2, timer_admin_pb2_grpc
+from duemq.v1 import (
+    admin_pb2,
+    broker_pb2,
+    timer_admin_pb2,
+    timer_admin_pb2_grpc,
+    timer_pb2,
+)
 from storage.disk import RealDisk
 from storage.set_aside import set_aside
 from tests.service.running_broker import batch
@@ -238,6 +244,24 @@ async def test_nothing_is_early_by_the_brokers_clock(
             [problem] = (await shard.stats()).problems
             assert "ahead of that of broker b0" in problem
             await until(lambda: "ahead of that of broker b0" in caplog.text)
+
+
+async def test_a_clock_that_is_ahead_delays_nothing_that_is_due_sooner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = broker_process.now_ms
+    monkeypatch.setattr(broker_process, "now_ms", lambda: real() - 60_000)
+    async with running_cluster(tmp_path, "b0", timer_queues=1) as cluster:
+        await cluster.create_topic(TOPIC, queues=2)
+        async with running_shard(cluster, tmp_path) as shard:
+            await until(lambda: granted(shard))
+            [handle] = await send(cluster, [b"later"], [50_000], queue_id=0)
+            await shard.until(lambda stats: stats.accepted == 1)
+            await send(cluster, [b"sooner"], [50], queue_id=0)
+            await shard.until(lambda stats: stats.fired == 1 and not stats.in_flight)
+            assert bodies_of(await delivered(cluster)) == [b"sooner"]
+            [result] = await shard.cancel(handle)
+            assert result.outcome == timer_pb2.CANCELLED
 
 
 async def test_a_clock_that_is_set_is_said(
