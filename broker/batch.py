@@ -30,6 +30,7 @@ class Batch:
     delays_ms: bytes
     due_ms: bytes
     delay_levels: bytes
+    not_before_ms: int = 0
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ def read_matching(
     taken: list[memoryview] = []
     runs: list[Run] = []
     size = 0
-    for run, data in zip(seen.runs, reader.cut_out(log, seen.runs, nowait), strict=True):
+    found = reader.without_gaps(seen.runs, lambda left: reader.cut_out(log, left, nowait))
+    for run, data in zip(*found, strict=True):
         at = 0
         for number in range(run.offset, run.offset + run.records):
             end = at + sizes[number - offset]

@@ -40,6 +40,7 @@ class OffsetService:
 
     async def acquire(self, request: broker_pb2.AcquireQueuesRequest) -> Results:
         """Fences older generations out of the queues and answers where to start."""
+        names.check_own_group(request.group)
         _check(request.group, len(request.queues))
         self._store.check_group_known(request.group)
         check_claim(request.generation, self._now_ms())
@@ -113,13 +114,15 @@ class OffsetService:
         changes.append((key, progress))
         return self._with_settled(key, _result(queue, progress.offset))
 
-    async def commit(self, group: str, commits: Iterable[broker_pb2.OffsetCommit]) -> Results:
-        """Stores how far a group is."""
+    async def commit(
+        self, group: str, commits: Iterable[broker_pb2.OffsetCommit], timer_id: int = 0
+    ) -> Results:
+        """Stores how far a group is; that of the timer service only for the queues' owner."""
         wanted = list(commits)
         _check(group, len(wanted))
         self._store.check_group_known(group)
         changes: list[tuple[GroupQueue, Progress]] = []
-        results = [self._commit(group, commit, changes) for commit in wanted]
+        results = [self._commit(group, commit, changes, timer_id) for commit in wanted]
         await self._commits.wait(self._store.put_offsets(group, changes))
         return results
 
@@ -128,10 +131,13 @@ class OffsetService:
         group: str,
         commit: broker_pb2.OffsetCommit,
         changes: list[tuple[GroupQueue, Progress]],
+        timer_id: int,
     ) -> broker_pb2.OffsetResult:
         key = GroupQueue(group, commit.topic, commit.queue_id)
         try:
             check_claim(commit.generation, self._now_ms())
+            if group == names.TIMER_GROUP:
+                self._store.timer_owners.check(commit.queue_id, timer_id, self._now_ms())
             queue = self._store.queue(commit.topic, commit.queue_id)
             progress = self._store.offsets.commit(
                 key, commit.generation, commit.offset, queue.max_offset

@@ -11,6 +11,8 @@ kind  body
  5    a group's settings (group_configs.py)                        the group was put
  6    {"group": …}                                                 the group was deleted
  7    as 4                                  a group was moved, and has settled nothing there
+ 8    {"id", "name", "shard", "shards", "queues": […], "since_ms"}   a timer service claimed queues
+ 9    {"id": …}                                                      its queues were released
 """
 
 import json
@@ -21,6 +23,7 @@ from typing import Any
 from broker import group_configs
 from broker.group_configs import GroupConfig
 from broker.offsets import GroupQueue, Progress
+from broker.timer_owners import Service
 from broker.topics import Topic
 
 TOPIC_CREATED = 2
@@ -29,6 +32,8 @@ OFFSETS = 4
 GROUP_PUT = 5
 GROUP_DELETED = 6
 OFFSETS_RESET = 7
+TIMER_CLAIMED = 8
+TIMER_RELEASED = 9
 
 
 def _encode(body: dict[str, Any]) -> bytes:
@@ -90,3 +95,26 @@ def read_group_deleted(body: memoryview) -> str:
     """The group that was deleted."""
     group: str = json.loads(bytes(body))["group"]
     return group
+
+
+def timer_claimed(service: Service, queues: Iterable[int], since_ms: int) -> bytes:
+    """Body of an entry of kind TIMER_CLAIMED."""
+    return _encode({**asdict(service), "queues": list(queues), "since_ms": since_ms})
+
+
+def read_timer_claimed(body: memoryview) -> tuple[Service, list[int], int]:
+    """The timer service, the queues of %TIMER% that it claimed, and when."""
+    entry = json.loads(bytes(body))
+    queues, since_ms = entry.pop("queues"), entry.pop("since_ms")
+    return Service(**entry), queues, since_ms
+
+
+def timer_released(service_id: int) -> bytes:
+    """Body of an entry of kind TIMER_RELEASED."""
+    return _encode({"id": service_id})
+
+
+def read_timer_released(body: memoryview) -> int:
+    """The id of the timer service whose queues another one may claim."""
+    service_id: int = json.loads(bytes(body))["id"]
+    return service_id

@@ -108,6 +108,11 @@ class StoreCollector(Collector):
             ("frames_in", "Batches stored", store.frames_in),
             ("timers_in", "Delayed messages accepted", store.timers_in),
             ("duplicates", "Batches that had been stored before", store.duplicates),
+            (
+                "refused_fires",
+                "Due messages that became dead letters of the timer service",
+                store.refused_fires,
+            ),
         ):
             yield CounterMetricFamily(f"duemq_broker_{name}", text, value=value)
         for name, text, value in (

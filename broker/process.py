@@ -12,6 +12,7 @@ from broker import (
     message_admin_servicer,
     recovery,
     servicer,
+    timer_servicer,
 )
 from broker.admin_servicer import About, AdminServicer
 from broker.commits import Commits
@@ -32,6 +33,7 @@ from broker.send_back_service import SendBackService
 from broker.sender import Sender
 from broker.servicer import BrokerServicer
 from broker.settings import Settings
+from broker.timer_servicer import TimerQueues
 from broker.upkeep import Upkeep
 from duemq.rpc import process
 from duemq.rpc.registration import Registration
@@ -182,6 +184,7 @@ class Broker:
         )
         self._messages = MessageAdminServicer(store, activity, settings.name)
         self._routes.on_change(self._groups.routes_changed)
+        timers = TimerQueues(store, commits, opened.store_id, now_ms)
         server.add(
             servicer.SERVICE,
             BrokerServicer(
@@ -189,6 +192,7 @@ class Broker:
                 self._puller,
                 offsets,
                 SendBackService(store, commits, now_ms, settings.name),
+                timers,
             ),
             servicer.OVERRIDES,
         )
@@ -196,6 +200,7 @@ class Broker:
         server.add(group_pb2.DESCRIPTOR.services_by_name["GroupCoordinator"], self._groups)
         server.add(group_admin_servicer.SERVICE, group_admin)
         server.add(message_admin_servicer.SERVICE, self._messages)
+        server.add(timer_servicer.SERVICE, timers)
 
     def _coordinator(self) -> Coordinator:
         coordinator = Coordinator(

@@ -14,9 +14,11 @@ not).  We keep each lane's epoch, next sequence and the answers to the last `WIN
     lane unknown                     any sequence begins it
 
 What was stored is found before anything else may refuse a batch.  A refused batch changes nothing.
-The table is in the checkpoint and is rebuilt from the log's
-frames beyond it.  Lanes idle for `idle_ms` are forgotten, except those of services (ids from 2^63
-on): a timer shard may be away for as long as it likes.
+The table is in the checkpoint and is rebuilt from the log's frames beyond it.  Lanes idle for
+`idle_ms` are forgotten, except those of timer services that have claimed queues here
+(timer_owners.py): a shard may be away for as long as it likes.  Theirs lie apart and do not count:
+there is one a queue that the service ever fired to, and it goes with the topic, or when another
+service has taken over.  A service has few batches unanswered, so its windows are short.
 
 Checkpoint encoding, little-endian, lane after lane:
 
@@ -34,10 +36,11 @@ from typing import NamedTuple
 from duemq.errors import FencedProducer, InvalidArgument, OutOfSequence, Overloaded
 
 WINDOW_BATCHES = 64
+# More than a timer service has unanswered in a lane.
+SERVICE_WINDOW_BATCHES = 8
 LANES_MAX = 50_000
 # A lane may be put out for a new one after this long without a batch when the table is full.
 EVICT_IDLE_MS = 60_000
-SERVICE_IDS_FROM = 1 << 63
 # The one after it must fit into 64 bits too.
 SEQUENCE_MAX = (1 << 64) - 2
 
@@ -90,11 +93,11 @@ class Lane:
         """The answer to the last batch (1), the one before (2), and so on."""
         return Stored(*_STORED.unpack_from(self.window, len(self.window) - back * _STORED.size))
 
-    def add(self, stored: Stored) -> None:
+    def add(self, stored: Stored, window_batches: int) -> None:
         """The next batch was stored."""
         self.next_sequence += 1
         self.window += _STORED.pack(*stored)
-        if self.known > WINDOW_BATCHES:
+        while self.known > window_batches:
             del self.window[: _STORED.size]
 
 
@@ -107,9 +110,25 @@ class Producers:
         # In the order of last use.
         self._lanes: dict[LaneKey, Lane] = {}
         self._uptime_ms = 0
+        self._services: dict[int, dict[LaneKey, Lane]] = {}  # by id
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._lanes) + sum(map(len, self._services.values()))
+
+    def _table(self, key: LaneKey) -> dict[LaneKey, Lane]:
+        return self._services.get(key.producer_id, self._lanes)
+
+    def trust_service(self, service_id: int) -> None:
+        """Lanes of a timer service are kept until `forget_service`."""
+        if service_id not in self._services:
+            mine = {key: lane for key, lane in self._lanes.items() if key.producer_id == service_id}
+            self._services[service_id] = mine
+            for key in mine:
+                del self._lanes[key]
+
+    def forget_service(self, service_id: int) -> None:
+        """Another timer service has taken over: this one is not listened to any more."""
+        self._services.pop(service_id, None)
 
     def find(self, key: LaneKey, epoch: int, sequence: int) -> Stored | None:
         """The answer that this batch was given before; None: it is not stored.
@@ -117,7 +136,7 @@ class Producers:
         To be asked before anything else may refuse the batch: its sender takes a refusal for "not
         stored".  Raises FencedProducer, and OutOfSequence where the answer is no longer known.
         """
-        lane = self._lanes.get(key)
+        lane = self._table(key).get(key)
         if lane is None or epoch > lane.epoch:
             return None
         if epoch < lane.epoch:
@@ -146,9 +165,11 @@ class Producers:
         Raises OutOfSequence when one before it is missing, and Overloaded when there is no room
         for a new lane.
         """
-        lane = self._lanes.get(key)
+        table = self._table(key)
+        lane = table.get(key)
         if lane is None:
-            self._check_room()
+            if table is self._lanes:
+                self._check_room()
         elif epoch == lane.epoch and sequence > lane.next_sequence:
             raise OutOfSequence(
                 f"sequence: {sequence} came, {lane.next_sequence} is next"
@@ -160,24 +181,27 @@ class Producers:
 
     def record(self, key: LaneKey, epoch: int, sequence: int, stored: Stored) -> None:
         """The batch was appended (or is found in the log during recovery)."""
-        lane = self._lanes.pop(key, None)
-        if lane is None and len(self._lanes) >= self._lanes_max:
+        table = self._table(key)
+        lane = table.pop(key, None)
+        ordinary = table is self._lanes
+        if lane is None and ordinary and len(table) >= self._lanes_max:
             idle = self._longest_idle()
             if idle is not None:
-                del self._lanes[idle]
+                del table[idle]
         if lane is None or lane.epoch != epoch or lane.next_sequence != sequence:
             lane = Lane(epoch, sequence)
-        lane.add(stored)
+        lane.add(stored, WINDOW_BATCHES if ordinary else SERVICE_WINDOW_BATCHES)
         lane.used_at_ms = self._uptime_ms
-        self._lanes[key] = lane
+        table[key] = lane
 
     def forget_topic(self, topic: str) -> None:
         """The topic is deleted: its offsets mean nothing any more.
 
         What was timed lies in %TIMER%, and a repeat of it is one as before.
         """
-        for key in [key for key in self._lanes if key.topic == topic and not key.timed]:
-            del self._lanes[key]
+        for table in (self._lanes, *self._services.values()):
+            for key in [key for key in table if key.topic == topic and not key.timed]:
+                del table[key]
 
     def age(self, elapsed_ms: int) -> int:
         """So much time has passed since the last call: forgets what was idle too long; how many.
@@ -189,8 +213,7 @@ class Producers:
         for key, lane in self._lanes.items():
             if self._uptime_ms - lane.used_at_ms <= self._idle_ms:
                 break
-            if key.producer_id < SERVICE_IDS_FROM:
-                idle.append(key)
+            idle.append(key)
         for key in idle:
             del self._lanes[key]
         return len(idle)
@@ -200,8 +223,7 @@ class Producers:
         for key, lane in self._lanes.items():
             if self._uptime_ms - lane.used_at_ms < EVICT_IDLE_MS:
                 break
-            if key.producer_id < SERVICE_IDS_FROM:
-                return key
+            return key
         return None
 
     def _check_room(self) -> None:
@@ -216,17 +238,18 @@ class Producers:
 
     def encode(self) -> bytes:
         """For the checkpoint."""
-        return b"".join(part for key, lane in self._lanes.items() for part in _pack(key, lane))
+        tables = (self._lanes, *self._services.values())
+        return b"".join(part for table in tables for item in table.items() for part in _pack(*item))
 
     def load(self, data: bytes) -> None:
-        """Puts back what `encode` gave.
+        """Puts back what `encode` gave; services are trusted before.
 
         How long they were idle is not known: they may be put out for new ones at once, the longest
         idle first, and are forgotten as if they had been used just now.
         """
-        self._lanes = dict(_unpack(data))
-        for lane in self._lanes.values():
+        for key, lane in _unpack(data):
             lane.used_at_ms = -EVICT_IDLE_MS
+            self._table(key)[key] = lane
 
 
 def _pack(key: LaneKey, lane: Lane) -> tuple[bytes, bytes, bytes]:

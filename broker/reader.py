@@ -6,8 +6,9 @@ whatever part of it was asked for; but where a tag filter takes little of a larg
 process has written itself, only that little is read: no other body.
 """
 
+import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from broker import selection
@@ -15,11 +16,13 @@ from broker.queues import Queue
 from broker.records import ENTRY_TAG, read_varint
 from broker.selection import Run
 from duemq.errors import Corrupt, DuemqError, InvalidArgument, OffsetOutOfRange
-from storage import consume_queue, record
+from storage import consume_queue, record, recovery, set_aside
 from storage import frame as frame_layout
 from storage.errors import StorageError
 from storage.log import SegmentedLog
 from storage.record import InvalidEntryError
+
+log_ = logging.getLogger(__name__)
 
 # Consume-queue entries that one read looks at where a filter leaves most out (2 MiB of them).
 SCAN_ENTRIES_MAX = 65_536
@@ -30,6 +33,14 @@ EXTENT_BYTES_MAX = 8 << 20
 # Of a frame that is so many times larger than what a filter takes of it, only that is read.
 SPARSE = 8
 TRUST_NOTHING = 1 << 63
+
+
+class SetAsideError(Corrupt):
+    """An operator has given up the entry at `position` of the log (storage/set_aside.py)."""
+
+    def __init__(self, directory: str, position: int) -> None:
+        super().__init__(f"{directory}, position {position}: was damaged, and set aside")
+        self.position = position
 
 
 class Records(NamedTuple):
@@ -111,11 +122,29 @@ def read_records(
         offset = chosen.next_offset
         if offset < page_end:
             break
+    found = runs
     if wanted is None:
-        slices = cut_out(log, runs, nowait)
+        runs, slices = without_gaps(runs, lambda left: cut_out(log, left, nowait))
     else:
-        slices = _cut_out_filtered(log, runs, trusted_from, nowait)
+        runs, slices = without_gaps(
+            runs, lambda left: _cut_out_filtered(log, left, trusted_from, nowait)
+        )
+    if len(runs) < len(found):
+        count, size = sum(run.records for run in runs), sum(map(len, slices))
     return Records(slices, size, runs, count, offset)
+
+
+def without_gaps(
+    runs: list[Run], cut: Callable[[list[Run]], list[memoryview]]
+) -> tuple[list[Run], list[memoryview]]:
+    """The runs that are not in entries set aside, and the bytes of each."""
+    while True:
+        try:
+            return runs, cut(runs)
+        except SetAsideError as gap:
+            gone = [run for run in runs if run.frame == gap.position]
+            log_.warning("%s: offsets from %d on are skipped", gap, gone[0].offset)
+            runs = [run for run in runs if run.frame != gap.position]
 
 
 def read_frames(
@@ -127,12 +156,34 @@ def read_frames(
     Corrupt, and BlockingIOError with `nowait`.
     """
     check_offset(queue, offset)
-    offset = queue.present(offset)
-    page = queue.page(offset, PAGE_ENTRIES, nowait)
-    runs = selection.select(page, offset, PAGE_ENTRIES, bytes_max).runs
+    while True:
+        offset = queue.present(offset)
+        page = queue.page(offset, PAGE_ENTRIES, nowait)
+        runs = selection.select(page, offset, PAGE_ENTRIES, bytes_max).runs
+        try:
+            return _whole_frames(log, runs, offset, bytes_max, nowait)
+        except SetAsideError as gap:
+            lost = sum(run.records for run in runs if run.frame == gap.position)
+            log_.warning("%s: %d offsets from %d on are skipped", gap, lost, offset)
+            offset += lost
+
+
+def _whole_frames(
+    log: SegmentedLog, runs: list[Run], offset: int, bytes_max: int, nowait: bool
+) -> Frames:
+    """Up to what was set aside; raises SetAsideError if that is the first."""
     slices: list[memoryview] = []
     size = 0
-    for frame, data in _verified(log, runs, nowait):
+    frames = _verified(log, runs, nowait)
+    while True:
+        try:
+            frame, data = next(frames)
+        except StopIteration:
+            break
+        except SetAsideError:
+            if slices:
+                break
+            raise
         if size and size + len(data) > bytes_max:
             break
         base_offset, count = _extent_of(data)
@@ -279,12 +330,12 @@ def _verified(log: SegmentedLog, runs: list[Run], nowait: bool) -> Iterator[tupl
             data = log.read(frame, _length(data, frame), nowait)
             length = _whole(data, 0)
         try:
-            record.decode(data, frame - base, frame)
+            entry = record.decode(data, frame - base, frame)
         except InvalidEntryError as error:
-            raise Corrupt(
-                f"{log.directory}, position {frame}: {error}."
-                f" Run `python -m storage check {log.directory}`"
-            ) from error
+            remedy = recovery.remedy(log.directory, frame)
+            raise Corrupt(f"{log.directory}, position {frame}: {error}. {remedy}") from error
+        if entry.kind == set_aside.GAP:
+            raise SetAsideError(log.directory, frame)
         yield frame, data[frame - base : frame - base + length]
 
 

@@ -12,7 +12,7 @@ from broker.commits import PENDING_BYTES_HIGH, ROOM_TIMEOUT_S, Commits
 from broker.metrics import Meters
 from broker.store import Accepted, Store
 from duemq import tracing
-from duemq.errors import DuemqError, InvalidArgument, Overloaded, Unavailable
+from duemq.errors import DuemqError, InvalidArgument, NotReady, Overloaded, Unavailable
 from duemq.rpc import status
 from duemq.v1 import view_pb2
 
@@ -21,6 +21,8 @@ BATCHES_MAX = 1_024
 STREAM_IN_FLIGHT_MAX = 256
 # More than this is walked through in a thread: it takes about 2 ms a KiB at the worst.
 WALK_INLINE_BYTES = 16 << 10
+# A batch that is ahead of its time is held for so long, and what follows it on the stream.
+HOLD_MS_MAX = 1_000
 
 Outcome = Accepted | DuemqError
 Checked = dict[int, Columns | DuemqError]
@@ -125,7 +127,7 @@ class Sender:
         slow: list[tuple[int, Batch, Limits, int]] = []
         size = 0
         for index, batch in enumerate(received):
-            limits, message_bytes_max = self._store.limits_of(batch.topic)
+            limits, message_bytes_max = self._store.limits_of(batch)
             walked = batches.bytes_to_walk(batch, limits, message_bytes_max)
             if walked:
                 size += walked
@@ -151,11 +153,12 @@ class Sender:
             checked = dict.fromkeys(range(count), refusal)
         elif slow := self._slow(received):
             checked = await asyncio.to_thread(_check_all, slow)
-        now_ms = self._now_ms()
+        now_ms = await self._hold(max(batch.not_before_ms for batch in received))
         settled = 0
         outcomes: list[Outcome] = []
         for index, batch in enumerate(received):
             try:
+                _check_time(batch, now_ms)
                 accepted = self._store.send(batch, now_ms, checked.get(index))
             except DuemqError as error:
                 self._meters.refused(error)
@@ -167,10 +170,24 @@ class Sender:
             self._trace(received, outcomes, settled)
         return _InFlight(request.request_id, settled, outcomes, began)
 
+    async def _hold(self, until_ms: int) -> int:
+        """Waits until this broker's clock says so, if that is soon.  Answers the time."""
+        now_ms = self._now_ms()
+        if not 0 < until_ms - now_ms <= HOLD_MS_MAX:
+            return now_ms
+        deadline = asyncio.get_running_loop().time() + HOLD_MS_MAX / 1000
+        while now_ms < until_ms and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep((until_ms - now_ms) / 1000)
+            now_ms = self._now_ms()
+        return now_ms
+
     async def _answer(self, in_flight: _InFlight) -> view_pb2.SendResponseView:
         """The answer to a request that is durable."""
         response = view_pb2.SendResponseView(
-            request_id=in_flight.request_id, broker=self._broker, store_id=self._store_id
+            request_id=in_flight.request_id,
+            broker=self._broker,
+            store_id=self._store_id,
+            now_ms=self._now_ms(),
         )
         for outcome in in_flight.outcomes:
             result = response.results.add()
@@ -241,7 +258,19 @@ def _taken(view: view_pb2.BatchView) -> Batch:
         view.delays_ms,
         view.due_ms,
         view.delay_levels,
+        view.not_before_ms,
     )
+
+
+def _check_time(batch: Batch, now_ms: int) -> None:
+    if batch.not_before_ms > now_ms:
+        raise NotReady(
+            f"not_before_ms: {batch.not_before_ms} is {batch.not_before_ms - now_ms} ms ahead of"
+            f" this broker's clock, at most {HOLD_MS_MAX} ms are waited for",
+            field="not_before_ms",
+            value=batch.not_before_ms,
+            limit=now_ms + HOLD_MS_MAX,
+        )
 
 
 def _check_all(slow: list[tuple[int, Batch, Limits, int]]) -> Checked:

@@ -7,6 +7,7 @@ from broker.groups import OffsetService
 from broker.puller import Puller
 from broker.send_back_service import SendBackService
 from broker.sender import Sender
+from broker.timer_servicer import TimerQueues
 from duemq.rpc.server import Codec
 from duemq.v1 import broker_pb2, view_pb2
 
@@ -29,11 +30,13 @@ class BrokerServicer:
         puller: Puller,
         offsets: OffsetService,
         send_backs: SendBackService,
+        timers: TimerQueues,
     ) -> None:
         self._sender = sender
         self._puller = puller
         self._offsets = offsets
         self._send_backs = send_backs
+        self._timers = timers
 
     async def Send(self, request: view_pb2.SendRequestView, _: Any) -> view_pb2.SendResponseView:
         """Stores batches."""
@@ -59,7 +62,14 @@ class BrokerServicer:
         self, request: broker_pb2.FetchFramesRequest, _: Any
     ) -> broker_pb2.FetchFramesResponse:
         """Reads whole frames."""
+        self._timers.check_fetch(request)
         return await self._puller.fetch(request)
+
+    async def ClaimTimerQueues(
+        self, request: broker_pb2.ClaimTimerQueuesRequest, _: Any
+    ) -> broker_pb2.ClaimTimerQueuesResponse:
+        """Takes queues of %TIMER% over for a timer service."""
+        return await self._timers.claim(request)
 
     async def AcquireQueues(
         self, request: broker_pb2.AcquireQueuesRequest, _: Any
@@ -71,7 +81,7 @@ class BrokerServicer:
         self, request: broker_pb2.CommitOffsetsRequest, _: Any
     ) -> broker_pb2.CommitOffsetsResponse:
         """Stores how far a group is."""
-        results = await self._offsets.commit(request.group, request.commits)
+        results = await self._offsets.commit(request.group, request.commits, request.timer_id)
         return broker_pb2.CommitOffsetsResponse(queues=results)
 
     async def GetOffsets(

@@ -8,7 +8,8 @@ off  size  field
  0    4    json_length
  4    n    JSON: version, position, verify_from, store_ms, topics, offsets,
            queues {topic: [next offset of each queue]}; from version 2 on settled (offsets.py),
-           groups (group_configs.py), retries {group: how many it ever sent back to be retried}
+           groups (group_configs.py), retries {group: how many it ever sent back to be retried};
+           from version 3 on timer_owners (timer_owners.py)
 4+n   …    producers' lanes (producers.py)
 """
 
@@ -18,9 +19,9 @@ from typing import Any, NamedTuple
 
 from storage.errors import UnknownVersion
 
-VERSION = 2
-# Version 1 lacks what send-backs need.
-_READABLE = (1, VERSION)
+VERSION = 3
+# Version 1 lacks what send-backs need, version 2 the owners of timer queues.
+_READABLE = (1, 2, VERSION)
 _HEAD = struct.Struct("<I")
 
 
@@ -37,6 +38,7 @@ class State(NamedTuple):
     settled: list[Any]
     groups: list[dict[str, Any]]
     retries: dict[str, int]
+    timer_owners: dict[str, Any]
 
 
 def encode(state: State) -> bytes:
@@ -56,4 +58,6 @@ def decode(payload: bytes) -> State:
         raise UnknownVersion(f"checkpoint has version {version}, this release reads 1 to {VERSION}")
     if version == 1:
         fields |= {"settled": [], "groups": [], "retries": {}}
+    if version < 3:
+        fields |= {"timer_owners": {}}
     return State(**fields, lanes=payload[_HEAD.size + length :])

@@ -9,6 +9,7 @@ that position, the loop hands it to `durable`, and only then do consumers see th
        └─► tables
 """
 
+import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,16 +17,17 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from broker import batch as batches
-from broker import due, group_configs, journal, names
+from broker import due, group_configs, journal, names, refused_fires
 from broker.batch import Batch, Columns, Limits
 from broker.group_configs import GroupConfig
 from broker.group_counts import GroupCounts
 from broker.offsets import GroupQueue, Progress
-from broker.producers import SERVICE_IDS_FROM, LaneKey, Stored, check_identity
+from broker.producers import LaneKey, Stored, check_identity
 from broker.queues import Queue
 from broker.rules import Rules
 from broker.state import State
 from broker.tables import Tables
+from broker.timer_owners import SERVICE_IDS_FROM, Service
 from broker.topics import Topic, no_queue
 from duemq.errors import (
     Corrupt,
@@ -37,6 +39,7 @@ from duemq.errors import (
     Overloaded,
     PermissionDenied,
     ReadOnly,
+    Rejected,
     TopicNotFound,
 )
 from storage import consume_queue, frame
@@ -44,9 +47,11 @@ from storage.disk import Buffer, nbytes
 from storage.errors import DiskFailed, DiskFull, LogFull, StorageError
 from storage.log import SegmentedLog
 
+log = logging.getLogger(__name__)
+
 ANY_QUEUE = -1
-# Of what comes back from a retry: it was accepted before, whatever the limits are now.  A gRPC
-# message is not larger.
+# Of what comes back from a retry, or is due: it was accepted before, whatever the limits are now.
+# A gRPC message is not larger.
 _ACCEPTED_BEFORE = Limits(1 << 24, 1 << 24, 1 << 24)
 
 
@@ -84,6 +89,7 @@ class Store:
         self.producers = tables.producers
         self.offsets = tables.offsets
         self.groups = tables.groups
+        self.timer_owners = tables.timer_owners
         self.sent_back = GroupCounts()
         self.dead_letters = GroupCounts()
         self.read_only = False
@@ -99,6 +105,7 @@ class Store:
         self.frames_in = 0
         self.timers_in = 0
         self.duplicates = 0
+        self.refused_fires = 0
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -114,7 +121,9 @@ class Store:
         """
         producer_id, epoch, sequence = batch.producer_id, batch.producer_epoch, batch.sequence
         check_identity(producer_id, epoch, sequence)
+        self.timer_owners.check_not_fenced(producer_id)
         timed = due.is_timed(batch)
+        fires = self.fires(batch)
         queue_id = batch.queue_id
         key = LaneKey(producer_id, batch.topic, queue_id, timed)
         if producer_id:
@@ -125,13 +134,24 @@ class Store:
         self.check_writable()
         topic = self._topic_to_send(batch.topic, producer_id)
         lowest = ANY_QUEUE if timed else 0
-        if not lowest <= queue_id < topic.queues:
+        # The topic may have been made anew with fewer queues since the message was accepted.
+        if not lowest <= queue_id < topic.queues and not (fires and queue_id >= 0):
             raise no_queue(topic, queue_id, lowest)
         if producer_id:
             self.producers.check_next(key, epoch, sequence)
-        if isinstance(checked, DuemqError):
-            raise checked
-        columns = checked or batches.check(batch, *self.limits_of(topic.name))
+        queue_of = key
+        try:
+            if isinstance(checked, DuemqError):
+                raise checked
+            columns = checked or batches.check(batch, *self.limits_of(batch))
+        except Rejected as error:
+            if not fires:
+                raise
+            columns = refused_fires.letters_of(batch, error, now_ms)
+            topic = self._topic_to_send(refused_fires.TOPIC, producer_id)
+            queue_of = LaneKey(producer_id, topic.name, 0, timed=False)
+            self.refused_fires += columns.count
+            log.error("due messages for %s cannot be stored, see %s: %s", key, topic.name, error)
         due_ms = (
             due.resolve(batch, columns.count, now_ms, self.rules.delay_levels_ms).tobytes()
             if timed
@@ -139,21 +159,27 @@ class Store:
         )
         if topic.name not in self.topics:
             self.create_topic(topic.name)
+        queue = self._home(queue_of)
         accepted = self.append_frame(
-            self._home(key),
+            queue,
             columns,
             now_ms,
             producer=(producer_id, epoch, sequence),
-            target=(key.topic, key.queue_id) if timed else None,
+            target=None if queue.key == (key.topic, key.queue_id) else (key.topic, key.queue_id),
             due_ms=due_ms,
         )
         if producer_id:
             self.producers.record(key, epoch, sequence, accepted.stored)
         return accepted
 
-    def limits_of(self, topic: str) -> tuple[Limits, int]:
-        """The limits of a batch, and of a body, for a topic that may not be there yet."""
-        if names.is_retry(topic):
+    def fires(self, batch: Batch) -> bool:
+        """Whether a timer service sends what this or another broker accepted before."""
+        return self.timer_owners.knows(batch.producer_id) and not due.is_timed(batch)
+
+    def limits_of(self, batch: Batch) -> tuple[Limits, int]:
+        """The limits of a batch, and of a body; its topic may not be there yet."""
+        topic = batch.topic
+        if names.is_retry(topic) or self.fires(batch):
             return _ACCEPTED_BEFORE, _ACCEPTED_BEFORE.message_bytes_max
         limits = self.rules.limits
         if topic in self.topics:
@@ -198,7 +224,8 @@ class Store:
     ) -> Accepted:
         """Appends records that were checked; with due times to %TIMER%, for a topic's queue.
 
-        `producer`: id, epoch and sequence.  Raises ReadOnly, Overloaded.
+        `producer`: id, epoch and sequence.  `target`: what was asked for, if it is not `queue`.
+        Raises ReadOnly, Overloaded.
         """
         store_ms = self.tables.stamp(now_ms)
         target_topic, target_queue_id = target or ("", frame.NO_TARGET_QUEUE)
@@ -239,7 +266,8 @@ class Store:
     def _home(self, key: LaneKey) -> Queue:
         """The queue that a lane's batches go to: the one named, or one of %TIMER%."""
         if not key.timed:
-            return self.tables.queues.of(key.topic)[key.queue_id]
+            queues = self.tables.queues.of(key.topic)
+            return queues[key.queue_id % len(queues)]
         timer_queues = self.tables.queues.of(names.TIMER_TOPIC)
         number = key.queue_id
         if number == ANY_QUEUE:
@@ -341,6 +369,28 @@ class Store:
         """Makes %TIMER% on the first start; its number of queues never changes."""
         if names.TIMER_TOPIC not in self.topics:
             self.create_topic(names.TIMER_TOPIC, self.rules.timer_queues)
+
+    # -- timer services ---------------------------------------------------------------------------
+
+    def claim_timer_queues(self, service: Service, queues: Sequence[int], now_ms: int) -> int:
+        """Settled.  Raises FencedTimer, InvalidArgument, QueueNotFound, ReadOnly, Overloaded."""
+        for queue_id in queues:
+            self.topics.queue(names.TIMER_TOPIC, queue_id)
+        if not self.timer_owners.check_claim(service, queues, now_ms):
+            return self.log.end_position  # it may still be on its way to the disk
+        self.check_writable()
+        entry = journal.timer_claimed(service, queues, now_ms)
+        _, settled = self._append(journal.TIMER_CLAIMED, [entry])
+        self.tables.claim_timers(service, queues, now_ms)
+        return settled
+
+    def release_timer_queues(self, service_id: int, now_ms: int) -> int:
+        """Settled.  Raises InvalidArgument, ReadOnly, Overloaded."""
+        self.timer_owners.check_release(service_id, now_ms)
+        self.check_writable()
+        _, settled = self._append(journal.TIMER_RELEASED, [journal.timer_released(service_id)])
+        self.timer_owners.release(service_id)
+        return settled
 
     # -- groups -----------------------------------------------------------------------------------
 

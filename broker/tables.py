@@ -17,6 +17,7 @@ from broker.producers import Producers
 from broker.queues import Queue, QueueTable
 from broker.rules import Rules
 from broker.state import State
+from broker.timer_owners import Service, TimerOwners
 from broker.topics import Topic, Topics
 from storage.errors import StorageError
 
@@ -33,6 +34,7 @@ class Tables:
         self.producers = Producers(rules.lane_idle_ms)
         self.offsets = Offsets()
         self.groups = GroupConfigs(rules.retry)
+        self.timer_owners = TimerOwners()
         self.retries: dict[str, int] = {}
         """Records ever sent back for another delivery, by group."""
         self.counts_retries = True
@@ -62,6 +64,12 @@ class Tables:
         self.groups.remove(group)
         self.offsets.forget_group(group)
         self.remove_topic(names.retry_topic(group))
+
+    def claim_timers(self, service: Service, queues: Iterable[int], since_ms: int) -> None:
+        """A timer service claimed queues of %TIMER%."""
+        for replaced in self.timer_owners.put(service, queues, since_ms):
+            self.producers.forget_service(replaced)
+        self.producers.trust_service(service.id)
 
     def reset_offsets(self, changes: Iterable[tuple[GroupQueue, Progress]]) -> None:
         """A group was moved; nothing is settled there any more."""
@@ -147,6 +155,7 @@ class Tables:
             settled=self.offsets.encode_settled(),
             groups=self.groups.encode(),
             retries=dict(self.retries),
+            timer_owners=self.timer_owners.encode(),
         )
 
     def without_deleted(self, state: State) -> State:
@@ -178,6 +187,9 @@ class Tables:
         self.offsets.load(state.offsets, state.settled)
         self.groups.load(state.groups)
         self.retries = dict(state.retries)
+        self.timer_owners.load(state.timer_owners)
+        for service_id in self.timer_owners.ids():
+            self.producers.trust_service(service_id)
         for topic in self.topics:
             next_offsets = state.queues[topic.name]
             for queue, next_offset in zip(self.queues.add(topic), next_offsets, strict=True):

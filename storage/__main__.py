@@ -1,4 +1,4 @@
-"""`python -m storage dump|check|cut`: look into files, verify them, accept a loss.
+"""`python -m storage dump|check|cut|set-aside`: look into files, verify them, accept a loss.
 
 Exit codes: 0 sound, 1 damage found, 2 wrong use.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from storage.check import check
 from storage.cut import cut
@@ -17,6 +17,7 @@ from storage.dirlock import LOCK_NAME, DirLock
 from storage.disk import RealDisk
 from storage.dump import dump
 from storage.errors import StorageError
+from storage.set_aside import set_aside
 
 EXIT_SOUND, EXIT_DAMAGE, EXIT_USAGE = 0, 1, 2
 
@@ -34,6 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     cut_command = commands.add_parser("cut", help="end a log at a position and lose what follows")
     cut_command.add_argument("directory", help="the log's directory (not the data directory)")
     cut_command.add_argument("--at", type=int, required=True, metavar="POSITION")
+    aside_command = commands.add_parser("set-aside", help="lose one damaged entry, and no other")
+    aside_command.add_argument("directory", help="the log's directory (not the data directory)")
+    aside_command.add_argument("--at", type=int, required=True, metavar="POSITION")
     return parser
 
 
@@ -46,11 +50,25 @@ def _run_check(directory: str) -> int:
     return EXIT_DAMAGE if damaged else EXIT_SOUND
 
 
-def _run_cut(directory: str, position: int) -> int:
+@contextmanager
+def _locked(directory: str) -> Iterator[None]:
     with ExitStack() as locks:
         for owner in (directory, os.path.dirname(os.path.abspath(directory))):
             if os.path.exists(os.path.join(owner, LOCK_NAME)):
                 locks.enter_context(DirLock(owner))
+        yield
+
+
+def _run_set_aside(directory: str, position: int) -> int:
+    with _locked(directory):
+        path, end = set_aside(directory, position, RealDisk())
+    print(f"kept aside: {path}")
+    print(f"{directory} goes on at {end}; run `python -m storage check` again")
+    return EXIT_SOUND
+
+
+def _run_cut(directory: str, position: int) -> int:
+    with _locked(directory):
         for path in cut(directory, position, RealDisk()):
             print(f"kept aside: {path}")
     print(f"{directory} now ends at {position}")
@@ -67,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_SOUND
         if arguments.command == "check":
             return _run_check(arguments.directory)
+        if arguments.command == "set-aside":
+            return _run_set_aside(arguments.directory, arguments.at)
         return _run_cut(arguments.directory, arguments.at)
     except StorageError as error:
         print(f"error: {error}", file=sys.stderr)

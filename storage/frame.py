@@ -25,8 +25,9 @@ off  size  field               meaning
            due_ms      i64 × count   only when timed
            payload                   the records, one after the other
 
-A timed frame lies in the timer topic; its target is what the producer asked
-for.  Otherwise the target is empty and -1.
+The target is what the producer asked for, where the frame lies elsewhere: a timed
+one in the timer topic, a due one in another queue than it was accepted for.
+Otherwise it is empty and -1.
 
 A send-back frame holds records that a group could not process and that its broker stored anew; for
 which group, and where they lay before, stands in its topic and its records (broker/send_back.py).
@@ -171,7 +172,7 @@ class Frame:
 
     @cached_property
     def target_topic(self) -> str:
-        """The topic that the producer asked for; empty unless timed."""
+        """The topic that the producer asked for; empty: this one."""
         start = HEADER_BYTES + self._topic_length
         return str(self.body[start : start + self._target_topic_length], "utf-8")
 

@@ -42,8 +42,9 @@ def remedy(directory: str, position: int) -> str:
     """What an operator can do about damage at a position."""
     return (
         f"Run `python -m storage check {directory}` to see all damage, then restore the file from"
-        " a copy, or accept the loss of everything from there on with"
-        f" `python -m storage cut {directory} --at {position}`"
+        " a copy, or accept the loss of this entry alone with"
+        f" `python -m storage set-aside {directory} --at {position}`, or of everything from there"
+        f" on with `python -m storage cut {directory} --at {position}`"
     )
 
 

@@ -35,6 +35,7 @@ SHELLS = {
         "sender",
         "servicer",
         "settings",
+        "timer_servicer",
         "upkeep",
     },
     "timer_service": {

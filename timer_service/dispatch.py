@@ -8,7 +8,8 @@ cannot be sent now (no connection, no route, lane full) stays here, still pendin
 cancelled, and it can go elsewhere.
 
     target               goes to
-    a queue (>= 0)       this queue of the home broker, always; waits for the broker if it is away
+    a queue (>= 0)       this queue of the home broker, always; waits for the broker if it is away;
+                         of a topic made anew with fewer queues, `queue % queues`
     any (-1)             the home broker's queues in turn; if it is away for `FAILOVER_AFTER_MS`,
                          another connected broker that serves the topic
 
@@ -36,6 +37,8 @@ BATCH_ROWS_MAX = 1_000
 BATCH_BYTES_MAX = 512 * 1024
 # Of one broker, dispatched and not answered; beyond it timers wait here.
 BROKER_BYTES_MAX = 8 * 1024 * 1024
+# Of what a broker rejects for its own sake so much does not count: it holds up no other topic.
+REJECTED_BYTES_MAX = 64 * 1024 * 1024
 FAILOVER_AFTER_MS = 2_000
 PIPELINE_MAX = 2
 SMALL_ROWS = 256
@@ -62,6 +65,8 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.peers: dict[str, Peer] = {}
+        self.fence = ""
+        """Not empty: why nothing may be sent, to nobody."""
         self.waiting = 0  # rows in `_ready`, cancelled ones included
         self._ready: dict[int, deque[Ids]] = {}  # by target, the one served last at the end
         self._routes: Mapping[str, Queues] = {}
@@ -168,9 +173,10 @@ class Dispatcher:
         """The lane that the target's next batch belongs to; None: not now."""
         queues = self._routes.get(target.topic, {})
         if target.queue_id >= 0:
-            if not self._open(target.broker) or queues.get(target.broker, 0) <= target.queue_id:
+            count = queues.get(target.broker, 0)
+            if not count or not self._open(target.broker):
                 return None
-            return self._usable(LaneId(target.broker, target.topic, target.queue_id))
+            return self._usable(LaneId(target.broker, target.topic, target.queue_id % count))
         for broker in self._candidates(target, queues, now_ms):
             lane = self._next_lane(broker, target.topic, queues[broker])
             if lane is not None:
@@ -199,7 +205,12 @@ class Dispatcher:
 
     def _open(self, broker: str) -> bool:
         peer = self.peer(broker)
-        return peer.connected and peer.unacked_bytes < BROKER_BYTES_MAX
+        if not peer.connected or self.fence:
+            return False
+        if peer.unacked_bytes < BROKER_BYTES_MAX:
+            return True
+        rejected = sum(lane.unacked_bytes for lane in peer.busy.values() if lane.rejected)
+        return peer.unacked_bytes - min(rejected, REJECTED_BYTES_MAX) < BROKER_BYTES_MAX
 
     def _next_lane(self, broker: str, topic: str, queues: int) -> Lane | None:
         first = self._next_queue.get((broker, topic), 0)
@@ -250,7 +261,7 @@ class Dispatcher:
         batches: list[Batch] = []
         size = 0
         peer = self.peer(broker)
-        if not peer.connected:
+        if not peer.connected or self.fence:
             return batches
         for lane in peer.busy.values():
             while size < bytes_max:
@@ -261,6 +272,29 @@ class Dispatcher:
                 batches.append(batch)
                 size += len(batch.records)
         return batches
+
+    def clock_set(self, by_ms: int) -> None:
+        """The machine's clock was set: waits neither end nor grow by that."""
+        for peer in self.peers.values():
+            peer.down_since_ms += by_ms if peer.down_since_ms else 0
+            for lane in peer.lanes.values():
+                lane.retry_at_ms += by_ms if lane.retry_at_ms else 0
+
+    def why_not(self, target: TargetId) -> str:
+        """Why nothing can be sent for a target; empty: as far as is known, it can."""
+        if self.fence:
+            return self.fence
+        queues = self._routes.get(target.topic, {})
+        if not queues:
+            return "no broker serves the topic"
+        if target.queue_id >= 0 and not queues.get(target.broker):
+            return f"broker {target.broker} does not serve the topic"
+        if target.queue_id >= 0 and not self.peer(target.broker).connected:
+            return f"broker {target.broker} is away"
+        if not any(self.peer(name).connected for name in queues):
+            return "all brokers of the topic are away"
+        lanes = (lane for lane in self.lanes() if lane.failures and lane.id.topic == target.topic)
+        return next((lane.reason for lane in lanes), "")
 
     def next_retry_ms(self, broker: str, now_ms: int) -> int:
         """When `sendable`, asked at the same `now_ms`, may have something that it held back.

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from duemq import tracing
-from duemq.errors import Corrupt, DuemqError, OffsetOutOfRange, Unavailable
+from duemq.errors import Corrupt, DuemqError, FencedTimer, OffsetOutOfRange, Unavailable
 from duemq.rpc import status
 from duemq.rpc.backoff import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
@@ -47,13 +48,20 @@ class Fetcher:
     """One queue of one broker."""
 
     def __init__(
-        self, shard: Shard, broker: str, stub: broker_pb2_grpc.BrokerStub, source: SourceId
+        self,
+        shard: Shard,
+        broker: str,
+        stub: broker_pb2_grpc.BrokerStub,
+        source: SourceId,
+        on_fenced: Callable[[], None],
     ) -> None:
+        """`on_fenced` is called when the broker says that the queue is another service's."""
         self.source = source
         self.lag = 0  # records at the broker that were not fetched at the last look
         self._shard = shard
         self._broker = broker
         self._stub = stub
+        self._on_fenced = on_fenced
         self._task = asyncio.create_task(self._run(), name=f"fetcher {broker}/{source.queue_id}")
 
     async def stop(self) -> None:
@@ -69,6 +77,9 @@ class Fetcher:
                 while True:
                     offset = await self._fetch(offset)
                     backoff.reset()
+            except FencedTimer:
+                self._on_fenced()
+                await asyncio.sleep(backoff.next_s())
             except DuemqError as error:
                 level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
                 if isinstance(error, Corrupt | OffsetOutOfRange):
@@ -97,6 +108,7 @@ class Fetcher:
             offset=offset,
             max_bytes=FETCH_BYTES_MAX,
             wait_ms=FETCH_WAIT_MS,
+            timer_id=self._shard.store.producer_id,
         )
         timeout_s = FETCH_WAIT_MS / 1000 + CALL_MARGIN_S
         asked_ns = time.time_ns()

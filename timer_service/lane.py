@@ -48,6 +48,9 @@ class Outcome(enum.Enum):
     STORED = enum.auto()
     OUT_OF_SEQUENCE = enum.auto()
     REFUSED = enum.auto()
+    """The broker cannot store anything now."""
+    REJECTED = enum.auto()
+    """It cannot store this: its topic is gone, say."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -69,7 +72,12 @@ class Batch:
     """When the last of its timers is due: it is not sent before."""
 
     def __post_init__(self) -> None:
-        self.ready_ms = int(self.due_ms.max()) if len(self.due_ms) else 0
+        self.ready_ms = self.last_due_ms
+
+    @property
+    def last_due_ms(self) -> int:
+        """When the last of its timers is due: no broker stores it before."""
+        return int(self.due_ms.max()) if len(self.due_ms) else 0
 
     @property
     def count(self) -> int:
@@ -88,6 +96,8 @@ class Lane:
         self.unacked_bytes = 0
         self.failures = 0  # in a row
         self.retry_at_ms = 0
+        self.rejected = False
+        self.reason = ""  # of the last refusal
         self._wire: list[Batch] = []
         self._proven = False
         self._failed = False
@@ -141,9 +151,12 @@ class Lane:
             self.unacked.remove(batch)
             self.unacked_bytes -= len(batch.records)
             self.failures = 0
+            self.rejected = False
+            self.reason = ""
             self._proven = True
         elif not self._failed:
             self._failed = True
+            self.rejected = outcome is Outcome.REJECTED
             self._forgotten = first and outcome is Outcome.OUT_OF_SEQUENCE
             self.retry_at_ms = now_ms + self._backoff_ms(jitter)
             self.failures += 1

@@ -18,6 +18,7 @@ from timer_service.lateness import BOUNDS_MS
 
 if TYPE_CHECKING:
     from storage.writer import Commit
+    from timer_service.links import Links
     from timer_service.shard import Shard
 
 SYNC_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1)
@@ -39,6 +40,7 @@ class ShardCollector(Collector):
             ("accepted", "Delayed messages taken over from brokers", ledger.accepted),
             ("fired", "Delayed messages on their way or delivered", ledger.fired),
             ("cancelled", "Delayed messages cancelled", ledger.cancelled),
+            ("lost", "Delayed messages damaged on the disk and set aside", ledger.lost),
             (
                 "early",
                 "Fires stored before their due time; must stay 0",
@@ -78,6 +80,29 @@ class ShardCollector(Collector):
             buckets=buckets,
             sum_value=float(lateness.sum_ms),
         )
+
+
+class LinksCollector(Collector):
+    """Reads what a shard knows of brokers when Prometheus asks."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures as of now."""
+        yield GaugeMetricFamily(
+            "duemq_timer_refused_by_brokers",
+            "Brokers where another timer service has queues of this shard; must be 0",
+            value=len(self._links.refusals),
+        )
+        clocks = GaugeMetricFamily(
+            "duemq_timer_clock_ahead_seconds",
+            "How far this machine's clock is ahead of a broker's",
+            labels=("broker",),
+        )
+        for broker, ahead_ms in self._links.clocks().items():
+            clocks.add_metric((broker,), ahead_ms / 1000)
+        yield clocks
 
 
 class Meters:

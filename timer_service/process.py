@@ -6,8 +6,9 @@ timerlog-writer  two threads: write and sync what was appended, in groups (stora
 timer-disk       a thread: flushes, loads, checkpoints, one at a time (jobs.py)
 firing           a timer of the event loop, set to the next due millisecond (shard.py)
 housekeeping     chooses jobs (shard.py)
-links            to each broker a sender, a fetcher a queue, commits of offsets (links.py)
+links            to each broker claims, a sender, a fetcher a queue, commits of offsets (links.py)
 registration     heartbeats to the nameservers; routes: what they know (duemq.rpc)
+announcing       ready and registered while brokers let this service serve its shard
 
 Shutdown, in this order: leave the nameservers, so that cancels turn elsewhere; health says
 NOT_SERVING and calls end; links end, with a last commit, so that nothing new comes; housekeeping
@@ -17,6 +18,7 @@ ends; the writer syncs what is left; the last checkpoint makes the next start sh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import time
@@ -27,15 +29,18 @@ from duemq.rpc.server import Server
 from duemq.rpc.watch import RouteWatcher
 from duemq.v1 import nameserver_pb2
 from storage.disk import RealDisk
-from timer_service import servicer
+from timer_service import place, servicer
 from timer_service.links import Links
-from timer_service.metrics import Meters, ShardCollector
+from timer_service.metrics import LinksCollector, Meters, ShardCollector
 from timer_service.servicer import TimerServicer
 from timer_service.settings import Settings
 from timer_service.shard import Shard, now_ms
-from timer_service.store import open_store
+from timer_service.store import Store, open_store
 
 log = logging.getLogger(__name__)
+
+# So long a start waits for a broker's word before it tells the nameservers of itself.
+FIRST_CLAIM_S = 1.0
 
 
 class TimerService:
@@ -45,14 +50,14 @@ class TimerService:
         self.settings = settings
         self.server = Server(settings)
         self._disk = RealDisk()
+        self._claims_changed = asyncio.Event()
+        self._registration: Registration | None = None
 
     async def start(self, *, announced: bool = True) -> None:
         """Opens the data, fires, serves, and registers.  Raises StorageError, OSError."""
         began = time.monotonic()
         settings = self.settings
-        store = await asyncio.to_thread(
-            open_store, settings.data_dir, self._disk, settings.limits(), now_ms()
-        )
+        store = await asyncio.to_thread(self._open)
         ledger = store.scheduler.ledger
         log.info(
             "%d timers pending, %d in flight, %d entries replayed, open after %.3f s",
@@ -64,23 +69,47 @@ class TimerService:
         meters = Meters(self.server.registry)
         self.shard = Shard(store, meters.committed)
         self._routes = RouteWatcher(settings.nameservers)
-        self._links = Links(self.shard, self._routes.cache, settings.shard, settings.shards)
+        self._links = Links(self.shard, self._routes.cache, settings)
+        self._links.on_claims = self._claims_changed.set
         self._routes.on_change(self._links.changed)
         self.server.registry.register(ShardCollector(self.shard, self._links.lag))
+        self.server.registry.register(LinksCollector(self._links))
         timer = TimerServicer(self.shard, self._links, settings)
         self.server.add(servicer.SERVICE, timer)
         self.shard.start()
         self._routes.start()
         await self.server.start(announced=announced)
-        self._registration = Registration(
-            settings.nameservers, settings.heartbeat_period, now_ms(), self._report
-        )
-        self._registration.start()
         gc.collect()
         gc.freeze()  # what was made by now stays: later collections need not look at it
         self._housekeeping = asyncio.create_task(self.shard.housekeeping(), name="housekeeping")
-        await self.server.ready()
+        self._announcing = asyncio.create_task(self._announce(), name="announcing")
         process.trace("duemq-timer", settings)
+
+    def _open(self) -> Store:
+        settings = self.settings
+        place.check(settings.data_dir, self._disk, settings.shard, settings.shards)
+        return open_store(settings.data_dir, self._disk, settings.limits(), now_ms())
+
+    async def _announce(self) -> None:
+        """Others are sent here unless brokers refuse this service, and have given it nothing."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_CLAIM_S):
+                await self._claims_changed.wait()
+        while True:
+            self._claims_changed.clear()
+            fenced = bool(self.shard.scheduler.dispatcher.fence)
+            serves = not fenced and (self._links.granted or not self._links.refusals)
+            if serves and self._registration is None:
+                settings = self.settings
+                self._registration = Registration(
+                    settings.nameservers, settings.heartbeat_period, now_ms(), self._report
+                )
+                self._registration.start()
+            elif not serves and self._registration is not None:
+                registration, self._registration = self._registration, None
+                await registration.stop()
+            await (self.server.ready() if serves else self.server.not_ready())
+            await self._claims_changed.wait()
 
     def _report(self) -> nameserver_pb2.TimerReport:
         return nameserver_pb2.TimerReport(
@@ -93,12 +122,15 @@ class TimerService:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set.  Raises Internal or StorageError when the disk or a loop fails."""
-        await process.until(stop, self.shard.failed, self._housekeeping)
+        await process.until(stop, self.shard.failed, self._housekeeping, self._announcing)
 
     async def stop(self) -> None:
         """Clean stop; the order is explained above."""
         await process.end_trace(self.settings)
-        await self._registration.stop()
+        self._announcing.cancel()
+        await asyncio.gather(self._announcing, return_exceptions=True)
+        if self._registration is not None:
+            await self._registration.stop()
         await self._routes.stop()
         await self.server.stop()
         await self._links.stop()

@@ -40,7 +40,7 @@ from timer_service.limits import AHEAD_MS
 from timer_service.rows import Blob, Home, Rows, concatenate
 from timer_service.scheduler import Scheduler, make_batch
 from timer_service.segments import Load
-from timer_service.state import State
+from timer_service.state import Held, State
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ NAMED_MAX = 5  # batches that an error names
 
 
 @dataclasses.dataclass(slots=True)
-class _Replayed:
+class Replayed:
     """A DISPATCH entry whose timers are being looked for."""
 
     lane: Lane
@@ -130,8 +130,8 @@ class Recovery:
         self._scheduler = scheduler
         self._read_body = read_body
         self._now_ms = now_ms
-        self._batches: list[_Replayed] = []
-        self._by_position: dict[int, _Replayed] = {}
+        self._batches: list[Replayed] = []
+        self._by_position: dict[int, Replayed] = {}
         self._unseen = Unseen()
         self.replayed = 0  # entries
 
@@ -152,13 +152,15 @@ class Recovery:
         for held in state.held:
             rows = scheduler.drop_cancelled(held.rows)
             if len(rows):
-                place = Home(held.home.file, held.home.position + held.start)
-                data = self._read_body(place, held.length)
-                if record.crc32c(0, data) != held.crc32c:
-                    raise Corrupt(f"bodies of timers at {place} are not what was written")
-                blob = Blob(data, held.home, held.start)
-                scheduler.admit(rows, blob, self._now_ms)
+                self._admit_held(held, rows)
                 self._make_room()
+
+    def _admit_held(self, held: Held, rows: Rows) -> None:
+        place = Home(held.home.file, held.home.position + held.start)
+        data = self._read_body(place, held.length)
+        if record.crc32c(0, data) != held.crc32c:
+            raise Corrupt(f"bodies of timers at {place} are not what was written")
+        self._scheduler.admit(rows, Blob(data, held.home, held.start), self._now_ms)
 
     def _restore_lane(self, saved: Lane) -> None:
         lane = self._scheduler.dispatcher.lane(saved.id)
@@ -238,7 +240,7 @@ class Recovery:
         scheduler = self._scheduler
         scheduler.ledger.fired -= min(count, max(0, scheduler.held() - scheduler.ledger.pending))
 
-    def _refuse(self, count: int, lost: list[_Replayed]) -> None:
+    def _refuse(self, count: int, lost: list[Replayed]) -> None:
         raise Corrupt(_nowhere(self._place(), count, lost))
 
     def _place(self) -> str:
@@ -274,7 +276,7 @@ class Recovery:
                 f" {found.lane}, expected {lane.epoch}/{lane.next_sequence}"
             )
         count = len(found.offsets)
-        batch = _Replayed(lane, found.sequence, entry.position, entry.end, count)
+        batch = Replayed(lane, found.sequence, entry.position, entry.end, count)
         lane.next_sequence += 1
         self._note(found, len(self._batches))
         self._batches.append(batch)
@@ -373,7 +375,7 @@ class Recovery:
             if len(rows):
                 scheduler.admit(rows, piece.blob, self._now_ms, force=True)
 
-    def _rebuild(self, batch: _Replayed) -> None:
+    def _rebuild(self, batch: Replayed) -> None:
         if sum(len(places) for places, _, _ in batch.found) != batch.count:
             raise Corrupt(f"timers of the batch at {batch.position} are missing")
         places = np.concatenate([places for places, _, _ in batch.found])
@@ -402,7 +404,7 @@ class Recovery:
             scheduler.end_flush(flush)
 
 
-def _nowhere(directory: str, count: int, batches: list[_Replayed]) -> str:
+def _nowhere(directory: str, count: int, batches: list[Replayed]) -> str:
     places = ", ".join(f"{batch.position} ({batch.lane.id})" for batch in batches[:NAMED_MAX])
     more = "" if len(batches) <= NAMED_MAX else f" and {len(batches) - NAMED_MAX} more"
     return (

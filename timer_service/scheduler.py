@@ -82,17 +82,18 @@ CANCELLED, FIRED, UNKNOWN, NOT_YET = "CANCELLED", "FIRED", "UNKNOWN", "NOT_YET"
 
 @dataclasses.dataclass(slots=True)
 class Ledger:
-    """accepted = pending + fired + cancelled."""
+    """accepted = pending + fired + cancelled + lost."""
 
     accepted: int = 0
     fired: int = 0
     cancelled: int = 0
     in_flight: int = 0  # fired and not yet answered by a broker
+    lost: int = 0  # damaged on the disk, and set aside by an operator
 
     @property
     def pending(self) -> int:
-        """Accepted, and neither fired nor cancelled."""
-        return self.accepted - self.fired - self.cancelled
+        """Accepted, and neither fired nor cancelled nor lost."""
+        return self.accepted - self.fired - self.cancelled - self.lost
 
 
 class Scheduler:

@@ -58,7 +58,10 @@ SUFFIX = ".due"
 ORDER_SLACK_MS = 1_000
 PIECE_ROWS_MAX = 4_096  # rows a load takes from one block before it looks at the others
 PIECE_BYTES_MAX = 1024 * 1024
-_REMEDY = "Restore the timer service's data directory from a copy"
+_REMEDY = (
+    "Restore the timer service's data directory from a copy, or accept the loss of the timers in"
+    " what is damaged, and of no others, with `python -m timer_service set-aside DIRECTORY`"
+)
 
 
 class Tables(NamedTuple):
@@ -143,6 +146,13 @@ class Segments:
         """Targets with parked timers."""
         return list(self._parked)
 
+    def parked_counts(self) -> dict[TargetId, int]:
+        """How many timers are parked, by target."""
+        return {
+            target: sum(block.count - block.cursor for block in blocks)
+            for target, blocks in self._parked.items()
+        }
+
     def next_due_ms(self) -> int | None:
         """Due time of the first timer not loaded, parked ones apart."""
         return self._blocks[0][0] if self._blocks else None
@@ -172,13 +182,18 @@ class Segments:
     def load(self, horizon_ms: int, rows_max: int, bytes_max: int) -> Load:
         """A job that reads the timers due before `horizon_ms`, as many as fit, in due order."""
         chosen = [each for due, _, each in self._blocks if due < horizon_ms]
-        return Load(self.directory, self._disk, chosen, horizon_ms, rows_max, bytes_max)
+        return self._load(chosen, horizon_ms, rows_max, bytes_max)
 
     def load_parked(self, target: TargetId, rows_max: int, bytes_max: int) -> Load:
         """As `load`, of the timers parked for a target."""
         blocks = self._parked[target]
         horizon_ms = max(each.last_due_ms for each in blocks) + 1
-        return Load(self.directory, self._disk, list(blocks), horizon_ms, rows_max, bytes_max)
+        return self._load(list(blocks), horizon_ms, rows_max, bytes_max)
+
+    def _load(
+        self, blocks: Sequence[Block], horizon_ms: int, rows_max: int, bytes_max: int
+    ) -> Load:
+        return Load(self.directory, self._disk, blocks, horizon_ms, rows_max, bytes_max)
 
     def loaded(self, load: Load) -> None:
         """The job ran: its blocks' cursors move."""
@@ -401,16 +416,23 @@ class Load:
         first, last = int(starts[cursor]), int(starts[end])
         bodies_at = each.position + each.index_length + record.HEADER_BYTES
         data = read_bytes(self._disk, path, bodies_at + first, last - first)
-        part = index.rows[cursor:end]
-        _check_records(path, bodies_at + first, data, part)
-        rows = new_rows(len(part))
-        rows.wide[0], rows.wide[1] = part["due_ms"], part["offset"]
-        rows.narrow[0], rows.narrow[1] = part["source"], part["target"]
-        rows.narrow[2], rows.narrow[3] = starts[cursor:end] - first, part["size"]
-        rows.narrow[4], rows.narrow[5] = part["tag_hash"], part["key_hash"]
-        due = int(index.rows["due_ms"][end]) if end < each.count else each.last_due_ms
-        blob = Blob(data, Home(each.file, bodies_at + first))
-        return Piecewise(each, end, due, rows, index.sources, index.targets, blob)
+        _check_records(path, bodies_at + first, data, index.rows[cursor:end])
+        return cut_piece(each, index, cursor, end, data)
+
+
+def cut_piece(each: Block, index: block.Index, cursor: int, end: int, data: bytes) -> Piecewise:
+    """Rows `cursor` to `end` of a block, whose bodies are `data`."""
+    starts, part = index.starts(), index.rows[cursor:end]
+    first = int(starts[cursor])
+    bodies_at = each.position + each.index_length + record.HEADER_BYTES
+    rows = new_rows(len(part))
+    rows.wide[0], rows.wide[1] = part["due_ms"], part["offset"]
+    rows.narrow[0], rows.narrow[1] = part["source"], part["target"]
+    rows.narrow[2], rows.narrow[3] = starts[cursor:end] - first, part["size"]
+    rows.narrow[4], rows.narrow[5] = part["tag_hash"], part["key_hash"]
+    due = int(index.rows["due_ms"][end]) if end < each.count else each.last_due_ms
+    blob = Blob(data, Home(each.file, bodies_at + first))
+    return Piecewise(each, end, due, rows, index.sources, index.targets, blob)
 
 
 def read_bytes(disk: Disk, path: str, position: int, length: int) -> bytes:

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import grpc.aio
 
 from duemq import tracing
-from duemq.errors import DuemqError, ErrorCode, Unavailable
+from duemq.errors import DuemqError, OutOfSequence, Rejected, Unavailable
 from duemq.rpc import channel, status
 from duemq.rpc.backoff import Backoff
 from duemq.v1 import view_pb2
+from timer_service.clocks import BrokerClock
 from timer_service.dispatch import NEVER
 from timer_service.lane import Batch, Outcome
-from timer_service.shard import SLEEP_S_MAX, Shard, now_ms, traced
+from timer_service.shard import SLEEP_S_MAX, Shard, now_ms, steady_ms, traced
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +43,11 @@ class _Request(NamedTuple):
 class Sender:
     """The stream to one broker."""
 
-    def __init__(self, shard: Shard, broker: str, address: str) -> None:
+    def __init__(self, shard: Shard, broker: str, address: str, clock: BrokerClock) -> None:
         self.broker = broker
         self.address = address
         self._shard = shard
+        self._clock = clock
         self._more = asyncio.Event()
         self._requests: deque[_Request] = deque()
         self._next_id = 0
@@ -109,15 +111,18 @@ class Sender:
         while True:
             self._more.clear()
             # One look at the clock: what becomes sendable between two would be missed by both.
-            now = now_ms()
+            # By the broker's clock where ours is ahead: it would not take them before.
+            behind_ms = self._clock.behind_ms
+            now = now_ms() - behind_ms
             batches = dispatcher.sendable(self.broker, now, REQUEST_BYTES_MAX)
             if batches:
                 await self._send(call, batches)
                 continue
             retry_ms = dispatcher.next_retry_ms(self.broker, now)
-            timeout_s = None if retry_ms == NEVER else retry_ms / 1000 - time.time()
-            if timeout_s is not None:
-                timeout_s = min(max(timeout_s, 0.0), SLEEP_S_MAX)
+            timeout_s = None
+            if retry_ms != NEVER:
+                wait_s = (retry_ms + behind_ms) / 1000 - time.time()
+                timeout_s = min(max(wait_s, 0.0), SLEEP_S_MAX)
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._more.wait()
@@ -141,6 +146,7 @@ class Sender:
                     sizes=batch.sizes,
                     tag_hashes=batch.tag_hashes,
                     key_hashes=batch.key_hashes,
+                    not_before_ms=batch.last_due_ms,
                 )
                 for batch in batches
             ],
@@ -152,6 +158,7 @@ class Sender:
             response = await status.answer(call.read(), self.address)
             if not isinstance(response, view_pb2.SendResponseView):
                 raise Unavailable(f"{self.address}: the broker ended the stream")
+            self._clock.observe(now_ms(), response.now_ms, steady_ms())
             request = self._requests.popleft()
             if request.request_id != response.request_id:
                 raise Unavailable(f"{self.address}: answers are out of order")
@@ -165,8 +172,13 @@ class Sender:
             if tracing.enabled() and tracing.traced(batch.lane.id.topic):
                 traced(batch, result.base_offset, result.store_ms, sent_ns)
             return
-        forgotten = int(result.error.code) == ErrorCode.OUT_OF_SEQUENCE
-        outcome = Outcome.OUT_OF_SEQUENCE if forgotten else Outcome.REFUSED
-        if not forgotten:
-            log.warning("%s refused a batch, trying again: %s", batch.lane.id, result.error.message)
+        error = status.from_proto(result.error)
+        lane = batch.lane
+        if isinstance(error, OutOfSequence):
+            outcome = Outcome.OUT_OF_SEQUENCE
+        else:
+            outcome = Outcome.REJECTED if isinstance(error, Rejected) else Outcome.REFUSED
+            level = logging.DEBUG if lane.failures else logging.WARNING
+            lane.reason = error.message
+            log.log(level, "%s refused a batch, trying again: %s", lane.id, error)
         self._shard.answered(batch, outcome, 0)

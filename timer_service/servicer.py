@@ -8,6 +8,7 @@ from typing import Any
 from duemq.errors import DuemqError, InvalidArgument, Unavailable
 from duemq.rpc import status
 from duemq.v1 import message_pb2, timer_pb2
+from timer_service import stuck
 from timer_service.entries import Cancelled, SourceId
 from timer_service.links import Links
 from timer_service.scheduler import NOT_YET
@@ -42,6 +43,7 @@ class TimerServicer:
     async def _cancel(self, handle: message_pb2.TimerHandle) -> timer_pb2.CancelResult:
         try:
             self._check(handle)
+            self._links.check_may_answer(handle.store_id)
             source = SourceId(handle.store_id, handle.queue_id)
             cancelled = Cancelled(source, handle.offset, handle.due_ms)
             live = self._links.knows(handle.store_id)
@@ -93,4 +95,11 @@ class TimerServicer:
             lateness_max_ms=shard.lateness.max_ms(now),
             next_due_ms=scheduler.next_due_ms() or 0,
             near=scheduler.near.pending,
+            id=shard.store.producer_id,
+            lost=ledger.lost,
+            problems=self._links.problems(),
+            stuck=[
+                timer_pb2.StuckTimers(topic=topic, timers=timers, reason=reason)
+                for (topic, reason), timers in stuck.find(scheduler).items()
+            ],
         )

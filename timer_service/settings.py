@@ -18,6 +18,13 @@ class Settings(MemberSettings):
     shards: int = setting(
         1, "shards of the cluster; the same everywhere, never changed", minimum=1, maximum=1024
     )
+    clock_difference_max: float = setting(
+        0.25,
+        "of this machine's clock and a broker's, before it is said",
+        unit="s",
+        minimum=0.01,
+        maximum=3600,
+    )
     near_window: float = setting(
         60.0, "how far ahead timers are loaded into memory", unit="s", minimum=1, maximum=65
     )

@@ -50,6 +50,11 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def steady_ms() -> int:
+    """A clock that nobody sets; for waits."""
+    return time.monotonic_ns() // 1_000_000
+
+
 class Arrival(NamedTuple):
     """Timers that were taken over and are not yet durable."""
 
@@ -89,6 +94,18 @@ class Shard:
         self._jobs_done = 0
         self._trimmed_s = self.loop.time()
         self._stopping = False
+        self._behind_ms = 0
+
+    def now_ms(self) -> int:
+        """What due times are compared with: this machine's clock, or brokers' that are behind."""
+        return now_ms() - self._behind_ms
+
+    def keep_behind(self, behind_ms: int) -> None:
+        """All brokers' clocks are so much behind this machine's."""
+        if behind_ms != self._behind_ms:
+            self.scheduler.dispatcher.clock_set(self._behind_ms - behind_ms)
+            self._behind_ms = behind_ms
+            self._arm(0)
 
     def start(self) -> None:
         """Starts the writer and the firing loop."""
@@ -108,7 +125,7 @@ class Shard:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = at_ms
-        delay_s = at_ms / 1000 - time.time()
+        delay_s = (at_ms + self._behind_ms) / 1000 - time.time()
         if at_ms:
             delay_s = max(delay_s, self._ticked_s + TICK_SPACING_S - self.loop.time())
         if delay_s <= 0:
@@ -122,7 +139,7 @@ class Shard:
             return
         self._ticked_s = self.loop.time()
         self._held = False
-        now = now_ms() + AHEAD_MS
+        now = self.now_ms() + AHEAD_MS
         try:
             self.scheduler.tick(now)
         except (LogFull, DiskFull):
@@ -162,7 +179,9 @@ class Shard:
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
-                ingested = self.scheduler.ingest(source, broker, frames, now_ms(), fetched_from)
+                ingested = self.scheduler.ingest(
+                    source, broker, frames, self.now_ms(), fetched_from
+                )
                 break
             except (LogFull, DiskFull):
                 await self._progress_or(RETRY_S)
@@ -191,7 +210,7 @@ class Shard:
 
     def answered(self, batch: Batch, outcome: Outcome, store_ms: int) -> None:
         """A broker answered a batch."""
-        now = now_ms()
+        now = self.now_ms()
         try:
             stored = self.scheduler.answered(batch, outcome, now)
         except (LogFull, DiskFull):
@@ -202,7 +221,7 @@ class Shard:
     def connected(self, broker: str, stream: object) -> None:
         """A broker can be sent to by `stream`, and by no other stream any more."""
         if broker in self._streams:
-            self.scheduler.dispatcher.disconnected(broker, now_ms())
+            self.scheduler.dispatcher.disconnected(broker, self.now_ms())
         self._streams[broker] = stream
         self.scheduler.dispatcher.connected(broker)
 
@@ -210,7 +229,7 @@ class Shard:
         """The stream to a broker ended."""
         if self._streams.get(broker) is stream:
             del self._streams[broker]
-            self.scheduler.dispatcher.disconnected(broker, now_ms())
+            self.scheduler.dispatcher.disconnected(broker, self.now_ms())
 
     async def cancel(self, handle: Cancelled, timeout_s: float, live: bool) -> CancelOutcome:
         """Cancels; waits for the timer to arrive, if it has not, and for the disk.
@@ -226,7 +245,7 @@ class Shard:
         while True:
             arrived = self._arrived
             try:
-                outcome = self.scheduler.cancel(handle, now_ms() + AHEAD_MS)
+                outcome = self.scheduler.cancel(handle, self.now_ms() + AHEAD_MS)
             except (LogFull, DiskFull):
                 await self._progress_or(RETRY_S)
                 continue
@@ -257,7 +276,7 @@ class Shard:
 
     def overdue(self) -> int:
         """Timers that are due and not dispatched, wherever they lie."""
-        return self.scheduler.overdue(now_ms())
+        return self.scheduler.overdue(self.now_ms())
 
     def sources(self) -> list[Source]:
         """Every source ever seen."""
@@ -292,7 +311,7 @@ class Shard:
         while True:
             self._work.clear()
             try:
-                job = keeper.next_job(now_ms())
+                job = keeper.next_job(self.now_ms())
                 if job is None:
                     self.scheduler.flush_acks()
             except (LogFull, DiskFull):
@@ -300,13 +319,13 @@ class Shard:
                 continue
             if job is None:
                 await self._give_back_memory()
-                now = now_ms()
+                now = self.now_ms()
                 await self._work_or((keeper.next_look_ms(now) - now) / 1000)
                 continue
             if isinstance(job, Save):
                 await self.durable(job.position)
             await self._run(job.run)
-            keeper.finish(job, now_ms())
+            keeper.finish(job, self.now_ms())
             self._jobs_done += 1
 
     async def _work_or(self, timeout_s: float) -> None:
@@ -352,7 +371,7 @@ class Shard:
 
     def _last_save(self) -> None:
         if not self.scheduler.flushing:
-            save_now(self.store.log, self.store.housekeeper, now_ms())
+            save_now(self.store.log, self.store.housekeeper, self.now_ms())
 
 
 def traced(batch: Batch, offset: int, store_ms: int, sent_ns: int) -> None:

@@ -172,7 +172,8 @@ def encode(state: State) -> bytes:
         "recovery_start": state.recovery_start,
         "log_needed_from": state.log_needed_from,
         "producer_id": state.producer_id,
-        "ledger": dataclasses.astuple(state.ledger),
+        # Without losses as the first release wrote it.
+        "ledger": dataclasses.astuple(state.ledger)[: None if state.ledger.lost else -1],
         "sources": [
             (s.id.store_id, s.id.queue_id, s.broker, s.next_offset, s.first_offset)
             for s in state.sources

@@ -38,10 +38,19 @@ class Store(NamedTuple):
     replayed: int  # entries of the log behind the checkpoint
 
 
-def open_store(directory: str, disk: Disk, limits: Limits, now_ms: int) -> Store:
+def open_store(
+    directory: str,
+    disk: Disk,
+    limits: Limits,
+    now_ms: int,
+    *,
+    segments_type: type[Segments] = Segments,
+    recovery_type: type[Recovery] = Recovery,
+) -> Store:
     """Opens, recovers and checkpoints a data directory that is locked by the caller.
 
-    Raises Corrupt, CorruptLog, CorruptFile, UnknownVersion, DiskFull, DiskFailed.
+    The types are others where damage is set aside (set_aside.py).  Raises Corrupt, CorruptLog,
+    CorruptFile, UnknownVersion, DiskFull, DiskFailed.
     """
     path = os.path.join(directory, "checkpoint")
     payload = checkpoint.load(path, disk)
@@ -54,7 +63,7 @@ def open_store(directory: str, disk: Disk, limits: Limits, now_ms: int) -> Store
         group_bytes_max=LOG_GROUP_BYTES_MAX,
         start_at=found.recovery_start if found else None,
     )
-    segments = Segments(os.path.join(directory, "segments"), disk)
+    segments = segments_type(os.path.join(directory, "segments"), disk)
     scheduler = Scheduler(log, segments, limits, now_ms)
 
     def read_body(home: Home, length: int) -> bytes:
@@ -62,7 +71,7 @@ def open_store(directory: str, disk: Disk, limits: Limits, now_ms: int) -> Store
             return read_bytes(disk, segments.path(home.file), home.position, length)
         return bytes(log.read(home.position, length))
 
-    recovery = Recovery(scheduler, read_body, now_ms)
+    recovery = recovery_type(scheduler, read_body, now_ms)
     position = found.position if found else 0
     for _ in log.recover(position):
         pass  # verified and cut; bodies can be read now

@@ -18,6 +18,7 @@ from duemq.descriptions import (
     GroupSummary,
     MessageTrace,
     OffsetChange,
+    TimerOwner,
     TimerStats,
     TopicDescription,
     TopicSummary,
@@ -304,8 +305,22 @@ class Admin:
         return self._run(self._core.cluster())
 
     def timer_stats(self) -> list[TimerStats]:
-        """The timer shards, sorted.  One that does not answer is listed with the error."""
+        """The timer shards, sorted.  One that does not answer, or is missing, has an error."""
         return self._run(self._core.timer_stats())
+
+    def timer_owners(self) -> list[TimerOwner]:
+        """Who owns each queue of delayed messages.  Raises Unavailable if a broker is away."""
+        return self._run(self._core.timer_owners())
+
+    def release_timer_shard(self, shard: int) -> list[TimerOwner]:
+        """Gives up the timer service of a shard whose data directory is lost; what it owned.
+
+        The next timer service of that shard takes its queues over, and it is refused for good.
+        What it held and had not delivered is lost; a few messages that it had taken over last may
+        come twice.  Raises InvalidArgument if nobody owns the shard, or if the owner was seen
+        within the last minute; Unavailable.
+        """
+        return self._run(self._core.release_timer_shard(shard))
 
     @overload
     def cancel(self, handle: str) -> CancelOutcome: ...

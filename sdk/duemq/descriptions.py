@@ -285,8 +285,44 @@ class BrokerDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class StuckTimers:
+    """Delayed messages of a topic that are due, and kept, because nobody can store them now."""
+
+    topic: str
+    timers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimerOwner:
+    """A queue of %TIMER% at a broker, and the timer service that owns it."""
+
+    broker: str
+    queue_id: int
+    id: int
+    """Names the service's data directory; 0: nobody has claimed the queue yet."""
+    name: str
+    shard: int
+    shards: int
+    since_ms: int | None
+    last_seen_ms: int | None
+    """None: not since the broker started."""
+    released: bool
+    """The next one that claims it gets it."""
+    refused: str
+    """The service that was refused last, if any was since the broker started."""
+    taken_over: int
+    """Delayed messages that the owner has taken over; only it knows which are still pending."""
+    waiting: int
+    """Delayed messages that it has not."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimerStats:
-    """A timer shard.  accepted = pending + fired + cancelled.  With `error`, counts are 0."""
+    """A timer shard.  accepted = pending + fired + cancelled + lost.  With `error`, counts are 0.
+
+    One that is missing has no address.
+    """
 
     name: str
     address: str
@@ -306,6 +342,11 @@ class TimerStats:
     """Of the last minute's fires, against the broker's store time."""
     lateness_p99_ms: float = 0.0
     lateness_max_ms: float = 0.0
+    problems: tuple[str, ...] = ()
+    """What is wrong with it, a sentence each."""
+    stuck: tuple[StuckTimers, ...] = ()
+    lost: int = 0
+    """Damaged on the disk, and set aside by an operator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@
     │   ├── FencedProducer
     │   ├── OutOfSequence
     │   ├── FencedMember
-    │   └── NotCoordinator
+    │   ├── NotCoordinator
+    │   └── FencedTimer
     ├── Unavailable           try again, here or elsewhere
     │   ├── NotReady
     │   ├── Overloaded
@@ -44,6 +45,7 @@ __all__ = [
     "Fenced",
     "FencedMember",
     "FencedProducer",
+    "FencedTimer",
     "GroupNotFound",
     "Internal",
     "InvalidArgument",
@@ -82,6 +84,7 @@ class ErrorCode(enum.IntEnum):
     OUT_OF_SEQUENCE = 21
     FENCED_MEMBER = 22
     NOT_COORDINATOR = 23
+    FENCED_TIMER = 24
     UNAVAILABLE = 40
     NOT_READY = 41
     OVERLOADED = 42
@@ -209,6 +212,12 @@ class NotCoordinator(Fenced):
     """Another broker coordinates this group."""
 
     code = ErrorCode.NOT_COORDINATOR
+
+
+class FencedTimer(Fenced):
+    """Another timer service has this queue of delayed messages."""
+
+    code = ErrorCode.FENCED_TIMER
 
 
 class Unavailable(DuemqError):

@@ -15,11 +15,13 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from broker.timer_owners import SERVICE_IDS_FROM
 from duemq.errors import TopicNotFound
 from duemq.rpc import channel, status
 from duemq.v1 import broker_pb2, message_pb2
 from storage import frame, record
 from tests.crash.test_kill9_broker import ROUNDS, SEED, BrokerProcess
+from tests.service.played_timer import claim_queues
 from tests.service.running_broker import Client, batch
 
 TOPIC = "orders"
@@ -112,10 +114,13 @@ class Group:
 
 
 async def timed_records(client: Client, target: str) -> list[list[message_pb2.Record]]:
+    await claim_queues(client, 1)
     found = []
     offset = 0
     while True:
-        request = broker_pb2.FetchFramesRequest(topic="%TIMER%", offset=offset)
+        request = broker_pb2.FetchFramesRequest(
+            topic="%TIMER%", offset=offset, timer_id=SERVICE_IDS_FROM
+        )
         answer = await status.answer(client.broker.FetchFrames(request))
         at = 0
         while at < len(answer.frames):

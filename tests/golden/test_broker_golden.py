@@ -11,15 +11,19 @@ from broker.offsets import GroupQueue, Progress
 from broker.producers import LaneKey, Producers, Stored
 from broker.retry_record import Place, Story
 from broker.state import State
+from broker.timer_owners import Service, TimerOwners
 from broker.topics import Topic
 from storage import frame
 
 V1 = Path(__file__).parent / "v1"
 V2 = Path(__file__).parent / "v2"
+V3 = Path(__file__).parent / "v3"
 LANES = (
     (LaneKey(0x0123456789ABCDEF, "orders", 2, False), 7, 40),
     (LaneKey((1 << 63) | 5, "größe", -1, True), 0, 0),
 )
+TIMERS = Service((1 << 63) | 5, "t1", 0, 2)
+OLD = Service((1 << 63) | 4, "t0", 0, 2)
 TOPIC = Topic("orders", 3, 4, 1_000)
 CONFIG = GroupConfig("billing", RetryPolicy(3, (), ExponentialDelays(1_000, 2.5, 60_000)))
 TABLE = GroupConfig("billing", RetryPolicy(None, (0, 10_000)))
@@ -38,6 +42,14 @@ def producers() -> Producers:
     return made
 
 
+def owners() -> TimerOwners:
+    made = TimerOwners()
+    made.put(OLD, [0, 2], 1_700_000_000_000)
+    made.release(OLD.id)
+    made.put(TIMERS, [0, 2], 1_700_000_000_123)
+    return made
+
+
 def checkpoint() -> State:
     return State(
         position=16_777_312,
@@ -53,18 +65,37 @@ def checkpoint() -> State:
         settled=[["billing", "orders", 0, [42, 45]]],
         groups=[group_configs.encode(CONFIG)],
         retries={"billing": 2},
+        timer_owners=owners().encode(),
     )
 
 
 def test_the_checkpoint_is_written_and_read_as_ever() -> None:
-    golden = (V2 / "broker_checkpoint.bin").read_bytes()
+    golden = (V3 / "broker_checkpoint.bin").read_bytes()
     assert state.encode(checkpoint()) == golden
     assert state.decode(golden) == checkpoint()
+    again = TimerOwners()
+    again.load(state.decode(golden).timer_owners)
+    assert again.encode() == owners().encode()
+
+
+def test_the_checkpoint_of_version_2_is_read() -> None:
+    golden = (V2 / "broker_checkpoint.bin").read_bytes()
+    assert state.decode(golden) == checkpoint()._replace(timer_owners={})
+
+
+def test_claims_of_timer_queues_are_written_and_read_as_ever() -> None:
+    claimed, released = (V3 / "broker_journal.bin").read_bytes().split(b"\n")
+    assert journal.timer_claimed(TIMERS, [0, 2], 1_700_000_000_123) == claimed
+    assert journal.read_timer_claimed(memoryview(claimed)) == (TIMERS, [0, 2], 1_700_000_000_123)
+    assert journal.timer_released(TIMERS.id) == released
+    assert journal.read_timer_released(memoryview(released)) == TIMERS.id
 
 
 def test_the_checkpoint_of_version_1_is_read() -> None:
     golden = (V1 / "broker_checkpoint.bin").read_bytes()
-    assert state.decode(golden) == checkpoint()._replace(settled=[], groups=[], retries={})
+    assert state.decode(golden) == checkpoint()._replace(
+        settled=[], groups=[], retries={}, timer_owners={}
+    )
 
 
 def test_lanes_are_read_as_ever() -> None:

@@ -1,20 +1,31 @@
 """The timer service as a test plays it: it fetches frames of %TIMER% and sends them on."""
 
-from broker.producers import SERVICE_IDS_FROM
+from broker.timer_owners import SERVICE_IDS_FROM
 from duemq.rpc import status
 from duemq.v1 import broker_pb2, message_pb2
 from storage import frame, record
 from tests.service.running_broker import Client
 
 
+async def claim_queues(client: Client, queues: int = 4) -> None:
+    """Makes the played one their owner, with the id SERVICE_IDS_FROM."""
+    service = broker_pb2.TimerService(id=SERVICE_IDS_FROM, name="played", shard=0, shards=1)
+    claim = broker_pb2.ClaimTimerQueuesRequest(service=service, queue_ids=range(queues))
+    await status.answer(client.broker.ClaimTimerQueues(claim))
+
+
 async def timed_frames(client: Client) -> list[frame.Frame]:
     """All that lies in %TIMER%."""
+    await claim_queues(client)
     found: list[frame.Frame] = []
     for queue_id in range(4):
         offset = 0
         while True:
             request = broker_pb2.FetchFramesRequest(
-                topic="%TIMER%", queue_id=queue_id, offset=offset
+                topic="%TIMER%",
+                queue_id=queue_id,
+                offset=offset,
+                timer_id=SERVICE_IDS_FROM,
             )
             answer = await status.answer(client.broker.FetchFrames(request))
             at = 0

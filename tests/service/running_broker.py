@@ -32,6 +32,7 @@ class Client:
     """Stubs of one broker."""
 
     def __init__(self, connection: grpc.aio.Channel) -> None:
+        self.connection = connection
         self.broker = broker_pb2_grpc.BrokerStub(connection)
         self.admin = admin_pb2_grpc.BrokerAdminStub(connection)
         self.groups = group_pb2_grpc.GroupCoordinatorStub(connection)

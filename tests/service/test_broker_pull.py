@@ -10,12 +10,14 @@ import pytest
 
 from broker import reader
 from broker.process import Broker
+from broker.timer_owners import SERVICE_IDS_FROM
 from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
 from duemq.rpc import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2
 from storage import frame, record
 from storage.cut import cut
 from storage.disk import RealDisk
+from tests.service.played_timer import claim_queues
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 from tests.service.running_cluster import until
 
@@ -296,9 +298,11 @@ async def test_frames_come_whole_and_as_stored(client: Client) -> None:
 async def test_frames_of_timed_batches_name_their_target(client: Client) -> None:
     topic = topic_name()
     [result] = await client.send(batch(topic, [b"a"], delays_ms=[50], queue_id=-1))
-    response = await client.broker.FetchFrames(
-        broker_pb2.FetchFramesRequest(topic="%TIMER%", queue_id=result.queue_id)
+    await claim_queues(client)
+    request = broker_pb2.FetchFramesRequest(
+        topic="%TIMER%", queue_id=result.queue_id, timer_id=SERVICE_IDS_FROM
     )
+    response = await client.broker.FetchFrames(request)
     [entry] = record.split(response.frames)
     timed = frame.decode(entry.body)
     assert (timed.target_topic, timed.target_queue_id) == (topic, -1)

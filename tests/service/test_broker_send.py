@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from broker import sender
+from broker.process import now_ms
 from duemq.errors import (
     DuemqError,
+    ErrorCode,
     FencedProducer,
     InvalidArgument,
     OutOfSequence,
@@ -221,6 +223,25 @@ async def test_an_error_in_a_stream_ends_neither_the_stream_nor_its_order(client
     answers = [await stream.read() for _ in range(3)]
     assert [answer.results[0].error.field for answer in answers] == ["", "queue_id", ""]
     await stream.done_writing()
+
+
+@pytest.mark.parametrize("ahead_ms", [-5, 0, 60])
+async def test_a_batch_is_stored_when_the_brokers_clock_says_so(
+    client: Client, ahead_ms: int
+) -> None:
+    not_before_ms = now_ms() + ahead_ms
+    [result] = await client.send(batch(topic_name(), [b"a"], not_before_ms=not_before_ms))
+    assert result.store_ms >= not_before_ms
+
+
+async def test_a_batch_that_is_far_ahead_of_the_brokers_clock_is_refused(client: Client) -> None:
+    topic = topic_name()
+    early = batch(topic, [b"a"], not_before_ms=now_ms() + 60_000)
+    [result, other] = await client.send(early, batch(topic, [b"b"]))
+    assert result.error.code == ErrorCode.NOT_READY
+    assert result.error.field == "not_before_ms"
+    assert not other.HasField("error")
+    assert await client.bodies(topic) == [b"b"]
 
 
 async def test_a_request_without_batches_is_refused(client: Client) -> None:

@@ -91,7 +91,7 @@ class Servicer:
     async def _unused(self, request, context):
         raise AssertionError
 
-    FetchFrames = AcquireQueues = CommitOffsets = GetOffsets = SendBack = _unused
+    FetchFrames = ClaimTimerQueues = AcquireQueues = CommitOffsets = GetOffsets = SendBack = _unused
 
 
 @asynccontextmanager

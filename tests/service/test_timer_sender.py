@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from timer_service import sender
+from timer_service.clocks import BrokerClock
 from timer_service.dispatch import NEVER
 
 DUE_MS = 5
@@ -41,6 +42,6 @@ async def test_a_batch_that_falls_due_between_two_looks_at_the_clock_is_sent(
     monkeypatch.setattr(sender.Sender, "_send", send)
     held = Held()
     shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=held))
-    writing = asyncio.create_task(sender.Sender(shard, "b", "b:1")._write(None))
+    writing = asyncio.create_task(sender.Sender(shard, "b", "b:1", BrokerClock())._write(None))
     assert await asyncio.wait_for(sent, 30) is held.batches
     writing.cancel()

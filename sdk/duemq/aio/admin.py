@@ -17,6 +17,7 @@ from duemq.aio.finding import LOOKUP_TIMEOUT_S
 from duemq.aio.groups import Groups
 from duemq.aio.messages import Messages
 from duemq.aio.probes import Probes
+from duemq.aio.timer_shards import TimerShards
 from duemq.aio.topics import Topics
 from duemq.client import Addresses, Client
 from duemq.dead_letters import OnSent, Resending, Resent
@@ -27,6 +28,7 @@ from duemq.descriptions import (
     GroupSummary,
     MessageTrace,
     OffsetChange,
+    TimerOwner,
     TimerStats,
     TopicDescription,
     TopicSummary,
@@ -59,6 +61,7 @@ class Admin:
         self._messages = Messages(asker)
         self._dead_letters = DeadLetters(asker, self._groups)
         self._probes = Probes(self._client)
+        self._timer_shards = TimerShards(self._client)
 
     async def start(self) -> None:
         """Connects.  Raises Unavailable if no nameserver answers."""
@@ -275,8 +278,22 @@ class Admin:
         return await self._probes.cluster()
 
     async def timer_stats(self) -> list[TimerStats]:
-        """The timer shards, sorted.  One that does not answer is listed with the error."""
+        """The timer shards, sorted.  One that does not answer, or is missing, has an error."""
         return await self._probes.timer_stats()
+
+    async def timer_owners(self) -> list[TimerOwner]:
+        """Who owns each queue of delayed messages.  Raises Unavailable if a broker is away."""
+        return await self._timer_shards.owners()
+
+    async def release_timer_shard(self, shard: int) -> list[TimerOwner]:
+        """Gives up the timer service of a shard whose data directory is lost; what it owned.
+
+        The next timer service of that shard takes its queues over, and it is refused for good.
+        What it held and had not delivered is lost; a few messages that it had taken over last may
+        come twice.  Raises InvalidArgument if nobody owns the shard, or if the owner was seen
+        within the last minute; Unavailable.
+        """
+        return await self._timer_shards.release(shard)
 
     @overload
     async def cancel(self, handle: str) -> CancelOutcome: ...

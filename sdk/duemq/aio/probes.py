@@ -8,11 +8,13 @@ from typing import TypeVar
 
 import grpc.aio
 
+from duemq.aio.timer_shards import TimerShards
 from duemq.client import Client
 from duemq.descriptions import (
     BrokerDescription,
     ClusterDescription,
     NameserverDescription,
+    StuckTimers,
     TimerStats,
 )
 from duemq.errors import DuemqError
@@ -50,8 +52,10 @@ class Probes:
 
     async def timer_stats(self) -> list[TimerStats]:
         """See Admin.timer_stats."""
-        shards = sorted(self._client.routes.timers, key=lambda timer: timer.shard)
-        return list(await asyncio.gather(*map(self._timer, shards)))
+        alive = self._client.routes.timers
+        found = list(await asyncio.gather(*map(self._timer, alive)))
+        found += await TimerShards(self._client).missing(alive)
+        return sorted(found, key=lambda timer: timer.shard)
 
     async def _probe(self, address: str, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
         return await status.answer(call(self._client.channel(address)), address)
@@ -116,4 +120,7 @@ class Probes:
             lateness_p50_ms=found.lateness_p50_ms,
             lateness_p99_ms=found.lateness_p99_ms,
             lateness_max_ms=found.lateness_max_ms,
+            problems=tuple(found.problems),
+            lost=found.lost,
+            stuck=tuple(StuckTimers(each.topic, each.timers, each.reason) for each in found.stuck),
         )

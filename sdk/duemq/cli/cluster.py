@@ -24,7 +24,8 @@ def cluster() -> None:
 def show(session: Session, /) -> Exit:
     """Show every member and its state; the exit code is 0 only if all answered.
 
-    With --json, a line a member: kind, name, address, error, and what that kind tells.
+    A timer shard that nobody serves is a row with an error; so is a timer service that reports a
+    problem.  With --json, a line a member: kind, name, address, error, and what that kind tells.
     """
     with Admin(session.nameserver) as admin:
         found = admin.cluster()
@@ -34,7 +35,8 @@ def show(session: Session, /) -> Exit:
     else:
         shown = ({**row, "state": _state(row)} for row in rows)
         session.output.table(("kind", "name", "address", "state"), shown, empty="nobody")
-    return Exit.FAILED if any(row["error"] for row in rows) else Exit.OK
+    wrong = any(row["error"] or row.get("problems") for row in rows)
+    return Exit.FAILED if wrong else Exit.OK
 
 
 def _rows(found: ClusterDescription) -> Iterator[dict[str, Any]]:
@@ -85,19 +87,28 @@ def _timer(timer: TimerStats) -> dict[str, Any]:
         "lateness_p50_ms": timer.lateness_p50_ms,
         "lateness_p99_ms": timer.lateness_p99_ms,
         "lateness_max_ms": timer.lateness_max_ms,
+        "lost": timer.lost,
+        "problems": list(timer.problems),
+        "stuck": [
+            {"topic": each.topic, "timers": each.timers, "reason": each.reason}
+            for each in timer.stuck
+        ],
     }
 
 
 def _state(row: dict[str, Any]) -> str:
     """A member's state for people."""
     if row["error"]:
-        return f"no answer: {row['error']}"
+        return f"no answer: {row['error']}" if row["address"] else str(row["error"])
     if row["kind"] == "broker":
         held = (row["log_durable_position"] - row["log_start_position"]) / 1e6
         return f"log {held:,.1f} MB{', read-only' if row['read_only'] else ''}"
     if row["kind"] == "timer":
-        return (
-            f"pending {row['pending']:,}, fired {row['fired']:,}, cancelled {row['cancelled']:,}, "
-            f"late p99 {row['lateness_p99_ms']:.0f} ms"
+        stuck = (f"{x['timers']:,} of {x['topic']} are stuck: {x['reason']}" for x in row["stuck"])
+        lost = f"lost {row['lost']:,}, " if row["lost"] else ""
+        figures = (
+            f"pending {row['pending']:,}, {lost}fired {row['fired']:,}, "
+            f"cancelled {row['cancelled']:,}, late p99 {row['lateness_p99_ms']:.0f} ms"
         )
+        return "; ".join((*row["problems"], figures, *stuck))
     return "answers"

@@ -28,7 +28,7 @@ LATEST: StartFrom
 AT_TIME: StartFrom
 
 class Batch(_message.Message):
-    __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels")
+    __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels", "not_before_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class Batch(_message.Message):
     DELAYS_MS_FIELD_NUMBER: _ClassVar[int]
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     DELAY_LEVELS_FIELD_NUMBER: _ClassVar[int]
+    NOT_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     producer_id: int
@@ -53,7 +54,8 @@ class Batch(_message.Message):
     delays_ms: _containers.RepeatedScalarFieldContainer[int]
     due_ms: _containers.RepeatedScalarFieldContainer[int]
     delay_levels: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[_Union[_message_pb2.RecordBatch, _Mapping]] = ..., sizes: _Optional[_Iterable[int]] = ..., tag_hashes: _Optional[_Iterable[int]] = ..., key_hashes: _Optional[_Iterable[int]] = ..., delays_ms: _Optional[_Iterable[int]] = ..., due_ms: _Optional[_Iterable[int]] = ..., delay_levels: _Optional[_Iterable[int]] = ...) -> None: ...
+    not_before_ms: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[_Union[_message_pb2.RecordBatch, _Mapping]] = ..., sizes: _Optional[_Iterable[int]] = ..., tag_hashes: _Optional[_Iterable[int]] = ..., key_hashes: _Optional[_Iterable[int]] = ..., delays_ms: _Optional[_Iterable[int]] = ..., due_ms: _Optional[_Iterable[int]] = ..., delay_levels: _Optional[_Iterable[int]] = ..., not_before_ms: _Optional[int] = ...) -> None: ...
 
 class SendRequest(_message.Message):
     __slots__ = ("request_id", "batches")
@@ -80,16 +82,18 @@ class BatchResult(_message.Message):
     def __init__(self, error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., queue_id: _Optional[int] = ..., base_offset: _Optional[int] = ..., store_ms: _Optional[int] = ..., duplicate: bool = ..., due_ms: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SendResponse(_message.Message):
-    __slots__ = ("request_id", "results", "broker", "store_id")
+    __slots__ = ("request_id", "results", "broker", "store_id", "now_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     BROKER_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     results: _containers.RepeatedCompositeFieldContainer[BatchResult]
     broker: str
     store_id: int
-    def __init__(self, request_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ..., broker: _Optional[str] = ..., store_id: _Optional[int] = ...) -> None: ...
+    now_ms: int
+    def __init__(self, request_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ..., broker: _Optional[str] = ..., store_id: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...
 
 class QueuePull(_message.Message):
     __slots__ = ("topic", "queue_id", "offset", "generation", "filter", "filter_type")
@@ -172,18 +176,20 @@ class PullResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueRecords, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[OffsetResult, _Mapping]]] = ..., open: bool = ...) -> None: ...
 
 class FetchFramesRequest(_message.Message):
-    __slots__ = ("topic", "queue_id", "offset", "max_bytes", "wait_ms")
+    __slots__ = ("topic", "queue_id", "offset", "max_bytes", "wait_ms", "timer_id")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    TIMER_ID_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     offset: int
     max_bytes: int
     wait_ms: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    timer_id: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., timer_id: _Optional[int] = ...) -> None: ...
 
 class FetchFramesResponse(_message.Message):
     __slots__ = ("store_id", "frames", "next_offset", "min_offset", "max_offset")
@@ -198,6 +204,34 @@ class FetchFramesResponse(_message.Message):
     min_offset: int
     max_offset: int
     def __init__(self, store_id: _Optional[int] = ..., frames: _Optional[bytes] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ...) -> None: ...
+
+class TimerService(_message.Message):
+    __slots__ = ("id", "name", "shard", "shards")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    name: str
+    shard: int
+    shards: int
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+
+class ClaimTimerQueuesRequest(_message.Message):
+    __slots__ = ("service", "queue_ids")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_IDS_FIELD_NUMBER: _ClassVar[int]
+    service: TimerService
+    queue_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, service: _Optional[_Union[TimerService, _Mapping]] = ..., queue_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ClaimTimerQueuesResponse(_message.Message):
+    __slots__ = ("store_id", "now_ms")
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    store_id: int
+    now_ms: int
+    def __init__(self, store_id: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...
 
 class AcquireQueuesRequest(_message.Message):
     __slots__ = ("group", "member_id", "generation", "queues", "start_from", "start_ms", "coordinator")
@@ -254,14 +288,16 @@ class AcquireQueuesResponse(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[OffsetResult, _Mapping]]] = ...) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
-    __slots__ = ("group", "member_id", "commits")
+    __slots__ = ("group", "member_id", "commits", "timer_id")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
+    TIMER_ID_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     commits: _containers.RepeatedCompositeFieldContainer[OffsetCommit]
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., commits: _Optional[_Iterable[_Union[OffsetCommit, _Mapping]]] = ...) -> None: ...
+    timer_id: int
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., commits: _Optional[_Iterable[_Union[OffsetCommit, _Mapping]]] = ..., timer_id: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsResponse(_message.Message):
     __slots__ = ("queues",)

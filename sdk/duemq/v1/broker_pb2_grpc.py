@@ -61,6 +61,11 @@ class BrokerStub(object):
                 request_serializer=duemq_dot_v1_dot_broker__pb2.FetchFramesRequest.SerializeToString,
                 response_deserializer=duemq_dot_v1_dot_broker__pb2.FetchFramesResponse.FromString,
                 _registered_method=True)
+        self.ClaimTimerQueues = channel.unary_unary(
+                '/duemq.v1.Broker/ClaimTimerQueues',
+                request_serializer=duemq_dot_v1_dot_broker__pb2.ClaimTimerQueuesRequest.SerializeToString,
+                response_deserializer=duemq_dot_v1_dot_broker__pb2.ClaimTimerQueuesResponse.FromString,
+                _registered_method=True)
         self.AcquireQueues = channel.unary_unary(
                 '/duemq.v1.Broker/AcquireQueues',
                 request_serializer=duemq_dot_v1_dot_broker__pb2.AcquireQueuesRequest.SerializeToString,
@@ -132,6 +137,17 @@ class BrokerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClaimTimerQueues(self, request, context):
+        """Takes %TIMER% queues over for a timer service; all of them or none.  They
+        belong to one data directory for good: see "Owners of timer queues" in
+        broker/README.md.  Idempotent.  Without queues the broker only learns of
+        the service.  Errors: INVALID_ARGUMENT, QUEUE_NOT_FOUND, OVERLOADED,
+        READ_ONLY, FENCED_TIMER.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AcquireQueues(self, request, context):
         """Takes queues over for a member: fences older generations out and answers
         where to start.  Idempotent.  Errors: GROUP_NOT_FOUND, NOT_COORDINATOR;
@@ -196,6 +212,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.FetchFrames,
                     request_deserializer=duemq_dot_v1_dot_broker__pb2.FetchFramesRequest.FromString,
                     response_serializer=duemq_dot_v1_dot_broker__pb2.FetchFramesResponse.SerializeToString,
+            ),
+            'ClaimTimerQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClaimTimerQueues,
+                    request_deserializer=duemq_dot_v1_dot_broker__pb2.ClaimTimerQueuesRequest.FromString,
+                    response_serializer=duemq_dot_v1_dot_broker__pb2.ClaimTimerQueuesResponse.SerializeToString,
             ),
             'AcquireQueues': grpc.unary_unary_rpc_method_handler(
                     servicer.AcquireQueues,
@@ -354,6 +375,33 @@ class Broker(object):
             '/duemq.v1.Broker/FetchFrames',
             duemq_dot_v1_dot_broker__pb2.FetchFramesRequest.SerializeToString,
             duemq_dot_v1_dot_broker__pb2.FetchFramesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClaimTimerQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/duemq.v1.Broker/ClaimTimerQueues',
+            duemq_dot_v1_dot_broker__pb2.ClaimTimerQueuesRequest.SerializeToString,
+            duemq_dot_v1_dot_broker__pb2.ClaimTimerQueuesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,6 +21,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUT_OF_SEQUENCE: _ClassVar[ErrorCode]
     FENCED_MEMBER: _ClassVar[ErrorCode]
     NOT_COORDINATOR: _ClassVar[ErrorCode]
+    FENCED_TIMER: _ClassVar[ErrorCode]
     UNAVAILABLE: _ClassVar[ErrorCode]
     NOT_READY: _ClassVar[ErrorCode]
     OVERLOADED: _ClassVar[ErrorCode]
@@ -41,6 +42,7 @@ FENCED_PRODUCER: ErrorCode
 OUT_OF_SEQUENCE: ErrorCode
 FENCED_MEMBER: ErrorCode
 NOT_COORDINATOR: ErrorCode
+FENCED_TIMER: ErrorCode
 UNAVAILABLE: ErrorCode
 NOT_READY: ErrorCode
 OVERLOADED: ErrorCode

@@ -45,7 +45,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TimerStats(_message.Message):
-    __slots__ = ("name", "shard", "shards", "accepted", "pending", "fired", "cancelled", "in_flight", "lateness_p50_ms", "lateness_p99_ms", "lateness_max_ms", "next_due_ms", "near")
+    __slots__ = ("name", "shard", "shards", "accepted", "pending", "fired", "cancelled", "in_flight", "lateness_p50_ms", "lateness_p99_ms", "lateness_max_ms", "next_due_ms", "near", "id", "problems", "stuck", "lost")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,10 @@ class TimerStats(_message.Message):
     LATENESS_MAX_MS_FIELD_NUMBER: _ClassVar[int]
     NEXT_DUE_MS_FIELD_NUMBER: _ClassVar[int]
     NEAR_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    STUCK_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     name: str
     shard: int
     shards: int
@@ -72,4 +76,18 @@ class TimerStats(_message.Message):
     lateness_max_ms: float
     next_due_ms: int
     near: int
-    def __init__(self, name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., accepted: _Optional[int] = ..., pending: _Optional[int] = ..., fired: _Optional[int] = ..., cancelled: _Optional[int] = ..., in_flight: _Optional[int] = ..., lateness_p50_ms: _Optional[float] = ..., lateness_p99_ms: _Optional[float] = ..., lateness_max_ms: _Optional[float] = ..., next_due_ms: _Optional[int] = ..., near: _Optional[int] = ...) -> None: ...
+    id: int
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    stuck: _containers.RepeatedCompositeFieldContainer[StuckTimers]
+    lost: int
+    def __init__(self, name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., accepted: _Optional[int] = ..., pending: _Optional[int] = ..., fired: _Optional[int] = ..., cancelled: _Optional[int] = ..., in_flight: _Optional[int] = ..., lateness_p50_ms: _Optional[float] = ..., lateness_p99_ms: _Optional[float] = ..., lateness_max_ms: _Optional[float] = ..., next_due_ms: _Optional[int] = ..., near: _Optional[int] = ..., id: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., stuck: _Optional[_Iterable[_Union[StuckTimers, _Mapping]]] = ..., lost: _Optional[int] = ...) -> None: ...
+
+class StuckTimers(_message.Message):
+    __slots__ = ("topic", "timers", "reason")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TIMERS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    timers: int
+    reason: str
+    def __init__(self, topic: _Optional[str] = ..., timers: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BatchView(_message.Message):
-    __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels")
+    __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels", "not_before_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class BatchView(_message.Message):
     DELAYS_MS_FIELD_NUMBER: _ClassVar[int]
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     DELAY_LEVELS_FIELD_NUMBER: _ClassVar[int]
+    NOT_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     producer_id: int
@@ -34,7 +35,8 @@ class BatchView(_message.Message):
     delays_ms: bytes
     due_ms: bytes
     delay_levels: bytes
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., tag_hashes: _Optional[bytes] = ..., key_hashes: _Optional[bytes] = ..., delays_ms: _Optional[bytes] = ..., due_ms: _Optional[bytes] = ..., delay_levels: _Optional[bytes] = ...) -> None: ...
+    not_before_ms: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., tag_hashes: _Optional[bytes] = ..., key_hashes: _Optional[bytes] = ..., delays_ms: _Optional[bytes] = ..., due_ms: _Optional[bytes] = ..., delay_levels: _Optional[bytes] = ..., not_before_ms: _Optional[int] = ...) -> None: ...
 
 class SendRequestView(_message.Message):
     __slots__ = ("request_id", "batches")
@@ -61,16 +63,18 @@ class BatchResultView(_message.Message):
     def __init__(self, error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., queue_id: _Optional[int] = ..., base_offset: _Optional[int] = ..., store_ms: _Optional[int] = ..., duplicate: bool = ..., due_ms: _Optional[bytes] = ...) -> None: ...
 
 class SendResponseView(_message.Message):
-    __slots__ = ("request_id", "results", "broker", "store_id")
+    __slots__ = ("request_id", "results", "broker", "store_id", "now_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     BROKER_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     results: _containers.RepeatedCompositeFieldContainer[BatchResultView]
     broker: str
     store_id: int
-    def __init__(self, request_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[BatchResultView, _Mapping]]] = ..., broker: _Optional[str] = ..., store_id: _Optional[int] = ...) -> None: ...
+    now_ms: int
+    def __init__(self, request_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[BatchResultView, _Mapping]]] = ..., broker: _Optional[str] = ..., store_id: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...
 
 class QueueRecordsView(_message.Message):
     __slots__ = ("topic", "queue_id", "error", "records", "run_offsets", "run_counts", "run_store_ms", "next_offset", "min_offset", "max_offset")

@@ -32,6 +32,8 @@ ALL_COMMANDS = [
     ("dlq", "show"),
     ("dlq", "resend"),
     ("timer", "cancel"),
+    ("timer", "owners"),
+    ("timer", "release"),
     ("cluster", "show"),
     ("trace", "report"),
     ("up",),

@@ -4,13 +4,14 @@ from hypothesis import strategies as st
 
 from broker.producers import (
     EVICT_IDLE_MS,
-    SERVICE_IDS_FROM,
+    SERVICE_WINDOW_BATCHES,
     WINDOW_BATCHES,
     LaneKey,
     Producers,
     Stored,
     check_identity,
 )
+from broker.timer_owners import SERVICE_IDS_FROM
 from duemq.errors import FencedProducer, InvalidArgument, OutOfSequence, Overloaded
 
 KEY = LaneKey(7, "orders", 0, False)
@@ -91,6 +92,7 @@ def test_lanes_do_not_meet() -> None:
 def test_idle_lanes_are_forgotten_but_not_those_of_services() -> None:
     producers = with_batches(1)
     service = KEY._replace(producer_id=SERVICE_IDS_FROM)
+    producers.trust_service(SERVICE_IDS_FROM)
     producers.record(service, 0, 0, stored(1))
     assert producers.age(IDLE_MS) == 0
     fresh = KEY._replace(producer_id=9)
@@ -133,6 +135,55 @@ def test_after_a_start_a_full_table_still_has_room_for_new_producers() -> None:
     assert producers.find(KEY, 0, 0) is None
     assert producers.find(replayed, 0, 0) == stored(0)
     assert producers.age(EVICT_IDLE_MS * 2) == 0
+
+
+def with_service_lanes(count: int) -> Producers:
+    producers = Producers(IDLE_MS, lanes_max=2)
+    producers.trust_service(SERVICE_IDS_FROM)
+    for queue_id in range(count):
+        key = KEY._replace(producer_id=SERVICE_IDS_FROM, queue_id=queue_id)
+        producers.record(key, 0, 0, stored(queue_id))
+    return producers
+
+
+def test_lanes_of_timer_services_never_make_a_producer_wait() -> None:
+    producers = with_service_lanes(100)
+    assert len(producers) == 100
+    for queue_id in range(2):
+        key = KEY._replace(queue_id=queue_id)
+        producers.check_next(key, 0, 0)
+        producers.record(key, 0, 0, stored(0))
+
+
+def test_lanes_of_timer_services_end_with_their_topic_and_with_the_service() -> None:
+    producers = with_service_lanes(3)
+    producers.record(KEY._replace(producer_id=SERVICE_IDS_FROM, topic="other"), 0, 0, stored(9))
+    producers.forget_topic("orders")
+    assert len(producers) == 1
+    producers.forget_service(SERVICE_IDS_FROM)
+    assert len(producers) == 0
+
+
+def test_a_timer_service_has_a_short_window_and_one_that_is_unknown_is_a_producer() -> None:
+    key = KEY._replace(producer_id=SERVICE_IDS_FROM)
+    producers = with_service_lanes(0)
+    for number in range(20):
+        producers.record(key, 0, number, stored(number))
+    assert producers.find(key, 0, 20 - SERVICE_WINDOW_BATCHES) is not None
+    with pytest.raises(OutOfSequence):
+        producers.find(key, 0, 19 - SERVICE_WINDOW_BATCHES)
+
+    unknown = Producers(IDLE_MS)
+    unknown.load(producers.encode())
+    trusted = Producers(IDLE_MS)
+    trusted.trust_service(SERVICE_IDS_FROM)
+    trusted.load(producers.encode())
+    assert trusted.age(10**9) == 0
+    late = Producers(IDLE_MS)
+    late.load(producers.encode())
+    late.trust_service(SERVICE_IDS_FROM)
+    assert late.age(10**9) == 0
+    assert unknown.age(10**9) == 1
 
 
 def test_deleting_a_topic_forgets_its_lanes() -> None:

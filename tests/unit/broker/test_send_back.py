@@ -9,13 +9,13 @@ from broker.batch import Limits
 from broker.group_configs import GroupConfig, RetryPolicy
 from broker.names import TIMER_TOPIC
 from broker.offsets import GroupQueue, Progress
-from broker.producers import SERVICE_IDS_FROM
 from broker.progress import retries_waiting
 from broker.reader import StoredRecord
 from broker.retry_record import Place, Story
 from broker.rules import Rules
 from broker.send_back import Failure, Outcome, SendBacks, SentBack
 from broker.store import Store
+from broker.timer_owners import SERVICE_IDS_FROM
 from duemq.errors import (
     Corrupt,
     DuemqError,

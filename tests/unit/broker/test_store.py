@@ -6,24 +6,31 @@ from collections.abc import Callable
 
 import pytest
 
-from broker import journal, reader, recovery, state, time_search
+from broker import journal, reader, recovery, refused_fires, state, time_search
 from broker.names import TIMER_TOPIC
 from broker.offsets import GroupQueue, Progress
 from broker.producers import WINDOW_BATCHES
 from broker.progress import lags
 from broker.rules import Rules
 from broker.store import Store
+from broker.timer_owners import SERVICE_IDS_FROM, Service
 from broker.topics import Topic
 from duemq.errors import (
+    Corrupt,
     FencedProducer,
+    FencedTimer,
     InvalidArgument,
     OutOfSequence,
     Overloaded,
     QueueNotFound,
     ReadOnly,
+    TooLarge,
     TopicNotFound,
 )
-from storage.errors import UnknownVersion
+from duemq.v1 import message_pb2
+from storage import set_aside
+from storage.check import check_consume_queues, check_log
+from storage.errors import CorruptLog, UnknownVersion
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 
@@ -354,4 +361,158 @@ def test_the_checkpoint_round_trips_and_knows_its_version() -> None:
     payload = state.encode(taken)
     assert state.decode(payload) == taken
     with pytest.raises(UnknownVersion):
-        state.decode(payload.replace(b'"version":2', b'"version":3'))
+        state.decode(payload.replace(b'"version":3', b'"version":4'))
+
+
+TIMERS = Service(SERVICE_IDS_FROM + 7, "t1", 0, 1)
+OTHER = Service(SERVICE_IDS_FROM + 8, "t2", 0, 1)
+LATER_MS = NOW_MS + 3_600_000
+
+
+def fire(topic: str, bodies: list[bytes], sequence: int = 0, queue_id: int = 0, **fields: object):
+    return batch(
+        bodies, topic=topic, queue_id=queue_id, producer_id=TIMERS.id, sequence=sequence, **fields
+    )
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_owner_of_timer_queues_is_known_again_after_a_start(saved: bool) -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    settle(store)
+    if saved:
+        save(store, disk)
+    store = opened(disk.after_kill())
+    store.timer_owners.check(3, TIMERS.id, NOW_MS)
+    assert store.claim_timer_queues(TIMERS, range(4), NOW_MS) == store.log.end_position
+    with pytest.raises(FencedTimer, match=r"t1 \(shard 0 of 1, id 8000000000000007\)"):
+        store.claim_timer_queues(OTHER, range(4), NOW_MS)
+
+
+def test_a_released_service_is_fenced_when_another_one_has_claimed_its_queues() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    store.send(fire("orders", [b"a"]), NOW_MS)
+    store.release_timer_queues(TIMERS.id, LATER_MS)
+    store.claim_timer_queues(OTHER, range(4), LATER_MS)
+    assert len(store.producers) == 0
+    settle(store)
+    store = opened(disk.after_kill())
+    store.timer_owners.check(0, OTHER.id, LATER_MS)
+    with pytest.raises(FencedTimer, match="replaced"):
+        store.send(fire("orders", [b"b"], 1), LATER_MS)
+    with pytest.raises(FencedTimer, match="replaced"):
+        store.claim_timer_queues(TIMERS, range(4), LATER_MS)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_was_accepted_for_later_is_stored_whatever_the_limits_are_now(known: bool) -> None:
+    store = opened(FaultyDisk())
+    store.create_topic("orders", 2, message_bytes_max=1_000)
+    if known:
+        store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    sent = fire("orders", [b"x" * 5_000])
+    if not known:
+        with pytest.raises(TooLarge):
+            store.send(sent, NOW_MS)
+        return
+    store.send(sent, NOW_MS)
+    settle(store)
+    assert records(store, "orders") == sent.records
+    with pytest.raises(TooLarge):  # not of what is sent to be delivered later
+        store.send(fire("orders", [b"x" * 5_000], delays_ms=struct.pack("<q", 5)), NOW_MS)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_due_messages_of_a_queue_that_is_gone_go_to_one_that_is_there_once(saved: bool) -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    store.create_topic("orders", 2)
+    first = store.send(fire("orders", [b"a"], 0, queue_id=5), NOW_MS)
+    assert first.stored.queue_id == 1
+    store.send(fire("orders", [b"b"], 0, queue_id=1), NOW_MS)  # another lane
+    settle(store)
+    if saved:
+        save(store, disk)
+    store = opened(disk.after_kill())
+    again = store.send(fire("orders", [b"a"], 0, queue_id=5), NOW_MS)
+    assert again.duplicate
+    assert again.stored == first.stored
+    store.send(fire("orders", [b"c"], 1, queue_id=5), NOW_MS)
+    settle(store)
+    assert store.queue("orders", 1).max_offset == 3
+    with pytest.raises(QueueNotFound):
+        store.send(batch([b"x"], queue_id=5), NOW_MS)
+
+
+def test_due_messages_that_can_never_be_stored_become_dead_letters_once() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    damaged = fire("orders", [b"a", b"b"])
+    damaged.sizes = struct.pack("<2I", 3, len(damaged.records) - 3)
+    store.send(damaged, NOW_MS)
+    store.send(fire("orders", [b"c"], 1), NOW_MS)
+    settle(store)
+    store = opened(disk.after_kill())
+    assert store.send(damaged, NOW_MS).duplicate
+    assert store.queue("orders", 0).max_offset == 1
+    found = message_pb2.RecordBatch.FromString(records(store, refused_fires.TOPIC)).records
+    assert [each.body for each in found] == [b"a", b"b"]
+    assert found[0].retry.origin.topic == "orders"
+    assert "sizes" in found[0].retry.error
+
+
+def test_bytes_that_are_no_records_become_one_dead_letter() -> None:
+    store = opened(FaultyDisk())
+    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    damaged = fire("orders", [b"a"])
+    damaged.records = b"\xff" * len(damaged.records)
+    store.send(damaged, NOW_MS)
+    settle(store)
+    [found] = message_pb2.RecordBatch.FromString(records(store, refused_fires.TOPIC)).records
+    assert found.body == damaged.records
+    assert found.message_id
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_frame_that_was_set_aside_is_skipped_by_those_who_read(saved: bool, timed: bool) -> None:
+    disk = FaultyDisk()
+    store = opened(disk, Rules(default_queues=1, timer_queues=1))
+    fields = {"delays_ms": struct.pack("<2q", 5, 5)} if timed else {}
+    at = [store.send(batch([b"%d" % n, b"x"], **fields), NOW_MS).stored.position for n in range(6)]
+    settle(store)
+    if saved:
+        save(store, disk)
+    name = TIMER_TOPIC if timed else "orders"
+    disk.flip(f"{DATA}/commitlog/{'0' * 20}", at[3] + 120, 3)
+    with pytest.raises(Corrupt, match=f"set-aside .* --at {at[3]}"):
+        reader.read_frames(store.log, store.queue(name, 0), 6, 1)
+    disk = disk.after_kill()
+    with pytest.raises(CorruptLog, match="set-aside"):
+        opened(disk)
+    set_aside.set_aside(f"{DATA}/commitlog", at[3], disk)
+    disk = disk.after_kill()
+    store = opened(disk)
+    queue = store.queue(name, 0)
+    assert queue.max_offset == 12
+    save(store, disk)
+    findings = [*check_log(f"{DATA}/commitlog", disk), *check_consume_queues(DATA, disk)]
+    assert not [each.text for each in findings if each.damage]
+    offset, found = 0, 0
+    while offset < 12:
+        frames = reader.read_frames(store.log, queue, offset, 1 << 20)
+        found += len(frames.slices)
+        offset = frames.next_offset
+    assert found == 5
+    pulled = reader.read_records(store.log, queue, 0, 100, 1 << 20)
+    assert (pulled.records, pulled.next_offset) == (10, 12)
+    assert sum(map(len, pulled.slices)) == pulled.size
+    tagged = reader.read_records(store.log, queue, 6, 100, 1 << 20, frozenset([0]))
+    assert (tagged.records, tagged.next_offset) == (4, 12)
+    alone = reader.read_records(store.log, queue, 6, 2, 1 << 20)
+    assert (alone.records, alone.next_offset) == ((0, 8) if saved else (2, 10))

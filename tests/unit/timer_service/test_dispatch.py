@@ -5,11 +5,12 @@ from timer_service.dispatch import (
     FAILOVER_AFTER_MS,
     NEVER,
     PIPELINE_MAX,
+    REJECTED_BYTES_MAX,
     SMALL_ROWS,
     Dispatcher,
 )
 from timer_service.entries import LaneId, TargetId
-from timer_service.lane import UNACKED_MAX, Batch, Lane, Outcome
+from timer_service.lane import RETRY_MS_MAX, UNACKED_MAX, Batch, Lane, Outcome
 from timer_service.wheel import Ids
 
 NOW = 1_000_000
@@ -112,11 +113,68 @@ def test_without_its_home_broker_any_goes_elsewhere_after_a_while_and_keyed_wait
     assert keyed.id == LaneId("home", "t", 1)
 
 
-def test_nothing_goes_to_a_topic_without_a_route_or_a_queue_that_is_not_there() -> None:
+def test_nothing_goes_to_a_topic_without_a_route() -> None:
     dispatcher = dispatcher_with(home=1)
 
-    assert dispatcher.choose(KEYED, NOW) is None
     assert dispatcher.choose(TargetId("home", "unknown", -1), NOW) is None
+    assert dispatcher.choose(TargetId("home", "unknown", 0), NOW) is None
+    assert dispatcher.why_not(TargetId("home", "unknown", 0)) == "no broker serves the topic"
+    assert dispatcher.why_not(KEYED) == ""
+
+
+def test_of_a_topic_with_fewer_queues_than_before_another_queue_takes_over() -> None:
+    lane = dispatcher_with(home=3).choose(TargetId("home", "t", 7), NOW)
+
+    assert lane is not None
+    assert lane.id == LaneId("home", "t", 1)
+
+
+def test_a_fenced_shard_sends_nothing() -> None:
+    dispatcher = dispatcher_with(home=1)
+    lane = dispatcher.choose(ANY, NOW)
+    assert lane is not None
+    push(dispatcher, lane)
+    dispatcher.fence = "another has taken over"
+
+    assert dispatcher.choose(ANY, NOW) is None
+    assert dispatcher.sendable("home", NOW, 100) == []
+    assert dispatcher.why_not(ANY) == "another has taken over"
+    dispatcher.fence = ""
+    assert len(dispatcher.sendable("home", NOW, 100)) == 1
+
+
+def rejected(dispatcher: Dispatcher, topic: str, size: int, outcome: Outcome) -> None:
+    batch = push(dispatcher, dispatcher.lane(LaneId("home", topic, 0)), size)
+    batch.lane.sent(batch)
+    batch.lane.answered(batch, outcome, NOW, 0.5)
+
+
+def test_what_is_rejected_for_its_own_sake_holds_up_no_other_topic() -> None:
+    dispatcher = dispatcher_with(home=1)
+    for number in range(20):
+        rejected(dispatcher, f"gone{number}", BROKER_BYTES_MAX, Outcome.REJECTED)
+        if (number + 1) * BROKER_BYTES_MAX <= REJECTED_BYTES_MAX:
+            assert dispatcher.choose(ANY, NOW) is not None
+    assert dispatcher.choose(ANY, NOW) is None  # memory has a bound
+
+    full = dispatcher_with(home=1)
+    rejected(full, "other", BROKER_BYTES_MAX, Outcome.REFUSED)
+    assert full.choose(ANY, NOW) is None  # the broker takes nothing at all
+
+
+def test_a_clock_that_was_set_neither_ends_waits_nor_makes_them_longer() -> None:
+    day_ms = 86_400_000
+    dispatcher = dispatcher_with(home=1, other=1)
+    lane = dispatcher.lane(LaneId("other", "t", 0))
+    batch = push(dispatcher, lane)
+    lane.sent(batch)
+    lane.answered(batch, Outcome.REFUSED, NOW + day_ms, 1.0)
+    dispatcher.disconnected("home", NOW + day_ms)
+    dispatcher.clock_set(-day_ms)
+
+    assert dispatcher.next_retry_ms("other", NOW) <= NOW + RETRY_MS_MAX
+    dispatcher.add(0, ids(1))
+    assert dispatcher.next_failover_ms(NOW) == NOW + FAILOVER_AFTER_MS
 
 
 def test_a_full_or_failing_lane_is_passed_over() -> None:

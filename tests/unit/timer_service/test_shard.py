@@ -12,6 +12,7 @@ from storage.errors import DiskFull
 from tests.manual_loop import AtOnce, ManualLoop
 from tests.property.timer_world import BROKER, SOURCE, START_MS, World
 from timer_service import sender, shard
+from timer_service.clocks import BrokerClock
 from timer_service.limits import Limits
 from timer_service.sender import Sender
 from timer_service.shard import Shard
@@ -61,7 +62,7 @@ class Quiet:
 
     def connect(self) -> None:
         """The broker can be sent to."""
-        self._sender = Sender(self.shard, BROKER, "b:1")
+        self._sender = Sender(self.shard, BROKER, "b:1", BrokerClock())
         self.shard.connected(BROKER, self._sender)
         self._tasks.append(asyncio.create_task(self._sender._write(self)))
 

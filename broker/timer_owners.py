@@ -1,0 +1,247 @@
+"""Which timer service has which queue of %TIMER%.  Pure.
+
+Owned by: Tables.  Mutated by: the event loop.
+
+A queue belongs to the data directory that claimed it first, named by its producer id: what the
+service has taken over lies there and nowhere else, so two of them would fire everything twice.
+
+    free ── claim ──► owned ── release (an operator) ──► released ── claim by another ──► owned
+                        ▲                                   │          the first is fenced for good
+                        └────────── claim by the same ──────┘
+
+Claims and releases are entries of the log (journal.py).  Who was seen or refused when is not.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from duemq.errors import FencedTimer, InvalidArgument, Overloaded
+
+SERVICE_IDS_FROM = 1 << 63
+# Claimed ids, fenced ones included.
+SERVICES_MAX = 4_096
+SHARDS_MAX = 1_024
+NAME_CHARACTERS_MAX = 255
+# An owner that was here more recently is alive: its queues are not released.
+ALIVE_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A timer service, by its data directory."""
+
+    id: int
+    name: str
+    shard: int
+    shards: int
+
+    def __str__(self) -> str:
+        return f"{self.name} (shard {self.shard} of {self.shards}, id {self.id:016x})"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Queues that a service has claimed, and when."""
+
+    service: Service
+    queues: tuple[int, ...]
+    since_ms: int
+    released: bool = False
+
+
+class TimerOwners:
+    """The claims of all timer services at this broker."""
+
+    def __init__(self) -> None:
+        self._claims: dict[int, Claim] = {}  # by id
+        self._owners: dict[int, int] = {}  # id by queue
+        self._fenced: dict[int, str] = {}  # names by id
+        self._seen_ms: dict[int, int] = {}
+        self._refused: dict[int, tuple[Service, int]] = {}  # by queue
+
+    # -- questions --------------------------------------------------------------------------------
+
+    def knows(self, service_id: int) -> bool:
+        """Whether the service claimed anything and was not replaced."""
+        return service_id in self._claims
+
+    def check_not_fenced(self, service_id: int) -> None:
+        """Raises FencedTimer for a service whose queues another one has taken over."""
+        if service_id in self._fenced:
+            raise FencedTimer(
+                f"timer_id: {self._fenced[service_id]} was released by an operator, and"
+                " replaced: its data directory must not be used any more",
+                field="timer_id",
+                value=service_id,
+            )
+
+    def check(self, queue_id: int, service_id: int, now_ms: int) -> None:
+        """Raises FencedTimer unless the service owns the queue."""
+        self.check_not_fenced(service_id)
+        if self._owners.get(queue_id, 0) != service_id or not service_id:
+            raise self._not_owner(queue_id, service_id, now_ms)
+        self._seen_ms[service_id] = now_ms
+
+    def _not_owner(self, queue_id: int, service_id: int, now_ms: int) -> FencedTimer:
+        owner = self._claims.get(self._owners.get(queue_id, 0))
+        if owner is None:
+            said = "belongs to nobody: claim it first"
+        else:
+            seen_ms = self._seen_ms.get(owner.service.id)
+            seen = f"last seen {(now_ms - seen_ms) / 1000:.0f} s ago" if seen_ms else "not seen yet"
+            said = f"belongs to the timer service {owner.service}, {seen}"
+        return FencedTimer(
+            f"timer_id: queue {queue_id} of %TIMER% {said}",
+            field="timer_id",
+            value=service_id,
+            limit=owner.service.id if owner else 0,
+        )
+
+    def check_claim(self, service: Service, queues: Iterable[int], now_ms: int) -> bool:
+        """Whether the claim changes anything.
+
+        Raises FencedTimer if somebody else has a queue, or divides %TIMER% into other shards;
+        InvalidArgument, Overloaded.
+        """
+        wanted = tuple(queues)
+        _check_service(service, wanted)
+        self.check_not_fenced(service.id)
+        for queue_id in wanted:
+            owner = self._claims.get(self._owners.get(queue_id, 0))
+            if owner and owner.service.id != service.id and not owner.released:
+                self._refused[queue_id] = service, now_ms
+                raise self._not_owner(queue_id, service.id, now_ms)
+        for claim in self._claims.values():
+            if claim.service.shards != service.shards and claim.queues and not claim.released:
+                raise FencedTimer(
+                    f"shards: {service.shards}, but the timer service {claim.service} has queues of"
+                    " %TIMER%: the number of shards of a cluster never changes",
+                    field="shards",
+                    value=service.shards,
+                    limit=claim.service.shards,
+                )
+        if service.id not in self._claims and len(self._claims) + len(self._fenced) >= SERVICES_MAX:
+            raise Overloaded(
+                f"timer_id: {SERVICES_MAX} timer services were ever here, the most allowed",
+                field="timer_id",
+                limit=SERVICES_MAX,
+            )
+        self._seen_ms[service.id] = now_ms
+        known = self._claims.get(service.id)
+        return known is None or known != replace(
+            known,
+            service=service,
+            queues=tuple(sorted({*known.queues, *wanted})),
+            released=False,
+        )
+
+    def check_release(self, service_id: int, now_ms: int) -> None:
+        """Raises InvalidArgument if the service has nothing here, or is alive."""
+        claim = self._claims.get(service_id)
+        if claim is None:
+            raise InvalidArgument(
+                f"id: no timer service {service_id:016x} has queues here",
+                field="id",
+                value=service_id,
+            )
+        ago_ms = now_ms - self._seen_ms.get(service_id, -ALIVE_MS)
+        if 0 <= ago_ms < ALIVE_MS:
+            raise InvalidArgument(
+                f"id: the timer service {claim.service} was here {ago_ms / 1000:.0f} s ago: stop it"
+                f" first, and wait {ALIVE_MS // 1000} s",
+                field="id",
+                value=service_id,
+                limit=f"not seen for {ALIVE_MS // 1000} s",
+            )
+
+    def claim_of(self, queue_id: int) -> Claim | None:
+        """Who owns a queue."""
+        return self._claims.get(self._owners.get(queue_id, 0))
+
+    def last_seen_ms(self, service_id: int) -> int:
+        """When a service last asked for anything; 0: not since this broker started."""
+        return self._seen_ms.get(service_id, 0)
+
+    def refused_of(self, queue_id: int) -> tuple[Service, int] | None:
+        """Who was the last to be refused the queue since this broker started, and when."""
+        return self._refused.get(queue_id)
+
+    def ids(self) -> list[int]:
+        """Services that are known and not fenced."""
+        return list(self._claims)
+
+    # -- what an entry of the log does ------------------------------------------------------------
+
+    def put(self, service: Service, queues: Iterable[int], since_ms: int) -> list[int]:
+        """The service claimed queues.  Answers the services that were replaced."""
+        known = self._claims.get(service.id)
+        mine = tuple(sorted({*(known.queues if known else ()), *queues}))
+        before = {self._owners[queue] for queue in mine if queue in self._owners} - {service.id}
+        for service_id in before:
+            old = self._claims.pop(service_id)
+            self._fenced[service_id] = str(old.service)
+            for queue_id in old.queues:
+                self._owners.pop(queue_id, None)
+        self._claims[service.id] = Claim(service, mine, known.since_ms if known else since_ms)
+        for queue_id in mine:
+            self._owners[queue_id] = service.id
+            self._refused.pop(queue_id, None)
+        return sorted(before)
+
+    def release(self, service_id: int) -> None:
+        """The next one that claims the service's queues gets them."""
+        if service_id in self._claims:
+            self._claims[service_id] = replace(self._claims[service_id], released=True)
+
+    # -- the checkpoint ---------------------------------------------------------------------------
+
+    def encode(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {
+            "claims": [
+                [asdict(claim.service), list(claim.queues), claim.since_ms, claim.released]
+                for claim in self._claims.values()
+            ],
+            "fenced": [[service_id, name] for service_id, name in self._fenced.items()],
+        }
+
+    def load(self, data: dict[str, Any]) -> None:
+        """Puts back what `encode` gave."""
+        self._fenced = dict(data.get("fenced", ()))
+        for service, queues, since_ms, released in data.get("claims", ()):
+            self.put(Service(**service), queues, since_ms)
+            if released:
+                self.release(service["id"])
+
+
+def _check_service(service: Service, queues: tuple[int, ...]) -> None:
+    if service.id < SERVICE_IDS_FROM:
+        raise InvalidArgument(
+            f"service.id: {service.id} is not that of a timer service",
+            field="service.id",
+            value=service.id,
+            limit=f"{SERVICE_IDS_FROM} and above",
+        )
+    if not 0 < len(service.name) <= NAME_CHARACTERS_MAX:
+        raise InvalidArgument(
+            f"service.name: {len(service.name)} characters, 1 to {NAME_CHARACTERS_MAX} are allowed",
+            field="service.name",
+            value=len(service.name),
+            limit=NAME_CHARACTERS_MAX,
+        )
+    if not 0 <= service.shard < service.shards <= SHARDS_MAX:
+        raise InvalidArgument(
+            f"service.shard: {service.shard} of {service.shards} shards",
+            field="service.shard",
+            value=service.shard,
+            limit=f"0 to shards - 1, at most {SHARDS_MAX} shards",
+        )
+    for queue_id in queues:
+        if queue_id % service.shards != service.shard:
+            raise InvalidArgument(
+                f"queue_ids: {queue_id} belongs to shard {queue_id % service.shards} of"
+                f" {service.shards}, this is shard {service.shard}",
+                field="queue_ids",
+                value=queue_id,
+            )
