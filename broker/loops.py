@@ -35,7 +35,7 @@ from broker.state import State
 from broker.store import Store
 from duemq.errors import Internal
 from storage.disk import Disk
-from storage.errors import DiskFull
+from storage.errors import DiskFull, StorageError
 from storage.writer import LogWriter
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,10 @@ class Checkpoints:
 
         await asyncio.to_thread(write)
         self._admin.checkpoint_position = state.position
-        self._store.tables.erase_deleted(state)
+        try:
+            self._store.tables.erase_deleted(state)
+        except (StorageError, OSError) as error:  # it is tried again after the next one
+            log.error("files of deleted topics stay for now: %s", error)
         self._on_saved(queues, state)
         self._meters.checkpoint_seconds.set(time.monotonic() - began)
 

@@ -18,6 +18,7 @@ from broker.offsets import GroupQueue, Progress
 from broker.rules import Rules
 from broker.settings import Settings
 from broker.store import Store
+from storage.errors import DiskFailed
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 
@@ -89,3 +90,25 @@ async def test_a_checkpoint_is_never_ahead_of_the_log(
     progress = store.offsets.find(KEY)
     assert progress is not None
     assert progress.offset == 100 <= queue.max_offset
+
+
+async def test_files_of_a_deleted_topic_that_cannot_be_removed_hold_no_checkpoint_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FaultyDisk()
+    async with running(disk) as broker:
+        await send(broker, 0, 5)
+        await broker.checkpoints.save()
+        await broker.commits.wait(broker.store.delete_topic("orders"))
+
+        def failing(path: str) -> None:
+            raise DiskFailed(f"remove {path}: input/output error")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(disk, "unlink", failing)
+            await broker.checkpoints.save()
+            await broker.checkpoints.save()
+        assert "files of deleted topics stay for now" in caplog.text
+        assert any("consumequeue/orders" in path for path in disk.paths)
+        await broker.checkpoints.save()
+        assert not any("consumequeue/orders" in path for path in disk.paths)
