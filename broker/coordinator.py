@@ -48,7 +48,7 @@ from broker.members import (
     Member,
     check_agree,
 )
-from broker.offsets import newest_generation
+from broker.offsets import GENERATION_MARKS, newest_generation
 from duemq.balance import (
     AVERAGE,
     MessageQueue,
@@ -74,9 +74,6 @@ EMPTY_GROUP_KEPT_MS = 7 * 24 * 3_600_000
 # A tick later than this means that the coordinator slept, not the members: their sessions are
 # prolonged by that, and by this once more for what they have sent meanwhile to be read.
 STALL_MS_MAX = 1_000
-# Two brokers that both take themselves for a group's coordinator never make the same generation:
-# modulo this, each makes its own.
-GENERATION_MARKS = 256
 # Raised when an older broker must not read a snapshot; what is only added has a default instead.
 SNAPSHOT_VERSION = 1
 
@@ -522,8 +519,8 @@ class Coordinator:
             self._renew(group, now_ms)
 
     def _renew(self, group: Group, now_ms: int) -> None:
-        least = max(group.generation + 1, now_ms)
-        group.generation = least + (self._mark - least) % GENERATION_MARKS
+        time_ms = max(group.generation // GENERATION_MARKS + 1, now_ms)
+        group.generation = time_ms * GENERATION_MARKS + self._mark
         self.changed = True
 
     def _retarget(self, group: Group, now_ms: int) -> None:

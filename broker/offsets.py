@@ -23,7 +23,10 @@ ENTRIES_MAX = 200_000
 # Of one queue, and of all: more than that past one commit means that nobody commits.
 SETTLED_QUEUE_MAX = 65_536
 SETTLED_MAX = 1_000_000
-# Generations are near the time in ms.  A greater one than this could not be counted on from.
+# A generation is a time in ms, times this, and the mark of the coordinator that made it: two that
+# do not know of each other never make the same.
+GENERATION_MARKS = 256
+# A greater one than this could not be counted on from.
 GENERATION_MAX = 1 << 62
 # A generation is believed up to so far ahead of the clock, nearly nine years: the clock of the
 # coordinator that made it may be wrong.
@@ -50,7 +53,7 @@ def newest_generation(now_ms: int) -> int:
     coordinator counts on from what it hears of.  To keep one from claiming it again and again, or
     from acquiring queues in a member's name, takes authentication.
     """
-    return max(now_ms, CLOCK_MS_MIN) + GENERATION_AHEAD_MS
+    return (max(now_ms, CLOCK_MS_MIN) + GENERATION_AHEAD_MS) * GENERATION_MARKS
 
 
 def check_claim(generation: int, now_ms: int) -> None:

@@ -155,10 +155,11 @@ class Disagreement(RuleBasedStateMachine):
         if member.inbox:
             member.coordinator, told = member.inbox.popleft()
             member.generation, member.names = told.generation, told.members
+            had = member.held.keys() | member.wanted  # also what could not be taken over yet
             member.wanted = frozenset(told.queues)
-            going = member.held.keys() - member.wanted
+            going = had - member.wanted
             for queue in going:
-                del member.held[queue]
+                member.held.pop(queue, None)
             self.say(
                 member,
                 lambda at: at.released(

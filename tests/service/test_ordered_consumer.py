@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 import duemq
+from broker.offsets import GENERATION_MARKS
 from duemq.aio import Producer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.v1 import broker_pb2
@@ -289,7 +290,7 @@ async def test_a_queue_that_is_fenced_and_taken_over_again_keeps_its_order(clust
 
     async def fence() -> None:
         """As an operator's reset does: generations go up, offsets stay."""
-        generation = 2_000_000_000_000 + 1_000 * next(dice)  # in 2033
+        generation = GENERATION_MARKS * (2_000_000_000_000 + 1_000 * next(dice))  # in 2033
         for name, client in cluster.clients.items():
             request = broker_pb2.AcquireQueuesRequest(
                 group=GROUP, member_id="other", generation=generation

@@ -12,7 +12,7 @@ import pytest
 
 import duemq
 from broker import groups
-from broker.offsets import newest_generation
+from broker.offsets import GENERATION_MARKS, newest_generation
 from broker.send_back_service import SendBackService
 from duemq import balance
 from duemq.aio import Admin, PushConsumer
@@ -607,7 +607,7 @@ async def take_over(cluster: Cluster, topic: str, broker: str, queue_id: int) ->
         broker_pb2.AcquireQueuesRequest(
             group="billing",
             member_id="other",
-            generation=2_000_000_000_000,
+            generation=2_000_000_000_000 * GENERATION_MARKS,  # in 2033
             queues=[message_pb2.QueueRef(topic=topic, broker=broker, queue_id=queue_id)],
             start_from=broker_pb2.EARLIEST,
         )
@@ -846,7 +846,7 @@ async def test_a_made_up_generation_does_not_keep_a_group_from_its_queues(
     cluster, topic, way
 ) -> None:
     """Any client may say what it likes; the most that is believed is soon counted past."""
-    generation = newest_generation(int(time.time() * 1000)) - 60_000
+    generation = newest_generation(int(time.time() * 1000) - 60_000)
     refs = [message_pb2.QueueRef(topic=topic, queue_id=number) for number in range(4)]
     commits = [
         broker_pb2.OffsetCommit(topic=topic, queue_id=number, generation=generation)
