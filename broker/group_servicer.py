@@ -25,7 +25,6 @@ from broker.offsets import Offsets
 from broker.subscriptions import TopicFilter
 from duemq.balance import MessageQueue
 from duemq.errors import (
-    DuemqError,
     FencedMember,
     GroupNotFound,
     InvalidArgument,
@@ -53,12 +52,12 @@ class Session:
 
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
-        self.outbox: asyncio.Queue[group_pb2.CoordinatorEvent | DuemqError] = asyncio.Queue(
+        self.outbox: asyncio.Queue[group_pb2.CoordinatorEvent | Exception | None] = asyncio.Queue(
             OUTBOX_EVENTS_MAX
         )
 
-    def tell(self, event: group_pb2.CoordinatorEvent | DuemqError) -> None:
-        """Queues an event; an error is the last one."""
+    def tell(self, event: group_pb2.CoordinatorEvent | Exception | None) -> None:
+        """Queues an event; an error, or None, is the last one."""
         if self.outbox.full():
             while not self.outbox.empty():
                 self.outbox.get_nowait()
@@ -189,15 +188,30 @@ class GroupServicer:
             before.replace(session)
         self._sessions[key] = session
         self._publish(step)
+        # They end the stream through the outbox: a write that is under way must not be cancelled.
+        others = [
+            asyncio.create_task(self._hear(requests, key, session)),
+            asyncio.create_task(self._drained(session)),
+        ]
         try:
-            await first_of(
-                self._hear(requests, key, session), _speak(session, context), self._drained(session)
-            )
+            await _speak(session, context)
         finally:
+            for task in others:
+                task.cancel()
             if self._sessions.get(key) is session:
                 del self._sessions[key]
 
     async def _hear(
+        self, requests: AsyncIterator[group_pb2.MemberEvent], key: Key, session: Session
+    ) -> None:
+        try:
+            await self._hear_all(requests, key, session)
+        except Exception as error:
+            session.tell(error)
+        else:
+            session.tell(None)
+
+    async def _hear_all(
         self, requests: AsyncIterator[group_pb2.MemberEvent], key: Key, session: Session
     ) -> None:
         async for event in requests:
@@ -250,7 +264,6 @@ class GroupServicer:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), LAST_WORDS_S)
         session.tell(Unavailable("this broker is stopping"))
-        await asyncio.Event().wait()
 
     # --- looking inside -----------------------------------------------------------------------
 
@@ -345,7 +358,9 @@ async def _first_event(requests: AsyncIterator[group_pb2.MemberEvent]) -> group_
 async def _speak(session: Session, context: Any) -> None:
     while True:
         event = await session.outbox.get()
-        if isinstance(event, DuemqError):
+        if event is None:
+            return
+        if isinstance(event, Exception):
             raise event
         await context.write(event)
         if event.WhichOneof("event") == "error":

@@ -146,7 +146,9 @@ class Broker:
             store_id=opened.store_id,
             traced=settings.tracing != "off",
         )
-        self._puller = Puller(store, offsets, meters, steady_ms, opened.store_id, activity)
+        self._puller = Puller(
+            store, offsets, meters, steady_ms, opened.store_id, activity, server.unsent
+        )
         server.registry.register(StoreCollector(store, lambda: len(self._puller)))
         about = About(settings.name, opened.store_id, VERSION, now_ms())
         admin = AdminServicer(store, commits, self._puller, about, self._sampler.in_per_s)

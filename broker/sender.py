@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from broker import batch as batches
 from broker.batch import Batch, Columns, Limits
 from broker.commits import PENDING_BYTES_HIGH, ROOM_TIMEOUT_S, Commits
@@ -108,6 +110,10 @@ class Sender:
             stream.end()
             await writer
             raise Unavailable("the broker is stopping") from None
+        except (DuemqError, DecodeError):  # of a request: those before it are answered first
+            stream.end()
+            await writer
+            raise
         finally:
             self._streams.discard(task)
             writer.cancel()

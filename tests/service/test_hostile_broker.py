@@ -14,7 +14,7 @@ import pytest
 from broker import recovery
 from broker.offsets import Offsets
 from broker.process import Broker
-from broker.puller import STREAM_UNWRITTEN_MAX
+from broker.pull_stream import UNWRITTEN_MAX
 from broker.rules import Rules
 from duemq.errors import DuemqError, InvalidArgument, Overloaded, TopicNotFound
 from duemq.rpc import status
@@ -244,7 +244,7 @@ async def test_who_does_not_read_his_answers_holds_no_more_than_a_few(
     for _ in range(1_000):
         await asyncio.sleep(0)
     assert len(made) == 1
-    assert read <= STREAM_UNWRITTEN_MAX
+    assert read <= UNWRITTEN_MAX
     written.set()
     await stream
     assert len(made) == 50
