@@ -10,6 +10,8 @@ import socket
 from contextlib import suppress
 from urllib.parse import unquote
 
+_MAPPED = "::ffff:"  # an IPv4 address, as a socket for both calls it
+
 
 def shut(peer: str) -> bool:
     """Shuts the connection of this process to `peer`, as a call's `context.peer()` names it.
@@ -32,7 +34,10 @@ def _shut_if(file: int, address: tuple[str, int]) -> bool:
         os.close(copy)
         raise
     with connection:
-        if connection.getpeername()[:2] != address:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        host, port = connection.getpeername()[:2]
+        if (host.removeprefix(_MAPPED), port) != address:
             return False
         connection.shutdown(socket.SHUT_RDWR)
         return True

@@ -176,11 +176,13 @@ class Server:
             await unsent.busy.wait()
             await asyncio.sleep(UNSENT_CHECK_S)
             for peer in unsent.stuck():
-                log.warning(
-                    "%s has not read an answer for %g s: connection closed", peer, unsent.timeout_s
-                )
-                await asyncio.to_thread(connections.shut, peer)
-                self._metrics.cut_connections.inc()
+                if await asyncio.to_thread(connections.shut, peer):
+                    log.warning(
+                        "%s has not read an answer for %g s: connection closed",
+                        peer,
+                        unsent.timeout_s,
+                    )
+                    self._metrics.cut_connections.inc()
             if unsent.peak > BURST_BYTES and unsent.held < BURST_BYTES // 4:
                 unsent.peak = unsent.held
                 await asyncio.to_thread(give_memory_back)
