@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from broker import recovery
+from broker import pull_encoding, recovery
 from broker.offsets import Offsets
 from broker.process import Broker
 from broker.pull_stream import UNWRITTEN_MAX
@@ -347,3 +347,18 @@ async def test_a_stream_answers_what_was_right_and_then_ends_with_a_status(
         done = await asyncio.wait_for(asyncio.gather(*(one(connection) for _ in range(50))), 30)
     assert sum(done) == 50
     assert not [line for line in caplog.records if line.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+async def test_a_text_that_is_none_is_refused_of_who_says_no_sizes(
+    client: Client, size: int
+) -> None:
+    """Of those who say them nobody looks into the records: it would cost all others."""
+    record = b"\x12\x02\xff\xfe" + message_pb2.Record(body=b"x" * size).SerializeToString()
+    records = b"\x0a" + pull_encoding.varint(len(record)) + record
+    request = view_pb2.SendRequestView(
+        batches=[view_pb2.BatchView(topic=topic_name(), records=records)]
+    )
+    with pytest.raises(InvalidArgument) as refused:
+        await status.answer(client.raw_send(request.SerializeToString()))
+    assert refused.value.field == "records"
