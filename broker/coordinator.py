@@ -132,7 +132,8 @@ class Coordinator:
         self._check_known = check_known
         self._session_timeout_ms = session_timeout_ms
         self._groups: dict[str, Group] = {}
-        self._queues: Mapping[str, tuple[MessageQueue, ...]] = {}
+        self._readable: Mapping[str, Iterable[MessageQueue]] = {}
+        self._queues: dict[str, tuple[MessageQueue, ...]] = {}  # sorted, of topics that are read
         self._brokers: frozenset[str] = frozenset()
         self._next_ms: int | None = None
         self.changed = False  # the snapshot differs from the last one taken
@@ -224,8 +225,11 @@ class Coordinator:
     def routes_changed(
         self, queues: Mapping[str, Iterable[MessageQueue]], brokers: Iterable[str], now_ms: int
     ) -> Step:
-        """The readable queues of every topic and the brokers, as the nameservers know them now."""
-        self._queues = {topic: tuple(sorted(each)) for topic, each in queues.items()}
+        """The readable queues of every topic and the brokers, as the nameservers know them now.
+
+        `queues` is asked, for as long as it holds, for topics that some group reads.
+        """
+        self._readable, self._queues = queues, {}
         self._brokers = frozenset(brokers)
         step = Step()
         for group in list(self._groups.values()):
@@ -542,7 +546,13 @@ class Coordinator:
 
     def _queues_of(self, group: Group) -> list[MessageQueue]:
         topics = {topic for member in group.members.values() for topic in member.subscriptions}
-        return [queue for topic in sorted(topics) for queue in self._queues.get(topic, ())]
+        return [queue for topic in sorted(topics) for queue in self._queues_of_topic(topic)]
+
+    def _queues_of_topic(self, topic: str) -> tuple[MessageQueue, ...]:
+        queues = self._queues.get(topic)
+        if queues is None:
+            queues = self._queues[topic] = tuple(sorted(self._readable.get(topic, ())))
+        return queues
 
     def _grant(self, group: Group) -> None:
         for queue, member_id in group.target.items():

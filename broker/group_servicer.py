@@ -14,13 +14,13 @@ setting the clock ends no sessions.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from broker.coordinator import Assignment, Coordinator, Moved, Step, TurnedOut
 from broker.filters import Expressions, check_filter
-from broker.members import Group, Hello
+from broker.members import Group, Hello, check_owned
 from broker.offsets import Offsets
 from broker.subscriptions import TopicFilter
 from duemq.balance import MessageQueue
@@ -45,6 +45,25 @@ OUTBOX_EVENTS_MAX = 256  # to one member; one that does not read them loses its 
 
 Key = tuple[str, str]  # group, member id
 Told = Assignment | Moved | TurnedOut
+
+
+class _Readable(Mapping[str, list[MessageQueue]]):
+    """The readable queues of each topic: listed for who asks, as nobody reads all topics."""
+
+    def __init__(self, routes: RouteCache) -> None:
+        self._routes = routes
+
+    def __getitem__(self, topic: str) -> list[MessageQueue]:
+        route = self._routes.route(topic)
+        if route is None:
+            raise KeyError(topic)
+        return [MessageQueue(topic, each.broker, each.queue_id) for each in route.readable]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._routes.topics)
+
+    def __len__(self) -> int:
+        return len(self._routes.topics)
 
 
 class Session:
@@ -119,12 +138,8 @@ class GroupServicer:
 
     def routes_changed(self) -> None:
         """To be called after every change of the route cache."""
-        queues = {
-            topic: [MessageQueue(topic, q.broker, q.queue_id) for q in route.readable]
-            for topic in self._routes.topics
-            if (route := self._routes.route(topic)) is not None
-        }
         brokers = [broker.name for broker in self._routes.brokers]
+        queues = _Readable(self._routes)
         self._publish(self._coordinator.routes_changed(queues, brokers, self._clock()))
 
     def forget(self, group: str) -> None:
@@ -223,6 +238,7 @@ class GroupServicer:
                 ack = group_pb2.HeartbeatAck(generation=generation)
                 session.tell(group_pb2.CoordinatorEvent(heartbeat_ack=ack))
             elif kind == "released":
+                check_owned("released.queues", len(event.released.queues))
                 queues = map(queue_of, event.released.queues)
                 generation = event.released.generation
                 self._publish(self._coordinator.released(*key, generation, queues, self._clock()))

@@ -149,7 +149,10 @@ class Broker:
         self._puller = Puller(
             store, offsets, meters, steady_ms, opened.store_id, activity, server.unsent
         )
-        server.registry.register(StoreCollector(store, lambda: len(self._puller)))
+        puller = self._puller
+        server.registry.register(
+            StoreCollector(store, lambda: len(puller), lambda: puller.parked_queues)
+        )
         about = About(settings.name, opened.store_id, VERSION, now_ms())
         admin = AdminServicer(store, commits, self._puller, about, self._sampler.in_per_s)
         self._key_indexer = KeyIndexer(store, KeyBuilder(settings.data_dir, self._disk), meters)

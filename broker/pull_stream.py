@@ -24,13 +24,15 @@ WAITING_MAX = 1_024
 UNWRITTEN_MAX = 2
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Parked:
     """Somebody who waits; `woken` resolves when there is something to do."""
 
     woken: "asyncio.Future[None] | None" = None
     knows: int = -1
     """Which of the puller's changes it has looked at."""
+    peer: str
+    """Its connection."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -38,8 +40,6 @@ class ParkedPull(Parked):
     """A pull until its last answer."""
 
     pull: Pull
-    peer: str
-    """Its connection."""
     cancelled: bool = False
     unwritten: "asyncio.Semaphore | None" = None
     """Bounds the answers of a stream whose client does not read."""

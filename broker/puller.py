@@ -96,6 +96,11 @@ class Puller:
         """Pulls that are parked now."""
         return len(self._waiters)
 
+    @property
+    def parked_queues(self) -> int:
+        """Queues that they wait for, each counted as often as a pull waits for it."""
+        return self._waiters.places
+
     def close(self) -> None:
         """Answers everybody who waits and ends the streams: the process is going to stop."""
         self._closing = True
@@ -344,10 +349,10 @@ class Puller:
         check_range("max_bytes", request.max_bytes, BYTES_MAX)
         deadline_ms = self._now_ms() + request.wait_ms
         bytes_max = request.max_bytes or FRAMES_BYTES_DEFAULT
-        parked = Parked()
+        parked = Parked(peer=caller.peer())
         while True:
             queue = self._store.queue(request.topic, request.queue_id)
-            frames, share = await self._frames(queue, request.offset, bytes_max, caller.peer())
+            frames, share = await self._frames(queue, request.offset, bytes_max, parked.peer)
             if frames.slices or self._is_over(request.wait_ms, deadline_ms):
                 break
             if queue.max_offset > frames.next_offset:
@@ -384,7 +389,7 @@ class Puller:
 
     async def _park(self, parked: Parked, keys: Iterable[QueueKey], deadline_ms: int) -> None:
         parked.woken = asyncio.get_running_loop().create_future()
-        self._waiters.park(parked, keys, deadline_ms)
+        self._waiters.park(parked, keys, deadline_ms, parked.peer)
         self._set_timer()
         try:
             await parked.woken

@@ -118,7 +118,7 @@ async def test_an_unread_stream_holds_little_and_is_cut_off(
         assert grpc.StatusCode.UNAVAILABLE in codes
         assert codes <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
     await until(lambda: not unsent.held and not unsent.waiting)
-    assert b"duemq_rpc_cut_connections_total 1.0" in page(broker)
+    await until(lambda: b"duemq_rpc_cut_connections_total 1.0" in page(broker))
 
 
 def page(broker: Broker) -> bytes:
