@@ -211,6 +211,7 @@ class Broker:
         coordinator = Coordinator(
             self.settings.name,
             session_timeout_ms=int(self.settings.session_timeout * 1000),
+            groups_max=self.settings.groups_max,
             check_known=self.store.check_group_known,
         )
         snapshot = checkpoint.load(self._groups_path, self._disk)

@@ -177,6 +177,8 @@ def check_address(field: str, address: str, port_min: int = 1) -> tuple[str, int
         raise _wrong(field, address, "HOST:PORT")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise _wrong(field, address, "HOST:PORT, an IPv6 address in brackets")
+    if not re.fullmatch(r"[!-~]+", host):
+        raise _wrong(field, address, "a host of ASCII characters, without spaces")
     if len(host) > HOST_CHARS_MAX:
         raise _wrong(field, address[:HOST_CHARS_MAX], f"a host of at most {HOST_CHARS_MAX}")
     if len(port) > 5 or not port_min <= int(port) <= 65535:
