@@ -30,7 +30,7 @@ from duemq.errors import NotReady, Overloaded, TopicNotFound
 
 # Brokers and timer shards together.
 INSTANCES_MAX = 1_000
-# Of all routes together, as they travel: everybody is told of them in one message of 16 MiB at most.
+# Of all routes together, as they travel: a message has 16 MiB at most, and a new watcher gets one.
 ROUTES_BYTES_MAX = 12 << 20
 # Of one broker's part in a route, beside the names and the address.
 _SERVED_BYTES = 24

@@ -97,6 +97,6 @@ def test_routes_that_nobody_could_be_told_of_are_refused_and_no_heartbeat_is() -
     assert len(registry.topics) == 50
     assert registry.register(Version(1, 1), report_of("honest", 50), 160)
     assert registry.register(Version(1, 3), report_of("honest", 10), 170)
-    assert registry.register(Version(1, 1), report_of("greedy", 90), 170)
+    assert registry.register(Version(1, 1), report_of("greedy", 80), 170)
     registry.expire(1_000)
     assert registry._route_bytes == 0
