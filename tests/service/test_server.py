@@ -344,3 +344,10 @@ def test_a_servicer_must_have_every_method():
         add_service(None, SERVICE, object())
     with pytest.raises(ValueError, match=r"duemq\.v1\.Broker has no Sent"):
         add_service(None, SERVICE, Servicer(), {"Sent": VIEWS["Send"]})
+
+
+async def test_an_error_that_any_client_can_cause_is_logged_once_a_minute(connection, caplog):
+    for _ in range(5):
+        with pytest.raises(errors.Internal):
+            await status.answer(BrokerStub(connection).Pull(broker_pb2.PullRequest(group="bug")))
+    assert len([line for line in caplog.records if "Pull failed" in line.getMessage()]) == 1

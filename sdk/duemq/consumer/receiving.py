@@ -74,14 +74,15 @@ def _entries(records: view_pb2.QueueRecordsView, broker: str) -> Iterator[bytes]
     data, at = records.records, 0
     while at < len(data):
         start, length, shift = at, 0, 0
+        more = True
         at += 1
-        while at < len(data) and shift < 32:
-            byte = data[at]
-            at += 1
-            length |= (byte & 0x7F) << shift
+        while more:
+            if at == len(data) or shift > 28:
+                raise _corrupt(records, broker)
+            length |= (data[at] & 0x7F) << shift
+            more = data[at] >= 0x80
             shift += 7
-            if byte < 0x80:
-                break
+            at += 1
         at += length
         if data[start] != _ENTRY_TAG or at > len(data):
             raise _corrupt(records, broker)

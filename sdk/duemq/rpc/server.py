@@ -59,6 +59,8 @@ RpcMethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Codec: TypeAlias = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
 """Decodes a method's request, encodes its answer.  Where the answer comes encoded (`bytes`), who
 made it takes its share of `Server.unsent`."""
+# Between two log lines of one method about errors of one type.
+LOG_INTERVAL_S = 60.0
 # Between two looks at what clients have not read, while there is any.
 UNSENT_CHECK_S = 1.0
 # After such a burst of unread answers memory is given back.
@@ -404,6 +406,7 @@ class _Watch:
         self._seconds = metrics.seconds.labels(*self._labels) if metrics and unary else None
         self._running = metrics.running.labels(*self._labels) if metrics else None
         self._handled: dict[str, Counter] = {}
+        self._quiet_until_s: dict[type[Exception], float] = {}
 
     def begin(self) -> float:
         if self._running is not None:
@@ -420,14 +423,22 @@ class _Watch:
         if self._seconds is not None:
             self._seconds.observe(time.perf_counter() - began)
 
+    def _log(self, error: Exception) -> None:
+        """In full once a minute: whoever can cause an error can cause thousands."""
+        now_s = time.monotonic()
+        if now_s < self._quiet_until_s.get(type(error), 0.0):
+            return
+        self._quiet_until_s[type(error)] = now_s + LOG_INTERVAL_S
+        log.error("%s/%s failed", *self._labels, exc_info=error)
+
     def to_send(self, error: Exception) -> DuemqError:
         """The error for the client.  What the server did not expect is logged in full."""
         if isinstance(error, DuemqError) and not isinstance(error, Internal):
             return error
         if isinstance(error, DecodeError):  # servicers catch those of what lies in a request
             return _undecodable(error)
-        service, method = self._labels
-        log.error("%s/%s failed", service, method, exc_info=error)
+        self._log(error)
         if isinstance(error, DuemqError):
             return error
+        method = self._labels[1]
         return Internal(f"{method} failed: {type(error).__name__}; see the server's log")
