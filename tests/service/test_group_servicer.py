@@ -452,9 +452,13 @@ async def test_a_release_of_more_queues_than_there_are_ends_the_stream(
         queues = [message_pb2.QueueRef(topic=topic, broker="b0")] * 1_025
         released = group_pb2.Released(generation=1, queues=queues)
         await stream.write(group_pb2.MemberEvent(released=released))
-        with pytest.raises(InvalidArgument) as refused:
+
+        async def read_all() -> None:
             while True:
                 await status.answer(stream.read())
+
+        with pytest.raises(InvalidArgument) as refused:
+            await read_all()
         assert (refused.value.field, refused.value.value) == ("released.queues", "1025")
 
 
