@@ -154,11 +154,13 @@ class Sender:
                 limit=BATCHES_MAX,
             )
         received = [_taken(view) for view in request.batches]
-        checked = _refused(received)
+        checked: Checked
         if refusal is not None:
             checked = dict.fromkeys(range(count), refusal)
         elif slow := self._slow(received):
-            checked = await asyncio.to_thread(_check_all, slow) | checked
+            checked = _refused(received) | await asyncio.to_thread(_check_all, slow)
+        else:
+            checked = _refused(received)
         now_ms = await self._hold(max(batch.not_before_ms for batch in received))
         settled = 0
         outcomes: list[Outcome] = []

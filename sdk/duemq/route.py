@@ -9,7 +9,7 @@ ordering key must not move to another queue because a broker restarts.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 # Brokers that are away and remembered; of more, the first to go are forgotten.
