@@ -51,6 +51,8 @@ from broker.members import (
 from broker.offsets import GENERATION_MARKS, newest_generation
 from duemq.balance import (
     AVERAGE,
+    NOBODY,
+    WITHOUT_MEMORY,
     MessageQueue,
     allocate,
     coordinator,
@@ -121,6 +123,7 @@ class Coordinator:
         broker: str,
         *,
         session_timeout_ms: int = SESSION_TIMEOUT_MS_DEFAULT,
+        groups_max: int = GROUPS_MAX,
         check_known: Callable[[str], None] = lambda group: None,
     ) -> None:
         """`check_known` raises GroupNotFound for a group that may not be made by joining it."""
@@ -128,11 +131,15 @@ class Coordinator:
         self._mark = crc32(broker.encode()) % GENERATION_MARKS
         self._check_known = check_known
         self._session_timeout_ms = session_timeout_ms
+        self._groups_max = groups_max
         self._groups: dict[str, Group] = {}
-        self._queues: Mapping[str, tuple[MessageQueue, ...]] = {}
+        self._readable: Mapping[str, Iterable[MessageQueue]] = {}
+        self._queues: dict[str, tuple[MessageQueue, ...]] = {}  # sorted, of topics that are read
         self._brokers: frozenset[str] = frozenset()
         self._next_ms: int | None = None
-        self.changed = False  # the snapshot differs from the last one taken
+        # Groups that the snapshot holds otherwise than they are, and what it holds of each.
+        self._changed: set[str] = set()
+        self._kept: dict[str, bytes] = {}
 
     # --- events -------------------------------------------------------------------------------
 
@@ -170,7 +177,8 @@ class Coordinator:
         )
         self._await_members(group, hello)
         self._claim(group, hello)
-        self.changed |= not returning
+        if not returning:
+            self._changed.add(group.name)
         self._incarnate(group, hello)
         step = self._rebalance([group], now_ms)
         step.turned_out = turned_out
@@ -221,8 +229,11 @@ class Coordinator:
     def routes_changed(
         self, queues: Mapping[str, Iterable[MessageQueue]], brokers: Iterable[str], now_ms: int
     ) -> Step:
-        """The readable queues of every topic and the brokers, as the nameservers know them now."""
-        self._queues = {topic: tuple(sorted(each)) for topic, each in queues.items()}
+        """The readable queues of every topic and the brokers, as the nameservers know them now.
+
+        `queues` is asked, for as long as it holds, for topics that some group reads.
+        """
+        self._readable, self._queues = queues, {}
         self._brokers = frozenset(brokers)
         step = Step()
         for group in list(self._groups.values()):
@@ -230,7 +241,7 @@ class Coordinator:
             if owner is not None and owner != self._broker:
                 step.moved += [Moved(group.name, member, owner) for member in group.members]
                 del self._groups[group.name]
-                self.changed = True
+                self._changed.add(group.name)
         step.assignments += self._rebalance(self._groups.values(), now_ms).assignments
         return step
 
@@ -252,7 +263,7 @@ class Coordinator:
                 touched.append(group)
             if not group.members and group.empty_since_ms + EMPTY_GROUP_KEPT_MS <= now_ms:
                 del self._groups[group.name]
-                self.changed = True
+                self._changed.add(group.name)
         return self._rebalance(touched, now_ms)
 
     def next_ms(self) -> int | None:
@@ -282,7 +293,7 @@ class Coordinator:
                 limit="a group without members",
             )
         del self._groups[group_name]
-        self.changed = True
+        self._changed.add(group_name)
 
     def owner(self, group_name: str) -> str | None:
         """Answers the broker that coordinates a group, as this one sees the cluster.
@@ -306,23 +317,25 @@ class Coordinator:
 
     # --- restart ------------------------------------------------------------------------------
 
+    @property
+    def changed(self) -> bool:
+        """The snapshot differs from the last one taken."""
+        return bool(self._changed)
+
     def snapshot(self) -> bytes:
-        """Answers what must survive a restart: generations and members (JSON)."""
-        self.changed = False
-        groups = {
-            group.name: {
-                "generation": group.generation,
-                "strategy": group.strategy,
-                "members": {
-                    **(group.absent or {}),
-                    **{m.member_id: m.session_timeout_ms for m in group.members.values()},
-                },
-                "incarnations": group.incarnations,
-                "shares": group.shares(),
-            }
-            for group in self._groups.values()
-        }
-        return json.dumps({"version": SNAPSHOT_VERSION, "groups": groups}).encode()
+        """Answers what must survive a restart: generations and members (JSON).
+
+        Only groups that have changed since the last one are encoded anew.
+        """
+        for name in self._changed:
+            group = self._groups.get(name)
+            if group is None:
+                self._kept.pop(name, None)
+            else:
+                self._kept[name] = f"{json.dumps(name)}: {json.dumps(_kept(group))}".encode()
+        self._changed.clear()
+        groups = b", ".join(self._kept.values())
+        return b'{"version": %d, "groups": {%s}}' % (SNAPSHOT_VERSION, groups)
 
     def restore(self, snapshot: bytes, now_ms: int) -> None:
         """Takes a snapshot over, at start.  Raises ValueError for one of another version."""
@@ -347,6 +360,7 @@ class Coordinator:
                     for queue in share
                 },
             )
+            self._changed.add(name)
 
     # --- checks -------------------------------------------------------------------------------
 
@@ -418,13 +432,8 @@ class Coordinator:
     def _new_group(self, hello: Hello, now_ms: int, known_generation: int) -> Group:
         if not (hello.generation or known_generation):
             self._check_known(hello.group)
-        if len(self._groups) >= GROUPS_MAX:
-            raise Overloaded(
-                "this broker coordinates as many groups as it may",
-                field="groups",
-                value=str(len(self._groups) + 1),
-                limit=str(GROUPS_MAX),
-            )
+        if len(self._groups) >= self._groups_max:
+            self._make_room(hello.group)
         group = Group(hello.group, empty_since_ms=now_ms)
         group.young_until_ms = now_ms + (hello.session_timeout_ms or self._session_timeout_ms)
         if hello.generation or known_generation:
@@ -433,11 +442,29 @@ class Coordinator:
         self._groups[hello.group] = group
         return group
 
+    def _make_room(self, name: str) -> None:
+        """Forgets the group that is without members for longest: a client may make up any number.
+
+        Its next generation is newer all the same, as generations are near the time.
+        """
+        empty = [group for group in self._groups.values() if not group.members and not group.absent]
+        if not empty:
+            raise Overloaded(
+                f"group: {name!r} is one too many, {len(self._groups)} groups have members here",
+                field="group",
+                value=name,
+                limit=self._groups_max,
+            )
+        longest = min(empty, key=lambda group: group.empty_since_ms)
+        del self._groups[longest.name]
+        self._changed.add(longest.name)
+
     def _incarnate(self, group: Group, hello: Hello) -> None:
         """A static member's new process gets what the old one had under a new generation."""
         if hello.incarnation == group.incarnations.get(hello.member_id, 0):
             return
-        group.outdated = self.changed = True
+        group.outdated = True
+        self._changed.add(group.name)
         group.incarnations.pop(hello.member_id, None)
         group.incarnations[hello.member_id] = hello.incarnation
         if len(group.incarnations) > INCARNATIONS_MAX:
@@ -471,7 +498,7 @@ class Coordinator:
             del group.holdings[queue]
         del group.members[member_id]
         group.empty_since_ms = now_ms
-        self.changed = True
+        self._changed.add(group.name)
 
     def _forgive(self, late_ms: int) -> None:
         for group in self._groups.values():
@@ -521,7 +548,7 @@ class Coordinator:
     def _renew(self, group: Group, now_ms: int) -> None:
         time_ms = max(group.generation // GENERATION_MARKS + 1, now_ms)
         group.generation = time_ms * GENERATION_MARKS + self._mark
-        self.changed = True
+        self._changed.add(group.name)
 
     def _retarget(self, group: Group, now_ms: int) -> None:
         queues = self._queues_of(group)
@@ -529,7 +556,8 @@ class Coordinator:
         made_of = group.strategy, queues, topics
         if made_of == group.made_of and not group.outdated:
             return
-        target = allocate(strategy_named(group.strategy), queues, topics, group.current())
+        current = NOBODY if group.strategy in WITHOUT_MEMORY else group.current()
+        target = allocate(strategy_named(group.strategy), queues, topics, current)
         names = group.member_ids()
         if target != group.target or names != group.names or group.outdated:
             group.target, group.names = target, names
@@ -539,7 +567,13 @@ class Coordinator:
 
     def _queues_of(self, group: Group) -> list[MessageQueue]:
         topics = {topic for member in group.members.values() for topic in member.subscriptions}
-        return [queue for topic in sorted(topics) for queue in self._queues.get(topic, ())]
+        return [queue for topic in sorted(topics) for queue in self._queues_of_topic(topic)]
+
+    def _queues_of_topic(self, topic: str) -> tuple[MessageQueue, ...]:
+        queues = self._queues.get(topic)
+        if queues is None:
+            queues = self._queues[topic] = tuple(sorted(self._readable.get(topic, ())))
+        return queues
 
     def _grant(self, group: Group) -> None:
         for queue, member_id in group.target.items():
@@ -560,6 +594,21 @@ class Coordinator:
                 continue
             member.told = queues, members
             for queue in queues:
-                group.holdings[queue] = group.holdings[queue]._replace(granted=group.generation)
+                claimed = group.holdings[queue].claimed
+                group.holdings[queue] = Holding(member_id, group.generation, claimed)
             told.append(Assignment(group.name, member_id, group.generation, queues, members))
         return told
+
+
+def _kept(group: Group) -> dict[str, object]:
+    """What a snapshot holds of a group."""
+    return {
+        "generation": group.generation,
+        "strategy": group.strategy,
+        "members": {
+            **(group.absent or {}),
+            **{m.member_id: m.session_timeout_ms for m in group.members.values()},
+        },
+        "incarnations": group.incarnations,
+        "shares": group.shares(),
+    }

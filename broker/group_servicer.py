@@ -14,18 +14,17 @@ setting the clock ends no sessions.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from broker.coordinator import Assignment, Coordinator, Moved, Step, TurnedOut
 from broker.filters import Expressions, check_filter
-from broker.members import Group, Hello
+from broker.members import Group, Hello, check_owned
 from broker.offsets import Offsets
-from broker.subscriptions import TopicFilter
+from broker.subscriptions import TopicFilter, check_count
 from duemq.balance import MessageQueue
 from duemq.errors import (
-    DuemqError,
     FencedMember,
     GroupNotFound,
     InvalidArgument,
@@ -44,8 +43,33 @@ HELLO_TIMEOUT_S = 10.0
 LAST_WORDS_S = 1.0  # at a stop: for assignments to be saved and told
 OUTBOX_EVENTS_MAX = 256  # to one member; one that does not read them loses its stream
 
+GATHER_S = 0.05
+LONG_TURN_S = 0.005
+LONG_EVENT_QUEUES = 1_000  # about a millisecond's work
+# So many queues may always be named as released: those that a group had before it lost a topic.
+RELEASED_MIN = 1_024
+
 Key = tuple[str, str]  # group, member id
 Told = Assignment | Moved | TurnedOut
+
+
+class _Readable(Mapping[str, list[MessageQueue]]):
+    """The readable queues of each topic: listed for who asks, as nobody reads all topics."""
+
+    def __init__(self, routes: RouteCache) -> None:
+        self._routes = routes
+
+    def __getitem__(self, topic: str) -> list[MessageQueue]:
+        route = self._routes.route(topic)
+        if route is None:
+            raise KeyError(topic)
+        return [MessageQueue(topic, each.broker, each.queue_id) for each in route.readable]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._routes.topics)
+
+    def __len__(self) -> int:
+        return len(self._routes.topics)
 
 
 class Session:
@@ -53,12 +77,12 @@ class Session:
 
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
-        self.outbox: asyncio.Queue[group_pb2.CoordinatorEvent | DuemqError] = asyncio.Queue(
+        self.outbox: asyncio.Queue[group_pb2.CoordinatorEvent | Exception | None] = asyncio.Queue(
             OUTBOX_EVENTS_MAX
         )
 
-    def tell(self, event: group_pb2.CoordinatorEvent | DuemqError) -> None:
-        """Queues an event; an error is the last one."""
+    def tell(self, event: group_pb2.CoordinatorEvent | Exception | None) -> None:
+        """Queues an event; an error, or None, is the last one."""
         if self.outbox.full():
             while not self.outbox.empty():
                 self.outbox.get_nowait()
@@ -110,6 +134,7 @@ class GroupServicer:
         self._to_send = asyncio.Event()
         self._idle = asyncio.Event()  # nothing is to be sent or being saved
         self._idle.set()
+        self._rebalancing = asyncio.Lock()  # guards the order of turns, see `_turn`
         self._earlier = asyncio.Event()  # `next_ms` may have become earlier
 
     # --- background ---------------------------------------------------------------------------
@@ -120,12 +145,8 @@ class GroupServicer:
 
     def routes_changed(self) -> None:
         """To be called after every change of the route cache."""
-        queues = {
-            topic: [MessageQueue(topic, q.broker, q.queue_id) for q in route.readable]
-            for topic in self._routes.topics
-            if (route := self._routes.route(topic)) is not None
-        }
         brokers = [broker.name for broker in self._routes.brokers]
+        queues = _Readable(self._routes)
         self._publish(self._coordinator.routes_changed(queues, brokers, self._clock()))
 
     def forget(self, group: str) -> None:
@@ -142,6 +163,8 @@ class GroupServicer:
                 await asyncio.wait_for(self._earlier.wait(), wait_s)
             except TimeoutError:
                 self._publish(self._coordinator.tick(self._clock()))
+            else:  # one look at all groups for many changes; no deadline is as near as that
+                await asyncio.sleep(GATHER_S)
 
     async def _deliver(self) -> None:
         while True:
@@ -152,6 +175,8 @@ class GroupServicer:
                 await self._persist(self._coordinator.snapshot())
             for session, told in unsent:
                 session.tell(told.error if isinstance(told, TurnedOut) else self._event(told))
+                if isinstance(told, Assignment) and len(told.queues) > LONG_EVENT_QUEUES:
+                    await asyncio.sleep(0)
             if not self._unsent:
                 self._idle.set()
 
@@ -178,26 +203,52 @@ class GroupServicer:
         """A member's life, or the part of it that goes over one stream."""
         hello = hello_of(await _first_event(requests))
         key = (hello.group, hello.member_id)
-        known_generation = self._offsets.generation_of(hello.group)
+        session = Session(hello.incarnation)
         try:
-            step = self._coordinator.join(hello, self._clock(), known_generation)
+            async with self._turn():
+                known_generation = self._offsets.generation_of(hello.group)
+                step = self._coordinator.join(hello, self._clock(), known_generation)
+                if (before := self._sessions.get(key)) is not None:
+                    before.replace(session)
+                self._sessions[key] = session
+                self._publish(step)
         except NotCoordinator as error:
             await context.write(self._elsewhere(error, error.limit))
             raise
-        session = Session(hello.incarnation)
-        if (before := self._sessions.get(key)) is not None:
-            before.replace(session)
-        self._sessions[key] = session
-        self._publish(step)
+        # They end the stream through the outbox: a write that is under way must not be cancelled.
+        others = [
+            asyncio.create_task(self._hear(requests, key, session)),
+            asyncio.create_task(self._drained(session)),
+        ]
         try:
-            await first_of(
-                self._hear(requests, key, session), _speak(session, context), self._drained(session)
-            )
+            await _speak(session, context)
         finally:
+            for task in others:
+                task.cancel()
             if self._sessions.get(key) is session:
                 del self._sessions[key]
 
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One rebalance after the other; after a long one, others have the loop for as long."""
+        async with self._rebalancing:
+            began = time.perf_counter()
+            yield
+            took_s = time.perf_counter() - began
+            if took_s > LONG_TURN_S:
+                await asyncio.sleep(took_s)
+
     async def _hear(
+        self, requests: AsyncIterator[group_pb2.MemberEvent], key: Key, session: Session
+    ) -> None:
+        try:
+            await self._hear_all(requests, key, session)
+        except Exception as error:
+            session.tell(error)
+        else:
+            session.tell(None)
+
+    async def _hear_all(
         self, requests: AsyncIterator[group_pb2.MemberEvent], key: Key, session: Session
     ) -> None:
         async for event in requests:
@@ -209,11 +260,15 @@ class GroupServicer:
                 ack = group_pb2.HeartbeatAck(generation=generation)
                 session.tell(group_pb2.CoordinatorEvent(heartbeat_ack=ack))
             elif kind == "released":
+                self._check_released(key[0], len(event.released.queues))
                 queues = map(queue_of, event.released.queues)
                 generation = event.released.generation
-                self._publish(self._coordinator.released(*key, generation, queues, self._clock()))
+                async with self._turn():
+                    step = self._coordinator.released(*key, generation, queues, self._clock())
+                    self._publish(step)
             elif kind == "leave":
-                self._publish(self._coordinator.leave(*key, self._clock()))
+                async with self._turn():
+                    self._publish(self._coordinator.leave(*key, self._clock()))
                 return
             else:
                 raise InvalidArgument(
@@ -230,7 +285,10 @@ class GroupServicer:
         found = [broker for name in names if (broker := self._routes.broker(name)) is not None]
         assignment = group_pb2.Assignment(
             generation=told.generation,
-            queues=[message_pb2.QueueRef(**queue._asdict()) for queue in told.queues],
+            queues=[
+                message_pb2.QueueRef(topic=topic, broker=broker, queue_id=queue_id)
+                for topic, broker, queue_id in told.queues
+            ],
             members=told.members,
             brokers=[group_pb2.BrokerAddress(name=b.name, address=b.address) for b in found],
         )
@@ -244,13 +302,28 @@ class GroupServicer:
             coordinator_address=found.address if found is not None else "",
         )
 
+    def _check_released(self, group_name: str, queues: int) -> None:
+        """Raises InvalidArgument for more queues than anybody of the group can have."""
+        try:
+            group = self._coordinator.group(group_name)
+        except GroupNotFound:
+            most = 0
+        else:
+            most = max(len(group.holdings), len(group.target))
+        if queues > max(most, RELEASED_MIN):
+            raise InvalidArgument(
+                f"released.queues: {queues}, group {group_name!r} has {most}",
+                field="released.queues",
+                value=queues,
+                limit=most,
+            )
+
     async def _drained(self, session: Session) -> None:
         """When the broker stops: what is on its way to the member, then the end."""
         await self._draining.wait()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), LAST_WORDS_S)
         session.tell(Unavailable("this broker is stopping"))
-        await asyncio.Event().wait()
 
     # --- looking inside -----------------------------------------------------------------------
 
@@ -296,6 +369,7 @@ def hello_of(event: group_pb2.MemberEvent) -> Hello:
             "event: a member's first event is hello", field="event", value=event.WhichOneof("event")
         )
     hello = event.hello
+    check_owned("owned", len(hello.owned))
     return Hello(
         group=hello.group,
         member_id=hello.member_id,
@@ -310,8 +384,10 @@ def hello_of(event: group_pb2.MemberEvent) -> Hello:
     )
 
 
-def _subscriptions_of(said: Iterable[group_pb2.Subscription]) -> dict[str, TopicFilter]:
+def _subscriptions_of(said: Sequence[group_pb2.Subscription]) -> dict[str, TopicFilter]:
     found: dict[str, TopicFilter] = {}
+    if said:  # none: said below, of the whole hello
+        check_count(len(said))
     expressions = Expressions()
     for each in said:
         check_filter(each.filter, each.filter_type, expressions)
@@ -345,7 +421,9 @@ async def _first_event(requests: AsyncIterator[group_pb2.MemberEvent]) -> group_
 async def _speak(session: Session, context: Any) -> None:
     while True:
         event = await session.outbox.get()
-        if isinstance(event, DuemqError):
+        if event is None:
+            return
+        if isinstance(event, Exception):
             raise event
         await context.write(event)
         if event.WhichOneof("event") == "error":

@@ -1,7 +1,7 @@
 """Offsets of groups on this broker: acquire, commit, read.  Answers when durable."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from broker import names, time_search
@@ -15,6 +15,7 @@ from duemq.rpc import status
 from duemq.v1 import broker_pb2, message_pb2
 
 QUEUES_MAX = 4_096
+QUEUES_AT_ONCE = 512
 NO_OFFSET = -1
 
 Results = list[broker_pb2.OffsetResult]
@@ -115,15 +116,21 @@ class OffsetService:
         return self._with_settled(key, _result(queue, progress.offset))
 
     async def commit(
-        self, group: str, commits: Iterable[broker_pb2.OffsetCommit], timer_id: int = 0
+        self, group: str, commits: Sequence[broker_pb2.OffsetCommit], timer_id: int = 0
     ) -> Results:
         """Stores how far a group is; that of the timer service only for the queues' owner."""
-        wanted = list(commits)
-        _check(group, len(wanted))
+        _check(group, len(commits))
         self._store.check_group_known(group)
-        changes: list[tuple[GroupQueue, Progress]] = []
-        results = [self._commit(group, commit, changes, timer_id) for commit in wanted]
-        await self._commits.wait(self._store.put_offsets(group, changes))
+        results: Results = []
+        settled = 0
+        for start in range(0, len(commits), QUEUES_AT_ONCE):
+            if start:
+                await asyncio.sleep(0)  # let others have a turn
+            changes: list[tuple[GroupQueue, Progress]] = []
+            part = commits[start : start + QUEUES_AT_ONCE]
+            results += [self._commit(group, commit, changes, timer_id) for commit in part]
+            settled = max(settled, self._store.put_offsets(group, changes))
+        await self._commits.wait(settled)
         return results
 
     def _commit(

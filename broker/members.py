@@ -45,7 +45,7 @@ class Hello:
                 limit=f"1 to {MEMBER_ID_LENGTH_MAX} characters",
             )
         _check_bound("client", len(self.client), CLIENT_LENGTH_MAX, "characters")
-        _check_bound("owned", len(self.owned), OWNED_MAX, "queues")
+        check_owned("owned", len(self.owned))
         longest = max(map(len, self.members), default=0)
         _check_bound("members", longest, MEMBER_ID_LENGTH_MAX, "characters in a name")
         subscriptions.check(self.subscriptions)
@@ -148,6 +148,11 @@ def check_agree(group: str, one: Hello | Member, other: Hello | Member) -> None:
             limit=other.strategy or AVERAGE,
         )
     subscriptions.check_same(group, one.subscriptions, other.subscriptions)
+
+
+def check_owned(name: str, queues: int) -> None:
+    """Raises InvalidArgument for more queues than a member may have."""
+    _check_bound(name, queues, OWNED_MAX, "queues")
 
 
 def _check_bound(name: str, found: int, most: int, what: str) -> None:

@@ -107,14 +107,8 @@ class MessageAdminServicer:
             self._lookups -= 1
 
     def _found(self, topic: str, found: Found) -> message_admin_pb2.FoundMessage:
-        record = _record(found.entry)
-        if record is None:
-            raise Corrupt(
-                f"offset {found.offset} of topic {topic}, queue {found.queue_id}: what its producer"
-                " sent is not a Record",
-                field="offset",
-                value=found.offset,
-            )
+        # What is no Record is shown all the same: as a body, and nothing else.
+        record = _record(found.entry) or message_pb2.Record(body=bytes(found.entry))
         return message_admin_pb2.FoundMessage(
             queue=message_pb2.QueueRef(topic=topic, broker=self._broker, queue_id=found.queue_id),
             offset=found.offset,

@@ -95,9 +95,12 @@ class Meters:
 class StoreCollector(Collector):
     """What is read off the store when somebody asks; in the thread that serves the metrics."""
 
-    def __init__(self, store: "Store", parked: Callable[[], int]) -> None:
+    def __init__(
+        self, store: "Store", parked: Callable[[], int], parked_queues: Callable[[], int]
+    ) -> None:
         self._store = store
         self._parked = parked
+        self._parked_queues = parked_queues
 
     def collect(self) -> Iterator[Metric]:
         """The metrics."""
@@ -119,6 +122,7 @@ class StoreCollector(Collector):
             ("topics", "Topics", len(store.topics)),
             ("producer_lanes", "Producer lanes remembered", len(store.producers)),
             ("parked_pulls", "Pulls that wait", self._parked()),
+            ("parked_queues", "Queues that pulls wait for", self._parked_queues()),
             ("log_start_position", "Oldest byte of the log", log.start_position),
             ("log_durable_position", "End of the log on the disk", log.durable_position),
             ("log_pending_bytes", "Bytes that wait for the disk", log.pending_bytes),

@@ -146,8 +146,13 @@ class Broker:
             store_id=opened.store_id,
             traced=settings.tracing != "off",
         )
-        self._puller = Puller(store, offsets, meters, steady_ms, opened.store_id, activity)
-        server.registry.register(StoreCollector(store, lambda: len(self._puller)))
+        self._puller = Puller(
+            store, offsets, meters, steady_ms, opened.store_id, activity, server.unsent
+        )
+        puller = self._puller
+        server.registry.register(
+            StoreCollector(store, lambda: len(puller), lambda: puller.parked_queues)
+        )
         about = About(settings.name, opened.store_id, VERSION, now_ms())
         admin = AdminServicer(store, commits, self._puller, about, self._sampler.in_per_s)
         self._key_indexer = KeyIndexer(store, KeyBuilder(settings.data_dir, self._disk), meters)
@@ -206,6 +211,7 @@ class Broker:
         coordinator = Coordinator(
             self.settings.name,
             session_timeout_ms=int(self.settings.session_timeout * 1000),
+            groups_max=self.settings.groups_max,
             check_known=self.store.check_group_known,
         )
         snapshot = checkpoint.load(self._groups_path, self._disk)

@@ -42,8 +42,8 @@ class QueueRead:
 
     @property
     def key(self) -> QueueKey:
-        """Of the queue."""
-        return self.topic, self.queue_id
+        """Of the queue.  Its own, where it is known: thousands of pulls may wait with it."""
+        return (self.topic, self.queue_id) if self.queue is None else self.queue.key
 
     @property
     def has_more(self) -> bool:
@@ -127,14 +127,15 @@ def _reads(request: broker_pb2.PullRequest) -> list[QueueRead]:
     if request.group:
         names.check_group(request.group)
     expressions = Expressions()
+    topics: dict[str, str] = {}  # a text once, however many queues it is of
     return [
         QueueRead(
-            pull.topic,
+            topics.setdefault(pull.topic, pull.topic),
             pull.queue_id,
-            pull.offset,
+            offset := pull.offset,
             pull.generation,
             expressions.parse(pull.filter, pull.filter_type),
-            pull.offset,
+            offset,
         )
         for pull in request.queues
     ]

@@ -13,6 +13,7 @@ _RESPONSE_QUEUES = b"\x12"  # field 2, length-delimited
 _QUEUE_RECORDS = b"\x22"  # field 4
 _RUN_OFFSETS, _RUN_COUNTS, _RUN_STORE_MS = b"\x2a", b"\x32", b"\x3a"  # fields 5 to 7, packed
 _NEXT_OFFSET, _MIN_OFFSET, _MAX_OFFSET = b"\x40", b"\x48", b"\x50"  # fields 8 to 10
+_HEAD_BYTES = 64  # of a queue, about
 _SMALL = tuple(bytes([value]) for value in range(0x80))
 
 
@@ -40,6 +41,11 @@ def varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def size_of(answers: Sequence[QueueAnswer]) -> int:
+    """About how large `encode` makes them."""
+    return sum(answer.size + len(answer.error) + _HEAD_BYTES for answer in answers)
 
 
 def encode(response_head: bytes, answers: Sequence[QueueAnswer]) -> bytes:

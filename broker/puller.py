@@ -9,9 +9,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -23,8 +22,9 @@ from broker.offsets import GroupQueue
 from broker.progress import Activity
 from broker.pull import BYTES_MAX, WAIT_MS_MAX, Pull, QueueRead, check_range, parse
 from broker.pull_encoding import QueueAnswer
+from broker.pull_stream import Parked, ParkedPull, PullStream
 from broker.queues import Queue
-from broker.reader import Records
+from broker.reader import Frames, Records
 from broker.sql_filter import Fields, SqlFilter
 from broker.store import Store
 from broker.waiters import QueueKey, Waiters
@@ -33,19 +33,16 @@ from duemq.errors import (
     DuemqError,
     InvalidArgument,
     OffsetOutOfRange,
-    Overloaded,
     Unavailable,
 )
 from duemq.rpc import status
+from duemq.rpc.unsent import Share, Unsent
 from duemq.v1 import broker_pb2, message_pb2
 from storage.errors import StorageError
 
 log = logging.getLogger(__name__)
 
 FRAMES_BYTES_DEFAULT = 4 << 20
-STREAM_WAITING_MAX = 1_024
-# Answers of one stream that are read from the log and not yet taken by the connection.
-STREAM_UNWRITTEN_MAX = 2
 READER_THREADS = 4
 # What filters look at before others have a turn, in reads as large as they may be.
 SCANS_PER_TURN = 2
@@ -53,37 +50,14 @@ SCANS_PER_TURN = 2
 T = TypeVar("T")
 
 
-@dataclass(eq=False, slots=True)
-class Parked:
-    """Somebody who waits; `woken` resolves when there is something to do."""
+class Caller(Protocol):
+    """Of one call: gRPC's context."""
 
-    woken: "asyncio.Future[None] | None" = None
-    knows: int = -1
-    """Which of the puller's changes it has looked at."""
+    def peer(self) -> str:
+        """Its connection."""
 
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class ParkedPull(Parked):
-    """A pull until its last answer."""
-
-    pull: Pull
-    cancelled: bool = False
-    unwritten: "asyncio.Semaphore | None" = None
-    """Bounds the answers of a stream whose client does not read."""
-    holds: bool = False
-    """An answer is there, and has its place among the unwritten ones."""
-
-    async def take_place(self) -> None:
-        """Waits until the stream may have another answer in memory."""
-        if self.unwritten is not None:
-            await self.unwritten.acquire()
-            self.holds = True
-
-    def give_place(self) -> None:
-        """The answer is written, or there was none."""
-        if self.unwritten is not None and self.holds:
-            self.holds = False
-            self.unwritten.release()
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
+        """To be called when the answer is gone, or the client."""
 
 
 class Puller:
@@ -97,8 +71,10 @@ class Puller:
         now_ms: Callable[[], int],
         store_id: int,
         activity: Activity,
+        unsent: Unsent,
     ) -> None:
         self._store = store
+        self._unsent = unsent
         self._activity = activity
         self._offsets = offsets
         self._meters = meters
@@ -112,7 +88,7 @@ class Puller:
         self._turn = 0
         self._changes = 0  # of queues, other than appends: see `wake`
         self._closing = False
-        self._streams: set[asyncio.Task[Any]] = set()
+        self._streams: set[PullStream] = set()
         self._threads = ThreadPoolExecutor(READER_THREADS, "disk-reader")
         store.on_visible = self._wake
 
@@ -120,18 +96,23 @@ class Puller:
         """Pulls that are parked now."""
         return len(self._waiters)
 
+    @property
+    def parked_queues(self) -> int:
+        """Queues that they wait for, each counted as often as a pull waits for it."""
+        return self._waiters.places
+
     def close(self) -> None:
         """Answers everybody who waits and ends the streams: the process is going to stop."""
         self._closing = True
         for parked in self._waiters.expire(1 << 62):
             _resolve(parked)
-        for task in self._streams:
-            task.cancel()
+        for stream in self._streams:
+            stream.end(Unavailable("the broker is stopping"))
         self._threads.shutdown(wait=False)
 
     # -- Pull -------------------------------------------------------------------------------------
 
-    async def pull(self, request: broker_pb2.PullRequest) -> bytes:
+    async def pull(self, request: broker_pb2.PullRequest, caller: Caller) -> bytes:
         """The encoded PullResponse."""
         pull = parse(request)
         if pull.standing or request.credit_request_id:
@@ -141,26 +122,33 @@ class Puller:
                 value=request.credit_records,
                 limit=0,
             )
-        head = await self._head(request)
-        answers = await self._answer(ParkedPull(pull=pull))
+        head = await self.head(request)
+        parked = ParkedPull(pull=pull, peer=caller.peer())
+        answers = await self.answer(parked)
+        caller.add_done_callback(lambda _: parked.give_place())
         return pull_encoding.encode(head.SerializeToString(), answers)
 
-    async def _head(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse:
+    async def head(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse:
         """All but the records; makes the commits that ride along."""
         head = broker_pb2.PullResponse(request_id=request.request_id)
         if request.commits:
             head.commits.extend(await self._offsets.commit(request.group, request.commits))
         return head
 
-    async def _answer(self, parked: ParkedPull) -> list[QueueAnswer]:
+    async def answer(self, parked: ParkedPull) -> list[QueueAnswer]:
         """The next answer, as soon as there is something to say."""
         pull = parked.pull
         deadline_ms = self._now_ms() + pull.wait_ms
         while True:
             if looked_at := self._to_look_at(parked):
-                await parked.take_place()
-                answers = await self._read(pull, looked_at)
-                if answers:
+                await parked.take_place(self._unsent)
+                try:
+                    answers = await self._read(pull, looked_at)
+                except BaseException:
+                    parked.give_place()
+                    raise
+                if answers and parked.share is not None:
+                    parked.share.resize(pull_encoding.size_of(answers))
                     return answers + self._beside(answers, pull.reads)
                 parked.give_place()
             if parked.cancelled or self._is_over(pull.wait_ms, deadline_ms):
@@ -333,102 +321,75 @@ class Puller:
         self,
         requests: AsyncIterator[broker_pb2.PullRequest],
         write: Callable[[bytes], Awaitable[None]],
+        peer: str = "",
     ) -> None:
         """Answers each request when it has something, in whatever order that is."""
-        waiting: dict[int, ParkedPull] = {}
-        lock = asyncio.Lock()  # guards the stream: one write at a time
-        unwritten = asyncio.Semaphore(STREAM_UNWRITTEN_MAX)
-        task = asyncio.current_task()
-        assert task is not None
-        self._streams.add(task)
+        stream = PullStream(self, write, peer)
+        self._streams.add(stream)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                async for request in requests:
-                    self._cancel(waiting.get(request.cancel_request_id))
-                    if request.credit_request_id:
-                        _extend(waiting.get(request.credit_request_id), request)
-                    elif request.queues or not request.cancel_request_id:
-                        parked = _taken(request, waiting, unwritten)
-                        tasks.create_task(
-                            self._answer_stream(request, parked, waiting, lock, write)
-                        )
-        except asyncio.CancelledError:
-            if self._closing:
-                raise Unavailable("the broker is stopping") from None
-            raise
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
+            await stream.run(requests)
         finally:
-            self._streams.discard(task)
+            self._streams.discard(stream)
 
-    async def _answer_stream(
-        self,
-        request: broker_pb2.PullRequest,
-        parked: ParkedPull,
-        waiting: dict[int, ParkedPull],
-        lock: asyncio.Lock,
-        write: Callable[[bytes], Awaitable[None]],
-    ) -> None:
-        pull = parked.pull
-        try:
-            head = await self._head(request)
-            while not pull.ended:
-                answers = await self._answer(parked)
-                if pull.ended or parked.cancelled:
-                    pull.ended = True
-                    del waiting[request.request_id]
-                head.open = not pull.ended
-                async with lock:
-                    await write(pull_encoding.encode(head.SerializeToString(), answers))
-                parked.give_place()
-                head.ClearField("commits")
-        finally:
-            if waiting.get(request.request_id) is parked:
-                del waiting[request.request_id]
+    def cancel(self, parked: ParkedPull) -> None:
+        """Has a pull answered with what there is."""
+        parked.cancelled = True
+        self._waiters.cancel(parked)
+        _resolve(parked)
 
-    def _cancel(self, parked: ParkedPull | None) -> None:
-        if parked is not None:
-            parked.cancelled = True
-            self._waiters.cancel(parked)
-            _resolve(parked)
+    def is_parked(self, parked: ParkedPull) -> bool:
+        """Whether a pull waits for something to answer."""
+        return parked in self._waiters
 
     # -- FetchFrames ------------------------------------------------------------------------------
 
-    async def fetch(self, request: broker_pb2.FetchFramesRequest) -> broker_pb2.FetchFramesResponse:
-        """Whole frames of one queue."""
+    async def fetch(self, request: broker_pb2.FetchFramesRequest, caller: Caller) -> bytes:
+        """Whole frames of one queue: the encoded FetchFramesResponse."""
         check_range("wait_ms", request.wait_ms, WAIT_MS_MAX)
         check_range("max_bytes", request.max_bytes, BYTES_MAX)
         deadline_ms = self._now_ms() + request.wait_ms
-        parked = Parked()
+        bytes_max = request.max_bytes or FRAMES_BYTES_DEFAULT
+        parked = Parked(peer=caller.peer())
         while True:
             queue = self._store.queue(request.topic, request.queue_id)
-            frames = await self._from_disk(
-                partial(
-                    reader.read_frames,
-                    self._store.log,
-                    queue,
-                    request.offset,
-                    request.max_bytes or FRAMES_BYTES_DEFAULT,
-                )
-            )
+            frames, share = await self._frames(queue, request.offset, bytes_max, parked.peer)
             if frames.slices or self._is_over(request.wait_ms, deadline_ms):
                 break
             if queue.max_offset > frames.next_offset:
                 continue  # appended while a thread was reading
             await self._park(parked, [queue.key], deadline_ms)
+        caller.add_done_callback(lambda _: share.give_back())
         return broker_pb2.FetchFramesResponse(
             store_id=self._store_id,
             frames=b"".join(frames.slices),
             next_offset=frames.next_offset,
             min_offset=queue.min_offset,
             max_offset=queue.max_offset,
-        )
+        ).SerializeToString()
+
+    async def _frames(
+        self, queue: Queue, offset: int, bytes_max: int, peer: str
+    ) -> tuple[Frames, Share]:
+        """Frames and the share that they have of the unread answers; none: it is given back."""
+        share = await self._unsent.take(peer, bytes_max)
+        try:
+            frames = await self._from_disk(
+                partial(reader.read_frames, self._store.log, queue, offset, bytes_max)
+            )
+        except BaseException:
+            share.give_back()
+            raise
+        if frames.slices:
+            share.resize(sum(map(len, frames.slices)))
+        else:
+            share.give_back()
+        return frames, share
 
     # -- parking ----------------------------------------------------------------------------------
 
     async def _park(self, parked: Parked, keys: Iterable[QueueKey], deadline_ms: int) -> None:
         parked.woken = asyncio.get_running_loop().create_future()
-        self._waiters.park(parked, keys, deadline_ms)
+        self._waiters.park(parked, keys, deadline_ms, parked.peer)
         self._set_timer()
         try:
             await parked.woken
@@ -483,39 +444,3 @@ def _fields_of(record: bytes) -> Fields | None:
         return message_pb2.Record.FromString(record)
     except DecodeError:
         return None
-
-
-def _taken(
-    request: broker_pb2.PullRequest, waiting: dict[int, ParkedPull], unwritten: asyncio.Semaphore
-) -> ParkedPull:
-    """Enters a request of a stream among those that wait.  Raises Overloaded, InvalidArgument."""
-    if len(waiting) >= STREAM_WAITING_MAX or request.request_id in waiting:
-        raise _refused(len(waiting), request.request_id)
-    parked = waiting[request.request_id] = ParkedPull(pull=parse(request), unwritten=unwritten)
-    return parked
-
-
-def _extend(parked: ParkedPull | None, request: broker_pb2.PullRequest) -> None:
-    """Raises the credit of a standing pull, unless it is over.  Raises InvalidArgument."""
-    if request.queues or request.cancel_request_id:
-        raise InvalidArgument(
-            "credit_request_id: goes in a request of its own",
-            field="credit_request_id",
-            value=request.credit_request_id,
-            limit=0,
-        )
-    if parked is not None:
-        parked.pull.extend(request)
-
-
-def _refused(waiting: int, request_id: int) -> DuemqError:
-    if waiting >= STREAM_WAITING_MAX:
-        return Overloaded(
-            f"request_id: {waiting} pulls of this stream wait, the most allowed",
-            field="request_id",
-            value=request_id,
-            limit=STREAM_WAITING_MAX,
-        )
-    return InvalidArgument(
-        f"request_id: {request_id} is waiting already", field="request_id", value=request_id
-    )

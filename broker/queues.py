@@ -25,7 +25,7 @@ DIRECTORY = "consumequeue"
 class Queue:
     """One queue.  Its files come into being with its first records."""
 
-    __slots__ = ("_index", "dropped", "keys", "next_offset", "queue_id", "topic")
+    __slots__ = ("_index", "dropped", "key", "keys", "next_offset", "queue_id", "topic")
 
     def __init__(
         self, topic: str, queue_id: int, directory: str, disk: Disk, files: OpenFiles
@@ -35,13 +35,10 @@ class Queue:
         # The topic was deleted: what is still on its way to the disk is not indexed any more.
         self.dropped = False
         self._index = FixedIndex(directory, disk, consume_queue.ENTRY_BYTES, files=files)
+        self.key = topic, queue_id
+        """Topic and number."""
         self.keys = KeyIndex(directory, disk)
         self.next_offset = self.max_offset
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """(topic, queue id)."""
-        return self.topic, self.queue_id
 
     @property
     def min_offset(self) -> int:

@@ -18,7 +18,14 @@ _SEND: Codec = (
     view_pb2.SendResponseView.SerializeToString,
 )
 _PULL: Codec = (broker_pb2.PullRequest.FromString, bytes)
-OVERRIDES = {"Send": _SEND, "SendStream": _SEND, "Pull": _PULL, "PullStream": _PULL}
+_FETCH: Codec = (broker_pb2.FetchFramesRequest.FromString, bytes)
+OVERRIDES = {
+    "Send": _SEND,
+    "SendStream": _SEND,
+    "Pull": _PULL,
+    "PullStream": _PULL,
+    "FetchFrames": _FETCH,
+}
 
 
 class BrokerServicer:
@@ -48,22 +55,20 @@ class BrokerServicer:
         """Stores batches of many requests."""
         await self._sender.stream(requests, context.write)
 
-    async def Pull(self, request: broker_pb2.PullRequest, _: Any) -> bytes:
+    async def Pull(self, request: broker_pb2.PullRequest, context: Any) -> bytes:
         """Reads records."""
-        return await self._puller.pull(request)
+        return await self._puller.pull(request, context)
 
     async def PullStream(
         self, requests: AsyncIterator[broker_pb2.PullRequest], context: Any
     ) -> None:
         """Reads records for many requests."""
-        await self._puller.stream(requests, context.write)
+        await self._puller.stream(requests, context.write, context.peer())
 
-    async def FetchFrames(
-        self, request: broker_pb2.FetchFramesRequest, _: Any
-    ) -> broker_pb2.FetchFramesResponse:
+    async def FetchFrames(self, request: broker_pb2.FetchFramesRequest, context: Any) -> bytes:
         """Reads whole frames."""
         self._timers.check_fetch(request)
-        return await self._puller.fetch(request)
+        return await self._puller.fetch(request, context)
 
     async def ClaimTimerQueues(
         self, request: broker_pb2.ClaimTimerQueuesRequest, _: Any

@@ -81,6 +81,12 @@ class Settings(MemberSettings):
         minimum=1,
         maximum=300,
     )
+    groups_max: int = setting(
+        10_000,
+        "groups coordinated here; beyond, the one that is without members for longest is forgotten",
+        minimum=1,
+        maximum=1_000_000,
+    )
     producer_memory: float = setting(
         7 * 86_400.0,
         "how long an idle producer's last batches are remembered",

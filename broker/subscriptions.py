@@ -36,15 +36,20 @@ Subscriptions = Mapping[str, TopicFilter]  # by topic
 
 def check(subscriptions: Subscriptions) -> None:
     """Raises InvalidArgument for none, too many, or an illegal topic."""
-    if not 1 <= len(subscriptions) <= SUBSCRIPTIONS_MAX:
-        raise InvalidArgument(
-            f"subscriptions: {len(subscriptions)}, a member has 1 to {SUBSCRIPTIONS_MAX}",
-            field="subscriptions",
-            value=len(subscriptions),
-            limit=f"1 to {SUBSCRIPTIONS_MAX}",
-        )
+    check_count(len(subscriptions))
     for topic in subscriptions:
         check_topic(topic)
+
+
+def check_count(subscriptions: int) -> None:
+    """Raises InvalidArgument for none, or too many."""
+    if not 1 <= subscriptions <= SUBSCRIPTIONS_MAX:
+        raise InvalidArgument(
+            f"subscriptions: {subscriptions}, a member has 1 to {SUBSCRIPTIONS_MAX}",
+            field="subscriptions",
+            value=subscriptions,
+            limit=f"1 to {SUBSCRIPTIONS_MAX}",
+        )
 
 
 def difference(group: str, one: Subscriptions, other: Subscriptions) -> str | None:

@@ -1,6 +1,6 @@
 """Parked pulls: who waits for which queues until when.  Pure.
 
-Owned by: PullService.  Mutated by: the event loop.
+Owned by: Puller.  Mutated by: the event loop.
 
 A parked pull is an entry in a dict per queue and in one heap of deadlines; it costs nothing until
 an append wakes it or its deadline comes.  `next_ms` tells the shell when to call `expire`.
@@ -8,23 +8,36 @@ an append wakes it or its deadline comes.  `next_ms` tells the shell when to cal
 
 import heapq
 from collections.abc import Hashable, Iterable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from duemq.errors import Overloaded
 
 WAITERS_MAX = 20_000
+# Queues that all of them together wait for, each counted as often as somebody waits for it.
+PLACES_MAX = 400_000
+# A connection may have this part of both.  More than one connection is for permissions to refuse.
+CONNECTION_PART = 4
 
 W = TypeVar("W", bound=Hashable)
 QueueKey = tuple[str, int]
 
 
+class _Wait(NamedTuple):
+    deadline_ms: int
+    keys: tuple[QueueKey, ...]
+    connection: str
+
+
 class Waiters(Generic[W]):
     """Waiters are any hashable things, parked once at a time."""
 
-    def __init__(self, waiters_max: int = WAITERS_MAX) -> None:
-        self._waiters_max = waiters_max
+    def __init__(self, waiters_max: int = WAITERS_MAX, places_max: int = PLACES_MAX) -> None:
+        self._most = waiters_max, places_max
+        self.places = 0
+        """Queues that are waited for, each counted as often as somebody waits for it."""
         self._queues: dict[QueueKey, dict[W, None]] = {}
-        self._parked: dict[W, tuple[int, tuple[QueueKey, ...]]] = {}
+        self._parked: dict[W, _Wait] = {}
+        self._connections: dict[str, tuple[int, int]] = {}  # waiters and places of each
         self._deadlines: list[tuple[int, int, W]] = []
         self._ticket = 0
 
@@ -34,22 +47,37 @@ class Waiters(Generic[W]):
     def __contains__(self, waiter: W) -> bool:
         return waiter in self._parked
 
-    def park(self, waiter: W, queues: Iterable[QueueKey], deadline_ms: int) -> None:
-        """Raises Overloaded when too many wait."""
-        if len(self._parked) >= self._waiters_max:
-            raise Overloaded(
-                f"wait_ms: {len(self._parked)} pulls wait here, the most allowed",
-                field="wait_ms",
-                value=len(self._parked),
-                limit=self._waiters_max,
-            )
+    def park(
+        self, waiter: W, queues: Iterable[QueueKey], deadline_ms: int, connection: str = ""
+    ) -> None:
+        """Raises Overloaded when too many wait, here or for a named connection."""
         keys = tuple(dict.fromkeys(queues))  # a pull may name a queue twice
+        mine = self._connections.get(connection, (0, 0))
+        self._check_room((len(self._parked), self.places), len(keys), 1, "here")
+        if connection:
+            self._check_room(mine, len(keys), CONNECTION_PART, "for this connection")
+        self._connections[connection] = mine[0] + 1, mine[1] + len(keys)
+        self.places += len(keys)
         self._ticket += 1
-        self._parked[waiter] = (deadline_ms, keys)
+        self._parked[waiter] = _Wait(deadline_ms, keys, connection)
         for key in keys:
             self._queues.setdefault(key, {})[waiter] = None
         heapq.heappush(self._deadlines, (deadline_ms, self._ticket, waiter))
         self._compact()
+
+    def _check_room(self, there: tuple[int, int], places: int, part: int, where: str) -> None:
+        waiters_max, places_max = (most // part for most in self._most)
+        for count, more, limit, what in (
+            (there[0], 1, waiters_max, "pulls wait"),
+            (there[1], places, places_max, "queues are waited for"),
+        ):
+            if count and count + more > limit:  # one alone always may
+                raise Overloaded(
+                    f"wait_ms: {count} {what} {where}, {limit} are allowed",
+                    field="wait_ms",
+                    value=count,
+                    limit=limit,
+                )
 
     def wake(self, key: QueueKey) -> list[W]:
         """Takes out and gives everyone who waits for this queue, longest waiting first."""
@@ -66,7 +94,13 @@ class Waiters(Generic[W]):
         parked = self._parked.pop(waiter, None)
         if parked is None:
             return False
-        for key in parked[1]:
+        self.places -= len(parked.keys)
+        waiters, places = self._connections[parked.connection]
+        if waiters == 1:
+            del self._connections[parked.connection]
+        else:
+            self._connections[parked.connection] = waiters - 1, places - len(parked.keys)
+        for key in parked.keys:
             waiting = self._queues[key]
             del waiting[waiter]
             if not waiting:
@@ -91,7 +125,7 @@ class Waiters(Generic[W]):
 
     def _is_live(self, deadline_ms: int, waiter: W) -> bool:
         parked = self._parked.get(waiter)
-        return parked is not None and parked[0] == deadline_ms
+        return parked is not None and parked.deadline_ms == deadline_ms
 
     def _compact(self) -> None:
         """Bounds the heap: the deadlines of those woken long before are dropped."""

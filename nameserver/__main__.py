@@ -24,7 +24,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         lost_kept_ms=int(settings.lost_kept * 1000),
     )
     server = Server(settings)
-    servicer = NameserverServicer(registry, clock.now_ms, settings.watchers_max)
+    servicer = NameserverServicer(registry, clock.now_ms, settings.watchers_max, server.unsent)
     expose(registry, servicer, server.registry)
     server.add(SERVICE, servicer, OVERRIDES)
     await server.start()

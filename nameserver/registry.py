@@ -30,6 +30,10 @@ from duemq.errors import NotReady, Overloaded, TopicNotFound
 
 # Brokers and timer shards together.
 INSTANCES_MAX = 1_000
+# Of all routes together, as they travel: a message has 16 MiB at most, and a new watcher gets one.
+ROUTES_BYTES_MAX = 12 << 20
+# Of one broker's part in a route, beside the names and the address.
+_SERVED_BYTES = 24
 # How long the version of a deregistered instance is remembered: longer than any call may take.
 GONE_MS = 60_000
 # Versions remembered so; of more, the oldest are forgotten.
@@ -146,12 +150,14 @@ class Registry:
     """How long a lost instance is remembered."""
     journal_topics_max: int = 50_000
     """Changes of topics kept for watchers."""
+    routes_bytes_max: int = ROUTES_BYTES_MAX
     revision: int = 1
     _instances: dict[_Key, Instance] = field(default_factory=dict)
     _gone: dict[_Key, _Gone] = field(default_factory=dict)
     _lost: dict[_Key, Lost] = field(default_factory=dict)  # the oldest first
     _routes: dict[str, dict[str, Served]] = field(default_factory=dict)
     _journal: deque[tuple[int, str]] = field(default_factory=deque)
+    _route_bytes: int = 0
     _journal_start: int = 1
     """The journal is complete for changes after this revision."""
 
@@ -166,7 +172,8 @@ class Registry:
     def register(self, version: Version, report: Report, now_ms: int, expiry_ms: int = 0) -> bool:
         """Takes a report in.  False: an older one than the known, or the name is another store's.
 
-        Then nothing was changed.  Raises Overloaded if there are too many instances.
+        Then nothing was changed.  Raises Overloaded if there are too many instances, or too many
+        routes: then the instance is alive, and what it said before holds.
         """
         if self.holder(version, report, now_ms) is not None:
             return False
@@ -183,9 +190,23 @@ class Registry:
                 value=report.name,
                 limit=INSTANCES_MAX,
             )
+        expires_ms = now_ms + (expiry_ms or self.expiry_ms)
+        if known is None or known.report != report:
+            more = _route_bytes(report) - (_route_bytes(known.report) if known else 0)
+            if more > 0 and self._route_bytes + more > self.routes_bytes_max:
+                if known is not None:
+                    self._instances[key] = replace(
+                        known, last_heard_ms=now_ms, expires_ms=expires_ms
+                    )
+                raise Overloaded(
+                    f"broker.topics: with those of {report.name!r} the routes have"
+                    f" {self._route_bytes + more} bytes, {self.routes_bytes_max} are allowed",
+                    field="broker.topics",
+                    value=self._route_bytes + more,
+                    limit=self.routes_bytes_max,
+                )
         self._gone.pop(key, None)
         self._lost.pop(key, None)
-        expires_ms = now_ms + (expiry_ms or self.expiry_ms)
         self._instances[key] = Instance(report, version, now_ms, expires_ms)
         # Watchers merge what several nameservers say by the version: it is part of what they see.
         if known is None or known.version != version or known.report != report:
@@ -315,6 +336,7 @@ class Registry:
 
     def _replace(self, old: Report | None, new: Report | None) -> None:
         """Moves the routes from one report of an instance to its next; journals what differs."""
+        self._route_bytes += _route_bytes(new) - _route_bytes(old)
         before, after = _served(old), _served(new)
         touched = [
             topic for topic in before.keys() | after.keys() if before.get(topic) != after.get(topic)
@@ -352,3 +374,11 @@ def _served(report: Report | None) -> dict[str, Served]:
         one.topic: Served(report.name, report.address, one.queues, one.readable, one.writable)
         for one in report.topics
     }
+
+
+def _route_bytes(report: Report | None) -> int:
+    """About what a report makes the routes larger by."""
+    if not isinstance(report, BrokerReport):
+        return 0
+    each = len(report.name) + len(report.address) + _SERVED_BYTES
+    return sum(len(one.topic) + each for one in report.topics)

@@ -5,12 +5,14 @@ memory, and what it gets next is the sum of what it missed.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from duemq.errors import InvalidArgument, Overloaded
 from duemq.rpc.server import Codec
 from duemq.rpc.settings import check_address, check_name
+from duemq.rpc.unsent import Unsent
 from duemq.v1 import nameserver_pb2 as pb
 from nameserver.registry import (
     BrokerReport,
@@ -25,7 +27,7 @@ from nameserver.registry import (
 )
 
 # Of one broker.
-TOPICS_MAX = 20_000
+TOPICS_MAX = 10_000
 # A broker's 127, and %RETRY% before a group's name.
 TOPIC_CHARS_MAX = 134
 QUEUES_MAX = 1_024
@@ -34,6 +36,8 @@ EXPIRY_MS_MAX = 3_600_000
 # Of a WatchRoutes request.
 WATCHED_TOPICS_MAX = 10_000
 
+
+_TOPIC = re.compile(r"[!-~]+")
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Nameserver"]
 OVERRIDES: dict[str, Codec] = {"WatchRoutes": (pb.WatchRoutesRequest.FromString, bytes)}
@@ -47,12 +51,14 @@ class NameserverServicer:
         registry: Registry,
         now_ms: Callable[[], int],
         watchers_max: int,
+        unsent: Unsent,
     ) -> None:
         self.watchers = 0
         """Open WatchRoutes streams."""
         self._registry = registry
         self._now_ms = now_ms
         self._watchers_max = watchers_max
+        self._unsent = unsent
         self._changed = asyncio.Event()
         self._last: tuple[tuple[Changes, frozenset[str]], bytes] | None = None
         self._closed = False
@@ -131,21 +137,29 @@ class NameserverServicer:
             )
         self.watchers += 1
         try:
-            async for update in self._updates(frozenset(request.topics)):
+            async for update in self._updates(frozenset(request.topics), context.peer()):
                 yield update
         finally:
             self.watchers -= 1
 
-    async def _updates(self, topics: frozenset[str]) -> AsyncIterator[bytes]:
+    async def _updates(self, topics: frozenset[str], peer: str) -> AsyncIterator[bytes]:
         told = 0
         while not self._closed:
             changed = self._changed
-            if told != self._registry.revision:
-                changes = self._registry.changes_since(told)
-                told = changes.revision
-                yield self._update_of(changes, topics)
-            else:
+            if told == self._registry.revision:
                 await changed.wait()
+                continue
+            size = len(self._update_of(self._registry.changes_since(told), topics))
+            share = await self._unsent.take(peer, size)
+            try:
+                # Made when it is its turn, if it had to wait: who waits holds nothing.
+                changes = self._registry.changes_since(told)
+                update = self._update_of(changes, topics)
+                share.resize(len(update))
+                told = changes.revision
+                yield update
+            finally:
+                share.give_back()
 
     def _update_of(self, changes: Changes, topics: frozenset[str]) -> bytes:
         """The message for a watcher; the last one is kept, as most watchers get the same."""
@@ -266,6 +280,13 @@ def _topic_name(topic: str) -> str:
             field="broker.topics.topic",
             value=topic,
             limit=TOPIC_CHARS_MAX,
+        )
+    if not _TOPIC.fullmatch(topic):
+        raise InvalidArgument(
+            f"a topic is named {topic!r}: letters, digits and signs of ASCII",
+            field="broker.topics.topic",
+            value=topic,
+            limit="no spaces and control characters",
         )
     return topic
 

@@ -30,6 +30,7 @@ SHELLS = {
         "message_admin_servicer",
         "metrics",
         "process",
+        "pull_stream",
         "puller",
         "send_back_service",
         "sender",

@@ -56,6 +56,7 @@ WITHOUT_MEMORY = frozenset({AVERAGE, AVERAGE_BY_CIRCLE, CONSISTENT_HASH})
 
 VIRTUAL_NODES = 10  # points of a member on the ring of `consistent-hash`; as RocketMQ
 RINGS_KEPT = 64
+PLACES_KEPT = 65_536
 NOBODY: Current = MappingProxyType({})
 
 
@@ -96,9 +97,14 @@ def consistent_hash(
     points, owners = _ring(tuple(members))
     shares: dict[str, list[MessageQueue]] = {member: [] for member in members}
     for queue in queues:
-        place = _mixed(f"{queue.topic}|{queue.broker}|{queue.queue_id}")
-        shares[owners[bisect_left(points, place) % len(owners)]].append(queue)
+        shares[owners[bisect_left(points, _place(queue)) % len(owners)]].append(queue)
     return dict(shares)
+
+
+@lru_cache(PLACES_KEPT)
+def _place(queue: MessageQueue) -> int:
+    """Of a queue on the ring."""
+    return _mixed(f"{queue.topic}|{queue.broker}|{queue.queue_id}")
 
 
 @lru_cache(RINGS_KEPT)
@@ -182,8 +188,10 @@ def allocate(
         for topic in set(subscriptions[member]):
             members_of[topic].append(member)
     queues_of: dict[str, list[MessageQueue]] = defaultdict(list)
-    for queue in sorted(set(queues)):
+    for queue in dict.fromkeys(queues):
         queues_of[queue.topic].append(queue)
+    for found in queues_of.values():
+        found.sort()  # a topic at a time: they mostly come in order
     current_of: dict[str, dict[MessageQueue, str]] = defaultdict(dict)
     for queue, member in current.items():
         current_of[queue.topic][queue] = member

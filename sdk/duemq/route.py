@@ -10,6 +10,7 @@ ordering key must not move to another queue because a broker restarts.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 # Brokers that are away and remembered; of more, the first to go are forgotten.
 AWAY_BROKERS_MAX = 256
@@ -40,14 +41,22 @@ class Route:
 
     topic: str
     brokers: tuple[BrokerQueues, ...]
-    writable: tuple[Queue, ...] = field(init=False, repr=False, compare=False)
-    readable: tuple[Queue, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         brokers = tuple(sorted(self.brokers, key=lambda served: served.broker))
         object.__setattr__(self, "brokers", brokers)
-        object.__setattr__(self, "writable", _queues(b for b in brokers if b.writable))
-        object.__setattr__(self, "readable", _queues(b for b in brokers if b.readable))
+
+    # Made when they are asked for: who follows all topics reads few of them.
+
+    @cached_property
+    def writable(self) -> tuple[Queue, ...]:
+        """The queues that take messages, sorted."""
+        return _queues(b for b in self.brokers if b.writable)
+
+    @cached_property
+    def readable(self) -> tuple[Queue, ...]:
+        """The queues that give messages, sorted."""
+        return _queues(b for b in self.brokers if b.readable)
 
 
 def _queues(brokers: Iterable[BrokerQueues]) -> tuple[Queue, ...]:

@@ -39,7 +39,7 @@ class Cluster:
         registry = Registry(clock.now_ms(), expiry_ms=30_000)
         settings = NameserverSettings(listen="127.0.0.1:0", ready_after=0.0, drain_timeout=0.0)
         server = Server(settings)
-        servicer = NameserverServicer(registry, clock.now_ms, settings.watchers_max)
+        servicer = NameserverServicer(registry, clock.now_ms, settings.watchers_max, server.unsent)
         server.add(SERVICE, servicer, OVERRIDES)
         await server.start(announced=False)
         self._stack.push_async_callback(server.stop)

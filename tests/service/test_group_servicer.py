@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 import grpc.aio
 import pytest
 
+from broker import group_servicer
 from duemq import balance
 from duemq.errors import (
     DuemqError,
@@ -435,3 +436,46 @@ async def test_where_groups_must_be_made_first_joining_makes_none(tmp_path) -> N
         await member.hello(GROUP, "m1", "orders")
         assert len((await member.assignment())[1]) == 4
         call.cancel()
+
+
+async def test_a_release_of_more_queues_than_there_are_ends_the_stream(
+    cluster: Cluster, topic: str, coordinator
+) -> None:
+    """It is refused before anything is made of it."""
+    owner = cluster.brokers[balance.coordinator("g", cluster.brokers)]
+    async with channel.connect(owner.server.address) as connection:
+        stream = group_pb2_grpc.GroupCoordinatorStub(connection).Join()
+        subscriptions = [group_pb2.Subscription(topic=topic)]
+        hello = group_pb2.Hello(group="g", member_id="m", subscriptions=subscriptions)
+        await stream.write(group_pb2.MemberEvent(hello=hello))
+        assert isinstance(await stream.read(), group_pb2.CoordinatorEvent)
+        queues = [message_pb2.QueueRef(topic=topic, broker="b0")] * 1_025
+        released = group_pb2.Released(generation=1, queues=queues)
+        await stream.write(group_pb2.MemberEvent(released=released))
+
+        async def read_all() -> None:
+            while True:
+                await status.answer(stream.read())
+
+        with pytest.raises(InvalidArgument) as refused:
+            await read_all()
+        assert (refused.value.field, refused.value.value) == ("released.queues", "1025")
+
+
+async def test_after_a_long_rebalance_others_have_a_turn(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_servicer, "LONG_TURN_S", 0.0)
+    servicer = cluster.brokers["b0"]._groups
+    order: list[str] = []
+
+    async def rebalance() -> None:
+        async with servicer._turn():
+            order.append("rebalance")
+
+    async def other() -> None:
+        await asyncio.sleep(0)
+        order.append("other")
+
+    await asyncio.gather(rebalance(), rebalance(), other())
+    assert order == ["rebalance", "other", "rebalance"]

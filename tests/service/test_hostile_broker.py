@@ -9,15 +9,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
-from broker import recovery
+from broker import pull_encoding, recovery
 from broker.offsets import Offsets
 from broker.process import Broker
-from broker.puller import STREAM_UNWRITTEN_MAX
+from broker.pull_stream import UNWRITTEN_MAX
 from broker.rules import Rules
 from duemq.errors import DuemqError, InvalidArgument, Overloaded, TopicNotFound
-from duemq.rpc import status
+from duemq.rpc import channel, status
 from duemq.v1 import admin_pb2, broker_pb2, message_pb2, view_pb2
 from storage.disk import RealDisk
 from tests.service.running_broker import Client, batch, running_broker, topic_name
@@ -244,7 +245,7 @@ async def test_who_does_not_read_his_answers_holds_no_more_than_a_few(
     for _ in range(1_000):
         await asyncio.sleep(0)
     assert len(made) == 1
-    assert read <= STREAM_UNWRITTEN_MAX
+    assert read <= UNWRITTEN_MAX
     written.set()
     await stream
     assert len(made) == 50
@@ -307,3 +308,57 @@ async def test_a_topic_deleted_before_its_last_batch_is_durable_spoils_no_checkp
     assert opened.replayed_entries == 1  # the deletion
     assert topic not in opened.store.topics
     opened.store.close()
+
+
+NONSENSE = b"\x0b" * 50  # begins a group that never ends
+
+
+def pull_of(topic: str) -> bytes:
+    request = broker_pb2.PullRequest(request_id=1, queues=[broker_pb2.QueuePull(topic=topic)])
+    return request.SerializeToString()
+
+
+def send_of(topic: str) -> bytes:
+    request = broker_pb2.SendRequest(request_id=1, batches=[batch(topic, [b"a"])])
+    return request.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("method", "good"), [("Broker/PullStream", pull_of), ("Broker/SendStream", send_of)]
+)
+async def test_a_stream_answers_what_was_right_and_then_ends_with_a_status(
+    pair: tuple[Broker, Client], method: str, good: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker, client = pair
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+
+    async def one(connection: grpc.aio.Channel) -> int:
+        stream: Any = connection.stream_stream(f"/duemq.v1.{method}")()
+        for request in (good(topic), good(topic).replace(b"\x08\x01", b"\x08\x02"), NONSENSE):
+            await stream.write(request)
+        for _ in range(2):
+            assert isinstance(await status.answer(stream.read()), bytes)
+        with pytest.raises(InvalidArgument, match="cannot be decoded"):
+            await status.answer(stream.read())
+        return 1
+
+    async with channel.connect(broker.server.address) as connection:
+        done = await asyncio.wait_for(asyncio.gather(*(one(connection) for _ in range(50))), 30)
+    assert sum(done) == 50
+    assert not [line for line in caplog.records if line.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+async def test_a_text_that_is_none_is_refused_of_who_says_no_sizes(
+    client: Client, size: int
+) -> None:
+    """Of those who say them nobody looks into the records: it would cost all others."""
+    record = b"\x12\x02\xff\xfe" + message_pb2.Record(body=b"x" * size).SerializeToString()
+    records = b"\x0a" + pull_encoding.varint(len(record)) + record
+    request = view_pb2.SendRequestView(
+        batches=[view_pb2.BatchView(topic=topic_name(), records=records)]
+    )
+    with pytest.raises(InvalidArgument) as refused:
+        await status.answer(client.raw_send(request.SerializeToString()))
+    assert refused.value.field == "records"

@@ -45,7 +45,9 @@ class Nameserver:
         ready_at_ms = self.clock.now_ms() + int(settings.ready_after * 1000)
         self.registry = Registry(ready_at_ms, int(settings.expiry * 1000))
         self.server = Server(settings)
-        self.servicer = NameserverServicer(self.registry, self.clock.now_ms, settings.watchers_max)
+        self.servicer = NameserverServicer(
+            self.registry, self.clock.now_ms, settings.watchers_max, self.server.unsent
+        )
         self.server.add(SERVICE, self.servicer, OVERRIDES)
         await self.server.start(announced=False)
         self.address = self.settings["listen"] = self.server.address

@@ -46,7 +46,9 @@ class Nameserver:
     async def start(self, stack: AsyncExitStack) -> None:
         settings = Settings(listen="127.0.0.1:0", ready_after=0.0, drain_timeout=0.0)
         server = Server(settings)
-        servicer = NameserverServicer(self.registry, self.clock.now_ms, settings.watchers_max)
+        servicer = NameserverServicer(
+            self.registry, self.clock.now_ms, settings.watchers_max, server.unsent
+        )
         server.add(SERVICE, servicer, OVERRIDES)
         await server.start(announced=False)
         self.address = server.address

@@ -12,7 +12,7 @@ import pytest
 
 import duemq
 from broker import groups
-from broker.offsets import GENERATION_MARKS, newest_generation
+from broker.offsets import GENERATION_MARKS, GroupQueue, newest_generation
 from broker.send_back_service import SendBackService
 from duemq import balance
 from duemq.aio import Admin, PushConsumer
@@ -744,9 +744,7 @@ async def test_a_consumer_is_started_once(cluster, topic, consumers) -> None:
 # --- what cannot be read ----------------------------------------------------------------------
 
 
-async def test_a_record_that_is_none_stops_its_queue_only(
-    cluster, topic, consumers, caplog
-) -> None:
+async def test_a_record_that_is_none_is_passed_over(cluster, topic, consumers, caplog) -> None:
     arrays = {"sizes": b"\5\0\0\0", "tag_hashes": bytes(4), "key_hashes": bytes(4)}
     garbage = b"\x0a\x03\xff\xff\xff"  # an entry of 3 bytes that are no Record
     request = view_pb2.SendRequestView(
@@ -759,11 +757,20 @@ async def test_a_record_that_is_none_stops_its_queue_only(
             request_serializer=view_pb2.SendRequestView.SerializeToString,
             response_deserializer=broker_pb2.SendResponse.FromString,
         )
+        await cluster.send(topic, [b"before"], queue_id=0)
         await call(request)
+        await cluster.send(topic, [b"after"], queue_id=0)
     await consumers.start()
     await cluster.send(topic, [b"fine"], queue_id=1)
-    await until(lambda: consumers.all == [b"fine"])
-    await until(lambda: "cannot be decoded" in caplog.text)
+    await until(lambda: sorted(consumers.all) == [b"after", b"before", b"fine"])
+    assert "cannot be decoded" in caplog.text
+    assert "offsets 1" in caplog.text
+    offsets = cluster.brokers["b0"].store.offsets
+    await until(
+        lambda: (
+            (done := offsets.find(GroupQueue("billing", topic, 0))) is not None and done.offset == 3
+        )
+    )
 
 
 async def test_ctrl_c_while_a_blocking_consumer_starts_leaves_no_member_behind(

@@ -253,6 +253,28 @@ async def test_health_tells_life_readiness_and_drain(server, connection):
     assert server.draining.is_set()
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        "grpc.health.v1.Health/Check",
+        "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+async def test_nonsense_is_an_invalid_argument_of_health_and_reflection_too(
+    connection, caplog, method
+):
+    nonsense = b"\x0b" * 50
+    if method.endswith("Check"):
+        answer = connection.unary_unary(f"/{method}")(nonsense)
+    else:
+        stream = connection.stream_stream(f"/{method}")()
+        await stream.write(nonsense)
+        answer = stream.read()
+    with pytest.raises(errors.InvalidArgument, match="cannot be decoded"):
+        await status.answer(answer)
+    assert not caplog.records
+
+
 async def test_reflection_lists_the_services(connection):
     listing = reflection_pb2_grpc.ServerReflectionStub(connection).ServerReflectionInfo()
     await listing.write(reflection_pb2.ServerReflectionRequest(list_services=""))
@@ -322,3 +344,10 @@ def test_a_servicer_must_have_every_method():
         add_service(None, SERVICE, object())
     with pytest.raises(ValueError, match=r"duemq\.v1\.Broker has no Sent"):
         add_service(None, SERVICE, Servicer(), {"Sent": VIEWS["Send"]})
+
+
+async def test_an_error_that_any_client_can_cause_is_logged_once_a_minute(connection, caplog):
+    for _ in range(5):
+        with pytest.raises(errors.Internal):
+            await status.answer(BrokerStub(connection).Pull(broker_pb2.PullRequest(group="bug")))
+    assert len([line for line in caplog.records if "Pull failed" in line.getMessage()]) == 1

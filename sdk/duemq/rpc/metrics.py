@@ -9,6 +9,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from duemq.rpc.settings import check_address
+from duemq.rpc.unsent import Unsent
 
 # From a cached answer to a long poll's end.
 SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
@@ -43,6 +44,23 @@ class RpcMetrics:
         self.running = Gauge(
             "duemq_rpc_running", "Calls running now", ("service", "method"), registry=registry
         )
+        self.refused_answers = Counter(
+            "duemq_rpc_refused_answers",
+            "Answers that were not sent, as clients had not read those before",
+            registry=registry,
+        )
+        self.cut_connections = Counter(
+            "duemq_rpc_cut_connections",
+            "Connections closed, as the client did not read its answers",
+            registry=registry,
+        )
+        self._unsent_bytes = Gauge(
+            "duemq_rpc_unsent_bytes", "Answers that clients have not read yet", registry=registry
+        )
+
+    def show(self, unsent: Unsent) -> None:
+        """Shows this budget from now on."""
+        self._unsent_bytes.set_function(lambda: unsent.held)
 
 
 class MetricsPage:

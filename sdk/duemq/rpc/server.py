@@ -22,17 +22,19 @@ import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
 from grpc_health.v1.health import aio as health
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from prometheus_client import CollectorRegistry, Counter
 
 from duemq.errors import DuemqError, Internal, InvalidArgument
-from duemq.rpc import status
+from duemq.rpc import connections, status
 from duemq.rpc.channel import KEEPALIVE_MS, MESSAGE_BYTES_MAX
 from duemq.rpc.metrics import MetricsPage, RpcMetrics, new_registry
 from duemq.rpc.settings import ProcessSettings, check_address
+from duemq.rpc.unsent import SMALL_BYTES, Unsent
+from duemq.tuning import give_memory_back
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +52,19 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", KEEPALIVE_MS * 3),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
 )
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 # Generic in the stubs only.
 RpcMethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Codec: TypeAlias = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
-"""Decodes a method's request, encodes its answer."""
+"""Decodes a method's request, encodes its answer.  Where the answer comes encoded (`bytes`), who
+made it takes its share of `Server.unsent`."""
+# Between two log lines of one method about errors of one type.
+LOG_INTERVAL_S = 60.0
+# Between two looks at what clients have not read, while there is any.
+UNSENT_CHECK_S = 1.0
+# After such a burst of unread answers memory is given back.
+BURST_BYTES = 64 << 20
 
 
 def announce(address: str) -> None:
@@ -78,6 +89,14 @@ class Server:
         self.metrics_address = ""
         self._settings = settings
         self._metrics = RpcMetrics(self.registry)
+        self.unsent = Unsent(
+            settings.unsent_bytes_max,
+            settings.unread_timeout,
+            on_refused=self._metrics.refused_answers.inc,
+        )
+        """Answers that clients have not read yet."""
+        self._metrics.show(self.unsent)
+        self._watching: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(options=list(OPTIONS))
         self._health = health.HealthServicer()
         self._page: MetricsPage | None = None
@@ -90,18 +109,21 @@ class Server:
         overrides: Mapping[str, Codec] | None = None,
     ) -> None:
         """Serves `service`; see `add_service`.  It is NOT_SERVING until `ready()`."""
-        add_service(self._server, service, servicer, overrides, self._metrics)
+        add_service(self._server, service, servicer, overrides, self._metrics, self.unsent)
         self._services.append(service.full_name)
 
     async def start(self, *, announced: bool = True) -> None:
         """Binds and serves.  Raises OSError if the address cannot be had."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        # Behind the same guard as our own services, but not counted: probes are no calls.
         names = (*self._services, HEALTH_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        mirror = reflection.aio.ReflectionServicer(names)
+        for service, servicer in ((_HEALTH, self._health), (_REFLECTION, mirror)):
+            add_service(self._server, service, servicer, unsent=self.unsent)
         for name in self._services:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         self._bind()
         await self._server.start()
+        self._watching = asyncio.create_task(self._watch_unsent(), name="unsent answers")
         if self._settings.metrics_listen:
             self._page = MetricsPage(self.registry, self._settings.metrics_listen)
             self.metrics_address = self._page.address
@@ -144,8 +166,30 @@ class Server:
         if not self.draining.is_set():
             await self.drain()
         await self._server.stop(self._settings.drain_timeout)
+        if self._watching is not None:
+            self._watching.cancel()
         if self._page is not None:
             await asyncio.to_thread(self._page.close)
+
+    async def _watch_unsent(self) -> None:
+        """Cuts off who does not read, and gives memory back after a burst; for ever."""
+        unsent = self.unsent
+        while True:
+            await unsent.busy.wait()
+            await asyncio.sleep(UNSENT_CHECK_S)
+            for peer in unsent.stuck():
+                if await asyncio.to_thread(connections.shut, peer):
+                    log.warning(
+                        "%s has not read an answer for %g s: connection closed",
+                        peer,
+                        unsent.timeout_s,
+                    )
+                    self._metrics.cut_connections.inc()
+            if unsent.peak > BURST_BYTES and unsent.held < BURST_BYTES // 4:
+                unsent.peak = unsent.held
+                await asyncio.to_thread(give_memory_back)
+            if not unsent.held:
+                unsent.busy.clear()
 
 
 def _joined(host: str, port: int) -> str:
@@ -158,21 +202,24 @@ def add_service(
     servicer: object,
     overrides: Mapping[str, Codec] | None = None,
     metrics: RpcMetrics | None = None,
+    unsent: Unsent | None = None,
 ) -> None:
     """Serves `service` by the methods of `servicer` that have its rpcs' names.
 
     A method is a coroutine function (request → answer; a stream of requests as an asynchronous
     iterator; answers of a stream through `context.write`) or, for a stream of answers, an
     asynchronous generator function.  A DuemqError that it raises travels by the table of status.py;
-    any other exception is logged and travels as Internal.  `overrides` names, for a method, other
-    (request decoder, answer encoder) than the generated classes: the views of the hot path.
+    any other exception is logged and travels as Internal.  gRPC cannot end a call with a status
+    while one of its writes is under way: a method that writes raises only between its writes, and
+    cancels none unless it is cancelled itself.  `overrides` names, for a method, other (request
+    decoder, answer encoder) than the generated classes: the views of the hot path.
     """
     overrides = overrides or {}
     unknown = set(overrides) - set(service.methods_by_name)
     if unknown:
         raise ValueError(f"{service.full_name} has no {', '.join(sorted(unknown))}")
     handlers = {
-        method.name: _handler(method, servicer, overrides.get(method.name), metrics)
+        method.name: _handler(method, servicer, overrides.get(method.name), metrics, unsent)
         for method in service.methods
     }
     generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
@@ -180,20 +227,79 @@ def add_service(
 
 
 def _handler(
-    method: MethodDescriptor, servicer: object, codec: Codec | None, metrics: RpcMetrics | None
+    method: MethodDescriptor,
+    servicer: object,
+    codec: Codec | None,
+    metrics: RpcMetrics | None,
+    unsent: Unsent | None,
 ) -> RpcMethodHandler:
     behaviour = getattr(servicer, method.name)
     decode, encode = codec or (
         GetMessageClass(method.input_type).FromString,
         GetMessageClass(method.output_type).SerializeToString,
     )
-    guard = _guard_generator if inspect.isasyncgenfunction(behaviour) else _guard_coroutine
     make = _HANDLERS[method.client_streaming, method.server_streaming]
     unary = not (method.client_streaming or method.server_streaming)
     if not method.client_streaming:
         decode = _never_raising(decode)
     watch = _Watch(method.containing_service.full_name, method.name, unary, metrics)
+    if unsent is not None and encode is not bytes:
+        behaviour, encode = _counted(behaviour, method, encode, unsent), bytes
+    guard = _guard_generator if inspect.isasyncgenfunction(behaviour) else _guard_coroutine
     return make(guard(behaviour, watch), request_deserializer=decode, response_serializer=encode)
+
+
+def _counted(
+    behaviour: Any, method: MethodDescriptor, encode: Callable[[Any], bytes], unsent: Unsent
+) -> Any:
+    """The same method, whose answers are encoded and take their shares of `unsent`."""
+
+    async def generate(request: Any, context: Any) -> AsyncIterator[bytes]:
+        async with aclosing(behaviour(request, context)) as found:
+            async for answer in found:
+                data = encode(answer)
+                if len(data) <= SMALL_BYTES:
+                    yield data
+                    continue
+                share = await unsent.take(context.peer(), len(data))
+                try:
+                    yield data
+                finally:
+                    share.give_back()
+
+    async def write(request: Any, context: Any) -> None:
+        await behaviour(request, _Counting(context, encode, unsent))
+
+    async def answer(request: Any, context: Any) -> bytes:
+        data = encode(await behaviour(request, context))
+        if len(data) > SMALL_BYTES:
+            share = unsent.take_now(context.peer(), len(data))
+            context.add_done_callback(lambda _: share.give_back())
+        return data
+
+    if inspect.isasyncgenfunction(behaviour):
+        return generate
+    return write if method.server_streaming else answer
+
+
+class _Counting:
+    """The context of a method that writes its answers."""
+
+    def __init__(self, context: Any, encode: Callable[[Any], bytes], unsent: Unsent) -> None:
+        self._context = context
+        self._encode = encode
+        self._unsent = unsent
+
+    async def write(self, answer: Any) -> None:
+        data = self._encode(answer)
+        if len(data) <= SMALL_BYTES:
+            await self._context.write(data)
+            return
+        share = await self._unsent.take(self._context.peer(), len(data))
+        try:
+            await self._context.write(data)
+        finally:
+            share.give_back()
 
 
 class _Malformed:
@@ -300,6 +406,7 @@ class _Watch:
         self._seconds = metrics.seconds.labels(*self._labels) if metrics and unary else None
         self._running = metrics.running.labels(*self._labels) if metrics else None
         self._handled: dict[str, Counter] = {}
+        self._quiet_until_s: dict[type[Exception], float] = {}
 
     def begin(self) -> float:
         if self._running is not None:
@@ -316,14 +423,22 @@ class _Watch:
         if self._seconds is not None:
             self._seconds.observe(time.perf_counter() - began)
 
+    def _log(self, error: Exception) -> None:
+        """In full once a minute: whoever can cause an error can cause thousands."""
+        now_s = time.monotonic()
+        if now_s < self._quiet_until_s.get(type(error), 0.0):
+            return
+        self._quiet_until_s[type(error)] = now_s + LOG_INTERVAL_S
+        log.error("%s/%s failed", *self._labels, exc_info=error)
+
     def to_send(self, error: Exception) -> DuemqError:
         """The error for the client.  What the server did not expect is logged in full."""
         if isinstance(error, DuemqError) and not isinstance(error, Internal):
             return error
         if isinstance(error, DecodeError):  # servicers catch those of what lies in a request
             return _undecodable(error)
-        service, method = self._labels
-        log.error("%s/%s failed", service, method, exc_info=error)
+        self._log(error)
         if isinstance(error, DuemqError):
             return error
+        method = self._labels[1]
         return Internal(f"{method} failed: {type(error).__name__}; see the server's log")

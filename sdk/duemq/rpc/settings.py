@@ -68,6 +68,20 @@ class ProcessSettings:
     drain_timeout: float = setting(
         10.0, "how long calls may take to end on a clean stop", unit="s", minimum=0, maximum=3600
     )
+    unsent_bytes_max: int = setting(
+        256 << 20,
+        "answers that clients have not read yet, in all; a connection may have an eighth of it",
+        unit="bytes",
+        minimum=1 << 20,
+        maximum=1 << 40,
+    )
+    unread_timeout: float = setting(
+        60.0,
+        "how long a client may take to read an answer; then its connection is closed",
+        unit="s",
+        minimum=1,
+        maximum=3600,
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -163,6 +177,8 @@ def check_address(field: str, address: str, port_min: int = 1) -> tuple[str, int
         raise _wrong(field, address, "HOST:PORT")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise _wrong(field, address, "HOST:PORT, an IPv6 address in brackets")
+    if not re.fullmatch(r"[!-~]+", host):
+        raise _wrong(field, address, "a host of ASCII characters, without spaces")
     if len(host) > HOST_CHARS_MAX:
         raise _wrong(field, address[:HOST_CHARS_MAX], f"a host of at most {HOST_CHARS_MAX}")
     if len(port) > 5 or not port_min <= int(port) <= 65535:

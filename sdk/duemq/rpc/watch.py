@@ -35,6 +35,8 @@ RETRY_WAIT_S_MAX = 2.0
 FIRST_UPDATE_TIMEOUT_S = 3.0
 # How long the first answer waits for those of the other nameservers.
 SETTLE_S = 0.5
+# Of a topic on a broker.
+QUEUES_MAX = 1_024
 
 
 def update_of(pushed: nameserver_pb2.RouteUpdate) -> Update:
@@ -77,7 +79,8 @@ def route_of(route: nameserver_pb2.TopicRoute) -> Route:
     return Route(
         route.topic,
         tuple(
-            BrokerQueues(b.broker, b.address, b.queues, b.readable, b.writable)
+            # No more than a broker can have, whatever a nameserver says.
+            BrokerQueues(b.broker, b.address, min(b.queues, QUEUES_MAX), b.readable, b.writable)
             for b in route.brokers
         ),
     )

@@ -1,3 +1,5 @@
+import json
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -38,8 +40,8 @@ def hello(member_id: str, *, topics=("orders",), **rest) -> Hello:
     return Hello("g", member_id, dict.fromkeys(topics, TopicFilter()), **rest)
 
 
-def new_coordinator(queue_count: int = 4) -> Coordinator:
-    made = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
+def new_coordinator(queue_count: int = 4, **options: Any) -> Coordinator:
+    made = Coordinator("b1", session_timeout_ms=TIMEOUT_MS, **options)
     made.routes_changed({"orders": queues(*range(queue_count))}, ["b1"], T0)
     return made
 
@@ -495,13 +497,42 @@ def test_a_group_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator.join(hello("m2"), T0)
 
 
-def test_a_broker_can_be_full_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.coordinator.GROUPS_MAX", 1)
-    coordinator = new_coordinator()
+def test_a_broker_can_be_full_of_groups() -> None:
+    coordinator = new_coordinator(groups_max=1)
     coordinator.join(hello("m1"), T0)
     with pytest.raises(Overloaded) as refused:
         coordinator.join(Hello("g2", "m1", {"orders": TopicFilter()}), T0)
-    assert (refused.value.field, refused.value.limit) == ("groups", "1")
+    assert (refused.value.field, refused.value.limit) == ("group", "1")
+
+
+def test_a_group_that_is_empty_for_longest_makes_room() -> None:
+    coordinator = new_coordinator(groups_max=2)
+    for number, group in enumerate(("older", "newer")):
+        coordinator.join(Hello(group, "m1", {"orders": TopicFilter()}), T0 + number)
+    for number, group in enumerate(("older", "newer")):
+        coordinator.leave(group, "m1", T0 + 10 + number)
+    assert b"older" in coordinator.snapshot()
+    coordinator.join(hello("m1"), T0 + 20)
+    assert sorted(group.name for group in coordinator.groups()) == ["g", "newer"]
+    assert b"older" not in coordinator.snapshot()
+
+
+def test_a_snapshot_is_whole_however_little_has_changed() -> None:
+    coordinator = new_coordinator()
+    for group in ("g1", "g2", "g3"):
+        coordinator.join(Hello(group, "m1", {"orders": TopicFilter()}), T0)
+    coordinator.snapshot()
+    coordinator.leave("g1", "m1", T0 + 1)
+    coordinator.forget("g1")
+    coordinator.join(Hello("g2", "m2", {"orders": TopicFilter()}), T0 + 2)
+    kept = json.loads(coordinator.snapshot())["groups"]
+    assert {name: sorted(group["members"]) for name, group in kept.items()} == {
+        "g2": ["m1", "m2"],
+        "g3": ["m1"],
+    }
+    again = Coordinator("b1")
+    again.restore(coordinator.snapshot(), T0 + 3)
+    assert json.loads(again.snapshot())["groups"] == kept
 
 
 def test_a_group_that_may_not_be_made_by_joining_is_refused() -> None:

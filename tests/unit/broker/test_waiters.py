@@ -67,6 +67,39 @@ def test_the_number_of_waiters_is_bounded() -> None:
     assert caught.value.limit == "2"
 
 
+@pytest.mark.parametrize(
+    ("most", "fits"), [({"places_max": 8}, [[A, B], [A], [B]]), ({"waiters_max": 2}, [[A], [B]])]
+)
+def test_queues_that_are_waited_for_are_bounded_too(
+    most: dict[str, int], fits: list[list[tuple[str, int]]]
+) -> None:
+    waiters: Waiters[int] = Waiters(**most)
+    for number in range(4 if "places_max" in most else 2):
+        waiters.park(number, fits[0], 1, f"c{number}")
+    with pytest.raises(Overloaded):
+        waiters.park(9, [A], 1, "c9")
+    assert waiters.cancel(0)
+    waiters.park(9, [A], 1, "c9")
+    assert waiters.places == sum(len(wait.keys) for wait in waiters._parked.values())
+
+
+def test_a_connection_takes_a_part_and_leaves_the_rest_to_others() -> None:
+    waiters: Waiters[int] = Waiters(waiters_max=8, places_max=100)
+    waiters.park(1, [A], 1, "greedy")
+    waiters.park(2, [A], 1, "greedy")
+    with pytest.raises(Overloaded, match="for this connection"):
+        waiters.park(3, [A], 1, "greedy")
+    waiters.park(3, [A], 1, "modest")
+    waiters.wake(A)
+    assert waiters._connections == {}
+    waiters.park(1, [A], 1, "greedy")
+
+
+def test_one_alone_may_wait_for_more_than_is_allowed() -> None:
+    waiters: Waiters[int] = Waiters(places_max=1)
+    waiters.park(1, [A, B], 1, "c")
+
+
 def test_the_heap_does_not_grow_with_those_woken() -> None:
     waiters: Waiters[int] = Waiters()
     for number in range(10_000):

@@ -9,6 +9,8 @@ from duemq.route import (
     TimerShard,
     Update,
 )
+from duemq.rpc.watch import route_of
+from duemq.v1 import nameserver_pb2
 
 
 def route(topic="t", *brokers):
@@ -20,6 +22,23 @@ def test_queues_are_sorted_by_broker_and_number():
     assert [served.broker for served in found.brokers] == ["a", "b"]
     assert found.writable == (Queue("b", 0),)
     assert found.readable == (Queue("a", 0), Queue("a", 1), Queue("b", 0))
+
+
+def test_queues_are_listed_for_who_asks_only():
+    """A registration of a few hundred KiB may name ten million of them."""
+    cache = RouteCache()
+    wide = Route("t", (BrokerQueues("a", "a:1", 1_024),))
+    cache.apply(Update(True, (wide,), brokers=(Broker("a", "a:1"),)))
+    found = cache.route("t")
+    assert not {"readable", "writable"} & vars(found).keys()
+    assert len(found.readable) == len(found.writable) == 1_024
+
+
+def test_a_broker_has_no_more_queues_than_it_can_have():
+    pushed = nameserver_pb2.TopicRoute(
+        topic="t", brokers=[nameserver_pb2.BrokerQueues(broker="a", queues=(1 << 31) - 1)]
+    )
+    assert route_of(pushed).brokers[0].queues == 1_024
 
 
 def test_a_whole_update_replaces_and_a_later_one_adds_and_removes():

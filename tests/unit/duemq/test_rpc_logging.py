@@ -4,7 +4,7 @@ import logging
 import pytest
 
 pytest.importorskip("pythonjsonlogger")
-from duemq.rpc.logging import configure
+from duemq.rpc.logging import KINDS_MAX, OnceAMinute, configure
 
 
 @pytest.fixture
@@ -47,3 +47,21 @@ def test_text_is_for_people(root, capsys):
     configure("DEBUG", "text")
     logging.getLogger("x").debug("hello")
     assert capsys.readouterr().err.endswith("Z DEBUG   x: hello\n")
+
+
+def test_a_library_writes_one_line_of_a_kind_a_minute() -> None:
+    once = OnceAMinute("grpc")
+
+    def passes(name: str, text: str, at_s: float) -> bool:
+        record = logging.LogRecord(name, logging.ERROR, "", 0, text, (at_s,), None)
+        record.created = 1_000_000 + at_s
+        return once.filter(record)
+
+    assert passes("grpc.aio", "failed %s", 0)
+    assert not passes("grpc.aio", "failed %s", 59)
+    assert passes("grpc.aio", "failed otherwise", 59)
+    assert passes("grpc.aio", "failed %s", 60)
+    assert all(passes("duemq.rpc", "failed %s", at_s) for at_s in range(3))
+    for number in range(2 * KINDS_MAX):
+        assert passes("grpc.aio", f"kind {number}", 61)
+    assert len(once._last_s) <= KINDS_MAX
