@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker import puller
+from broker import pull_stream
 from duemq.aio import PullConsumer, PushConsumer
 from duemq.balance import MessageQueue
 from duemq.consumer.fetcher import REQUESTS_TO_MERGE
@@ -34,13 +34,13 @@ async def topic(cluster: Cluster) -> str:
 def asked(monkeypatch) -> list[broker_pb2.PullRequest]:
     """What brokers are asked from now on, but for cancels and credit."""
     requests: list[broker_pb2.PullRequest] = []
-    parse = puller.parse
+    parse = pull_stream.parse
 
     def noting(request: broker_pb2.PullRequest) -> object:
         requests.append(request)
         return parse(request)
 
-    monkeypatch.setattr(puller, "parse", noting)
+    monkeypatch.setattr(pull_stream, "parse", noting)
     return requests
 
 
