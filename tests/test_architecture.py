@@ -41,6 +41,7 @@ SHELLS = {
     },
     "timer_service": {
         "__main__",
+        "cancels",
         "fetcher",
         "links",
         "metrics",

@@ -49,6 +49,11 @@ ROWS_MAX = 4_096
 BYTES_MAX = 8 * 1024 * 1024  # of bodies; a single larger record makes a block of its own
 ROW_BYTES = 36
 
+REMEDY = (
+    "Restore the timer service's data directory from a copy, or accept the loss of the timers in"
+    " what is damaged, and of no others, with `python -m timer_service set-aside DIRECTORY`"
+)
+
 _HEADER = struct.Struct("<IIIIQQ")
 _SOURCE = struct.Struct("<QII")
 _TARGET = struct.Struct("<iHH")
@@ -116,13 +121,9 @@ def encode_index(
 
 def decode_index(body: memoryview) -> Index:
     """Reads an INDEX body.  Raises ValueError if the lengths do not add up."""
-    count, sources, targets, names_length, bodies_length, _ = _HEADER.unpack_from(body)
-    at = _HEADER.size
-    pairs = [
-        SourceId(store_id, queue_id)
-        for store_id, queue_id, _ in _SOURCE.iter_unpack(body[at : at + _SOURCE.size * sources])
-    ]
-    at += _SOURCE.size * sources
+    _, sources, targets, names_length, bodies_length, _ = _HEADER.unpack_from(body)
+    pairs, rows = decode_rows(body)
+    at = _HEADER.size + _SOURCE.size * sources
     lengths = list(_TARGET.iter_unpack(body[at : at + _TARGET.size * targets]))
     at += _TARGET.size * targets
     text, cut = bytes(body[at : at + names_length]), 0
@@ -131,9 +132,20 @@ def decode_index(body: memoryview) -> Index:
         names = text[cut : cut + broker], text[cut + broker : cut + broker + topic]
         found.append(TargetId(names[0].decode(), names[1].decode(), queue_id))
         cut += broker + topic
-    at += names_length
+    return Index(pairs, found, rows, bodies_length)
+
+
+def decode_rows(body: memoryview) -> tuple[list[SourceId], npt.NDArray[Any]]:
+    """The sources and rows of an INDEX body.  Raises ValueError if the lengths do not add up."""
+    if len(body) < _HEADER.size:
+        raise ValueError(f"a block index of {len(body)} bytes, less than {_HEADER.size}")
+    count, sources, targets, names_length, _, _ = _HEADER.unpack_from(body)
+    at = _HEADER.size
+    pairs = [
+        SourceId(store_id, queue_id)
+        for store_id, queue_id, _ in _SOURCE.iter_unpack(body[at : at + _SOURCE.size * sources])
+    ]
+    at += _SOURCE.size * sources + _TARGET.size * targets + names_length
     if at + count * ROW_BYTES != len(body):
         raise ValueError(f"a block index of {len(body)} bytes, not {at + count * ROW_BYTES}")
-    return Index(
-        pairs, found, np.frombuffer(body, dtype=_ROW, count=count, offset=at), bodies_length
-    )
+    return pairs, np.frombuffer(body, dtype=_ROW, count=count, offset=at)

@@ -97,6 +97,7 @@ class Housekeeper:
         if due is not None and due < now_ms + scheduler.limits.near_window_ms:
             return scheduler.begin_flush(now_ms)  # no room for it yet: it waits on disk
         scheduler.tombstones.expire(now_ms)
+        scheduler.fires.expire(now_ms - scheduler.limits.tombstone_keep_ms)
         return self.save(now_ms) if self._save_is_due(now_ms) else None
 
     def short_of_space(self) -> bool:

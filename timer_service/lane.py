@@ -68,6 +68,8 @@ class Batch:
     due_ms: npt.NDArray[np.int64]
     durable: bool = False
     target: int = NO_TARGET  # that it was cut from, in this process
+    past_due: npt.NDArray[np.bool_] | None = None
+    """Which timers were due when they were accepted; not known after a restart."""
     ready_ms: int = 0
     """When the last of its timers is due: it is not sent before."""
 

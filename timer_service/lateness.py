@@ -1,4 +1,8 @@
-"""How late timers fire: store time at the broker less due time.  Pure.
+"""How late timers fire: from the due time to the broker's answer that they are durable.  Pure.
+
+The answer comes after the broker's sync, so its time is the first at which the shard knows that
+consumers can have the message.  Messages that were due when they were accepted say nothing about
+the shard; they are counted, and are not among the figures.
 
 Exact milliseconds up to `EXACT_MS`, then buckets that are an eighth of a power of two wide, so that
 a percentile is off by at most 12 %.  A ring of one-second histograms gives the last minute.
@@ -34,18 +38,29 @@ class Lateness:
         self.total = np.zeros(BUCKETS, dtype=np.int64)
         self.sum_ms = 0
         self.count = 0
-        self.early = 0  # must stay 0
+        self.early = 0  # stored before they were due: must stay 0
+        self.past_due = 0  # when they were accepted
         self._ring = np.zeros((WINDOW_S, BUCKETS), dtype=np.int32)
         self._max = np.zeros(WINDOW_S, dtype=np.int64)
         self._second = 0
         self._new: list[npt.NDArray[np.int64]] = []  # of this second, not yet counted
         self._new_rows = 0
 
-    def record(self, late_ms: npt.NDArray[np.int64], now_ms: int) -> None:
-        """Fires that a broker has stored."""
+    def record(
+        self,
+        due_ms: npt.NDArray[np.int64],
+        store_ms: int,
+        now_ms: int,
+        past_due: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Fires that a broker stored at `store_ms` by its clock, and has answered now."""
         self._turn(now_ms)
-        self._new.append(late_ms)
-        self._new_rows += len(late_ms)
+        self.early += int((due_ms > store_ms).sum())
+        if past_due is not None and past_due.any():
+            due_ms = due_ms[~past_due]
+            self.past_due += int(past_due.sum())
+        self._new.append(now_ms - due_ms)
+        self._new_rows += len(due_ms)
         if self._new_rows >= COUNTED_AT:
             self._count()
 
@@ -54,7 +69,8 @@ class Lateness:
             return
         late_ms = np.concatenate(self._new)
         self._new, self._new_rows = [], 0
-        self.early += int((late_ms < 0).sum())
+        if not len(late_ms):
+            return
         late_ms = np.maximum(late_ms, 0)
         buckets = np.searchsorted(BOUNDS_MS, late_ms, side="right") - 1
         counts = np.bincount(buckets, minlength=BUCKETS)

@@ -8,6 +8,7 @@ scheduler lets in before it flushes.
 
 from __future__ import annotations
 
+from timer_service.keys import KeyList
 from timer_service.rows import Blob, Rows
 
 Piece = tuple[Rows, Blob]
@@ -18,6 +19,7 @@ class Memtable:
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
+        self.keys = KeyList()
         self.rows = 0
         self.bytes = 0  # what the pieces keep in memory
         self.min_due_ms: int | None = None
@@ -30,6 +32,7 @@ class Memtable:
         if not len(rows):
             return
         self.pieces.append((rows, blob))
+        self.keys.add(rows)
         self._count(rows, blob)
 
     def take_before(self, due_ms: int) -> list[Piece]:
@@ -37,7 +40,7 @@ class Memtable:
         if self.min_due_ms is None or self.min_due_ms >= due_ms:
             return []
         taken: list[Piece] = []
-        pieces, self.pieces = self.pieces, []
+        pieces, self.pieces, self.keys = self.pieces, [], KeyList()
         self.rows, self.bytes, self.min_due_ms = 0, 0, None
         for rows, blob in pieces:
             near = rows.due_ms < due_ms
@@ -46,14 +49,6 @@ class Memtable:
                 rows = rows.take(~near)
             self.add(rows, blob)
         return taken
-
-    def find(self, source: int, offset: int) -> int | None:
-        """Due time of a timer, or None."""
-        for rows, _ in self.pieces:
-            hit = (rows.offset == offset) & (rows.source == source)
-            if hit.any():
-                return int(rows.due_ms[hit][0])
-        return None
 
     def _count(self, rows: Rows, blob: Blob) -> None:
         self.rows += len(rows)

@@ -46,6 +46,11 @@ class ShardCollector(Collector):
                 "Fires stored before their due time; must stay 0",
                 self._shard.lateness.early,
             ),
+            (
+                "past_due",
+                "Fires that were due when they were accepted; not part of the lateness",
+                self._shard.lateness.past_due,
+            ),
         ):
             yield CounterMetricFamily(f"duemq_timer_{name}", text, value=value)
         log = self._shard.store.log
@@ -76,7 +81,7 @@ class ShardCollector(Collector):
         buckets.append(("+Inf", float(lateness.count)))
         return HistogramMetricFamily(
             "duemq_timer_lateness_ms",
-            "Store time at the broker less due time",
+            "From the due time to the broker's answer that the message is durable",
             buckets=buckets,
             sum_value=float(lateness.sum_ms),
         )

@@ -21,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from duemq.errors import InvariantError
-from timer_service.rows import Blob, Rows, new_rows, runs
-from timer_service.wheel import Ids, Wheel
+from timer_service.keys import NOWHERE, Keys, RowTable
+from timer_service.rows import Blob, Rows, key_of, keys_of, new_rows, runs
+from timer_service.wheel import Ids, Times, Wheel
 
 FREE, WHEEL, READY, DROPPED_WHEEL, DROPPED_READY = range(5)
 _DROPPED = DROPPED_WHEEL - WHEEL  # from a state to the same one, dropped
-ROW_BYTES = 57  # a row's columns, its link in the wheel and its place on the free stack
+ROW_BYTES = 71  # a row's columns, its link in the wheel, its places on the free stack and by key
 BLOB_BYTES = 160  # a blob beside its data
 _ROWS_MIN = 4_096
 
@@ -49,6 +50,7 @@ class Near:
         self._rows = new_rows(0)
         self._blob = np.empty(0, dtype=np.int32)
         self._state = np.empty(0, dtype=np.uint8)
+        self._by_key = RowTable(0)
         self._grow(min(_ROWS_MIN, rows_max))
 
     def __len__(self) -> int:
@@ -73,6 +75,7 @@ class Near:
         self._rows.narrow[:, ids] = rows.narrow
         self._blob[ids] = self._hold(blob, count)
         self._state[ids] = WHEEL
+        self._by_key.add(ids, keys_of(rows.source, rows.offset))
         self.pending += count
         self.wheel.add(ids, rows.due_ms)
 
@@ -88,6 +91,13 @@ class Near:
     def rows(self, ids: Ids) -> Rows:
         """Rows by number, copied."""
         return self._rows.take(ids)
+
+    def past_due(self, ids: Ids, due_ms: Times) -> npt.NDArray[np.bool_]:
+        """Which rows were past due when their broker accepted them."""
+        numbers, which = np.unique(self._blob[ids], return_inverse=True)
+        blobs = (self.blobs[number] for number in numbers.tolist())
+        accepted_ms = np.array([blob.accepted_ms if blob else 0 for blob in blobs])
+        return due_ms < accepted_ms[which]
 
     def take_due(self, now_ms: int, limit: int) -> Ids:
         """Takes pending rows that are due off the wheel, at most about `limit`, in due order."""
@@ -130,11 +140,14 @@ class Near:
 
     def find(self, source: int, offset: int) -> int:
         """Row number of a pending timer, or -1."""
-        hits = np.flatnonzero(self._rows.offset == offset)
-        for row in hits.tolist():
-            if self._state[row] in (WHEEL, READY) and self._rows.source[row] == source:
-                return int(row)
-        return -1
+        return int(self.find_all(np.array([key_of(source, offset)], dtype=np.uint64))[0])
+
+    def find_all(self, keys: Keys) -> Ids:
+        """As `find`, of each key (rows.keys_of)."""
+        found = self._by_key.find(keys, self._rows)
+        state = self._state[found]
+        found[(state != WHEEL) & (state != READY)] = NOWHERE
+        return found
 
     def evict(self, due_ms: int) -> list[tuple[Rows, Blob]]:
         """Takes pending timers out that are due at or after `due_ms`, to make room.
@@ -210,6 +223,7 @@ class Near:
         if not count:
             return
         self._state[ids] = FREE
+        self._by_key.remove(ids)
         self._free[self._free_count : self._free_count + count] = ids
         self._free_count += count
         for number, rows in Counter(self._blob[ids].tolist()).items():
@@ -228,6 +242,9 @@ class Near:
         self._rows = rows
         self._blob = _grown(self._blob, capacity, np.int32)
         self._state = _grown(self._state, capacity, np.uint8)
+        self._by_key = RowTable(capacity)
+        taken = np.flatnonzero(self._state != FREE).astype(np.int32)
+        self._by_key.add(taken, keys_of(rows.source[taken], rows.offset[taken]))
         free = np.empty(capacity, dtype=np.int32)
         new = np.arange(capacity - 1, self._capacity - 1, -1, dtype=np.int32)
         free[: self._free_count] = self._free[: self._free_count]

@@ -146,8 +146,10 @@ class Recovery:
             scheduler.numbers.number_target(target)
         for lane in state.lanes:
             self._restore_lane(lane)
-        for source_number, offset, due_ms, unmet in state.tombstones:
-            scheduler.tombstones.add(source_number, offset, due_ms, unmet=unmet)
+        for source_number, offset, since_ms, unmet in state.tombstones:
+            scheduler.tombstones.add(source_number, offset, since_ms, unmet=unmet)
+        scheduler.tombstones.forgotten_ms = state.forgotten_ms
+        scheduler.fires.restore(state.fired_until_ms, state.fired_late)
         scheduler.segments.recover(state.lengths, state.blocks)
         for held in state.held:
             rows = scheduler.drop_cancelled(held.rows)
@@ -263,7 +265,8 @@ class Recovery:
             row = scheduler.near.find(number, cancelled.offset)
             if row >= 0:
                 scheduler.near.drop(np.array([row], dtype=np.int32))
-            scheduler.tombstones.add(number, cancelled.offset, cancelled.due_ms, unmet=row < 0)
+            since_ms = max(cancelled.due_ms, self._now_ms)
+            scheduler.tombstones.add(number, cancelled.offset, since_ms, unmet=row < 0)
             scheduler.ledger.cancelled += 1
 
     def _dispatch(self, entry: Entry) -> None:
@@ -352,6 +355,7 @@ class Recovery:
         return rows.take(~dispatched)
 
     def _give(self, met: npt.NDArray[np.int64], rows: Rows, blob: Blob) -> None:
+        self._scheduler.fires.note(rows, self._now_ms)
         for number in np.unique(met[0]).tolist():
             batch = self._batches[number]
             if not batch.acked:

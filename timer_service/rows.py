@@ -44,12 +44,14 @@ class Blob(NamedTuple):
     """Bodies of several timers in memory, and where the same bytes lie on disk.
 
     A record at `home` (see `Rows`) is at `home - start` of `data`, and at `home.position + home`
-    of its file.
+    of its file.  `accepted_ms` is when a broker took the messages in, where that is still known: it
+    tells those that were due by then from those that are late.
     """
 
     data: bytes | memoryview
     home: Home
     start: int = 0
+    accepted_ms: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,6 +121,19 @@ class Rows:
     def ends(self) -> Wide:
         """Where each record ends, relative to its blob's home."""
         return self.home.astype(np.int64) + self.size
+
+
+KEY_BITS = 48  # of the offset
+
+
+def key_of(source: int, offset: int) -> int:
+    """A timer's identity in one number: 48 bits of offset below the source's number."""
+    return source << KEY_BITS | offset
+
+
+def keys_of(source: Index, offset: Wide) -> npt.NDArray[np.uint64]:
+    """`key_of` of many."""
+    return source.astype(np.uint64) << np.uint64(KEY_BITS) | offset.astype(np.uint64)
 
 
 def new_rows(count: int) -> Rows:

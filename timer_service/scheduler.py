@@ -31,19 +31,21 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from duemq.errors import InvariantError, OffsetOutOfRange, Overloaded
+from duemq.errors import InvariantError, OffsetOutOfRange
 from storage import record
 from storage.disk import Buffer
 from timer_service import entries, intake
 from timer_service.dispatch import BATCH_BYTES_MAX, BATCH_ROWS_MAX, NEVER, Dispatcher
-from timer_service.entries import Cancelled, Dispatched, Restarted, SourceId, TargetId
+from timer_service.entries import Dispatched, Restarted, SourceId, TargetId
+from timer_service.fire_memory import FireMemory
+from timer_service.keys import KeyList
 from timer_service.lane import Batch, Lane, Outcome
 from timer_service.limits import Limits
 from timer_service.memtable import Memtable, Piece
 from timer_service.near import BLOB_BYTES, Near
 from timer_service.numbering import Numbering, Source
 from timer_service.records import fired
-from timer_service.rows import Blob, Home, Rows
+from timer_service.rows import Blob, Home, Rows, concatenate
 from timer_service.segments import Flush, Load, Segments
 from timer_service.tombstones import Tombstones
 from timer_service.wheel import SPAN_MS, Ids
@@ -68,16 +70,6 @@ class Ingested(NamedTuple):
 
     timers: int
     first_due_ms: int = NEVER
-
-
-class CancelOutcome(NamedTuple):
-    """Answer to a cancel; `end` is the log position that must be durable before it is given."""
-
-    outcome: str
-    end: int = 0
-
-
-CANCELLED, FIRED, UNKNOWN, NOT_YET = "CANCELLED", "FIRED", "UNKNOWN", "NOT_YET"
 
 
 @dataclasses.dataclass(slots=True)
@@ -107,9 +99,11 @@ class Scheduler:
         self.near = Near(now_ms, limits.near_rows_max, limits.near_bytes_max)
         self.memtable = Memtable()
         self.flushing: list[Piece] = []
+        self.frozen = KeyList()  # of `flushing`
         self.segments = segments
         self.dispatcher = Dispatcher()
         self.tombstones = Tombstones(limits.tombstone_keep_ms)
+        self.fires = FireMemory()
         self.ledger = Ledger()
         self.numbers = Numbering()
         self._undurable: deque[tuple[int, Batch]] = deque()
@@ -193,7 +187,8 @@ class Scheduler:
         numbers.sources[source].broker = broker
         numbers.sources[source].next_offset = fetched[-1].frame.end_offset
         self.ledger.accepted += len(rows)
-        self.admit(rows, Blob(data, Home("", home)), now_ms)
+        accepted_ms = fetched[-1].frame.store_ms
+        self.admit(rows, Blob(data, Home("", home), accepted_ms=accepted_ms), now_ms)
         return Ingested(len(rows), int(rows.due_ms.min()))
 
     def admit(self, rows: Rows, blob: Blob, now_ms: int, *, force: bool = False) -> None:
@@ -231,7 +226,7 @@ class Scheduler:
         for first, last in itertools.pairwise(starts):
             start, end = int(rows.home[first]), int(ends[last - 1])
             data = bytes(blob.data[start - blob.start : end - blob.start])
-            self.near.add(rows.slice(first, last), Blob(data, blob.home, start))
+            self.near.add(rows.slice(first, last), blob._replace(data=data, start=start))
 
     # -- timers are due ---------------------------------------------------
 
@@ -332,7 +327,9 @@ class Scheduler:
         blobs = [self.near.blobs[number] for number in self.near.blobs_of(ids).tolist()]
         batch = make_batch(rows, blobs, lane, lane.next_sequence, position, end)
         batch.target = target
+        batch.past_due = self.near.past_due(ids, rows.due_ms)
         self.near.remove(ids)
+        self.fires.note(rows, now_ms)
         self.dispatcher.push(batch)
         self._undurable.append((end, batch))
         self.ledger.fired += batch.count
@@ -382,56 +379,6 @@ class Scheduler:
             self.log.append(entries.ACK, [entries.encode_ack(self._acks)])
             self._acks = []
 
-    # -- cancel -----------------------------------------------------------
-
-    def cancel(self, handle: Cancelled, now_ms: int) -> CancelOutcome:
-        """Cancels a timer if it is still pending.
-
-        NOT_YET: the timer's offset has not arrived.  Raises LogFull or DiskFull (then nothing
-        happened), Overloaded if too many tombstones are kept, CorruptFile.
-        """
-        number = self.numbers.find_source(handle.source)
-        if number is None:
-            return CancelOutcome(UNKNOWN)
-        source = self.numbers.sources[number]
-        if handle.offset >= source.next_offset:
-            return CancelOutcome(NOT_YET)
-        if self.tombstones.has(number, handle.offset):
-            return CancelOutcome(CANCELLED, self.log.end_position)
-        row = self.near.find(number, handle.offset)
-        if row >= 0:
-            if int(self.near.table.due_ms[row]) != handle.due_ms:
-                return CancelOutcome(UNKNOWN)
-        elif not self._is_far(number, handle):
-            return CancelOutcome(self._outcome_of_gone(source, handle, now_ms))
-        if len(self.tombstones) >= self.limits.tombstones_max:
-            raise Overloaded(
-                f"{len(self.tombstones)} cancelled timers are remembered, no more can be",
-                field="handles",
-                limit=self.limits.tombstones_max,
-            )
-        _, end = self.log.append(entries.CANCEL, [entries.encode_cancel([handle])])
-        if row >= 0:
-            self.near.drop(np.array([row], dtype=np.int32))
-        self.tombstones.add(number, handle.offset, handle.due_ms, unmet=row < 0)
-        self.ledger.cancelled += 1
-        return CancelOutcome(CANCELLED, end)
-
-    def _is_far(self, source: int, handle: Cancelled) -> bool:
-        in_memory = Memtable.find(self.memtable, source, handle.offset)
-        if in_memory is None:
-            in_memory = find_in(self.flushing, source, handle.offset)
-        if in_memory is not None:
-            return in_memory == handle.due_ms
-        return self.segments.find(handle.source, handle.offset, handle.due_ms)
-
-    def _outcome_of_gone(self, source: Source, handle: Cancelled, now_ms: int) -> str:
-        """Of a timer that arrived, is not pending, and is not remembered as cancelled."""
-        forgotten = handle.due_ms + self.limits.tombstone_keep_ms < now_ms
-        if handle.offset < source.first_offset or handle.due_ms > now_ms or forgotten:
-            return UNKNOWN
-        return FIRED
-
     # -- between memory and disk (see jobs.py) ----------------------------
 
     def pull_near(self, now_ms: int) -> None:
@@ -439,15 +386,30 @@ class Scheduler:
         horizon = self.horizon_ms(now_ms)
         if self.memtable.min_due_ms is None or self.memtable.min_due_ms >= horizon:
             return
-        for rows, blob in self.memtable.take_before(horizon):
-            rows = self.drop_cancelled(rows)
-            if len(rows):
-                self.admit(rows, blob, now_ms)
+        for rows, blob in self._live_pieces(self.memtable.take_before(horizon)):
+            self.admit(rows, blob, now_ms)
 
     def drop_cancelled(self, rows: Rows) -> Rows:
         """Rows without those that were cancelled while they lay far."""
         cancelled = self.tombstones.meet(rows)
         return rows if cancelled is None else rows.take(~cancelled)
+
+    def _live_pieces(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces without cancelled timers; the same list if there are none."""
+        if not self.tombstones.unmet or not pieces:
+            return pieces
+        cancelled = self.tombstones.meet(concatenate([rows for rows, _ in pieces]))
+        if cancelled is None:
+            return pieces
+        live, end = [], 0
+        for rows, blob in pieces:
+            start, end = end, end + len(rows)
+            gone = cancelled[start:end]
+            if gone.any():
+                rows = rows.take(~gone)
+            if len(rows):
+                live.append((rows, blob))
+        return live
 
     def memtable_full(self) -> bool:
         """Whether the memtable must be flushed."""
@@ -465,10 +427,9 @@ class Scheduler:
         if self.flushing:
             raise InvariantError("a flush is running")
         memtable, self.memtable = self.memtable, Memtable()
-        for rows, blob in memtable.pieces:
-            rows = self.drop_cancelled(rows)
-            if len(rows):
-                self.flushing.append((rows, blob))
+        self.flushing, self.frozen = self._live_pieces(memtable.pieces), memtable.keys
+        if self.flushing is not memtable.pieces:
+            self.frozen = KeyList.of(rows for rows, _ in self.flushing)
         return self.segments.flush(self.flushing, self.numbers.tables(), now_ms)
 
     def stuck(self, now_ms: int) -> int | None:
@@ -486,6 +447,7 @@ class Scheduler:
             raise InvariantError("a flush is running")
         ids = self.near.live(self.dispatcher.take(target, PARK_ROWS_MAX))
         self.flushing = self.near.detach(ids)
+        self.frozen = KeyList.of(rows for rows, _ in self.flushing)
         if not self.flushing:
             return None
         name = self.numbers.targets[target]
@@ -502,7 +464,7 @@ class Scheduler:
     def end_flush(self, flush: Flush) -> None:
         """The frozen memtable is in blocks."""
         self.segments.flushed(flush)
-        self.flushing = []
+        self.flushing, self.frozen = [], KeyList()
 
     def end_load(self, load: Load, now_ms: int, *, force: bool = False) -> None:
         """What was loaded becomes near."""
@@ -550,15 +512,6 @@ class Scheduler:
 def _body_bytes(rows: Rows) -> int:
     """What sparse timers cost: each its body and a blob of its own, at most."""
     return SPARSE * rows.body_bytes() + BLOB_BYTES * len(rows)
-
-
-def find_in(pieces: Sequence[Piece], source: int, offset: int) -> int | None:
-    """Due time of a timer in pieces of a memtable, or None."""
-    for rows, _ in pieces:
-        hit = (rows.offset == offset) & (rows.source == source)
-        if hit.any():
-            return int(rows.due_ms[hit][0])
-    return None
 
 
 def make_batch(

@@ -29,7 +29,7 @@ import dataclasses
 import heapq
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -40,7 +40,9 @@ from storage import record
 from storage.disk import Disk, write_all
 from storage.errors import CorruptFile
 from timer_service import block
+from timer_service.catalog import UNKNOWN, Catalog, Ranges, ranges_of
 from timer_service.entries import SourceId, TargetId
+from timer_service.look_up import Cache, LookUp, Query
 from timer_service.memtable import Piece
 from timer_service.rows import Blob, Home, Rows, concatenate, new_rows
 
@@ -58,10 +60,6 @@ SUFFIX = ".due"
 ORDER_SLACK_MS = 1_000
 PIECE_ROWS_MAX = 4_096  # rows a load takes from one block before it looks at the others
 PIECE_BYTES_MAX = 1024 * 1024
-_REMEDY = (
-    "Restore the timer service's data directory from a copy, or accept the loss of the timers in"
-    " what is damaged, and of no others, with `python -m timer_service set-aside DIRECTORY`"
-)
 
 
 class Tables(NamedTuple):
@@ -104,6 +102,12 @@ def period_file(due_ms: int, now_ms: int) -> str:
     return f"{due_ms // width * width // HOUR_MS:010d}-{width // HOUR_MS:05d}{SUFFIX}"
 
 
+def period_of(name: str) -> tuple[int, int]:
+    """Begin and end of the due times in a period file."""
+    start, width = map(int, name.removesuffix(SUFFIX).split("-"))
+    return start * HOUR_MS, (start + width) * HOUR_MS
+
+
 class Segments:
     """The far timers.  `directory` is a folder of their own."""
 
@@ -116,6 +120,8 @@ class Segments:
         self._blocks: list[tuple[int, int, Block]] = []  # heap by next due time
         self._parked: dict[TargetId, list[Block]] = {}
         self._number = itertools.count()
+        self.catalog = Catalog()
+        self.cache = Cache()  # of look-ups
         disk.makedirs(directory)
 
     def recover(self, lengths: dict[str, int], blocks: Iterable[Block]) -> None:
@@ -176,8 +182,8 @@ class Segments:
         """The job ran: its blocks are part of the far timers."""
         self.lengths.update(flush.lengths)
         self.dirty.update(flush.lengths)
-        for each in flush.blocks:
-            self._push(each)
+        for each, ranges in zip(flush.blocks, flush.ranges, strict=True):
+            self._push(each, ranges)
 
     def load(self, horizon_ms: int, rows_max: int, bytes_max: int) -> Load:
         """A job that reads the timers due before `horizon_ms`, as many as fit, in due order."""
@@ -201,6 +207,8 @@ class Segments:
             self.pending -= piece.cursor - piece.block.cursor
             piece.block.cursor = piece.cursor
             piece.block.next_due_ms = piece.next_due_ms
+            if piece.cursor == piece.block.count:
+                self.catalog.done(piece.block)
         if load.pieces:
             left = [each for _, _, each in self._blocks if each.cursor < each.count]
             self._blocks = [(each.next_due_ms, next(self._number), each) for each in left]
@@ -210,13 +218,15 @@ class Segments:
                 if not self._parked[target]:
                     del self._parked[target]
 
-    def find(self, source: SourceId, offset: int, due_ms: int) -> bool:
-        """Whether the timer lies here, not loaded.  Reads indexes from disk."""
-        return any(
-            self._in_block(each, source, offset, due_ms)
-            for each in self.blocks()
-            if each.next_due_ms <= due_ms <= each.last_due_ms
-        )
+    def look_up(
+        self, queries: Sequence[Query], number_of: Callable[[SourceId], int | None]
+    ) -> LookUp:
+        """A job that finds timers in blocks; `looked_up` takes it over."""
+        return LookUp(self._disk, self.directory, self.cache, self.catalog, number_of, queries)
+
+    def looked_up(self, look_up: LookUp) -> None:
+        """The job ran."""
+        self.catalog.learn(look_up.learnt)
 
     def delete_done(self, needed: set[str]) -> None:
         """Deletes the files with nothing left to load, unless `needed`.
@@ -233,8 +243,9 @@ class Segments:
         """Files with timers that are not loaded."""
         return {each.file for each in self.blocks()}
 
-    def _push(self, each: Block) -> None:
+    def _push(self, each: Block, ranges: Ranges = UNKNOWN) -> None:
         self.pending += each.count - each.cursor
+        self.catalog.add(each, period_of(each.file), ranges)
         if each.parked is not None:
             self._parked.setdefault(each.parked, []).append(each)
         else:
@@ -243,27 +254,16 @@ class Segments:
     def _cut(self, name: str, length: int) -> None:
         path = self.path(name)
         if not self._disk.exists(path):
-            raise CorruptFile(path, 0, "is missing", _REMEDY)
+            raise CorruptFile(path, 0, "is missing", block.REMEDY)
         file = self._disk.open(path)
         try:
             if file.size() < length:
-                raise CorruptFile(path, file.size(), f"ends before {length}", _REMEDY)
+                raise CorruptFile(path, file.size(), f"ends before {length}", block.REMEDY)
             if file.size() > length:
                 file.truncate(length)
                 file.fdatasync()
         finally:
             file.close()
-
-    def _in_block(self, each: Block, source: SourceId, offset: int, due_ms: int) -> bool:
-        index = read_index(self._disk, self.path(each.file), each)
-        if source not in index.sources:
-            return False
-        rows = index.rows[each.cursor :]
-        start = int(np.searchsorted(rows["due_ms"], due_ms, side="left"))
-        end = int(np.searchsorted(rows["due_ms"], due_ms, side="right"))
-        hits = rows[start:end]
-        number = index.sources.index(source)
-        return bool(((hits["offset"] == offset) & (hits["source"] == number)).any())
 
 
 class Flush:
@@ -287,6 +287,7 @@ class Flush:
         self._ends = lengths
         self._now_ms = now_ms
         self.blocks: list[Block] = []
+        self.ranges: list[Ranges] = []  # of each block
         self.lengths: dict[str, int] = {}  # of the files written to
 
     def run(self) -> None:
@@ -294,7 +295,7 @@ class Flush:
 
         What an earlier run wrote is overwritten by the next, at the same place.
         """
-        self.blocks, self.lengths = [], {}
+        self.blocks, self.ranges, self.lengths = [], [], {}
         rows = concatenate([rows for rows, _ in self.pieces])
         piece_of = np.repeat(np.arange(len(self.pieces)), [len(rows) for rows, _ in self.pieces])
         order = np.lexsort((rows.offset, rows.source, rows.due_ms))
@@ -351,6 +352,7 @@ class Flush:
             file.close()
         self.lengths[name] = end
         due = rows.due_ms
+        self.ranges.append(ranges_of(rows.source, rows.offset))
         self.blocks.append(
             Block(
                 name,
@@ -443,7 +445,7 @@ def read_bytes(disk: Disk, path: str, position: int, length: int) -> bytes:
     finally:
         file.close()
     if len(data) < length:
-        raise CorruptFile(path, position + len(data), "ends too early", _REMEDY)
+        raise CorruptFile(path, position + len(data), "ends too early", block.REMEDY)
     return data
 
 
@@ -454,12 +456,12 @@ def read_index(disk: Disk, path: str, each: Block) -> block.Index:
         entry = record.decode(memoryview(data), 0, each.position)
         return block.decode_index(entry.body)
     except ValueError as error:
-        raise CorruptFile(path, each.position, f"block index: {error}", _REMEDY) from error
+        raise CorruptFile(path, each.position, f"block index: {error}", block.REMEDY) from error
 
 
 def _check_records(path: str, position: int, data: bytes, rows: npt.NDArray[Any]) -> None:
     start = 0
     for size, crc in zip(rows["size"].tolist(), rows["crc32c"].tolist(), strict=True):
         if google_crc32c.value(data[start : start + size]) != crc:
-            raise CorruptFile(path, position + start, "CRC-32C of a record is wrong", _REMEDY)
+            raise CorruptFile(path, position + start, "CRC-32C of a record is wrong", block.REMEDY)
         start += size

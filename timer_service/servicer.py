@@ -7,17 +7,18 @@ from typing import Any
 
 from duemq.errors import DuemqError, InvalidArgument, Unavailable
 from duemq.rpc import status
-from duemq.v1 import message_pb2, timer_pb2
+from duemq.v1 import timer_pb2
 from timer_service import stuck
+from timer_service.cancelling import NOT_YET
 from timer_service.entries import Cancelled, SourceId
 from timer_service.links import Links
-from timer_service.scheduler import NOT_YET
 from timer_service.settings import Settings
 from timer_service.shard import Shard, now_ms
 
 SERVICE = timer_pb2.DESCRIPTOR.services_by_name["Timer"]
 HANDLES_MAX = 10_000
 ARRIVAL_TIMEOUT_S = 5.0
+SLICE = 500  # handles read or answered at once
 
 
 class TimerServicer:
@@ -37,43 +38,66 @@ class TimerServicer:
                 value=len(request.handles),
                 limit=HANDLES_MAX,
             )
-        results = await asyncio.gather(*map(self._cancel, request.handles))
-        return timer_pb2.CancelResponse(results=results)
-
-    async def _cancel(self, handle: message_pb2.TimerHandle) -> timer_pb2.CancelResult:
-        try:
-            self._check(handle)
-            self._links.check_may_answer(handle.store_id)
+        handles: list[Cancelled] = []
+        refused: dict[int, DuemqError] = {}
+        for at, handle in enumerate(request.handles):
+            if at and at % SLICE == 0:
+                await asyncio.sleep(0)
             source = SourceId(handle.store_id, handle.queue_id)
             cancelled = Cancelled(source, handle.offset, handle.due_ms)
-            live = self._links.knows(handle.store_id)
-            outcome = await self._shard.cancel(cancelled, ARRIVAL_TIMEOUT_S, live)
-            if outcome.outcome == NOT_YET:
-                raise Unavailable(
-                    f"offset {handle.offset} of %TIMER%/{handle.queue_id} has not arrived from its"
-                    f" broker within {ARRIVAL_TIMEOUT_S} s",
-                    field="offset",
-                    value=handle.offset,
-                )
-        except DuemqError as error:
-            return timer_pb2.CancelResult(error=status.to_proto(error))
-        return timer_pb2.CancelResult(outcome=outcome.outcome)
+            error = self._check(cancelled)
+            if error is None:
+                handles.append(cancelled)
+            else:
+                refused[at] = error
+        outcomes = await self._shard.cancel(handles, ARRIVAL_TIMEOUT_S)
+        told = zip(handles, outcomes, strict=True)
+        response = timer_pb2.CancelResponse()
+        for at in range(len(request.handles)):
+            if at and at % SLICE == 0:
+                await asyncio.sleep(0)
+            outcome = refused.get(at) or self._told(*next(told))
+            if isinstance(outcome, DuemqError):
+                response.results.add(error=status.to_proto(outcome))
+            else:
+                response.results.add(outcome=outcome)
+        return response
 
-    def _check(self, handle: message_pb2.TimerHandle) -> None:
-        settings = self._settings
-        if handle.queue_id < 0 or handle.offset < 0 or handle.due_ms < 0:
-            raise InvalidArgument(
-                f"handles: queue {handle.queue_id}, offset {handle.offset}, due {handle.due_ms}:"
+    def _told(self, handle: Cancelled, outcome: str | DuemqError) -> str | DuemqError:
+        """The outcome as it is answered."""
+        if outcome != NOT_YET:
+            return outcome
+        what = f"offset {handle.offset} of %TIMER%/{handle.source.queue_id}"
+        reason = "has not arrived from its broker"
+        if not self._links.knows(handle.source.store_id):
+            reason = (
+                f"comes from the store {handle.source.store_id:016x}, which no known broker has:"
+                " the broker is away, or the handle is another cluster's"
+            )
+        return Unavailable(
+            f"{what} {reason} (waited {ARRIVAL_TIMEOUT_S:g} s)", field="offset", value=handle.offset
+        )
+
+    def _check(self, handle: Cancelled) -> DuemqError | None:
+        settings, queue_id = self._settings, handle.source.queue_id
+        if queue_id < 0 or handle.offset < 0 or handle.due_ms < 0:
+            return InvalidArgument(
+                f"handles: queue {queue_id}, offset {handle.offset}, due {handle.due_ms}:"
                 " none may be negative",
                 field="handles",
             )
-        if handle.queue_id % settings.shards != settings.shard:
-            raise Unavailable(
-                f"queue {handle.queue_id} belongs to shard {handle.queue_id % settings.shards}"
+        if queue_id % settings.shards != settings.shard:
+            return Unavailable(
+                f"queue {queue_id} belongs to shard {queue_id % settings.shards}"
                 f" of {settings.shards}, this is shard {settings.shard}",
                 field="queue_id",
-                value=handle.queue_id,
+                value=queue_id,
             )
+        try:
+            self._links.check_may_answer(handle.source.store_id)
+        except DuemqError as error:
+            return error
+        return None
 
     async def GetStats(self, _request: timer_pb2.GetStatsRequest, _: Any) -> timer_pb2.TimerStats:
         """The ledger, and how late timers fire."""

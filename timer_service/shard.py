@@ -1,7 +1,7 @@
 """The scheduler at work: log writer, firing loop and housekeeping around the core.
 
 Owned by the event loop.  Threads: two `timerlog-writer` sync the log; `timer-disk` runs one job at
-a time.  Both come back through `call_soon_threadsafe`.
+a time, `timer-look-up` one look-up (cancels.py).  All come back through `call_soon_threadsafe`.
 
 The firing loop is one timer of the event loop, set to the time at which the core wants to be called
 next.  The core itself says when that becomes sooner (`Scheduler.on_sooner`), whoever called it: a
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
@@ -21,10 +21,12 @@ from typing import NamedTuple
 import numpy as np
 
 from duemq import tracing
-from duemq.errors import Internal, InvariantError
+from duemq.errors import DuemqError, Internal, InvariantError
 from storage.errors import DiskFull, LogFull, StorageError
 from storage.writer import Commit, LogWriter
 from timer_service import heap
+from timer_service.cancelling import NOT_YET, source_of
+from timer_service.cancels import Cancels
 from timer_service.dispatch import NEVER
 from timer_service.entries import Cancelled, SourceId
 from timer_service.jobs import Save
@@ -32,7 +34,7 @@ from timer_service.lane import Batch, Outcome
 from timer_service.lateness import Lateness
 from timer_service.limits import AHEAD_MS
 from timer_service.numbering import Source
-from timer_service.scheduler import NOT_YET, CancelOutcome, Ingested
+from timer_service.scheduler import Ingested
 from timer_service.store import Store, save_now
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,9 @@ class Shard:
             name="timerlog-writer",
         )
         self._disk_thread = ThreadPoolExecutor(1, thread_name_prefix="timer-disk")
+        self._cancels = Cancels(
+            self.scheduler, lambda: self.now_ms() + AHEAD_MS, lambda: self._progress_or(RETRY_S)
+        )
         self._streams: dict[str, object] = {}
         self._progress = asyncio.Event()
         self._arrived = asyncio.Event()
@@ -216,7 +221,7 @@ class Shard:
         except (LogFull, DiskFull):
             stored = outcome is Outcome.STORED  # the acknowledgements are kept for later
         if stored:
-            self.lateness.record(store_ms - batch.due_ms, now)
+            self.lateness.record(batch.due_ms, store_ms, now, batch.past_due)
 
     def connected(self, broker: str, stream: object) -> None:
         """A broker can be sent to by `stream`, and by no other stream any more."""
@@ -231,33 +236,43 @@ class Shard:
             del self._streams[broker]
             self.scheduler.dispatcher.disconnected(broker, self.now_ms())
 
-    async def cancel(self, handle: Cancelled, timeout_s: float, live: bool) -> CancelOutcome:
-        """Cancels; waits for the timer to arrive, if it has not, and for the disk.
+    async def cancel(
+        self, handles: Sequence[Cancelled], timeout_s: float
+    ) -> list[str | DuemqError]:
+        """Cancels; waits for timers to arrive that have not, and for the disk.
 
-        `live`: a broker of the cluster owns the store, even if nothing has come from it yet.
-        Outcome NOT_YET: it did not arrive in time.  Raises Overloaded.
+        Outcome NOT_YET: it did not arrive in time.
         """
-        outcome = await self._cancel(handle, self.loop.time() + timeout_s, live)
-        await self.durable(outcome.end)
-        return outcome
+        deadline = self.loop.time() + timeout_s
+        outcomes, end = await self._cancels.decide(handles)
+        while waiting := [at for at, outcome in enumerate(outcomes) if outcome == NOT_YET]:
+            arrived = await self._arrival(handles, waiting, deadline)
+            if not arrived:
+                break
+            decided = await self._cancels.decide([handles[at] for at in arrived])
+            end = max(end, decided.end)
+            for at, outcome in zip(arrived, decided.outcomes, strict=True):
+                outcomes[at] = outcome
+        await self.durable(end)
+        return outcomes
 
-    async def _cancel(self, handle: Cancelled, deadline: float, live: bool) -> CancelOutcome:
-        while True:
-            arrived = self._arrived
-            try:
-                outcome = self.scheduler.cancel(handle, self.now_ms() + AHEAD_MS)
-            except (LogFull, DiskFull):
-                await self._progress_or(RETRY_S)
-                continue
-            if live and self.scheduler.numbers.source(handle.source) is None:
-                outcome = CancelOutcome(NOT_YET)
-            if outcome.outcome != NOT_YET or self.loop.time() >= deadline:
-                return outcome
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await arrived.wait()
-            except TimeoutError:
-                continue
+    async def _arrival(
+        self, handles: Sequence[Cancelled], waiting: Sequence[int], deadline: float
+    ) -> list[int]:
+        """Waits until some of the timers arrived; those.  Empty: none did until the deadline."""
+        first: dict[SourceId, Cancelled] = {}
+        for at in waiting:
+            handle = handles[at]
+            if handle.offset < first.setdefault(handle.source, handle).offset:
+                first[handle.source] = handle
+        scheduler = self.scheduler
+        try:
+            async with asyncio.timeout_at(deadline):
+                while all(source_of(scheduler, handle) is None for handle in first.values()):
+                    await self._arrived.wait()
+        except TimeoutError:
+            return []
+        return [at for at in waiting if source_of(scheduler, handles[at]) is not None]
 
     async def durable(self, position: int) -> None:
         """Returns when the log is durable up to `position`.  Raises Internal."""
@@ -359,6 +374,7 @@ class Shard:
         self._stopping = True
         healthy = not self.failed.done()
         await asyncio.to_thread(self._disk_thread.shutdown)  # a job may be running
+        await self._cancels.stop()
         await asyncio.to_thread(self._writer.stop)
         if healthy and not self.store.log.disk_full:
             try:

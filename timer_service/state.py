@@ -14,6 +14,9 @@ The JSON object has the scalars, the name tables, and in `arrays` the (name, dty
 array in order.  Timers in memory are noted with the place on disk where their bodies lie (in the
 timer log or a period file), so that a checkpoint costs 50 bytes a near timer whatever the bodies'
 size; only batches on their way to a broker are written whole.
+
+What later releases added is left out while it is empty, and need not be there: `forgotten_ms` and
+`fired_until_ms` of the object, the arrays `late_pages` and `late_bits` (fire_memory.py).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import numpy.typing as npt
 from duemq.errors import Corrupt
 from storage import record
 from timer_service.entries import LaneId, SourceId, TargetId
+from timer_service.fire_memory import PAGE_BYTES, Page
 from timer_service.lane import Batch, Lane
 from timer_service.numbering import Source
 from timer_service.rows import NARROW, WIDE, Blob, Home, Rows, concatenate, runs
@@ -69,6 +73,10 @@ class State:
     blocks: list[Block]
     held: list[Held]
     log_needed_from: int  # the log before it is not needed any more
+    # What a cancel must know of timers that are gone; older checkpoints have none of it.
+    forgotten_ms: int = 0
+    fired_until_ms: int = 0
+    fired_late: list[Page] = dataclasses.field(default_factory=list)
 
     def files(self) -> set[str]:
         """Period files that must stay."""
@@ -93,6 +101,9 @@ def capture(scheduler: Scheduler, position: int, recovery_start: int, producer_i
         blocks=[dataclasses.replace(each) for each in scheduler.segments.blocks()],
         held=held,
         log_needed_from=min([position, *in_log]),
+        forgotten_ms=scheduler.tombstones.forgotten_ms,
+        fired_until_ms=scheduler.fires.until_ms,
+        fired_late=scheduler.fires.pages(),
     )
 
 
@@ -167,6 +178,12 @@ def encode(state: State) -> bytes:
     }
     rows = concatenate([h.rows for h in state.held])
     arrays |= {"rows_wide": rows.wide, "rows_narrow": rows.narrow}
+    gone = {}
+    if state.forgotten_ms or state.fired_until_ms:
+        gone = {"forgotten_ms": state.forgotten_ms, "fired_until_ms": state.fired_until_ms}
+    if state.fired_late:
+        arrays["late_pages"] = _table((page.key, page.fired_ms) for page in state.fired_late)
+        arrays["late_bits"] = _bytes([page.bits for page in state.fired_late])
     header = {
         "position": state.position,
         "recovery_start": state.recovery_start,
@@ -182,6 +199,7 @@ def encode(state: State) -> bytes:
         "lanes": [(*x.id, x.epoch, x.next_sequence, len(x.unacked)) for x in state.lanes],
         "files": [(name, state.lengths[name]) for name in files],
         "arrays": [(name, array.dtype.str, array.size) for name, array in arrays.items()],
+        **gone,
     }
     text = json.dumps(header).encode()
     parts = [_HEADER.pack(MAGIC, VERSION, 0, len(text)), text, bytes(-len(text) % 8)]
@@ -220,6 +238,9 @@ def decode(payload: bytes) -> State:
         blocks=_decode_blocks(arrays["blocks"], files, targets),
         held=_decode_held(files, arrays),
         log_needed_from=header["log_needed_from"],
+        forgotten_ms=header.get("forgotten_ms", 0),
+        fired_until_ms=header.get("fired_until_ms", 0),
+        fired_late=_decode_pages(arrays),
     )
 
 
@@ -263,6 +284,17 @@ def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[Lane]:
         lane.next_sequence = next_sequence
         lanes.append(lane)
     return lanes
+
+
+def _decode_pages(arrays: Arrays) -> list[Page]:
+    if "late_pages" not in arrays:
+        return []
+    bits = arrays["late_bits"].reshape(-1, PAGE_BYTES)
+    table = arrays["late_pages"].reshape(-1, 2).tolist()
+    return [
+        Page(key, fired_ms, each.tobytes())
+        for (key, fired_ms), each in zip(table, bits, strict=True)
+    ]
 
 
 def _decode_held(files: list[str], arrays: Arrays) -> list[Held]:

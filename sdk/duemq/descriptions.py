@@ -339,7 +339,7 @@ class TimerStats:
     """Pending ones in memory."""
     next_due_ms: int | None = None
     lateness_p50_ms: float = 0.0
-    """Of the last minute's fires, against the broker's store time."""
+    """Of the last minute's fires, until they were durable; without those due when accepted."""
     lateness_p99_ms: float = 0.0
     lateness_max_ms: float = 0.0
     problems: tuple[str, ...] = ()

@@ -70,13 +70,12 @@ def delay_ms(delay: float | timedelta | str) -> int:
     Raises InvalidArgument for what is negative, not finite, unreadable or beyond the year 9999.
     """
     if isinstance(delay, timedelta):
-        microseconds = delay // _MICROSECOND
-        milliseconds = -(-microseconds // 1_000) if microseconds >= 0 else -1
+        milliseconds = _ceiling_of(Decimal(delay // _MICROSECOND) / 1000)
     elif isinstance(delay, str):
         milliseconds = _text_ms(delay)
     elif isinstance(delay, int | float) and not isinstance(delay, bool):
         try:
-            milliseconds = _ceiling(Decimal(str(delay)) * 1000)
+            milliseconds = _ceiling_of(Decimal(str(delay)) * 1000)
         except (InvalidOperation, OverflowError, ValueError):
             raise _bad_delay(delay) from None
     else:
@@ -118,6 +117,11 @@ def _text_ms(text: str) -> int:
     if not stripped:
         raise _bad_delay(text)
     return _ceiling(total)
+
+
+def _ceiling_of(milliseconds: Decimal) -> int:
+    """Rounded up; what is negative stays so, however little it is."""
+    return _ceiling(milliseconds) if milliseconds >= 0 else -1
 
 
 def _ceiling(number: Decimal) -> int:

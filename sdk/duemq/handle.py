@@ -29,6 +29,8 @@ def encode(store_id: int, queue_id: int, offset: int, due_ms: int) -> str:
 
 def decode(handle: str) -> TimerHandle:
     """Raises InvalidArgument for what `encode` cannot have made."""
+    if handle is None:
+        raise _malformed(handle, "a string (a message without a due time has no handle)")
     if not isinstance(handle, str) or not handle.startswith(PREFIX) or len(handle) > CHARS_MAX:
         raise _malformed(handle, f"a string that starts with {PREFIX}")
     text = handle[len(PREFIX) :]
@@ -43,6 +45,13 @@ def decode(handle: str) -> TimerHandle:
         return TimerHandle.FromString(body)
     except DecodeError:
         raise _malformed(handle, "a timer handle") from None
+
+
+def decode_all(handles: object) -> list[TimerHandle]:
+    """`decode` of each.  Raises InvalidArgument, also for what is no list of handles."""
+    if not isinstance(handles, list | tuple):
+        raise _malformed(handles, "a handle or a list of them")
+    return [decode(handle) for handle in handles]
 
 
 def _malformed(handle: object, limit: str) -> InvalidArgument:

@@ -26,7 +26,7 @@ class CancelOutcome(enum.StrEnum):
     FIRED = "fired"
     """Too late: it is delivered or on its way."""
     UNKNOWN = "unknown"
-    """No such message, or so long ago that its outcome is no longer kept."""
+    """Its shard never had it and will not get it, or it is gone for longer than `cancel_memory`."""
 
 
 _OUTCOMES = {
@@ -43,7 +43,7 @@ async def cancel(client: Client, texts: Sequence[str], timeout_s: float) -> list
     Raises InvalidArgument for what is not a handle, before anything is cancelled; Unavailable
     when some could not be asked for: their outcome is unknown, and asking again does no harm.
     """
-    wanted = [handles.decode(text) for text in texts]
+    wanted = handles.decode_all(texts)
     outcomes: dict[int, CancelOutcome] = {}
     deadline = time.monotonic() + timeout_s
 

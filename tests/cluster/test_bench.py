@@ -48,7 +48,24 @@ REBALANCE = ("--rate", "200", "--seconds", "2", "--every", "1", "--session-timeo
             ("timers", "--count", "1000", "--spread", "1"),
             {"accepted_per_s", "fired_per_s", "early"} | LATENCY | COUNTS,
         ),
-        (("lateness", "--rate", "200", "--seconds", "1"), {"early"} | LATENCY | COUNTS),
+        (
+            ("lateness", "--rate", "200", "--seconds", "1"),
+            {"early", "where_p50_ms"} | LATENCY | COUNTS,
+        ),
+        (
+            (
+                "cancel",
+                "--count",
+                "2000",
+                "--near",
+                "1000",
+                "--list-size",
+                "100",
+                "--seconds",
+                "1",
+            ),
+            {"far_lists_per_s", "far_singly_per_s", "near_lists_per_s", "near_singly_per_s"},
+        ),
     ],
     ids=lambda value: None if isinstance(value, set) else " ".join(value),
 )

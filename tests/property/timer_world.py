@@ -18,16 +18,19 @@ from random import Random
 
 import numpy as np
 
+from duemq.errors import DuemqError
 from duemq.v1 import message_pb2
 from storage import frame, record
 from storage.errors import DiskFull, LogFull
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
+from timer_service.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN, Cancelling
 from timer_service.dispatch import NEVER
 from timer_service.entries import Cancelled, LaneId, SourceId
 from timer_service.jobs import Job, Save
 from timer_service.lane import Batch, Outcome
 from timer_service.limits import AHEAD_MS, Limits
-from timer_service.scheduler import CANCELLED, FIRED, NOT_YET, UNKNOWN, Scheduler
+from timer_service.look_up import LookUp, Query
+from timer_service.scheduler import Scheduler
 from timer_service.store import Store, open_store
 
 DATA = "/data"
@@ -231,27 +234,50 @@ class World:
                 self.scheduler.answered(batch, outcome, self.now_ms)
 
     def cancel(self, offset: int) -> str:
-        due_ms = self.broker.due_ms[offset]
-        handle = Cancelled(SOURCE, offset, due_ms)
+        handle = Cancelled(SOURCE, offset, self.broker.due_ms[offset])
         try:
-            answer = self.scheduler.cancel(handle, self.now_ms + AHEAD_MS)
+            [outcome] = self.cancel_handles([handle])
         except (LogFull, DiskFull):
             return NOT_YET
-        if answer.outcome == CANCELLED:
-            assert not self.broker.delivered[offset]
-            self._cancels.append((offset, answer.end))
-        elif answer.outcome == FIRED:
-            assert due_ms <= self.now_ms + AHEAD_MS
-            assert offset not in self.broker.cancelled
-        elif answer.outcome == UNKNOWN and self._fired(offset):
-            # The clock went back behind it, or so far ahead that nobody remembers.
-            passed_ms = self.now_ms + AHEAD_MS - due_ms
-            assert not 0 <= passed_ms <= self.limits.tombstone_keep_ms
+        source = self.scheduler.numbers.source(SOURCE)
+        if source is None or offset >= source.next_offset:
+            assert outcome == NOT_YET
+        elif outcome == UNKNOWN:  # so long ago that nobody remembers, or the clock said so once
+            kept_ms = self.now_ms + AHEAD_MS - self.limits.tombstone_keep_ms
+            assert handle.due_ms < kept_ms or (
+                handle.due_ms <= self.scheduler.tombstones.forgotten_ms
+            )
         else:
-            source = self.scheduler.numbers.source(SOURCE)
-            assert answer.outcome == (UNKNOWN if source is None else NOT_YET)
-            assert source is None or offset >= source.next_offset
-        return answer.outcome
+            assert outcome in (CANCELLED, FIRED)
+        return str(outcome)
+
+    def cancel_handles(self, handles: list[Cancelled]) -> list[str | DuemqError]:
+        cancelling = Cancelling(self.scheduler, handles)
+        while not cancelling.advance(self.now_ms + AHEAD_MS):
+            query = cancelling.query()
+            look_up = self.look_up([query])
+            look_up.run()
+            self.scheduler.segments.looked_up(look_up)
+            cancelling.answered(query)
+        return self.cancelled(cancelling, handles)
+
+    def look_up(self, queries: list[Query]) -> LookUp:
+        return self.scheduler.segments.look_up(queries, self.scheduler.numbers.find_source)
+
+    def cancelled(self, cancelling: Cancelling, handles: list[Cancelled]) -> list[str | DuemqError]:
+        """The outcomes, checked against what the broker knows."""
+        outcomes = cancelling.outcomes(handles)
+        assert outcomes is not None
+        for handle, outcome in zip(handles, outcomes, strict=True):
+            offset = handle.offset
+            if outcome == CANCELLED:
+                assert not self.broker.delivered[offset]
+                self._cancels.append((offset, cancelling.end))
+            elif outcome == FIRED:
+                due_ms = self.broker.due_ms[offset]
+                assert due_ms <= self.now_ms + AHEAD_MS or self._fired(offset)
+                assert offset not in self.broker.cancelled
+        return outcomes
 
     def _fired(self, offset: int) -> bool:
         return bool(self.broker.delivered[offset]) or offset in self.broker.decided

@@ -56,5 +56,7 @@ async def test_a_malformed_handle_cancels_nothing(cluster):
     async with aio.Admin(cluster.nameserver) as admin:
         with pytest.raises(InvalidArgument):
             await admin.cancel([handle_of(0, 5), "nonsense"])
+        with pytest.raises(InvalidArgument, match="a handle or a list"):
+            await admin.cancel(None)
         assert await admin.cancel([]) == []
     assert [timer.asked for timer in cluster.timers] == [0, 0]

@@ -14,6 +14,7 @@ from duemq.v1 import broker_pb2, message_pb2, timer_pb2, timer_pb2_grpc
 from storage.dirlock import DirLock
 from tests.service.running_broker import batch
 from tests.service.running_cluster import HEARTBEAT_S, Cluster, running_cluster, until
+from timer_service import servicer
 from timer_service.process import TimerService
 from timer_service.settings import Settings
 
@@ -166,7 +167,10 @@ async def test_a_cancel_that_overtakes_its_message_waits_for_it(
         assert {each.outcome for each in results} == {timer_pb2.CANCELLED}
 
 
-async def test_handles_that_name_nothing_here(cluster: Cluster, tmp_path: Path) -> None:
+async def test_handles_that_name_nothing_here(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "ARRIVAL_TIMEOUT_S", 0.1)
     async with running_shard(cluster, tmp_path, shard=1, shards=2) as shard:
         unknown = message_pb2.TimerHandle(store_id=1, queue_id=1, offset=0, due_ms=1)
         foreign = message_pb2.TimerHandle(store_id=1, queue_id=2, offset=0, due_ms=1)
@@ -174,10 +178,44 @@ async def test_handles_that_name_nothing_here(cluster: Cluster, tmp_path: Path) 
 
         first, second, third = await shard.cancel(unknown, foreign, negative)
 
-        assert first.outcome == timer_pb2.UNKNOWN
+        # A broker that this shard has not met yet may deliver it: nobody can say "unknown".
+        assert first.error.code == int(ErrorCode.UNAVAILABLE)
+        assert "no known broker" in first.error.message
         assert second.error.code == int(ErrorCode.UNAVAILABLE)
         assert "belongs to shard 0" in second.error.message
         assert third.error.code == int(ErrorCode.INVALID_ARGUMENT)
+
+
+async def test_cancels_at_a_shard_that_has_just_started_wait_until_it_knows(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    handles = [(await send(cluster, [b"%d" % n], [HOUR_MS]))[0] for n in range(10)]
+    async with running_shard(cluster, tmp_path) as shard:
+        results = await shard.cancel(*handles)
+
+        assert [each.outcome for each in results] == [timer_pb2.CANCELLED] * 10
+
+
+async def test_a_long_list_is_cancelled_wherever_its_timers_lie(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with running_shard(cluster, tmp_path, memtable_rows_max=64) as shard:
+        waits = [2_000 + 20 * n for n in range(500)] + [HOUR_MS + n for n in range(1_000)]
+        handles = await send(cluster, [b"%d" % n for n in range(len(waits))], waits)
+        await shard.until(lambda stats: stats.accepted == len(waits))
+        blocks = shard.service.shard.scheduler.segments.blocks
+        await until(lambda: bool(blocks()))
+        last = handles[-1]
+        strange = message_pb2.TimerHandle(
+            store_id=last.store_id, queue_id=last.queue_id, offset=last.offset, due_ms=1
+        )
+
+        results = await shard.cancel(*handles, *handles, strange)
+
+        outcomes = [each.outcome for each in results]
+        assert outcomes == [timer_pb2.CANCELLED] * 2 * len(waits) + [timer_pb2.CANCELLED]
+        stats = await shard.stats()
+        assert (stats.pending, stats.cancelled) == (0, len(waits))
 
 
 async def test_shards_share_the_queues(cluster: Cluster, tmp_path: Path) -> None:

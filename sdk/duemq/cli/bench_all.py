@@ -45,6 +45,19 @@ PLAN: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("timers", {"count": 200_000, "size": 256, "spread_s": 5.0}, ("count",)),
     ("lateness", {"rate": 5_000, "seconds": 20.0, "size": 256}, ("seconds",)),
     ("pending", {"count": 1_000_000, "size": 256, "days": 30}, ("count",)),
+    (
+        "cancel",
+        {
+            "count": 1_000_000,
+            "near": 100_000,
+            "size": 64,
+            "days": 30,
+            "list_size": 10_000,
+            "callers": 16,
+            "seconds": 5.0,
+        },
+        ("count",),
+    ),
     ("restart", {"log_bytes": 5 * 10**9, "size": 1024}, ("log_bytes",)),
     ("idle", {"seconds": 30.0}, ("seconds",)),
 ]

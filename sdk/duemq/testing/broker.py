@@ -199,7 +199,7 @@ class MemoryBroker:
 
     def cancel(self, texts: Sequence[str]) -> list[CancelOutcome]:
         """Raises InvalidArgument for what is not a handle, before anything is cancelled."""
-        return [self._cancel(wanted) for wanted in [handle.decode(text) for text in texts]]
+        return [self._cancel(wanted) for wanted in handle.decode_all(texts)]
 
     def _cancel(self, wanted: TimerHandle) -> CancelOutcome:
         place = wanted.offset

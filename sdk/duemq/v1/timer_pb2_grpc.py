@@ -55,8 +55,10 @@ class TimerServicer(object):
     def Cancel(self, request, context):
         """Cancels delayed messages.  A message answered CANCELLED is never
         delivered.  Idempotent: CANCELLED stays CANCELLED.
-        Errors per handle: UNAVAILABLE (not yet received from its broker, or
-        another shard's), INVALID_ARGUMENT.
+        Errors per handle: UNAVAILABLE (not yet received from its broker, or from
+        a broker that the shard does not know, or another shard's), OVERLOADED
+        (too many cancelled messages are remembered), CORRUPT (the message may lie
+        in a part of a file that cannot be read), INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

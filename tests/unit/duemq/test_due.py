@@ -48,6 +48,8 @@ def test_delays(delay, milliseconds):
     [
         -1,
         -0.001,
+        -0.0001,
+        -1e-300,
         float("nan"),
         float("inf"),
         1e300,

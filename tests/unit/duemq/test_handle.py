@@ -54,3 +54,10 @@ def _bytes(text):
 def test_wrong_types_and_lengths(wrong):
     with pytest.raises(InvalidArgument):
         handle.decode(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, GOLDEN, {GOLDEN}, [None], [GOLDEN, 5]])
+def test_what_is_no_list_of_handles(wrong):
+    with pytest.raises(InvalidArgument) as raised:
+        handle.decode_all(wrong)
+    assert raised.value.field == "handle"

@@ -15,10 +15,10 @@ from tests.property.timer_world import (
     timer_frame,
 )
 from timer_service import entries
-from timer_service.entries import Cancelled, Dispatched, SourceId
+from timer_service.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
+from timer_service.entries import Cancelled, Dispatched
 from timer_service.lane import Outcome
 from timer_service.limits import AHEAD_MS
-from timer_service.scheduler import CANCELLED, FIRED, NOT_YET, UNKNOWN
 from timer_service.store import open_store
 
 HOUR_MS = 3_600_000
@@ -50,6 +50,17 @@ def test_a_timer_is_delivered_when_it_is_due() -> None:
     world.now_ms += 95
     assert fire(world) == [0]
     assert world.scheduler.ledger.pending == 0
+
+
+def test_timers_that_were_due_when_they_were_accepted_are_told_from_late_ones() -> None:
+    world = world_with(-100, 0, 1)
+    world.now_ms += 50
+    for _ in range(3):
+        world.tick()
+
+    batches = [each for lane in world.scheduler.dispatcher.lanes() for each in lane.unacked]
+    past_due = [each.past_due.tolist() for each in batches if each.past_due is not None]
+    assert sorted(flag for flags in past_due for flag in flags) == [False, False, True]
 
 
 def test_tick_says_when_to_come_again() -> None:
@@ -176,13 +187,12 @@ def test_a_timer_that_has_not_arrived_is_waited_for() -> None:
     world = world_with(10)
     handle = Cancelled(SOURCE, 1, START_MS)
 
-    assert world.scheduler.cancel(handle, START_MS).outcome == NOT_YET
+    assert world.cancel_handles([handle]) == [NOT_YET]
 
 
 @pytest.mark.parametrize(
     "handle",
     [
-        Cancelled(SourceId(1, 1), 0, START_MS + 10),
         Cancelled(SOURCE, 0, START_MS + 11),
         Cancelled(SOURCE, 1, START_MS + HOUR_MS + 1),
         Cancelled(SOURCE, 2, START_MS + 2 * HOUR_MS + 1),
@@ -196,7 +206,7 @@ def test_a_handle_that_names_no_timer_is_unknown(handle: Cancelled) -> None:
     flush.run()
     world.scheduler.end_flush(flush)
 
-    assert world.scheduler.cancel(handle, START_MS).outcome == UNKNOWN
+    assert world.cancel_handles([handle]) == [UNKNOWN]
     assert world.scheduler.ledger.cancelled == 0
 
 
@@ -216,8 +226,9 @@ def test_a_bounded_number_of_cancelled_timers_is_remembered() -> None:
     world.scheduler.limits = limits
     world.cancel(0)
 
-    with pytest.raises(Overloaded, match="1 cancelled timers"):
-        world.cancel(1)
+    [outcome] = world.cancel_handles([Cancelled(SOURCE, 1, START_MS + 20)])
+    assert isinstance(outcome, Overloaded)
+    assert "1 cancelled timers" in str(outcome)
 
 
 def test_a_batch_that_a_dead_process_left_behind_is_sent_again_unchanged() -> None:

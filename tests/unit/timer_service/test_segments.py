@@ -1,11 +1,14 @@
+import numpy as np
 import pytest
 
 from storage.errors import CorruptFile, DiskFull
 from tests.crash.faulty_disk import FaultyDisk
 from timer_service.block import ROWS_MAX
 from timer_service.entries import SourceId, TargetId
+from timer_service.keys import NOWHERE
+from timer_service.look_up import Query
 from timer_service.memtable import Memtable
-from timer_service.rows import Blob, Home, Rows, new_rows
+from timer_service.rows import Blob, Home, Rows, key_of, new_rows
 from timer_service.segments import (
     DAY_MS,
     HOUR_MS,
@@ -65,6 +68,20 @@ def load(segments: Segments, horizon_ms: int, rows: int = MANY) -> list[tuple[in
     return run(segments, segments.load(horizon_ms, rows, MANY))
 
 
+def find(segments: Segments, source: int, offset: int, due_ms: int) -> bool:
+    """Whether a timer lies in a block, not loaded."""
+    query = Query(
+        np.array([source], dtype=np.uint32),
+        np.array([offset]),
+        np.array([due_ms]),
+        np.array([0]),
+    )
+    look_up = segments.look_up([query], list(TABLES.sources).index)
+    look_up.run()
+    segments.looked_up(look_up)
+    return any(place.row >= place.block.cursor for place in query.places.get(0, []))
+
+
 @pytest.mark.parametrize(
     ("ahead_ms", "width_h"),
     [
@@ -119,13 +136,13 @@ def test_a_full_period_becomes_several_blocks() -> None:
 def test_a_timer_is_found_by_its_due_time_until_it_is_loaded() -> None:
     segments = segments_with(NOW + 100, NOW + 200)
 
-    assert segments.find(SOURCE, 1, NOW + 200)
-    assert not segments.find(SOURCE, 1, NOW + 100)
-    assert not segments.find(SOURCE, 2, NOW + 200)
-    assert not segments.find(SourceId(1, 0), 1, NOW + 200)
+    assert find(segments, 1, 1, NOW + 200)
+    assert not find(segments, 1, 1, NOW + 100)
+    assert not find(segments, 1, 2, NOW + 200)
+    assert not find(segments, 0, 1, NOW + 200)
     load(segments, NOW + 101)
-    assert not segments.find(SOURCE, 0, NOW + 100)
-    assert segments.find(SOURCE, 1, NOW + 200)
+    assert not find(segments, 1, 0, NOW + 100)
+    assert find(segments, 1, 1, NOW + 200)
 
 
 def test_parked_timers_wait_outside_of_the_due_order() -> None:
@@ -137,7 +154,7 @@ def test_parked_timers_wait_outside_of_the_due_order() -> None:
     assert segments.next_due_ms() is None
     assert segments.pending == 2
     assert segments.parked() == [TARGET]
-    assert segments.find(SOURCE, 0, NOW - 5)
+    assert find(segments, 1, 0, NOW - 5)
     assert len(run(segments, segments.load_parked(TARGET, MANY, MANY))) == 2
     assert segments.parked() == []
 
@@ -222,6 +239,6 @@ def test_a_memtable_gives_out_what_is_due_before_a_time() -> None:
 
     assert [rows.due_ms.tolist() for rows, _ in taken] == [[NOW + 1, NOW + 3]]
     assert (memtable.rows, memtable.min_due_ms) == (1, NOW + 5)
-    assert memtable.find(1, 1) == NOW + 5
-    assert memtable.find(1, 0) is None
+    keys = np.array([key_of(1, 0), key_of(1, 1)], dtype=np.uint64)
+    assert memtable.keys.find(keys).tolist() == [NOWHERE, NOW + 5]
     assert memtable.take_before(NOW + 5) == []

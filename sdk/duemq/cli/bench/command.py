@@ -254,6 +254,39 @@ def pending(**options: Any) -> dict[str, Any]:
 
 
 @measured
+@_count(1_000_000)
+@click.option(
+    "--near",
+    type=click.IntRange(1_000, 300_000),
+    default=100_000,
+    show_default=True,
+    help="Further messages, due within the minute.",
+)
+@_size(64)
+@click.option(
+    "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Due within."
+)
+@click.option(
+    "--list-size",
+    type=click.IntRange(1, 10_000),
+    default=10_000,
+    show_default=True,
+    help="Handles of a list.",
+)
+@click.option(
+    "--callers",
+    type=click.IntRange(1, 1_000),
+    default=16,
+    show_default=True,
+    help="At once, of one handle each.",
+)
+@_seconds(5.0)
+def cancel(**options: Any) -> dict[str, Any]:
+    """How fast pending messages are cancelled, and how late that makes others."""
+    return options
+
+
+@measured
 @click.option(
     "--log-bytes",
     type=click.IntRange(MIB),

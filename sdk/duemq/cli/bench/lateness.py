@@ -1,14 +1,16 @@
 """`duemq bench lateness`: how late messages are at a steady rate of fires.
 
-p50_ms, p99_ms, max_ms: the time at which the fired message was stored in its topic, durable and
-visible within the same group commit, against its due time.  consumer_…: at the callback.
+p50_ms, p99_ms, max_ms: when the broker took the fired message in, against its due time.
+consumer_…: at the callback.  `where_p50_ms` tells where the time goes, from the due time until the
+`broker` took it in (tick, stream), it was `durable` (the broker's sync and answer, of the timer
+service's last minute), and the `callback` began (pull, worker).
 """
 
 from __future__ import annotations
 
 import time
 
-from duemq import Producer
+from duemq import Admin, Producer
 from duemq.cli.bench import floors
 from duemq.cli.bench.pace import paced
 from duemq.cli.bench.processes import CpuMeter
@@ -35,10 +37,17 @@ def run(target: Target, report: Report, *, rate: int, seconds: float, size: int)
                 )
         receiver.wait()
         report.figures |= cpu.figures(count)
+        with Admin(target.nameserver) as admin:
+            durable_ms = [shard.lateness_p50_ms for shard in admin.timer_stats()]
     report.figures["msgs_per_s"] = rate
     report.figures |= summary(receiver.stored_late_ms)
     report.figures |= {
         f"consumer_{name}": value for name, value in summary(receiver.received_late_ms).items()
+    }
+    report.figures["where_p50_ms"] = {
+        "broker": report.figures["p50_ms"],
+        "durable": max(durable_ms, default=0.0),
+        "callback": report.figures["consumer_p50_ms"],
     }
     floor = floors.timed_writes(target.directory, size, rate, min(seconds, FLOOR_S))
     report.figures |= {f"floor_{name}": value for name, value in floor.latency.items()}

@@ -41,7 +41,7 @@ def run(target: Target, report: Report, *, count: int, size: int, days: int) -> 
         producer.send_many(topic, _far(count, size, days))
     report.figures["accepted_per_s"] = round(count / (time.perf_counter() - began))
     with Admin(target.nameserver) as admin:
-        _wait_pending(admin, count)
+        wait_pending(admin, count)
         report.figures["rss_full_mb"] = rss_mb(cluster.processes[TIMER])
         report.figures["rss_mb"] = _rested_rss_mb(cluster.processes[TIMER])
         probe = target.new_topic("probe", queues=1)
@@ -70,7 +70,8 @@ def _far(count: int, size: int, days: int) -> Iterator[Outgoing]:
         yield Outgoing(body, deliver_at=begin_ms + int(number * step_ms))
 
 
-def _wait_pending(admin: Admin, count: int) -> None:
+def wait_pending(admin: Admin, count: int) -> int:
+    """Until the timer service holds so many; how many it does.  Raises Timeout."""
     retry = tenacity.Retrying(
         stop=tenacity.stop_after_delay(INGEST_TIMEOUT_S),
         wait=tenacity.wait_fixed(POLL_S),
@@ -83,6 +84,7 @@ def _wait_pending(admin: Admin, count: int) -> None:
             f"the timer service holds {pending:,} of {count:,} after {INGEST_TIMEOUT_S:g} s",
             limit=INGEST_TIMEOUT_S,
         )
+    return pending
 
 
 def _first_fire_s(cluster: EmbeddedCluster, nameserver: str, topic: str) -> float:

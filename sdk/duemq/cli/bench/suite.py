@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from duemq.cli.bench import (
+    cancel,
     consume,
     e2e,
     filter,
@@ -38,6 +39,7 @@ RUNNERS: dict[str, Runner] = {
     "timers": timers.run,
     "lateness": lateness.run,
     "pending": pending.run,
+    "cancel": cancel.run,
     "restart": restart.run,
     "idle": idle.run,
 }

@@ -21,6 +21,8 @@ from duemq.cli.percentiles import summary
 
 # A list of flights in a message for people ends here.
 FLIGHTS_NAMED_MAX = 5
+# What is later than this during or right after an outage was held up by it.
+HELD_UP_MS = 100
 
 
 @dataclass(frozen=True)
@@ -141,14 +143,29 @@ class Ledger:
                 first.setdefault(delivery.flight, delivery.received_ms)
             for flight, received_ms in first.items():
                 latest[flight] = max(latest.get(flight, 0), received_ms)
+        waits = sorted((self.due_ms.get(flight, at), at) for flight, at in latest.items())
+        outages = [_with_backlog(outage, waits) for outage in self.outages]
         inside: list[float] = []
         outside: list[float] = []
-        for flight, received_ms in latest.items():
-            due_ms = self.due_ms.get(flight, received_ms)
-            # Its wait, from due to received, and the outage overlap.
-            hit = any(due_ms <= o.end_ms and received_ms >= o.begin_ms for o in self.outages)
+        for due_ms, received_ms in waits:
+            # Its wait, from due to received, and an outage overlap.
+            hit = any(due_ms <= o.end_ms and received_ms >= o.begin_ms for o in outages)
             (inside if hit else outside).append(received_ms - due_ms)
         return inside, outside
+
+
+def _with_backlog(outage: Outage, waits: Sequence[tuple[int, int]]) -> Outage:
+    """The outage until all that it held up has come; `waits` are (due, received), in due order.
+
+    The processes serve again before their clients have found them, and what fell due by then is
+    behind what waited.
+    """
+    end_ms = outage.end_ms
+    for due_ms, received_ms in waits:
+        held_up = received_ms >= outage.begin_ms and received_ms - due_ms > HELD_UP_MS
+        if held_up and due_ms <= end_ms:
+            end_ms = max(end_ms, received_ms)
+    return Outage(outage.begin_ms, end_ms)
 
 
 def _named(fault: str, flights: Iterable[str]) -> list[str]:

@@ -50,6 +50,22 @@ def test_lateness_is_split_at_the_outage() -> None:
     assert audit.lateness_inside["max_ms"] == 4
 
 
+def test_what_an_outage_held_up_belongs_to_it_though_all_serve_again() -> None:
+    ledger = Ledger()
+    ledger.deliveries["board"] = []
+    for flight, due_ms, late_ms in (("A", 900, 1_300), ("B", 1_900, 400), ("C", 2_290, 20)):
+        ledger.accept(flight, due_ms)
+        ledger.deliveries["board"].append(Delivery(flight, due_ms + late_ms))
+    ledger.accept("D", 2_400)
+    ledger.deliveries["board"].append(Delivery("D", 2_403))
+    ledger.outages.append(Outage(800, 1_500))  # A holds B up, and B, C
+
+    audit = ledger.audit(4, ["board"])
+
+    assert audit.lateness_inside["max_ms"] == 1_300
+    assert audit.lateness_outside["max_ms"] == 3
+
+
 def test_a_dropped_delivery_is_a_loss() -> None:
     ledger = balanced()
     ledger.deliveries["board"].pop()
