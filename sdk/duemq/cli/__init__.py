@@ -8,7 +8,10 @@ that every command has.
 
 from __future__ import annotations
 
+import os
 import sys
+
+from duemq.embedded import safe_path
 
 
 def main() -> None:
@@ -19,4 +22,6 @@ def main() -> None:
         if error.name not in ("click", "rich"):
             raise
         sys.exit(f"duemq: the command line needs {error.name}: pip install 'duemq[cli]'")
+    # For the processes that commands start.
+    os.environ.update(safe_path.environment(os.environ))
     cli()

@@ -17,6 +17,7 @@ from types import TracebackType
 import grpc
 import tenacity
 
+from duemq.embedded import safe_path
 from duemq.embedded.layout import Layout
 from duemq.embedded.supervisor import ClusterEvent, ClusterFailed, Member, State, Supervisor
 from duemq.errors import InvalidArgument
@@ -76,7 +77,7 @@ class EmbeddedCluster:
         self._supervisor = Supervisor(
             self._layout,
             self._command,
-            {**inherited, **(environment or {})},
+            {**safe_path.environment(inherited), **(environment or {})},
             on_event or (lambda event: None),
         )
         self._members = self._supervisor.members
