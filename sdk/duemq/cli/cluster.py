@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from duemq import Admin
 from duemq.cli.exits import Exit
 from duemq.cli.session import Session, pass_session, session_options
 from duemq.descriptions import BrokerDescription, ClusterDescription, TimerStats
@@ -27,7 +26,7 @@ def show(session: Session, /) -> Exit:
     A timer shard that nobody serves is a row with an error; so is a timer service that reports a
     problem.  With --json, a line a member: kind, name, address, error, and what that kind tells.
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         found = admin.cluster()
     rows = list(_rows(found))
     if session.json:

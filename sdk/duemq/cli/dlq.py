@@ -74,7 +74,7 @@ def list_letters(session: Session, /, group: str, limit: int, **wanted: Any) -> 
       duemq dlq list billing --since -1h --key 4711
     """
     output = session.output
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         letters = admin.dead_letters(group, limit=limit + 1, **wanted)
         found, away = _taken(letters, limit + 1)
     if session.json:
@@ -105,7 +105,7 @@ def show(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
     Example:
       duemq dlq show billing --id 5f0c…
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         found, away = _taken(admin.dead_letters(group, limit=limit, **wanted), limit)
     for letter in found:
         session.output.record(_fields(group, letter), "\n".join(_story(letter)))
@@ -158,7 +158,7 @@ def resend(
         raise click.UsageError("Choose by --id, --key, --since, --until, or say --all.")
     output = session.output
     sent = _Sent(output, group)
-    with session.traced(), Admin(session.nameserver) as admin:
+    with session.traced(), session.admin() as admin:
         if dry_run:
             for letter in admin.dead_letters(group, **wanted):
                 sent.would(letter, to_topic or letter.topic)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import click
 
-from duemq import Admin
 from duemq.cli import offsets
 from duemq.cli.exits import Exit
 from duemq.cli.output import duration, exact_duration
@@ -45,7 +44,7 @@ def group() -> None:
 @pass_session
 def list_groups(session: Session, /, system: bool) -> None:
     """List all groups.  With --json: group, members, generation, coordinator."""
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         found = [each for each in admin.groups() if system or not each.name.startswith("%")]
     columns = ("group", "members", "generation", "coordinator")
     rows = (
@@ -76,7 +75,7 @@ def show(session: Session, /, name: str) -> Exit:
     max_offset, lag, lag_ms, in_flight, settled, consumed_per_s, last_commit_ms); and a line
     {missing, error} a broker that did not answer.
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         found = admin.describe_group(name)
     if session.json:
         session.output.table((), _rows(found), empty="")
@@ -263,7 +262,7 @@ def create(
       duemq group create billing --retries-max 5 --delays '1s 10s 1m'
       duemq group create billing --exponential 5s 2 2h
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         if any(each.name == name for each in admin.groups()):
             raise InvalidArgument(
                 f"group {name!r} exists: `duemq group update` changes it",
@@ -299,7 +298,7 @@ def update(
     Example:
       duemq group update billing --retries-max 3
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         now = admin.describe_group(name).retry or RetryPolicy()
         if retries_max is None:
             retries_max = now.retries_max
@@ -340,7 +339,7 @@ def delete(session: Session, /, name: str, yes: bool) -> Exit:
     """
     if not confirmed(session, f"Forget group {name}, its offsets and retries?", yes=yes):
         return Exit.FAILED
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         admin.delete_group(name)
     session.output.record({"group": name, "deleted": True}, f"group {name} deleted")
     return Exit.OK

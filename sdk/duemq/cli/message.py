@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from duemq import Admin, Message
+from duemq import Message
 from duemq.aio.finding import LOOKUP_TIMEOUT_S
 from duemq.cli.consume import message_fields
 from duemq.cli.exits import Exit
@@ -68,7 +68,7 @@ def find(session: Session, /, topic: str, timeout: float, **wanted: Any) -> Exit
       duemq message find orders --broker broker-0 --queue 2 --offset 4711 --limit 1
       duemq message find '%DLQ%billing'
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         found = admin.find_messages(topic, timeout_s=timeout, **wanted)
     output = session.output
     if session.json:
@@ -129,7 +129,7 @@ def show(
     Example:
       duemq message show orders 5f0c…
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         trace = admin.describe_message(topic, message_id, since=since, timeout_s=timeout)
     if session.json:
         session.output.table((), list(_life(trace)), empty="")

@@ -133,7 +133,7 @@ def _move(
     yes: bool,
 ) -> Exit:
     """Prints what changes; asks before it does where somebody can answer."""
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         planned = move(admin, True)
         if dry_run:
             _print_changes(session, name, planned, dry_run=True)

@@ -81,6 +81,14 @@ class Output:
             click.echo(f"duemq: {one_line(error)}", err=True)
 
 
+    def interrupted(self, text: str) -> None:
+        """Ctrl-C; `text` says what is left."""
+        if self.as_json:
+            click.echo(as_json({"error": {"code": "INTERRUPTED", "message": text}}))
+        else:
+            click.echo(f"duemq: {text}", err=True)
+
+
 def as_json(row: Row) -> str:
     """One line of JSON."""
     return json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=str)

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from duemq import Admin
 from duemq.cli.exits import Exit
 from duemq.cli.output import local_time
 from duemq.cli.session import Session, pass_session, session_options
@@ -33,7 +32,7 @@ def cancel(session: Session, handles: tuple[str, ...]) -> Exit:
     Example:
       duemq timer cancel dmq1AAECAwQFBgc…
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         outcomes = [str(outcome.value) for outcome in admin.cancel(list(handles))]
     for handle, outcome in zip(handles, outcomes, strict=True):
         session.output.record({"handle": handle, "outcome": outcome}, f"{outcome}  {handle}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from duemq import Admin
 from duemq.cli.exits import Exit
 from duemq.cli.output import local_time
 from duemq.cli.session import Session, confirmed, pass_session, session_options, yes_option
@@ -49,7 +48,7 @@ def create(
       duemq topic create orders --queues 8
       duemq topic create ledger --queues 1 --broker broker-0      all messages in one order
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         made = admin.create_topic(
             name, queues=queues, message_bytes_max=message_bytes_max, brokers=brokers or None
         )
@@ -69,7 +68,7 @@ def create(
 @pass_session
 def list_topics(session: Session, /, system: bool) -> None:
     """List all topics.  With --json: topic, queues, message_bytes_max, brokers."""
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         found = admin.topics(system=system)
     rows = (
         {
@@ -101,7 +100,7 @@ def show(session: Session, /, name: str) -> Exit:
       duemq topic show orders
       duemq topic show '%DLQ%billing'               the dead letters of a group
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         found = admin.describe_topic(name)
     output = session.output
     limit = (
@@ -139,7 +138,7 @@ def delete(session: Session, /, name: str, yes: bool) -> Exit:
     """Delete NAME and its messages on every broker.  With --json: topic, deleted."""
     if not confirmed(session, f"Delete topic {name} and its messages?", yes=yes):
         return Exit.FAILED
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         admin.delete_topic(name)
     session.output.record({"topic": name, "deleted": True}, f"topic {name} deleted")
     return Exit.OK

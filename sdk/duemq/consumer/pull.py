@@ -64,7 +64,7 @@ class PullConsumer:
             check_group(group)
         self.group = group
         self.settings = settings or ConsumerSettings()
-        self._client = Client(nameserver)
+        self._client = Client(nameserver, self.settings.client)
         # Brokers tell the range of a queue with a group's offset in it; a name of nobody has none.
         self._offsets = OffsetClient(self._client, group or f"nobody-{secrets.token_hex(4)}")
         self._sources: dict[MessageQueue, Source] = {}

@@ -79,7 +79,7 @@ class PushConsumer:
         self._order = order
         self._broadcast = broadcast
         self._member_name = member_name
-        self._client = Client(nameserver)
+        self._client = Client(nameserver, self.settings.client)
         self._share: Share | BroadcastShare | None = None
         self._member: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
