@@ -36,8 +36,9 @@ T = TypeVar("T")
 class Admin:
     """Topics, groups, messages, timers and the state of the cluster.
 
-    Connects when it is made.  No answer is partial in silence: a broker that is away is in the
-    answer's `missing`, or the call raises Unavailable after `request_timeout_s`.
+    Connects when it is made.  No answer is partial in silence: brokers that are away are in the
+    answer's `missing`; where it has none, the call raises PartialAnswer, an Unavailable, with what
+    the others answered.
     """
 
     def __init__(
@@ -89,11 +90,17 @@ class Admin:
         )
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic and its messages on every broker.  Raises TopicNotFound."""
+        """Deletes a topic and its messages on every broker.
+
+        Raises TopicNotFound, and PartialAnswer if a broker is away that may have it, too.
+        """
         self._run(self._core.delete_topic(name))
 
     def topics(self, *, system: bool = False) -> list[TopicSummary]:
-        """All topics, sorted by name.  `system`: with those of DueMQ itself."""
+        """All topics, sorted by name.  `system`: with those of DueMQ itself.
+
+        Raises PartialAnswer, whose `partial` is the list, if a broker is away.
+        """
         return self._run(self._core.topics(system=system))
 
     def describe_topic(self, name: str) -> TopicDescription:
@@ -104,9 +111,13 @@ class Admin:
         """
         return self._run(self._core.describe_topic(name))
 
-    def groups(self) -> list[GroupSummary]:
-        """All consumer groups with members, offsets or settings, sorted by name."""
-        return self._run(self._core.groups())
+    def groups(self, *, lag: bool = False) -> list[GroupSummary]:
+        """All consumer groups with members, offsets or settings, sorted by name.
+
+        `lag`: with how far each is behind: a question more a group.  Raises PartialAnswer, whose
+        `partial` is the list, if a broker is away.
+        """
+        return self._run(self._core.groups(lag=lag))
 
     def describe_group(self, name: str) -> GroupDescription:
         """A group: members, assignment, and how far it is in each queue.
@@ -165,7 +176,7 @@ class Admin:
 
         Raises GroupNotFound, TopicNotFound, QueueNotFound, OffsetOutOfRange, InvalidArgument, and
         Unavailable if a broker is away; then, and in all these cases, nothing was changed, unless
-        the error says so.
+        the error says so.  Of a dry run PartialAnswer, whose `partial` is the list.
         """
         return self._run(
             self._core.reset_offsets(
@@ -266,8 +277,8 @@ class Admin:
         (times as in `reset_offsets`); `limit` at most, None for all.  They are read as they are
         asked for.  A letter's `topic` is where it was sent to first, its `retry` says why it died.
 
-        Raises GroupNotFound, InvalidArgument; Unavailable after the last one where a broker did not
-        answer, so that not all were seen.
+        Raises GroupNotFound, InvalidArgument; PartialAnswer after the last one where a broker did
+        not answer, so that not all were seen.
         """
         selection = Selection(group, message_id, key, since, until, limit)
         for page in self._each(self._core._dead_letters.pages(selection)):

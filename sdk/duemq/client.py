@@ -8,13 +8,15 @@ Owned by one event loop.  Holds the route cache (pushed by all nameservers, see
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from typing import TypeVar
 
 import grpc.aio
 
 from duemq import retry
+from duemq.descriptions import MissingBroker
 from duemq.errors import Closed, DuemqError, InvalidArgument, TopicNotFound, Unavailable
-from duemq.route import Broker, Route, RouteCache, TimerShard
+from duemq.route import Broker, LostBroker, Route, RouteCache, TimerShard
 from duemq.rpc import channel, status
 from duemq.rpc.diagnosis import Finding, diagnose
 from duemq.rpc.watch import RouteWatcher
@@ -154,6 +156,17 @@ class Client:
     def routes(self) -> RouteCache:
         """What is known; changes as nameservers push."""
         return self._routes
+
+    @property
+    def missing(self) -> tuple[MissingBroker, ...]:
+        """Brokers that were there lately, as nameservers or this client know, sorted by name.
+
+        What is put together from the live ones lacks what these store.
+        """
+        found = {lost.broker.name: _story(lost) for lost in self._routes.lost_brokers}
+        for name in self._routes.away:
+            found.setdefault(name, "it was there and is not now")
+        return tuple(MissingBroker(name, found[name]) for name in sorted(found))
 
     def on_routes_changed(self, listener: Callable[[], None]) -> None:
         """Calls `listener` in the loop after each change of the routes, until `off_…`."""
@@ -314,3 +327,9 @@ async def _first_and_those_close_behind(asked: list[asyncio.Task[str]]) -> froze
         done, _ = await asyncio.wait(waiting, timeout=CREATE_GRACE_S)
         made |= {task.result() for task in done if task.exception() is None}
     return frozenset(made)
+
+
+def _story(lost: LostBroker) -> str:
+    since = datetime.fromtimestamp(lost.since_ms / 1000).astimezone().isoformat(timespec="seconds")
+    how = "stopped" if lost.stopped else "fell silent"
+    return f"it was at {lost.broker.address}, {how} at {since} and has not come back"

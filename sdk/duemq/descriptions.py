@@ -80,6 +80,10 @@ class GroupSummary:
     generation: int
     coordinator: str | None
     """The broker that shares its queues out; None: nobody now."""
+    lag: int | None = None
+    """Messages not consumed yet, of all queues with an offset; None: not asked for."""
+    lag_ms: int | None = None
+    """How long the oldest of them has been stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +273,7 @@ class NameserverDescription:
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """A broker that the nameservers list.  With `error`, all after it is unknown: 0."""
+    """A broker that the nameservers list.  With `error`, all between it and `lost_ms` is 0."""
 
     name: str
     address: str
@@ -282,6 +286,8 @@ class BrokerDescription:
     log_durable_position: int = 0
     checkpoint_position: int = 0
     delay_levels_ms: tuple[int, ...] = ()
+    lost_ms: int | None = None
+    """Since when the nameservers have not heard of it; None: it is listed as live."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,9 @@ from duemq.timers import CancelOutcome
 class Admin:
     """Topics, groups, messages, timers and the state of the cluster.
 
-    `await start()` (or `async with`) connects.  No answer is partial in silence: a broker that is
-    away is in the answer's `missing`, or the call raises Unavailable after `request_timeout_s`.
+    `await start()` (or `async with`) connects.  No answer is partial in silence: brokers that are
+    away are in the answer's `missing`; where it has none, the call raises PartialAnswer, an
+    Unavailable, with what the others answered.
     """
 
     def __init__(
@@ -113,9 +114,12 @@ class Admin:
 
     # ── groups ───────────────────────────────────────────────────────────────────────
 
-    async def groups(self) -> list[GroupSummary]:
-        """All consumer groups with members, offsets or settings, sorted by name."""
-        return await self._groups.all()
+    async def groups(self, *, lag: bool = False) -> list[GroupSummary]:
+        """All consumer groups with members, offsets or settings, sorted by name.
+
+        As `duemq.Admin.groups`.
+        """
+        return await self._groups.all(lag=lag)
 
     async def describe_group(self, name: str) -> GroupDescription:
         """A group: members, assignment, and how far it is in each queue.

@@ -126,7 +126,9 @@ class DeadLetters:
         finally:
             for stream in streams:
                 await stream.aclose()
-        refuse_missing(sorted(missing, key=lambda each: each.name))
+        by_name = {each.name: each for each in missing}
+        # What the others have was handed out.
+        refuse_missing([by_name[name] for name in sorted(by_name)], partial=())
 
     async def _ends(self, group: str) -> tuple[dict[str, dict[int, int]], list[MissingBroker]]:
         """Broker → queue → offset past its last dead letter; and who does not answer."""

@@ -137,7 +137,7 @@ async def find(
     deadline = time.monotonic() + timeout_s
     away: list[MissingBroker] = []
     if brokers is None:
-        away = asker.away()
+        away = list(asker.client.missing)
         brokers = [broker.name for broker in asker.brokers()]
     served = False
     for narrowed in _ranges(request, time.time_ns() // 1_000_000):

@@ -22,6 +22,7 @@ COMMANDS = {
     "up": "duemq.cli.up",
     "send": "duemq.cli.send",
     "consume": "duemq.cli.consume",
+    "tail": "duemq.cli.tail",
     "topic": "duemq.cli.topic",
     "group": "duemq.cli.group",
     "message": "duemq.cli.message",
@@ -70,7 +71,12 @@ class Root(click.Group):
             sys.exit(self._run(arguments, output, interruption, *rest, **extra))
 
     def _run(
-        self, arguments: list[str], output: Output, interruption: Interruption, *rest: Any, **extra: Any
+        self,
+        arguments: list[str],
+        output: Output,
+        interruption: Interruption,
+        *rest: Any,
+        **extra: Any,
     ) -> int:
         try:
             code = super().main(arguments, *rest, **extra)
@@ -104,7 +110,8 @@ def _usage_error(output: Output, error: click.ClickException) -> None:
     cls=Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done · 1 something failed · 2 wrong arguments · 3 the cluster cannot be "
-    "reached · 4 no such topic, queue or group · 130 interrupted.",
+    "reached · 4 no such topic, queue or group · 5 a broker is away, the answer is partial · 130 "
+    "interrupted.",
 )
 @click.version_option(package_name="duemq")
 @session_options

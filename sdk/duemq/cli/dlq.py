@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from duemq import Admin, DuemqError, Message, Receipt
-from duemq.cli.consume import message_fields
 from duemq.cli.exits import Exit
-from duemq.cli.output import Output, as_json, error_fields, local_time, one_line
-from duemq.cli.session import Session, pass_session, session_options
-from duemq.errors import TopicNotFound
+from duemq.cli.output import one_line
+from duemq.cli.printing import message_fields
+from duemq.cli.session import Session, known, pass_session, session_options
+from duemq.cli.tally import Tally, progress, quiet_option
+from duemq.cli.text import body_text, local_time, printable
+from duemq.cli.times import moment
+from duemq.descriptions import MissingBroker
+from duemq.errors import PartialAnswer, TopicNotFound
 from duemq.group_topics import dead_letter_topic
 
 BODY_CHARACTERS_SHOWN = 2_000
@@ -35,8 +36,10 @@ def _selection(command: F) -> F:
     options = [
         click.option("--id", "message_id", metavar="ID", help="The one with this message id."),
         click.option("--key", help="Those with this key."),
-        click.option("--since", metavar="TIME", help="Those that died then or later."),
-        click.option("--until", metavar="TIME", help="Those that died before."),
+        click.option(
+            "--since", metavar="TIME", callback=moment(), help="Those that died then or later."
+        ),
+        click.option("--until", metavar="TIME", callback=moment(), help="Those that died before."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -63,7 +66,7 @@ def list_letters(session: Session, /, group: str, limit: int, **wanted: Any) -> 
     """List the dead letters of GROUP, by the time they died.
 
     TIME is RFC 3339 with a time zone, epoch milliseconds, or how long ago: -1h, -2d.  The exit code
-    is 4 if there is no such group, or no letter with this --id; 3 if a broker did not answer, after
+    is 4 if there is no such group, or no letter with this --id; 5 if a broker is away, after
     the letters of the others.  With --json, a line a letter: as of `duemq consume`, without body
     and properties, and group, deliveries, first_failed_ms, last_failed_ms, error, origin {topic,
     broker, queue, offset}.
@@ -125,6 +128,7 @@ def show(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
     "--to", "to_topic", metavar="TOPIC", help="Where to; without, where each was sent to first."
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be sent again.")
+@quiet_option
 @session_options
 @pass_session
 def resend(
@@ -134,6 +138,7 @@ def resend(
     everything: bool,
     to_topic: str | None,
     dry_run: bool,
+    quiet: bool,
     **wanted: Any,
 ) -> Exit:
     """Send dead letters of GROUP again: one, those of a key, those of a time, or all.
@@ -143,9 +148,10 @@ def resend(
     letters stay where they are until the brokers' retention takes them: what is sent again twice is
     there twice.  What dies meanwhile is left for the next time.
 
-    The exit code is 1 if one could not be sent, 4 if there is no such group or letter, 3 if a
-    broker did not answer.  With --json, a line a letter: dead_letter_id, group, died_ms, and
-    message_id, topic, broker, queue, offset of the new one, or error; in a dry run topic only.
+    The exit code is 1 if one could not be sent, 4 if there is no such group or letter, 5 if a
+    broker is away: its letters are left.  With --json, a line a letter: dead_letter_id, group,
+    died_ms, and message_id, topic, broker, queue, offset of the new one, or error; in a dry run
+    topic only.
 
     \b
     Examples:
@@ -157,50 +163,58 @@ def resend(
     if everything == any(value is not None for value in chosen):
         raise click.UsageError("Choose by --id, --key, --since, --until, or say --all.")
     output = session.output
-    sent = _Sent(output, group)
+    quiet = quiet or (not session.json and not wanted["message_id"] and sys.stdout.isatty())
+    tally = Tally(output, quiet=quiet and not dry_run, verb="sent again")
+    sent = _Sent(tally, group)
+    session.interruption.left = lambda: str(tally)
     with session.traced(), session.admin() as admin:
         if dry_run:
-            for letter in admin.dead_letters(group, **wanted):
-                sent.would(letter, to_topic or letter.topic)
-            output.note(f"{sent.count:,} would be sent again")
+            missing = sent.would(admin.dead_letters(group, **wanted), to_topic)
+            output.note(f"{tally.done:,} would be sent again")
         else:
             total = _total(admin, group, wanted["limit"]) if everything else wanted["limit"]
-            with _progress(output, group, total) as advance:
+            with progress(output, group, total, of_bytes=False) as advance:
 
                 def on_sent(letter: Message, outcome: Receipt | DuemqError) -> None:
                     sent.note(letter, outcome)
-                    advance()
+                    advance(1)
 
-                done = admin.resend_dead_letters(
-                    group, to_topic=to_topic, on_sent=on_sent, **wanted
+                _, missing = known(
+                    lambda: admin.resend_dead_letters(
+                        group, to_topic=to_topic, on_sent=on_sent, **wanted
+                    )
                 )
-            output.note(f"{done.sent:,} sent again, {done.failed:,} not")
-    if sent.failed:
+            tally.sum_up()
+    output.missing(missing)
+    if tally.failed:
         return Exit.FAILED
-    return Exit.NOT_FOUND if wanted["message_id"] and not sent.count else Exit.OK
+    if missing:
+        return Exit.PARTIAL
+    return Exit.NOT_FOUND if wanted["message_id"] and not tally.done else Exit.OK
 
 
 class _Sent:
     """Prints what becomes of each letter."""
 
-    def __init__(self, output: Output, group: str) -> None:
-        self.count = self.failed = 0
-        self._output = output
+    def __init__(self, tally: Tally, group: str) -> None:
+        self._tally = tally
         self._group = group
 
-    def would(self, letter: Message, topic: str) -> None:
-        """Of a dry run."""
-        self.count += 1
-        self._output.record(
-            {**self._named(letter), "topic": topic}, f"{letter.message_id}  → {topic}"
-        )
+    def would(self, letters: Iterator[Message], to_topic: str | None) -> tuple[MissingBroker, ...]:
+        """A dry run; answers the brokers that are away."""
+        try:
+            for letter in letters:
+                topic = to_topic or letter.topic
+                row = {**self._named(letter), "topic": topic}
+                self._tally.add(row, f"{printable(letter.message_id)}  → {topic}")
+        except PartialAnswer as error:
+            return error.missing
+        return ()
 
     def note(self, letter: Message, outcome: Receipt | DuemqError) -> None:
         """It was sent again, or not."""
-        self.count += 1
         if isinstance(outcome, DuemqError):
-            self.failed += 1
-            self._note_failure(letter, outcome)
+            self._tally.fail(self._named(letter), letter.message_id, outcome)
             return
         place = {
             "message_id": outcome.message_id,
@@ -210,14 +224,8 @@ class _Sent:
             "offset": outcome.offset,
         }
         where = f"{outcome.topic} {outcome.broker}/{outcome.queue} @ {outcome.offset}"
-        line = f"{letter.message_id}  → {where}  {outcome.message_id}"
-        self._output.record({**self._named(letter), **place}, line)
-
-    def _note_failure(self, letter: Message, error: DuemqError) -> None:
-        if self._output.as_json:
-            click.echo(as_json({**self._named(letter), "error": error_fields(error)}))
-        else:
-            click.echo(f"duemq: {letter.message_id} not sent: {one_line(error)}", err=True)
+        line = f"{printable(letter.message_id)}  → {where}  {outcome.message_id}"
+        self._tally.add({**self._named(letter), **place}, line)
 
     def _named(self, letter: Message) -> dict[str, Any]:
         return {
@@ -247,24 +255,6 @@ def _total(admin: Admin, group: str, limit: int | None) -> int | None:
     except TopicNotFound:
         return None
     return count if limit is None else min(count, limit)
-
-
-@contextmanager
-def _progress(output: Output, group: str, total: int | None) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, when that is a terminal."""
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=output.as_json or not console.is_terminal,
-        # Else rich would move what goes to a redirected standard output to standard error.
-        redirect_stdout=sys.stdout.isatty(),
-    ) as progress:
-        task = progress.add_task(group, total=total)
-        yield lambda: progress.advance(task)
 
 
 def _row(letter: Message) -> dict[str, Any]:
@@ -303,11 +293,11 @@ def _fields(group: str, letter: Message, *, body: bool = True) -> dict[str, Any]
 
 def _story(letter: Message) -> Iterator[str]:
     """A dead letter for people."""
-    yield f"{letter.message_id}"
+    yield printable(letter.message_id)
     named = {"key": letter.key, "tag": letter.tag, "ordering key": letter.ordering_key}
     for name, value in named.items():
         if value:
-            yield f"  {name:<13} {value}"
+            yield f"  {name:<13} {printable(value)}"
     story = letter.retry
     if story is not None:
         place = f"{story.origin_broker}/{story.origin_queue} @ {story.origin_offset}"
@@ -317,7 +307,7 @@ def _story(letter: Message) -> Iterator[str]:
         yield f"  {'because':<13} {one_line(story.error) if story.error else '-'}"
     yield f"  {'dead letter':<13} {letter.broker}/{letter.queue} @ {letter.offset}"
     for name, value in letter.properties.items():
-        yield f"  {'property':<13} {name} = {value}"
-    body = letter.body.decode(errors="backslashreplace")
+        yield f"  {'property':<13} {printable(name)} = {printable(value)}"
+    body = body_text(letter.body)
     more = f" … ({len(letter.body):,} bytes)" if len(body) > BODY_CHARACTERS_SHOWN else ""
     yield f"  {'body':<13} {body[:BODY_CHARACTERS_SHOWN]}{more}"

@@ -9,7 +9,15 @@ import click
 
 from duemq import Admin
 from duemq.cli.exits import Exit
-from duemq.cli.session import Session, confirmed, pass_session, session_options, yes_option
+from duemq.cli.session import (
+    Session,
+    confirmed,
+    known,
+    pass_session,
+    session_options,
+    yes_option,
+)
+from duemq.cli.times import moment
 from duemq.descriptions import OffsetChange
 from duemq.errors import InvalidArgument
 
@@ -27,6 +35,7 @@ def dry_run_option(command: F) -> F:
 @click.option(
     "--to",
     metavar="earliest|latest|TIME",
+    callback=moment("earliest", "latest"),
     help="An end, or a time: the first message stored then or later.",
 )
 @click.option("--offset", type=click.IntRange(0), help="In place of --to.")
@@ -52,8 +61,9 @@ def reset(
     What they have in hand at that moment they may finish.  Other queues are not disturbed.  TIME is
     RFC 3339 with a time zone, epoch milliseconds, or how long ago: -1h, -2d, -1h30m.
 
-    With --json, a line a queue: group, topic, broker, queue, before, after, min_offset,
-    max_offset, dry_run.
+    While a broker is away nothing is moved (exit code 3), unless --queue names others; a dry run
+    shows what the others know (exit code 5).  With --json, a line a queue: group, topic, broker,
+    queue, before, after, min_offset, max_offset, dry_run; and {missing_brokers}.
 
     \b
     Examples:
@@ -134,14 +144,16 @@ def _move(
 ) -> Exit:
     """Prints what changes; asks before it does where somebody can answer."""
     with session.admin() as admin:
-        planned = move(admin, True)
+        planned, missing = known(lambda: move(admin, True))
         if dry_run:
             _print_changes(session, name, planned, dry_run=True)
-            return Exit.OK
+            session.output.missing(missing)
+            return Exit.PARTIAL if missing else Exit.OK
         if not session.json:
             _print_changes(session, name, planned, dry_run=True)
         if not confirmed(session, f"Move group {name} so?", yes=yes):
             return Exit.FAILED
+        session.changes()
         done = move(admin, False)
     if session.json:
         _print_changes(session, name, done, dry_run=False)

@@ -8,21 +8,32 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from duemq import Admin, ClientSettings, ConsumerSettings, ProducerSettings, telemetry
+from duemq import telemetry
 from duemq.cli import contexts
 from duemq.cli.interrupts import Interruption
 from duemq.cli.output import Output
 from duemq.cli.seconds import Seconds
-from duemq.settings import DEFAULT_NAMESERVER
+from duemq.descriptions import MissingBroker
+from duemq.errors import DuemqError, PartialAnswer
+from duemq.settings import (
+    DEFAULT_NAMESERVER,
+    NAMESERVER_VARIABLE,
+    ClientSettings,
+    ProducerSettings,
+)
+
+if TYPE_CHECKING:
+    from duemq import Admin, ConsumerSettings
 
 # People wait: what does not answer for so long is away.
 CONNECT_TIMEOUT_S = 3.0
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 @dataclass
@@ -50,12 +61,12 @@ class Session:
         """How long to wait for the cluster."""
         if self.timeout_s is None:
             return ClientSettings(connect_timeout_s=CONNECT_TIMEOUT_S)
-        return ClientSettings(
-            connect_timeout_s=self.timeout_s, request_timeout_s=self.timeout_s
-        )
+        return ClientSettings(connect_timeout_s=self.timeout_s, request_timeout_s=self.timeout_s)
 
     def admin(self) -> Admin:
         """An admin client.  Raises Unavailable if no nameserver answers."""
+        from duemq import Admin  # loaded by those who need it: commands start fast
+
         return Admin(self.nameserver, settings=self.client_settings)
 
     def producer_settings(self) -> ProducerSettings:
@@ -66,9 +77,21 @@ class Session:
 
     def consumer_settings(self) -> ConsumerSettings:
         """Of a consumer."""
+        from duemq import ConsumerSettings
+
         if self.timeout_s is None:
             return ConsumerSettings(client=self.client_settings)
         return ConsumerSettings(client=self.client_settings, start_timeout_s=self.timeout_s)
+
+    def missing(self, topic: str) -> tuple[MissingBroker, ...]:
+        """Brokers that may have messages of the topic and do not answer."""
+        try:
+            with self.admin() as admin:
+                return admin.describe_topic(topic).missing
+        except PartialAnswer as error:
+            return error.missing
+        except DuemqError as error:
+            return (MissingBroker("the brokers", str(error)),)
 
     def changes(self) -> None:
         """From here on the command changes something: who interrupts it is told."""
@@ -115,7 +138,7 @@ def session_options(command: F) -> F:
     nameserver = click.option(
         "--nameserver",
         metavar="HOST:PORT[,…]",
-        envvar="DUEMQ_NAMESERVER",
+        envvar=NAMESERVER_VARIABLE,
         show_envvar=True,
         expose_value=False,
         is_eager=True,
@@ -140,6 +163,16 @@ def session_options(command: F) -> F:
         help="Print JSON Lines, one object a line, errors too.",
     )
     return nameserver(timeout(json(command)))
+
+
+def known(answer: Callable[[], T]) -> tuple[T, tuple[MissingBroker, ...]]:
+    """An answer, and the brokers whose part is not in it.  Raises DuemqErrors."""
+    try:
+        return answer(), ()
+    except PartialAnswer as error:
+        if error.partial is None:
+            raise
+        return cast(T, error.partial), error.missing
 
 
 def yes_option(command: F) -> F:

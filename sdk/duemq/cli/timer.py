@@ -32,6 +32,7 @@ def cancel(session: Session, handles: tuple[str, ...]) -> Exit:
     Example:
       duemq timer cancel dmq1AAECAwQFBgc…
     """
+    session.changes()
     with session.admin() as admin:
         outcomes = [str(outcome.value) for outcome in admin.cancel(list(handles))]
     for handle, outcome in zip(handles, outcomes, strict=True):

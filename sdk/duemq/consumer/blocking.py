@@ -15,6 +15,7 @@ from duemq.consumer.pull import Place
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
 from duemq.consumer.subscription import Topics
 from duemq.consumer.workers import Callback
+from duemq.descriptions import MissingBroker
 from duemq.errors import Closed
 from duemq.loop_thread import Hosted, LoopThread
 from duemq.message import Message
@@ -101,6 +102,11 @@ class PushConsumer:
     def queues(self) -> frozenset[MessageQueue]:
         """The queues that are consumed now."""
         return self._consumer.queues
+
+    @property
+    def missing(self) -> tuple[MissingBroker, ...]:
+        """Brokers that are away: what they store comes when they are back."""
+        return self._consumer.missing
 
     def start(self) -> None:
         """Joins the group; returns when the group has answered.
@@ -218,8 +224,16 @@ class PullConsumer:
     ) -> None:
         self.close()
 
+    @property
+    def missing(self) -> tuple[MissingBroker, ...]:
+        """Brokers that are away: what they store is not read, until they are back.
+
+        A topic is read to its end only while there is none.
+        """
+        return self._consumer.missing
+
     def queues(self, topic: str) -> list[MessageQueue]:
-        """Answers the topic's queues, sorted.  Raises TopicNotFound."""
+        """Answers the topic's queues, sorted, without those of `missing`.  Raises TopicNotFound."""
         return self._run(self._consumer.queues(topic))
 
     def assign(

@@ -15,6 +15,7 @@ from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, check_ch
 from duemq.consumer.share import Share
 from duemq.consumer.subscription import Topics, subscriptions_of
 from duemq.consumer.workers import Callback
+from duemq.descriptions import MissingBroker
 from duemq.errors import Closed, FencedMember, Rejected, Timeout
 from duemq.rpc.streams import first_of
 
@@ -163,6 +164,11 @@ class PushConsumer:
     def queues(self) -> frozenset[MessageQueue]:
         """The queues that are consumed now."""
         return self._share.queues if self._share is not None else frozenset()
+
+    @property
+    def missing(self) -> tuple[MissingBroker, ...]:
+        """Brokers that are away: what they store comes when they are back."""
+        return self._client.missing
 
     def _new_share(self) -> Share | BroadcastShare:
         kind = BroadcastShare if self._broadcast else Share

@@ -6,7 +6,8 @@ import pytest
 
 from duemq import errors
 from duemq.cli.exits import Exit, exit_of
-from duemq.cli.output import Output, duration, error_fields, exact_duration, shown
+from duemq.cli.output import Output, error_fields
+from duemq.cli.text import duration, exact_duration, shown
 from duemq.descriptions import MissingBroker
 
 ROWS = [{"name": "a", "count": 1_000}, {"name": "b", "count": None}]
