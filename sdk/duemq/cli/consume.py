@@ -13,6 +13,7 @@ from types import FrameType
 import click
 
 from duemq import Message, PushConsumer, Sql
+from duemq.cli import interrupts
 from duemq.cli.exits import Exit
 from duemq.cli.printing import MessagePrinter, raw_option
 from duemq.cli.seconds import Seconds
@@ -107,21 +108,22 @@ def consume(
         nameserver=session.nameserver,
         settings=session.consumer_settings(),
     )
-    before = signal.signal(signal.SIGTERM, printer.interrupt)
-    try:
-        with session.traced(), consumer:
-            threading.Thread(target=printer.follow, args=(consumer,), daemon=True).start()
-            printer.wait(idle_timeout)
-            missing = consumer.missing
-        printer.closed = True
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with (
+        interrupts.handled(signal.SIGTERM, printer.interrupt),
+        session.traced(),
+        consumer,
+    ):
+        session.output.warn_missing(consumer.missing)
+        threading.Thread(target=printer.follow, args=(consumer,), daemon=True).start()
+        printer.wait(idle_timeout)
+    printer.closed = True
     if printer.failure is not None:
         raise printer.failure
     if count is not None and printer.printed < count:
         session.output.note(f"{printer.printed} of {count} messages came")
     if printer.printed == count:
         return Exit.OK
+    missing = session.missing(topic)
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
 

@@ -67,6 +67,21 @@ def bounded(interruption: Interruption) -> Iterator[None]:
         pressed.put(False)
 
 
+@contextmanager
+def handled(
+    number: signal.Signals, handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Within, the signal has this handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 def unbound() -> None:
     """Ctrl-C is an ordinary KeyboardInterrupt again: for who has processes of its own to end."""
     if threading.current_thread() is threading.main_thread():

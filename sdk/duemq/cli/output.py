@@ -60,6 +60,11 @@ class Output:
         for broker in brokers:
             click.echo(f"duemq: incomplete, no answer of {broker.name}: {broker.error}", err=True)
 
+    def warn_missing(self, brokers: Sequence[MissingBroker]) -> None:
+        """As `missing`, before the answer begins; to people only."""
+        if not self.as_json:
+            self.missing(brokers)
+
     def error(self, error: Exception | str) -> None:
         """A failure, in one line."""
         if isinstance(error, PartialAnswer) and error.partial is not None:
