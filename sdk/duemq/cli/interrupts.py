@@ -8,8 +8,8 @@ at once.
 from __future__ import annotations
 
 import os
-import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +19,9 @@ from types import FrameType
 from duemq.cli.exits import Exit
 
 GRACE_S = 0.7
+POKE_S = 0.05
+# A signal that nobody sends us otherwise; Windows has none, and needs none.
+POKE = getattr(signal, "SIGURG", signal.SIGTERM)
 
 
 class Interruption:
@@ -44,27 +47,63 @@ def bounded(interruption: Interruption) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are not ours
         return
-    # Not an Event: the signal may come while the main thread holds its lock.
-    pressed: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    # Handlers run when the main thread comes to it.  That may never be: a signal that comes just
+    # before it waits for a lock does not end the wait.  The wake-up socket is written at once.
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    press = _Press()
 
-    def end() -> None:
-        if pressed.get():
-            time.sleep(GRACE_S)
+    def watch() -> None:
+        with heard:
+            if not _hears(heard, None):
+                return
+            deadline = time.monotonic() + GRACE_S
+            while (left_s := deadline - time.monotonic()) > 0:
+                press.ensure()
+                if _hears(heard, min(left_s, POKE_S)):
+                    break
             _end(interruption)
 
-    def press(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, lambda *_: _end(interruption))
-        pressed.put(True)
-        raise KeyboardInterrupt
-
-    threading.Thread(target=end, name="interrupted", daemon=True).start()
-    before = signal.signal(signal.SIGINT, press)
+    threading.Thread(target=watch, name="interrupts", daemon=True).start()
+    before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
     try:
-        yield
+        with handled(signal.SIGINT, press), handled(POKE, lambda *_: None):
+            yield
     finally:
-        if signal.getsignal(signal.SIGINT) is press:
-            signal.signal(signal.SIGINT, before)
-        pressed.put(False)
+        signal.set_wakeup_fd(before)
+        if not press.raised:
+            told.close()  # it ends the watch
+
+
+class _Press:
+    """The handler: raises KeyboardInterrupt in the main thread, once."""
+
+    def __init__(self) -> None:
+        self.raised = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.raised:
+            self.raised = True
+            raise KeyboardInterrupt
+
+    def ensure(self) -> None:
+        """Ends a wait of the main thread that the signal has not ended."""
+        if not self.raised and hasattr(signal, "pthread_kill"):
+            ident = threading.main_thread().ident
+            assert ident is not None
+            signal.pthread_kill(ident, POKE)
+
+
+def _hears(heard: socket.socket, timeout_s: float | None) -> bool:
+    """Whether SIGINT came in time; False, too, when it is over."""
+    heard.settimeout(timeout_s)
+    try:
+        while signals := heard.recv(64):
+            if signal.SIGINT in signals:
+                return True
+    except TimeoutError:
+        pass
+    return False
 
 
 @contextmanager
