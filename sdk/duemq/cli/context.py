@@ -23,16 +23,16 @@ def context() -> None:
 
 @context.command()
 @click.argument("name")
-@click.argument("nameserver", metavar="HOST:PORT[,…]")
+@click.argument("address", metavar="HOST:PORT[,…]")
 @session_options
 @pass_session
-def add(session: Session, /, name: str, nameserver: str) -> None:
+def add(session: Session, /, name: str, address: str) -> None:
     """Name a cluster, or give NAME another address.  The first one is the current.
 
     Nothing is asked of the cluster.  With --json: context, nameserver, current.
     """
     known = contexts.load()
-    known.add(name, nameserver)
+    known.add(name, address)
     contexts.save(known)
     _told(session, known, name)
 
