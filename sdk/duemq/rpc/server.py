@@ -67,9 +67,12 @@ UNSENT_CHECK_S = 1.0
 BURST_BYTES = 64 << 20
 
 
-def announce(address: str) -> None:
+def announce(address: str, metrics_address: str = "") -> None:
     """Tells the starter of this process, on stdout, where it listens."""
-    print(json.dumps({"event": "listening", "address": address}), flush=True)
+    told = {"event": "listening", "address": address}
+    if metrics_address:
+        told["metrics"] = metrics_address
+    print(json.dumps(told), flush=True)
 
 
 class Server:
@@ -130,7 +133,7 @@ class Server:
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         log.info("listening on %s, advertised as %s", self.address, self.advertised)
         if announced:
-            announce(self.address)
+            announce(self.address, self.metrics_address)
 
     def _bind(self) -> None:
         host, _ = check_address("listen", self._settings.listen, port_min=0)
@@ -140,11 +143,17 @@ class Server:
             raise OSError(f"cannot listen on {self._settings.listen}: {error}") from error
         wildcard = host in ("0.0.0.0", "::")
         self.address = _joined("127.0.0.1" if wildcard else host, port)
-        self.advertised = self._settings.advertise or self.address
+        self.advertised = self._advertised(port)
         if wildcard and not self._settings.advertise:
             log.warning(
                 "advertising %s: only this machine can reach it; see --advertise", self.address
             )
+
+    def _advertised(self, port: int) -> str:
+        if not self._settings.advertise:
+            return self.address
+        host, given = check_address("advertise", self._settings.advertise, port_min=0)
+        return _joined(host, given or port)
 
     async def ready(self) -> None:
         """The services are ready for clients."""
