@@ -13,7 +13,7 @@ from types import FrameType
 import click
 
 from duemq import Message, PushConsumer, Sql
-from duemq.cli import interrupts
+from duemq.cli import completion, interrupts
 from duemq.cli.exits import Exit
 from duemq.cli.printing import MessagePrinter, raw_option
 from duemq.cli.seconds import Seconds
@@ -26,8 +26,13 @@ from duemq.moments import epoch_ms
 
 
 @click.command()
-@click.argument("topic")
-@click.option("--group", required=True, help="Members of a group share the topic's queues.")
+@click.argument("topic", shell_complete=completion.topics)
+@click.option(
+    "--group",
+    required=True,
+    shell_complete=completion.groups,
+    help="Members of a group share the topic's queues.",
+)
 @click.option(
     "--from",
     "start",

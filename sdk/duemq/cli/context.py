@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from duemq.cli import contexts
+from duemq.cli import completion, contexts
 from duemq.cli.session import Session, pass_session, session_options
 
 
@@ -38,7 +38,7 @@ def add(session: Session, /, name: str, address: str) -> None:
 
 
 @context.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.contexts)
 @session_options
 @pass_session
 def use(session: Session, /, name: str) -> None:
@@ -67,7 +67,7 @@ def list_contexts(session: Session, /) -> None:
 
 
 @context.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.contexts)
 @session_options
 @pass_session
 def rm(session: Session, /, name: str) -> None:

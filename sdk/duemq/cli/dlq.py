@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from duemq import Admin, DuemqError, Message, Receipt
+from duemq.cli import completion
 from duemq.cli.exits import Exit
 from duemq.cli.output import one_line
 from duemq.cli.printing import message_fields
@@ -57,7 +58,7 @@ def _limit(default: int | None) -> Callable[[F], F]:
 
 
 @dlq.command("list")
-@click.argument("group")
+@click.argument("group", shell_complete=completion.groups)
 @_selection
 @_limit(100)
 @session_options
@@ -93,7 +94,7 @@ def list_letters(session: Session, /, group: str, limit: int, **wanted: Any) -> 
 
 
 @dlq.command()
-@click.argument("group")
+@click.argument("group", shell_complete=completion.groups)
 @_selection
 @_limit(10)
 @session_options
@@ -120,7 +121,7 @@ def show(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
 
 
 @dlq.command()
-@click.argument("group")
+@click.argument("group", shell_complete=completion.groups)
 @_selection
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @_limit(None)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from duemq.cli import offsets
+from duemq.cli import completion, offsets
 from duemq.cli.exits import Exit
 from duemq.cli.session import (
     Session,
@@ -81,7 +81,7 @@ def list_groups(session: Session, /, system: bool, no_lag: bool) -> Exit:
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.groups)
 @session_options
 @pass_session
 def show(session: Session, /, name: str) -> Exit:
@@ -302,7 +302,7 @@ def create(
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.groups)
 @policy_options
 @session_options
 @pass_session
@@ -353,7 +353,7 @@ def _told(session: Session, name: str, policy: RetryPolicy) -> None:
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.groups)
 @yes_option
 @session_options
 @pass_session

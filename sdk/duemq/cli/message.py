@@ -8,6 +8,7 @@ import click
 
 from duemq import Message
 from duemq.aio.finding import LOOKUP_TIMEOUT_S
+from duemq.cli import completion
 from duemq.cli.exits import Exit
 from duemq.cli.output import one_line
 from duemq.cli.printing import message_fields
@@ -25,7 +26,7 @@ def message() -> None:
 
 
 @message.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=completion.topics)
 @click.option("--key", help="With this key.")
 @click.option("--id", "message_id", metavar="ID", help="With this message id.")
 @click.option("--since", metavar="TIME", callback=moment(), help="Stored then or later.")
@@ -90,7 +91,7 @@ def _row(each: Message) -> dict[str, Any]:
 
 
 @message.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=completion.topics)
 @click.argument("message_id", metavar="ID")
 @click.option(
     "--since",

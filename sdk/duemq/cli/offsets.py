@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from duemq import Admin
+from duemq.cli import completion
 from duemq.cli.exits import Exit
 from duemq.cli.session import (
     Session,
@@ -30,8 +31,8 @@ def dry_run_option(command: F) -> F:
 
 
 @click.command()
-@click.argument("name")
-@click.option("--topic", required=True, help="Whose queues.")
+@click.argument("name", shell_complete=completion.groups)
+@click.option("--topic", required=True, shell_complete=completion.topics, help="Whose queues.")
 @click.option(
     "--to",
     metavar="earliest|latest|TIME",
@@ -81,8 +82,12 @@ def reset(
 
 
 @click.command()
-@click.argument("name")
-@click.option("--topic", help="Only this one; otherwise all that the group has read.")
+@click.argument("name", shell_complete=completion.groups)
+@click.option(
+    "--topic",
+    shell_complete=completion.topics,
+    help="Only this one; otherwise all that the group has read.",
+)
 @dry_run_option
 @yes_option
 @session_options
@@ -106,9 +111,9 @@ def skip(session: Session, /, name: str, topic: str | None, dry_run: bool, yes: 
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.groups)
 @click.argument("to_name")
-@click.option("--topic", help="Only this one.")
+@click.option("--topic", shell_complete=completion.topics, help="Only this one.")
 @dry_run_option
 @yes_option
 @session_options

@@ -15,7 +15,7 @@ from typing import Any, Self
 import click
 
 from duemq import Producer
-from duemq.cli import inputs, times
+from duemq.cli import completion, inputs, times
 from duemq.cli.exits import Exit
 from duemq.cli.inputs import Entry
 from duemq.cli.output import Output
@@ -71,7 +71,7 @@ class Template:
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=completion.topics)
 @click.argument("body", required=False)
 @click.option(
     "--file",

@@ -9,6 +9,7 @@ import click
 
 from duemq import Message, PullConsumer, Sql
 from duemq.balance import MessageQueue
+from duemq.cli import completion
 from duemq.cli.exits import Exit
 from duemq.cli.printing import MessagePrinter, raw_option
 from duemq.cli.session import Session, pass_session, session_options
@@ -27,7 +28,7 @@ LOOK_EVERY_S = 5.0
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=completion.topics)
 @click.option(
     "-n",
     "--lines",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from duemq.cli import completion
 from duemq.cli.exits import Exit
 from duemq.cli.session import (
     Session,
@@ -99,7 +100,7 @@ def list_topics(session: Session, /, system: bool) -> Exit:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.topics)
 @session_options
 @pass_session
 def show(session: Session, /, name: str) -> Exit:
@@ -144,7 +145,7 @@ def show(session: Session, /, name: str) -> Exit:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.topics)
 @yes_option
 @session_options
 @pass_session
