@@ -10,6 +10,8 @@ GROUP_CHARACTERS_MAX = 127
 
 TIMER_TOPIC = "%TIMER%"
 TIMER_GROUP = "%TIMER%"
+# Its offset in a queue: what lies before was purged.
+PURGED_GROUP = "%PURGED%"
 RETRY_PREFIX = group_topics.retry_topic("")
 DEAD_LETTER_PREFIX = group_topics.dead_letter_topic("")
 
@@ -42,7 +44,7 @@ def check_topic(name: str) -> None:
 
 def check_group(name: str, field: str = "group") -> None:
     """Raises InvalidArgument unless `name` may name a consumer group."""
-    if not _NAME.match(name):
+    if not _NAME.match(name) or name == PURGED_GROUP:
         raise InvalidArgument(
             f"{field}: {name[:200]!r} is not a legal name: {_RULE}",
             field=field,

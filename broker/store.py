@@ -12,7 +12,7 @@ that position, the loop hands it to `durable`, and only then do consumers see th
 import logging
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -363,6 +363,27 @@ class Store:
         _, settled = self._append(journal.TOPIC_DELETED, [journal.topic_deleted(name)])
         self.tables.remove_topic(name)
         self.on_report()
+        return settled
+
+    def purge(self, name: str, cuts: Mapping[int, int]) -> int:
+        """Takes the records of queues before an offset away from everybody, for good.
+
+        Settled.  Raises TopicNotFound, QueueNotFound, OffsetOutOfRange, InvalidArgument, ReadOnly,
+        Overloaded; nothing was purged then.
+        """
+        self.check_writable()
+        self.topics.check_deletable(name)
+        changes: list[tuple[GroupQueue, Progress]] = []
+        for queue_id, offset in cuts.items():
+            queue = self.queue(name, queue_id)
+            key = GroupQueue(names.PURGED_GROUP, name, queue_id)
+            purged = self.offsets.commit(key, 0, offset, queue.max_offset)
+            if offset > queue.min_offset:
+                changes.append((key, purged))
+        if not changes:
+            return self.log.end_position  # what was purged before may be on its way to the disk
+        settled = self.put_offsets(names.PURGED_GROUP, changes)
+        self.tables.purge(changes)
         return settled
 
     def ensure_timer_topic(self) -> None:

@@ -18,6 +18,7 @@ from duemq.descriptions import (
     GroupSummary,
     MessageTrace,
     OffsetChange,
+    PurgedQueue,
     TimerOwner,
     TimerStats,
     TopicDescription,
@@ -95,6 +96,15 @@ class Admin:
         Raises TopicNotFound, and PartialAnswer if a broker is away that may have it, too.
         """
         self._run(self._core.delete_topic(name))
+
+    def purge_topic(self, name: str, *, dry_run: bool = False) -> list[PurgedQueue]:
+        """Takes all messages of a topic away, for every group; what is sent from now on stays.
+
+        Offsets go on.  The space comes back with retention.  `dry_run` only answers what would go.
+        Raises TopicNotFound, InvalidArgument, and PartialAnswer, whose `partial` is what was done,
+        if a broker is away.
+        """
+        return self._run(self._core.purge_topic(name, dry_run=dry_run))
 
     def topics(self, *, system: bool = False) -> list[TopicSummary]:
         """All topics, sorted by name.  `system`: with those of DueMQ itself.
@@ -310,6 +320,10 @@ class Admin:
         for page in self._each(self._core._dead_letters.resend(selection, to_topic)):
             resending.add(page)
         return resending.done()
+
+    def purge_dead_letters(self, group: str, *, dry_run: bool = False) -> list[PurgedQueue]:
+        """Takes all dead letters of a group away.  As `purge_topic`; raises GroupNotFound."""
+        return self._run(self._core.purge_dead_letters(group, dry_run=dry_run))
 
     def cluster(self) -> ClusterDescription:
         """What runs.  Who does not answer is listed with the error."""

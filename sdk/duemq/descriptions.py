@@ -44,6 +44,11 @@ class QueueRange:
     in_per_s: float = 0.0
     """Messages stored a second, over the last minute."""
 
+    @property
+    def messages(self) -> int:
+        """Kept now."""
+        return self.max_offset - self.min_offset
+
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
@@ -58,7 +63,7 @@ class TopicDescription:
     @property
     def messages(self) -> int:
         """Kept now."""
-        return sum(queue.max_offset - queue.min_offset for queue in self.queues)
+        return sum(queue.messages for queue in self.queues)
 
     @property
     def in_per_s(self) -> float:
@@ -69,6 +74,18 @@ class TopicDescription:
     def last_store_ms(self) -> int | None:
         """Of the newest message of all."""
         return max((queue.last_store_ms or 0 for queue in self.queues), default=0) or None
+
+
+@dataclass(frozen=True, slots=True)
+class PurgedQueue:
+    """A queue whose messages below `offset` were taken away, or would be."""
+
+    topic: str
+    broker: str
+    queue: int
+    offset: int
+    messages: int
+    """How many."""
 
 
 @dataclass(frozen=True, slots=True)

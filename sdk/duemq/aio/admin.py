@@ -28,11 +28,14 @@ from duemq.descriptions import (
     GroupSummary,
     MessageTrace,
     OffsetChange,
+    PurgedQueue,
     TimerOwner,
     TimerStats,
     TopicDescription,
     TopicSummary,
 )
+from duemq.errors import TopicNotFound
+from duemq.group_topics import dead_letter_topic
 from duemq.message import Message
 from duemq.moments import Moment
 from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
@@ -103,6 +106,10 @@ class Admin:
     async def delete_topic(self, name: str) -> None:
         """Deletes a topic and its messages on every broker.  Raises TopicNotFound."""
         await self._topics.delete(name)
+
+    async def purge_topic(self, name: str, *, dry_run: bool = False) -> list[PurgedQueue]:
+        """Takes all messages of a topic away.  As `duemq.Admin.purge_topic`."""
+        return await self._topics.purge(name, dry_run)
 
     async def topics(self, *, system: bool = False) -> list[TopicSummary]:
         """All topics, sorted by name.  `system`: with those of DueMQ itself."""
@@ -274,6 +281,14 @@ class Admin:
             async for page in pages:
                 resending.add(page)
         return resending.done()
+
+    async def purge_dead_letters(self, group: str, *, dry_run: bool = False) -> list[PurgedQueue]:
+        """Takes all dead letters of a group away.  As `duemq.Admin.purge_dead_letters`."""
+        try:
+            return await self._topics.purge(dead_letter_topic(group), dry_run)
+        except TopicNotFound:
+            await self._groups.describe(group)  # GroupNotFound, if there is none
+            return []
 
     # ── the cluster ──────────────────────────────────────────────────────────────────
 

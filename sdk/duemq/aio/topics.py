@@ -8,8 +8,14 @@ from collections.abc import Iterable, Sequence
 
 import grpc.aio
 
-from duemq.aio.asking import Asker, refuse_missing
-from duemq.descriptions import MissingBroker, QueueRange, TopicDescription, TopicSummary
+from duemq.aio.asking import Asker, Method, refuse_missing
+from duemq.descriptions import (
+    MissingBroker,
+    PurgedQueue,
+    QueueRange,
+    TopicDescription,
+    TopicSummary,
+)
 from duemq.errors import InvalidArgument, TopicExists, TopicNotFound
 from duemq.route import Broker
 from duemq.v1 import admin_pb2, admin_pb2_grpc
@@ -101,6 +107,37 @@ class Topics:
         )
         done = f"deleted at {', '.join(deleted)}: delete it again when all are there"
         refuse_missing(missing, done, deleted)
+
+    async def purge(self, name: str, dry_run: bool) -> list[PurgedQueue]:
+        """See Admin.purge_topic."""
+        found = await self.describe(name)
+        purged = [
+            PurgedQueue(name, each.broker, each.queue, each.max_offset, each.messages)
+            for each in found.queues
+        ]
+        missing = list(found.missing)
+        if not dry_run:
+            # Up to the ends that were seen: a repetition takes nothing that came since.
+            cuts: defaultdict[str, list[admin_pb2.QueueCut]] = defaultdict(list)
+            for each in purged:
+                cut = admin_pb2.QueueCut(queue_id=each.queue, before_offset=each.offset)
+                cuts[each.broker].append(cut)
+            done = await self._asker.gather(
+                {broker: self._purging(name, cuts[broker]) for broker in cuts},
+                (TopicNotFound,),  # deleted meanwhile
+                self._asker.timeout_s,
+            )
+            missing += done.missing
+            purged = [each for each in purged if each.broker in done.by_broker]
+        refuse_missing(missing, partial=purged)
+        return purged
+
+    @staticmethod
+    def _purging(name: str, cuts: list[admin_pb2.QueueCut]) -> Method[admin_pb2.TopicDescription]:
+        request = admin_pb2.PurgeTopicRequest(name=name, cuts=cuts)
+        return lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).PurgeTopic(
+            request, timeout=left_s
+        )
 
     async def all(self, *, system: bool) -> list[TopicSummary]:
         """See Admin.topics."""

@@ -6,7 +6,8 @@ import logging
 import signal
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
 
@@ -23,6 +24,8 @@ from duemq.consumer.outcomes import NotTaken
 from duemq.consumer.settings import Order, StartFrom
 from duemq.errors import DuemqError
 from duemq.moments import epoch_ms
+
+_LOG = logging.getLogger("duemq.consumer")
 
 
 @click.command()
@@ -114,6 +117,7 @@ def consume(
         settings=session.consumer_settings(),
     )
     with (
+        _log_as_it_was(),
         interrupts.handled(signal.SIGTERM, printer.interrupt),
         session.traced(),
         consumer,
@@ -131,6 +135,16 @@ def consume(
     missing = session.missing(topic)
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
+
+
+@contextmanager
+def _log_as_it_was() -> Iterator[None]:
+    """`_Printer` silences it at its end."""
+    level = _LOG.level
+    try:
+        yield
+    finally:
+        _LOG.setLevel(level)
 
 
 def _start_of(text: str) -> StartFrom:
@@ -206,6 +220,6 @@ class _Printer:
 
     def _finish(self) -> None:
         # From here on messages are refused on purpose: that is not worth a warning.
-        logging.getLogger("duemq.consumer").setLevel(logging.CRITICAL)
+        _LOG.setLevel(logging.CRITICAL)
         self._ended = True
         self._woken.put(None)

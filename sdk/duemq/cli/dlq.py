@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from duemq import Admin, DuemqError, Message, Receipt
-from duemq.cli import completion
+from duemq.cli import completion, purge
 from duemq.cli.exits import Exit
 from duemq.cli.output import one_line
 from duemq.cli.printing import message_fields
@@ -312,3 +312,6 @@ def _story(letter: Message) -> Iterator[str]:
     body = body_text(letter.body)
     more = f" … ({len(letter.body):,} bytes)" if len(body) > BODY_CHARACTERS_SHOWN else ""
     yield f"  {'body':<13} {body[:BODY_CHARACTERS_SHOWN]}{more}"
+
+
+dlq.add_command(purge.dead_letters)

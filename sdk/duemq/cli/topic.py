@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from duemq.cli import completion
+from duemq.cli import completion, purge
 from duemq.cli.exits import Exit
 from duemq.cli.session import (
     Session,
@@ -163,3 +163,6 @@ def delete(session: Session, /, name: str, yes: bool) -> Exit:
     session.output.record({"topic": name, "deleted": True}, f"topic {name} deleted")
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
+
+
+topic.add_command(purge.topic)

@@ -1,8 +1,5 @@
 """One of two brokers is away: every command that may not have the whole answer says so."""
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from duemq import errors
@@ -13,15 +10,6 @@ from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster
 
 TOPIC, GROUP = "orders", "billing"
-
-
-@pytest.fixture(autouse=True)
-def loggers_as_they_were() -> Iterator[None]:
-    """A command that ends silences what its process logs."""
-    logger = logging.getLogger("duemq.consumer")
-    level = logger.level
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(params=["stopped", "silent"])
@@ -61,6 +49,8 @@ COMMANDS = [
     (("dlq", "show", GROUP), "b0/"),
     (("dlq", "resend", GROUP, "--all", "--dry-run"), TOPIC),
     (("tail", TOPIC), "b0/0 @ 0"),
+    (("topic", "purge", TOPIC, "--dry-run"), "2 messages would go"),
+    (("dlq", "purge", GROUP, "--dry-run"), "1 messages would go"),
 ]
 
 
