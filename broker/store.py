@@ -35,6 +35,7 @@ from duemq.errors import (
     GroupNotFound,
     Internal,
     InvalidArgument,
+    OffsetOutOfRange,
     OutOfSequence,
     Overloaded,
     PermissionDenied,
@@ -471,6 +472,38 @@ class Store:
         changes = [(key, self.offsets.reset(key, offset)) for key, offset in offsets]
         _, settled = self._append(journal.OFFSETS_RESET, [journal.offsets(group, changes)])
         self.tables.reset_offsets(changes)
+        return settled
+
+    def mark_resent(self, group: str, queue_id: int, offsets: Sequence[int]) -> int:
+        """Notes that dead letters of a group were sent again.
+
+        Settled.  Raises TopicNotFound, QueueNotFound, OffsetOutOfRange, ReadOnly, Overloaded.
+        """
+        topic = names.dead_letter_topic(group)
+        queue = self.queue(topic, queue_id)
+        key = GroupQueue(names.RESENT_GROUP, topic, queue_id)
+        for offset in offsets:
+            if not 0 <= offset < queue.max_offset:
+                raise OffsetOutOfRange(
+                    f"offset: {topic}, queue {queue_id} has no record {offset}",
+                    field="offset",
+                    value=offset,
+                    limit=f"0 to {queue.max_offset - 1}",
+                )
+        fresh = {each for each in offsets if not self.offsets.is_done(key, each)}
+        # One offset says it of all that follow one another.
+        known = self.offsets.find(key)
+        start = end = max(known.offset if known else 0, queue.min_offset)
+        while end in fresh or self.offsets.is_done(key, end):
+            end += 1
+        rest = sorted(each for each in fresh if each > end)
+        self.offsets.check_settled_room(key, len(rest))
+        settled = self.log.end_position  # what is known may be on its way to the disk
+        if end > start:
+            settled = self.put_offsets(names.RESENT_GROUP, [(key, Progress(end, 0))])
+        if rest:
+            _, settled = self._append(journal.SETTLED, [journal.settled(key, rest)])
+            self.offsets.settle(key, rest)
         return settled
 
     # -- checkpoint and stop ----------------------------------------------------------------------

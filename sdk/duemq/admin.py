@@ -10,7 +10,7 @@ from duemq import aio
 from duemq.aio.dead_letters import Selection
 from duemq.aio.finding import LOOKUP_TIMEOUT_S
 from duemq.client import Addresses
-from duemq.dead_letters import OnSent, Resending, Resent
+from duemq.dead_letters import Letter, OnSent, Resending, Resent
 from duemq.descriptions import (
     ClusterDescription,
     FoundMessages,
@@ -25,7 +25,6 @@ from duemq.descriptions import (
     TopicSummary,
 )
 from duemq.loop_thread import Hosted
-from duemq.message import Message
 from duemq.moments import Moment
 from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy
 from duemq.settings import ClientSettings
@@ -280,17 +279,19 @@ class Admin:
         since: Moment | None = None,
         until: Moment | None = None,
         limit: int | None = None,
-    ) -> Iterator[Message]:
+        resent: bool | None = None,
+    ) -> Iterator[Letter]:
         """The messages that a group has given up, by the time they died, of all brokers.
 
         By `message_id` or `key` or neither; that died at `since` or later, and before `until`
-        (times as in `reset_offsets`); `limit` at most, None for all.  They are read as they are
-        asked for.  A letter's `topic` is where it was sent to first, its `retry` says why it died.
+        (times as in `reset_offsets`); `limit` at most, None for all.  `resent`: only those that
+        were sent again, or (False) were not; None: both.  They are read as they are asked for.
+        A letter's `topic` is where it was sent to first, its `retry` says why it died.
 
         Raises GroupNotFound, InvalidArgument; PartialAnswer after the last one where a broker did
         not answer, so that not all were seen.
         """
-        selection = Selection(group, message_id, key, since, until, limit)
+        selection = Selection(group, message_id, key, since, until, limit, resent)
         for page in self._each(self._core._dead_letters.pages(selection)):
             yield from page
 
@@ -303,6 +304,7 @@ class Admin:
         since: Moment | None = None,
         until: Moment | None = None,
         limit: int | None = None,
+        resent: bool | None = None,
         to_topic: str | None = None,
         on_sent: OnSent | None = None,
     ) -> Resent:
@@ -311,11 +313,11 @@ class Admin:
         Chosen as by `dead_letters`; what dies meanwhile is not sent.  Each goes to the topic that
         it was sent to first, or to `to_topic`; topics are not made.  `on_sent(letter, outcome)` is
         told of each: its Receipt, or the error that it was not sent for.  The letters stay where
-        they are, so that calling this again sends them again.
+        they are, marked as `resent`; without `resent=False` calling this again sends them again.
 
         Raises as `dead_letters`; what was sent by then is known by `on_sent`.
         """
-        selection = Selection(group, message_id, key, since, until, limit)
+        selection = Selection(group, message_id, key, since, until, limit, resent)
         resending = Resending(on_sent)
         for page in self._each(self._core._dead_letters.resend(selection, to_topic)):
             resending.add(page)

@@ -20,7 +20,7 @@ from duemq.aio.probes import Probes
 from duemq.aio.timer_shards import TimerShards
 from duemq.aio.topics import Topics
 from duemq.client import Addresses, Client
-from duemq.dead_letters import OnSent, Resending, Resent
+from duemq.dead_letters import Letter, OnSent, Resending, Resent
 from duemq.descriptions import (
     ClusterDescription,
     FoundMessages,
@@ -36,7 +36,6 @@ from duemq.descriptions import (
 )
 from duemq.errors import TopicNotFound
 from duemq.group_topics import dead_letter_topic
-from duemq.message import Message
 from duemq.moments import Moment
 from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
 from duemq.settings import ClientSettings
@@ -248,12 +247,13 @@ class Admin:
         since: Moment | None = None,
         until: Moment | None = None,
         limit: int | None = None,
-    ) -> AsyncGenerator[Message, None]:
+        resent: bool | None = None,
+    ) -> AsyncGenerator[Letter, None]:
         """The messages that a group has given up, by the time they died, of all brokers.
 
         As `duemq.Admin.dead_letters`.
         """
-        selection = Selection(group, message_id, key, since, until, limit)
+        selection = Selection(group, message_id, key, since, until, limit, resent)
         async with aclosing(self._dead_letters.pages(selection)) as pages:
             async for page in pages:
                 for letter in page:
@@ -268,6 +268,7 @@ class Admin:
         since: Moment | None = None,
         until: Moment | None = None,
         limit: int | None = None,
+        resent: bool | None = None,
         to_topic: str | None = None,
         on_sent: OnSent | None = None,
     ) -> Resent:
@@ -275,7 +276,7 @@ class Admin:
 
         As `duemq.Admin.resend_dead_letters`.
         """
-        selection = Selection(group, message_id, key, since, until, limit)
+        selection = Selection(group, message_id, key, since, until, limit, resent)
         resending = Resending(on_sent)
         async with aclosing(self._dead_letters.resend(selection, to_topic)) as pages:
             async for page in pages:

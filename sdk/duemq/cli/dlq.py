@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from duemq import Admin, DuemqError, Message, Receipt
+from duemq import Admin, DuemqError, Receipt
 from duemq.cli import completion, purge
 from duemq.cli.exits import Exit
 from duemq.cli.output import one_line
@@ -18,6 +18,7 @@ from duemq.cli.session import Session, known, pass_session, session_options
 from duemq.cli.tally import Tally, progress, quiet_option
 from duemq.cli.text import body_text, local_time, printable
 from duemq.cli.times import moment
+from duemq.dead_letters import Letter
 from duemq.descriptions import MissingBroker
 from duemq.errors import PartialAnswer, TopicNotFound
 from duemq.group_topics import dead_letter_topic
@@ -60,17 +61,20 @@ def _limit(default: int | None) -> Callable[[F], F]:
 @dlq.command("list")
 @click.argument("group", shell_complete=completion.groups)
 @_selection
+@click.option("--all", "everything", is_flag=True, help="Those, too, that were sent again.")
 @_limit(100)
 @session_options
 @pass_session
-def list_letters(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
-    """List the dead letters of GROUP, by the time they died.
+def list_letters(
+    session: Session, /, group: str, everything: bool, limit: int, **wanted: Any
+) -> Exit:
+    """List the dead letters of GROUP that were not sent again, by the time they died.
 
     TIME is RFC 3339 with a time zone, epoch milliseconds, or how long ago: -1h, -2d.  The exit code
-    is 4 if there is no such group, or no letter with this --id; 5 if a broker is away, after
-    the letters of the others.  With --json, a line a letter: as of `duemq consume`, without body
-    and properties, and group, deliveries, first_failed_ms, last_failed_ms, error, origin {topic,
-    broker, queue, offset}.
+    is 4 if there is no such group, or no letter with this --id; 5 if a broker is away, after the
+    letters of the others.  With --json, a line a letter: as of `duemq consume`, without body and
+    properties, and group, deliveries, resent, first_failed_ms, last_failed_ms, error, origin
+    {topic, broker, queue, offset}.
 
     \b
     Examples:
@@ -79,12 +83,14 @@ def list_letters(session: Session, /, group: str, limit: int, **wanted: Any) -> 
     """
     output = session.output
     with session.admin() as admin:
-        letters = admin.dead_letters(group, limit=limit + 1, **wanted)
+        # One that is named is shown whatever became of it.
+        resent = None if everything or wanted["message_id"] else False
+        letters = admin.dead_letters(group, limit=limit + 1, resent=resent, **wanted)
         found, away = _taken(letters, limit + 1)
     if session.json:
         output.table((), (_fields(group, each, body=False) for each in found[:limit]), empty="")
     else:
-        columns = ("died", "id", "topic", "key", "tag", "deliveries", "error")
+        columns = ("died", "id", "topic", "key", "tag", "deliveries", "resent", "error")
         output.table(columns, map(_row, found[:limit]), empty="no dead letters")
     if len(found) > limit:
         output.note(f"there are more than {limit}: raise --limit, or choose")
@@ -124,6 +130,7 @@ def show(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
 @click.argument("group", shell_complete=completion.groups)
 @_selection
 @click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--new", is_flag=True, help="Of these, only those that were not sent again.")
 @_limit(None)
 @click.option(
     "--to", "to_topic", metavar="TOPIC", help="Where to; without, where each was sent to first."
@@ -137,6 +144,7 @@ def resend(
     /,
     group: str,
     everything: bool,
+    new: bool,
     to_topic: str | None,
     dry_run: bool,
     quiet: bool,
@@ -146,8 +154,8 @@ def resend(
 
     Each becomes a new message with the body, key, tag, ordering key and properties of the dead one,
     and the property duemq-dead-letter-id, its id.  All groups of the topic receive it.  Dead
-    letters stay where they are until the brokers' retention takes them: what is sent again twice is
-    there twice.  What dies meanwhile is left for the next time.
+    letters stay until retention or `duemq dlq purge` takes them, and are marked: what is sent again
+    twice is there twice, unless --new says so.  What dies meanwhile is left for the next time.
 
     The exit code is 1 if one could not be sent, 4 if there is no such group or letter, 5 if a
     broker is away: its letters are left.  With --json, a line a letter: dead_letter_id, group,
@@ -164,6 +172,7 @@ def resend(
     if everything == any(value is not None for value in chosen):
         raise click.UsageError("Choose by --id, --key, --since, --until, or say --all.")
     output = session.output
+    wanted["resent"] = False if new else None
     quiet = quiet or (not session.json and not wanted["message_id"] and sys.stdout.isatty())
     tally = Tally(output, quiet=quiet and not dry_run, verb="sent again")
     sent = _Sent(tally, group)
@@ -176,7 +185,7 @@ def resend(
             total = _total(admin, group, wanted["limit"]) if everything else wanted["limit"]
             with progress(output, group, total, of_bytes=False) as advance:
 
-                def on_sent(letter: Message, outcome: Receipt | DuemqError) -> None:
+                def on_sent(letter: Letter, outcome: Receipt | DuemqError) -> None:
                     sent.note(letter, outcome)
                     advance(1)
 
@@ -201,7 +210,7 @@ class _Sent:
         self._tally = tally
         self._group = group
 
-    def would(self, letters: Iterator[Message], to_topic: str | None) -> tuple[MissingBroker, ...]:
+    def would(self, letters: Iterator[Letter], to_topic: str | None) -> tuple[MissingBroker, ...]:
         """A dry run; answers the brokers that are away."""
         try:
             for letter in letters:
@@ -212,7 +221,7 @@ class _Sent:
             return error.missing
         return ()
 
-    def note(self, letter: Message, outcome: Receipt | DuemqError) -> None:
+    def note(self, letter: Letter, outcome: Receipt | DuemqError) -> None:
         """It was sent again, or not."""
         if isinstance(outcome, DuemqError):
             self._tally.fail(self._named(letter), letter.message_id, outcome)
@@ -228,7 +237,7 @@ class _Sent:
         line = f"{printable(letter.message_id)}  → {where}  {outcome.message_id}"
         self._tally.add({**self._named(letter), **place}, line)
 
-    def _named(self, letter: Message) -> dict[str, Any]:
+    def _named(self, letter: Letter) -> dict[str, Any]:
         return {
             "dead_letter_id": letter.message_id,
             "group": self._group,
@@ -236,9 +245,9 @@ class _Sent:
         }
 
 
-def _taken(letters: Iterator[Message], limit: int) -> tuple[list[Message], DuemqError | None]:
+def _taken(letters: Iterator[Letter], limit: int) -> tuple[list[Letter], DuemqError | None]:
     """What came, and what ended it before all had come."""
-    found: list[Message] = []
+    found: list[Letter] = []
     try:
         for letter in islice(letters, limit):
             found.append(letter)  # noqa: PERF402  # kept when the next one fails
@@ -258,7 +267,7 @@ def _total(admin: Admin, group: str, limit: int | None) -> int | None:
     return count if limit is None else min(count, limit)
 
 
-def _row(letter: Message) -> dict[str, Any]:
+def _row(letter: Letter) -> dict[str, Any]:
     return {
         "died": local_time(letter.store_ms),
         "id": letter.message_id,
@@ -266,17 +275,18 @@ def _row(letter: Message) -> dict[str, Any]:
         "key": letter.key,
         "tag": letter.tag,
         "deliveries": letter.attempt,
+        "resent": "yes" if letter.resent else None,
         "error": letter.retry.error if letter.retry else None,
     }
 
 
-def _fields(group: str, letter: Message, *, body: bool = True) -> dict[str, Any]:
+def _fields(group: str, letter: Letter, *, body: bool = True) -> dict[str, Any]:
     """A dead letter as `--json` prints it."""
     fields = message_fields(letter)
     for name in () if body else ("body", "body_base64", "properties"):
         fields.pop(name, None)
     story = letter.retry
-    fields |= {"group": group, "deliveries": letter.attempt}
+    fields |= {"group": group, "deliveries": letter.attempt, "resent": letter.resent}
     if story is not None:
         fields |= {
             "first_failed_ms": story.first_failed_ms,
@@ -292,7 +302,7 @@ def _fields(group: str, letter: Message, *, body: bool = True) -> dict[str, Any]
     return fields
 
 
-def _story(letter: Message) -> Iterator[str]:
+def _story(letter: Letter) -> Iterator[str]:
     """A dead letter for people."""
     yield printable(letter.message_id)
     named = {"key": letter.key, "tag": letter.tag, "ordering key": letter.ordering_key}
@@ -306,6 +316,8 @@ def _story(letter: Message) -> Iterator[str]:
         yield f"  {'failed first':<13} {local_time(story.first_failed_ms)}"
         yield f"  {'died':<13} {local_time(story.last_failed_ms)}, delivered {letter.attempt} times"
         yield f"  {'because':<13} {one_line(story.error) if story.error else '-'}"
+    if letter.resent:
+        yield f"  {'sent again':<13} yes"
     yield f"  {'dead letter':<13} {letter.broker}/{letter.queue} @ {letter.offset}"
     for name, value in letter.properties.items():
         yield f"  {'property':<13} {printable(name)} = {printable(value)}"
