@@ -85,7 +85,8 @@ class Tables:
     def drop_before(self, position: int) -> list[tuple[str, Exception]]:
         """Forgets records that lie before a position of the log, which retention removes.
 
-        And those that were purged: the files of the consume queues shrink by whole files.  Answers the queues where that failed, and why: they are unreadable, the others are not.
+        And those that were purged: the files of the consume queues shrink by whole files.  Answers
+        the queues where that failed, and why: they are unreadable, the others are not.
         """
         failed: list[tuple[str, Exception]] = []
         for queue in self.queues.all():

@@ -93,7 +93,13 @@ class Template:
 @click.option(
     "--at", metavar="RFC3339", callback=times.due_time, help="Deliver at 2030-01-31T09:00:00Z."
 )
-@click.option("--delay-level", metavar="N", type=int, help="Deliver after the broker's level N.")
+@click.option(
+    "--delay-level",
+    metavar="N",
+    type=int,
+    callback=times.delay_level,
+    help="Deliver after the broker's level N.",
+)
 @quiet_option
 @session_options
 @pass_session

@@ -60,6 +60,13 @@ def delay(context: click.Context, param: click.Parameter, value: str | None) -> 
     return value
 
 
+def delay_level(context: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    """Checks the number of a level; brokers know how many there are."""
+    if value is not None and not 1 <= value <= due.LEVEL_MAX:
+        raise _no(str(value), param, "delay level", "1 to the broker's number of levels")
+    return value
+
+
 def _no(
     value: str, param: click.Parameter, what: str, rule: str, field: str | None = None
 ) -> InvalidArgument:

@@ -183,6 +183,7 @@ def test_an_address_with_a_scheme_is_refused_at_once() -> None:
             ("send", "t", "b", "--at", "2030-01-01T00:00:00"),
             "--at '2030-01-01T00:00:00' is no time",
         ),
+        (("send", "t", "b", "--delay-level", "0"), "--delay-level '0' is no delay level: 1 to "),
         (("send", "t", "b", "--delay", "soon"), "--delay 'soon' is no delay: 250ms, 5s, 1h30m"),
         (
             ("consume", "t", "--group", "g", "--from", "x"),
