@@ -1,6 +1,7 @@
 """A cluster that others than this machine can use, with metrics."""
 
 import json
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -68,3 +69,16 @@ def test_everywhere_alone_is_refused(tmp_path: Path) -> None:
     )
     assert done.returncode == Exit.USAGE
     assert "--advertise" in done.stderr
+
+
+def test_ctrl_c_drains_and_stops_everything(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "duemq.cli", "up", "--data", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--brokers", "1", "--json"], stdout=subprocess.PIPE, text=True
+    ) as up:
+        assert up.stdout is not None
+        events = (json.loads(line)["event"] for line in up.stdout)
+        assert "ready" in events
+        up.send_signal(signal.SIGINT)
+        assert list(events)[-1] == "stopped"
+        assert up.wait(WAIT_S) == Exit.OK

@@ -55,14 +55,10 @@ def bounded(interruption: Interruption) -> Iterator[None]:
 
     def watch() -> None:
         with heard:
-            if not _hears(heard, None):
-                return
-            deadline = time.monotonic() + GRACE_S
-            while (left_s := deadline - time.monotonic()) > 0:
-                press.ensure()
-                if _hears(heard, min(left_s, POKE_S)):
-                    break
-            _end(interruption)
+            while _hears(heard, None):
+                if press.counts:
+                    press.end_soon(heard)
+                    _end(interruption)
 
     threading.Thread(target=watch, name="interrupts", daemon=True).start()
     before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
@@ -86,7 +82,20 @@ class _Press:
             self.raised = True
             raise KeyboardInterrupt
 
-    def ensure(self) -> None:
+    @property
+    def counts(self) -> bool:
+        """It is, or was, up to us: the command has no handler of its own."""
+        return self.raised or signal.getsignal(signal.SIGINT) is self
+
+    def end_soon(self, heard: socket.socket) -> None:
+        """Returns after GRACE_S, or with the second Ctrl-C."""
+        deadline = time.monotonic() + GRACE_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._ensure()
+            if _hears(heard, min(left_s, POKE_S)):
+                return
+
+    def _ensure(self) -> None:
         """Ends a wait of the main thread that the signal has not ended."""
         if not self.raised and hasattr(signal, "pthread_kill"):
             ident = threading.main_thread().ident
