@@ -1,10 +1,13 @@
 """One of two brokers is away: every command that may not have the whole answer says so."""
 
+import asyncio
+
 import pytest
 
 from duemq import errors
 from duemq.aio import Admin, ClientSettings, PullConsumer
 from duemq.cli.exits import Exit
+from duemq.cli.log import read_topic
 from duemq.v1 import broker_pb2
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster
@@ -84,6 +87,20 @@ async def test_a_consumer_that_ends_says_whose_messages_it_did_not_see(tmp_path)
         assert "b0/0 @ 0" in people.stdout
         assert "incomplete, no answer of b1" in people.stderr
         assert people.exit_code == Exit.PARTIAL
+
+
+async def test_an_audit_does_not_take_a_part_for_the_whole(tmp_path) -> None:
+    async with running_cluster(tmp_path, "b0", "b1") as cluster:
+        await cluster.create_topic(TOPIC)
+        await cluster.send(TOPIC, [b"a"])
+
+        def read() -> int:
+            return len(list(read_topic(cluster.nameserver, TOPIC)))
+
+        assert await asyncio.to_thread(read) == 1
+        await cluster.stop_broker("b1")
+        with pytest.raises(errors.PartialAnswer, match="b1"):
+            await asyncio.to_thread(read)
 
 
 async def test_the_cluster_shows_who_is_lost(cluster: Cluster) -> None:
