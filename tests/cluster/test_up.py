@@ -7,6 +7,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import psutil
+
 from duemq import Admin
 from duemq.cli.exits import Exit
 from duemq.embedded import EmbeddedCluster
@@ -82,3 +84,19 @@ def test_ctrl_c_drains_and_stops_everything(tmp_path: Path) -> None:
         up.send_signal(signal.SIGINT)
         assert list(events)[-1] == "stopped"
         assert up.wait(WAIT_S) == Exit.OK
+
+
+def test_it_stops_although_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "duemq.cli", "up", "--data", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--brokers", "1", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as up:
+        assert up.stdout is not None
+        ready = next(json.loads(line) for line in up.stdout if '"ready"' in line)
+        up.stdout.close()
+        up.terminate()
+        up.wait(WAIT_S)
+    assert not any(psutil.pid_exists(pid) for pid in ready["processes"].values())

@@ -339,13 +339,6 @@ async def test_what_to_advertise_can_be_told():
     await server.stop()
 
 
-async def test_an_advertised_port_of_0_is_the_one_that_is_listened_on():
-    server = Server(ProcessSettings(listen="127.0.0.1:0", advertise="build-7.lan:0"))
-    await server.start(announced=False)
-    assert server.advertised == f"build-7.lan:{server.address.rsplit(':', 1)[1]}"
-    await server.stop()
-
-
 async def test_where_metrics_are_is_announced_too(capsys):
     server = Server(ProcessSettings(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0"))
     await server.start()

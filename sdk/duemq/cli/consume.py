@@ -16,6 +16,7 @@ import click
 from duemq import Message, PushConsumer, Sql
 from duemq.cli import completion, interrupts
 from duemq.cli.exits import Exit
+from duemq.cli.interrupts import WAIT_S_MAX
 from duemq.cli.printing import MessagePrinter, raw_option
 from duemq.cli.seconds import Seconds
 from duemq.cli.session import Session, pass_session, session_options
@@ -200,10 +201,10 @@ class _Printer:
         self._last = time.monotonic()
         try:
             while not self._ended:
-                left = (
-                    None if idle_timeout is None else self._last + idle_timeout - time.monotonic()
-                )
-                if left is not None and left <= 0:
+                left = WAIT_S_MAX
+                if idle_timeout is not None:
+                    left = min(left, self._last + idle_timeout - time.monotonic())
+                if left <= 0:
                     self._finish()
                 else:
                     with suppress(Empty):

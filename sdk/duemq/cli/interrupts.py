@@ -19,6 +19,9 @@ from types import FrameType
 from duemq.cli.exits import Exit
 
 GRACE_S = 0.7
+# Longest wait of a main thread that has handlers of its own: a signal that comes just before a wait
+# for a lock does not end it.
+WAIT_S_MAX = 0.5
 POKE_S = 0.05
 # A signal that nobody sends us otherwise; Windows has none, and needs none.
 POKE = getattr(signal, "SIGURG", signal.SIGTERM)

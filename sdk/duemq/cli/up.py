@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from types import FrameType
 
 import click
 
 from duemq.cli.exits import Exit
+from duemq.cli.interrupts import WAIT_S_MAX
 from duemq.cli.output import Output, as_json
 from duemq.cli.session import Session, pass_session, session_options
 from duemq.embedded import ClusterEvent, ClusterFailed, EmbeddedCluster
@@ -84,10 +86,11 @@ def up(
       duemq up --data ./data --brokers 3 --port 0 --json
       duemq up --data ./data --listen 0.0.0.0 --advertise build-7.lan --metrics
     """
-    stop = threading.Event()
+    # Not an Event: a signal may come in its `wait` while that holds the lock that `set` takes.
+    stop: SimpleQueue[None] = SimpleQueue()
 
     def request_stop(number: int, frame: FrameType | None) -> None:
-        stop.set()
+        stop.put(None)
 
     before = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -102,7 +105,7 @@ def up(
             on_event=_sayer(session.output),
         )
         with cluster:
-            stop.wait()
+            _wait(stop)
         return Exit.FAILED if cluster.failure else Exit.OK
     except ClusterFailed as error:
         session.output.error(error)
@@ -112,12 +115,17 @@ def up(
             signal.signal(number, handler)
 
 
+def _wait(stop: SimpleQueue[None]) -> None:
+    while True:
+        with suppress(Empty):
+            return stop.get(timeout=WAIT_S_MAX)
+
+
 def _sayer(output: Output) -> Callable[[ClusterEvent], None]:
     def say(event: ClusterEvent) -> None:
-        if output.as_json:
-            click.echo(as_json({"event": event.event, **event.details}))
-        else:
-            click.echo(_sentence(event))
+        told = {"event": event.event, **event.details}
+        with suppress(OSError):  # nobody reads: that keeps nothing from being stopped
+            click.echo(as_json(told) if output.as_json else _sentence(event))
 
     return say
 

@@ -279,7 +279,7 @@ class EmbeddedCluster:
         command = [sys.executable, "-m", "duemq.embedded.child", MODULES[member.kind]]
         # As chosen, or as it was: a restart keeps it.
         command += ["--listen", joined(self._host, member.address.rsplit(":", 1)[1])]
-        command += ["--advertise", joined(self._advertise, 0)]
+        command += ["--advertise", self._advertised(member)]
         if member.metrics:
             command += ["--metrics-listen", member.metrics]
         if member.kind == "nameserver":

@@ -143,17 +143,11 @@ class Server:
             raise OSError(f"cannot listen on {self._settings.listen}: {error}") from error
         wildcard = host in ("0.0.0.0", "::")
         self.address = _joined("127.0.0.1" if wildcard else host, port)
-        self.advertised = self._advertised(port)
+        self.advertised = self._settings.advertise or self.address
         if wildcard and not self._settings.advertise:
             log.warning(
                 "advertising %s: only this machine can reach it; see --advertise", self.address
             )
-
-    def _advertised(self, port: int) -> str:
-        if not self._settings.advertise:
-            return self.address
-        host, given = check_address("advertise", self._settings.advertise, port_min=0)
-        return _joined(host, given or port)
 
     async def ready(self) -> None:
         """The services are ready for clients."""

@@ -56,9 +56,7 @@ class ProcessSettings:
 
     listen: str = setting("127.0.0.1:0", "HOST:PORT to serve gRPC on; port 0: any free one")
     advertise: str = setting(
-        "",
-        "HOST:PORT by which others reach this process, port 0: the one that it listens on; empty:"
-        " the address that it listens on",
+        "", "HOST:PORT by which others reach this process; empty: the address that it listens on"
     )
     metrics_listen: str = setting(
         "", "HOST:PORT to serve Prometheus metrics on (port 0: any free one); empty: off"
@@ -89,7 +87,7 @@ class ProcessSettings:
         check(self)
         check_address("listen", self.listen, port_min=0)
         if self.advertise:
-            check_address("advertise", self.advertise, port_min=0)
+            check_address("advertise", self.advertise)
         if self.metrics_listen:
             check_address("metrics_listen", self.metrics_listen, port_min=0)
 

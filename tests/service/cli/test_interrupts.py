@@ -13,7 +13,7 @@ import pytest
 from duemq.cli import interrupts
 from duemq.cli.exits import Exit
 from tests.service.cli.commands import start
-from tests.service.running_cluster import Cluster, running_cluster
+from tests.service.running_cluster import Cluster, running_cluster, until
 
 TOPIC = "orders"
 
@@ -58,9 +58,7 @@ def is_waiting(pid: int) -> bool:
 
 async def running(process: asyncio.subprocess.Process) -> None:
     """Returns once the command waits for the cluster."""
-    while not is_waiting(process.pid):
-        assert process.returncode is None
-        await asyncio.sleep(0.01)
+    await until(lambda: is_waiting(process.pid))
 
 
 @pytest.mark.parametrize(
