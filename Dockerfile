@@ -15,6 +15,7 @@ RUN python3 -m venv /opt/duemq \
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/duemq /opt/duemq
 ENV PATH=/opt/duemq/bin:/usr/local/bin:/usr/bin:/bin \
+    PYTHONSAFEPATH=1 \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 # No process needs root, a writable root file system or a home.

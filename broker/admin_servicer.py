@@ -74,6 +74,14 @@ class AdminServicer:
         await self._commits.wait(settled)
         return admin_pb2.DeleteTopicResponse()
 
+    async def PurgeTopic(
+        self, request: admin_pb2.PurgeTopicRequest, _: Any
+    ) -> admin_pb2.TopicDescription:
+        """Takes records out of a topic's queues."""
+        cuts = {cut.queue_id: cut.before_offset for cut in request.cuts}
+        await self._commits.wait(self._store.purge(request.name, cuts))
+        return self._describe(self._store.topics.find(request.name))
+
     async def ListTopics(
         self, request: admin_pb2.ListTopicsRequest, _: Any
     ) -> admin_pb2.ListTopicsResponse:

@@ -13,6 +13,7 @@ kind  body
  7    as 4                                  a group was moved, and has settled nothing there
  8    {"id", "name", "shard", "shards", "queues": […], "since_ms"}   a timer service claimed queues
  9    {"id": …}                                                      its queues were released
+10    {"group": …, "rows": [[topic, queue id, [offset, …]], …]}  done with, out of order
 """
 
 import json
@@ -34,6 +35,7 @@ GROUP_DELETED = 6
 OFFSETS_RESET = 7
 TIMER_CLAIMED = 8
 TIMER_RELEASED = 9
+SETTLED = 10
 
 
 def _encode(body: dict[str, Any]) -> bytes:
@@ -73,6 +75,20 @@ def read_offsets(body: memoryview) -> list[tuple[GroupQueue, Progress]]:
     return [
         (GroupQueue(entry["group"], topic, queue_id), Progress(offset, generation))
         for topic, queue_id, offset, generation in entry["rows"]
+    ]
+
+
+def settled(key: GroupQueue, offsets: Iterable[int]) -> bytes:
+    """Body of an entry of kind SETTLED."""
+    return _encode({"group": key.group, "rows": [[key.topic, key.queue_id, list(offsets)]]})
+
+
+def read_settled(body: memoryview) -> list[tuple[GroupQueue, list[int]]]:
+    """What one group has done with."""
+    entry = json.loads(bytes(body))
+    return [
+        (GroupQueue(entry["group"], topic, queue_id), offsets)
+        for topic, queue_id, offsets in entry["rows"]
     ]
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from broker import lookup, reader
+from broker import lookup, names, reader
+from broker.commits import Commits
 from broker.lookup import Found, Place, Query
 from broker.offsets import GroupQueue
 from broker.progress import Activity, QueueState, state_of
@@ -44,8 +45,9 @@ LOOKUPS_MAX = 32
 class MessageAdminServicer:
     """See protos/duemq/v1/message_admin.proto."""
 
-    def __init__(self, store: Store, activity: Activity, broker: str) -> None:
+    def __init__(self, store: Store, commits: Commits, activity: Activity, broker: str) -> None:
         self._store = store
+        self._commits = commits
         self._activity = activity
         self._broker = broker
         self._threads = ThreadPoolExecutor(1, "look-up")
@@ -106,6 +108,15 @@ class MessageAdminServicer:
         finally:
             self._lookups -= 1
 
+    async def MarkResent(
+        self, request: message_admin_pb2.MarkResentRequest, _: Any
+    ) -> message_admin_pb2.MarkResentResponse:
+        """Notes that dead letters were sent again."""
+        names.check_group(request.group)
+        settled = self._store.mark_resent(request.group, request.queue_id, request.offsets)
+        await self._commits.wait(settled)
+        return message_admin_pb2.MarkResentResponse()
+
     def _found(self, topic: str, found: Found) -> message_admin_pb2.FoundMessage:
         # What is no Record is shown all the same: as a body, and nothing else.
         record = _record(found.entry) or message_pb2.Record(body=bytes(found.entry))
@@ -114,6 +125,9 @@ class MessageAdminServicer:
             offset=found.offset,
             store_ms=found.store_ms,
             record=record,
+            resent=self._store.offsets.is_done(
+                GroupQueue(names.RESENT_GROUP, topic, found.queue_id), found.offset
+            ),
         )
 
     async def DescribeDelivery(

@@ -10,6 +10,12 @@ GROUP_CHARACTERS_MAX = 127
 
 TIMER_TOPIC = "%TIMER%"
 TIMER_GROUP = "%TIMER%"
+# Its offset in a queue: what lies before was purged.
+PURGED_GROUP = "%PURGED%"
+# What it has in a dead-letter queue was sent again.
+RESENT_GROUP = "%RESENT%"
+# They keep state of the broker; nobody else reads or writes it by their names.
+HIDDEN_GROUPS = frozenset((PURGED_GROUP, RESENT_GROUP))
 RETRY_PREFIX = group_topics.retry_topic("")
 DEAD_LETTER_PREFIX = group_topics.dead_letter_topic("")
 
@@ -42,7 +48,7 @@ def check_topic(name: str) -> None:
 
 def check_group(name: str, field: str = "group") -> None:
     """Raises InvalidArgument unless `name` may name a consumer group."""
-    if not _NAME.match(name):
+    if not _NAME.match(name) or name in HIDDEN_GROUPS:
         raise InvalidArgument(
             f"{field}: {name[:200]!r} is not a legal name: {_RULE}",
             field=field,

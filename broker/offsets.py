@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from broker.names import HIDDEN_GROUPS
 from duemq.errors import FencedMember, InvalidArgument, OffsetOutOfRange, Overloaded
 
 ENTRIES_MAX = 200_000
@@ -227,8 +228,8 @@ class Offsets:
             self._settled_count -= passed
 
     def groups(self) -> list[str]:
-        """The groups that have offsets here."""
-        return sorted(self._groups)
+        """The groups that have offsets here, but for those that are the broker's own notes."""
+        return sorted(self._groups.keys() - HIDDEN_GROUPS)
 
     def __contains__(self, group: str) -> bool:
         return group in self._groups

@@ -187,7 +187,7 @@ class Broker:
             self._sampler.consumed_per_s,
             now_ms,
         )
-        self._messages = MessageAdminServicer(store, activity, settings.name)
+        self._messages = MessageAdminServicer(store, commits, activity, settings.name)
         self._routes.on_change(self._groups.routes_changed)
         timers = TimerQueues(store, commits, opened.store_id, now_ms)
         server.add(

@@ -134,7 +134,11 @@ class Queue:
                 low = middle + 1
             else:
                 high = middle
-        self._index.drop_before(low)
+        self.purge(low)
+
+    def purge(self, offset: int) -> None:
+        """Forgets the records before an offset."""
+        self._index.drop_before(offset)
         self.keys.drop_before(self.min_offset)
 
     def _lies_behind(self, offset: int, position: int) -> bool:

@@ -54,6 +54,10 @@ class Replay:
                     tables.offsets.put(key, progress)
             case journal.OFFSETS_RESET:
                 tables.reset_offsets(self._offsets(entry))
+            case journal.SETTLED:
+                for group_queue, settled in journal.read_settled(entry.body):
+                    if group_queue.topic in tables.topics:
+                        tables.offsets.settle(group_queue, settled)
             case journal.GROUP_PUT:
                 tables.groups.put(journal.read_group_put(entry.body))
             case journal.GROUP_DELETED:

@@ -12,7 +12,7 @@ that position, the loop hands it to `durable`, and only then do consumers see th
 import logging
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ from duemq.errors import (
     GroupNotFound,
     Internal,
     InvalidArgument,
+    OffsetOutOfRange,
     OutOfSequence,
     Overloaded,
     PermissionDenied,
@@ -365,6 +366,27 @@ class Store:
         self.on_report()
         return settled
 
+    def purge(self, name: str, cuts: Mapping[int, int]) -> int:
+        """Takes the records of queues before an offset away from everybody, for good.
+
+        Settled.  Raises TopicNotFound, QueueNotFound, OffsetOutOfRange, InvalidArgument, ReadOnly,
+        Overloaded; nothing was purged then.
+        """
+        self.check_writable()
+        self.topics.check_deletable(name)
+        changes: list[tuple[GroupQueue, Progress]] = []
+        for queue_id, offset in cuts.items():
+            queue = self.queue(name, queue_id)
+            key = GroupQueue(names.PURGED_GROUP, name, queue_id)
+            purged = self.offsets.commit(key, 0, offset, queue.max_offset)
+            if offset > queue.min_offset:
+                changes.append((key, purged))
+        if not changes:
+            return self.log.end_position  # what was purged before may be on its way to the disk
+        settled = self.put_offsets(names.PURGED_GROUP, changes)
+        self.tables.purge(changes)
+        return settled
+
     def ensure_timer_topic(self) -> None:
         """Makes %TIMER% on the first start; its number of queues never changes."""
         if names.TIMER_TOPIC not in self.topics:
@@ -450,6 +472,38 @@ class Store:
         changes = [(key, self.offsets.reset(key, offset)) for key, offset in offsets]
         _, settled = self._append(journal.OFFSETS_RESET, [journal.offsets(group, changes)])
         self.tables.reset_offsets(changes)
+        return settled
+
+    def mark_resent(self, group: str, queue_id: int, offsets: Sequence[int]) -> int:
+        """Notes that dead letters of a group were sent again.
+
+        Settled.  Raises TopicNotFound, QueueNotFound, OffsetOutOfRange, ReadOnly, Overloaded.
+        """
+        topic = names.dead_letter_topic(group)
+        queue = self.queue(topic, queue_id)
+        key = GroupQueue(names.RESENT_GROUP, topic, queue_id)
+        for offset in offsets:
+            if not 0 <= offset < queue.max_offset:
+                raise OffsetOutOfRange(
+                    f"offset: {topic}, queue {queue_id} has no record {offset}",
+                    field="offset",
+                    value=offset,
+                    limit=f"0 to {queue.max_offset - 1}",
+                )
+        fresh = {each for each in offsets if not self.offsets.is_done(key, each)}
+        # One offset says it of all that follow one another.
+        known = self.offsets.find(key)
+        start = end = max(known.offset if known else 0, queue.min_offset)
+        while end in fresh or self.offsets.is_done(key, end):
+            end += 1
+        rest = sorted(each for each in fresh if each > end)
+        self.offsets.check_settled_room(key, len(rest))
+        settled = self.log.end_position  # what is known may be on its way to the disk
+        if end > start:
+            settled = self.put_offsets(names.RESENT_GROUP, [(key, Progress(end, 0))])
+        if rest:
+            _, settled = self._append(journal.SETTLED, [journal.settled(key, rest)])
+            self.offsets.settle(key, rest)
         return settled
 
     # -- checkpoint and stop ----------------------------------------------------------------------

@@ -85,12 +85,16 @@ class Tables:
     def drop_before(self, position: int) -> list[tuple[str, Exception]]:
         """Forgets records that lie before a position of the log, which retention removes.
 
-        Answers the queues where that failed, and why: they are unreadable, the others are not.
+        And those that were purged: the files of the consume queues shrink by whole files.  Answers
+        the queues where that failed, and why: they are unreadable, the others are not.
         """
         failed: list[tuple[str, Exception]] = []
         for queue in self.queues.all():
             try:
                 queue.drop_before(position)
+                purged = self.offsets.find(GroupQueue(names.PURGED_GROUP, *queue.key))
+                if purged is not None:
+                    queue.purge(purged.offset)
             except (StorageError, OSError) as error:
                 failed.append((f"{queue.topic}/{queue.queue_id}", error))
         return failed
@@ -136,6 +140,11 @@ class Tables:
                 skipped.append((queue, queue.next_offset))
                 queue.skip_to(end)
         return skipped
+
+    def purge(self, cuts: Iterable[tuple[GroupQueue, Progress]]) -> None:
+        """Forgets the records before the offsets of the group that purges."""
+        for key, progress in cuts:
+            self.queues.of(key.topic)[key.queue_id].purge(progress.offset)
 
     # -- the checkpoint --------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from duemq import aio
 from duemq.aio.dead_letters import Selection
 from duemq.aio.finding import LOOKUP_TIMEOUT_S
 from duemq.client import Addresses
-from duemq.dead_letters import OnSent, Resending, Resent
+from duemq.dead_letters import Letter, OnSent, Resending, Resent
 from duemq.descriptions import (
     ClusterDescription,
     FoundMessages,
@@ -18,16 +18,16 @@ from duemq.descriptions import (
     GroupSummary,
     MessageTrace,
     OffsetChange,
+    PurgedQueue,
     TimerOwner,
     TimerStats,
     TopicDescription,
     TopicSummary,
 )
 from duemq.loop_thread import Hosted
-from duemq.message import Message
 from duemq.moments import Moment
 from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy
-from duemq.settings import DEFAULT_NAMESERVER, ClientSettings
+from duemq.settings import ClientSettings
 from duemq.timers import CancelOutcome
 
 T = TypeVar("T")
@@ -36,17 +36,18 @@ T = TypeVar("T")
 class Admin:
     """Topics, groups, messages, timers and the state of the cluster.
 
-    Connects when it is made.  No answer is partial in silence: a broker that is away is in the
-    answer's `missing`, or the call raises Unavailable after `request_timeout_s`.
+    Connects when it is made.  No answer is partial in silence: brokers that are away are in the
+    answer's `missing`; where it has none, the call raises PartialAnswer, an Unavailable, with what
+    the others answered.
     """
 
     def __init__(
         self,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         *,
         settings: ClientSettings | None = None,
     ) -> None:
-        """`nameserver`: `host:port`, several separated by commas.
+        """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's.
 
         Raises Unavailable if none answers in `settings.connect_timeout_s`.
         """
@@ -89,11 +90,26 @@ class Admin:
         )
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic and its messages on every broker.  Raises TopicNotFound."""
+        """Deletes a topic and its messages on every broker.
+
+        Raises TopicNotFound, and PartialAnswer if a broker is away that may have it, too.
+        """
         self._run(self._core.delete_topic(name))
 
+    def purge_topic(self, name: str, *, dry_run: bool = False) -> list[PurgedQueue]:
+        """Takes all messages of a topic away, for every group; what is sent from now on stays.
+
+        Offsets go on.  The space comes back with retention.  `dry_run` only answers what would go.
+        Raises TopicNotFound, InvalidArgument, and PartialAnswer, whose `partial` is what was done,
+        if a broker is away.
+        """
+        return self._run(self._core.purge_topic(name, dry_run=dry_run))
+
     def topics(self, *, system: bool = False) -> list[TopicSummary]:
-        """All topics, sorted by name.  `system`: with those of DueMQ itself."""
+        """All topics, sorted by name.  `system`: with those of DueMQ itself.
+
+        Raises PartialAnswer, whose `partial` is the list, if a broker is away.
+        """
         return self._run(self._core.topics(system=system))
 
     def describe_topic(self, name: str) -> TopicDescription:
@@ -104,9 +120,13 @@ class Admin:
         """
         return self._run(self._core.describe_topic(name))
 
-    def groups(self) -> list[GroupSummary]:
-        """All consumer groups with members, offsets or settings, sorted by name."""
-        return self._run(self._core.groups())
+    def groups(self, *, lag: bool = False) -> list[GroupSummary]:
+        """All consumer groups with members, offsets or settings, sorted by name.
+
+        `lag`: with how far each is behind: a question more a group.  Raises PartialAnswer, whose
+        `partial` is the list, if a broker is away.
+        """
+        return self._run(self._core.groups(lag=lag))
 
     def describe_group(self, name: str) -> GroupDescription:
         """A group: members, assignment, and how far it is in each queue.
@@ -165,7 +185,7 @@ class Admin:
 
         Raises GroupNotFound, TopicNotFound, QueueNotFound, OffsetOutOfRange, InvalidArgument, and
         Unavailable if a broker is away; then, and in all these cases, nothing was changed, unless
-        the error says so.
+        the error says so.  Of a dry run PartialAnswer, whose `partial` is the list.
         """
         return self._run(
             self._core.reset_offsets(
@@ -259,17 +279,19 @@ class Admin:
         since: Moment | None = None,
         until: Moment | None = None,
         limit: int | None = None,
-    ) -> Iterator[Message]:
+        resent: bool | None = None,
+    ) -> Iterator[Letter]:
         """The messages that a group has given up, by the time they died, of all brokers.
 
         By `message_id` or `key` or neither; that died at `since` or later, and before `until`
-        (times as in `reset_offsets`); `limit` at most, None for all.  They are read as they are
-        asked for.  A letter's `topic` is where it was sent to first, its `retry` says why it died.
+        (times as in `reset_offsets`); `limit` at most, None for all.  `resent`: only those that
+        were sent again, or (False) were not; None: both.  They are read as they are asked for.
+        A letter's `topic` is where it was sent to first, its `retry` says why it died.
 
-        Raises GroupNotFound, InvalidArgument; Unavailable after the last one where a broker did not
-        answer, so that not all were seen.
+        Raises GroupNotFound, InvalidArgument; PartialAnswer after the last one where a broker did
+        not answer, so that not all were seen.
         """
-        selection = Selection(group, message_id, key, since, until, limit)
+        selection = Selection(group, message_id, key, since, until, limit, resent)
         for page in self._each(self._core._dead_letters.pages(selection)):
             yield from page
 
@@ -282,6 +304,7 @@ class Admin:
         since: Moment | None = None,
         until: Moment | None = None,
         limit: int | None = None,
+        resent: bool | None = None,
         to_topic: str | None = None,
         on_sent: OnSent | None = None,
     ) -> Resent:
@@ -290,15 +313,19 @@ class Admin:
         Chosen as by `dead_letters`; what dies meanwhile is not sent.  Each goes to the topic that
         it was sent to first, or to `to_topic`; topics are not made.  `on_sent(letter, outcome)` is
         told of each: its Receipt, or the error that it was not sent for.  The letters stay where
-        they are, so that calling this again sends them again.
+        they are, marked as `resent`; without `resent=False` calling this again sends them again.
 
         Raises as `dead_letters`; what was sent by then is known by `on_sent`.
         """
-        selection = Selection(group, message_id, key, since, until, limit)
+        selection = Selection(group, message_id, key, since, until, limit, resent)
         resending = Resending(on_sent)
         for page in self._each(self._core._dead_letters.resend(selection, to_topic)):
             resending.add(page)
         return resending.done()
+
+    def purge_dead_letters(self, group: str, *, dry_run: bool = False) -> list[PurgedQueue]:
+        """Takes all dead letters of a group away.  As `purge_topic`; raises GroupNotFound."""
+        return self._run(self._core.purge_dead_letters(group, dry_run=dry_run))
 
     def cluster(self) -> ClusterDescription:
         """What runs.  Who does not answer is listed with the error."""

@@ -1,20 +1,38 @@
 """Dead letters: messages that a group has given up, and what becomes of them.  Pure.
 
 They lie in the topic %DLQ%<group> of the broker that they were consumed from, one after the other,
-until its retention takes them; sending one again takes nothing out.
+until its retention takes them or they are purged; one that is sent again is marked.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from duemq.errors import DuemqError, InvalidArgument
-from duemq.message import Message, Outgoing
+from duemq.message import Message, Origin, Outgoing
 from duemq.receipt import Receipt
+from duemq.v1.message_pb2 import Record
 
 DEAD_LETTER_ID = "duemq-dead-letter-id"
 """Property of a message that was sent again: the id that it died with."""
 
-OnSent = Callable[[Message, Receipt | DuemqError], object]
+
+class Letter(Message):
+    """A dead letter, as its broker found it."""
+
+    __slots__ = ("resent",)
+
+    resent: bool
+    """It was sent again."""
+
+    def __init__(
+        self, record: Record, origin: Origin, offset: int, store_ms: int, resent: bool
+    ) -> None:
+        """Made by admin clients."""
+        super().__init__(record, origin, offset, store_ms)
+        self.resent = resent
+
+
+OnSent = Callable[[Letter, Receipt | DuemqError], object]
 """Told of each dead letter that was sent again, or was not."""
 
 
@@ -34,7 +52,7 @@ class Resending:
         self._on_sent = on_sent
         self._sent = self._failed = 0
 
-    def add(self, outcomes: Iterable[tuple[Message, Receipt | DuemqError]]) -> None:
+    def add(self, outcomes: Iterable[tuple[Letter, Receipt | DuemqError]]) -> None:
         """Letters, each with its receipt or the error that it was not sent for."""
         for letter, outcome in outcomes:
             if isinstance(outcome, DuemqError):

@@ -44,6 +44,11 @@ class QueueRange:
     in_per_s: float = 0.0
     """Messages stored a second, over the last minute."""
 
+    @property
+    def messages(self) -> int:
+        """Kept now."""
+        return self.max_offset - self.min_offset
+
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
@@ -58,7 +63,7 @@ class TopicDescription:
     @property
     def messages(self) -> int:
         """Kept now."""
-        return sum(queue.max_offset - queue.min_offset for queue in self.queues)
+        return sum(queue.messages for queue in self.queues)
 
     @property
     def in_per_s(self) -> float:
@@ -72,6 +77,18 @@ class TopicDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class PurgedQueue:
+    """A queue whose messages below `offset` were taken away, or would be."""
+
+    topic: str
+    broker: str
+    queue: int
+    offset: int
+    messages: int
+    """How many."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSummary:
     """A consumer group."""
 
@@ -80,6 +97,10 @@ class GroupSummary:
     generation: int
     coordinator: str | None
     """The broker that shares its queues out; None: nobody now."""
+    lag: int | None = None
+    """Messages not consumed yet, of all queues with an offset; None: not asked for."""
+    lag_ms: int | None = None
+    """How long the oldest of them has been stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +290,7 @@ class NameserverDescription:
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """A broker that the nameservers list.  With `error`, all after it is unknown: 0."""
+    """A broker that the nameservers list.  With `error`, all between it and `lost_ms` is 0."""
 
     name: str
     address: str
@@ -282,6 +303,8 @@ class BrokerDescription:
     log_durable_position: int = 0
     checkpoint_position: int = 0
     delay_levels_ms: tuple[int, ...] = ()
+    lost_ms: int | None = None
+    """Since when the nameservers have not heard of it; None: it is listed as live."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@
     │   ├── NotReady
     │   ├── Overloaded
     │   ├── ReadOnly
-    │   └── Timeout
+    │   ├── Timeout
+    │   └── PartialAnswer     a broker's part is missing; has the rest (never on the wire)
     ├── Internal              the server is broken
     │   ├── Corrupt
     │   └── InvariantError    a bug: something that cannot be, is
@@ -35,6 +36,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from duemq.descriptions import MissingBroker
     from duemq.receipt import Receipt
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "OffsetOutOfRange",
     "OutOfSequence",
     "Overloaded",
+    "PartialAnswer",
     "PermissionDenied",
     "QueueNotFound",
     "ReadOnly",
@@ -249,6 +252,27 @@ class Timeout(Unavailable):
     """No answer within the deadline.  What was asked may have been done."""
 
     code = ErrorCode.TIMEOUT
+
+
+class PartialAnswer(Unavailable):
+    """A broker is away, so that an answer of all of them would not be whole.
+
+    `missing`: who, and why.  `partial`: what the others answered, in the form of the whole answer
+    (empty if it was handed out before); None if that is worth nothing.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: "Sequence[MissingBroker]" = (),
+        partial: object = None,
+        field: str = "",
+        value: object = "",
+    ) -> None:
+        super().__init__(message, field=field, value=value)
+        self.missing = tuple(missing)
+        self.partial = partial
 
 
 class Internal(DuemqError):

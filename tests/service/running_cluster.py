@@ -72,6 +72,10 @@ class Cluster:
         await self._lives[name].aclose()
         del self.brokers[name], self.clients[name]
 
+    async def silence_broker(self, name: str) -> None:
+        """It takes no connection any more; the nameserver still lists it, and hears from it."""
+        await self.brokers[name].server._server.stop(0)
+
     async def create_topic(self, topic: str, queues: int = 4) -> None:
         config = admin_pb2.TopicConfig(name=topic, queues=queues)
         for client in self.clients.values():

@@ -339,6 +339,14 @@ async def test_what_to_advertise_can_be_told():
     await server.stop()
 
 
+async def test_where_metrics_are_is_announced_too(capsys):
+    server = Server(ProcessSettings(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0"))
+    await server.start()
+    told = json.loads(capsys.readouterr().out)
+    assert told["metrics"] == server.metrics_address
+    await server.stop()
+
+
 def test_a_servicer_must_have_every_method():
     with pytest.raises(AttributeError):
         add_service(None, SERVICE, object())

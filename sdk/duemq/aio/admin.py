@@ -20,7 +20,7 @@ from duemq.aio.probes import Probes
 from duemq.aio.timer_shards import TimerShards
 from duemq.aio.topics import Topics
 from duemq.client import Addresses, Client
-from duemq.dead_letters import OnSent, Resending, Resent
+from duemq.dead_letters import Letter, OnSent, Resending, Resent
 from duemq.descriptions import (
     ClusterDescription,
     FoundMessages,
@@ -28,32 +28,35 @@ from duemq.descriptions import (
     GroupSummary,
     MessageTrace,
     OffsetChange,
+    PurgedQueue,
     TimerOwner,
     TimerStats,
     TopicDescription,
     TopicSummary,
 )
-from duemq.message import Message
+from duemq.errors import TopicNotFound
+from duemq.group_topics import dead_letter_topic
 from duemq.moments import Moment
 from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
-from duemq.settings import DEFAULT_NAMESERVER, ClientSettings
+from duemq.settings import ClientSettings
 from duemq.timers import CancelOutcome
 
 
 class Admin:
     """Topics, groups, messages, timers and the state of the cluster.
 
-    `await start()` (or `async with`) connects.  No answer is partial in silence: a broker that is
-    away is in the answer's `missing`, or the call raises Unavailable after `request_timeout_s`.
+    `await start()` (or `async with`) connects.  No answer is partial in silence: brokers that are
+    away are in the answer's `missing`; where it has none, the call raises PartialAnswer, an
+    Unavailable, with what the others answered.
     """
 
     def __init__(
         self,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         *,
         settings: ClientSettings | None = None,
     ) -> None:
-        """`nameserver`: `host:port`, several separated by commas."""
+        """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's."""
         self._client = Client(nameserver, settings)
         asker = Asker(self._client)
         self._topics = Topics(asker)
@@ -103,6 +106,10 @@ class Admin:
         """Deletes a topic and its messages on every broker.  Raises TopicNotFound."""
         await self._topics.delete(name)
 
+    async def purge_topic(self, name: str, *, dry_run: bool = False) -> list[PurgedQueue]:
+        """Takes all messages of a topic away.  As `duemq.Admin.purge_topic`."""
+        return await self._topics.purge(name, dry_run)
+
     async def topics(self, *, system: bool = False) -> list[TopicSummary]:
         """All topics, sorted by name.  `system`: with those of DueMQ itself."""
         return await self._topics.all(system=system)
@@ -113,9 +120,12 @@ class Admin:
 
     # ── groups ───────────────────────────────────────────────────────────────────────
 
-    async def groups(self) -> list[GroupSummary]:
-        """All consumer groups with members, offsets or settings, sorted by name."""
-        return await self._groups.all()
+    async def groups(self, *, lag: bool = False) -> list[GroupSummary]:
+        """All consumer groups with members, offsets or settings, sorted by name.
+
+        As `duemq.Admin.groups`.
+        """
+        return await self._groups.all(lag=lag)
 
     async def describe_group(self, name: str) -> GroupDescription:
         """A group: members, assignment, and how far it is in each queue.
@@ -237,12 +247,13 @@ class Admin:
         since: Moment | None = None,
         until: Moment | None = None,
         limit: int | None = None,
-    ) -> AsyncGenerator[Message, None]:
+        resent: bool | None = None,
+    ) -> AsyncGenerator[Letter, None]:
         """The messages that a group has given up, by the time they died, of all brokers.
 
         As `duemq.Admin.dead_letters`.
         """
-        selection = Selection(group, message_id, key, since, until, limit)
+        selection = Selection(group, message_id, key, since, until, limit, resent)
         async with aclosing(self._dead_letters.pages(selection)) as pages:
             async for page in pages:
                 for letter in page:
@@ -257,6 +268,7 @@ class Admin:
         since: Moment | None = None,
         until: Moment | None = None,
         limit: int | None = None,
+        resent: bool | None = None,
         to_topic: str | None = None,
         on_sent: OnSent | None = None,
     ) -> Resent:
@@ -264,12 +276,20 @@ class Admin:
 
         As `duemq.Admin.resend_dead_letters`.
         """
-        selection = Selection(group, message_id, key, since, until, limit)
+        selection = Selection(group, message_id, key, since, until, limit, resent)
         resending = Resending(on_sent)
         async with aclosing(self._dead_letters.resend(selection, to_topic)) as pages:
             async for page in pages:
                 resending.add(page)
         return resending.done()
+
+    async def purge_dead_letters(self, group: str, *, dry_run: bool = False) -> list[PurgedQueue]:
+        """Takes all dead letters of a group away.  As `duemq.Admin.purge_dead_letters`."""
+        try:
+            return await self._topics.purge(dead_letter_topic(group), dry_run)
+        except TopicNotFound:
+            await self._groups.describe(group)  # GroupNotFound, if there is none
+            return []
 
     # ── the cluster ──────────────────────────────────────────────────────────────────
 

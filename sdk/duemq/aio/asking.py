@@ -1,7 +1,7 @@
 """Questions to all brokers: each knows its own part only, so most answers are joined.
 
 A broker that is away is named, never left out in silence: in `Answers.missing`, or by the
-Unavailable that is raised where an answer is worth nothing without it.
+PartialAnswer that is raised where an answer has no place for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Generic, TypeVar
 
 import grpc.aio
@@ -18,8 +17,8 @@ import grpc.aio
 from duemq import retry
 from duemq.client import Client
 from duemq.descriptions import MissingBroker
-from duemq.errors import DuemqError, Internal, Unavailable
-from duemq.route import Broker, LostBroker
+from duemq.errors import DuemqError, Internal, PartialAnswer, Unavailable
+from duemq.route import Broker
 from duemq.rpc import status
 
 # For a broker that may be dead, where the others' answers are worth showing without it.
@@ -56,14 +55,6 @@ class Asker:
             raise Unavailable("the nameservers know no live broker")
         return brokers
 
-    def away(self) -> list[MissingBroker]:
-        """Brokers that were there lately, as nameservers or this client know."""
-        routes = self.client.routes
-        missing = {lost.broker.name: _story(lost) for lost in routes.lost_brokers}
-        for name in routes.away:
-            missing.setdefault(name, "it was there and is not now")
-        return [MissingBroker(name, missing[name]) for name in sorted(missing)]
-
     async def at(self, broker: str, method: Method[T], timeout_s: float | None = None) -> T:
         """One broker's answer; asked again until `timeout_s`.  Raises DuemqErrors."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
@@ -73,13 +64,6 @@ class Asker:
             return await status.answer(method(self.client.channel(address), left_s), address)
 
         return await retry.until(deadline, attempt)
-
-    async def all(self, method: Method[T], absent: Absent = ()) -> dict[str, T]:
-        """Every live broker's answer.  Raises Unavailable naming those that give none."""
-        methods = {broker.name: method for broker in self.brokers()}
-        answers = await self.gather(methods, absent, self.timeout_s)
-        refuse_missing(answers.missing)
-        return answers.by_broker
 
     async def each(
         self,
@@ -93,7 +77,7 @@ class Asker:
         """
         methods = {broker.name: method for broker in self.brokers()}
         answers = await self.gather(methods, absent, min(timeout_s, self.timeout_s))
-        missing = sorted((*answers.missing, *self.away()), key=lambda each: each.name)
+        missing = sorted((*answers.missing, *self.client.missing), key=lambda each: each.name)
         return Answers(answers.by_broker, tuple(missing))
 
     async def gather(
@@ -118,16 +102,18 @@ class Asker:
         )
 
 
-def _story(lost: LostBroker) -> str:
-    since = datetime.fromtimestamp(lost.since_ms / 1000).astimezone().isoformat(timespec="seconds")
-    how = "stopped" if lost.stopped else "fell silent"
-    return f"it was at {lost.broker.address}, {how} at {since} and has not come back"
-
-
-def refuse_missing(missing: Sequence[MissingBroker], done: str = "") -> None:
-    """Raises Unavailable if a broker is missing; `done`: what the others have done."""
+def refuse_missing(
+    missing: Sequence[MissingBroker], done: str = "", partial: object = None
+) -> None:
+    """Raises PartialAnswer if a broker is missing; `done`: what the others have done."""
     if not missing:
         return
     names = ", ".join(each.name for each in missing)
     text = f"no answer of {names}: {missing[0].error}"
-    raise Unavailable(f"{text}; {done}" if done else text, field="broker", value=names)
+    raise PartialAnswer(
+        f"{text}; {done}" if done else text,
+        missing=missing,
+        partial=partial,
+        field="broker",
+        value=names,
+    )

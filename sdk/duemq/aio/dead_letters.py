@@ -8,31 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import math
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
 from duemq.aio import finding
-from duemq.aio.asking import Asker, refuse_missing
+from duemq.aio.asking import Asker, Method, refuse_missing
 from duemq.aio.groups import Groups
 from duemq.aio.producer import Producer
-from duemq.dead_letters import copy_of, target_of
+from duemq.dead_letters import Letter, copy_of, target_of
 from duemq.descriptions import MissingBroker
 from duemq.errors import DuemqError, Internal, InvalidArgument, TopicNotFound, Unavailable
 from duemq.group_topics import dead_letter_topic
-from duemq.message import Message
 from duemq.moments import Moment
 from duemq.receipt import AwaitableReceipt, Receipt
 from duemq.settings import ProducerSettings
-from duemq.v1 import admin_pb2, admin_pb2_grpc, message_admin_pb2
+from duemq.v1 import admin_pb2, admin_pb2_grpc, message_admin_pb2, message_admin_pb2_grpc
+
+log = logging.getLogger(__name__)
 
 PAGE_MESSAGES_MAX = 500
 PAGE_BYTES_MAX = 4 << 20
 # For the route of a topic that nobody seems to serve.
 ROUTE_TIMEOUT_S = 3.0
 
-Outcome = tuple[Message, Receipt | DuemqError]
+Outcome = tuple[Letter, Receipt | DuemqError]
 
 
 class Selection(NamedTuple):
@@ -44,6 +47,7 @@ class Selection(NamedTuple):
     since: Moment | None = None
     until: Moment | None = None
     limit: int | None = None
+    resent: bool | None = None
 
     def request(self) -> message_admin_pb2.FindMessagesRequest:
         """Raises InvalidArgument."""
@@ -74,13 +78,13 @@ class DeadLetters:
         self._asker = asker
         self._groups = groups
 
-    async def pages(self, selection: Selection) -> AsyncGenerator[list[Message], None]:
+    async def pages(self, selection: Selection) -> AsyncGenerator[list[Letter], None]:
         """By the time they died, in lists of a bounded size.
 
         Raises InvalidArgument, GroupNotFound; after the last, Unavailable for brokers that did not
         answer.
         """
-        page: list[Message] = []
+        page: list[Letter] = []
         size, left = 0, selection.limit or -1
         away: Unavailable | None = None
         async with aclosing(self._letters(selection)) as letters:
@@ -102,11 +106,14 @@ class DeadLetters:
         if away is not None:
             raise away
 
-    async def _letters(self, selection: Selection) -> AsyncGenerator[Message, None]:
+    async def _letters(self, selection: Selection) -> AsyncGenerator[Letter, None]:
         """Of all brokers, merged; Unavailable after the last."""
         request = selection.request()
         ends, missing = await self._ends(selection.group)
-        streams = [self._at(broker, request, ends[broker], missing) for broker in sorted(ends)]
+        streams = [
+            self._at(broker, request, ends[broker], selection.resent, missing)
+            for broker in sorted(ends)
+        ]
         try:
             firsts = await asyncio.gather(*(anext(stream, None) for stream in streams))
             heads = [
@@ -126,7 +133,9 @@ class DeadLetters:
         finally:
             for stream in streams:
                 await stream.aclose()
-        refuse_missing(sorted(missing, key=lambda each: each.name))
+        by_name = {each.name: each for each in missing}
+        # What the others have was handed out.
+        refuse_missing([by_name[name] for name in sorted(by_name)], partial=())
 
     async def _ends(self, group: str) -> tuple[dict[str, dict[int, int]], list[MissingBroker]]:
         """Broker → queue → offset past its last dead letter; and who does not answer."""
@@ -150,14 +159,16 @@ class DeadLetters:
         broker: str,
         request: message_admin_pb2.FindMessagesRequest,
         ends: dict[int, int],
+        resent: bool | None,
         missing: list[MissingBroker],
-    ) -> AsyncGenerator[Message, None]:
+    ) -> AsyncGenerator[Letter, None]:
         """Of one broker, up to the ends; it joins `missing` if it stops to answer."""
         found = finding.messages_at(self._asker, broker, request, math.inf)
         try:
             async with aclosing(found):
                 async for letter in found:
-                    if letter.offset < ends.get(letter.queue, 0):
+                    known = letter.offset < ends.get(letter.queue, 0)
+                    if known and isinstance(letter, Letter) and resent in (None, letter.resent):
                         yield letter
         except TopicNotFound:
             return  # deleted meanwhile
@@ -179,15 +190,38 @@ class DeadLetters:
                 pending = [
                     await self._submit(producer, letter, to_topic, unserved) for letter in page
                 ]
-                yield [
+                outcomes = [
                     (letter, await _outcome(each))
                     for letter, each in zip(page, pending, strict=True)
                 ]
+                await self._mark(selection.group, outcomes)
+                yield outcomes
+
+    async def _mark(self, group: str, outcomes: list[Outcome]) -> None:
+        """Has the brokers note what was sent again.  Should they not, it is logged only."""
+        offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        for letter, outcome in outcomes:
+            if isinstance(outcome, Receipt):
+                offsets[letter.broker, letter.queue].append(letter.offset)
+        for (broker, queue), sent in offsets.items():
+            try:
+                await self._asker.at(broker, self._marking(group, queue, sent))
+            except DuemqError as error:
+                log.warning("%d dead letters are sent again and not marked: %s", len(sent), error)
+
+    @staticmethod
+    def _marking(
+        group: str, queue: int, offsets: list[int]
+    ) -> Method[message_admin_pb2.MarkResentResponse]:
+        request = message_admin_pb2.MarkResentRequest(group=group, queue_id=queue, offsets=offsets)
+        return lambda to, left_s: message_admin_pb2_grpc.MessageAdminStub(to).MarkResent(
+            request, timeout=left_s
+        )
 
     async def _submit(
         self,
         producer: Producer,
-        letter: Message,
+        letter: Letter,
         to_topic: str | None,
         unserved: dict[str, DuemqError],
     ) -> AwaitableReceipt | DuemqError:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from duemq import message_ids
 from duemq.aio.asking import Asker
+from duemq.dead_letters import Letter
 from duemq.descriptions import MissingBroker
 from duemq.errors import (
     Internal,
@@ -17,11 +18,13 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
+from duemq.group_topics import dead_letter_topic
 from duemq.message import Message, Origin
 from duemq.moments import Moment, epoch_ms
 from duemq.v1 import message_admin_pb2, message_admin_pb2_grpc
 
 STEP_LIMIT_MAX = 1_000
+DEAD_LETTER_PREFIX = dead_letter_topic("")
 LOOKUP_TIMEOUT_S = 60.0
 """Of a look-up at all brokers; it may have to read whole logs."""
 # A message is stored soon after its id was made, by clocks that differ little: so long before and
@@ -117,6 +120,8 @@ async def messages_at(
 def message_of(found: message_admin_pb2.FoundMessage) -> Message:
     """As consumers get it."""
     origin = Origin(found.queue.topic, found.queue.broker, found.queue.queue_id)
+    if found.queue.topic.startswith(DEAD_LETTER_PREFIX):
+        return Letter(found.record, origin, found.offset, found.store_ms, found.resent)
     return Message(found.record, origin, found.offset, found.store_ms)
 
 
@@ -137,7 +142,7 @@ async def find(
     deadline = time.monotonic() + timeout_s
     away: list[MissingBroker] = []
     if brokers is None:
-        away = asker.away()
+        away = list(asker.client.missing)
         brokers = [broker.name for broker in asker.brokers()]
     served = False
     for narrowed in _ranges(request, time.time_ns() // 1_000_000):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import cast
 
 from duemq import moments
 from duemq.aio.asking import (
@@ -26,6 +28,7 @@ from duemq.descriptions import (
 from duemq.errors import (
     GroupNotFound,
     InvalidArgument,
+    PartialAnswer,
     TopicNotFound,
 )
 from duemq.moments import Moment
@@ -34,6 +37,8 @@ from duemq.rpc import status
 from duemq.v1 import group_admin_pb2, group_admin_pb2_grpc, group_pb2, group_pb2_grpc
 
 QUEUES_MAX = 1_024  # of a topic on one broker
+# Groups whose lag is asked for side by side.
+LAGS_AT_ONCE = 16
 
 Place = tuple[str, str, int]
 # Broker, dry run → the call.
@@ -46,15 +51,15 @@ class Groups:
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
 
-    async def all(self) -> list[GroupSummary]:
+    async def all(self, *, lag: bool = False) -> list[GroupSummary]:
         """All groups; see Admin.groups."""
-        answers = await self._asker.all(
+        answers = await self._asker.each(
             lambda to, left_s: group_pb2_grpc.GroupCoordinatorStub(to).ListGroups(
                 group_pb2.ListGroupsRequest(), timeout=left_s
             )
         )
         found: dict[str, GroupSummary] = {}
-        for broker, answer in answers.items():
+        for broker, answer in answers.by_broker.items():
             for group in answer.groups:
                 if group.coordinator or group.group not in found:
                     found[group.group] = GroupSummary(
@@ -63,14 +68,49 @@ class Groups:
                         group.generation,
                         broker if group.coordinator else None,
                     )
-        return [found[name] for name in sorted(found)]
+        groups = [found[name] for name in sorted(found)]
+        missing = {each.name: each for each in answers.missing}
+        if lag:
+            groups = await self._with_lags(groups, missing)
+        refuse_missing([missing[name] for name in sorted(missing)], partial=groups)
+        return groups
+
+    async def _with_lags(
+        self, groups: list[GroupSummary], missing: dict[str, MissingBroker]
+    ) -> list[GroupSummary]:
+        """With how far each is behind; who does not answer joins `missing`."""
+        free = asyncio.Semaphore(LAGS_AT_ONCE)
+
+        async def with_lag(group: GroupSummary) -> GroupSummary:
+            async with free:
+                progress = await self._progress_of(group.name, SHOWN_WITHOUT_TIMEOUT_S)
+            missing.update((each.name, each) for each in progress.missing)
+            queues = [q for answer in progress.by_broker.values() for q in answer.queues]
+            return replace(
+                group,
+                lag=sum(max(0, queue.max_offset - queue.offset) for queue in queues),
+                lag_ms=max((queue.lag_ms for queue in queues), default=0),
+            )
+
+        return list(await asyncio.gather(*map(with_lag, groups)))
+
+    async def _progress_of(
+        self, name: str, timeout_s: float
+    ) -> Answers[group_admin_pb2.GroupProgress]:
+        request = group_admin_pb2.DescribeProgressRequest(group=name)
+        return await self._asker.each(
+            lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).DescribeProgress(
+                request, timeout=left_s
+            ),
+            (GroupNotFound,),
+            timeout_s,
+        )
 
     async def describe(
         self, name: str, timeout_s: float = SHOWN_WITHOUT_TIMEOUT_S
     ) -> GroupDescription:
         """One group; see Admin.describe_group."""
         view_of = group_pb2.DescribeGroupRequest(group=name)
-        progress_of = group_admin_pb2.DescribeProgressRequest(group=name)
         views, progress = await asyncio.gather(
             self._asker.each(
                 lambda to, left_s: group_pb2_grpc.GroupCoordinatorStub(to).DescribeGroup(
@@ -79,13 +119,7 @@ class Groups:
                 (GroupNotFound,),
                 timeout_s,
             ),
-            self._asker.each(
-                lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).DescribeProgress(
-                    progress_of, timeout=left_s
-                ),
-                (GroupNotFound,),
-                timeout_s,
-            ),
+            self._progress_of(name, timeout_s),
         )
         missing = {each.name: each for each in (*views.missing, *progress.missing)}
         if not views.by_broker and not progress.by_broker:
@@ -140,9 +174,15 @@ class Groups:
     ) -> list[OffsetChange]:
         """Moves a group's offsets; see Admin.reset_offsets."""
         request = _reset_of(group, topic, to, offset)
-        await self._check_known(group)
         wanted = _by_broker(queues)
-        brokers = list(wanted) or [broker.name for broker in self._asker.brokers()]
+        away = [
+            each
+            for each in await self._check_known(group, dry_run=dry_run, needed=wanted)
+            if not wanted or each.name in wanted
+        ]
+        silent = {each.name for each in away}
+        live = [broker.name for broker in self._asker.brokers()]
+        brokers = [broker for broker in wanted or live if broker not in silent]
 
         def method(broker: str, dry: bool) -> Method[group_admin_pb2.ResetOffsetsResponse]:
             made = group_admin_pb2.ResetOffsetsRequest()
@@ -153,28 +193,34 @@ class Groups:
                 made, timeout=left_s
             )
 
-        return await self._move(brokers, method, (TopicNotFound,), dry_run, topic)
+        return await self._move(brokers, method, (TopicNotFound,), dry_run, topic, away)
 
     async def skip(self, group: str, topic: str | None, dry_run: bool) -> list[OffsetChange]:
         """Moves a group to the end; see Admin.skip_backlog."""
         if topic is not None:
             return await self.reset(group, topic, "latest", None, None, dry_run)
         found = await self.describe(group, self._asker.timeout_s)
-        refuse_missing(found.missing, "nothing was changed")
-        topics = sorted({each.topic for each in found.progress if "%" not in each.topic})
-        return [
-            change
-            for each in topics
-            for change in await self.reset(group, each, "latest", None, None, dry_run)
-        ]
+        if not dry_run:
+            refuse_missing(found.missing, "nothing was changed")
+        changes: list[OffsetChange] = []
+        for each in sorted({each.topic for each in found.progress if "%" not in each.topic}):
+            try:
+                changes += await self.reset(group, each, "latest", None, None, dry_run)
+            except PartialAnswer as error:
+                if error.partial is None:
+                    raise
+                changes += cast(list[OffsetChange], error.partial)
+        refuse_missing(found.missing, partial=changes)
+        return changes
 
     async def clone(
         self, group: str, to_group: str, topic: str | None, dry_run: bool
     ) -> list[OffsetChange]:
         """Gives a group the offsets of another; see Admin.clone_offsets."""
         _check_topic(topic)
-        await self._check_known(group)
-        brokers = [broker.name for broker in self._asker.brokers()]
+        away = await self._check_known(group, dry_run=dry_run)
+        silent = {each.name for each in away}
+        brokers = [each.name for each in self._asker.brokers() if each.name not in silent]
 
         def method(_: str, dry: bool) -> Method[group_admin_pb2.ResetOffsetsResponse]:
             request = group_admin_pb2.CloneOffsetsRequest(
@@ -185,7 +231,9 @@ class Groups:
             )
 
         # A broker may have no offset of the group, or nothing of the topic.
-        return await self._move(brokers, method, (GroupNotFound, TopicNotFound), dry_run, topic)
+        return await self._move(
+            brokers, method, (GroupNotFound, TopicNotFound), dry_run, topic, away
+        )
 
     async def _move(
         self,
@@ -194,13 +242,19 @@ class Groups:
         absent: Absent,
         dry_run: bool,
         topic: str | None,
+        away: Sequence[MissingBroker],
     ) -> list[OffsetChange]:
-        """A dry run at every broker; then, if all can and `dry_run` is off, the real one."""
+        """A dry run at every broker; then, if all can and `dry_run` is off, the real one.
+
+        `away`: what a dry run lacks.
+        """
         planned = await self._ask_to_move(brokers, method, absent, True)
-        refuse_missing(planned.missing, "nothing was changed")
+        missing = (*away, *planned.missing)
         if topic and not planned.by_broker:
+            refuse_missing(missing, f"the others know no topic {topic!r}")
             raise TopicNotFound(f"no topic {topic!r}", field="topic", value=topic)
         changes = _changes_of(planned.by_broker)
+        refuse_missing(missing, "nothing was changed", changes if dry_run else None)
         if dry_run or not changes:
             return changes
         done = await self._ask_to_move(list(planned.by_broker), method, (), False)
@@ -213,10 +267,18 @@ class Groups:
         methods = {broker: method(broker, dry_run) for broker in brokers}
         return await self._asker.gather(methods, absent, self._asker.timeout_s)
 
-    async def _check_known(self, group: str) -> None:
-        """Raises GroupNotFound, and Unavailable if a broker is away: nothing was changed yet."""
+    async def _check_known(
+        self, group: str, *, dry_run: bool, needed: Iterable[str] = ()
+    ) -> tuple[MissingBroker, ...]:
+        """The brokers that are away.  Raises GroupNotFound.
+
+        Raises PartialAnswer, unless it is a dry run, for those that are `needed`, or for any.
+        """
         found = await self.describe(group, self._asker.timeout_s)
-        refuse_missing(found.missing, "nothing was changed")
+        if not dry_run:
+            lacking = [each for each in found.missing if not needed or each.name in needed]
+            refuse_missing(lacking, "nothing was changed")
+        return found.missing
 
 
 def _unknown(name: str) -> GroupNotFound:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 import grpc.aio
@@ -48,7 +48,22 @@ class Probes:
             asyncio.gather(*map(self._broker, self._client.routes.brokers)),
             self.timer_stats(),
         )
-        return ClusterDescription(tuple(nameservers), tuple(brokers), tuple(shards))
+        found = (*brokers, *self._lost_brokers())
+        return ClusterDescription(
+            tuple(nameservers), tuple(sorted(found, key=lambda each: each.name)), tuple(shards)
+        )
+
+    def _lost_brokers(self) -> Iterator[BrokerDescription]:
+        why = {each.name: each.error for each in self._client.missing}
+        for lost in self._client.routes.lost_brokers:
+            broker = lost.broker
+            yield BrokerDescription(
+                broker.name,
+                broker.address,
+                why[broker.name],
+                store_id=broker.store_id,
+                lost_ms=lost.since_ms,
+            )
 
     async def timer_stats(self) -> list[TimerStats]:
         """See Admin.timer_stats."""

@@ -8,8 +8,14 @@ from collections.abc import Iterable, Sequence
 
 import grpc.aio
 
-from duemq.aio.asking import Asker, refuse_missing
-from duemq.descriptions import QueueRange, TopicDescription, TopicSummary
+from duemq.aio.asking import Asker, Method, refuse_missing
+from duemq.descriptions import (
+    MissingBroker,
+    PurgedQueue,
+    QueueRange,
+    TopicDescription,
+    TopicSummary,
+)
 from duemq.errors import InvalidArgument, TopicExists, TopicNotFound
 from duemq.route import Broker
 from duemq.v1 import admin_pb2, admin_pb2_grpc
@@ -41,7 +47,8 @@ class Topics:
             ),
             self._asker.timeout_s,
         )
-        found = [each for each in await self.all(system=True) if each.name == name]
+        topics, _ = await self._listed(system=True)
+        found = [each for each in topics if each.name == name]
         if not found:
             raise TopicNotFound(f"topic {name!r} was deleted again", field="name", value=name)
         return found[0]
@@ -88,26 +95,70 @@ class Topics:
                 return False
             return True
 
-        deleted = [delete_at(broker.name) for broker in self._asker.brokers()]
-        if not any(await asyncio.gather(*deleted)):
+        live = [broker.name for broker in self._asker.brokers()]
+        outcomes = await asyncio.gather(*map(delete_at, live))
+        deleted = [broker for broker, done in zip(live, outcomes, strict=True) if done]
+        missing = self._client.missing
+        if not deleted:
+            refuse_missing(missing, f"the others know no topic {name!r}")
             raise TopicNotFound(f"no topic {name!r}", field="name", value=name)
         await self._client.wait_for(
             lambda routes: routes.route(name) is None, self._asker.timeout_s
         )
+        done = f"deleted at {', '.join(deleted)}: delete it again when all are there"
+        refuse_missing(missing, done, deleted)
+
+    async def purge(self, name: str, dry_run: bool) -> list[PurgedQueue]:
+        """See Admin.purge_topic."""
+        found = await self.describe(name)
+        purged = [
+            PurgedQueue(name, each.broker, each.queue, each.max_offset, each.messages)
+            for each in found.queues
+        ]
+        missing = list(found.missing)
+        if not dry_run:
+            # Up to the ends that were seen: a repetition takes nothing that came since.
+            cuts: defaultdict[str, list[admin_pb2.QueueCut]] = defaultdict(list)
+            for each in purged:
+                cut = admin_pb2.QueueCut(queue_id=each.queue, before_offset=each.offset)
+                cuts[each.broker].append(cut)
+            done = await self._asker.gather(
+                {broker: self._purging(name, cuts[broker]) for broker in cuts},
+                (TopicNotFound,),  # deleted meanwhile
+                self._asker.timeout_s,
+            )
+            missing += done.missing
+            purged = [each for each in purged if each.broker in done.by_broker]
+        refuse_missing(missing, partial=purged)
+        return purged
+
+    @staticmethod
+    def _purging(name: str, cuts: list[admin_pb2.QueueCut]) -> Method[admin_pb2.TopicDescription]:
+        request = admin_pb2.PurgeTopicRequest(name=name, cuts=cuts)
+        return lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).PurgeTopic(
+            request, timeout=left_s
+        )
 
     async def all(self, *, system: bool) -> list[TopicSummary]:
         """See Admin.topics."""
+        topics, missing = await self._listed(system=system)
+        refuse_missing(missing, partial=topics)
+        return topics
+
+    async def _listed(
+        self, *, system: bool
+    ) -> tuple[list[TopicSummary], tuple[MissingBroker, ...]]:
         request = admin_pb2.ListTopicsRequest(system=system)
-        answers = await self._asker.all(
+        answers = await self._asker.each(
             lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).ListTopics(
                 request, timeout=left_s
             )
         )
         found: defaultdict[str, dict[str, admin_pb2.TopicConfig]] = defaultdict(dict)
-        for broker, answer in answers.items():
+        for broker, answer in answers.by_broker.items():
             for config in answer.topics:
                 found[config.name][broker] = config
-        return [
+        topics = [
             TopicSummary(
                 name,
                 sum(config.queues for config in configs.values()),
@@ -116,6 +167,7 @@ class Topics:
             )
             for name, configs in sorted(found.items())
         ]
+        return topics, answers.missing
 
     async def describe(self, name: str) -> TopicDescription:
         """See Admin.describe_topic."""

@@ -1,5 +1,11 @@
 """`python -m duemq.cli` is the command `duemq`."""
 
+import sys
+
+if not sys.flags.safe_path:
+    # `-m` has put the current folder first: a package `broker` in it is not ours.
+    sys.path.pop(0)
+
 from duemq.cli import main
 
 main()

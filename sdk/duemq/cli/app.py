@@ -10,9 +10,11 @@ from typing import Any
 
 import click
 
+from duemq.cli import interrupts
 from duemq.cli.exits import Exit, exit_of
+from duemq.cli.interrupts import Interruption
 from duemq.cli.output import Output
-from duemq.cli.session import session_options
+from duemq.cli.session import Session, session_options
 from duemq.errors import DuemqError
 
 # Command → the module that holds it; loaded when it is asked for, so that each starts fast.
@@ -20,6 +22,7 @@ COMMANDS = {
     "up": "duemq.cli.up",
     "send": "duemq.cli.send",
     "consume": "duemq.cli.consume",
+    "tail": "duemq.cli.tail",
     "topic": "duemq.cli.topic",
     "group": "duemq.cli.group",
     "message": "duemq.cli.message",
@@ -27,8 +30,11 @@ COMMANDS = {
     "timer": "duemq.cli.timer",
     "cluster": "duemq.cli.cluster",
     "trace": "duemq.cli.trace",
+    "context": "duemq.cli.context",
     "bench": "duemq.cli.bench.command",
 }
+# They have processes of their own to end.
+OWNERS = {"bench"}
 
 
 class Root(click.Group):
@@ -46,11 +52,32 @@ class Root(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is to run."""
+        name, command, rest = super().resolve_command(context, args)
+        if name in OWNERS:
+            interrupts.unbound()
+        return name, command, rest
+
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         """Runs a command line and ends the process with its exit code."""
         arguments = list(sys.argv[1:] if args is None else args)
         output = Output("--json" in arguments)
-        extra["standalone_mode"] = False
+        interruption = Interruption(output.interrupted)
+        extra |= {"standalone_mode": False, "obj": Session(interruption=interruption)}
+        with interrupts.bounded(interruption):
+            sys.exit(self._run(arguments, output, interruption, *rest, **extra))
+
+    def _run(
+        self,
+        arguments: list[str],
+        output: Output,
+        interruption: Interruption,
+        *rest: Any,
+        **extra: Any,
+    ) -> int:
         try:
             code = super().main(arguments, *rest, **extra)
         except DuemqError as error:
@@ -60,6 +87,7 @@ class Root(click.Group):
             _usage_error(output, error)
             code = error.exit_code
         except (click.Abort, KeyboardInterrupt):
+            interruption.tell()
             code = Exit.INTERRUPTED
         except BrokenPipeError:
             # Who read our output has seen enough; the interpreter must not flush it at its end.
@@ -68,7 +96,7 @@ class Root(click.Group):
         except OSError as error:
             output.error(error)
             code = Exit.FAILED
-        sys.exit(int(code or 0))
+        return int(code or 0)
 
 
 def _usage_error(output: Output, error: click.ClickException) -> None:
@@ -82,7 +110,8 @@ def _usage_error(output: Output, error: click.ClickException) -> None:
     cls=Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done · 1 something failed · 2 wrong arguments · 3 the cluster cannot be "
-    "reached · 4 no such topic, queue or group · 130 interrupted.",
+    "reached · 4 no such topic, queue or group · 5 a broker is away, the answer is partial · 130 "
+    "interrupted.",
 )
 @click.version_option(package_name="duemq")
 @session_options

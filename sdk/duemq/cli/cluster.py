@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from duemq import Admin
 from duemq.cli.exits import Exit
 from duemq.cli.session import Session, pass_session, session_options
+from duemq.cli.text import local_time
 from duemq.descriptions import BrokerDescription, ClusterDescription, TimerStats
 
 
@@ -24,10 +24,12 @@ def cluster() -> None:
 def show(session: Session, /) -> Exit:
     """Show every member and its state; the exit code is 0 only if all answered.
 
-    A timer shard that nobody serves is a row with an error; so is a timer service that reports a
-    problem.  With --json, a line a member: kind, name, address, error, and what that kind tells.
+    A broker that vanished is shown as lost until the nameservers forget it (an hour, unless they
+    are set otherwise).  A timer shard that nobody serves is a row with an error; so is a timer
+    service that reports a problem.  With --json, a line a member: kind, name, address, error, and
+    what that kind tells; of a lost broker lost_ms, since when.
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         found = admin.cluster()
     rows = list(_rows(found))
     if session.json:
@@ -58,6 +60,7 @@ def _broker(broker: BrokerDescription) -> dict[str, Any]:
         "name": broker.name,
         "address": broker.address,
         "error": broker.error,
+        "lost_ms": broker.lost_ms,
         "version": broker.version,
         "started_ms": broker.started_ms,
         "store_id": f"{broker.store_id:016x}",
@@ -98,6 +101,8 @@ def _timer(timer: TimerStats) -> dict[str, Any]:
 
 def _state(row: dict[str, Any]) -> str:
     """A member's state for people."""
+    if row.get("lost_ms"):
+        return f"lost since {local_time(row['lost_ms'])}: {row['error']}"
     if row["error"]:
         return f"no answer: {row['error']}" if row["address"] else str(row["error"])
     if row["kind"] == "broker":

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import signal
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any
 
 import click
 
 from duemq import Message, PushConsumer, Sql
+from duemq.cli import completion, interrupts
 from duemq.cli.exits import Exit
-from duemq.cli.output import Output, local_time
+from duemq.cli.interrupts import WAIT_S_MAX
+from duemq.cli.printing import MessagePrinter, raw_option
 from duemq.cli.seconds import Seconds
 from duemq.cli.session import Session, pass_session, session_options
+from duemq.cli.times import moment
 from duemq.consumer.outcomes import NotTaken
 from duemq.consumer.settings import Order, StartFrom
 from duemq.errors import DuemqError
 from duemq.moments import epoch_ms
 
+_LOG = logging.getLogger("duemq.consumer")
+
 
 @click.command()
-@click.argument("topic")
-@click.option("--group", required=True, help="Members of a group share the topic's queues.")
+@click.argument("topic", shell_complete=completion.topics)
+@click.option(
+    "--group",
+    required=True,
+    shell_complete=completion.groups,
+    help="Members of a group share the topic's queues.",
+)
 @click.option(
     "--from",
     "start",
     metavar="earliest|latest|TIME",
+    callback=moment("earliest", "latest"),
     default="latest",
     show_default=True,
     help="Where a group begins that was never here; otherwise it goes on where it was.",
@@ -56,6 +66,7 @@ from duemq.moments import epoch_ms
     metavar="S",
     help="End when nothing came for S seconds.",
 )
+@raw_option
 @session_options
 @pass_session
 def consume(
@@ -70,13 +81,15 @@ def consume(
     member: str | None,
     count: int | None,
     idle_timeout: float | None,
+    raw: bool,
 ) -> Exit:
     """Receive messages of TOPIC as a member of a group, until Ctrl-C, --count or --idle-timeout.
 
     What was printed is committed: the group goes on after it.  TIME is RFC 3339 with a time zone,
-    epoch milliseconds, or how long ago: -1h, -2d.
+    epoch milliseconds, or how long ago: -1h, -2d.  To look without a group: `duemq tail`.
 
-    With --json each message is message_id, topic, broker, queue, offset, key, tag, body, attempt,
+    The exit code is 130 after Ctrl-C, 5 if it ended while a broker of the topic was away.  With
+    --json each message is message_id, topic, broker, queue, offset, key, tag, body, attempt,
     born_ms, store_ms, due_ms, properties; a body that is not UTF-8 text is in body_base64, and body
     is null.  A message that the group had sent back has retry: origin_topic, origin_broker,
     origin_queue, origin_offset, first_failed_ms, last_failed_ms, error, group; its broker, queue
@@ -90,7 +103,8 @@ def consume(
     """
     if tag is not None and sql is not None:
         raise click.UsageError("--tag and --sql exclude each other")
-    printer = _Printer(session.output, count)
+    printer = _Printer(MessagePrinter(session.output, raw), count)
+    session.interruption.left = lambda: printer.left(group)
     consumer = PushConsumer(
         group,
         {topic: tag if sql is None else Sql(sql)},
@@ -101,20 +115,37 @@ def consume(
         start_from=_start_of(start),
         threads=1,
         nameserver=session.nameserver,
+        settings=session.consumer_settings(),
     )
-    before = {n: signal.signal(n, printer.interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with session.traced(), consumer:
-            threading.Thread(target=printer.follow, args=(consumer,), daemon=True).start()
-            printer.wait(idle_timeout)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with (
+        _log_as_it_was(),
+        interrupts.handled(signal.SIGTERM, printer.interrupt),
+        session.traced(),
+        consumer,
+    ):
+        session.output.warn_missing(consumer.missing)
+        threading.Thread(target=printer.follow, args=(consumer,), daemon=True).start()
+        printer.wait(idle_timeout)
+    printer.closed = True
     if printer.failure is not None:
         raise printer.failure
     if count is not None and printer.printed < count:
         session.output.note(f"{printer.printed} of {count} messages came")
-    return Exit.OK
+    if printer.printed == count:
+        return Exit.OK
+    missing = session.missing(topic)
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
+
+
+@contextmanager
+def _log_as_it_was() -> Iterator[None]:
+    """`_Printer` silences it at its end."""
+    level = _LOG.level
+    try:
+        yield
+    finally:
+        _LOG.setLevel(level)
 
 
 def _start_of(text: str) -> StartFrom:
@@ -125,10 +156,12 @@ def _start_of(text: str) -> StartFrom:
 class _Printer:
     """Prints messages; knows when it is enough.  `receive` runs in the consumer's one thread."""
 
-    def __init__(self, output: Output, count: int | None) -> None:
+    def __init__(self, messages: MessagePrinter, count: int | None) -> None:
         self.printed = 0
         self.failure: OSError | DuemqError | None = None
-        self._output = output
+        self.closed = False
+        """What was printed is committed, and the group left."""
+        self._messages = messages
         self._count = count
         self._last = time.monotonic()
         self._ended = False
@@ -140,7 +173,7 @@ class _Printer:
         if self._ended:
             raise NotTaken
         try:
-            self._output.record(message_fields(message), _line(message))
+            self._messages.print(message)
         except OSError as error:  # the reader of our output is gone
             self.failure = error
             self._finish()
@@ -156,6 +189,7 @@ class _Printer:
             consumer.run()
         except (DuemqError, OSError) as error:
             self.failure = error
+        self.closed = self.failure is None
         self._finish()
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -165,50 +199,28 @@ class _Printer:
     def wait(self, idle_timeout: float | None) -> None:
         """Until it is enough, or nothing came for `idle_timeout` seconds."""
         self._last = time.monotonic()
-        while not self._ended:
-            left = None if idle_timeout is None else self._last + idle_timeout - time.monotonic()
-            if left is not None and left <= 0:
-                self._finish()
-            else:
-                with suppress(Empty):
-                    self._woken.get(timeout=left)
+        try:
+            while not self._ended:
+                left = WAIT_S_MAX
+                if idle_timeout is not None:
+                    left = min(left, self._last + idle_timeout - time.monotonic())
+                if left <= 0:
+                    self._finish()
+                else:
+                    with suppress(Empty):
+                        self._woken.get(timeout=left)
+        finally:
+            self._finish()  # also if Ctrl-C ends it: nothing more is printed
+
+    def left(self, group: str) -> str:
+        """After Ctrl-C."""
+        count = f"{self.printed:,} messages printed"
+        if self.closed:
+            return f"{count} and committed, group {group} left"
+        return f"{count}; group {group} was not told: the last of them may come again"
 
     def _finish(self) -> None:
         # From here on messages are refused on purpose: that is not worth a warning.
-        logging.getLogger("duemq.consumer").setLevel(logging.CRITICAL)
+        _LOG.setLevel(logging.CRITICAL)
         self._ended = True
         self._woken.put(None)
-
-
-def message_fields(message: Message) -> dict[str, Any]:
-    """A message as `--json` prints it."""
-    fields: dict[str, Any] = {
-        "message_id": message.message_id,
-        "topic": message.topic,
-        "broker": message.broker,
-        "queue": message.queue,
-        "offset": message.offset,
-        "key": message.key,
-        "tag": message.tag,
-        "body": None,
-        "attempt": message.attempt,
-        "born_ms": message.born_ms,
-        "store_ms": message.store_ms,
-        "due_ms": message.due_ms,
-        "properties": dict(message.properties),
-    }
-    if message.retry is not None:
-        fields["retry"] = message.retry._asdict()
-    try:
-        fields["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        fields["body_base64"] = base64.b64encode(message.body).decode()
-    return fields
-
-
-def _line(message: Message) -> str:
-    body = message.body.decode(errors="backslashreplace")
-    place = f"{message.broker}/{message.queue} @ {message.offset}"
-    notes = {"key": message.key, "tag": message.tag, "attempt": message.attempt}
-    named = " ".join(f"{name}={value}" for name, value in notes.items() if value)
-    return f"{local_time(message.store_ms)}  {place}  {named}{'  ' if named else ''}{body}"

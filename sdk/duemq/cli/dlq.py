@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from duemq import Admin, DuemqError, Message, Receipt
-from duemq.cli.consume import message_fields
+from duemq import Admin, DuemqError, Receipt
+from duemq.cli import completion, purge
 from duemq.cli.exits import Exit
-from duemq.cli.output import Output, as_json, error_fields, local_time, one_line
-from duemq.cli.session import Session, pass_session, session_options
-from duemq.errors import TopicNotFound
+from duemq.cli.output import one_line
+from duemq.cli.printing import message_fields
+from duemq.cli.session import Session, known, pass_session, session_options
+from duemq.cli.tally import Tally, progress, quiet_option
+from duemq.cli.text import body_text, local_time, printable
+from duemq.cli.times import moment
+from duemq.dead_letters import Letter
+from duemq.descriptions import MissingBroker
+from duemq.errors import PartialAnswer, TopicNotFound
 from duemq.group_topics import dead_letter_topic
 
 BODY_CHARACTERS_SHOWN = 2_000
@@ -35,8 +38,10 @@ def _selection(command: F) -> F:
     options = [
         click.option("--id", "message_id", metavar="ID", help="The one with this message id."),
         click.option("--key", help="Those with this key."),
-        click.option("--since", metavar="TIME", help="Those that died then or later."),
-        click.option("--until", metavar="TIME", help="Those that died before."),
+        click.option(
+            "--since", metavar="TIME", callback=moment(), help="Those that died then or later."
+        ),
+        click.option("--until", metavar="TIME", callback=moment(), help="Those that died before."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -54,19 +59,22 @@ def _limit(default: int | None) -> Callable[[F], F]:
 
 
 @dlq.command("list")
-@click.argument("group")
+@click.argument("group", shell_complete=completion.groups)
 @_selection
+@click.option("--all", "everything", is_flag=True, help="Those, too, that were sent again.")
 @_limit(100)
 @session_options
 @pass_session
-def list_letters(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
-    """List the dead letters of GROUP, by the time they died.
+def list_letters(
+    session: Session, /, group: str, everything: bool, limit: int, **wanted: Any
+) -> Exit:
+    """List the dead letters of GROUP that were not sent again, by the time they died.
 
     TIME is RFC 3339 with a time zone, epoch milliseconds, or how long ago: -1h, -2d.  The exit code
-    is 4 if there is no such group, or no letter with this --id; 3 if a broker did not answer, after
-    the letters of the others.  With --json, a line a letter: as of `duemq consume`, without body
-    and properties, and group, deliveries, first_failed_ms, last_failed_ms, error, origin {topic,
-    broker, queue, offset}.
+    is 4 if there is no such group, or no letter with this --id; 5 if a broker is away, after the
+    letters of the others.  With --json, a line a letter: as of `duemq consume`, without body and
+    properties, and group, deliveries, resent, first_failed_ms, last_failed_ms, error, origin
+    {topic, broker, queue, offset}.
 
     \b
     Examples:
@@ -74,13 +82,15 @@ def list_letters(session: Session, /, group: str, limit: int, **wanted: Any) -> 
       duemq dlq list billing --since -1h --key 4711
     """
     output = session.output
-    with Admin(session.nameserver) as admin:
-        letters = admin.dead_letters(group, limit=limit + 1, **wanted)
+    with session.admin() as admin:
+        # One that is named is shown whatever became of it.
+        resent = None if everything or wanted["message_id"] else False
+        letters = admin.dead_letters(group, limit=limit + 1, resent=resent, **wanted)
         found, away = _taken(letters, limit + 1)
     if session.json:
         output.table((), (_fields(group, each, body=False) for each in found[:limit]), empty="")
     else:
-        columns = ("died", "id", "topic", "key", "tag", "deliveries", "error")
+        columns = ("died", "id", "topic", "key", "tag", "deliveries", "resent", "error")
         output.table(columns, map(_row, found[:limit]), empty="no dead letters")
     if len(found) > limit:
         output.note(f"there are more than {limit}: raise --limit, or choose")
@@ -90,7 +100,7 @@ def list_letters(session: Session, /, group: str, limit: int, **wanted: Any) -> 
 
 
 @dlq.command()
-@click.argument("group")
+@click.argument("group", shell_complete=completion.groups)
 @_selection
 @_limit(10)
 @session_options
@@ -105,7 +115,7 @@ def show(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
     Example:
       duemq dlq show billing --id 5f0c…
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         found, away = _taken(admin.dead_letters(group, limit=limit, **wanted), limit)
     for letter in found:
         session.output.record(_fields(group, letter), "\n".join(_story(letter)))
@@ -117,14 +127,16 @@ def show(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
 
 
 @dlq.command()
-@click.argument("group")
+@click.argument("group", shell_complete=completion.groups)
 @_selection
 @click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--new", is_flag=True, help="Of these, only those that were not sent again.")
 @_limit(None)
 @click.option(
     "--to", "to_topic", metavar="TOPIC", help="Where to; without, where each was sent to first."
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be sent again.")
+@quiet_option
 @session_options
 @pass_session
 def resend(
@@ -132,20 +144,23 @@ def resend(
     /,
     group: str,
     everything: bool,
+    new: bool,
     to_topic: str | None,
     dry_run: bool,
+    quiet: bool,
     **wanted: Any,
 ) -> Exit:
     """Send dead letters of GROUP again: one, those of a key, those of a time, or all.
 
     Each becomes a new message with the body, key, tag, ordering key and properties of the dead one,
     and the property duemq-dead-letter-id, its id.  All groups of the topic receive it.  Dead
-    letters stay where they are until the brokers' retention takes them: what is sent again twice is
-    there twice.  What dies meanwhile is left for the next time.
+    letters stay until retention or `duemq dlq purge` takes them, and are marked: what is sent again
+    twice is there twice, unless --new says so.  What dies meanwhile is left for the next time.
 
-    The exit code is 1 if one could not be sent, 4 if there is no such group or letter, 3 if a
-    broker did not answer.  With --json, a line a letter: dead_letter_id, group, died_ms, and
-    message_id, topic, broker, queue, offset of the new one, or error; in a dry run topic only.
+    The exit code is 1 if one could not be sent, 4 if there is no such group or letter, 5 if a
+    broker is away: its letters are left.  With --json, a line a letter: dead_letter_id, group,
+    died_ms, and message_id, topic, broker, queue, offset of the new one, or error; in a dry run
+    topic only.
 
     \b
     Examples:
@@ -157,50 +172,59 @@ def resend(
     if everything == any(value is not None for value in chosen):
         raise click.UsageError("Choose by --id, --key, --since, --until, or say --all.")
     output = session.output
-    sent = _Sent(output, group)
-    with session.traced(), Admin(session.nameserver) as admin:
+    wanted["resent"] = False if new else None
+    quiet = quiet or (not session.json and not wanted["message_id"] and sys.stdout.isatty())
+    tally = Tally(output, quiet=quiet and not dry_run, verb="sent again")
+    sent = _Sent(tally, group)
+    session.interruption.left = lambda: str(tally)
+    with session.traced(), session.admin() as admin:
         if dry_run:
-            for letter in admin.dead_letters(group, **wanted):
-                sent.would(letter, to_topic or letter.topic)
-            output.note(f"{sent.count:,} would be sent again")
+            missing = sent.would(admin.dead_letters(group, **wanted), to_topic)
+            output.note(f"{tally.done:,} would be sent again")
         else:
             total = _total(admin, group, wanted["limit"]) if everything else wanted["limit"]
-            with _progress(output, group, total) as advance:
+            with progress(output, group, total, of_bytes=False) as advance:
 
-                def on_sent(letter: Message, outcome: Receipt | DuemqError) -> None:
+                def on_sent(letter: Letter, outcome: Receipt | DuemqError) -> None:
                     sent.note(letter, outcome)
-                    advance()
+                    advance(1)
 
-                done = admin.resend_dead_letters(
-                    group, to_topic=to_topic, on_sent=on_sent, **wanted
+                _, missing = known(
+                    lambda: admin.resend_dead_letters(
+                        group, to_topic=to_topic, on_sent=on_sent, **wanted
+                    )
                 )
-            output.note(f"{done.sent:,} sent again, {done.failed:,} not")
-    if sent.failed:
+            tally.sum_up()
+    output.missing(missing)
+    if tally.failed:
         return Exit.FAILED
-    return Exit.NOT_FOUND if wanted["message_id"] and not sent.count else Exit.OK
+    if missing:
+        return Exit.PARTIAL
+    return Exit.NOT_FOUND if wanted["message_id"] and not tally.done else Exit.OK
 
 
 class _Sent:
     """Prints what becomes of each letter."""
 
-    def __init__(self, output: Output, group: str) -> None:
-        self.count = self.failed = 0
-        self._output = output
+    def __init__(self, tally: Tally, group: str) -> None:
+        self._tally = tally
         self._group = group
 
-    def would(self, letter: Message, topic: str) -> None:
-        """Of a dry run."""
-        self.count += 1
-        self._output.record(
-            {**self._named(letter), "topic": topic}, f"{letter.message_id}  → {topic}"
-        )
+    def would(self, letters: Iterator[Letter], to_topic: str | None) -> tuple[MissingBroker, ...]:
+        """A dry run; answers the brokers that are away."""
+        try:
+            for letter in letters:
+                topic = to_topic or letter.topic
+                row = {**self._named(letter), "topic": topic}
+                self._tally.add(row, f"{printable(letter.message_id)}  → {topic}")
+        except PartialAnswer as error:
+            return error.missing
+        return ()
 
-    def note(self, letter: Message, outcome: Receipt | DuemqError) -> None:
+    def note(self, letter: Letter, outcome: Receipt | DuemqError) -> None:
         """It was sent again, or not."""
-        self.count += 1
         if isinstance(outcome, DuemqError):
-            self.failed += 1
-            self._note_failure(letter, outcome)
+            self._tally.fail(self._named(letter), letter.message_id, outcome)
             return
         place = {
             "message_id": outcome.message_id,
@@ -210,16 +234,10 @@ class _Sent:
             "offset": outcome.offset,
         }
         where = f"{outcome.topic} {outcome.broker}/{outcome.queue} @ {outcome.offset}"
-        line = f"{letter.message_id}  → {where}  {outcome.message_id}"
-        self._output.record({**self._named(letter), **place}, line)
+        line = f"{printable(letter.message_id)}  → {where}  {outcome.message_id}"
+        self._tally.add({**self._named(letter), **place}, line)
 
-    def _note_failure(self, letter: Message, error: DuemqError) -> None:
-        if self._output.as_json:
-            click.echo(as_json({**self._named(letter), "error": error_fields(error)}))
-        else:
-            click.echo(f"duemq: {letter.message_id} not sent: {one_line(error)}", err=True)
-
-    def _named(self, letter: Message) -> dict[str, Any]:
+    def _named(self, letter: Letter) -> dict[str, Any]:
         return {
             "dead_letter_id": letter.message_id,
             "group": self._group,
@@ -227,9 +245,9 @@ class _Sent:
         }
 
 
-def _taken(letters: Iterator[Message], limit: int) -> tuple[list[Message], DuemqError | None]:
+def _taken(letters: Iterator[Letter], limit: int) -> tuple[list[Letter], DuemqError | None]:
     """What came, and what ended it before all had come."""
-    found: list[Message] = []
+    found: list[Letter] = []
     try:
         for letter in islice(letters, limit):
             found.append(letter)  # noqa: PERF402  # kept when the next one fails
@@ -249,25 +267,7 @@ def _total(admin: Admin, group: str, limit: int | None) -> int | None:
     return count if limit is None else min(count, limit)
 
 
-@contextmanager
-def _progress(output: Output, group: str, total: int | None) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, when that is a terminal."""
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=output.as_json or not console.is_terminal,
-        # Else rich would move what goes to a redirected standard output to standard error.
-        redirect_stdout=sys.stdout.isatty(),
-    ) as progress:
-        task = progress.add_task(group, total=total)
-        yield lambda: progress.advance(task)
-
-
-def _row(letter: Message) -> dict[str, Any]:
+def _row(letter: Letter) -> dict[str, Any]:
     return {
         "died": local_time(letter.store_ms),
         "id": letter.message_id,
@@ -275,17 +275,18 @@ def _row(letter: Message) -> dict[str, Any]:
         "key": letter.key,
         "tag": letter.tag,
         "deliveries": letter.attempt,
+        "resent": "yes" if letter.resent else None,
         "error": letter.retry.error if letter.retry else None,
     }
 
 
-def _fields(group: str, letter: Message, *, body: bool = True) -> dict[str, Any]:
+def _fields(group: str, letter: Letter, *, body: bool = True) -> dict[str, Any]:
     """A dead letter as `--json` prints it."""
     fields = message_fields(letter)
     for name in () if body else ("body", "body_base64", "properties"):
         fields.pop(name, None)
     story = letter.retry
-    fields |= {"group": group, "deliveries": letter.attempt}
+    fields |= {"group": group, "deliveries": letter.attempt, "resent": letter.resent}
     if story is not None:
         fields |= {
             "first_failed_ms": story.first_failed_ms,
@@ -301,13 +302,13 @@ def _fields(group: str, letter: Message, *, body: bool = True) -> dict[str, Any]
     return fields
 
 
-def _story(letter: Message) -> Iterator[str]:
+def _story(letter: Letter) -> Iterator[str]:
     """A dead letter for people."""
-    yield f"{letter.message_id}"
+    yield printable(letter.message_id)
     named = {"key": letter.key, "tag": letter.tag, "ordering key": letter.ordering_key}
     for name, value in named.items():
         if value:
-            yield f"  {name:<13} {value}"
+            yield f"  {name:<13} {printable(value)}"
     story = letter.retry
     if story is not None:
         place = f"{story.origin_broker}/{story.origin_queue} @ {story.origin_offset}"
@@ -315,9 +316,14 @@ def _story(letter: Message) -> Iterator[str]:
         yield f"  {'failed first':<13} {local_time(story.first_failed_ms)}"
         yield f"  {'died':<13} {local_time(story.last_failed_ms)}, delivered {letter.attempt} times"
         yield f"  {'because':<13} {one_line(story.error) if story.error else '-'}"
+    if letter.resent:
+        yield f"  {'sent again':<13} yes"
     yield f"  {'dead letter':<13} {letter.broker}/{letter.queue} @ {letter.offset}"
     for name, value in letter.properties.items():
-        yield f"  {'property':<13} {name} = {value}"
-    body = letter.body.decode(errors="backslashreplace")
+        yield f"  {'property':<13} {printable(name)} = {printable(value)}"
+    body = body_text(letter.body)
     more = f" … ({len(letter.body):,} bytes)" if len(body) > BODY_CHARACTERS_SHOWN else ""
     yield f"  {'body':<13} {body[:BODY_CHARACTERS_SHOWN]}{more}"
+
+
+dlq.add_command(purge.dead_letters)

@@ -19,6 +19,8 @@ class Exit(enum.IntEnum):
     UNAVAILABLE = 3
     # The topic, queue or group does not exist.
     NOT_FOUND = 4
+    # A broker is away: what was printed is what the others know.
+    PARTIAL = 5
     INTERRUPTED = 130
 
 
@@ -28,6 +30,8 @@ def exit_of(error: errors.DuemqError) -> Exit:
         return Exit.NOT_FOUND
     if isinstance(error, errors.InvalidArgument | errors.TooLarge):
         return Exit.USAGE
+    if isinstance(error, errors.PartialAnswer) and error.partial is not None:
+        return Exit.PARTIAL
     if isinstance(error, errors.Unavailable):
         return Exit.UNAVAILABLE
     return Exit.FAILED

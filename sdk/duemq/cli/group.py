@@ -9,11 +9,17 @@ from typing import Any, TypeVar
 
 import click
 
-from duemq import Admin
-from duemq.cli import offsets
+from duemq.cli import completion, offsets
 from duemq.cli.exits import Exit
-from duemq.cli.output import duration, exact_duration
-from duemq.cli.session import Session, confirmed, pass_session, session_options, yes_option
+from duemq.cli.session import (
+    Session,
+    confirmed,
+    known,
+    pass_session,
+    session_options,
+    yes_option,
+)
+from duemq.cli.text import duration, exact_duration
 from duemq.descriptions import GroupDescription, MemberDescription, Progress
 from duemq.errors import InvalidArgument
 from duemq.retry_policy import RetryPolicy
@@ -41,49 +47,66 @@ def group() -> None:
 
 @group.command("list")
 @click.option("--system", is_flag=True, help="With those of DueMQ itself, such as %TIMER%.")
+@click.option("--no-lag", is_flag=True, help="Do not ask how far each is behind.")
 @session_options
 @pass_session
-def list_groups(session: Session, /, system: bool) -> None:
-    """List all groups.  With --json: group, members, generation, coordinator."""
-    with Admin(session.nameserver) as admin:
-        found = [each for each in admin.groups() if system or not each.name.startswith("%")]
-    columns = ("group", "members", "generation", "coordinator")
+def list_groups(session: Session, /, system: bool, no_lag: bool) -> Exit:
+    """List all groups, and how far they are behind.
+
+    `lag` counts messages, `age` is how long the oldest of them has waited.  The exit code is 5 if a
+    broker is away: what it knows is not in there.  With --json: group, members, generation,
+    coordinator, lag, lag_ms; and {missing_brokers}.
+    """
+    with session.admin() as admin:
+        found, missing = known(lambda: admin.groups(lag=not no_lag))
     rows = (
-        dict(
-            zip(columns, (each.name, each.members, each.generation, each.coordinator), strict=True)
-        )
+        {
+            "group": each.name,
+            "members": each.members,
+            "generation": each.generation,
+            "coordinator": each.coordinator,
+            "lag": each.lag,
+            "lag_ms": each.lag_ms,
+            "age": duration(each.lag_ms) if each.lag_ms else None,
+        }
         for each in found
+        if system or not each.name.startswith("%")
     )
+    if session.json:
+        rows = ({name: row[name] for name in row if name != "age"} for row in rows)
+    columns = ("group", "members", "generation", "coordinator", "lag", "age")
     session.output.table(columns, rows, empty="no groups yet")
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.groups)
 @session_options
 @pass_session
 def show(session: Session, /, name: str) -> Exit:
     """Show NAME: its members, and queue by queue who has it, how far it is, what is left.
 
     Rates are those of the last minute; `lag` counts messages, `age` is how long the oldest of them
-    has waited; `in flight` are those handed out and not committed.  The exit code is 0 only if all
-    brokers answered.
+    has waited; `in flight` are those handed out and not committed.  The exit code is 5 if a broker
+    is away: what it knows is not in there.
 
     With --json, lines told apart by `kind`: one `group` (members, coordinator, generation,
     strategy, lag, lag_ms, in_flight, consumed_per_s, sent_back, retries_waiting, dead_letters,
     dead_letters_kept, retries_max, retry_delays_ms, retry_exponential, without_settings), a
     `member` each (member, client, topics, queues, last_heartbeat_ms, session_timeout_ms,
     incarnation), a `queue` each (topic, broker, queue, member, generation, offset, min_offset,
-    max_offset, lag, lag_ms, in_flight, settled, consumed_per_s, last_commit_ms); and a line
-    {missing, error} a broker that did not answer.
+    max_offset, lag, lag_ms, in_flight, settled, consumed_per_s, last_commit_ms); and
+    {missing_brokers}, [{broker, error}].
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         found = admin.describe_group(name)
     if session.json:
         session.output.table((), _rows(found), empty="")
     else:
         _print(session, found)
     session.output.missing(found.missing)
-    return Exit.FAILED if found.missing else Exit.OK
+    return Exit.PARTIAL if found.missing else Exit.OK
 
 
 def _rows(found: GroupDescription) -> Iterator[dict[str, Any]]:
@@ -263,8 +286,9 @@ def create(
       duemq group create billing --retries-max 5 --delays '1s 10s 1m'
       duemq group create billing --exponential 5s 2 2h
     """
-    with Admin(session.nameserver) as admin:
-        if any(each.name == name for each in admin.groups()):
+    with session.admin() as admin:
+        session.changes()
+        if any(each.name == name for each in known(admin.groups)[0]):
             raise InvalidArgument(
                 f"group {name!r} exists: `duemq group update` changes it",
                 field="name",
@@ -278,7 +302,7 @@ def create(
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.groups)
 @policy_options
 @session_options
 @pass_session
@@ -299,7 +323,8 @@ def update(
     Example:
       duemq group update billing --retries-max 3
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
+        session.changes()
         now = admin.describe_group(name).retry or RetryPolicy()
         if retries_max is None:
             retries_max = now.retries_max
@@ -328,7 +353,7 @@ def _told(session: Session, name: str, policy: RetryPolicy) -> None:
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.groups)
 @yes_option
 @session_options
 @pass_session
@@ -340,7 +365,8 @@ def delete(session: Session, /, name: str, yes: bool) -> Exit:
     """
     if not confirmed(session, f"Forget group {name}, its offsets and retries?", yes=yes):
         return Exit.FAILED
-    with Admin(session.nameserver) as admin:
+    session.changes()
+    with session.admin() as admin:
         admin.delete_group(name)
     session.output.record({"group": name, "deleted": True}, f"group {name} deleted")
     return Exit.OK

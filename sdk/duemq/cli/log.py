@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import grpc
 
+from duemq.aio.asking import refuse_missing
+from duemq.descriptions import MissingBroker
 from duemq.errors import TopicNotFound
 from duemq.message import Message, Origin
 from duemq.rpc.channel import OPTIONS
@@ -22,7 +24,10 @@ PULL_RECORDS = 10_000
 
 
 def read_topic(nameserver: str, topic: str) -> Iterator[Message]:
-    """Every message of the topic that is stored now, queue by queue.  Raises DuemqErrors."""
+    """Every message of the topic that is stored now, queue by queue.
+
+    Raises DuemqErrors; PartialAnswer before the first, if a broker is away that may have others.
+    """
     for part in _route(nameserver, topic).brokers:
         with grpc.insecure_channel(part.address, options=list(OPTIONS)) as channel:
             stub = broker_pb2_grpc.BrokerStub(channel)
@@ -38,6 +43,11 @@ def _route(nameserver: str, topic: str) -> nameserver_pb2.TopicRoute:
         with grpc.insecure_channel(address, options=list(OPTIONS)) as channel:
             stub = nameserver_pb2_grpc.NameserverStub(channel)
             try:
+                cluster = stub.GetCluster(nameserver_pb2.GetClusterRequest(), timeout=RPC_TIMEOUT_S)
+                refuse_missing(
+                    [MissingBroker(each.name, "it is lost") for each in cluster.lost_brokers],
+                    f"not all of topic {topic} can be read",
+                )
                 return stub.GetRoute(request, timeout=RPC_TIMEOUT_S)
             except grpc.RpcError as error:
                 failure = from_rpc_error(error, address)

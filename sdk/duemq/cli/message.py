@@ -6,13 +6,15 @@ from typing import Any
 
 import click
 
-from duemq import Admin, Message
+from duemq import Message
 from duemq.aio.finding import LOOKUP_TIMEOUT_S
-from duemq.cli.consume import message_fields
+from duemq.cli import completion
 from duemq.cli.exits import Exit
-from duemq.cli.output import local_time, one_line, shown
-from duemq.cli.seconds import Seconds
+from duemq.cli.output import one_line
+from duemq.cli.printing import message_fields
 from duemq.cli.session import Session, pass_session, session_options
+from duemq.cli.text import body_text, local_time, printable, shown
+from duemq.cli.times import moment
 from duemq.descriptions import MessageTrace
 
 BODY_CHARACTERS_SHOWN = 60
@@ -24,11 +26,11 @@ def message() -> None:
 
 
 @message.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=completion.topics)
 @click.option("--key", help="With this key.")
 @click.option("--id", "message_id", metavar="ID", help="With this message id.")
-@click.option("--since", metavar="TIME", help="Stored then or later.")
-@click.option("--until", metavar="TIME", help="Stored before.")
+@click.option("--since", metavar="TIME", callback=moment(), help="Stored then or later.")
+@click.option("--until", metavar="TIME", callback=moment(), help="Stored before.")
 @click.option("--broker", help="Only on this broker.")
 @click.option("--queue", type=click.IntRange(0), help="Only in the queues of this number.")
 @click.option("--offset", type=click.IntRange(0), help="From there on, with --queue.")
@@ -39,17 +41,9 @@ def message() -> None:
     show_default=True,
     help="At most so many.",
 )
-@click.option(
-    "--timeout",
-    type=Seconds(0.1, 86_400),
-    default=LOOKUP_TIMEOUT_S,
-    show_default=True,
-    metavar="S",
-    help="What is not found by then is missing.",
-)
 @session_options
 @pass_session
-def find(session: Session, /, topic: str, timeout: float, **wanted: Any) -> Exit:
+def find(session: Session, /, topic: str, **wanted: Any) -> Exit:
     """Find messages of TOPIC that are kept, at all brokers; they are printed by store time.
 
     A key is found by an index.  An id that the SDK made is looked for around the time that it says,
@@ -57,8 +51,8 @@ def find(session: Session, /, topic: str, timeout: float, **wanted: Any) -> Exit
     --limit, those first in their queues are printed.  TIME is RFC 3339 with a time zone, epoch
     milliseconds, or how long ago: -1h, -2d.
 
-    The exit code is 0 if all brokers answered to the end.  With --json, lines as of `duemq
-    consume`, and a line {missing, error} a broker that did not.
+    The exit code is 5 if a broker is away, or did not answer to the end within --timeout (60 s).
+    With --json, lines as of `duemq consume`, and {missing_brokers}, [{broker, error}].
 
     \b
     Examples:
@@ -68,8 +62,9 @@ def find(session: Session, /, topic: str, timeout: float, **wanted: Any) -> Exit
       duemq message find orders --broker broker-0 --queue 2 --offset 4711 --limit 1
       duemq message find '%DLQ%billing'
     """
-    with Admin(session.nameserver) as admin:
-        found = admin.find_messages(topic, timeout_s=timeout, **wanted)
+    with session.admin() as admin:
+        timeout_s = session.timeout_s or LOOKUP_TIMEOUT_S
+        found = admin.find_messages(topic, timeout_s=timeout_s, **wanted)
     output = session.output
     if session.json:
         output.table((), map(message_fields, found.messages), empty="")
@@ -79,11 +74,11 @@ def find(session: Session, /, topic: str, timeout: float, **wanted: Any) -> Exit
     if found.more:
         output.note(f"there are more than {wanted['limit']}: narrow the range, or raise --limit")
     output.missing(found.missing)
-    return Exit.FAILED if found.missing else Exit.OK
+    return Exit.PARTIAL if found.missing else Exit.OK
 
 
 def _row(each: Message) -> dict[str, Any]:
-    body = each.body[: 4 * BODY_CHARACTERS_SHOWN].decode(errors="backslashreplace")
+    body = body_text(each.body[: 4 * BODY_CHARACTERS_SHOWN])
     short = len(body) > BODY_CHARACTERS_SHOWN
     return {
         "stored": local_time(each.store_ms),
@@ -96,22 +91,17 @@ def _row(each: Message) -> dict[str, Any]:
 
 
 @message.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=completion.topics)
 @click.argument("message_id", metavar="ID")
-@click.option("--since", metavar="TIME", help="It was not sent before: spares reading older logs.")
 @click.option(
-    "--timeout",
-    type=Seconds(0.1, 86_400),
-    default=LOOKUP_TIMEOUT_S,
-    show_default=True,
-    metavar="S",
-    help="Of a look-up.",
+    "--since",
+    metavar="TIME",
+    callback=moment(),
+    help="It was not sent before: spares reading older logs.",
 )
 @session_options
 @pass_session
-def show(
-    session: Session, /, topic: str, message_id: str, since: str | None, timeout: float
-) -> Exit:
+def show(session: Session, /, topic: str, message_id: str, since: str | None) -> Exit:
     """Show the life of a message: stored when and where, what each group made of it, its retries.
 
     A group is `waiting` (not handed out since the broker started), `in-flight` (handed out, not
@@ -119,30 +109,30 @@ def show(
     when and why).  Of a delayed message
     that is not due the brokers know when it was accepted, and not whether it was cancelled.
 
-    The exit code is 4 if nothing is known of it, 1 if a broker did not answer to the end.  With
-    --json, lines told apart by `kind`: `accepted`, `stored`, `retry`, `waiting` (for its retry) and
-    `dead-letter` (each as of `duemq consume`, the last three with group, error, first_failed_ms,
-    last_failed_ms), `delivery`
-    (broker, queue, offset of the message, group, state, group_offset); and {missing, error}.
+    The exit code is 4 if nothing is known of it, 5 if a broker is away, or did not answer to the
+    end of a look-up within --timeout (60 s).  With --json, lines told apart by `kind`: `accepted`,
+    `stored`, `retry`, `waiting` (for its retry) and `dead-letter` (each as of `duemq consume`, the
+    last three with group, error, first_failed_ms, last_failed_ms), `delivery` (broker, queue,
+    offset of the message, group, state, group_offset); and {missing_brokers}.
 
     \b
     Example:
       duemq message show orders 5f0c…
     """
-    with Admin(session.nameserver) as admin:
-        trace = admin.describe_message(topic, message_id, since=since, timeout_s=timeout)
+    with session.admin() as admin:
+        timeout_s = session.timeout_s or LOOKUP_TIMEOUT_S
+        trace = admin.describe_message(topic, message_id, since=since, timeout_s=timeout_s)
     if session.json:
         session.output.table((), list(_life(trace)), empty="")
     else:
         for line in _story(trace):
             click.echo(line)
     session.output.missing(trace.missing)
-    if trace.missing:
-        return Exit.FAILED
     if not trace.found:
         session.output.note(f"nothing is known of message {message_id} of topic {topic}")
-        return Exit.NOT_FOUND
-    return Exit.OK
+    if trace.missing:
+        return Exit.PARTIAL
+    return Exit.OK if trace.found else Exit.NOT_FOUND
 
 
 def _life(trace: MessageTrace) -> list[dict[str, Any]]:
@@ -221,4 +211,4 @@ def _story(trace: MessageTrace) -> list[str]:
 
 
 def _where(each: Message) -> str:
-    return f"{each.broker} {each.stored_topic}/{each.queue} @ {each.offset}"
+    return f"{each.broker} {printable(each.stored_topic)}/{each.queue} @ {each.offset}"

@@ -8,8 +8,17 @@ from typing import Any, TypeVar
 import click
 
 from duemq import Admin
+from duemq.cli import completion
 from duemq.cli.exits import Exit
-from duemq.cli.session import Session, confirmed, pass_session, session_options, yes_option
+from duemq.cli.session import (
+    Session,
+    confirmed,
+    known,
+    pass_session,
+    session_options,
+    yes_option,
+)
+from duemq.cli.times import moment
 from duemq.descriptions import OffsetChange
 from duemq.errors import InvalidArgument
 
@@ -22,11 +31,12 @@ def dry_run_option(command: F) -> F:
 
 
 @click.command()
-@click.argument("name")
-@click.option("--topic", required=True, help="Whose queues.")
+@click.argument("name", shell_complete=completion.groups)
+@click.option("--topic", required=True, shell_complete=completion.topics, help="Whose queues.")
 @click.option(
     "--to",
     metavar="earliest|latest|TIME",
+    callback=moment("earliest", "latest"),
     help="An end, or a time: the first message stored then or later.",
 )
 @click.option("--offset", type=click.IntRange(0), help="In place of --to.")
@@ -52,8 +62,9 @@ def reset(
     What they have in hand at that moment they may finish.  Other queues are not disturbed.  TIME is
     RFC 3339 with a time zone, epoch milliseconds, or how long ago: -1h, -2d, -1h30m.
 
-    With --json, a line a queue: group, topic, broker, queue, before, after, min_offset,
-    max_offset, dry_run.
+    While a broker is away nothing is moved (exit code 3), unless --queue names others; a dry run
+    shows what the others know (exit code 5).  With --json, a line a queue: group, topic, broker,
+    queue, before, after, min_offset, max_offset, dry_run; and {missing_brokers}.
 
     \b
     Examples:
@@ -71,8 +82,12 @@ def reset(
 
 
 @click.command()
-@click.argument("name")
-@click.option("--topic", help="Only this one; otherwise all that the group has read.")
+@click.argument("name", shell_complete=completion.groups)
+@click.option(
+    "--topic",
+    shell_complete=completion.topics,
+    help="Only this one; otherwise all that the group has read.",
+)
 @dry_run_option
 @yes_option
 @session_options
@@ -96,9 +111,9 @@ def skip(session: Session, /, name: str, topic: str | None, dry_run: bool, yes: 
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.groups)
 @click.argument("to_name")
-@click.option("--topic", help="Only this one.")
+@click.option("--topic", shell_complete=completion.topics, help="Only this one.")
 @dry_run_option
 @yes_option
 @session_options
@@ -133,15 +148,17 @@ def _move(
     yes: bool,
 ) -> Exit:
     """Prints what changes; asks before it does where somebody can answer."""
-    with Admin(session.nameserver) as admin:
-        planned = move(admin, True)
+    with session.admin() as admin:
+        planned, missing = known(lambda: move(admin, True))
         if dry_run:
             _print_changes(session, name, planned, dry_run=True)
-            return Exit.OK
+            session.output.missing(missing)
+            return Exit.PARTIAL if missing else Exit.OK
         if not session.json:
             _print_changes(session, name, planned, dry_run=True)
         if not confirmed(session, f"Move group {name} so?", yes=yes):
             return Exit.FAILED
+        session.changes()
         done = move(admin, False)
     if session.json:
         _print_changes(session, name, done, dry_run=False)

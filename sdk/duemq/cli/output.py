@@ -7,22 +7,16 @@ Without, results go to standard output, and errors and progress to standard erro
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import click
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from duemq.cli import text as texts
 from duemq.descriptions import MissingBroker
-from duemq.errors import DuemqError
+from duemq.errors import DuemqError, PartialAnswer
 
 Row = Mapping[str, Any]
-
-PIPE_COLUMNS = 1_000
 
 
 class Output:
@@ -38,7 +32,7 @@ class Output:
     def line(self, text: str) -> None:
         """A part of the result that only people need."""
         if not self.as_json:
-            click.echo(text)
+            click.echo(texts.printable(text))
 
     def note(self, text: str) -> None:
         """A remark for people."""
@@ -51,34 +45,41 @@ class Output:
             for row in rows:
                 click.echo(as_json(row))
             return
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in columns:
-            table.add_column(column.replace("_", " "), overflow="fold")
-        for row in rows:
-            table.add_row(*(shown(row[column]) for column in columns))
-        if table.row_count:
-            # Folded to the terminal's width; into a pipe or file a line a row.
-            width = None if sys.stdout.isatty() else PIPE_COLUMNS
-            Console(file=sys.stdout, highlight=False, width=width).print(table)
+        cells = [[row[column] for column in columns] for row in rows]
+        if cells:
+            click.echo("\n".join(texts.table(columns, cells)))
         else:
             self.note(empty)
 
-    def missing(self, brokers: Iterable[MissingBroker]) -> None:
+    def missing(self, brokers: Sequence[MissingBroker]) -> None:
         """Brokers whose part of what was printed is not there."""
+        if self.as_json and brokers:
+            named = [{"broker": each.name, "error": each.error} for each in brokers]
+            click.echo(as_json({"missing_brokers": named}))
+            return
         for broker in brokers:
-            if self.as_json:
-                click.echo(as_json({"missing": broker.name, "error": broker.error}))
-            else:
-                click.echo(
-                    f"duemq: incomplete, no answer of {broker.name}: {broker.error}", err=True
-                )
+            click.echo(f"duemq: incomplete, no answer of {broker.name}: {broker.error}", err=True)
+
+    def warn_missing(self, brokers: Sequence[MissingBroker]) -> None:
+        """As `missing`, before the answer begins; to people only."""
+        if not self.as_json:
+            self.missing(brokers)
 
     def error(self, error: Exception | str) -> None:
         """A failure, in one line."""
-        if self.as_json:
+        if isinstance(error, PartialAnswer) and error.partial is not None:
+            self.missing(error.missing)  # the rest is printed
+        elif self.as_json:
             click.echo(as_json({"error": error_fields(error)}))
         else:
             click.echo(f"duemq: {one_line(error)}", err=True)
+
+    def interrupted(self, text: str) -> None:
+        """Ctrl-C; `text` says what is left."""
+        if self.as_json:
+            click.echo(as_json({"error": {"code": "INTERRUPTED", "message": text}}))
+        else:
+            click.echo(f"duemq: {text}", err=True)
 
 
 def as_json(row: Row) -> str:
@@ -88,7 +89,7 @@ def as_json(row: Row) -> str:
 
 def one_line(error: Exception | str) -> str:
     """The error's message in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return texts.printable(" ".join(str(error).split())) or type(error).__name__
 
 
 def error_fields(error: Exception | str) -> dict[str, Any]:
@@ -98,41 +99,3 @@ def error_fields(error: Exception | str) -> dict[str, Any]:
     fields: dict[str, Any] = {"code": error.code.name, "message": error.message}
     named = {"field": error.field, "value": error.value, "limit": error.limit}
     return fields | {name: value for name, value in named.items() if value}
-
-
-def shown(value: Any) -> str:
-    """A table cell for people."""
-    if value is None or value == "":
-        return "-"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    if isinstance(value, list | tuple):
-        return ", ".join(shown(item) for item in value)
-    return str(value)
-
-
-def duration(ms: int) -> str:
-    """A length of time as people read it."""
-    if ms < 1_000:
-        return f"{ms} ms"
-    seconds = ms // 1_000
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= 10 * length:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"
-
-
-def exact_duration(ms: int) -> str:
-    """A length of time as the command line takes it: `90s`, `2h`."""
-    for unit, length in (("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
-        if ms and ms % length == 0:
-            return f"{ms // length}{unit}"
-    return f"{ms}ms"
-
-
-def local_time(epoch_ms: int) -> str:
-    """Epoch milliseconds as people read them, in the local time zone."""
-    if not epoch_ms:
-        return "-"
-    moment = datetime.fromtimestamp(epoch_ms / 1000).astimezone()
-    return moment.isoformat(sep=" ", timespec="milliseconds")

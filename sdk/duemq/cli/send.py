@@ -8,19 +8,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from duemq import Producer
-from duemq.cli import inputs
-from duemq.cli.exits import Exit, exit_of
+from duemq.cli import completion, inputs, times
+from duemq.cli.exits import Exit
 from duemq.cli.inputs import Entry
-from duemq.cli.output import Output, as_json, error_fields, local_time, one_line
+from duemq.cli.output import Output
 from duemq.cli.session import Session, pass_session, session_options
+from duemq.cli.tally import Tally, progress, quiet_option
+from duemq.cli.text import local_time
 from duemq.errors import DuemqError, InvalidArgument
 from duemq.receipt import PendingReceipt, Receipt
 
@@ -39,16 +40,18 @@ class Template:
     columns: dict[str, str]
     properties: dict[str, str]
 
+    def check(self, entry: Entry) -> None:
+        """Raises InvalidArgument if the first entry has not the columns that are named."""
+        for name, column in self.columns.items():
+            if entry.error is None and column not in entry.columns:
+                raise self._no_column(name, column, entry)
+
     def arguments(self, entry: Entry) -> dict[str, Any]:
         """The keyword arguments for `Producer.submit`; raises InvalidArgument."""
         arguments = {name: value for name, value in self.fixed.items() if value is not None}
         for name, column in self.columns.items():
             if column not in entry.columns:
-                raise InvalidArgument(
-                    f"line {entry.line}: there is no column {column!r}",
-                    field=f"{name}-column",
-                    value=column,
-                )
+                raise self._no_column(name, column, entry)
             value = entry.columns[column]
             if value not in (None, ""):
                 arguments[name] = str(value)
@@ -56,9 +59,19 @@ class Template:
             arguments["properties"] = self.properties
         return arguments
 
+    @staticmethod
+    def _no_column(name: str, column: str, entry: Entry) -> InvalidArgument:
+        known = ", ".join(entry.columns) or "none"
+        return InvalidArgument(
+            f"line {entry.line}: there is no column {column!r}; there are: {known}",
+            field=f"{name}-column",
+            value=column,
+            limit=known,
+        )
+
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=completion.topics)
 @click.argument("body", required=False)
 @click.option(
     "--file",
@@ -74,9 +87,20 @@ class Template:
 @click.option("--delay-column", metavar="NAME", help="Take the delay from this column.")
 @click.option("--at-column", metavar="NAME", help="Take the due time from this column.")
 @click.option("--property", "properties", metavar="K=V", multiple=True, help="May be repeated.")
-@click.option("--delay", metavar="TIME", help="Deliver after 5s, 250ms, 1.5h …")
-@click.option("--at", metavar="RFC3339", help="Deliver at 2030-01-31T09:00:00Z.")
-@click.option("--delay-level", metavar="N", type=int, help="Deliver after the broker's level N.")
+@click.option(
+    "--delay", metavar="TIME", callback=times.delay, help="Deliver after 5s, 250ms, 1.5h …"
+)
+@click.option(
+    "--at", metavar="RFC3339", callback=times.due_time, help="Deliver at 2030-01-31T09:00:00Z."
+)
+@click.option(
+    "--delay-level",
+    metavar="N",
+    type=int,
+    callback=times.delay_level,
+    help="Deliver after the broker's level N.",
+)
+@quiet_option
 @session_options
 @pass_session
 def send(
@@ -86,13 +110,17 @@ def send(
     body: str | None,
     file: Path | None,
     properties: tuple[str, ...],
+    quiet: bool,
     **options: Any,
 ) -> Exit:
     """Send messages to TOPIC: BODY, standard input's lines (BODY is -), or a file.
 
     Answers when the messages are durable, in the order of the input: with --json message_id, topic,
     broker, queue, offset, or for a delayed one message_id, topic, handle, due_ms.  What could not
-    be sent is printed with its error, the rest is sent, and the exit code is not 0.
+    be sent is printed with its error, the rest is sent, and the exit code is not 0.  A column that
+    the first row has not is one error, and nothing is sent.  What a --file holds is summed up where
+    standard output is a terminal, and with --quiet, which with --json ends in {summary: {done,
+    failed, seconds}}.
 
     \b
     Examples:
@@ -103,18 +131,31 @@ def send(
     """
     _check_sources(body, file)
     template = _template(topic, options, properties)
-    sender = _Sender(session.output, template)
+    quiet = quiet or (file is not None and not session.json and sys.stdout.isatty())
+    tally = Tally(session.output, quiet=quiet, verb="sent")
+    sender = _Sender(tally, topic)
+    session.interruption.left = sender.left
     # The producer comes first: a cluster that cannot be reached is said before anything is read.
     with (
         session.traced(),
-        Producer(session.nameserver) as producer,
+        Producer(session.nameserver, settings=session.producer_settings()) as producer,
         sender,
-        _opened(body, file) as entries,
+        _opened(session.output, body, file) as entries,
     ):
-        for entry in entries:
-            if not sender.send(producer, entry):
+        for entry in _checked(entries, template):
+            if not sender.send(producer, template, entry):
                 break
-    return sender.exit
+    tally.sum_up()
+    return tally.exit
+
+
+def _checked(entries: Iterator[Entry], template: Template) -> Iterator[Entry]:
+    """The entries, once the first one is seen to have the columns.  Raises InvalidArgument."""
+    first = next(entries, None)
+    if first is None:
+        return entries
+    template.check(first)
+    return chain((first,), entries)
 
 
 class _Sender:
@@ -123,13 +164,14 @@ class _Sender:
     Who writes lines into our standard input may wait for the answer to one before the next.
     """
 
-    def __init__(self, output: Output, template: Template) -> None:
-        self.exit = Exit.OK
-        self._output = output
-        self._template = template
+    def __init__(self, tally: Tally, topic: str) -> None:
+        self._tally = tally
+        self._topic = topic
+        self._handed = 0
         self._pending: queue.Queue[_Sent | None] = queue.Queue(PENDING_MAX)
         self._failure: OSError | None = None
-        self._reporter = threading.Thread(target=self._report_all, name="reporter")
+        # A daemon: Ctrl-C does not wait for what is not answered.
+        self._reporter = threading.Thread(target=self._report_all, name="reporter", daemon=True)
 
     def __enter__(self) -> Self:
         self._reporter.start()
@@ -141,17 +183,25 @@ class _Sender:
         if self._failure is not None:
             raise self._failure
 
-    def send(self, producer: Producer, entry: Entry) -> bool:
+    def send(self, producer: Producer, template: Template, entry: Entry) -> bool:
         """Hands an entry to the producer; False when nobody reads our reports any more."""
-        self._pending.put((entry, self._submit(producer, entry)))
+        self._pending.put((entry, self._submit(producer, template, entry)))
+        self._handed += 1
         return self._failure is None
 
-    def _submit(self, producer: Producer, entry: Entry) -> PendingReceipt | DuemqError:
+    def left(self) -> str:
+        """After Ctrl-C."""
+        unknown = self._handed - self._tally.done - self._tally.failed
+        rest = f"; {unknown:,} more have no answer yet: they may be stored" if unknown else ""
+        return f"{self._tally}{rest}"
+
+    def _submit(
+        self, producer: Producer, template: Template, entry: Entry
+    ) -> PendingReceipt | DuemqError:
         if entry.error is not None:
             return entry.error
         try:
-            arguments = self._template.arguments(entry)
-            return producer.submit(self._template.topic, entry.body, **arguments)
+            return producer.submit(self._topic, entry.body, **template.arguments(entry))
         except DuemqError as error:
             return error
 
@@ -164,24 +214,18 @@ class _Sender:
                     self._failure = error
 
     def _report(self, entry: Entry, pending: PendingReceipt | DuemqError) -> None:
+        name = f"message {entry.line}"
+        row: dict[str, Any] = {"topic": self._topic}
         if isinstance(pending, DuemqError):
-            self._report_failure({"line": entry.line}, pending)
+            self._tally.fail(row | {"line": entry.line}, name, pending)
             return
         try:
             receipt = pending.result()
         except DuemqError as error:
             named = {"message_id": pending.message_id, "line": entry.line}
-            self._report_failure(named, error)
+            self._tally.fail(row | named, name, error)
             return
-        self._output.record(*_receipt_row(receipt))
-
-    def _report_failure(self, message: dict[str, Any], error: DuemqError) -> None:
-        self.exit = max(self.exit, exit_of(error))
-        if self._output.as_json:
-            row = {"topic": self._template.topic, **message, "error": error_fields(error)}
-            click.echo(as_json(row))
-        else:
-            click.echo(f"duemq: message {message['line']} not sent: {one_line(error)}", err=True)
+        self._tally.add(*_receipt_row(receipt))
 
 
 def _receipt_row(receipt: Receipt) -> tuple[dict[str, Any], str]:
@@ -238,30 +282,16 @@ def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 @contextmanager
-def _opened(body: str | None, file: Path | None) -> Iterator[Iterator[Entry]]:
+def _opened(output: Output, body: str | None, file: Path | None) -> Iterator[Iterator[Entry]]:
     if body == "-":
         yield inputs.from_lines(inputs.counted(sys.stdin.buffer, lambda size: None))
     elif file is not None:
-        with file.open("rb") as lines, _progress(file) as advance:
+        size = file.stat().st_size
+        with (
+            file.open("rb") as lines,
+            progress(output, file.name, size, of_bytes=True) as advance,
+        ):
             read = inputs.from_csv if file.suffix.lower() == ".csv" else inputs.from_jsonl
             yield read(inputs.counted(lines, advance))
     else:
         yield inputs.from_argument(body or "")
-
-
-@contextmanager
-def _progress(file: Path) -> Iterator[Any]:
-    """A bar on standard error, by bytes read, when that is a terminal."""
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        # Else rich would move what goes to a redirected standard output to standard error.
-        redirect_stdout=sys.stdout.isatty(),
-    ) as progress:
-        task = progress.add_task(file.name, total=file.stat().st_size)
-        yield lambda size: progress.advance(task, size)

@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from duemq import Admin
 from duemq.cli.exits import Exit
-from duemq.cli.output import local_time
 from duemq.cli.session import Session, pass_session, session_options
+from duemq.cli.text import local_time
 from duemq.descriptions import TimerOwner
 
 
@@ -33,7 +32,8 @@ def cancel(session: Session, handles: tuple[str, ...]) -> Exit:
     Example:
       duemq timer cancel dmq1AAECAwQFBgc…
     """
-    with Admin(session.nameserver) as admin:
+    session.changes()
+    with session.admin() as admin:
         outcomes = [str(outcome.value) for outcome in admin.cancel(list(handles))]
     for handle, outcome in zip(handles, outcomes, strict=True):
         session.output.record({"handle": handle, "outcome": outcome}, f"{outcome}  {handle}")
@@ -50,7 +50,7 @@ def owners(session: Session, /) -> Exit:
     a line a queue: broker, queue, id, name, shard, shards, since_ms, last_seen_ms, released,
     refused, taken_over, waiting.
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         found = admin.timer_owners()
     rows = [_owner_row(each) for each in found]
     columns = ("broker", "queue", "name", "shard", "seen", "waiting", "refused")
@@ -84,7 +84,7 @@ def release(session: Session, /, shard: int, accept_loss: bool) -> Exit:
     Example:
       duemq timer release 0 --accept-loss
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         owned = [each for each in admin.timer_owners() if each.id and each.shard == shard]
         if accept_loss or not owned:
             owned = admin.release_timer_shard(shard)

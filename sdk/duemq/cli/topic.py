@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import click
 
-from duemq import Admin
+from duemq.cli import completion, purge
 from duemq.cli.exits import Exit
-from duemq.cli.output import local_time
-from duemq.cli.session import Session, confirmed, pass_session, session_options, yes_option
+from duemq.cli.session import (
+    Session,
+    confirmed,
+    known,
+    pass_session,
+    session_options,
+    yes_option,
+)
+from duemq.cli.text import local_time
 
 
 @click.group()
@@ -49,7 +56,8 @@ def create(
       duemq topic create orders --queues 8
       duemq topic create ledger --queues 1 --broker broker-0      all messages in one order
     """
-    with Admin(session.nameserver) as admin:
+    session.changes()
+    with session.admin() as admin:
         made = admin.create_topic(
             name, queues=queues, message_bytes_max=message_bytes_max, brokers=brokers or None
         )
@@ -67,10 +75,14 @@ def create(
 @click.option("--system", is_flag=True, help="With those of DueMQ itself, such as %TIMER%.")
 @session_options
 @pass_session
-def list_topics(session: Session, /, system: bool) -> None:
-    """List all topics.  With --json: topic, queues, message_bytes_max, brokers."""
-    with Admin(session.nameserver) as admin:
-        found = admin.topics(system=system)
+def list_topics(session: Session, /, system: bool) -> Exit:
+    """List all topics.
+
+    The exit code is 5 if a broker is away: it may have others.  With --json: topic, queues,
+    message_bytes_max, brokers; and {missing_brokers}.
+    """
+    with session.admin() as admin:
+        found, missing = known(lambda: admin.topics(system=system))
     rows = (
         {
             "topic": each.name,
@@ -83,25 +95,27 @@ def list_topics(session: Session, /, system: bool) -> None:
     session.output.table(
         ("topic", "queues", "message_bytes_max", "brokers"), rows, empty="no topics yet"
     )
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.topics)
 @session_options
 @pass_session
 def show(session: Session, /, name: str) -> Exit:
     """Show NAME queue by queue: what it holds, what comes in, when the last message came.
 
-    Rates are those of the last minute.  The exit code is 0 only if all brokers answered.  With
-    --json, a line a queue: topic, broker, queue, min_offset, max_offset, in_per_s, last_store_ms;
-    and a line {missing, error} a broker that did not answer.
+    Rates are those of the last minute.  The exit code is 5 if a broker is away: its queues are not
+    in there.  With --json, a line a queue: topic, broker, queue, min_offset, max_offset, in_per_s,
+    last_store_ms; and {missing_brokers}, [{broker, error}].
 
     \b
     Examples:
       duemq topic show orders
       duemq topic show '%DLQ%billing'               the dead letters of a group
     """
-    with Admin(session.nameserver) as admin:
+    with session.admin() as admin:
         found = admin.describe_topic(name)
     output = session.output
     limit = (
@@ -127,19 +141,28 @@ def show(session: Session, /, name: str) -> Exit:
     columns = ("broker", "queue", "min_offset", "max_offset", "in_per_s", last)
     output.table(columns, rows, empty="no queues")
     output.missing(found.missing)
-    return Exit.FAILED if found.missing else Exit.OK
+    return Exit.PARTIAL if found.missing else Exit.OK
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.topics)
 @yes_option
 @session_options
 @pass_session
 def delete(session: Session, /, name: str, yes: bool) -> Exit:
-    """Delete NAME and its messages on every broker.  With --json: topic, deleted."""
+    """Delete NAME and its messages on every broker.
+
+    The exit code is 5 if a broker is away: delete it again when that is back.  With --json: topic,
+    deleted; and {missing_brokers}.
+    """
     if not confirmed(session, f"Delete topic {name} and its messages?", yes=yes):
         return Exit.FAILED
-    with Admin(session.nameserver) as admin:
-        admin.delete_topic(name)
+    session.changes()
+    with session.admin() as admin:
+        _, missing = known(lambda: admin.delete_topic(name))
     session.output.record({"topic": name, "deleted": True}, f"topic {name} deleted")
-    return Exit.OK
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
+
+
+topic.add_command(purge.topic)

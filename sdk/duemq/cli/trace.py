@@ -39,7 +39,7 @@ def report(session: Session, output: Path, topics: tuple[str, ...]) -> int:
     Example:
       duemq trace report --output ./report
     """
-    if importlib.util.find_spec("trace_analytics") is None:
+    if any(importlib.util.find_spec(name) is None for name in ("trace_analytics", "pyspark")):
         session.output.error("trace report needs the distribution duemq-server[analytics]")
         return Exit.FAILED
     command = [sys.executable, "-m", "trace_analytics", "report"]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import signal
-import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from types import FrameType
 
 import click
 
 from duemq.cli.exits import Exit
+from duemq.cli.interrupts import WAIT_S_MAX
 from duemq.cli.output import Output, as_json
 from duemq.cli.session import Session, pass_session, session_options
 from duemq.embedded import ClusterEvent, ClusterFailed, EmbeddedCluster
-from duemq.embedded.cluster import BROKERS_DEFAULT, BROKERS_MAX
+from duemq.embedded.cluster import BROKERS_DEFAULT, BROKERS_MAX, LOOPBACK
 
 PORT_DEFAULT = 9876
 
@@ -44,30 +47,65 @@ PORT_DEFAULT = 9876
     show_default=True,
     help="Where the services' spans go; duemq: to the %TRACE% topic, for `duemq trace report`.",
 )
+@click.option(
+    "--listen",
+    "host",
+    metavar="HOST",
+    default=LOOPBACK,
+    show_default=True,
+    help="The address of this machine that all listen on; 0.0.0.0 or ::, on every one.",
+)
+@click.option(
+    "--advertise",
+    metavar="HOST",
+    help="By which others reach this machine, and it itself.  [default: that of --listen]",
+)
+@click.option("--metrics", is_flag=True, help="Serve Prometheus metrics; DIR/metrics.json: where.")
 @session_options
 @pass_session
-def up(session: Session, data: str, brokers: int | None, port: int, tracing: str) -> Exit:
+def up(
+    session: Session,
+    data: str,
+    brokers: int | None,
+    port: int,
+    tracing: str,
+    host: str,
+    advertise: str | None,
+    metrics: bool,
+) -> Exit:
     """Run a whole cluster on this machine: nameserver, brokers, timer service.
 
     Prints a line when it is usable, with --json {"event":"ready","nameserver":"127.0.0.1:PORT",
-    "processes":{NAME:PID,…}}.  A process that dies is started again and said so.  Ctrl-C or SIGTERM
-    drains and stops everything; the data stay.
+    "processes":{NAME:PID,…}}, with --metrics {NAME:HOST:PORT,…} as metrics, too.  A process that
+    dies is started again and said so.  Ctrl-C or SIGTERM drains and stops everything; the data
+    stay.  Who can reach the address of --listen can send, read and delete: there are no passwords.
 
     \b
     Examples:
       duemq up --data ./data
       duemq up --data ./data --brokers 3 --port 0 --json
+      duemq up --data ./data --listen 0.0.0.0 --advertise build-7.lan --metrics
     """
-    stop = threading.Event()
+    # Not an Event: a signal may come in its `wait` while that holds the lock that `set` takes.
+    stop: SimpleQueue[None] = SimpleQueue()
 
     def request_stop(number: int, frame: FrameType | None) -> None:
-        stop.set()
+        stop.put(None)
 
     before = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        cluster = _cluster(session.output, data, brokers, port, tracing)
+        cluster = EmbeddedCluster(
+            data,
+            brokers=brokers,
+            port=port,
+            host=host,
+            advertise=advertise,
+            metrics=metrics,
+            flags={kind: ["--tracing", tracing] for kind in ("broker", "timer")},
+            on_event=_sayer(session.output),
+        )
         with cluster:
-            stop.wait()
+            _wait(stop)
         return Exit.FAILED if cluster.failure else Exit.OK
     except ClusterFailed as error:
         session.output.error(error)
@@ -77,24 +115,27 @@ def up(session: Session, data: str, brokers: int | None, port: int, tracing: str
             signal.signal(number, handler)
 
 
-def _cluster(
-    output: Output, data: str, brokers: int | None, port: int, tracing: str
-) -> EmbeddedCluster:
-    def say(event: ClusterEvent) -> None:
-        if output.as_json:
-            click.echo(as_json({"event": event.event, **event.details}))
-        else:
-            click.echo(_sentence(event))
+def _wait(stop: SimpleQueue[None]) -> None:
+    while True:
+        with suppress(Empty):
+            return stop.get(timeout=WAIT_S_MAX)
 
-    flags = {kind: ["--tracing", tracing] for kind in ("broker", "timer")}
-    return EmbeddedCluster(data, brokers=brokers, port=port, flags=flags, on_event=say)
+
+def _sayer(output: Output) -> Callable[[ClusterEvent], None]:
+    def say(event: ClusterEvent) -> None:
+        told = {"event": event.event, **event.details}
+        with suppress(OSError):  # nobody reads: that keeps nothing from being stopped
+            click.echo(as_json(told) if output.as_json else _sentence(event))
+
+    return say
 
 
 def _sentence(event: ClusterEvent) -> str:
     details = event.details
     member = details.get("member", "")
     if event.event == "started":
-        return f"{member} serves on {details['address']}, process {details['pid']}"
+        pages = f", metrics on {details['metrics']}" if "metrics" in details else ""
+        return f"{member} serves on {details['address']}{pages}, process {details['pid']}"
     if event.event == "died":
         return f"{member} died ({details['reason']}, process {details['pid']})"
     if event.event == "restarted":

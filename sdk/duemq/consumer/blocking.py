@@ -15,10 +15,10 @@ from duemq.consumer.pull import Place
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
 from duemq.consumer.subscription import Topics
 from duemq.consumer.workers import Callback
+from duemq.descriptions import MissingBroker
 from duemq.errors import Closed
 from duemq.loop_thread import Hosted, LoopThread
 from duemq.message import Message
-from duemq.settings import DEFAULT_NAMESERVER
 from duemq.sql import Sql
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class PushConsumer:
         member_name: str | None = None,
         start_from: StartFrom | None = None,
         threads: int | None = None,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         settings: ConsumerSettings | None = None,
     ) -> None:
         """`topics`: a name, several, or {name: filter}; a filter is tags like "a || b", or Sql.
@@ -102,6 +102,11 @@ class PushConsumer:
     def queues(self) -> frozenset[MessageQueue]:
         """The queues that are consumed now."""
         return self._consumer.queues
+
+    @property
+    def missing(self) -> tuple[MissingBroker, ...]:
+        """Brokers that are away: what they store comes when they are back."""
+        return self._consumer.missing
 
     def start(self) -> None:
         """Joins the group; returns when the group has answered.
@@ -186,7 +191,7 @@ class PullConsumer:
         self,
         group: str | None = None,
         *,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         settings: ConsumerSettings | None = None,
     ) -> None:
         """`group`: whose offsets to begin from and to commit to; None: no offsets are kept.
@@ -219,8 +224,16 @@ class PullConsumer:
     ) -> None:
         self.close()
 
+    @property
+    def missing(self) -> tuple[MissingBroker, ...]:
+        """Brokers that are away: what they store is not read, until they are back.
+
+        A topic is read to its end only while there is none.
+        """
+        return self._consumer.missing
+
     def queues(self, topic: str) -> list[MessageQueue]:
-        """Answers the topic's queues, sorted.  Raises TopicNotFound."""
+        """Answers the topic's queues, sorted, without those of `missing`.  Raises TopicNotFound."""
         return self._run(self._consumer.queues(topic))
 
     def assign(

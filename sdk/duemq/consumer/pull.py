@@ -5,6 +5,7 @@ consumers.  With a group, offsets are committed under its name, when `commit` is
 """
 
 import asyncio
+import logging
 import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -30,13 +31,15 @@ from duemq.consumer.settings import (
     start_ms,
 )
 from duemq.consumer.subscription import ALL, Filter
+from duemq.descriptions import MissingBroker
 from duemq.errors import Closed, DuemqError, Internal, InvalidArgument, QueueNotFound
 from duemq.message import Message
 from duemq.moments import epoch_ms
 from duemq.process_queue import Chunk
-from duemq.settings import DEFAULT_NAMESERVER
 from duemq.sql import Sql
 from duemq.v1 import view_pb2
+
+log = logging.getLogger(__name__)
 
 Place = int | Literal["earliest", "latest"] | datetime
 """An offset, an end of the queue, or the first message stored at a time or later."""
@@ -53,7 +56,7 @@ class PullConsumer:
         self,
         group: str | None = None,
         *,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         settings: ConsumerSettings | None = None,
     ) -> None:
         """`group`: whose offsets to begin from and to commit to; None: no offsets are kept.
@@ -64,7 +67,7 @@ class PullConsumer:
             check_group(group)
         self.group = group
         self.settings = settings or ConsumerSettings()
-        self._client = Client(nameserver)
+        self._client = Client(nameserver, self.settings.client)
         # Brokers tell the range of a queue with a group's offset in it; a name of nobody has none.
         self._offsets = OffsetClient(self._client, group or f"nobody-{secrets.token_hex(4)}")
         self._sources: dict[MessageQueue, Source] = {}
@@ -110,11 +113,21 @@ class PullConsumer:
     ) -> None:
         await self.close()
 
+    @property
+    def missing(self) -> tuple[MissingBroker, ...]:
+        """Brokers that are away: what they store is not read, until they are back.
+
+        A topic is read to its end only while there is none.
+        """
+        return self._client.missing
+
     # --- what to read -------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """Answers the topic's queues, sorted.  Raises TopicNotFound."""
+        """Answers the topic's queues, sorted, without those of `missing`.  Raises TopicNotFound."""
         route = await self._client.topic_route(topic)
+        for broker in self.missing:
+            log.warning("topic %s may have queues on %s: %s", topic, broker.name, broker.error)
         return [MessageQueue(topic, q.broker, q.queue_id) for q in route.readable]
 
     async def assign(

@@ -15,9 +15,9 @@ from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, check_ch
 from duemq.consumer.share import Share
 from duemq.consumer.subscription import Topics, subscriptions_of
 from duemq.consumer.workers import Callback
+from duemq.descriptions import MissingBroker
 from duemq.errors import Closed, FencedMember, Rejected, Timeout
 from duemq.rpc.streams import first_of
-from duemq.settings import DEFAULT_NAMESERVER
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class PushConsumer:
         member_name: str | None = None,
         start_from: StartFrom | None = None,
         threads: int | None = None,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         settings: ConsumerSettings | None = None,
     ) -> None:
         """`topics`: a name, several, or {name: filter}; a filter is tags like "a || b", or Sql.
@@ -79,7 +79,7 @@ class PushConsumer:
         self._order = order
         self._broadcast = broadcast
         self._member_name = member_name
-        self._client = Client(nameserver)
+        self._client = Client(nameserver, self.settings.client)
         self._share: Share | BroadcastShare | None = None
         self._member: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,6 +164,11 @@ class PushConsumer:
     def queues(self) -> frozenset[MessageQueue]:
         """The queues that are consumed now."""
         return self._share.queues if self._share is not None else frozenset()
+
+    @property
+    def missing(self) -> tuple[MissingBroker, ...]:
+        """Brokers that are away: what they store comes when they are back."""
+        return self._client.missing
 
     def _new_share(self) -> Share | BroadcastShare:
         kind = BroadcastShare if self._broadcast else Share

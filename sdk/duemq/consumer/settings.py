@@ -1,7 +1,7 @@
 """A consumer's knobs.  Pure."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, NoReturn
 
@@ -9,6 +9,7 @@ from duemq.balance import AVERAGE
 from duemq.errors import InvalidArgument
 from duemq.moments import MOMENT_MS_MAX, epoch_ms
 from duemq.process_queue import Window
+from duemq.settings import ClientSettings
 
 StartFrom = Literal["earliest", "latest"] | datetime | int
 """An end of the queue; or a time, as an aware datetime or in ms since the epoch: the first message
@@ -78,6 +79,8 @@ class ConsumerSettings:
     """`close` waits so long for running callbacks."""
     start_timeout_s: float = 30.0
     """`start` fails if the group could not be joined for so long."""
+    client: ClientSettings = field(default_factory=ClientSettings)
+    """How long to wait for a nameserver."""
 
     def __post_init__(self) -> None:
         check_start_from(self.start_from)

@@ -7,6 +7,7 @@ to brokers), then brokers, then nameservers.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import sys
@@ -17,11 +18,21 @@ from types import TracebackType
 import grpc
 import tenacity
 
+from duemq.embedded import safe_path
 from duemq.embedded.layout import Layout
-from duemq.embedded.supervisor import ClusterEvent, ClusterFailed, Member, State, Supervisor
+from duemq.embedded.supervisor import (
+    ClusterEvent,
+    ClusterFailed,
+    Member,
+    State,
+    Supervisor,
+    metrics_name,
+)
 from duemq.errors import InvalidArgument
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 
+LOOPBACK = "127.0.0.1"
+WILDCARDS = ("0.0.0.0", "::")
 BROKERS_DEFAULT = 2
 BROKERS_MAX = 16
 # A nameserver spends 1 to 2 ms of CPU on a heartbeat: three members cost it 0.7 % of a core.
@@ -38,7 +49,7 @@ STOP_ORDER = ("timer", "broker", "nameserver")
 
 
 class EmbeddedCluster:
-    """Runs a cluster on loopback; a context manager that starts and stops it.
+    """Runs a cluster on this machine; a context manager that starts and stops it.
 
     Raises from the constructor and `start`: InvalidArgument for settings that do not fit (the
     folder's lock is taken, fewer brokers than its data have, a port is taken), ClusterFailed when
@@ -48,6 +59,9 @@ class EmbeddedCluster:
         that nobody took meanwhile (event "moved").
     brokers: how many; None: as many as the folder knows, 2 for a new one.
     port: of the first nameserver; 0: the one of last time, else any free one.
+    host: the address that members listen on; 0.0.0.0 or ::, on every one.
+    advertise: the host by which others reach this machine; needed where `host` names none.
+    metrics: members serve Prometheus pages, on ports that stay; DIR/metrics.json lists them.
     flags: more command line flags for members, by kind ("nameserver", "broker", "timer").
     on_event: called from the supervisor thread with each ClusterEvent; must not block.
     """
@@ -59,6 +73,9 @@ class EmbeddedCluster:
         brokers: int | None = None,
         nameservers: int = 1,
         port: int = 0,
+        host: str = LOOPBACK,
+        advertise: str | None = None,
+        metrics: bool = False,
         heartbeat_period_s: float = HEARTBEAT_PERIOD_S,
         flags: Mapping[str, Sequence[str]] | None = None,
         environment: Mapping[str, str] | None = None,
@@ -69,6 +86,9 @@ class EmbeddedCluster:
         self._brokers = brokers
         self._nameservers = nameservers
         self._port = port
+        self._host = host.strip("[]")
+        self._advertise = _advertised(self._host, advertise)
+        self._metrics = metrics
         self._heartbeat_period_s = heartbeat_period_s
         self._flags = dict(flags or {})
         # Members are told all by flags: settings meant for another process must not reach them.
@@ -76,7 +96,7 @@ class EmbeddedCluster:
         self._supervisor = Supervisor(
             self._layout,
             self._command,
-            {**inherited, **(environment or {})},
+            {**safe_path.environment(inherited), **(environment or {})},
             on_event or (lambda event: None),
         )
         self._members = self._supervisor.members
@@ -109,7 +129,11 @@ class EmbeddedCluster:
         except BaseException:
             self.stop()
             raise
-        self._supervisor.emit("ready", nameserver=self.nameserver, processes=self.processes)
+        ready: dict[str, object] = {"nameserver": self.nameserver, "processes": self.processes}
+        if self._metrics:
+            self._layout.write_targets(self.metrics)
+            ready["metrics"] = self.metrics
+        self._supervisor.emit("ready", **ready)
 
     def stop(self) -> None:
         """Drains and stops all members.  Idempotent."""
@@ -128,7 +152,16 @@ class EmbeddedCluster:
     @property
     def nameserver(self) -> str:
         """The nameservers' addresses as clients take them: host:port, comma-separated."""
-        return ",".join(self.address(name) for name in self.names("nameserver"))
+        return ",".join(self._advertised(self._members[n]) for n in self.names("nameserver"))
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """Where each member's Prometheus page is, HOST:PORT, by name; empty without metrics."""
+        return {
+            member.name: joined(self._advertise, member.metrics.rsplit(":", 1)[1])
+            for member in self._members.values()
+            if member.metrics
+        }
 
     @property
     def processes(self) -> dict[str, int]:
@@ -149,8 +182,12 @@ class EmbeddedCluster:
         return [member.name for member in self._members.values() if member.kind == kind]
 
     def address(self, name: str) -> str:
-        """Where a member listens; it stays over restarts."""
+        """Where a member listens, for this machine; it stays over restarts."""
         return self._members[name].address
+
+    def _advertised(self, member: Member) -> str:
+        """Where others reach a member."""
+        return joined(self._advertise, member.address.rsplit(":", 1)[1])
 
     def log_file(self, name: str) -> Path:
         """A member's log."""
@@ -210,15 +247,25 @@ class EmbeddedCluster:
         for kind, count in counts.items():
             for number in range(count):
                 member = Member(f"{kind}-{number}", kind)
-                member.address = f"127.0.0.1:{self._choose_port(member.name)}"
+                member.address = joined(self._host, self._choose_port(member.name))
+                if self._metrics:
+                    port = self._choose_port(metrics_name(member.name))
+                    member.metrics = joined(self._host, port)
                 self._members[member.name] = member
 
     def _choose_port(self, name: str) -> int:
         asked = self._port if name == "nameserver-0" else 0
         known = asked or self._layout.port(name)
         try:
-            return self._layout.hold(known)
+            return self._layout.hold(known, self._host)
         except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise InvalidArgument(
+                    f"{self._host} cannot be listened on: {error.strerror}",
+                    field="listen",
+                    value=self._host,
+                    limit="an address of this machine",
+                ) from error
             if asked:
                 raise InvalidArgument(
                     f"port {asked} is taken; choose another with --port, 0 for any",
@@ -226,15 +273,20 @@ class EmbeddedCluster:
                     value=str(asked),
                 ) from error
         self._supervisor.emit("moved", member=name, from_port=known)
-        return self._layout.hold(0)
+        return self._layout.hold(0, self._host)
 
     def _command(self, member: Member) -> list[str]:
         command = [sys.executable, "-m", "duemq.embedded.child", MODULES[member.kind]]
-        command += ["--listen", member.address]
+        # As chosen, or as it was: a restart keeps it.
+        command += ["--listen", joined(self._host, member.address.rsplit(":", 1)[1])]
+        command += ["--advertise", self._advertised(member)]
+        if member.metrics:
+            command += ["--metrics-listen", member.metrics]
         if member.kind == "nameserver":
             command += ["--ready-after", str(self._heartbeat_period_s)]
         else:
-            command += ["--name", member.name, "--nameservers", self.nameserver]
+            nameservers = ",".join(map(self.address, self.names("nameserver")))
+            command += ["--name", member.name, "--nameservers", nameservers]
             command += ["--data-dir", str(self._layout.data_dir(member.name))]
             command += ["--heartbeat-period", str(self._heartbeat_period_s)]
         return [*command, *self._flags.get(member.kind, ())]
@@ -286,7 +338,8 @@ class EmbeddedCluster:
         missing = [
             member.name
             for member in expected
-            if member.kind != "nameserver" and (member.name, member.address) not in present
+            if member.kind != "nameserver"
+            and (member.name, self._advertised(member)) not in present
         ]
         return f"{', '.join(missing)} not registered at {nameserver.name}" if missing else ""
 
@@ -298,6 +351,24 @@ class EmbeddedCluster:
                 tail = self.log_file(member.name).read_bytes()[-LOG_TAIL_BYTES:]
                 tails.append(f"\n--- {member.name}\n{tail.decode(errors='replace')}")
         return "".join(tails)
+
+
+def joined(host: str, port: int | str) -> str:
+    """HOST:PORT, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _advertised(host: str, advertise: str | None) -> str:
+    """The host for others.  Raises InvalidArgument where none can be known."""
+    if advertise:
+        return advertise.strip("[]")
+    if host in WILDCARDS:
+        raise InvalidArgument(
+            f"to listen on {host} says not how others reach this machine: say so by --advertise",
+            field="advertise",
+            limit="a host name or address of this machine",
+        )
+    return host
 
 
 def _require_services() -> None:

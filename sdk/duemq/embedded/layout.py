@@ -2,6 +2,7 @@
 
     DIR/cluster.json     names and ports of the members: clients and brokers may hold the addresses
     DIR/lock             held (flock) by the supervisor as long as it lives
+    DIR/metrics.json     Prometheus targets (file_sd_configs), while metrics are served
     DIR/<member>/        the data of a broker or timer service
     DIR/logs/<member>.log   what the member logs
 
@@ -18,6 +19,7 @@ import fcntl
 import json
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 from duemq.errors import InvalidArgument
@@ -65,12 +67,12 @@ class Layout:
         """The member's port of last time; 0: it has none yet."""
         return self._ports.get(member, 0)
 
-    def hold(self, port: int) -> int:
-        """Keeps a loopback port, 0 for any that is free, from everybody but the members.
+    def hold(self, port: int, host: str = "127.0.0.1") -> int:
+        """Keeps a port of this machine, 0 for any that is free, from everybody but the members.
 
         Raises OSError when it is taken.
         """
-        held = bind_port(port)
+        held = bind_port(port, host)
         self._held.append(held)
         return int(held.getsockname()[1])
 
@@ -83,6 +85,17 @@ class Layout:
         draft = path.with_suffix(".tmp")
         content = {"version": VERSION, "ports": self._ports}
         draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        draft.replace(path)
+
+    def write_targets(self, targets: Mapping[str, str]) -> None:
+        """Tells Prometheus where each member's metrics are."""
+        groups = [
+            {"targets": [address], "labels": {"job": "duemq", "member": member}}
+            for member, address in targets.items()
+        ]
+        path = self.directory / "metrics.json"
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps(groups, indent=2) + "\n", encoding="utf-8")
         draft.replace(path)
 
     def data_dir(self, member: str) -> Path:
@@ -120,16 +133,17 @@ class Layout:
                 ) from error
 
 
-def bind_port(port: int) -> socket.socket:
-    """A socket that has a loopback port, 0 for any, and lets a service of ours listen there.
+def bind_port(port: int, host: str = "127.0.0.1") -> socket.socket:
+    """A socket that has a port of this machine, 0 for any, and lets a service of ours listen there.
 
     It does not listen.  Raises OSError when the port is taken.
     """
-    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    held = socket.socket(family, socket.SOCK_STREAM)
     try:
         if port:  # connections of a killed predecessor in TIME_WAIT do not count
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", port))
+        held.bind((host, port))
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError:
         held.close()

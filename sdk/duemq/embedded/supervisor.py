@@ -68,6 +68,8 @@ class Member:
     kind: str
     state: State = State.STOPPED
     address: str = ""
+    metrics: str = ""
+    """Where its metrics page listens; empty: nowhere."""
     process: subprocess.Popen[bytes] | None = None
     # Counts the starts; reports of earlier lives are dropped.
     life: int = 0
@@ -221,19 +223,24 @@ class Supervisor:
         assert process.stdin is not None
         with process.stdout as lines, process.stdin:
             for line in lines:
-                address = _listening_address(line)
-                if address:
-                    self._inbox.put(lambda a=address: self._listening(member, life, a))  # type: ignore[misc]
+                told = _listening_at(line)
+                if told:
+                    self._inbox.put(lambda t=told: self._listening(member, life, t))  # type: ignore[misc]
             code = process.wait()
         self._inbox.put(lambda: self._died(member, life, code))
 
-    def _listening(self, member: Member, life: int, address: str) -> None:
+    def _listening(self, member: Member, life: int, told: Mapping[str, str]) -> None:
         if life != member.life or member.process is None:
             return
         member.state = State.UP
-        member.address = address
-        self._layout.remember(member.name, int(address.rsplit(":", 1)[1]))
-        self.emit("started", member=member.name, pid=_pid(member), address=address)
+        member.address = told["address"]
+        member.metrics = told.get("metrics", "")
+        self._layout.remember(member.name, _port_of(member.address))
+        where = {"address": member.address}
+        if member.metrics:
+            self._layout.remember(metrics_name(member.name), _port_of(member.metrics))
+            where["metrics"] = member.metrics
+        self.emit("started", member=member.name, pid=_pid(member), **where)
 
     def _died(self, member: Member, life: int, code: int) -> None:
         if life != member.life:
@@ -288,14 +295,24 @@ class _Ended(Exception):
     """The supervisor thread's work is done."""
 
 
-def _listening_address(line: bytes) -> str:
+def metrics_name(member: str) -> str:
+    """Under which the layout remembers the port of a member's metrics."""
+    return f"metrics-{member}"
+
+
+def _port_of(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])
+
+
+def _listening_at(line: bytes) -> dict[str, str]:
+    """What a child tells of its addresses; empty: another line."""
     try:
         message = json.loads(line)
     except ValueError:
-        return ""
+        return {}
     if isinstance(message, dict) and message.get("event") == "listening":
-        return str(message["address"])
-    return ""
+        return {key: str(message[key]) for key in ("address", "metrics") if key in message}
+    return {}
 
 
 def _reason(code: int) -> str:

@@ -67,9 +67,12 @@ UNSENT_CHECK_S = 1.0
 BURST_BYTES = 64 << 20
 
 
-def announce(address: str) -> None:
+def announce(address: str, metrics_address: str = "") -> None:
     """Tells the starter of this process, on stdout, where it listens."""
-    print(json.dumps({"event": "listening", "address": address}), flush=True)
+    told = {"event": "listening", "address": address}
+    if metrics_address:
+        told["metrics"] = metrics_address
+    print(json.dumps(told), flush=True)
 
 
 class Server:
@@ -130,7 +133,7 @@ class Server:
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         log.info("listening on %s, advertised as %s", self.address, self.advertised)
         if announced:
-            announce(self.address)
+            announce(self.address, self.metrics_address)
 
     def _bind(self) -> None:
         host, _ = check_address("listen", self._settings.listen, port_min=0)

@@ -34,6 +34,22 @@ class DeleteTopicResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class QueueCut(_message.Message):
+    __slots__ = ("queue_id", "before_offset")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    before_offset: int
+    def __init__(self, queue_id: _Optional[int] = ..., before_offset: _Optional[int] = ...) -> None: ...
+
+class PurgeTopicRequest(_message.Message):
+    __slots__ = ("name", "cuts")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CUTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cuts: _containers.RepeatedCompositeFieldContainer[QueueCut]
+    def __init__(self, name: _Optional[str] = ..., cuts: _Optional[_Iterable[_Union[QueueCut, _Mapping]]] = ...) -> None: ...
+
 class ListTopicsRequest(_message.Message):
     __slots__ = ("system",)
     SYSTEM_FIELD_NUMBER: _ClassVar[int]

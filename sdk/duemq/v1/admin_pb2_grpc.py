@@ -46,6 +46,11 @@ class BrokerAdminStub(object):
                 request_serializer=duemq_dot_v1_dot_admin__pb2.DeleteTopicRequest.SerializeToString,
                 response_deserializer=duemq_dot_v1_dot_admin__pb2.DeleteTopicResponse.FromString,
                 _registered_method=True)
+        self.PurgeTopic = channel.unary_unary(
+                '/duemq.v1.BrokerAdmin/PurgeTopic',
+                request_serializer=duemq_dot_v1_dot_admin__pb2.PurgeTopicRequest.SerializeToString,
+                response_deserializer=duemq_dot_v1_dot_admin__pb2.TopicDescription.FromString,
+                _registered_method=True)
         self.ListTopics = channel.unary_unary(
                 '/duemq.v1.BrokerAdmin/ListTopics',
                 request_serializer=duemq_dot_v1_dot_admin__pb2.ListTopicsRequest.SerializeToString,
@@ -83,6 +88,16 @@ class BrokerAdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PurgeTopic(self, request, context):
+        """Takes records out of a topic's queues on this broker, for every group: those
+        below an offset.  Offsets stay; the space comes back with retention.  May be
+        repeated.  Nothing is purged if a cut is wrong.  Errors: TOPIC_NOT_FOUND,
+        QUEUE_NOT_FOUND, OFFSET_OUT_OF_RANGE, INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListTopics(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -114,6 +129,11 @@ def add_BrokerAdminServicer_to_server(servicer, server):
                     servicer.DeleteTopic,
                     request_deserializer=duemq_dot_v1_dot_admin__pb2.DeleteTopicRequest.FromString,
                     response_serializer=duemq_dot_v1_dot_admin__pb2.DeleteTopicResponse.SerializeToString,
+            ),
+            'PurgeTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeTopic,
+                    request_deserializer=duemq_dot_v1_dot_admin__pb2.PurgeTopicRequest.FromString,
+                    response_serializer=duemq_dot_v1_dot_admin__pb2.TopicDescription.SerializeToString,
             ),
             'ListTopics': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTopics,
@@ -186,6 +206,33 @@ class BrokerAdmin(object):
             '/duemq.v1.BrokerAdmin/DeleteTopic',
             duemq_dot_v1_dot_admin__pb2.DeleteTopicRequest.SerializeToString,
             duemq_dot_v1_dot_admin__pb2.DeleteTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/duemq.v1.BrokerAdmin/PurgeTopic',
+            duemq_dot_v1_dot_admin__pb2.PurgeTopicRequest.SerializeToString,
+            duemq_dot_v1_dot_admin__pb2.TopicDescription.FromString,
             options,
             channel_credentials,
             insecure,

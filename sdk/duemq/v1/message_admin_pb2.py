@@ -26,7 +26,7 @@ _sym_db = _symbol_database.Default()
 from duemq.v1 import message_pb2 as duemq_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64uemq/v1/message_admin.proto\x12\x08\x64uemq.v1\x1a\x16\x64uemq/v1/message.proto\"\xc8\x01\n\x13\x46indMessagesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x15\n\x08queue_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06offset\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x0f\n\x07\x66rom_ms\x18\x06 \x01(\x03\x12\r\n\x05to_ms\x18\x07 \x01(\x03\x12\r\n\x05limit\x18\x08 \x01(\x05\x12\x0e\n\x06\x63ursor\x18\t \x01(\x0c\x42\x0b\n\t_queue_idB\t\n\x07_offset\"u\n\x0c\x46oundMessage\x12!\n\x05queue\x18\x01 \x01(\x0b\x32\x12.duemq.v1.QueueRef\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x10\n\x08store_ms\x18\x03 \x01(\x03\x12 \n\x06record\x18\x04 \x01(\x0b\x32\x10.duemq.v1.Record\"P\n\x14\x46indMessagesResponse\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.duemq.v1.FoundMessage\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\"J\n\x17\x44\x65scribeDeliveryRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"V\n\rGroupDelivery\x12\r\n\x05group\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.duemq.v1.DeliveryState\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"C\n\x18\x44\x65scribeDeliveryResponse\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.duemq.v1.GroupDelivery*h\n\rDeliveryState\x12\x1e\n\x1a\x44\x45LIVERY_STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07WAITING\x10\x01\x12\r\n\tIN_FLIGHT\x10\x02\x12\x0c\n\x08\x43ONSUMED\x10\x03\x12\r\n\tSENT_BACK\x10\x04\x32\xb8\x01\n\x0cMessageAdmin\x12M\n\x0c\x46indMessages\x12\x1d.duemq.v1.FindMessagesRequest\x1a\x1e.duemq.v1.FindMessagesResponse\x12Y\n\x10\x44\x65scribeDelivery\x12!.duemq.v1.DescribeDeliveryRequest\x1a\".duemq.v1.DescribeDeliveryResponseB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64uemq/v1/message_admin.proto\x12\x08\x64uemq.v1\x1a\x16\x64uemq/v1/message.proto\"E\n\x11MarkResentRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0f\n\x07offsets\x18\x03 \x03(\x03\"\x14\n\x12MarkResentResponse\"\xc8\x01\n\x13\x46indMessagesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x15\n\x08queue_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06offset\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x0f\n\x07\x66rom_ms\x18\x06 \x01(\x03\x12\r\n\x05to_ms\x18\x07 \x01(\x03\x12\r\n\x05limit\x18\x08 \x01(\x05\x12\x0e\n\x06\x63ursor\x18\t \x01(\x0c\x42\x0b\n\t_queue_idB\t\n\x07_offset\"\x85\x01\n\x0c\x46oundMessage\x12!\n\x05queue\x18\x01 \x01(\x0b\x32\x12.duemq.v1.QueueRef\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x10\n\x08store_ms\x18\x03 \x01(\x03\x12 \n\x06record\x18\x04 \x01(\x0b\x32\x10.duemq.v1.Record\x12\x0e\n\x06resent\x18\x05 \x01(\x08\"P\n\x14\x46indMessagesResponse\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.duemq.v1.FoundMessage\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\"J\n\x17\x44\x65scribeDeliveryRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"V\n\rGroupDelivery\x12\r\n\x05group\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.duemq.v1.DeliveryState\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"C\n\x18\x44\x65scribeDeliveryResponse\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.duemq.v1.GroupDelivery*h\n\rDeliveryState\x12\x1e\n\x1a\x44\x45LIVERY_STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07WAITING\x10\x01\x12\r\n\tIN_FLIGHT\x10\x02\x12\x0c\n\x08\x43ONSUMED\x10\x03\x12\r\n\tSENT_BACK\x10\x04\x32\x81\x02\n\x0cMessageAdmin\x12M\n\x0c\x46indMessages\x12\x1d.duemq.v1.FindMessagesRequest\x1a\x1e.duemq.v1.FindMessagesResponse\x12Y\n\x10\x44\x65scribeDelivery\x12!.duemq.v1.DescribeDeliveryRequest\x1a\".duemq.v1.DescribeDeliveryResponse\x12G\n\nMarkResent\x12\x1b.duemq.v1.MarkResentRequest\x1a\x1c.duemq.v1.MarkResentResponseB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,20 +34,24 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.message_admin_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_DELIVERYSTATE']._serialized_start=703
-  _globals['_DELIVERYSTATE']._serialized_end=807
-  _globals['_FINDMESSAGESREQUEST']._serialized_start=67
-  _globals['_FINDMESSAGESREQUEST']._serialized_end=267
-  _globals['_FOUNDMESSAGE']._serialized_start=269
-  _globals['_FOUNDMESSAGE']._serialized_end=386
-  _globals['_FINDMESSAGESRESPONSE']._serialized_start=388
-  _globals['_FINDMESSAGESRESPONSE']._serialized_end=468
-  _globals['_DESCRIBEDELIVERYREQUEST']._serialized_start=470
-  _globals['_DESCRIBEDELIVERYREQUEST']._serialized_end=544
-  _globals['_GROUPDELIVERY']._serialized_start=546
-  _globals['_GROUPDELIVERY']._serialized_end=632
-  _globals['_DESCRIBEDELIVERYRESPONSE']._serialized_start=634
-  _globals['_DESCRIBEDELIVERYRESPONSE']._serialized_end=701
-  _globals['_MESSAGEADMIN']._serialized_start=810
-  _globals['_MESSAGEADMIN']._serialized_end=994
+  _globals['_DELIVERYSTATE']._serialized_start=813
+  _globals['_DELIVERYSTATE']._serialized_end=917
+  _globals['_MARKRESENTREQUEST']._serialized_start=66
+  _globals['_MARKRESENTREQUEST']._serialized_end=135
+  _globals['_MARKRESENTRESPONSE']._serialized_start=137
+  _globals['_MARKRESENTRESPONSE']._serialized_end=157
+  _globals['_FINDMESSAGESREQUEST']._serialized_start=160
+  _globals['_FINDMESSAGESREQUEST']._serialized_end=360
+  _globals['_FOUNDMESSAGE']._serialized_start=363
+  _globals['_FOUNDMESSAGE']._serialized_end=496
+  _globals['_FINDMESSAGESRESPONSE']._serialized_start=498
+  _globals['_FINDMESSAGESRESPONSE']._serialized_end=578
+  _globals['_DESCRIBEDELIVERYREQUEST']._serialized_start=580
+  _globals['_DESCRIBEDELIVERYREQUEST']._serialized_end=654
+  _globals['_GROUPDELIVERY']._serialized_start=656
+  _globals['_GROUPDELIVERY']._serialized_end=742
+  _globals['_DESCRIBEDELIVERYRESPONSE']._serialized_start=744
+  _globals['_DESCRIBEDELIVERYRESPONSE']._serialized_end=811
+  _globals['_MESSAGEADMIN']._serialized_start=920
+  _globals['_MESSAGEADMIN']._serialized_end=1177
 # @@protoc_insertion_point(module_scope)

@@ -21,6 +21,20 @@ IN_FLIGHT: DeliveryState
 CONSUMED: DeliveryState
 SENT_BACK: DeliveryState
 
+class MarkResentRequest(_message.Message):
+    __slots__ = ("group", "queue_id", "offsets")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    queue_id: int
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[str] = ..., queue_id: _Optional[int] = ..., offsets: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class MarkResentResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class FindMessagesRequest(_message.Message):
     __slots__ = ("topic", "message_id", "key", "queue_id", "offset", "from_ms", "to_ms", "limit", "cursor")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -44,16 +58,18 @@ class FindMessagesRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., key: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., limit: _Optional[int] = ..., cursor: _Optional[bytes] = ...) -> None: ...
 
 class FoundMessage(_message.Message):
-    __slots__ = ("queue", "offset", "store_ms", "record")
+    __slots__ = ("queue", "offset", "store_ms", "record", "resent")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     STORE_MS_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    RESENT_FIELD_NUMBER: _ClassVar[int]
     queue: _message_pb2.QueueRef
     offset: int
     store_ms: int
     record: _message_pb2.Record
-    def __init__(self, queue: _Optional[_Union[_message_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ..., store_ms: _Optional[int] = ..., record: _Optional[_Union[_message_pb2.Record, _Mapping]] = ...) -> None: ...
+    resent: bool
+    def __init__(self, queue: _Optional[_Union[_message_pb2.QueueRef, _Mapping]] = ..., offset: _Optional[int] = ..., store_ms: _Optional[int] = ..., record: _Optional[_Union[_message_pb2.Record, _Mapping]] = ..., resent: bool = ...) -> None: ...
 
 class FindMessagesResponse(_message.Message):
     __slots__ = ("messages", "cursor")

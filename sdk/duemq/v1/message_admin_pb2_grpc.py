@@ -46,6 +46,11 @@ class MessageAdminStub(object):
                 request_serializer=duemq_dot_v1_dot_message__admin__pb2.DescribeDeliveryRequest.SerializeToString,
                 response_deserializer=duemq_dot_v1_dot_message__admin__pb2.DescribeDeliveryResponse.FromString,
                 _registered_method=True)
+        self.MarkResent = channel.unary_unary(
+                '/duemq.v1.MessageAdmin/MarkResent',
+                request_serializer=duemq_dot_v1_dot_message__admin__pb2.MarkResentRequest.SerializeToString,
+                response_deserializer=duemq_dot_v1_dot_message__admin__pb2.MarkResentResponse.FromString,
+                _registered_method=True)
 
 
 class MessageAdminServicer(object):
@@ -69,6 +74,15 @@ class MessageAdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MarkResent(self, request, context):
+        """Notes that dead letters of this broker were sent again; FindMessages tells.
+        May be repeated.  Errors: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND,
+        OFFSET_OUT_OF_RANGE, OVERLOADED (65,536 that do not follow one another).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MessageAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -81,6 +95,11 @@ def add_MessageAdminServicer_to_server(servicer, server):
                     servicer.DescribeDelivery,
                     request_deserializer=duemq_dot_v1_dot_message__admin__pb2.DescribeDeliveryRequest.FromString,
                     response_serializer=duemq_dot_v1_dot_message__admin__pb2.DescribeDeliveryResponse.SerializeToString,
+            ),
+            'MarkResent': grpc.unary_unary_rpc_method_handler(
+                    servicer.MarkResent,
+                    request_deserializer=duemq_dot_v1_dot_message__admin__pb2.MarkResentRequest.FromString,
+                    response_serializer=duemq_dot_v1_dot_message__admin__pb2.MarkResentResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -138,6 +157,33 @@ class MessageAdmin(object):
             '/duemq.v1.MessageAdmin/DescribeDelivery',
             duemq_dot_v1_dot_message__admin__pb2.DescribeDeliveryRequest.SerializeToString,
             duemq_dot_v1_dot_message__admin__pb2.DescribeDeliveryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MarkResent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/duemq.v1.MessageAdmin/MarkResent',
+            duemq_dot_v1_dot_message__admin__pb2.MarkResentRequest.SerializeToString,
+            duemq_dot_v1_dot_message__admin__pb2.MarkResentResponse.FromString,
             options,
             channel_credentials,
             insecure,

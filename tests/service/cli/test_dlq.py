@@ -126,3 +126,25 @@ async def test_an_unknown_group_has_its_own_exit_code(cluster: Cluster) -> None:
         assert row["error"]["code"] == "GROUP_NOT_FOUND"
     wrong = await run(cluster, "list", GROUP, "--since", "yesterday")
     assert wrong.exit_code == Exit.USAGE
+
+
+async def test_what_was_sent_again_is_marked_and_no_longer_listed(cluster: Cluster) -> None:
+    await run(cluster, "resend", GROUP, "--id", "id-a2")
+    listed = rows(await run(cluster, "list", GROUP, "--json"))
+    assert [row["message_id"] for row in listed] == ["id-a1", "id-b1"]
+    everything = rows(await run(cluster, "list", GROUP, "--all", "--json"))
+    assert [(row["message_id"], row["resent"]) for row in everything] == [
+        ("id-a1", False),
+        ("id-a2", True),
+        ("id-b1", False),
+    ]
+    assert "sent again" in (await run(cluster, "show", GROUP, "--id", "id-a2")).stdout
+    again = rows(await run(cluster, "resend", GROUP, "--all", "--new", "--json"))
+    assert [row["dead_letter_id"] for row in again] == ["id-a1", "id-b1"]
+    assert rows(await run(cluster, "list", GROUP, "--json")) == []
+    assert rows(await run(cluster, "resend", GROUP, "--all", "--new", "--json")) == []
+    # The marks hold.
+    await cluster.stop_broker("b0")
+    await cluster.start_broker("b0")
+    assert rows(await run(cluster, "list", GROUP, "--json")) == []
+    assert len(rows(await run(cluster, "list", GROUP, "--all", "--json"))) == 3

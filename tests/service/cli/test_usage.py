@@ -3,21 +3,23 @@
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from duemq.cli.app import COMMANDS, cli
 from duemq.cli.exits import Exit
-from duemq.settings import ClientSettings
 
 ALL_COMMANDS = [
     ("send",),
     ("consume",),
+    ("tail",),
     ("topic", "create"),
     ("topic", "list"),
     ("topic", "show"),
     ("topic", "delete"),
+    ("topic", "purge"),
     ("group", "list"),
     ("group", "show"),
     ("group", "create"),
@@ -31,12 +33,17 @@ ALL_COMMANDS = [
     ("dlq", "list"),
     ("dlq", "show"),
     ("dlq", "resend"),
+    ("dlq", "purge"),
     ("timer", "cancel"),
     ("timer", "owners"),
     ("timer", "release"),
     ("cluster", "show"),
     ("trace", "report"),
     ("up",),
+    ("context", "add"),
+    ("context", "use"),
+    ("context", "list"),
+    ("context", "rm"),
     ("bench", "send"),
     ("bench", "latency"),
     ("bench", "consume"),
@@ -52,6 +59,12 @@ ALL_COMMANDS = [
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, arguments)
+
+
+@pytest.fixture(autouse=True)
+def own_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("DUEMQ_NAMESERVER", raising=False)
 
 
 @pytest.fixture
@@ -104,6 +117,15 @@ def test_every_command_explains_itself_and_takes_json(command: tuple[str, ...]) 
         ("consume", "t", "--group", "g", "--idle-timeout", "nan"),
         ("consume", "t", "--group", "g", "--idle-timeout", "inf"),
         ("up",),
+        ("tail", "t", "-n", "-1"),
+        ("tail", "t", "--tag", "a", "--sql", "b = 1"),
+        ("tail", "t", "--raw", "--json"),
+        ("consume", "t", "--group", "g", "--raw", "--json"),
+        ("topic", "list", "--timeout", "0"),
+        ("context", "use", "nobody"),
+        ("context", "rm", "nobody"),
+        ("context", "add", "a b", "ns:9876"),
+        ("context", "add", "a", "ns:port"),
         ("nonsense",),
     ],
 )
@@ -114,11 +136,100 @@ def test_wrong_usage_is_exit_2_and_an_error_object_with_json(arguments: tuple[st
     assert json.loads(result.stdout)["error"]["message"]
 
 
-def test_a_cluster_that_is_not_there_is_exit_3_in_one_line(
-    nobody: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("duemq.client.ClientSettings", lambda: ClientSettings(connect_timeout_s=1))
-    result = run("topic", "list", "--nameserver", nobody, "--json")
+def test_a_cluster_that_is_not_there_is_exit_3_in_one_line(nobody: str) -> None:
+    result = run("topic", "list", "--nameserver", nobody, "--timeout", "1", "--json")
     assert result.exit_code == Exit.UNAVAILABLE
     (line,) = result.stdout.splitlines()
     assert nobody in json.loads(line)["error"]["message"]
+
+
+def test_it_is_said_within_3_seconds_and_what_to_do(nobody: str) -> None:
+    result = run("topic", "list", "--nameserver", nobody)
+    assert result.exit_code == Exit.UNAVAILABLE
+    assert "within 3 s" in result.stderr
+    assert "duemq up" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("send", "t", "b"),
+        ("consume", "t", "--group", "g"),
+        ("tail", "t"),
+        ("dlq", "list", "g"),
+        ("timer", "cancel", "h"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_waits_no_longer_than_it_is_told(
+    nobody: str, command: tuple[str, ...]
+) -> None:
+    result = run(*command, "--nameserver", nobody, "--timeout", "0.5")
+    assert result.exit_code == Exit.UNAVAILABLE
+    assert "within 0.5 s" in result.stderr
+
+
+def test_an_address_with_a_scheme_is_refused_at_once() -> None:
+    result = run("topic", "list", "--nameserver", "http://localhost:9876")
+    assert result.exit_code == Exit.USAGE
+    assert "write localhost:9876" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("send", "t", "b", "--at", "tomorrow"), "--at 'tomorrow' is no time to deliver at: RFC"),
+        (
+            ("send", "t", "b", "--at", "2030-01-01T00:00:00"),
+            "--at '2030-01-01T00:00:00' is no time",
+        ),
+        (("send", "t", "b", "--delay-level", "0"), "--delay-level '0' is no delay level: 1 to "),
+        (("send", "t", "b", "--delay", "soon"), "--delay 'soon' is no delay: 250ms, 5s, 1h30m"),
+        (
+            ("consume", "t", "--group", "g", "--from", "x"),
+            "--from 'x' is no time: earliest, latest, ",
+        ),
+        (("message", "find", "t", "--since", "x"), "--since 'x' is no time: RFC 3339"),
+        (("dlq", "list", "g", "--until", "x"), "--until 'x' is no time: RFC 3339"),
+        (("group", "reset", "g", "--topic", "t", "--to", "x"), "--to 'x' is no time: earliest"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_wrong_values_are_named_as_they_are_written(arguments: tuple[str, ...], words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == Exit.USAGE
+    assert result.stderr.startswith(f"duemq: {words}")
+    assert "datetime" not in result.stderr
+
+
+def test_contexts_are_used_where_no_address_is_given(
+    nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("topic", "list", "--timeout", "0.3")
+    assert "127.0.0.1:9876" in run("topic", "list", "--help").stdout
+    added = run("context", "add", "staging", nobody, "--json")
+    assert json.loads(added.stdout) == {"context": "staging", "nameserver": nobody, "current": True}
+    run("context", "add", "other", "nowhere.invalid:1")
+    assert nobody in run(*asked).stderr
+    run("context", "use", "other")
+    assert "nowhere.invalid:1" in run(*asked).stderr
+    monkeypatch.setenv("DUEMQ_NAMESERVER", "variable.invalid:2")
+    assert "variable.invalid:2" in run(*asked).stderr
+    assert nobody in run(*asked, "--nameserver", nobody).stderr
+    rows = [json.loads(line) for line in run("context", "list", "--json").stdout.splitlines()]
+    assert [(row["context"], row["current"]) for row in rows] == [
+        ("other", True),
+        ("staging", False),
+    ]
+    assert json.loads(run("context", "rm", "other", "--json").stdout)["removed"]
+    assert "staging" in run("context", "use", "nobody").stderr
+    assert [path.name for path in (tmp_path / "duemq").iterdir()] == ["contexts.json"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"version": 2}', '{"version": 1, "contexts": 1}'])
+def test_a_bad_file_of_contexts_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "duemq").mkdir()
+    (tmp_path / "duemq" / "contexts.json").write_text(content)
+    result = run("topic", "list")
+    assert result.exit_code == Exit.USAGE
+    assert str(tmp_path / "duemq" / "contexts.json") in result.stderr

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from duemq.cli.output import as_json, shown
+from duemq.cli.output import as_json
+from duemq.cli.text import shown
 
 # Figures that must be 0, and what is wrong otherwise.
 FAULTS = {

@@ -6,7 +6,8 @@ import pytest
 
 from duemq import errors
 from duemq.cli.exits import Exit, exit_of
-from duemq.cli.output import Output, duration, error_fields, exact_duration, shown
+from duemq.cli.output import Output, error_fields
+from duemq.cli.text import duration, exact_duration, shown
 from duemq.descriptions import MissingBroker
 
 ROWS = [{"name": "a", "count": 1_000}, {"name": "b", "count": None}]
@@ -80,7 +81,24 @@ def test_a_missing_broker_is_told_to_both(capsys: pytest.CaptureFixture[str]) ->
     Output(True).missing(missing)
     captured = capsys.readouterr()
     assert captured.err == "duemq: incomplete, no answer of b1: connection refused\n"
-    assert json.loads(captured.out) == {"missing": "b1", "error": "connection refused"}
+    assert json.loads(captured.out) == {
+        "missing_brokers": [{"broker": "b1", "error": "connection refused"}]
+    }
+
+
+def test_a_partial_answer_names_the_brokers_and_has_an_exit_code_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    missing = [MissingBroker("b1", "connection refused")]
+    known = errors.PartialAnswer("no answer of b1", missing=missing, partial=[])
+    worthless = errors.PartialAnswer("no answer of b1; nothing was changed", missing=missing)
+    for error in (known, worthless):
+        Output(False).error(error)
+    assert [exit_of(known), exit_of(worthless)] == [Exit.PARTIAL, Exit.UNAVAILABLE]
+    assert capsys.readouterr().err == (
+        "duemq: incomplete, no answer of b1: connection refused\n"
+        "duemq: no answer of b1; nothing was changed\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,6 +123,45 @@ def test_lengths_of_time(ms: int, text: str) -> None:
 )
 def test_lengths_of_time_as_they_are_written(ms: int, text: str) -> None:
     assert exact_duration(ms) == text
+
+
+@pytest.mark.parametrize("columns", ["20", "80", None])
+def test_a_table_breaks_no_cell_however_narrow_the_terminal(
+    columns: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    row = {name: name * 30 for name in ("a", "b", "c")} | {"time": "2030-01-31 09:00:00.000+00:00"}
+    Output(False).table(tuple(row), [row], empty="")
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "aaa" in each]
+    assert line.split("  ") == list(row.values())
+
+
+def test_cells_stand_below_their_columns_also_when_characters_are_wide(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Output(False).table(
+        ("name", "n"), [{"name": "東京", "n": 1}, {"name": "[b]:smile:", "n": 2}], empty=""
+    )
+    *_, wide, plain = capsys.readouterr().out.splitlines()
+    assert wide == "東京" + " " * 8 + "1"
+    assert plain == "[b]:smile:  2"
+
+
+def test_what_others_wrote_cannot_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "a\x1b[2Jb\rc\nd\x9b\u202e\x07\tü"
+    Output(False).table(("key",), [{"key": evil}], empty="")
+    Output(False).error(errors.Internal(evil))
+    Output(False).line(evil)
+    captured = capsys.readouterr()
+    printed = captured.out + captured.err
+    assert printed.isprintable() or set(printed) - {"\n"} == {
+        each for each in printed if each.isprintable()
+    }
+    assert "a\\x1b[2Jb\\rc\\nd\\x9b\\u202e\\x07\\tü" in captured.out
 
 
 def test_a_table_in_a_pipe_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) -> None:

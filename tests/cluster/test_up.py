@@ -1,0 +1,102 @@
+"""A cluster that others than this machine can use, with metrics."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import psutil
+
+from duemq import Admin
+from duemq.cli.exits import Exit
+from duemq.embedded import EmbeddedCluster
+from tests.cluster.harness import WAIT_S, duemq, rows
+
+SERIES = {
+    "nameserver-0": "duemq_nameserver_instances",
+    "broker-0": "duemq_broker_",
+    "timer-0": "duemq_timer_",
+}
+
+
+def page(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=WAIT_S) as answer:
+        return str(answer.read().decode())
+
+
+def test_it_listens_everywhere_and_advertises_a_name(tmp_path: Path) -> None:
+    with EmbeddedCluster(
+        tmp_path, brokers=1, host="0.0.0.0", advertise="localhost", metrics=True
+    ) as cluster:
+        nameserver = cluster.nameserver
+        assert nameserver.startswith("localhost:")
+        with Admin(nameserver) as admin:
+            [broker] = admin.cluster().brokers
+            assert broker.address.startswith("localhost:")
+        sent = rows(duemq(nameserver, "send", "greetings", "hello", "--json"))
+        assert sent[0]["broker"] == "broker-0"
+        assert set(cluster.metrics) == set(SERIES)
+        for member, address in cluster.metrics.items():
+            assert SERIES[member] in page(address)
+        targets = json.loads((tmp_path / "metrics.json").read_text())
+        assert {each["labels"]["member"]: each["targets"] for each in targets} == {
+            member: [address] for member, address in cluster.metrics.items()
+        }
+
+
+def test_the_command_says_where_metrics_are(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "duemq.cli", "up", "--data", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--brokers", "1", "--metrics", "--json"], stdout=subprocess.PIPE, text=True
+    ) as up:
+        assert up.stdout is not None
+        events = (json.loads(line) for line in up.stdout)
+        ready = next(event for event in events if event["event"] == "ready")
+        for member, address in ready["metrics"].items():
+            assert SERIES[member] in page(address)
+        up.terminate()
+        assert up.wait(WAIT_S) == Exit.OK
+
+
+def test_everywhere_alone_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "duemq.cli", "up", "--data", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--listen", "0.0.0.0"],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == Exit.USAGE
+    assert "--advertise" in done.stderr
+
+
+def test_ctrl_c_drains_and_stops_everything(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "duemq.cli", "up", "--data", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--brokers", "1", "--json"], stdout=subprocess.PIPE, text=True
+    ) as up:
+        assert up.stdout is not None
+        events = (json.loads(line)["event"] for line in up.stdout)
+        assert "ready" in events
+        up.send_signal(signal.SIGINT)
+        assert list(events)[-1] == "stopped"
+        assert up.wait(WAIT_S) == Exit.OK
+
+
+def test_it_stops_although_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "duemq.cli", "up", "--data", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--brokers", "1", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as up:
+        assert up.stdout is not None
+        ready = next(json.loads(line) for line in up.stdout if '"ready"' in line)
+        up.stdout.close()
+        up.terminate()
+        up.wait(WAIT_S)
+    assert not any(psutil.pid_exists(pid) for pid in ready["processes"].values())

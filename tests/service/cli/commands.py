@@ -1,0 +1,33 @@
+"""Runs commands against a cluster in this process."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from duemq.cli.app import cli
+
+
+async def run(nameserver: str, *arguments: str, stdin: str | bytes | None = None) -> Result:
+    """In a thread: the cluster has the event loop."""
+    command = ["--nameserver", nameserver, *arguments]
+    return await asyncio.to_thread(CliRunner().invoke, cli, command, input=stdin)
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    """The objects that a command printed."""
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+async def start(nameserver: str, *arguments: str, **pipes: Any) -> asyncio.subprocess.Process:
+    """As a process of its own."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "duemq.cli", "--nameserver", nameserver, *arguments),
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        **pipes,
+    )

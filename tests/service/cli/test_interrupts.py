@@ -1,0 +1,149 @@
+"""Ctrl-C ends a command soon, with exit code 130 and a word on what is left."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from duemq.cli import interrupts
+from duemq.cli.exits import Exit
+from tests.service.cli.commands import start
+from tests.service.running_cluster import Cluster, running_cluster, until
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with running_cluster(tmp_path, "b0") as cluster:
+        await cluster.create_topic(TOPIC)
+        yield cluster
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """Takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+async def interrupted(process: asyncio.subprocess.Process, times: int = 1) -> tuple[int, str, str]:
+    """Its exit code and what it printed after the signal.
+
+    The bound is loose, for a busy machine: what is without bound ends after 10 s at the earliest.
+    """
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), interrupts.GRACE_S + 6)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+def is_waiting(pid: int) -> bool:
+    """Whether the command has begun to connect: its handler is in place long before."""
+    with contextlib.suppress(OSError):
+        return len(list(Path(f"/proc/{pid}/task").iterdir())) > 3
+    return False
+
+
+async def running(process: asyncio.subprocess.Process) -> None:
+    """Returns once the command waits for the cluster."""
+    await until(lambda: is_waiting(process.pid))
+
+
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        (("topic", "list"), "duemq: interrupted\n"),
+        (("cluster", "show"), "duemq: interrupted\n"),
+        (("topic", "create", "t"), "may have been done: look first\n"),
+        (("group", "delete", "g"), "may have been done: look first\n"),
+        (("send", "t", "body"), "interrupted: 0 sent, 0 not\n"),
+        (("consume", "t", "--group", "g"), "group g was not told"),
+        (("dlq", "resend", "g", "--all"), "interrupted: 0 sent again, 0 not\n"),
+        (("message", "find", "t"), "duemq: interrupted\n"),
+        (("tail", "t", "-f"), "duemq: interrupted\n"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+async def test_a_command_that_waits_for_a_cluster_ends(
+    black_hole: str, command: tuple[str, ...], left: str
+) -> None:
+    process = await start(black_hole, *command, "--timeout", "60")
+    await running(process)
+    code, out, err = await interrupted(process)
+    assert (code, out) == (Exit.INTERRUPTED, "")
+    assert left in err
+    assert "Traceback" not in err
+
+
+async def test_programs_get_an_object(black_hole: str) -> None:
+    process = await start(black_hole, "topic", "list", "--json", "--timeout", "60")
+    await running(process)
+    code, out, _ = await interrupted(process)
+    assert code == Exit.INTERRUPTED
+    assert json.loads(out) == {"error": {"code": "INTERRUPTED", "message": "interrupted"}}
+
+
+async def test_send_says_what_was_sent(cluster: Cluster) -> None:
+    process = await start(cluster.nameserver, "send", TOPIC, "-", stdin=asyncio.subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"one\ntwo\n")
+    for _ in range(2):
+        assert await process.stdout.readline()
+    code, _, err = await interrupted(process)
+    assert code == Exit.INTERRUPTED
+    assert "interrupted: 2 sent, 0 not\n" in err
+
+
+async def test_send_does_not_wait_for_a_broker_that_is_away(cluster: Cluster) -> None:
+    await cluster.silence_broker("b0")
+    process = await start(cluster.nameserver, "send", TOPIC, "body")
+    await running(process)
+    code, _, err = await interrupted(process)
+    assert code == Exit.INTERRUPTED
+    assert "interrupted: 0 sent, 0 not" in err
+
+
+async def test_consume_commits_what_it_printed(cluster: Cluster) -> None:
+    await cluster.send(TOPIC, [b"a", b"b"])
+    arguments = ("consume", TOPIC, "--group", "g", "--from", "earliest")
+    process = await start(cluster.nameserver, *arguments)
+    assert process.stdout is not None
+    for _ in range(2):
+        assert await process.stdout.readline()
+    code, out, err = await interrupted(process)
+    assert (code, out) == (Exit.INTERRUPTED, "")
+    assert "2 messages printed and committed, group g left" in err
+    again = await start(cluster.nameserver, *arguments, "--idle-timeout", "0.5")
+    assert (await again.communicate())[0] == b""
+
+
+async def test_consume_ends_also_if_its_brokers_are_away(cluster: Cluster) -> None:
+    await cluster.send(TOPIC, [b"a"])
+    arguments = ("consume", TOPIC, "--group", "g", "--from", "earliest")
+    process = await start(cluster.nameserver, *arguments)
+    assert process.stdout is not None
+    assert await process.stdout.readline()
+    await cluster.silence_broker("b0")
+    code, _, err = await interrupted(process)
+    assert code == Exit.INTERRUPTED
+    assert "1 messages printed" in err
+
+
+async def test_a_second_ctrl_c_ends_at_once(black_hole: str) -> None:
+    process = await start(black_hole, "topic", "list", "--timeout", "60")
+    await running(process)
+    code, _, _ = await interrupted(process, times=2)
+    assert code == Exit.INTERRUPTED

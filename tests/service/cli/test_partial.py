@@ -1,0 +1,155 @@
+"""One of two brokers is away: every command that may not have the whole answer says so."""
+
+import asyncio
+
+import pytest
+
+from duemq import errors
+from duemq.aio import Admin, ClientSettings, PullConsumer
+from duemq.cli.exits import Exit
+from duemq.cli.log import read_topic
+from duemq.v1 import broker_pb2
+from tests.service.cli.commands import rows, run
+from tests.service.running_cluster import Cluster, running_cluster
+
+TOPIC, GROUP = "orders", "billing"
+
+
+@pytest.fixture(params=["stopped", "silent"])
+async def cluster(tmp_path, request):
+    """b1 has said goodbye, or is still listed and does not answer."""
+    async with running_cluster(tmp_path, "b0", "b1") as cluster:
+        await cluster.create_topic(TOPIC)
+        for broker in ("b0", "b1"):
+            await cluster.send(TOPIC, [b"a", b"b"], broker=broker)
+            client = cluster.clients[broker]
+            failed = broker_pb2.FailedMessage(
+                topic=TOPIC, offset=0, dead_letter=True, deliveries=2, error="no"
+            )
+            await client.broker.SendBack(broker_pb2.SendBackRequest(group=GROUP, messages=[failed]))
+            commit = broker_pb2.OffsetCommit(topic=TOPIC, queue_id=0, offset=1)
+            await client.broker.CommitOffsets(
+                broker_pb2.CommitOffsetsRequest(group=GROUP, commits=[commit])
+            )
+        if request.param == "stopped":
+            await cluster.stop_broker("b1")
+        else:
+            await cluster.silence_broker("b1")
+        yield cluster
+
+
+COMMANDS = [
+    (("topic", "list"), "orders"),
+    (("topic", "show", TOPIC), "b0"),
+    (("group", "list"), GROUP),
+    (("group", "show", GROUP), GROUP),
+    (("group", "reset", GROUP, "--topic", TOPIC, "--to", "earliest", "--dry-run"), "b0"),
+    (("group", "skip", GROUP, "--dry-run"), "b0"),
+    (("group", "clone", GROUP, "other", "--dry-run"), "b0"),
+    (("message", "find", TOPIC), "b0/0 @ 0"),
+    (("message", "show", TOPIC, "no-such-id"), None),
+    (("dlq", "list", GROUP), "no"),
+    (("dlq", "show", GROUP), "b0/"),
+    (("dlq", "resend", GROUP, "--all", "--dry-run"), TOPIC),
+    (("tail", TOPIC), "b0/0 @ 0"),
+    (("topic", "purge", TOPIC, "--dry-run"), "2 messages would go"),
+    (("dlq", "purge", GROUP, "--dry-run"), "1 messages would go"),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "known"),
+    COMMANDS,
+    ids=lambda each: " ".join(each[:2]) if isinstance(each, tuple) else "",
+)
+async def test_what_is_known_is_printed_and_what_is_not_is_said(
+    cluster: Cluster, command: tuple[str, ...], known: str | None
+) -> None:
+    command = ("--timeout", "0.5", *command)
+    people = await run(cluster.nameserver, *command)
+    assert people.exit_code == Exit.PARTIAL, people.stdout + people.stderr
+    assert "duemq: incomplete, no answer of b1: " in people.stderr
+    if known is not None:
+        assert known in people.stdout
+    programs = await run(cluster.nameserver, *command, "--json")
+    assert programs.exit_code == Exit.PARTIAL
+    *_, last = rows(programs)
+    assert [each["broker"] for each in last["missing_brokers"]] == ["b1"]
+
+
+async def test_a_consumer_that_ends_says_whose_messages_it_did_not_see(tmp_path) -> None:
+    async with running_cluster(tmp_path, "b0", "b1") as cluster:
+        await cluster.create_topic(TOPIC)
+        await cluster.send(TOPIC, [b"a"])
+        await cluster.stop_broker("b1")
+        idle = ("--group", "whole", "--from", "earliest", "--idle-timeout", "1")
+        people = await run(cluster.nameserver, "consume", TOPIC, *idle)
+        assert "b0/0 @ 0" in people.stdout
+        assert "incomplete, no answer of b1" in people.stderr
+        assert people.exit_code == Exit.PARTIAL
+
+
+async def test_an_audit_does_not_take_a_part_for_the_whole(tmp_path) -> None:
+    async with running_cluster(tmp_path, "b0", "b1") as cluster:
+        await cluster.create_topic(TOPIC)
+        await cluster.send(TOPIC, [b"a"])
+
+        def read() -> int:
+            return len(list(read_topic(cluster.nameserver, TOPIC)))
+
+        assert await asyncio.to_thread(read) == 1
+        await cluster.stop_broker("b1")
+        with pytest.raises(errors.PartialAnswer, match="b1"):
+            await asyncio.to_thread(read)
+
+
+async def test_the_cluster_shows_who_is_lost(cluster: Cluster) -> None:
+    people = await run(cluster.nameserver, "cluster", "show")
+    assert people.exit_code == Exit.FAILED
+    found = rows(await run(cluster.nameserver, "cluster", "show", "--json"))
+    (lost,) = [row for row in found if row["name"] == "b1"]
+    assert lost["error"]
+    if lost["lost_ms"] is not None:  # else it is listed and does not answer
+        assert "b1" in people.stdout
+        assert "lost since 20" in people.stdout
+
+
+async def test_what_changes_something_changes_nothing(cluster: Cluster) -> None:
+    reset = ("--timeout", "0.5", "group", "reset", GROUP, "--topic", TOPIC, "--to", "earliest")
+    refused = await run(cluster.nameserver, *reset)
+    assert refused.exit_code == Exit.UNAVAILABLE
+    assert "b1" in refused.stderr
+    assert "nothing was changed" in refused.stderr
+    # What does not need the one that is away is done.
+    done = await run(cluster.nameserver, *reset, "--queue", "b0/0", "--json")
+    assert done.exit_code == 0, done.stdout
+    [row] = rows(done)
+    assert (row["broker"], row["before"], row["after"]) == ("b0", 1, 0)
+
+
+async def test_a_reader_of_a_whole_topic_can_know(cluster: Cluster) -> None:
+    settings = ClientSettings(request_timeout_s=0.5)
+    async with Admin(cluster.nameserver, settings=settings) as admin:
+        with pytest.raises(errors.PartialAnswer) as caught:
+            await admin.topics()
+        assert [each.name for each in caught.value.missing] == ["b1"]
+        assert isinstance(caught.value.partial, list)
+        assert [each.name for each in caught.value.partial] == [TOPIC]
+        letters = admin.dead_letters(GROUP)
+        assert (await anext(letters)).broker == "b0"
+        with pytest.raises(errors.PartialAnswer):
+            await anext(letters)
+
+
+async def test_a_pull_consumer_knows_and_logs_who_is_away(
+    tmp_path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_cluster(tmp_path, "b0", "b1") as cluster:
+        await cluster.create_topic(TOPIC)
+        async with PullConsumer(nameserver=cluster.nameserver) as consumer:
+            assert consumer.missing == ()
+        await cluster.stop_broker("b1")
+        async with PullConsumer(nameserver=cluster.nameserver) as consumer:
+            assert [each.name for each in consumer.missing] == ["b1"]
+            await consumer.assign(TOPIC)
+    assert "topic orders may have queues on b1" in caplog.text

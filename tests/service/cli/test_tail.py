@@ -1,0 +1,83 @@
+"""`duemq tail`: the end of a topic, without a group."""
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from duemq.cli.exits import Exit
+from tests.service.cli.commands import rows, run, start
+from tests.service.running_cluster import Cluster, running_cluster
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """Two brokers with messages in turns."""
+    async with running_cluster(tmp_path, "b0", "b1") as cluster:
+        await cluster.create_topic(TOPIC, queues=2)
+        for number in range(12):
+            broker = ("b0", "b1")[number % 2]
+            await cluster.send(
+                TOPIC, [str(number).encode()], broker=broker, queue_id=number % 3 % 2
+            )
+        yield cluster
+
+
+async def bodies(cluster: Cluster, *arguments: str) -> list[str]:
+    done = await run(cluster.nameserver, "tail", TOPIC, *arguments, "--json")
+    assert done.exit_code == 0, done.stdout
+    return [row["body"] for row in rows(done)]
+
+
+async def test_the_last_messages_of_all_queues_come_by_time(cluster: Cluster) -> None:
+    assert await bodies(cluster) == [str(number) for number in range(2, 12)]
+    assert await bodies(cluster, "-n", "3") == ["9", "10", "11"]
+    assert await bodies(cluster, "-n", "0") == []
+    assert len(await bodies(cluster, "-n", "1000")) == 12
+
+
+async def test_nothing_is_committed_and_no_group_is_made(cluster: Cluster) -> None:
+    await bodies(cluster)
+    assert rows(await run(cluster.nameserver, "group", "list", "--system", "--json")) == []
+
+
+async def test_what_comes_is_followed(cluster: Cluster) -> None:
+    process = await start(cluster.nameserver, "tail", TOPIC, "-n", "1", "-f", "--json")
+    assert process.stdout is not None
+    try:
+        assert json.loads(await process.stdout.readline())["body"] == "11"
+        for number in (12, 13):
+            await cluster.send(TOPIC, [str(number).encode()], broker=("b0", "b1")[number % 2])
+            assert json.loads(await process.stdout.readline())["body"] == str(number)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def test_filters_and_raw_bodies(cluster: Cluster) -> None:
+    await cluster.send(TOPIC, [b"\x1b[31mred\nblue"])
+    raw = await run(cluster.nameserver, "tail", TOPIC, "-n", "1", "--raw")
+    assert raw.stdout_bytes == b"\x1b[31mred\nblue\n"
+    people = await run(cluster.nameserver, "tail", TOPIC, "-n", "1")
+    assert people.stdout.rstrip().endswith(r"\x1b[31mred\nblue")
+    assert await bodies(cluster, "-n", "100", "--tag", "nobody") == []
+
+
+async def test_a_topic_that_is_not_there_is_exit_4(cluster: Cluster) -> None:
+    done = await run(cluster.nameserver, "tail", "nowhere")
+    assert done.exit_code == Exit.NOT_FOUND
+
+
+def test_raw_bytes_are_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    import click
+
+    from duemq.cli.output import Output
+    from duemq.cli.printing import MessagePrinter
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with pytest.raises(click.UsageError, match="not to a terminal"):
+        MessagePrinter(Output(False), raw=True)
