@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duemq.errors import DuemqError, InvalidArgument, Rejected, TopicNotFound
-from duemq.telemetry import DEFAULT_NAMESERVER, TRACE_TOPIC
+from duemq.settings import default_nameserver
+from duemq.telemetry import TRACE_TOPIC
 from trace_analytics import options
 from trace_analytics.client import QueueClient
 
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--nameserver",
         metavar="HOST:PORT[,…]",
-        default=os.environ.get("DUEMQ_NAMESERVER", DEFAULT_NAMESERVER),
+        default=default_nameserver(),
         help="cluster to read (default: DUEMQ_NAMESERVER, else %(default)s)",
     )
     source.add_argument("--spans", metavar="DIR", type=Path, help="read Parquet spans instead")

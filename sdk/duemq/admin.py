@@ -27,7 +27,7 @@ from duemq.loop_thread import Hosted
 from duemq.message import Message
 from duemq.moments import Moment
 from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy
-from duemq.settings import DEFAULT_NAMESERVER, ClientSettings
+from duemq.settings import ClientSettings
 from duemq.timers import CancelOutcome
 
 T = TypeVar("T")
@@ -42,11 +42,11 @@ class Admin:
 
     def __init__(
         self,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         *,
         settings: ClientSettings | None = None,
     ) -> None:
-        """`nameserver`: `host:port`, several separated by commas.
+        """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's.
 
         Raises Unavailable if none answers in `settings.connect_timeout_s`.
         """

@@ -16,24 +16,29 @@ from duemq import retry
 from duemq.errors import Closed, DuemqError, InvalidArgument, TopicNotFound, Unavailable
 from duemq.route import Broker, Route, RouteCache, TimerShard
 from duemq.rpc import channel, status
+from duemq.rpc.diagnosis import Finding, diagnose
 from duemq.rpc.watch import RouteWatcher
-from duemq.settings import NAMESERVER_PORT, ClientSettings
+from duemq.settings import NAMESERVER_PORT, ClientSettings, default_nameserver
 from duemq.v1 import admin_pb2, admin_pb2_grpc
 
 # A broker that is listed and does not answer holds the making of a topic up for so long.
 CREATE_GRACE_S = 1.0
 # Brokers that others told of; of more, those told of longest ago are forgotten.
 LEARNED_MAX = 256
+# Routes come within milliseconds.  While they do not, what is at the addresses is looked at.
+LOOK_EVERY_S = 0.5
 
 Addresses = str | Sequence[str]
 T = TypeVar("T")
 
 
-def nameservers_of(addresses: Addresses) -> tuple[str, ...]:
-    """`"a:9876,b"` or `["a:9876", "b"]` → addresses with ports.
+def nameservers_of(addresses: Addresses | None) -> tuple[str, ...]:
+    """`"a:9876,b"` or `["a:9876", "b"]` → addresses with ports; None: DUEMQ_NAMESERVER's.
 
     Raises InvalidArgument, naming the address.
     """
+    if addresses is None:
+        addresses = default_nameserver()
     parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     named = [part.strip() for part in parts if part.strip()]
     if not named:
@@ -46,6 +51,16 @@ def nameservers_of(addresses: Addresses) -> tuple[str, ...]:
 
 
 def _with_port(address: str) -> str:
+    scheme, separator, rest = address.partition("://")
+    if separator:
+        plain = rest.partition("/")[0]
+        hint = f": write {_with_port(plain)}" if plain else ""
+        raise InvalidArgument(
+            f"nameserver {address!r}: {scheme}:// does not belong there{hint}",
+            field="nameserver",
+            value=address,
+            limit="host:port",
+        )
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
         return f"{address}:{NAMESERVER_PORT}"
@@ -62,7 +77,9 @@ def _with_port(address: str) -> str:
 class Client:
     """Routes and channels.  Make it, `await start()`, use it, `await close()`, in one loop."""
 
-    def __init__(self, nameserver: Addresses, settings: ClientSettings | None = None) -> None:
+    def __init__(
+        self, nameserver: Addresses | None = None, settings: ClientSettings | None = None
+    ) -> None:
         self.settings = settings or ClientSettings()
         self.nameservers = nameservers_of(nameserver)
         self._watcher: RouteWatcher | None = None
@@ -74,15 +91,54 @@ class Client:
         self._closed = False
 
     async def start(self) -> None:
-        """Waits for the first routes.  Raises Unavailable if no nameserver answers in time."""
+        """Waits for the first routes.
+
+        Raises Unavailable if no nameserver answers in `connect_timeout_s`, InvalidArgument as soon
+        as it is clear that none of the addresses is a nameserver's.  Both say what was found there.
+        """
         self._watcher = RouteWatcher(self.nameservers, self._routes)
         self._watcher.on_change(self._routes_changed)
         self._watcher.start()
         try:
-            await self._watcher.ready(self.settings.connect_timeout_s)
+            await self._connected(self._watcher, self.settings.connect_timeout_s)
         except BaseException:
             await self.close()
             raise
+
+    async def _connected(self, watcher: RouteWatcher, timeout_s: float) -> None:
+        ready = asyncio.create_task(watcher.ready(timeout_s))
+        found: list[Finding] = []
+        look = asyncio.create_task(self._look(found, min(LOOK_EVERY_S, timeout_s / 4)))
+        try:
+            await asyncio.wait([ready, look], return_when=asyncio.FIRST_COMPLETED)
+            if look.done() and not ready.done():
+                look.result()
+            await ready
+        except Unavailable as error:
+            told = "; ".join(each.text for each in found) or error.message
+            raise Unavailable(
+                f"no nameserver answered within {timeout_s:g} s: {told}",
+                field="nameserver",
+                value=",".join(self.nameservers),
+            ) from None
+        finally:
+            ready.cancel()
+            look.cancel()
+
+    async def _look(self, found: list[Finding], every_s: float) -> None:
+        """Keeps `found` up to date: what is at the nameservers' addresses.
+
+        Raises InvalidArgument once none of them can ever be a nameserver's.
+        """
+        while not (found and all(each.mistaken for each in found)):
+            await asyncio.sleep(every_s)
+            found[:] = await asyncio.gather(*map(diagnose, self.nameservers))
+        raise InvalidArgument(
+            "; ".join(each.text for each in found),
+            field="nameserver",
+            value=",".join(self.nameservers),
+            limit="the address of a nameserver",
+        )
 
     async def close(self) -> None:
         """Ends the watch and closes every channel, with the calls in them.  Idempotent."""

@@ -19,7 +19,7 @@ from duemq.message import Outgoing
 from duemq.receipt import PendingReceipt, Receipt, Receipts
 from duemq.sending.intake import Delay, Moment, Options, Piece
 from duemq.sending.outbox import Target
-from duemq.settings import DEFAULT_NAMESERVER, ProducerSettings
+from duemq.settings import ProducerSettings
 from duemq.timers import CancelOutcome
 
 # The sender fails a message at its deadline; should it not, this much later the caller is told.
@@ -35,11 +35,11 @@ class Producer:
 
     def __init__(
         self,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         *,
         settings: ProducerSettings | None = None,
     ) -> None:
-        """`nameserver`: `host:port`, several separated by commas.
+        """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's.
 
         Raises Unavailable if none answers in `settings.client.connect_timeout_s`.
         """

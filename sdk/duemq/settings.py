@@ -1,17 +1,24 @@
 """What can be set on a client.  The defaults suit most; every bound of the SDK is here."""
 
+import os
 from dataclasses import dataclass, field, fields
 
 from duemq.errors import InvalidArgument
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
 NAMESERVER_PORT = 9876
+NAMESERVER_VARIABLE = "DUEMQ_NAMESERVER"
 KIB = 1024
 MIB = 1024 * 1024
 # Of one request: the broker's batch limit is 8 MiB, gRPC's here 16 MiB.
 FRAME_BYTES_MOST = 8 * MIB
 # The broker remembers the last 64 batches of a lane; more in flight could not be told apart.
 IN_FLIGHT_MOST = 64
+
+
+def default_nameserver() -> str:
+    """Where the nameservers are if nobody says so: DUEMQ_NAMESERVER, or this machine."""
+    return os.environ.get(NAMESERVER_VARIABLE) or DEFAULT_NAMESERVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

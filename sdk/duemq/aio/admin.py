@@ -36,7 +36,7 @@ from duemq.descriptions import (
 from duemq.message import Message
 from duemq.moments import Moment
 from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
-from duemq.settings import DEFAULT_NAMESERVER, ClientSettings
+from duemq.settings import ClientSettings
 from duemq.timers import CancelOutcome
 
 
@@ -49,11 +49,11 @@ class Admin:
 
     def __init__(
         self,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         *,
         settings: ClientSettings | None = None,
     ) -> None:
-        """`nameserver`: `host:port`, several separated by commas."""
+        """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's."""
         self._client = Client(nameserver, settings)
         asker = Asker(self._client)
         self._topics = Topics(asker)

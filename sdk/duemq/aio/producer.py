@@ -16,7 +16,7 @@ from duemq.receipt import AwaitableReceipt, Receipt, Receipts
 from duemq.sending.intake import Delay, Intake, Moment, Options, Piece
 from duemq.sending.outbox import Outbox, Target
 from duemq.sending.sender import Sender
-from duemq.settings import DEFAULT_NAMESERVER, ProducerSettings
+from duemq.settings import ProducerSettings
 from duemq.timers import CancelOutcome
 
 
@@ -29,11 +29,11 @@ class Producer:
 
     def __init__(
         self,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         *,
         settings: ProducerSettings | None = None,
     ) -> None:
-        """`nameserver`: `host:port`, several separated by commas."""
+        """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's."""
         self._settings = settings or ProducerSettings()
         self._client = Client(nameserver, self._settings.client)
         self._sender: Sender | None = None

@@ -18,7 +18,6 @@ from duemq.consumer.workers import Callback
 from duemq.errors import Closed
 from duemq.loop_thread import Hosted, LoopThread
 from duemq.message import Message
-from duemq.settings import DEFAULT_NAMESERVER
 from duemq.sql import Sql
 
 T = TypeVar("T")
@@ -54,7 +53,7 @@ class PushConsumer:
         member_name: str | None = None,
         start_from: StartFrom | None = None,
         threads: int | None = None,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         settings: ConsumerSettings | None = None,
     ) -> None:
         """`topics`: a name, several, or {name: filter}; a filter is tags like "a || b", or Sql.
@@ -186,7 +185,7 @@ class PullConsumer:
         self,
         group: str | None = None,
         *,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         settings: ConsumerSettings | None = None,
     ) -> None:
         """`group`: whose offsets to begin from and to commit to; None: no offsets are kept.

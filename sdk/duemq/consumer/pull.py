@@ -34,7 +34,6 @@ from duemq.errors import Closed, DuemqError, Internal, InvalidArgument, QueueNot
 from duemq.message import Message
 from duemq.moments import epoch_ms
 from duemq.process_queue import Chunk
-from duemq.settings import DEFAULT_NAMESERVER
 from duemq.sql import Sql
 from duemq.v1 import view_pb2
 
@@ -53,7 +52,7 @@ class PullConsumer:
         self,
         group: str | None = None,
         *,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         settings: ConsumerSettings | None = None,
     ) -> None:
         """`group`: whose offsets to begin from and to commit to; None: no offsets are kept.

@@ -17,7 +17,6 @@ from duemq.consumer.subscription import Topics, subscriptions_of
 from duemq.consumer.workers import Callback
 from duemq.errors import Closed, FencedMember, Rejected, Timeout
 from duemq.rpc.streams import first_of
-from duemq.settings import DEFAULT_NAMESERVER
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class PushConsumer:
         member_name: str | None = None,
         start_from: StartFrom | None = None,
         threads: int | None = None,
-        nameserver: Addresses = DEFAULT_NAMESERVER,
+        nameserver: Addresses | None = None,
         settings: ConsumerSettings | None = None,
     ) -> None:
         """`topics`: a name, several, or {name: filter}; a filter is tags like "a || b", or Sql.

@@ -15,6 +15,7 @@ import os
 from typing import TYPE_CHECKING
 
 from duemq.errors import InvalidArgument, Unavailable
+from duemq.settings import default_nameserver
 
 if TYPE_CHECKING:
     from duemq.telemetry.pipeline import Pipeline
@@ -24,8 +25,6 @@ __all__ = ["EXPORTERS", "TRACE_TOPIC", "configure", "configure_from_env", "shutd
 TRACE_TOPIC = "%TRACE%"
 
 EXPORTERS = ("off", "duemq", "otlp")
-
-DEFAULT_NAMESERVER = "127.0.0.1:9876"
 
 SHUTDOWN_TIMEOUT_S = 5.0
 
@@ -38,16 +37,17 @@ def configure(
     service: str,
     exporter: str = "duemq",
     *,
-    nameserver: str = DEFAULT_NAMESERVER,
+    nameserver: str | None = None,
     instance: str = "",
 ) -> Pipeline | None:
     """Turns tracing on for this process and answers its pipeline; None for `off`.
 
-    `service` and `instance` become service.name (unless OTEL_SERVICE_NAME says otherwise) and
-    service.instance.id.  If the process has an opentelemetry-sdk tracer provider already, the
-    exporter joins it.  Sampling: OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG; queue and
-    rhythm: OTEL_BSP_*; the collector: OTEL_EXPORTER_OTLP_*.  A second call replaces the first's
-    pipeline.  At the interpreter's exit `shutdown` is called.
+    `nameserver`: None means DUEMQ_NAMESERVER's, as for clients.  `service` and `instance` become
+    service.name (unless OTEL_SERVICE_NAME says otherwise) and service.instance.id.  If the process
+    has an opentelemetry-sdk tracer provider already, the exporter joins it.  Sampling:
+    OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG; queue and rhythm: OTEL_BSP_*; the collector:
+    OTEL_EXPORTER_OTLP_*.  A second call replaces the first's pipeline.  At the interpreter's exit
+    `shutdown` is called.
 
     Raises InvalidArgument for an unknown exporter and for wrong OTEL_EXPORTER_OTLP_* variables,
     Unavailable where a package is missing.
@@ -66,7 +66,9 @@ def configure(
     try:
         from duemq.telemetry.pipeline import start
 
-        _pipeline = start(service, exporter, nameserver=nameserver, instance=instance)
+        _pipeline = start(
+            service, exporter, nameserver=nameserver or default_nameserver(), instance=instance
+        )
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"tracing {exporter} needs the module {error.name}: pip install {_PACKAGES[exporter]}",
@@ -81,11 +83,10 @@ def configure(
 
 
 def configure_from_env(service: str, *, instance: str = "") -> Pipeline | None:
-    """As `configure`, with DUEMQ_TRACING (default off) and DUEMQ_NAMESERVER."""
+    """As `configure`, with DUEMQ_TRACING (default off)."""
     return configure(
         service,
         os.environ.get("DUEMQ_TRACING", "off"),
-        nameserver=os.environ.get("DUEMQ_NAMESERVER", DEFAULT_NAMESERVER),
         instance=instance,
     )
 

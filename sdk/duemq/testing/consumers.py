@@ -11,6 +11,7 @@ from duemq.consumer import push
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
 from duemq.consumer.subscription import Topics
 from duemq.consumer.workers import Callback
+from duemq.testing.broker import NAME
 from duemq.testing.groups import Groups, Member
 
 
@@ -38,7 +39,7 @@ class MemoryPushConsumer(duemq.PushConsumer):
         callback: Callback,
         options: ConsumerOptions,
     ) -> None:
-        super().__init__(group, topics, callback, **options)
+        super().__init__(group, topics, callback, nameserver=NAME, **options)
         self._groups = groups
         self._member = _member_of(self._consumer)
         self._deliver = deliver
@@ -78,7 +79,7 @@ class AioMemoryPushConsumer(push.PushConsumer):
         callback: Callback,
         options: ConsumerOptions,
     ) -> None:
-        super().__init__(group, topics, callback, **options)
+        super().__init__(group, topics, callback, nameserver=NAME, **options)
         self._groups = groups
         self._taking_part = _member_of(self)
         self._deliver = deliver

@@ -14,7 +14,7 @@ from duemq.route import Queue
 from duemq.sending.intake import Intake
 from duemq.sending.outbox import Outbox, Target
 from duemq.settings import ProducerSettings
-from duemq.testing.broker import MemoryBroker
+from duemq.testing.broker import NAME, MemoryBroker
 from duemq.timers import CancelOutcome
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class AioMemoryProducer(aio.Producer):
     def __init__(
         self, broker: MemoryBroker, lock: threading.RLock, settings: ProducerSettings | None
     ) -> None:
-        super().__init__(settings=settings)
+        super().__init__(NAME, settings=settings)
         self._broker = broker
         self._lock = lock  # guards the broker
         self._started = False

@@ -1,0 +1,144 @@
+"""What a client says when there is no nameserver where it was told."""
+
+import asyncio
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+import duemq
+from duemq import aio
+from duemq.client import Client
+from duemq.errors import InvalidArgument, Unavailable
+from duemq.rpc.server import Server
+from duemq.rpc.settings import ProcessSettings
+from duemq.settings import ClientSettings
+from duemq.v1 import broker_pb2, timer_pb2
+from tests.service.fake_cluster import FakeCluster
+
+SOON = ClientSettings(connect_timeout_s=1.5)
+# Far more than a diagnosis takes: who waits for this has not found out.
+LONG = ClientSettings(connect_timeout_s=60.0)
+
+
+@pytest.fixture
+async def server():
+    server = Server(ProcessSettings(listen="127.0.0.1:0", metrics_listen=""))
+    yield server
+    await server.stop()
+
+
+def serve(server, module, service):
+    descriptor = module.DESCRIPTOR.services_by_name[service]
+    nothing = SimpleNamespace(**{method.name: _unasked for method in descriptor.methods})
+    server.add(descriptor, nothing)
+
+
+async def _unasked(request, context):
+    raise AssertionError("only its health is asked for")
+
+
+async def refusal(address, settings=SOON):
+    with pytest.raises((Unavailable, InvalidArgument)) as raised:
+        await Client(address, settings).start()
+    return raised.value
+
+
+async def test_nobody_listens():
+    with socket.socket() as held:  # bound, and deaf
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        error = await refusal(address)
+    assert isinstance(error, Unavailable)
+    assert f"connection refused at {address}" in error.message
+    assert "duemq up" in error.message
+    assert (error.field, error.value) == ("nameserver", address)
+
+
+async def test_no_such_host():
+    error = await refusal("no-such-host.invalid")
+    assert "no-such-host.invalid:9876" in error.message
+
+
+async def test_something_that_is_not_grpc():
+    async def http(reader, writer):
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    web = await asyncio.start_server(http, "127.0.0.1", 0)
+    address = f"127.0.0.1:{web.sockets[0].getsockname()[1]}"
+    error = await refusal(address)
+    web.close()
+    assert f"{address} takes connections but does not speak gRPC" in error.message
+
+
+@pytest.mark.parametrize(
+    ("module", "service", "role"),
+    [(broker_pb2, "Broker", "a broker"), (timer_pb2, "Timer", "a timer service")],
+)
+async def test_another_server_of_the_cluster_is_named_at_once(server, module, service, role):
+    serve(server, module, service)
+    await server.start(announced=False)
+    error = await refusal(server.address, LONG)
+    assert isinstance(error, InvalidArgument)
+    assert f"{server.address} is {role}, not a nameserver" in error.message
+
+
+async def test_a_foreign_grpc_server_is_named_at_once(server):
+    await server.start(announced=False)
+    error = await refusal(server.address, LONG)
+    assert f"{server.address} is a gRPC server, but no nameserver" in error.message
+
+
+async def test_one_mistaken_address_of_two_is_no_reason_to_give_up(server):
+    cluster = FakeCluster()
+    await cluster.start("a")
+    await server.start(announced=False)
+    client = Client([server.address, cluster.nameserver], LONG)
+    await client.start()
+    await client.close()
+    await cluster.stop_nameserver()
+    error = await refusal([server.address, cluster.nameserver])
+    assert "is a gRPC server" in error.message
+    assert "connection refused" in error.message
+    await cluster.stop()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("http://ns1", "ns1:9876"),
+        ("http://ns1:9876/", "ns1:9876"),
+        ("grpc://[::1]:5", "[::1]:5"),
+    ],
+)
+def test_a_scheme_is_refused_with_the_address_to_write(wrong, right):
+    with pytest.raises(InvalidArgument, match="does not belong there") as raised:
+        Client(wrong)
+    assert raised.value.message.endswith(f"write {right}")
+    assert raised.value.field == "nameserver"
+
+
+async def test_the_environment_names_the_nameserver(monkeypatch):
+    cluster = FakeCluster()
+    await cluster.start("a")
+    cluster.topic("t")
+    monkeypatch.setenv("DUEMQ_NAMESERVER", cluster.nameserver)
+    async with aio.Producer() as producer:
+        assert (await producer.send("t", b"x")).broker == "a"
+    async with aio.Admin() as admin, aio.PullConsumer() as consumer:
+        assert [each.topic for each in await consumer.queues("t")] == ["t"] * 4
+        assert admin is not None
+    await cluster.stop()
+
+
+def test_what_is_said_goes_before_the_environment_and_that_before_the_default(monkeypatch):
+    monkeypatch.setenv("DUEMQ_NAMESERVER", "there:1,elsewhere")
+    assert Client().nameservers == ("there:1", "elsewhere:9876")
+    assert Client("here").nameservers == ("here:9876",)
+    monkeypatch.setenv("DUEMQ_NAMESERVER", "")
+    assert Client().nameservers == ("127.0.0.1:9876",)
+    monkeypatch.setenv("DUEMQ_NAMESERVER", "http://there")
+    with pytest.raises(InvalidArgument, match="write there:9876"):
+        duemq.aio.PushConsumer("g", "t", print)
