@@ -22,8 +22,8 @@ from duemq import tracing
 from duemq.client import Client
 from duemq.errors import (
     Closed,
-    Corrupt,
     DuemqError,
+    Fenced,
     FencedProducer,
     Internal,
     OutOfSequence,
@@ -140,6 +140,8 @@ class Sender:
         now = time.monotonic()
         self._take_in(now)
         self._expire(now)
+        for link in self._links.values():
+            link.repeat(now)
         if self._pools or any(self._busy.values()):
             self._fill_links(now)
         self._set_timer()
@@ -310,19 +312,27 @@ class Sender:
 
     # ── what links tell ──────────────────────────────────────────────────────────────
 
-    def answered(self, link: Link, frame: Frame, answer: Any, took_s: float) -> None:
-        """Settles the frame's batches, then sends on."""
+    def answered(self, link: Link, frame: Frame, answer: Any, took_s: float) -> list[Batch]:
+        """Settles the frame's batches; answers those whose outcome is still unknown."""
         now_ms = time.monotonic() * 1000
         self._health.answered(link.broker, took_s * 1000, now_ms)
         refused = False
+        unknown: list[Batch] = []
         for batch, result in zip(frame.batches, answer.results, strict=True):
             lane = batch.lane
-            batch.in_flight = False
             if lane is None:
                 continue  # given up meanwhile; its stream is being replaced
             if result.HasField("error"):
-                refused |= self._refused(link, lane, batch, status.from_proto(result.error))
+                error = status.from_proto(result.error)
+                if frame.repeated and _undecided(lane, batch, error):
+                    lane.doubt(batch)
+                    unknown.append(batch)
+                    refused |= self._leave_in_peace(link, error)
+                    continue
+                batch.in_flight = False
+                refused |= self._refused(link, lane, batch, error, repeated=frame.repeated)
                 continue
+            batch.in_flight = False
             lane.stored(batch)
             self._keep_turn(lane)
             batch.stored(
@@ -336,38 +346,47 @@ class Sender:
             self._outbox.release(batch.size)
         if not refused:
             self._refusals.pop(link.broker, None)
-        self.pump()
+        return unknown
 
-    def _refused(self, link: Link, lane: Lane, batch: Batch, error: DuemqError) -> bool:
-        """Deals with a batch that was not stored.  True if the broker is to be left in peace."""
-        if isinstance(error, OutOfSequence):
+    def _refused(
+        self, link: Link, lane: Lane, batch: Batch, error: DuemqError, *, repeated: bool
+    ) -> bool:
+        """Deals with a batch that was not stored.  True if the broker is to be left in peace.
+
+        `repeated`: it was sent on an earlier stream, and what that did with it is not known.
+        """
+        if isinstance(error, OutOfSequence) and (_missing_before(error) or not repeated):
             lane.out_of_sequence(batch)
             self._keep_turn(lane)
             if lane.refusals > self._settings.in_flight:
                 self._pause(link)
             return lane.refusals > self._settings.in_flight
+        if not repeated and _may_be_repeated(error):
+            lane.refused(batch, again=batch.queue is not None)
+            if batch.queue is None:
+                batch.lane = None
+                self._pools.setdefault(batch.topic, deque()).appendleft(batch)
+            self._keep_turn(lane)
+            return self._leave_in_peace(link, error)
         if isinstance(error, FencedProducer):
             lane.overtaken()
-        elif isinstance(error, Internal | Corrupt):
-            lane.lost()
+        elif repeated or isinstance(error, Internal | Timeout):
+            # Its numbers may be used up.
+            lane.lost(batch)
         else:
-            retryable = error.retryable and not isinstance(error, Timeout)
-            lane.refused(batch, again=retryable and batch.queue is not None)
-            if retryable:
-                if batch.queue is None:
-                    batch.lane = None
-                    self._pools.setdefault(batch.topic, deque()).appendleft(batch)
-                link.last_error = error
-                self._health.failed(link.broker, time.monotonic() * 1000)
-                self._pause(link)
-                self._keep_turn(lane)
-                return True
+            lane.refused(batch, again=False)
         self._keep_turn(lane)
         if isinstance(error, TopicNotFound | QueueNotFound):
             # Deleted, or smaller than it was: the next call asks anew.
             self.targets.pop(batch.topic, None)
-        self._fail(batch, error)
+        self._fail(batch, _doubted(error) if repeated else error)
         return False
+
+    def _leave_in_peace(self, link: Link, error: DuemqError) -> bool:
+        link.last_error = error
+        self._health.failed(link.broker, time.monotonic() * 1000)
+        self._pause(link)
+        return True
 
     def _keep_turn(self, lane: Lane) -> None:
         if lane.waiting:
@@ -387,18 +406,6 @@ class Sender:
         """New messages avoid the broker for a while."""
         self._health.failed(link.broker, time.monotonic() * 1000)
         self.pump()
-
-    def resend(self, link: Link, frames: list[Frame]) -> list[Frame]:
-        """The same frames without the batches that were given up."""
-        kept: list[Frame] = []
-        for frame in frames:
-            batches = [batch for batch in frame.batches if not batch.done]
-            if len(batches) == len(frame.batches):
-                kept.append(frame)
-                continue
-            if batches:
-                kept.append(Frame(batches))
-        return kept
 
     def _routes_changed(self) -> None:
         self._served.clear()
@@ -425,14 +432,15 @@ class Sender:
             return
         cause = f": {link.last_error}" if link.last_error else ""
         error = Timeout(
-            f"broker {link.broker} did not answer within {seconds} s; whether the message is "
+            f"broker {link.broker} did not confirm it within {seconds} s; whether the message is "
             f"stored is unknown{cause}",
             limit=seconds,
         )
-        batch.lane.lost()
+        batch.lane.lost(batch)
         self._keep_turn(batch.lane)
         self._fail(batch, error)
-        link.reset(error)
+        if not link.keeps(batch):
+            link.reset(error)
 
     def _cause(self, batch: Batch) -> str:
         names = {batch.queue.broker} if batch.queue else set(self._served_by(batch.topic))
@@ -457,3 +465,38 @@ class Sender:
     def _deadline_came(self) -> None:
         self._timer = None
         self.pump()
+
+
+def _undecided(lane: Lane, batch: Batch, error: DuemqError) -> bool:
+    """Whether this answer to a repeat leaves open what the earlier attempt did, or will do."""
+    if isinstance(error, OutOfSequence):
+        # A late copy of a batch in front of it, and so of this one, may be on its way.
+        return _missing_before(error) and lane.doubtful_before(batch)
+    return _may_be_repeated(error)
+
+
+def _may_be_repeated(error: DuemqError) -> bool:
+    """The same batch can succeed later, under the same numbers."""
+    return error.retryable and not isinstance(error, Timeout)
+
+
+def _missing_before(error: OutOfSequence) -> bool:
+    """The broker does not have the batch, as it expects one in front of it.
+
+    Otherwise it has it, and no longer knows where.
+    """
+    sequence, expected = error.value, error.limit
+    return sequence.isdecimal() and expected.isdecimal() and int(sequence) > int(expected)
+
+
+def _doubted(error: DuemqError) -> DuemqError:
+    """The refusal of a repeat, with what it does not tell."""
+    if isinstance(error, Fenced):
+        return Timeout(f"whether the message is stored is unknown: {error}")
+    return type(error)(
+        f"{error.message}; an earlier attempt may have been stored",
+        field=error.field,
+        value=error.value,
+        limit=error.limit,
+        retryable=error.retryable,
+    )
