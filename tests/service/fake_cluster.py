@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
+from duemq.errors import TopicNotFound
+from duemq.rpc import status
 from duemq.rpc.channel import MESSAGE_BYTES_MAX
 from duemq.v1 import (
     admin_pb2,
@@ -187,6 +189,20 @@ class FakeBroker(broker_pb2_grpc.BrokerServicer, admin_pb2_grpc.BrokerAdminServi
         self.topics.setdefault(request.topic.name, request.topic.queues or 4)
         self.cluster.push()
         return admin_pb2.TopicDescription(broker=self.name)
+
+    async def DeleteTopic(
+        self, request: admin_pb2.DeleteTopicRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.DeleteTopicResponse:
+        if self.topics.pop(request.name, None) is None:
+            error = TopicNotFound(f"no topic {request.name!r}")
+            await context.abort(
+                status.status_of(error), status.details(error), status.trailer(error)
+            )
+        self.cluster.push()
+        if self.lose_answers:
+            self.lose_answers -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
+        return admin_pb2.DeleteTopicResponse()
 
     def forget_answers(self) -> None:
         """It knows what it has stored, and no longer where."""

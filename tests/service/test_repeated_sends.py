@@ -164,3 +164,11 @@ async def test_a_first_refusal_proves_that_it_is_not_stored(two):
     async with aio.Producer(two.nameserver) as producer:
         receipts = [await producer.send("t", b"%d" % number) for number in range(6)]
     assert {receipt.broker for receipt in receipts} == {"b"}
+
+
+async def test_a_topic_whose_deletion_was_not_answered_is_deleted(one):
+    one.brokers["a"].lose_answers = 1
+    async with aio.Admin(one.nameserver) as admin:
+        await admin.delete_topic("t")
+        with pytest.raises(TopicNotFound):
+            await admin.delete_topic("t")
