@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import threading
 import time
-import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, overload
 
 from duemq import aio, receipt
 from duemq.aio.producer import no_room
 from duemq.client import Addresses
+from duemq.errors import DuemqError, NotAllSent
 from duemq.loop_thread import Hosted
 from duemq.message import Outgoing
 from duemq.receipt import PendingReceipt, Receipt, Receipts
@@ -30,22 +32,26 @@ class Producer:
     """Sends messages.  Safe to use from many threads; not across fork.
 
     Messages that wait for the same broker travel together; nothing waits while the way is free.
-    Connects when it is made; `close` (or leaving `with`) sends what is left.
+    Connects when it is made; `close` (or leaving `with`) sends what is left and raises if it could
+    not.
     """
 
     def __init__(
         self,
         nameserver: Addresses | None = None,
         *,
+        on_error: Callable[[PendingReceipt, DuemqError], object] | None = None,
         settings: ProducerSettings | None = None,
     ) -> None:
         """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's.
 
-        Raises Unavailable if none answers in `settings.client.connect_timeout_s`.
+        `on_error`: called in the thread "duemq-io", which it must not hold up, for each submitted
+        message that is not stored, unless its `result` was waited for before; instead of the error
+        of `close`.  Raises Unavailable if none answers in `settings.client.connect_timeout_s`.
         """
         self._settings = settings or ProducerSettings()
         core = aio.Producer(nameserver, settings=self._settings)
-        core._blocking = True
+        core._serve_blocking(on_error)
         self._hosted = Hosted(core, "the producer")
         self._core = core
         self._outbox = core.outbox
@@ -188,7 +194,9 @@ class Producer:
     def close(self) -> None:
         """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
 
-        What is not answered within `close_timeout_s` fails with Closed.
+        What is not answered within `close_timeout_s` fails with Closed.  Raises NotAllSent if
+        anything submitted was not stored, then or before, and nobody was told: its `result` was not
+        asked for, and there is no `on_error`.
         """
         _open_producers.discard(self)
         self._hosted.close()
@@ -202,7 +210,12 @@ class Producer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except NotAllSent:
+            if error is None:
+                raise
+            # The error of the body says more; what was not stored is in the log.
 
     def _open(self, topic: str) -> Target:
         return self._hosted.run(self._core._open_target(topic))
@@ -219,7 +232,8 @@ class Producer:
                 raise no_room(self._outbox, timeout_s)
 
 
-_open_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+# Strong: what a producer that nobody holds any more has taken is sent all the same.
+_open_producers: set[Producer] = set()
 
 
 def _orphan_producers() -> None:
@@ -234,6 +248,16 @@ os.register_at_fork(after_in_child=_orphan_producers)
 
 @atexit.register
 def _close_producers() -> None:
-    """Sends what is left in producers that nobody closed."""
-    for producer in list(_open_producers):
-        producer.close()
+    """Sends what is left in producers that nobody closed, in one `close_timeout_s` for all."""
+    left = list(_open_producers)
+    # What they could not send is in the log: nobody could catch the error.
+    with suppress(DuemqError):
+        if left:
+            left[0]._hosted.run(_close_all([each._core for each in left]))
+    for producer in left:
+        with suppress(DuemqError):
+            producer.close()
+
+
+async def _close_all(cores: list[aio.Producer]) -> None:
+    await asyncio.gather(*(core.close() for core in cores), return_exceptions=True)

@@ -447,10 +447,13 @@ async def test_close_sends_what_is_left(cluster):
 async def test_close_is_bounded(cluster):
     broker = cluster.brokers["a"]
     settings = ProducerSettings(close_timeout_s=0.1)
-    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
-        await producer.send("t", b"x")
-        broker.gate.clear()
-        pending = await producer.submit("t", b"y")
+    producer = aio.Producer(cluster.nameserver, settings=settings)
+    await producer.start()
+    await producer.send("t", b"x")
+    broker.gate.clear()
+    pending = await producer.submit("t", b"y")
+    with pytest.raises(NotAllSent, match="1 message not acknowledged"):
+        await producer.close()
     with pytest.raises(Closed, match="unknown"):
         await pending
     broker.gate.set()

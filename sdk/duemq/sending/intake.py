@@ -105,7 +105,18 @@ class Intake:
     def offer_chunk(
         self, target: Target, chunk: list[bytes | Outgoing], options: Options
     ) -> list[Piece]:
-        """Adds a chunk's messages, the call's options for all bytes in it."""
+        """Adds a chunk's messages, the call's options for all bytes in it.
+
+        The caller will be told of their outcome.
+        """
+        pieces = self._offer_all(target, chunk, options)
+        for batch, first, count in pieces:
+            batch.tell(first, count)
+        return pieces
+
+    def _offer_all(
+        self, target: Target, chunk: list[bytes | Outgoing], options: Options
+    ) -> list[Piece]:
         plain = set(map(type, chunk)) == {bytes}
         if plain and not (target.traced and tracing.enabled()):
             return self._offer_bodies(target, chunk, options)  # type: ignore[arg-type]

@@ -37,6 +37,7 @@ from duemq.sending.batch import Batch
 from duemq.sending.health import Health
 from duemq.sending.lane import Lane
 from duemq.sending.link import Frame, Link
+from duemq.sending.losses import Losses
 from duemq.sending.outbox import Outbox, Target
 from duemq.settings import ProducerSettings
 
@@ -54,13 +55,16 @@ ANY_QUEUE = -1
 class Sender:
     """One producer's."""
 
-    def __init__(self, client: Client, settings: ProducerSettings, outbox: Outbox) -> None:
+    def __init__(
+        self, client: Client, settings: ProducerSettings, outbox: Outbox, losses: Losses
+    ) -> None:
         self.producer_id = secrets.randbits(63)
         self.targets: dict[str, Target] = {}
         """By topic.  Added to by callers' threads, read here."""
         self._client = client
         self._settings = settings
         self._outbox = outbox
+        self._losses = losses
         self._health = Health()
         self._links: dict[str, Link] = {}
         self._lanes: dict[tuple[str, str, int, bool], Lane] = {}
@@ -69,7 +73,8 @@ class Sender:
         self._pools: dict[str, deque[Batch]] = {}
         self._served: dict[str, dict[str, int]] = {}
         self._closed = False
-        self._open: deque[Batch] = deque()  # not done, in the order they began
+        self.open: deque[Batch] = deque()
+        """Batches taken in and not done, in the order they began; done ones among them."""
         self._queue_turns: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._broker_turn = 0
         self._refusals: dict[str, Backoff] = {}
@@ -106,7 +111,7 @@ class Sender:
         Raises Timeout.
         """
         self.pump()
-        pending = [batch for batch in self._open if not batch.done]
+        pending = [batch for batch in self.open if not batch.done]
         try:
             async with asyncio.timeout(timeout_s):
                 for batch in pending:
@@ -125,11 +130,11 @@ class Sender:
                 timer.cancel()
         await asyncio.gather(*(link.close() for link in self._links.values()))
         self._take_in(time.monotonic())
-        for batch in list(self._open):
+        for batch in list(self.open):
             if not batch.done:
                 outcome = "its outcome is unknown" if batch.in_flight else "it was not sent"
                 self._fail(batch, Closed(f"the producer was closed before the answer; {outcome}"))
-        self._open.clear()
+        self.open.clear()
 
     # ── the pump ─────────────────────────────────────────────────────────────────────
 
@@ -162,7 +167,7 @@ class Sender:
     def _take_in(self, now: float) -> None:
         for batch in self._outbox.take_arrivals():
             batch.deadline = now + self._settings.send_timeout_s
-            self._open.append(batch)
+            self.open.append(batch)
             if batch.queue is None:
                 self._pools.setdefault(batch.topic, deque()).append(batch)
             else:
@@ -418,8 +423,8 @@ class Sender:
     # ── deadlines ────────────────────────────────────────────────────────────────────
 
     def _expire(self, now: float) -> None:
-        while self._open and (self._open[0].done or self._open[0].deadline <= now):
-            batch = self._open.popleft()
+        while self.open and (self.open[0].done or self.open[0].deadline <= now):
+            batch = self.open.popleft()
             if not batch.done:
                 self._give_up(batch)
 
@@ -457,10 +462,11 @@ class Sender:
         self._outbox.seal(batch)
         batch.failed(error)
         self._outbox.release(batch.size)
+        self._losses.add(batch, error)
 
     def _set_timer(self) -> None:
-        if self._timer is None and self._open:
-            self._timer = self._loop.call_at(self._open[0].deadline, self._deadline_came)
+        if self._timer is None and self.open:
+            self._timer = self._loop.call_at(self.open[0].deadline, self._deadline_came)
 
     def _deadline_came(self) -> None:
         self._timer = None

@@ -44,9 +44,11 @@ class AioMemoryProducer(aio.Producer):
         self._check_open()
 
     async def close(self) -> None:
-        """Takes nothing more."""
-        self._closed = True
-        self.outbox.close()
+        """Takes nothing more.  Raises NotAllSent as `duemq.aio.Producer`."""
+        if not self._closed:
+            self._closed = True
+            self.outbox.close()
+            self._losses.at_the_end()
 
     @overload
     async def cancel(self, handle: str) -> CancelOutcome: ...
@@ -86,6 +88,8 @@ class AioMemoryProducer(aio.Producer):
                 self.outbox.seal(batch)
                 self._broker.send(batch)
                 self.outbox.release(batch.size)
+                if batch.error is not None:
+                    self._losses.add(batch, batch.error, logged=False)
 
 
 class MemoryProducer(Producer):
@@ -95,6 +99,7 @@ class MemoryProducer(Producer):
         self, broker: MemoryBroker, lock: threading.RLock, settings: ProducerSettings | None
     ) -> None:
         core = AioMemoryProducer(broker, lock, settings)
+        core._serve_blocking(None)
         self._settings = core._settings
         self._hosted = _AtOnce(core, "the producer")
         self._core = core
@@ -124,5 +129,7 @@ class _AtOnce(Hosted):
 
     def close(self) -> None:
         if not self.closed:
-            self.run(self._client.close())
-            self.closed = True
+            try:
+                self.run(self._client.close())
+            finally:
+                self.closed = True
