@@ -22,7 +22,7 @@ from duemq.receipt import PendingReceipt, Receipt, Receipts
 from duemq.sending.intake import Delay, Moment, Options, Piece
 from duemq.sending.outbox import Target
 from duemq.settings import ProducerSettings
-from duemq.timers import CancelOutcome
+from duemq.timers import CancelOutcome, Handle, Handles
 
 # The sender fails a message at its deadline; should it not, this much later the caller is told.
 GRACE_S = 5.0
@@ -150,37 +150,38 @@ class Producer:
     ) -> Receipts:
         """Sends many messages and waits for all.
 
-        Bytes take the options of the call, an Outgoing has its own.  The iterable is read in bites
-        of about a frame, as fast as the brokers store.  Raises NotAllSent when some were not
-        stored; it says which.  Where the iterable or an argument is at fault the call ends there;
-        what had been read before is sent all the same.
+        Bytes take the options of the call, an Outgoing has its own.  Raises NotAllSent when some
+        were not stored; it says which.
+
+        A list or tuple is looked through first: of one with a wrong message nothing is sent.  Any
+        other iterable is read in bites of about a frame, as fast as the brokers store; what came in
+        front of a wrong message is sent.  The error (InvalidArgument, TooLarge) names the message
+        by its number.  If the iterable raises, what had been read before may be sent.
         """
         options = Options(key, tag, ordering_key, properties, delay, deliver_at, delay_level)
         intake = self._core.intake
         pieces: list[Piece] = []
-        for chunk in intake.chunks(messages):
+        for chunk in intake.chunks(messages, options):
             target = self._targets.get(topic) or self._open(topic)
             if self._outbox.full:
                 self._wait_for_room()
-            pieces += intake.offer_chunk(target, chunk, options)
+            intake.offer_chunk(target, chunk, options, pieces)
         for batch, _, _ in pieces:
             if not batch.done:
                 receipt.wait(batch, self._settings.send_timeout_s + GRACE_S)
         return Receipts(pieces).checked()
 
     @overload
-    def cancel(self, handle: str) -> CancelOutcome: ...
+    def cancel(self, handle: Handle) -> CancelOutcome: ...
     @overload
-    def cancel(self, handle: list[str] | tuple[str, ...]) -> list[CancelOutcome]: ...
-    def cancel(
-        self, handle: str | list[str] | tuple[str, ...]
-    ) -> CancelOutcome | list[CancelOutcome]:
-        """Cancels delayed messages by the handles of their receipts, one or a list of them.
+    def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
+    def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
+        """Cancels delayed messages: by their receipts, or the handles of these; one, or a list.
 
         What is answered CANCELLED is never delivered.  May be repeated.  Raises InvalidArgument
         for what is not a handle, Unavailable when a timer shard cannot be asked in time.
         """
-        if isinstance(handle, str):
+        if isinstance(handle, Handle):
             return self._hosted.run(self._core.cancel(handle))
         return self._hosted.run(self._core.cancel(handle))
 

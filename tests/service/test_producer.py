@@ -427,6 +427,55 @@ async def test_send_many_says_which_failed(cluster):
     assert raised.value.receipts[4].topic == "t"
 
 
+WRONG = [
+    ("text", "body"),
+    (bytes(8 << 20), "body"),
+    (Outgoing(b"x", delay="soon"), "delay"),
+    (Outgoing(b"x", key=7), "key"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "field"), WRONG)
+@pytest.mark.parametrize("others", [b"ok", Outgoing(b"ok")], ids=["bytes", "outgoing"])
+async def test_of_a_list_with_a_wrong_message_nothing_is_sent(
+    cluster, producer, wrong, field, others
+):
+    messages = [others] * 700 + [wrong] + [others] * 700
+    with pytest.raises((InvalidArgument, TooLarge), match=r"message 700: .*nothing was sent") as e:
+        await producer.send_many("t", messages)
+    assert e.value.field == f"messages[700].{field}"
+    await producer.flush()
+    assert cluster.brokers["a"].bodies("t") == []
+
+
+@pytest.mark.parametrize(("wrong", "field"), WRONG)
+async def test_what_comes_in_front_of_a_wrong_message_is_sent(cluster, producer, wrong, field):
+    messages = iter([b"ok"] * 700 + [wrong] + [b"ok"] * 700)
+    with pytest.raises((InvalidArgument, TooLarge), match=r"message 700: .*front of it") as e:
+        await producer.send_many("t", messages)
+    assert e.value.field == f"messages[700].{field}"
+    await producer.flush()
+    assert cluster.brokers["a"].bodies("t") == [b"ok"] * 700
+
+
+async def test_options_of_a_send_many_are_no_messages_fault(producer):
+    with pytest.raises(InvalidArgument, match=r"^delay"):
+        await producer.send_many("t", iter([b"x"]), delay="soon")
+
+
+async def test_cancel_takes_receipts(cluster, producer):
+    delayed = [await producer.send("t", b"x", delay="1h") for _ in range(2)]
+    plain = await producer.send("t", b"x")
+    with pytest.raises(InvalidArgument, match="was not delayed") as raised:
+        await producer.cancel([*delayed, plain])
+    assert raised.value.field == "handle"
+    settings = ProducerSettings(client=ClientSettings(request_timeout_s=0.1))
+    async with aio.Producer(cluster.nameserver, settings=settings) as quick:
+        for given in (delayed[0], delayed, [delayed[0].handle, delayed[1]]):
+            with pytest.raises(Unavailable, match="no timer shard"):
+                await quick.cancel(given)
+
+
 @pytest.mark.parametrize("wrong", [b"one message", "text"])
 async def test_send_many_wants_many(producer, wrong):
     with pytest.raises(InvalidArgument, match="takes an iterable"):

@@ -19,7 +19,7 @@ from duemq.sending.losses import Losses, log_unanswered
 from duemq.sending.outbox import Outbox, Target
 from duemq.sending.sender import Sender
 from duemq.settings import ProducerSettings
-from duemq.timers import CancelOutcome
+from duemq.timers import CancelOutcome, Handle, Handles
 
 
 class Producer:
@@ -155,25 +155,23 @@ class Producer:
         options = Options(key, tag, ordering_key, properties, delay, deliver_at, delay_level)
         await self._ready(topic)
         pieces: list[Piece] = []
-        for chunk in self.intake.chunks(messages):
+        for chunk in self.intake.chunks(messages, options):
             target = await self._ready(topic)
-            pieces += self.intake.offer_chunk(target, chunk, options)
+            self.intake.offer_chunk(target, chunk, options, pieces)
             await asyncio.sleep(0)  # the links' turn
         for batch, _, _ in pieces:
             await batch.until_done()
         return Receipts(pieces).checked()
 
     @overload
-    async def cancel(self, handle: str) -> CancelOutcome: ...
+    async def cancel(self, handle: Handle) -> CancelOutcome: ...
     @overload
-    async def cancel(self, handle: list[str] | tuple[str, ...]) -> list[CancelOutcome]: ...
-    async def cancel(
-        self, handle: str | list[str] | tuple[str, ...]
-    ) -> CancelOutcome | list[CancelOutcome]:
+    async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
+    async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
         """Cancels delayed messages.  As `duemq.Producer.cancel`."""
         self._running()
         timeout_s = self._settings.client.request_timeout_s
-        if isinstance(handle, str):
+        if isinstance(handle, Handle):
             return (await timers.cancel(self._client, [handle], timeout_s))[0]
         return await timers.cancel(self._client, handle, timeout_s)
 

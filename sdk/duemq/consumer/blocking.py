@@ -67,8 +67,8 @@ class PushConsumer:
         under it within `session_timeout_s` goes on with the same queues, and an older process of
         that name ends with FencedMember.  (Broadcast: names the file; by default the host's name.)
         `start_from`: where the group begins in queues that it has no offset for: "earliest",
-        "latest", an aware datetime or ms since the epoch.  `start_from` and `threads` override
-        `settings`.  Raises InvalidArgument.
+        "latest", an aware datetime, ms since the epoch, or "-1h".  `start_from` and `threads`
+        override `settings`.  Raises InvalidArgument.
         """
         self._consumer = push.PushConsumer(
             group,
@@ -232,8 +232,8 @@ class PullConsumer:
         """Reads these queues, or all of a topic, in place of those before.
 
         Each begins at the group's committed offset; without one, at `start_from` (by default the
-        settings'): "earliest", "latest", an aware datetime or ms since the epoch.  `filter`: tags,
-        as "a || b", or Sql.  Raises InvalidArgument, TopicNotFound, QueueNotFound, Unavailable.
+        settings'): see StartFrom.  `filter`: tags, as "a || b", or Sql.  Raises InvalidArgument,
+        TopicNotFound, QueueNotFound, Unavailable.
         """
         self._run(self._consumer.assign(queues, filter=filter, start_from=start_from))
 

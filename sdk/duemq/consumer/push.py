@@ -63,8 +63,8 @@ class PushConsumer:
         under it within `session_timeout_s` goes on with the same queues, and an older process of
         that name ends with FencedMember.  (Broadcast: names the file; by default the host's name.)
         `start_from`: where the group begins in queues that it has no offset for: "earliest",
-        "latest", an aware datetime or ms since the epoch.  `start_from` and `threads` override
-        `settings`.  Raises InvalidArgument.
+        "latest", an aware datetime, ms since the epoch, or "-1h".  `start_from` and `threads`
+        override `settings`.  Raises InvalidArgument.
         """
         check_choices(group=group, callback=callback, order=order, member_name=member_name)
         self.group = group

@@ -15,7 +15,7 @@ from duemq.sending.intake import Intake
 from duemq.sending.outbox import Outbox, Target
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import NAME, MemoryBroker
-from duemq.timers import CancelOutcome
+from duemq.timers import CancelOutcome, Handle, Handles
 
 T = TypeVar("T")
 
@@ -51,16 +51,14 @@ class AioMemoryProducer(aio.Producer):
             self._losses.at_the_end()
 
     @overload
-    async def cancel(self, handle: str) -> CancelOutcome: ...
+    async def cancel(self, handle: Handle) -> CancelOutcome: ...
     @overload
-    async def cancel(self, handle: list[str] | tuple[str, ...]) -> list[CancelOutcome]: ...
-    async def cancel(
-        self, handle: str | list[str] | tuple[str, ...]
-    ) -> CancelOutcome | list[CancelOutcome]:
+    async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
+    async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
         """Cancels delayed messages.  As `duemq.Producer.cancel`."""
         self._check_open()
         with self._lock:
-            if isinstance(handle, str):
+            if isinstance(handle, Handle):
                 return self._broker.cancel([handle])[0]
             return self._broker.cancel(handle)
 

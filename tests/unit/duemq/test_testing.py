@@ -12,6 +12,7 @@ from duemq.errors import Closed, InvalidArgument
 from duemq.testing import ConsumerOptions, MemoryCluster
 from duemq.testing import aio as testing_aio
 from duemq.testing.cluster import DELIVERIES_MAX
+from duemq.timers import CancelOutcome
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)
@@ -270,3 +271,25 @@ async def test_the_asyncio_twin():
     consumer = cluster.push_consumer("h", "t", lambda m: got.append(m.body), start_from="earliest")
     await consumer.run()
     assert got[4:] == [b"bad", b"now", b"later"]
+
+
+def test_a_group_may_start_an_hour_ago_by_the_clusters_clock():
+    cluster = MemoryCluster()
+    producer = cluster.producer()
+    producer.send("t", b"old")
+    cluster.advance("2h")
+    producer.send("t", b"young")
+    received = []
+    with cluster.push_consumer("g", "t", received.append, start_from="-1h"):
+        cluster.deliver()
+    assert [each.body for each in received] == [b"young"]
+
+
+def test_a_receipt_cancels_its_message():
+    cluster = MemoryCluster()
+    producer = cluster.producer()
+    receipts = producer.send_many("t", [b"a", b"b", b"c"], delay="1h")
+    assert producer.cancel(receipts[0]) is CancelOutcome.CANCELLED
+    assert producer.cancel([receipts[1], receipts[2].handle]) == [CancelOutcome.CANCELLED] * 2
+    with pytest.raises(InvalidArgument, match="was not delayed"):
+        producer.cancel(producer.send("t", b"now"))
