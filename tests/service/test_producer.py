@@ -347,6 +347,39 @@ async def test_an_unknown_topic_is_created_on_every_broker(two):
     assert all("new" in broker.topics for broker in two.brokers.values())
 
 
+async def test_a_broker_that_is_slow_to_make_a_topic_makes_it_all_the_same(two, monkeypatch):
+    monkeypatch.setattr("duemq.client.CREATE_GRACE_S", 0.01)
+    slow = two.brokers["b"]
+    make, go_on = slow.CreateTopic, asyncio.Event()
+
+    async def create(request, context):
+        await go_on.wait()
+        return await make(request, context)
+
+    slow.CreateTopic = create
+    await slow.stop()
+    await slow.start()
+    async with aio.Producer(two.nameserver) as producer:
+        assert (await producer.send("new", b"x")).broker == "a"
+        go_on.set()
+        await until(lambda: "new" in slow.topics)
+        while not slow.bodies("new"):
+            await producer.send("new", b"y")
+
+
+async def test_producers_that_send_one_message_do_not_all_use_one_queue(two, monkeypatch):
+    lots = iter(range(1 << 62, (1 << 62) + 64))
+    monkeypatch.setattr(
+        "secrets.randbits", lambda _: next(lots) * 0x9E37_79B9_7F4A_7C15 % (1 << 63)
+    )
+    receipts = []
+    for _ in range(24):
+        async with aio.Producer(two.nameserver) as producer:
+            receipts.append(await producer.send("t", b"x"))
+    assert {receipt.broker for receipt in receipts} == {"a", "b"}
+    assert {receipt.queue for receipt in receipts} == {0, 1, 2, 3}
+
+
 async def test_a_broker_that_does_not_answer_does_not_hold_up_a_new_topic(two):
     await two.brokers["a"].stop()
     async with aio.Producer(two.nameserver) as producer:

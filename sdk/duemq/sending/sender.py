@@ -75,8 +75,10 @@ class Sender:
         self._closed = False
         self.open: deque[Batch] = deque()
         """Batches taken in and not done, in the order they began; done ones among them."""
-        self._queue_turns: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self._broker_turn = 0
+        # Producers that send little begin at different brokers and queues, each by its own lot.
+        lot = self.producer_id
+        self._queue_turns: defaultdict[tuple[str, str], int] = defaultdict(lambda: lot >> 32)
+        self._broker_turn = lot & 0xFFFF_FFFF
         self._refusals: dict[str, Backoff] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._holding: asyncio.TimerHandle | None = None
@@ -98,9 +100,10 @@ class Sender:
             target = self.targets[topic] = Target(
                 topic, self._client.routes.keyed(topic), tracing.traced(topic)
             )
-        for served in route.brokers:
-            if served.writable:
-                self._link(served.broker).want()
+        served = [each.broker for each in route.brokers if each.writable]
+        first = self._broker_turn % len(served) if served else 0
+        for broker in served[first:] + served[:first]:
+            self._link(broker).want()
         return target
 
     # ── life ─────────────────────────────────────────────────────────────────────────
