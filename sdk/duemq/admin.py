@@ -323,7 +323,7 @@ class Admin:
         return self._run(self._core.release_timer_shard(shard))
 
     @overload
-    def cancel(self, handle: Handle) -> CancelOutcome: ...
+    def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
     @overload
     def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
     def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:

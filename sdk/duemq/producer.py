@@ -172,7 +172,7 @@ class Producer:
         return Receipts(pieces).checked()
 
     @overload
-    def cancel(self, handle: Handle) -> CancelOutcome: ...
+    def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
     @overload
     def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
     def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:

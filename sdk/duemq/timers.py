@@ -39,7 +39,7 @@ _OUTCOMES = {
 
 Handle = str | Receipt
 """What tells a delayed message: its handle, or its receipt, which has one."""
-Handles = list[str] | list[Receipt] | list[Handle] | tuple[Handle, ...]
+Handles = Sequence[Handle]
 
 
 def decoded(handle: Handle) -> TimerHandle:

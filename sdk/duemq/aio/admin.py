@@ -296,7 +296,7 @@ class Admin:
         return await self._timer_shards.release(shard)
 
     @overload
-    async def cancel(self, handle: Handle) -> CancelOutcome: ...
+    async def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
     @overload
     async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
     async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:

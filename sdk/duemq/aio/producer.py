@@ -164,7 +164,7 @@ class Producer:
         return Receipts(pieces).checked()
 
     @overload
-    async def cancel(self, handle: Handle) -> CancelOutcome: ...
+    async def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
     @overload
     async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
     async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:

@@ -6,7 +6,7 @@ Callbacks of a push consumer run in worker threads of their own, never in "duemq
 import threading
 from collections.abc import Coroutine, Iterable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from duemq.balance import MessageQueue
 from duemq.client import Addresses
@@ -14,7 +14,7 @@ from duemq.consumer import pull, push
 from duemq.consumer.pull import Place
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
 from duemq.consumer.subscription import Topics
-from duemq.consumer.workers import Callback
+from duemq.consumer.workers import Callback, OnEither, OnMessage, OnMessages
 from duemq.errors import Closed
 from duemq.loop_thread import Hosted, LoopThread
 from duemq.message import Message
@@ -41,6 +41,54 @@ class PushConsumer:
             consumer.run()
     """
 
+    @overload
+    def __init__(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessage,
+        *,
+        batch: Literal[False] = False,
+        order: Order | None = None,
+        broadcast: bool = False,
+        member_name: str | None = None,
+        start_from: StartFrom | None = None,
+        threads: int | None = None,
+        nameserver: Addresses | None = None,
+        settings: ConsumerSettings | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessages,
+        *,
+        batch: Literal[True],
+        order: Order | None = None,
+        broadcast: bool = False,
+        member_name: str | None = None,
+        start_from: StartFrom | None = None,
+        threads: int | None = None,
+        nameserver: Addresses | None = None,
+        settings: ConsumerSettings | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnEither,
+        *,
+        batch: bool,
+        order: Order | None = None,
+        broadcast: bool = False,
+        member_name: str | None = None,
+        start_from: StartFrom | None = None,
+        threads: int | None = None,
+        nameserver: Addresses | None = None,
+        settings: ConsumerSettings | None = None,
+    ) -> None: ...
     def __init__(
         self,
         group: str,

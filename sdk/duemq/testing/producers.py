@@ -51,7 +51,7 @@ class AioMemoryProducer(aio.Producer):
             self._losses.at_the_end()
 
     @overload
-    async def cancel(self, handle: Handle) -> CancelOutcome: ...
+    async def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
     @overload
     async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
     async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
