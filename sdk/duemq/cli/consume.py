@@ -209,6 +209,7 @@ def message_fields(message: Message) -> dict[str, Any]:
 def _line(message: Message) -> str:
     body = message.body.decode(errors="backslashreplace")
     place = f"{message.broker}/{message.queue} @ {message.offset}"
-    notes = {"key": message.key, "tag": message.tag, "attempt": message.attempt}
+    again = message.attempt if message.deliveries else None
+    notes = {"key": message.key, "tag": message.tag, "attempt": again}
     named = " ".join(f"{name}={value}" for name, value in notes.items() if value)
     return f"{local_time(message.store_ms)}  {place}  {named}{'  ' if named else ''}{body}"

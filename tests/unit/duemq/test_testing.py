@@ -126,8 +126,8 @@ def test_callbacks_own_their_copies(cluster, producer):
     settings = ConsumerSettings(start_from="earliest", suspend_s=1)
     with cluster.push_consumer("g", "t", fail, order="queue", settings=settings):
         cluster.advance("1s")
-    assert [message.attempt for message in got] == [0, 1]
-    assert [message.attempt for message in cluster.messages("t")] == [0]
+    assert [message.deliveries for message in got] == [0, 1]
+    assert [message.deliveries for message in cluster.messages("t")] == [0]
     assert cluster.lag("g") == 1
 
 
@@ -136,10 +136,10 @@ def test_errors_can_be_raised(producer, cluster):
     attempts = []
 
     def fail(message):
-        attempts.append(message.attempt)
-        if message.attempt == 0:
+        attempts.append(message.deliveries)
+        if message.deliveries == 0:
             raise RetryLater("1s")
-        if message.attempt == 1:
+        if message.deliveries == 1:
             raise AssertionError("seen")
 
     with cluster.push_consumer("g", "t", fail):
@@ -250,8 +250,8 @@ async def test_the_asyncio_twin():
     got = []
 
     async def handle(message):
-        got.append((message.body, message.attempt))
-        if message.body == b"bad" and message.attempt == 0:
+        got.append((message.body, message.deliveries))
+        if message.body == b"bad" and message.deliveries == 0:
             raise ValueError
 
     async with cluster.producer() as producer, cluster.push_consumer("g", "t", handle) as consumer:

@@ -45,7 +45,7 @@ def received(**changes):
         "key": "k",
         "tag": None,
         "body": b"body",
-        "attempt": 0,
+        "deliveries": 0,
         "due_ms": None,
         "properties": {},
     }
