@@ -168,7 +168,7 @@ async def test_on_error_is_told_of_each_and_close_does_not_raise(cluster):
 
 async def test_a_deadline_that_passes_is_told(cluster):
     told = asyncio.get_running_loop().create_future()
-    settings = ProducerSettings(send_timeout_s=0.1, close_timeout_s=0.1)
+    settings = ProducerSettings(send_timeout_s=2.0, close_timeout_s=0.1)
     async with aio.Producer(
         cluster.nameserver, on_error=lambda _, error: told.set_result(error), settings=settings
     ) as producer:

@@ -124,11 +124,15 @@ async def test_other_topics_of_the_broker_go_on_meanwhile(one):
     one.topic("other")
     refuse_repeats(one, READ_ONLY, times=10**9)
     settings = ProducerSettings(close_timeout_s=0.1)
-    async with aio.Producer(one.nameserver, settings=settings) as producer:
+    lost = []
+    async with aio.Producer(
+        one.nameserver, on_error=lambda *given: lost.append(given), settings=settings
+    ) as producer:
         _, (pending,) = await sent_and_lost(one, producer, b"once")
         for number in range(10):
             await producer.send("other", b"%d" % number)
         assert not pending.done()
+    assert len(lost) == 1
 
 
 async def test_a_repeat_that_was_stored_and_forgotten_is_not_stored_again(one):
