@@ -33,6 +33,8 @@ OVERSHOOT = 1.25
 
 Piece = tuple[Batch, int, int]
 """Messages that a call put into a batch: (batch, first index, count)."""
+Chunk = tuple[list[bytes | Outgoing], bool]
+"""Messages of a `send_many`, and whether all are bodies that are not too long."""
 
 
 class Options(NamedTuple):
@@ -85,9 +87,7 @@ class Intake:
         now_ms = time_ns() // 1_000_000
         return self._outbox.add(target, queue, body, extras, due, now_ms, trace)
 
-    def chunks(
-        self, messages: Iterable[bytes | Outgoing], options: Options
-    ) -> Iterator[list[bytes | Outgoing]]:
+    def chunks(self, messages: Iterable[bytes | Outgoing], options: Options) -> Iterator[Chunk]:
         """Cuts an iterable to what roughly fills a frame each.
 
         Raises InvalidArgument, TooLarge before the first, for the options and for a wrong message
@@ -101,18 +101,17 @@ class Intake:
                 limit="an iterable of bytes or Outgoing",
             )
         _extras_and_due(*options)
-        if isinstance(messages, list | tuple):
-            _check_all(messages)
+        all_bodies = isinstance(messages, list | tuple) and _check_all(messages)
         rest = iter(messages)
         count = FIRST_CHUNK_MESSAGES
         while chunk := list(islice(rest, count)):
-            yield chunk
+            yield chunk, all_bodies or _are_bodies(chunk)
             if isinstance(chunk[0], bytes):
                 mean_bytes = len(chunk[0]) + RECORD_BYTES
                 count = max(1, min(BLOCK_MESSAGES, self._frame_bytes // mean_bytes))
 
     def offer_chunk(
-        self, target: Target, chunk: list[bytes | Outgoing], options: Options, pieces: list[Piece]
+        self, target: Target, chunk: Chunk, options: Options, pieces: list[Piece]
     ) -> None:
         """Adds a chunk's messages to `pieces`, the call's options for all bytes in it.
 
@@ -130,12 +129,13 @@ class Intake:
         pieces += added
 
     def _offer_all(
-        self, target: Target, chunk: list[bytes | Outgoing], options: Options, pieces: list[Piece]
+        self, target: Target, chunk: Chunk, options: Options, pieces: list[Piece]
     ) -> None:
-        if _are_bodies(chunk) and not (target.traced and tracing.enabled()):
-            self._offer_bodies(target, chunk, options, pieces)  # type: ignore[arg-type]
+        messages, bodies_only = chunk
+        if bodies_only and not (target.traced and tracing.enabled()):
+            self._offer_bodies(target, messages, options, pieces)  # type: ignore[arg-type]
             return
-        for message in chunk:
+        for message in messages:
             if isinstance(message, Outgoing):
                 batch, index = self.offer(
                     target,
@@ -195,10 +195,13 @@ def _are_bodies(messages: Sequence[object]) -> bool:
     return set(map(type, messages)) == {bytes} and max(map(len, messages)) <= BODY_BYTES_MAX  # type: ignore[arg-type]
 
 
-def _check_all(messages: Sequence[bytes | Outgoing]) -> None:
-    """Raises InvalidArgument, TooLarge, naming the first message that is wrong by its number."""
+def _check_all(messages: Sequence[bytes | Outgoing]) -> bool:
+    """Whether all are bodies.
+
+    Raises InvalidArgument, TooLarge, naming the first message that is wrong by its number.
+    """
     if not messages or _are_bodies(messages):
-        return
+        return True
     for number, message in enumerate(messages):
         try:
             if isinstance(message, Outgoing):
@@ -216,6 +219,7 @@ def _check_all(messages: Sequence[bytes | Outgoing]) -> None:
                 body_of(message)
         except (InvalidArgument, TooLarge) as error:
             raise _of_message(number, error, "nothing was sent") from None
+    return False
 
 
 def _of_message(number: int, error: DuemqError, sent: str) -> DuemqError:
