@@ -140,7 +140,7 @@ def test_the_command_line_shows_where_a_retry_came_from(impatient: EmbeddedClust
         until(lambda: len(failed) == 1)
     arguments = (topic, "--group", group, "--count", "1", "--idle-timeout", "30", "--json")
     (printed,) = rows(duemq(impatient.nameserver, "consume", *arguments))
-    assert (printed["topic"], printed["body"], printed["attempt"]) == (topic, "bad", 1)
+    assert (printed["topic"], printed["body"], printed["attempt"]) == (topic, "bad", 2)
     story = printed["retry"]
     assert story["origin_topic"] == topic
     assert (story["origin_broker"], story["origin_queue"]) == (failed[0].broker, failed[0].queue)

@@ -144,6 +144,8 @@ def check_group(group: object) -> None:
 def check_start_from(start_from: object) -> None:
     """Raises InvalidArgument for what is no StartFrom."""
     if isinstance(start_from, str):
+        if start_from == "now":  # "latest" is meant
+            refuse("start_from", start_from, START_FROM_LIMIT)
         try:
             resolved(start_from, time.time_ns() // 1_000_000)
         except InvalidArgument:

@@ -27,6 +27,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ("start_from", -1),
         ("start_from", 1_790_000_000),
         ("start_from", "1h"),
+        ("start_from", "now"),
         ("start_from", "-1x"),
         ("start_from", datetime(2026, 1, 1)),
         ("processing_timeout_s", 0),
