@@ -19,9 +19,10 @@ HIDDEN_GROUPS = frozenset((PURGED_GROUP, RESENT_GROUP))
 RETRY_PREFIX = group_topics.retry_topic("")
 DEAD_LETTER_PREFIX = group_topics.dead_letter_topic("")
 
-_NAME = re.compile(r"[A-Za-z0-9_%|-]{1,127}\Z")
+_GROUP = re.compile(r"[A-Za-z0-9_%|-]{1,127}\Z")
 _RULE = "1 to 127 of [A-Za-z0-9_%|-]"
-_TOPIC_RULE = "1 to 127 of [A-Za-z0-9_|-]"
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.%|-]{1,127}\Z")
+_TOPIC_RULE = "1 to 127 of [A-Za-z0-9_.|-], and neither . nor .."
 # The system's own topics.  Those of groups may be longer: the prefix comes before a group's name.
 _SYSTEM_TOPIC = re.compile(r"(%TIMER%|%TRACE%|(%RETRY%|%DLQ%)[A-Za-z0-9_%|-]{1,127})\Z")
 
@@ -30,7 +31,7 @@ def check_topic(name: str) -> None:
     """Raises InvalidArgument unless `name` may name a topic."""
     if _SYSTEM_TOPIC.match(name):
         return
-    if not _NAME.match(name):
+    if not _TOPIC.match(name):
         raise InvalidArgument(
             f"topic: {name[:200]!r} is not a legal name: {_TOPIC_RULE}",
             field="topic",
@@ -48,7 +49,7 @@ def check_topic(name: str) -> None:
 
 def check_group(name: str, field: str = "group") -> None:
     """Raises InvalidArgument unless `name` may name a consumer group."""
-    if not _NAME.match(name) or name in HIDDEN_GROUPS:
+    if not _GROUP.match(name) or name in HIDDEN_GROUPS:
         raise InvalidArgument(
             f"{field}: {name[:200]!r} is not a legal name: {_RULE}",
             field=field,

@@ -216,4 +216,5 @@ class QueueTable:
         self._disk.rmdir(folder)
 
     def _folder(self, topic: Topic) -> str:
+        # The id has no dot: names with dots share no folder.
         return os.path.join(self._root, f"{topic.name}.{topic.id}")

@@ -28,7 +28,7 @@ from duemq.loop_thread import Hosted
 from duemq.moments import Moment
 from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy
 from duemq.settings import ClientSettings
-from duemq.timers import CancelOutcome
+from duemq.timers import CancelOutcome, Handle, Handles
 
 T = TypeVar("T")
 
@@ -350,14 +350,12 @@ class Admin:
         return self._run(self._core.release_timer_shard(shard))
 
     @overload
-    def cancel(self, handle: str) -> CancelOutcome: ...
+    def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
     @overload
-    def cancel(self, handle: list[str] | tuple[str, ...]) -> list[CancelOutcome]: ...
-    def cancel(
-        self, handle: str | list[str] | tuple[str, ...]
-    ) -> CancelOutcome | list[CancelOutcome]:
+    def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
+    def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
         """Cancels delayed messages.  As `duemq.Producer.cancel`."""
-        if isinstance(handle, str):
+        if isinstance(handle, Handle):
             return self._run(self._core.cancel(handle))
         return self._run(self._core.cancel(handle))
 

@@ -6,6 +6,7 @@ Owned by one event loop.  Holds the route cache (pushed by all nameservers, see
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
@@ -22,6 +23,8 @@ from duemq.rpc.diagnosis import Finding, diagnose
 from duemq.rpc.watch import RouteWatcher
 from duemq.settings import NAMESERVER_PORT, ClientSettings, default_nameserver
 from duemq.v1 import admin_pb2, admin_pb2_grpc
+
+log = logging.getLogger(__name__)
 
 # A broker that is listed and does not answer holds the making of a topic up for so long.
 CREATE_GRACE_S = 1.0
@@ -90,6 +93,7 @@ class Client:
         self._listeners: list[Callable[[], None]] = []
         self._creating: dict[str, asyncio.Task[frozenset[str]]] = {}
         self._learned: dict[str, Broker] = {}
+        self._making: set[asyncio.Task[str]] = set()
         self._closed = False
 
     async def start(self) -> None:
@@ -145,7 +149,7 @@ class Client:
     async def close(self) -> None:
         """Ends the watch and closes every channel, with the calls in them.  Idempotent."""
         self._closed = True
-        for task in self._creating.values():
+        for task in (*self._creating.values(), *self._making):
             task.cancel()
         if self._watcher is not None:
             await self._watcher.stop()
@@ -303,11 +307,16 @@ class Client:
             return broker.name
 
         asked = [asyncio.create_task(at(broker)) for broker in self._routes.brokers]
-        try:
-            return await _first_and_those_close_behind(asked)
-        finally:
-            for task in asked:
-                task.cancel()
+        self._making.update(asked)
+        for task in asked:
+            task.add_done_callback(self._made)
+        # Those that take longer are not waited for; they make it all the same.
+        return await _first_and_those_close_behind(asked)
+
+    def _made(self, task: asyncio.Task[str]) -> None:
+        self._making.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("a broker did not make a topic: %s", error)
 
     def _routes_changed(self) -> None:
         for listener in tuple(self._listeners):

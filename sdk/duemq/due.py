@@ -16,6 +16,9 @@ DUE_MS_MAX = 253_402_300_799_999
 
 UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 LEVEL_MAX = 2**32 - 1
+# Numbers in between are taken for seconds where milliseconds are expected.
+SECONDS_FROM = 10**8
+SECONDS_BEFORE = 10**11
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -88,8 +91,10 @@ def delay_ms(delay: float | timedelta | str) -> int:
 def deliver_at_ms(deliver_at: datetime | int | str) -> int:
     """An aware datetime, epoch milliseconds or RFC 3339 text → epoch milliseconds.
 
-    Raises InvalidArgument for a time without zone, before 1970 or after the year 9999.
+    Raises InvalidArgument for a time without zone, before 1970 or after the year 9999, and for a
+    number that looks like seconds.
     """
+    refuse_seconds(deliver_at, "deliver_at")
     moment = deliver_at
     if isinstance(moment, str):
         try:
@@ -103,6 +108,20 @@ def deliver_at_ms(deliver_at: datetime | int | str) -> int:
     if type(moment) is not int or not 0 <= moment <= DUE_MS_MAX:
         raise _bad_moment(deliver_at)
     return moment
+
+
+def refuse_seconds(moment: object, field: str) -> None:
+    """Raises InvalidArgument, naming `field`, for a number that as seconds is 1973 to 5138.
+
+    As milliseconds it would be one of the years 1970 to 1973, which nobody means.
+    """
+    if type(moment) is int and SECONDS_FROM <= moment < SECONDS_BEFORE:
+        raise InvalidArgument(
+            f"{field}: milliseconds since 1970 are expected; {moment} looks like seconds",
+            field=field,
+            value=moment,
+            limit=f"milliseconds, not {SECONDS_FROM} to {SECONDS_BEFORE - 1}",
+        )
 
 
 def _text_ms(text: str) -> int:

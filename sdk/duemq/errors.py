@@ -25,7 +25,7 @@
     ├── Internal              the server is broken
     │   ├── Corrupt
     │   └── InvariantError    a bug: something that cannot be, is
-    ├── NotAllSent            of a send_many; says which (never on the wire)
+    ├── NotAllSent            of a send_many, or when a producer closes (never on the wire)
     └── Closed                this client object was closed (never on the wire)
 
 Which gRPC status each one travels as: duemq/rpc/status.py.
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from duemq.descriptions import MissingBroker
-    from duemq.receipt import Receipt
+    from duemq.receipt import AwaitableReceipt, PendingReceipt, Receipt
 
 __all__ = [
     "Closed",
@@ -292,10 +292,11 @@ class InvariantError(Internal):
 
 
 class NotAllSent(DuemqError):
-    """Some messages of a `send_many` were not stored; the others were.
+    """Some messages of a `send_many` were not stored, or some when a producer closed.
 
-    `failures`: position among the messages given → its error.  `receipts`: of all messages; the
-    receipt of one that failed raises its error.
+    `failures`: position → error.  Of a send_many: position among the messages given; `receipts`: of
+    all messages, the receipt of one that failed raises its error.  Of a close: position in
+    `unsent`, the pending receipts of what was submitted, is not stored, and nobody was told of.
     """
 
     def __init__(
@@ -304,10 +305,12 @@ class NotAllSent(DuemqError):
         *,
         receipts: "Sequence[Receipt] | None" = None,
         failures: "Mapping[int, DuemqError] | None" = None,
+        unsent: "Sequence[PendingReceipt | AwaitableReceipt]" = (),
     ) -> None:
         super().__init__(message)
         self.receipts = receipts if receipts is not None else ()
         self.failures = failures or {}
+        self.unsent = unsent
 
 
 class Closed(DuemqError):

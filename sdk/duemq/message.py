@@ -133,7 +133,12 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """How often the group had been given it before: 0 the first time."""
+        """Deliveries to the group, this one included: 1 the first time."""
+        return self._record.attempt + 1
+
+    @property
+    def deliveries(self) -> int:
+        """How often the group had been given it before; of a dead letter, in all."""
         return self._record.attempt
 
     @property

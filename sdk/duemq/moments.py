@@ -21,14 +21,15 @@ _RULE = (
 def epoch_ms(moment: Moment, now_ms: int, field: str) -> int:
     """A moment → epoch milliseconds; `-1h` counts back from `now_ms`.
 
-    Raises InvalidArgument, naming `field`, for what is unreadable, has no time zone, or lies before
-    1970 or after the year 9999.
+    Raises InvalidArgument, naming `field`, for what is unreadable, has no time zone, looks like
+    seconds, or lies before 1970 or after the year 9999.
     """
     if isinstance(moment, str):
-        found = _text_ms(moment.strip(), now_ms)
+        found = _text_ms(moment.strip(), now_ms, field)
     elif isinstance(moment, datetime):
         found = _datetime_ms(moment)
     else:
+        due.refuse_seconds(moment, field)
         found = moment if type(moment) is int else None
     if found is None or not 0 <= found <= MOMENT_MS_MAX:
         raise InvalidArgument(
@@ -40,11 +41,14 @@ def epoch_ms(moment: Moment, now_ms: int, field: str) -> int:
     return found
 
 
-def _text_ms(text: str, now_ms: int) -> int | None:
+def _text_ms(text: str, now_ms: int, field: str) -> int | None:
     if text == "now":
         return now_ms
     if text.isascii() and text.isdecimal():
-        return int(text) if len(text) <= len(str(MOMENT_MS_MAX)) else None
+        if len(text) > len(str(MOMENT_MS_MAX)):
+            return None
+        due.refuse_seconds(int(text), field)
+        return int(text)
     if text.startswith("-"):
         try:
             return now_ms - due.delay_ms(text[1:])

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import threading
 import time
-import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, overload
 
 from duemq import aio, receipt
 from duemq.aio.producer import no_room
 from duemq.client import Addresses
+from duemq.errors import DuemqError, NotAllSent
 from duemq.loop_thread import Hosted
 from duemq.message import Outgoing
 from duemq.receipt import PendingReceipt, Receipt, Receipts
 from duemq.sending.intake import Delay, Moment, Options, Piece
 from duemq.sending.outbox import Target
 from duemq.settings import ProducerSettings
-from duemq.timers import CancelOutcome
+from duemq.timers import CancelOutcome, Handle, Handles
 
 # The sender fails a message at its deadline; should it not, this much later the caller is told.
 GRACE_S = 5.0
@@ -30,22 +32,26 @@ class Producer:
     """Sends messages.  Safe to use from many threads; not across fork.
 
     Messages that wait for the same broker travel together; nothing waits while the way is free.
-    Connects when it is made; `close` (or leaving `with`) sends what is left.
+    Connects when it is made; `close` (or leaving `with`) sends what is left and raises if it could
+    not.
     """
 
     def __init__(
         self,
         nameserver: Addresses | None = None,
         *,
+        on_error: Callable[[PendingReceipt, DuemqError], object] | None = None,
         settings: ProducerSettings | None = None,
     ) -> None:
         """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's.
 
-        Raises Unavailable if none answers in `settings.client.connect_timeout_s`.
+        `on_error`: called in the thread "duemq-io", which it must not hold up, for each submitted
+        message that is not stored, unless its `result` was waited for before; instead of the error
+        of `close`.  Raises Unavailable if none answers in `settings.client.connect_timeout_s`.
         """
         self._settings = settings or ProducerSettings()
         core = aio.Producer(nameserver, settings=self._settings)
-        core._blocking = True
+        core._serve_blocking(on_error)
         self._hosted = Hosted(core, "the producer")
         self._core = core
         self._outbox = core.outbox
@@ -144,37 +150,38 @@ class Producer:
     ) -> Receipts:
         """Sends many messages and waits for all.
 
-        Bytes take the options of the call, an Outgoing has its own.  The iterable is read in bites
-        of about a frame, as fast as the brokers store.  Raises NotAllSent when some were not
-        stored; it says which.  Where the iterable or an argument is at fault the call ends there;
-        what had been read before is sent all the same.
+        Bytes take the options of the call, an Outgoing has its own.  Raises NotAllSent when some
+        were not stored; it says which.
+
+        A list or tuple is looked through first: of one with a wrong message nothing is sent.  Any
+        other iterable is read in bites of about a frame, as fast as the brokers store; what came in
+        front of a wrong message is sent.  The error (InvalidArgument, TooLarge) names the message
+        by its number.  If the iterable raises, what had been read before may be sent.
         """
         options = Options(key, tag, ordering_key, properties, delay, deliver_at, delay_level)
         intake = self._core.intake
         pieces: list[Piece] = []
-        for chunk in intake.chunks(messages):
+        for chunk in intake.chunks(messages, options):
             target = self._targets.get(topic) or self._open(topic)
             if self._outbox.full:
                 self._wait_for_room()
-            pieces += intake.offer_chunk(target, chunk, options)
+            intake.offer_chunk(target, chunk, options, pieces)
         for batch, _, _ in pieces:
             if not batch.done:
                 receipt.wait(batch, self._settings.send_timeout_s + GRACE_S)
         return Receipts(pieces).checked()
 
     @overload
-    def cancel(self, handle: str) -> CancelOutcome: ...
+    def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
     @overload
-    def cancel(self, handle: list[str] | tuple[str, ...]) -> list[CancelOutcome]: ...
-    def cancel(
-        self, handle: str | list[str] | tuple[str, ...]
-    ) -> CancelOutcome | list[CancelOutcome]:
-        """Cancels delayed messages by the handles of their receipts, one or a list of them.
+    def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
+    def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
+        """Cancels delayed messages: by their receipts, or the handles of these; one, or a list.
 
         What is answered CANCELLED is never delivered.  May be repeated.  Raises InvalidArgument
         for what is not a handle, Unavailable when a timer shard cannot be asked in time.
         """
-        if isinstance(handle, str):
+        if isinstance(handle, Handle):
             return self._hosted.run(self._core.cancel(handle))
         return self._hosted.run(self._core.cancel(handle))
 
@@ -188,7 +195,9 @@ class Producer:
     def close(self) -> None:
         """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
 
-        What is not answered within `close_timeout_s` fails with Closed.
+        What is not answered within `close_timeout_s` fails with Closed.  Raises NotAllSent if
+        anything submitted was not stored, then or before, and nobody was told: its `result` was not
+        asked for, and there is no `on_error`.
         """
         _open_producers.discard(self)
         self._hosted.close()
@@ -202,7 +211,12 @@ class Producer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except NotAllSent:
+            if error is None:
+                raise
+            # The error of the body says more; what was not stored is in the log.
 
     def _open(self, topic: str) -> Target:
         return self._hosted.run(self._core._open_target(topic))
@@ -219,7 +233,8 @@ class Producer:
                 raise no_room(self._outbox, timeout_s)
 
 
-_open_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+# Strong: what a producer that nobody holds any more has taken is sent all the same.
+_open_producers: set[Producer] = set()
 
 
 def _orphan_producers() -> None:
@@ -234,6 +249,16 @@ os.register_at_fork(after_in_child=_orphan_producers)
 
 @atexit.register
 def _close_producers() -> None:
-    """Sends what is left in producers that nobody closed."""
-    for producer in list(_open_producers):
-        producer.close()
+    """Sends what is left in producers that nobody closed, in one `close_timeout_s` for all."""
+    left = list(_open_producers)
+    # What they could not send is in the log: nobody could catch the error.
+    with suppress(DuemqError):
+        if left:
+            left[0]._hosted.run(_close_all([each._core for each in left]))
+    for producer in left:
+        with suppress(DuemqError):
+            producer.close()
+
+
+async def _close_all(cores: list[aio.Producer]) -> None:
+    await asyncio.gather(*(core.close() for core in cores), return_exceptions=True)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from duemq.errors import DuemqError, InvariantError, NotAllSent, Timeout
 
 if TYPE_CHECKING:
     from duemq.sending.batch import Batch
 
-__all__ = ["PendingReceipt", "Receipt", "Receipts"]
+__all__ = ["AwaitableReceipt", "PendingReceipt", "Receipt", "Receipts"]
+
+log = logging.getLogger("duemq.producer")
+
+T = TypeVar("T")
 
 
 class Receipt:
@@ -79,8 +85,8 @@ class Receipt:
         return f"<Receipt {self.message_id} {self.topic} {where}>"
 
 
-class PendingReceipt:
-    """A message on its way (synchronous clients)."""
+class _Pending:
+    """A message on its way."""
 
     __slots__ = ("_batch", "_index")
 
@@ -90,13 +96,40 @@ class PendingReceipt:
         self._index = index
 
     def done(self) -> bool:
-        """`result` will not wait."""
+        """It is stored, or has failed: its result is there."""
         return self._batch.done
 
     @property
     def message_id(self) -> str:
         """Unique; known before the message is stored."""
         return self._batch.message_id(self._index)
+
+    @property
+    def topic(self) -> str:
+        """Where it was sent."""
+        return self._batch.topic
+
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
+        """Calls `callback` with this receipt once it is done; at once, and here, if it is.
+
+        Else in the producer's event loop (of a blocking producer: the thread "duemq-io"), which it
+        must not hold up: no blocking call of a client in it.  What it raises is logged.
+        """
+        self._batch.tell(self._index)
+        once = [callback]
+
+        def call() -> None:
+            with suppress(IndexError):
+                _call(once.pop(), self)
+
+        if not self._batch.on_done(call):
+            call()
+
+
+class PendingReceipt(_Pending):
+    """A message on its way (synchronous clients)."""
+
+    __slots__ = ()
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Waits until the message is stored, `timeout` seconds at most.
@@ -105,31 +138,19 @@ class PendingReceipt:
         the message is still on its way then, until the producer's send timeout.
         """
         if not self._batch.done:
+            self._batch.tell(self._index)
             wait(self._batch, timeout)
         return receipt(self._batch, self._index)
 
 
-class AwaitableReceipt:
+class AwaitableReceipt(_Pending):
     """A message on its way (asyncio): `await` it for its Receipt, or the error."""
 
-    __slots__ = ("_batch", "_index")
-
-    def __init__(self, batch: Batch, index: int) -> None:
-        """Made by producers."""
-        self._batch = batch
-        self._index = index
-
-    def done(self) -> bool:
-        """`await` will not wait."""
-        return self._batch.done
-
-    @property
-    def message_id(self) -> str:
-        """Unique; known before the message is stored."""
-        return self._batch.message_id(self._index)
+    __slots__ = ()
 
     def __await__(self) -> Generator[Any, None, Receipt]:
         if not self._batch.done:
+            self._batch.tell(self._index)
             yield from self._batch.until_done().__await__()
         return receipt(self._batch, self._index)
 
@@ -195,6 +216,7 @@ def receipt(batch: Batch, index: int) -> Receipt:
     """Of a batch that is done.  Raises its error."""
     error = batch.error
     if error is not None:
+        batch.tell(index)
         # A copy: one batch's error is raised for many messages, with a traceback each.
         raise _copied(error) from error
     if not batch.done:
@@ -206,6 +228,13 @@ def _copied(error: DuemqError) -> DuemqError:
     copy = type(error)(error.message)
     copy.__dict__.update(error.__dict__)
     return copy
+
+
+def _call(callback: Callable[[T], object], pending: T) -> None:
+    try:
+        callback(pending)
+    except Exception:
+        log.exception("the callback of a receipt failed")
 
 
 def wait(batch: Batch, timeout_s: float | None) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from duemq import handle as handles
 from duemq import retry
 from duemq.client import Client
-from duemq.errors import DuemqError
+from duemq.errors import DuemqError, InvalidArgument
+from duemq.receipt import Receipt
 from duemq.rpc import status
 from duemq.v1 import timer_pb2, timer_pb2_grpc
 from duemq.v1.message_pb2 import TimerHandle
@@ -36,14 +37,39 @@ _OUTCOMES = {
 }
 
 
-async def cancel(client: Client, texts: Sequence[str], timeout_s: float) -> list[CancelOutcome]:
+Handle = str | Receipt
+"""What tells a delayed message: its handle, or its receipt, which has one."""
+Handles = Sequence[Handle]
+
+
+def decoded_all(given: object) -> list[TimerHandle]:
+    """Raises InvalidArgument for what is no list of handles, and for a receipt that has none."""
+    if isinstance(given, list | tuple):
+        given = [_text(each) for each in given]
+    return handles.decode_all(given)
+
+
+def _text(handle: object) -> object:
+    if not isinstance(handle, Receipt):
+        return handle
+    if handle.handle is None:
+        raise InvalidArgument(
+            f"message {handle.message_id} was not delayed: there is nothing to cancel",
+            field="handle",
+            value=handle.message_id,
+            limit="of a delayed message",
+        )
+    return handle.handle
+
+
+async def cancel(client: Client, given: Sequence[Handle], timeout_s: float) -> list[CancelOutcome]:
     """Cancels the messages of these handles; the outcomes in the same order.
 
     A shard that is away or has not received the message yet is asked again until `timeout_s`.
     Raises InvalidArgument for what is not a handle, before anything is cancelled; Unavailable
     when some could not be asked for: their outcome is unknown, and asking again does no harm.
     """
-    wanted = handles.decode_all(texts)
+    wanted = decoded_all(given)
     outcomes: dict[int, CancelOutcome] = {}
     deadline = time.monotonic() + timeout_s
 

@@ -242,7 +242,7 @@ def _start_process(message: Message, group: str, client_id: str) -> Span | None:
     if not span.is_recording():
         return None
     attributes = _of_message(message, group, client_id)
-    attributes |= {BODY_BYTES: len(message.body), ATTEMPT: message.attempt}
+    attributes |= {BODY_BYTES: len(message.body), ATTEMPT: message.deliveries}
     if message.due_ms:
         started_ms = getattr(span, "start_time", 0) // 1_000_000
         attributes[DUE_MS] = message.due_ms

@@ -12,7 +12,7 @@ all_billed = threading.Event()
 
 
 def charge(message: Message) -> None:
-    if message.body == b"order 3" and message.attempt == 0:
+    if message.body == b"order 3" and message.attempt == 1:
         raise ConnectionError("the bank does not answer")
     if message.body == b"order 7":
         raise LookupError("no such customer")

@@ -251,7 +251,7 @@ class Callback:
             max(self._takes_s(m, told) for m, (told, _) in zip(messages, begun, strict=True))
         )
         failed = any(
-            m.attempt < told["failures"] for m, (told, _) in zip(messages, begun, strict=True)
+            m.deliveries < told["failures"] for m, (told, _) in zip(messages, begun, strict=True)
         )
         for _, place in begun:
             self._recorder.now("ended", ok=not failed, **place)
@@ -262,17 +262,17 @@ class Callback:
         told = json.loads(message.body)
         queue = [message.stored_topic, message.broker, message.queue]
         place = {"id": told["id"], "queue": queue, "offset": message.offset}
-        self._recorder.now("started", attempt=message.attempt, **self._looks.last(), **place)
+        self._recorder.now("started", attempt=message.deliveries, **self._looks.last(), **place)
         return told, place
 
     def _takes_s(self, message: Message, told: dict[str, Any]) -> float:
-        slow_s: float = 0.0 if message.attempt else told["takes_s"]
+        slow_s: float = 0.0 if message.deliveries else told["takes_s"]
         return slow_s or random.uniform(0, self._callback_s_max)
 
     def _end(self, message: Message, told: dict[str, Any], place: dict[str, Any]) -> None:
         # In order a message is tried again in place; else its attempts count on.
         id = told["id"]
-        before = self._failed[id] if self._ordered else message.attempt
+        before = self._failed[id] if self._ordered else message.deliveries
         ok = before >= told["failures"]
         self._failed[id] += not ok
         self._recorder.now("ended", ok=ok, **place)

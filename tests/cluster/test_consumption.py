@@ -258,7 +258,7 @@ class Books:
                 "id": json.loads(message.body)["id"],
                 "queue": [name, message.broker, message.queue],
                 "offset": message.offset,
-                "attempt": message.attempt,
+                "attempt": message.deliveries,
                 "source": [source, retry.source_offset] if name != self._topic else None,
             }
 

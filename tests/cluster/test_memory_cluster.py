@@ -152,7 +152,7 @@ def test_a_message_arrives_as_it_was_sent(world: World) -> None:
     assert (message.topic, message.stored_topic, message.body) == (topic, topic, b"body")
     assert (message.key, message.tag, message.ordering_key) == ("k", "red", "o")
     assert dict(message.properties) == {"a": "b", "c": ""}
-    assert (message.attempt, message.retry, message.due_ms) == (0, None, None)
+    assert (message.deliveries, message.retry, message.due_ms) == (0, None, None)
     assert (message.message_id, message.broker) == (receipt.message_id, receipt.broker)
     assert (message.queue, message.offset) == (receipt.queue, receipt.offset)
     assert message.store_ms == receipt.store_ms
@@ -202,13 +202,13 @@ def test_what_fails_comes_again_and_ends_as_a_dead_letter(world: World) -> None:
     def fail(message: Message) -> None:
         got.append(message)
         if message.body == b"bad":
-            raise ValueError(f"attempt {message.attempt}")
+            raise ValueError(f"attempt {message.deliveries}")
 
     with world.consumer(group, topic, fail):
         world.until(lambda: len(world.dead_letters(group)) == 1)
     tries = [message for message in got if message.body == b"bad"]
     assert len(got) == len(tries) + 1
-    assert [message.attempt for message in tries] == [0, 1, 2]
+    assert [message.deliveries for message in tries] == [0, 1, 2]
     assert {message.topic for message in tries} == {topic}
     assert [message.stored_topic for message in tries] == [topic, *[f"%RETRY%{group}"] * 2]
     assert {message.message_id for message in tries} == {receipt.message_id}
@@ -238,8 +238,8 @@ def test_a_callback_chooses(world: World) -> None:
         got.append(message)
         if message.body == b"dead":
             raise DeadLetter("spoilt")
-        if message.attempt < 2:
-            raise RetryLater(0 if message.attempt else "100ms", "busy")
+        if message.deliveries < 2:
+            raise RetryLater(0 if message.deliveries else "100ms", "busy")
 
     with world.consumer(group, topic, choose):
         world.until(lambda: len(got) == 4)
@@ -247,7 +247,7 @@ def test_a_callback_chooses(world: World) -> None:
     assert sorted(bodies(got)) == [b"dead", b"later", b"later", b"later"]
     assert world.dead_letters(group) == [b"dead"]
     last = got[-1]
-    assert last.attempt == 2
+    assert last.deliveries == 2
     assert last.retry is not None
     assert last.retry.error == "busy"
 
@@ -271,8 +271,8 @@ def test_order_by_key_suspends_only_the_key_that_fails(world: World) -> None:
     world.producer.send(topic, b"free")
 
     def note(message: Message) -> None:
-        got.append((message.body, message.attempt))
-        if message.body == b"bad0" and message.attempt < 1:
+        got.append((message.body, message.deliveries))
+        if message.body == b"bad0" and message.deliveries < 1:
             raise ValueError
         if message.body == b"bad1":
             raise ValueError
@@ -296,8 +296,8 @@ def test_order_by_queue_suspends_the_queue(world: World) -> None:
     world.producer.send_many(topic, [b"0", b"1", b"2"])
 
     def note(message: Message) -> None:
-        got.append((message.body, message.attempt))
-        if message.body == b"1" and message.attempt == 0:
+        got.append((message.body, message.deliveries))
+        if message.body == b"1" and message.deliveries == 0:
             raise RetryLater("300ms")
 
     with world.consumer(name("g"), topic, note, order="queue"):
@@ -315,7 +315,7 @@ def test_broadcast_gives_everything_to_everyone(world: World, tmp_path: Any) -> 
 
     def note(member: str) -> Callable[[Message], None]:
         def noted(message: Message) -> None:
-            got[member].append((message.body, message.attempt))
+            got[member].append((message.body, message.deliveries))
             if message.body == b"bad":
                 raise ValueError
 
@@ -392,14 +392,14 @@ def test_batches(world: World) -> None:
 
     def note(messages: list[Message]) -> None:
         got.append(messages)
-        bad = [m for m in messages if m.body == b"bad" and m.attempt == 0]
+        bad = [m for m in messages if m.body == b"bad" and m.deliveries == 0]
         if bad:
             raise BatchFailed({bad[0]: ValueError("only this")})
 
     with world.consumer(group, topic, note, batch=True):
         world.until(lambda: sum(map(len, got)) == 4)
         world.settle()
-    flat = [(message.body, message.attempt) for messages in got for message in messages]
+    flat = [(message.body, message.deliveries) for messages in got for message in messages]
     assert flat == [(b"0", 0), (b"bad", 0), (b"2", 0), (b"bad", 1)]
 
 

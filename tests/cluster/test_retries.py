@@ -79,26 +79,26 @@ def test_what_keeps_failing_comes_again_after_its_delays_and_is_a_dead_letter_th
     def receive(message: Message) -> None:
         received.append(message)
         if message.body == b"bad":
-            raise ValueError(f"bad indeed, {message.attempt}")
+            raise ValueError(f"bad indeed, {message.deliveries}")
 
     with PushConsumer(group, topic, receive, nameserver=impatient.nameserver, settings=SETTINGS):
         until(lambda: len(received) == 5)
         [dead] = dead_letters(impatient, group, 1)
     tries = [message for message in received if message.body == b"bad"]
-    assert [message.attempt for message in tries] == [0, 1, 2]
+    assert [message.deliveries for message in tries] == [0, 1, 2]
     assert {message.message_id for message in tries} == {dead.message_id}
     assert {message.topic for message in tries} == {dead.topic} == {topic}
     first = tries[0]
     for earlier, later in pairwise(tries):
         assert later.retry is not None
-        assert later.retry.error == f"ValueError: bad indeed, {earlier.attempt}"
+        assert later.retry.error == f"ValueError: bad indeed, {earlier.deliveries}"
         assert later.due_ms is not None
         assert later.due_ms - later.retry.last_failed_ms == 1_000
         assert later.store_ms >= later.due_ms
     assert dead.retry is not None
     assert dead.retry[:4] == (topic, first.broker, first.queue, first.offset)
     assert dead.retry.error == "ValueError: bad indeed, 2"
-    assert dead.attempt == 1 + RETRIES_MAX
+    assert dead.deliveries == 1 + RETRIES_MAX
     assert Counter(message.body for message in received) == {b"good": 1, b"better": 1, b"bad": 3}
 
 
@@ -109,10 +109,10 @@ def test_the_callback_may_choose(impatient: EmbeddedCluster) -> None:
 
     def receive(messages: list[Message]) -> None:
         [message] = messages
-        calls.append((message.body, message.attempt))
+        calls.append((message.body, message.deliveries))
         if message.body == b"never":
             raise DeadLetter("unreadable")
-        if not message.attempt:
+        if not message.deliveries:
             raise RetryLater("100ms")
 
     settings = ConsumerSettings(start_from="earliest", batch_messages_max=1)
@@ -140,7 +140,7 @@ def test_the_command_line_shows_where_a_retry_came_from(impatient: EmbeddedClust
         until(lambda: len(failed) == 1)
     arguments = (topic, "--group", group, "--count", "1", "--idle-timeout", "30", "--json")
     (printed,) = rows(duemq(impatient.nameserver, "consume", *arguments))
-    assert (printed["topic"], printed["body"], printed["attempt"]) == (topic, "bad", 1)
+    assert (printed["topic"], printed["body"], printed["attempt"]) == (topic, "bad", 2)
     story = printed["retry"]
     assert story["origin_topic"] == topic
     assert (story["origin_broker"], story["origin_queue"]) == (failed[0].broker, failed[0].queue)
@@ -172,7 +172,7 @@ def test_a_member_killed_between_send_back_and_commit_repeats_nothing_that_it_se
 
     def receive(message: Message) -> None:
         with adding:
-            received.append((message.body.decode(), message.attempt))
+            received.append((message.body.decode(), message.deliveries))
 
     with PushConsumer(group, topic, receive, nameserver=impatient.nameserver, settings=SETTINGS):
         until(lambda: len(received) >= len(good) + len(bad))

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
+from duemq.errors import TopicNotFound
+from duemq.rpc import status
 from duemq.rpc.channel import MESSAGE_BYTES_MAX
 from duemq.v1 import (
     admin_pb2,
@@ -62,6 +64,8 @@ class FakeBroker(broker_pb2_grpc.BrokerServicer, admin_pb2_grpc.BrokerAdminServi
         self.lose_answers = 0
         """So many requests are stored, and the stream broken instead of answered."""
         self.refuse: Refuse = lambda _: None
+        self.refuse_unseen: Refuse = lambda _: None
+        """As `refuse`, but before it is looked up whether the batch was stored: proves nothing."""
         self.gate = asyncio.Event()
         """Not set: requests are taken and wait."""
         self.gate.set()
@@ -107,18 +111,23 @@ class FakeBroker(broker_pb2_grpc.BrokerServicer, admin_pb2_grpc.BrokerAdminServi
     def _store(self, batch: broker_pb2.Batch) -> broker_pb2.BatchResult:
         timed = bool(batch.delays_ms or batch.due_ms or batch.delay_levels)
         key = (batch.producer_id, batch.topic, batch.queue_id, timed)
+        refusal = self.refuse_unseen(batch)
+        if refusal is not None:
+            return broker_pb2.BatchResult(error=refusal)
         lane = self._lanes.get(key)
         if lane is None or batch.producer_epoch > lane.epoch:
             lane = None  # starts with whatever comes first
         elif batch.producer_epoch < lane.epoch:
             return failure(error_pb2.FENCED_PRODUCER)
         elif batch.sequence < lane.next_sequence:
+            if batch.sequence not in lane.answers:
+                return out_of_sequence(batch.sequence, limit=min(lane.answers, default=0))
             answer = broker_pb2.BatchResult()
             answer.CopyFrom(lane.answers[batch.sequence])
             answer.duplicate = True
             return answer
         elif batch.sequence > lane.next_sequence:
-            return failure(error_pb2.OUT_OF_SEQUENCE)
+            return out_of_sequence(batch.sequence, limit=lane.next_sequence)
         refusal = self.refuse(batch)
         if refusal is None and batch.topic not in self.topics:
             refusal = error_pb2.Error(code=error_pb2.TOPIC_NOT_FOUND, message="no such topic")
@@ -181,6 +190,25 @@ class FakeBroker(broker_pb2_grpc.BrokerServicer, admin_pb2_grpc.BrokerAdminServi
         self.cluster.push()
         return admin_pb2.TopicDescription(broker=self.name)
 
+    async def DeleteTopic(
+        self, request: admin_pb2.DeleteTopicRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.DeleteTopicResponse:
+        if self.topics.pop(request.name, None) is None:
+            error = TopicNotFound(f"no topic {request.name!r}")
+            await context.abort(
+                status.status_of(error), status.details(error), status.trailer(error)
+            )
+        self.cluster.push()
+        if self.lose_answers:
+            self.lose_answers -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
+        return admin_pb2.DeleteTopicResponse()
+
+    def forget_answers(self) -> None:
+        """It knows what it has stored, and no longer where."""
+        for lane in self._lanes.values():
+            lane.answers.clear()
+
     def bodies(self, topic: str) -> list[bytes]:
         """All that is stored of a topic, queue after queue."""
         return [
@@ -190,6 +218,13 @@ class FakeBroker(broker_pb2_grpc.BrokerServicer, admin_pb2_grpc.BrokerAdminServi
 
 def failure(code: "error_pb2.ErrorCode", retryable: bool = False) -> broker_pb2.BatchResult:
     return broker_pb2.BatchResult(error=refusal(code, retryable))
+
+
+def out_of_sequence(sequence: int, limit: int) -> broker_pb2.BatchResult:
+    answer = failure(error_pb2.OUT_OF_SEQUENCE)
+    answer.error.field, answer.error.value = "sequence", str(sequence)
+    answer.error.limit = str(limit)
+    return answer
 
 
 def refusal(code: "error_pb2.ErrorCode", retryable: bool = False) -> error_pb2.Error:

@@ -224,7 +224,7 @@ async def test_a_message_that_waits_for_its_retry_is_not_taken_for_consumed(
     assert (trace.copies, trace.accepted) == ((), ())
     [waiting] = trace.waiting
     assert waiting.retry is not None
-    assert (waiting.retry.group, waiting.attempt) == ("billing", 1)
+    assert (waiting.retry.group, waiting.deliveries) == ("billing", 1)
     assert "the bank is closed" in waiting.retry.error
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import re
 import threading
 import time
 from contextlib import asynccontextmanager
@@ -382,7 +383,8 @@ async def test_what_the_broker_does_not_take_is_tried_again_here(script, batch) 
         assert b.settler.taken == []
 
 
-async def test_attempts_here_count_as_deliveries() -> None:
+async def test_attempts_here_count_as_deliveries(caplog) -> None:
+    caplog.set_level(logging.DEBUG, "duemq.consumer")
     attempts: list[int] = []
 
     async def receive(message) -> None:
@@ -395,8 +397,9 @@ async def test_attempts_here_count_as_deliveries() -> None:
         b.settler.refusing = True
         b.pull(1)
         await until(lambda: b.commit_point == 1)
-        assert attempts == [0, 1, 2]
+        assert attempts == [1, 2, 3]
         assert b.settler.taken == [(0, Outcome("ValueError: no"), 3)]
+    assert [int(each) for each in re.findall(r"attempt (\d+)", caplog.text)] == attempts
 
 
 @both

@@ -162,7 +162,7 @@ async def test_a_failure_is_tried_again_before_the_next_of_its_key(cluster, topi
     def receive(message) -> None:
         if message.body == b"7" and failed[message.ordering_key] < 3:
             failed[message.ordering_key] += 1
-            assert message.attempt == failed[message.ordering_key] - 1
+            assert message.deliveries == failed[message.ordering_key] - 1
             raise duemq.RetryLater("1ms") if failed.total() % 2 else ValueError("not yet")
         journal.receive(message)
 

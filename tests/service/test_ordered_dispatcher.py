@@ -62,7 +62,7 @@ class Journal:
     def begin(self, message: Message) -> None:
         key = message.ordering_key
         with self._lock:
-            self.calls.append((message.offset, key, message.attempt))
+            self.calls.append((message.offset, key, message.deliveries))
             self.running[key] += 1
             self.most[key] = max(self.most[key], self.running[key])
 

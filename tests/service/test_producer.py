@@ -347,6 +347,39 @@ async def test_an_unknown_topic_is_created_on_every_broker(two):
     assert all("new" in broker.topics for broker in two.brokers.values())
 
 
+async def test_a_broker_that_is_slow_to_make_a_topic_makes_it_all_the_same(two, monkeypatch):
+    monkeypatch.setattr("duemq.client.CREATE_GRACE_S", 0.01)
+    slow = two.brokers["b"]
+    make, go_on = slow.CreateTopic, asyncio.Event()
+
+    async def create(request, context):
+        await go_on.wait()
+        return await make(request, context)
+
+    slow.CreateTopic = create
+    await slow.stop()
+    await slow.start()
+    async with aio.Producer(two.nameserver) as producer:
+        assert (await producer.send("new", b"x")).broker == "a"
+        go_on.set()
+        await until(lambda: "new" in slow.topics)
+        while not slow.bodies("new"):
+            await producer.send("new", b"y")
+
+
+async def test_producers_that_send_one_message_do_not_all_use_one_queue(two, monkeypatch):
+    lots = iter(range(1 << 62, (1 << 62) + 64))
+    monkeypatch.setattr(
+        "secrets.randbits", lambda _: next(lots) * 0x9E37_79B9_7F4A_7C15 % (1 << 63)
+    )
+    receipts = []
+    for _ in range(24):
+        async with aio.Producer(two.nameserver) as producer:
+            receipts.append(await producer.send("t", b"x"))
+    assert {receipt.broker for receipt in receipts} == {"a", "b"}
+    assert {receipt.queue for receipt in receipts} == {0, 1, 2, 3}
+
+
 async def test_a_broker_that_does_not_answer_does_not_hold_up_a_new_topic(two):
     await two.brokers["a"].stop()
     async with aio.Producer(two.nameserver) as producer:
@@ -427,6 +460,55 @@ async def test_send_many_says_which_failed(cluster):
     assert raised.value.receipts[4].topic == "t"
 
 
+WRONG = [
+    ("text", "body"),
+    (bytes(8 << 20), "body"),
+    (Outgoing(b"x", delay="soon"), "delay"),
+    (Outgoing(b"x", key=7), "key"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "field"), WRONG)
+@pytest.mark.parametrize("others", [b"ok", Outgoing(b"ok")], ids=["bytes", "outgoing"])
+async def test_of_a_list_with_a_wrong_message_nothing_is_sent(
+    cluster, producer, wrong, field, others
+):
+    messages = [others] * 700 + [wrong] + [others] * 700
+    with pytest.raises((InvalidArgument, TooLarge), match=r"message 700: .*nothing was sent") as e:
+        await producer.send_many("t", messages)
+    assert e.value.field == f"messages[700].{field}"
+    await producer.flush()
+    assert cluster.brokers["a"].bodies("t") == []
+
+
+@pytest.mark.parametrize(("wrong", "field"), WRONG)
+async def test_what_comes_in_front_of_a_wrong_message_is_sent(cluster, producer, wrong, field):
+    messages = iter([b"ok"] * 700 + [wrong] + [b"ok"] * 700)
+    with pytest.raises((InvalidArgument, TooLarge), match=r"message 700: .*front of it") as e:
+        await producer.send_many("t", messages)
+    assert e.value.field == f"messages[700].{field}"
+    await producer.flush()
+    assert cluster.brokers["a"].bodies("t") == [b"ok"] * 700
+
+
+async def test_options_of_a_send_many_are_no_messages_fault(producer):
+    with pytest.raises(InvalidArgument, match=r"^delay"):
+        await producer.send_many("t", iter([b"x"]), delay="soon")
+
+
+async def test_cancel_takes_receipts(cluster, producer):
+    delayed = [await producer.send("t", b"x", delay="1h") for _ in range(2)]
+    plain = await producer.send("t", b"x")
+    with pytest.raises(InvalidArgument, match="was not delayed") as raised:
+        await producer.cancel([*delayed, plain])
+    assert raised.value.field == "handle"
+    settings = ProducerSettings(client=ClientSettings(request_timeout_s=0.1))
+    async with aio.Producer(cluster.nameserver, settings=settings) as quick:
+        for given in (delayed[0], delayed, [delayed[0].handle, delayed[1]]):
+            with pytest.raises(Unavailable, match="no timer shard"):
+                await quick.cancel(given)
+
+
 @pytest.mark.parametrize("wrong", [b"one message", "text"])
 async def test_send_many_wants_many(producer, wrong):
     with pytest.raises(InvalidArgument, match="takes an iterable"):
@@ -447,10 +529,13 @@ async def test_close_sends_what_is_left(cluster):
 async def test_close_is_bounded(cluster):
     broker = cluster.brokers["a"]
     settings = ProducerSettings(close_timeout_s=0.1)
-    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
-        await producer.send("t", b"x")
-        broker.gate.clear()
-        pending = await producer.submit("t", b"y")
+    producer = aio.Producer(cluster.nameserver, settings=settings)
+    await producer.start()
+    await producer.send("t", b"x")
+    broker.gate.clear()
+    pending = await producer.submit("t", b"y")
+    with pytest.raises(NotAllSent, match="1 message not acknowledged"):
+        await producer.close()
     with pytest.raises(Closed, match="unknown"):
         await pending
     broker.gate.set()

@@ -22,7 +22,7 @@ class Trouble:
         self.dice = random.Random(seed)
         self.brokers = list(cluster.brokers.values())
         for broker in self.brokers:
-            broker.refuse = self.refuse
+            broker.refuse = broker.refuse_unseen = self.refuse
 
     def refuse(self, batch):
         if self.dice.random() < 0.1:

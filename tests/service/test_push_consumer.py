@@ -331,9 +331,9 @@ async def test_a_retry_comes_with_its_story_and_its_own_topic(cluster, topic, co
     received: list[tuple] = []
 
     def receive(message) -> None:
-        received.append((message.body, message.topic, message.attempt, message.retry))
-        if message.body == b"two" and message.attempt < 2:
-            raise ValueError(f"not yet {message.attempt}")
+        received.append((message.body, message.topic, message.deliveries, message.retry))
+        if message.body == b"two" and message.deliveries < 2:
+            raise ValueError(f"not yet {message.deliveries}")
 
     consumer = await consumers.start(callback=receive, settings={"commit_interval_s": 0.05})
     for expected in (3, 4):
@@ -388,7 +388,7 @@ async def test_a_failing_batch_is_sent_back_as_a_whole(cluster, topic, consumers
     calls: list[list[tuple[bytes, int]]] = []
 
     async def receive(messages) -> None:
-        calls.append([(message.body, message.attempt) for message in messages])
+        calls.append([(message.body, message.deliveries) for message in messages])
         if len(calls) == 1:
             raise ValueError("not yet")
 
@@ -420,8 +420,8 @@ async def test_what_takes_too_long_is_sent_back_while_it_runs(cluster, topic, co
     leave = threading.Event()
 
     def receive(message) -> None:
-        calls.append((message.body, message.attempt))
-        if message.body == b"stuck" and not message.attempt:
+        calls.append((message.body, message.deliveries))
+        if message.body == b"stuck" and not message.deliveries:
             assert leave.wait(60)
 
     settings = {"processing_timeout_s": 0.1, "commit_interval_s": 0.05}
@@ -487,7 +487,7 @@ async def test_a_broker_that_cannot_take_it_back_has_it_tried_again_here(
 
     def receive(message) -> None:
         if message.body == b"1":
-            attempts.append(message.attempt)
+            attempts.append(message.deliveries)
             if len(attempts) < 3:
                 raise ValueError("not yet")
 

@@ -39,7 +39,7 @@ from duemq.group_topics import dead_letter_topic
 from duemq.moments import Moment
 from duemq.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
 from duemq.settings import ClientSettings
-from duemq.timers import CancelOutcome
+from duemq.timers import CancelOutcome, Handle, Handles
 
 
 class Admin:
@@ -316,14 +316,12 @@ class Admin:
         return await self._timer_shards.release(shard)
 
     @overload
-    async def cancel(self, handle: str) -> CancelOutcome: ...
+    async def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
     @overload
-    async def cancel(self, handle: list[str] | tuple[str, ...]) -> list[CancelOutcome]: ...
-    async def cancel(
-        self, handle: str | list[str] | tuple[str, ...]
-    ) -> CancelOutcome | list[CancelOutcome]:
+    async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
+    async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
         """Cancels delayed messages.  As `duemq.Producer.cancel`."""
         timeout_s = self._client.settings.request_timeout_s
-        if isinstance(handle, str):
+        if isinstance(handle, Handle):
             return (await timers.cancel(self._client, [handle], timeout_s))[0]
         return await timers.cancel(self._client, handle, timeout_s)

@@ -241,7 +241,7 @@ _STATES = {
 def _waiting(timed: Iterable[Message], copies: Iterable[Message]) -> list[Message]:
     """Of what was sent back into %TIMER%, what did not come out into a %RETRY% topic yet."""
     fired = Counter(
-        (copy.retry.group, copy.attempt)
+        (copy.retry.group, copy.deliveries)
         for copy in copies
         if copy.retry is not None and copy.stored_topic.startswith(RETRY_PREFIX)
     )
@@ -249,7 +249,7 @@ def _waiting(timed: Iterable[Message], copies: Iterable[Message]) -> list[Messag
     for each in timed:
         if each.retry is None:
             continue
-        delivery = (each.retry.group, each.attempt)
+        delivery = (each.retry.group, each.deliveries)
         if fired[delivery]:
             fired[delivery] -= 1
         else:

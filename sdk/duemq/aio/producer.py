@@ -4,41 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self, overload
 
 from duemq import timers
 from duemq.client import Addresses, Client
-from duemq.errors import Closed, Timeout
+from duemq.errors import Closed, DuemqError, NotAllSent, Timeout
 from duemq.message import Outgoing
-from duemq.receipt import AwaitableReceipt, Receipt, Receipts
+from duemq.receipt import AwaitableReceipt, PendingReceipt, Receipt, Receipts
 from duemq.sending.intake import Delay, Intake, Moment, Options, Piece
+from duemq.sending.losses import Losses, log_unanswered
 from duemq.sending.outbox import Outbox, Target
 from duemq.sending.sender import Sender
 from duemq.settings import ProducerSettings
-from duemq.timers import CancelOutcome
+from duemq.timers import CancelOutcome, Handle, Handles
 
 
 class Producer:
     """Sends messages.  Safe to use from many tasks of one event loop.
 
     Messages that wait for the same broker travel together; nothing waits while the way is free.
-    `await start()` (or `async with`) connects, `await close()` sends what is left.
+    `await start()` (or `async with`) connects, `await close()` sends what is left and raises if it
+    could not.
     """
 
     def __init__(
         self,
         nameserver: Addresses | None = None,
         *,
+        on_error: Callable[[AwaitableReceipt, DuemqError], object] | None = None,
         settings: ProducerSettings | None = None,
     ) -> None:
-        """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's."""
+        """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's.
+
+        `on_error`: called in the event loop for each submitted message that is not stored, unless
+        its receipt was awaited before; instead of the error of `close`.
+        """
         self._settings = settings or ProducerSettings()
         self._client = Client(nameserver, self._settings.client)
+        self._losses = Losses(AwaitableReceipt, on_error)
         self._sender: Sender | None = None
         self._closed = False
         self._blocking = False
+        self._unclosed: weakref.finalize[..., Producer] | None = None
+
+    def _serve_blocking(
+        self, on_error: Callable[[PendingReceipt, DuemqError], object] | None
+    ) -> None:
+        """It is the core of a `duemq.Producer`: callers are in other threads."""
+        self._blocking = True
+        self._losses = Losses(PendingReceipt, on_error)
 
     async def start(self) -> None:
         """Connects.  Raises Unavailable if no nameserver answers."""
@@ -55,7 +72,8 @@ class Producer:
                 sender.pump()
 
         self.outbox = Outbox(settings.buffer_bytes, settings.frame_bytes, wake_pump)
-        self._sender = sender = Sender(self._client, settings, self.outbox)
+        self._sender = sender = Sender(self._client, settings, self.outbox, self._losses)
+        self._unclosed = weakref.finalize(self, log_unanswered, sender.open, self.outbox.arrivals)
         self.intake = Intake(self.outbox, settings.frame_bytes)
         self.targets = sender.targets
 
@@ -137,25 +155,23 @@ class Producer:
         options = Options(key, tag, ordering_key, properties, delay, deliver_at, delay_level)
         await self._ready(topic)
         pieces: list[Piece] = []
-        for chunk in self.intake.chunks(messages):
+        for chunk in self.intake.chunks(messages, options):
             target = await self._ready(topic)
-            pieces += self.intake.offer_chunk(target, chunk, options)
+            self.intake.offer_chunk(target, chunk, options, pieces)
             await asyncio.sleep(0)  # the links' turn
         for batch, _, _ in pieces:
             await batch.until_done()
         return Receipts(pieces).checked()
 
     @overload
-    async def cancel(self, handle: str) -> CancelOutcome: ...
+    async def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
     @overload
-    async def cancel(self, handle: list[str] | tuple[str, ...]) -> list[CancelOutcome]: ...
-    async def cancel(
-        self, handle: str | list[str] | tuple[str, ...]
-    ) -> CancelOutcome | list[CancelOutcome]:
+    async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
+    async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
         """Cancels delayed messages.  As `duemq.Producer.cancel`."""
         self._running()
         timeout_s = self._settings.client.request_timeout_s
-        if isinstance(handle, str):
+        if isinstance(handle, Handle):
             return (await timers.cancel(self._client, [handle], timeout_s))[0]
         return await timers.cancel(self._client, handle, timeout_s)
 
@@ -166,13 +182,17 @@ class Producer:
     async def close(self) -> None:
         """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
 
-        What is not answered within `close_timeout_s` fails with Closed.
+        What is not answered within `close_timeout_s` fails with Closed.  Raises NotAllSent if
+        anything submitted was not stored, then or before, and nobody was told: its receipt was not
+        awaited, and there is no `on_error`.
         """
         if self._closed:
             return
         self._closed = True
         try:
             if self._sender is not None:
+                if self._unclosed is not None:
+                    self._unclosed.detach()
                 self.outbox.close()
                 try:
                     await self._sender.flush(self._settings.close_timeout_s)
@@ -182,6 +202,7 @@ class Producer:
                     await self._sender.close()
         finally:
             await self._client.close()
+        self._losses.at_the_end()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -193,7 +214,12 @@ class Producer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        except NotAllSent:
+            if error is None:
+                raise
+            # The error of the body says more; what was not stored is in the log.
 
     def _running(self) -> Sender:
         if self._closed:

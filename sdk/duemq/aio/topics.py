@@ -84,15 +84,17 @@ class Topics:
         request = admin_pb2.DeleteTopicRequest(name=name)
 
         async def delete_at(broker: str) -> bool:
+            attempts = 0
+
+            async def attempt(to: grpc.aio.Channel, left_s: float) -> object:
+                nonlocal attempts
+                attempts += 1
+                return await admin_pb2_grpc.BrokerAdminStub(to).DeleteTopic(request, timeout=left_s)
+
             try:
-                await self._asker.at(
-                    broker,
-                    lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DeleteTopic(
-                        request, timeout=left_s
-                    ),
-                )
+                await self._asker.at(broker, attempt)
             except TopicNotFound:
-                return False
+                return attempts > 1  # deleted by an earlier attempt whose answer was lost
             return True
 
         live = [broker.name for broker in self._asker.brokers()]

@@ -274,7 +274,7 @@ def _row(letter: Letter) -> dict[str, Any]:
         "topic": letter.topic,
         "key": letter.key,
         "tag": letter.tag,
-        "deliveries": letter.attempt,
+        "deliveries": letter.deliveries,
         "resent": "yes" if letter.resent else None,
         "error": letter.retry.error if letter.retry else None,
     }
@@ -286,7 +286,7 @@ def _fields(group: str, letter: Letter, *, body: bool = True) -> dict[str, Any]:
     for name in () if body else ("body", "body_base64", "properties"):
         fields.pop(name, None)
     story = letter.retry
-    fields |= {"group": group, "deliveries": letter.attempt, "resent": letter.resent}
+    fields |= {"group": group, "deliveries": letter.deliveries, "resent": letter.resent}
     if story is not None:
         fields |= {
             "first_failed_ms": story.first_failed_ms,
@@ -314,7 +314,8 @@ def _story(letter: Letter) -> Iterator[str]:
         place = f"{story.origin_broker}/{story.origin_queue} @ {story.origin_offset}"
         yield f"  {'sent to':<13} {story.origin_topic}  {place}"
         yield f"  {'failed first':<13} {local_time(story.first_failed_ms)}"
-        yield f"  {'died':<13} {local_time(story.last_failed_ms)}, delivered {letter.attempt} times"
+        died = local_time(story.last_failed_ms)
+        yield f"  {'died':<13} {died}, delivered {letter.deliveries} times"
         yield f"  {'because':<13} {one_line(story.error) if story.error else '-'}"
     if letter.resent:
         yield f"  {'sent again':<13} yes"

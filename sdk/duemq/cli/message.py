@@ -204,7 +204,7 @@ def _story(trace: MessageTrace) -> list[str]:
         lines.append(
             f"{local_time(copy.store_ms)}  {what[_kind(copy)]} group {story['group']}"
             f"  {_where(copy)},"
-            f" delivered {copy.attempt} times before:"
+            f" delivered {copy.deliveries} times before:"
             f" {one_line(story['error']) if story['error'] else '-'}"
         )
     return lines

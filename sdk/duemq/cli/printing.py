@@ -74,7 +74,8 @@ def message_fields(message: Message) -> dict[str, Any]:
 def message_line(message: Message) -> str:
     """A message as people read it."""
     place = f"{message.broker}/{message.queue} @ {message.offset}"
-    notes = {"key": message.key, "tag": message.tag, "attempt": message.attempt}
+    again = message.attempt if message.deliveries else None
+    notes = {"key": message.key, "tag": message.tag, "attempt": again}
     named = " ".join(f"{name}={printable(str(value))}" for name, value in notes.items() if value)
     body = body_text(message.body)
     return f"{local_time(message.store_ms)}  {place}  {named}{'  ' if named else ''}{body}"

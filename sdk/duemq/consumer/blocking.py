@@ -6,7 +6,7 @@ Callbacks of a push consumer run in worker threads of their own, never in "duemq
 import threading
 from collections.abc import Coroutine, Iterable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from duemq.balance import MessageQueue
 from duemq.client import Addresses
@@ -14,7 +14,7 @@ from duemq.consumer import pull, push
 from duemq.consumer.pull import Place
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
 from duemq.consumer.subscription import Topics
-from duemq.consumer.workers import Callback
+from duemq.consumer.workers import Callback, OnEither, OnMessage, OnMessages
 from duemq.descriptions import MissingBroker
 from duemq.errors import Closed
 from duemq.loop_thread import Hosted, LoopThread
@@ -42,6 +42,54 @@ class PushConsumer:
             consumer.run()
     """
 
+    @overload
+    def __init__(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessage,
+        *,
+        batch: Literal[False] = False,
+        order: Order | None = None,
+        broadcast: bool = False,
+        member_name: str | None = None,
+        start_from: StartFrom | None = None,
+        threads: int | None = None,
+        nameserver: Addresses | None = None,
+        settings: ConsumerSettings | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessages,
+        *,
+        batch: Literal[True],
+        order: Order | None = None,
+        broadcast: bool = False,
+        member_name: str | None = None,
+        start_from: StartFrom | None = None,
+        threads: int | None = None,
+        nameserver: Addresses | None = None,
+        settings: ConsumerSettings | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnEither,
+        *,
+        batch: bool,
+        order: Order | None = None,
+        broadcast: bool = False,
+        member_name: str | None = None,
+        start_from: StartFrom | None = None,
+        threads: int | None = None,
+        nameserver: Addresses | None = None,
+        settings: ConsumerSettings | None = None,
+    ) -> None: ...
     def __init__(
         self,
         group: str,
@@ -68,8 +116,8 @@ class PushConsumer:
         under it within `session_timeout_s` goes on with the same queues, and an older process of
         that name ends with FencedMember.  (Broadcast: names the file; by default the host's name.)
         `start_from`: where the group begins in queues that it has no offset for: "earliest",
-        "latest", an aware datetime or ms since the epoch.  `start_from` and `threads` override
-        `settings`.  Raises InvalidArgument.
+        "latest", an aware datetime, ms since the epoch, or "-1h".  `start_from` and `threads`
+        override `settings`.  Raises InvalidArgument.
         """
         self._consumer = push.PushConsumer(
             group,
@@ -246,8 +294,8 @@ class PullConsumer:
         """Reads these queues, or all of a topic, in place of those before.
 
         Each begins at the group's committed offset; without one, at `start_from` (by default the
-        settings'): "earliest", "latest", an aware datetime or ms since the epoch.  `filter`: tags,
-        as "a || b", or Sql.  Raises InvalidArgument, TopicNotFound, QueueNotFound, Unavailable.
+        settings'): see StartFrom.  `filter`: tags, as "a || b", or Sql.  Raises InvalidArgument,
+        TopicNotFound, QueueNotFound, Unavailable.
         """
         self._run(self._consumer.assign(queues, filter=filter, start_from=start_from))
 

@@ -16,6 +16,7 @@ writes run in threads.
 import asyncio
 import logging
 import socket
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -29,7 +30,7 @@ from duemq.consumer.offsets import OffsetClient
 from duemq.consumer.ordered import OrderedDispatcher
 from duemq.consumer.outcomes import Outcome
 from duemq.consumer.receiving import received
-from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, start_ms
+from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved, start_ms
 from duemq.consumer.subscription import Filter
 from duemq.consumer.workers import Callback
 from duemq.errors import DuemqError, OffsetOutOfRange, QueueNotFound, TopicNotFound
@@ -68,6 +69,7 @@ class BroadcastShare:
         """The offsets are known, and all queues that are there now are read."""
         self._client = client
         self._settings = settings
+        self._start_from = resolved(settings.start_from, time.time_ns() // 1_000_000)
         self._spawn = spawn
         self._group = group
         self._filters = filters
@@ -238,7 +240,7 @@ class BroadcastShare:
     async def _find_offsets_at(
         self, broker: str, topic: str, queues: Iterable[MessageQueue]
     ) -> bool:
-        start_from: StartFrom = self._settings.start_from
+        start_from = self._start_from
         if topic in self._known_topics:
             start_from = "earliest"
         try:

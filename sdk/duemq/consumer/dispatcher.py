@@ -189,7 +189,7 @@ class ConcurrentDispatcher:
             "the callback failed for %s%r, attempt %d: %r%s",
             f"{len(indices)} messages from " if len(indices) > 1 else "",
             message,
-            message.attempt + 1,
+            message.attempt,
             error,
             line.more,
             exc_info=line.traceback,
@@ -216,7 +216,7 @@ class ConcurrentDispatcher:
             taken = await asyncio.gather(
                 *(
                     self._settler.send_back(
-                        source, messages[index], outcome, messages[index].attempt + 1
+                        source, messages[index], outcome, messages[index].attempt
                     )
                     for index, outcome in outcomes.items()
                 )

@@ -288,7 +288,7 @@ class OrderedDispatcher:
             taken = await asyncio.gather(
                 *(
                     self._settler.send_back(
-                        flow.source, entry.message, outcome, entry.message.attempt + 1
+                        flow.source, entry.message, outcome, entry.message.attempt
                     )
                     for entry in entries
                 )

@@ -10,7 +10,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from time import monotonic
+from time import monotonic, time_ns
 from types import TracebackType
 from typing import Literal
 
@@ -28,6 +28,7 @@ from duemq.consumer.settings import (
     check_start_from,
     check_whole,
     refuse,
+    resolved,
     start_ms,
 )
 from duemq.consumer.subscription import ALL, Filter
@@ -140,11 +141,12 @@ class PullConsumer:
         """Reads these queues, or all of a topic, in place of those before.
 
         Each begins at the group's committed offset; without one, at `start_from` (by default the
-        settings'): "earliest", "latest", an aware datetime or ms since the epoch.  `filter`: tags,
-        as "a || b", or Sql.  Raises InvalidArgument, TopicNotFound, QueueNotFound, Unavailable.
+        settings'): see StartFrom.  `filter`: tags, as "a || b", or Sql.  Raises InvalidArgument,
+        TopicNotFound, QueueNotFound, Unavailable.
         """
         begin = self.settings.start_from if start_from is None else start_from
         check_start_from(begin)
+        begin = resolved(begin, time_ns() // 1_000_000)
         wanted_messages = Filter.of(filter)
         wanted = await self.queues(queues) if isinstance(queues, str) else list(queues)
         ranges = await self._ranges(wanted)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 from duemq.balance import MessageQueue, strategy_named
 from duemq.client import Addresses, Client
@@ -14,7 +14,7 @@ from duemq.consumer.membership import LEAVE_TIMEOUT_S
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, check_choices
 from duemq.consumer.share import Share
 from duemq.consumer.subscription import Topics, subscriptions_of
-from duemq.consumer.workers import Callback
+from duemq.consumer.workers import Callback, OnEither, OnMessage, OnMessages
 from duemq.descriptions import MissingBroker
 from duemq.errors import Closed, FencedMember, Rejected, Timeout
 from duemq.rpc.streams import first_of
@@ -37,6 +37,54 @@ class PushConsumer:
     in place, up to `retries_in_order_max` times, before the message is a dead letter.
     """
 
+    @overload
+    def __init__(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessage,
+        *,
+        batch: Literal[False] = False,
+        order: Order | None = None,
+        broadcast: bool = False,
+        member_name: str | None = None,
+        start_from: StartFrom | None = None,
+        threads: int | None = None,
+        nameserver: Addresses | None = None,
+        settings: ConsumerSettings | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessages,
+        *,
+        batch: Literal[True],
+        order: Order | None = None,
+        broadcast: bool = False,
+        member_name: str | None = None,
+        start_from: StartFrom | None = None,
+        threads: int | None = None,
+        nameserver: Addresses | None = None,
+        settings: ConsumerSettings | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnEither,
+        *,
+        batch: bool,
+        order: Order | None = None,
+        broadcast: bool = False,
+        member_name: str | None = None,
+        start_from: StartFrom | None = None,
+        threads: int | None = None,
+        nameserver: Addresses | None = None,
+        settings: ConsumerSettings | None = None,
+    ) -> None: ...
     def __init__(
         self,
         group: str,
@@ -64,8 +112,8 @@ class PushConsumer:
         under it within `session_timeout_s` goes on with the same queues, and an older process of
         that name ends with FencedMember.  (Broadcast: names the file; by default the host's name.)
         `start_from`: where the group begins in queues that it has no offset for: "earliest",
-        "latest", an aware datetime or ms since the epoch.  `start_from` and `threads` override
-        `settings`.  Raises InvalidArgument.
+        "latest", an aware datetime, ms since the epoch, or "-1h".  `start_from` and `threads`
+        override `settings`.  Raises InvalidArgument.
         """
         check_choices(group=group, callback=callback, order=order, member_name=member_name)
         self.group = group

@@ -1,6 +1,7 @@
 """A consumer's knobs.  Pure."""
 
 import re
+import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, NoReturn
@@ -11,14 +12,18 @@ from duemq.moments import MOMENT_MS_MAX, epoch_ms
 from duemq.process_queue import Window
 from duemq.settings import ClientSettings
 
-StartFrom = Literal["earliest", "latest"] | datetime | int
-"""An end of the queue; or a time, as an aware datetime or in ms since the epoch: the first message
-stored then or later."""
+StartFrom = str | datetime | int
+"""An end of the queue, "earliest" or "latest"; or a time: the first message stored then or later.
+An aware datetime, ms since the epoch, RFC 3339 text, or how long before the start: "-1h", "-90s".
+"""
+
+ENDS = ("earliest", "latest")
 
 Order = Literal["queue", "key"]
 
 START_FROM_LIMIT = (
-    f"earliest, latest, an aware datetime, or 0 to {MOMENT_MS_MAX} ms since the epoch"
+    f"earliest, latest, an aware datetime, 0 to {MOMENT_MS_MAX} ms since the epoch, RFC 3339 text,"
+    " or how long ago, as -1h"
 )
 MEMBER_NAME_CHARACTERS_MAX = 127
 _MEMBER_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MEMBER_NAME_CHARACTERS_MAX - 1}}}")
@@ -35,8 +40,9 @@ class ConsumerSettings:
 
     start_from: StartFrom = "latest"
     """Where a group begins in a queue that it has no offset for: "earliest", "latest", or a time
-    (an aware datetime, or ms since the epoch).  Of a queue that comes while the consumer runs,
-    "latest" leaves out nothing that was stored since the consumer started."""
+    (an aware datetime, ms since the epoch, RFC 3339 text, or "-1h").  Of a queue that comes while
+    the consumer runs, "latest" leaves out nothing that was stored since the consumer
+    started."""
     threads: int = 20
     """Callbacks at a time: threads, or tasks if the callback is a coroutine function."""
     batch_messages_max: int = 1_000
@@ -140,10 +146,24 @@ def check_group(group: object) -> None:
 
 def check_start_from(start_from: object) -> None:
     """Raises InvalidArgument for what is no StartFrom."""
-    if isinstance(start_from, datetime | int) and not isinstance(start_from, bool):
+    if isinstance(start_from, str):
+        if start_from == "now":  # "latest" is meant
+            refuse("start_from", start_from, START_FROM_LIMIT)
+        try:
+            resolved(start_from, time.time_ns() // 1_000_000)
+        except InvalidArgument:
+            refuse("start_from", start_from, START_FROM_LIMIT)
+    elif isinstance(start_from, datetime | int) and not isinstance(start_from, bool):
         start_ms(start_from)
-    elif start_from not in ("earliest", "latest"):
+    else:
         refuse("start_from", start_from, START_FROM_LIMIT)
+
+
+def resolved(start_from: StartFrom, now_ms: int) -> StartFrom:
+    """With a time as text in ms: "-1h" counts back from `now_ms`.  Raises InvalidArgument."""
+    if not isinstance(start_from, str) or start_from in ENDS:
+        return start_from
+    return epoch_ms(start_from, now_ms, "start_from")
 
 
 def start_ms(start_from: datetime | int) -> int:

@@ -32,7 +32,7 @@ from duemq.consumer.membership import Membership
 from duemq.consumer.offsets import OffsetClient, Start
 from duemq.consumer.ordered import OrderedDispatcher
 from duemq.consumer.receiving import received
-from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
+from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved
 from duemq.consumer.settler import SendBacks
 from duemq.consumer.subscription import ALL, Filter
 from duemq.consumer.workers import Callback
@@ -277,7 +277,7 @@ class Share:
         """
         since_start = max(0, self._began_ms - CLOCK_BEHIND_MS_MAX)
         starts: defaultdict[StartFrom, list[MessageQueue]] = defaultdict(list)
-        chosen = self._settings.start_from
+        chosen = resolved(self._settings.start_from, self._began_ms)
         for queue in queues:
             new = chosen == "latest" and queue not in self._older
             starts[since_start if new else chosen].append(queue)

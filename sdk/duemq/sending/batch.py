@@ -70,6 +70,7 @@ class Batch:
         "store_id",
         "store_ms",
         "tag_hashes",
+        "told",
         "topic",
         "waiters",
         "way",
@@ -120,6 +121,8 @@ class Batch:
         self.store_id = 0
         self.due_ms = b""
         self.waiters: list[Callable[[], None]] = []
+        self.told: list[tuple[int, int]] | None = None
+        """(first index, count) of messages whose outcome somebody waits for or has seen."""
 
     @property
     def count(self) -> int:
@@ -240,6 +243,17 @@ class Batch:
             return False
         self.waiters.append(wake)
         return not self.done
+
+    def tell(self, first: int, count: int = 1) -> None:
+        """Somebody waits for the outcome of these messages, or sees it.  From any thread."""
+        if self.told is None:
+            self.told = []
+        self.told.append((first, count))
+
+    def untold(self) -> Sequence[int]:
+        """The messages of whose outcome nobody knows."""
+        told = {index for first, count in self.told or () for index in range(first, first + count)}
+        return [index for index in range(self.count) if index not in told]
 
     async def until_done(self) -> None:
         """Waits, in the producer's event loop, until the batch is done."""

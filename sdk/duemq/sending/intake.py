@@ -1,6 +1,6 @@
 """From a call's arguments to messages in the outbox.  Runs in callers' threads; does not wait."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from time import time_ns
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from duemq import tracing
 from duemq.balance import queue_of_key
-from duemq.due import due_of
-from duemq.errors import InvalidArgument, TopicNotFound
+from duemq.due import Due, due_of
+from duemq.errors import DuemqError, InvalidArgument, TooLarge, TopicNotFound
 from duemq.message import Outgoing
 from duemq.route import Queue
 from duemq.sending.batch import RECORD_BYTES, Batch
@@ -33,6 +33,8 @@ OVERSHOOT = 1.25
 
 Piece = tuple[Batch, int, int]
 """Messages that a call put into a batch: (batch, first index, count)."""
+Chunk = tuple[list[bytes | Outgoing], bool]
+"""Messages of a `send_many`, and whether all are bodies that are not too long."""
 
 
 class Options(NamedTuple):
@@ -85,8 +87,12 @@ class Intake:
         now_ms = time_ns() // 1_000_000
         return self._outbox.add(target, queue, body, extras, due, now_ms, trace)
 
-    def chunks(self, messages: Iterable[bytes | Outgoing]) -> Iterator[list[bytes | Outgoing]]:
-        """Cuts an iterable to what roughly fills a frame each."""
+    def chunks(self, messages: Iterable[bytes | Outgoing], options: Options) -> Iterator[Chunk]:
+        """Cuts an iterable to what roughly fills a frame each.
+
+        Raises InvalidArgument, TooLarge before the first, for the options and for a wrong message
+        of a list or tuple.
+        """
         if isinstance(messages, bytes | bytearray | memoryview | str):
             raise InvalidArgument(
                 "send_many takes an iterable of messages, not one message",
@@ -94,23 +100,42 @@ class Intake:
                 value=type(messages).__name__,
                 limit="an iterable of bytes or Outgoing",
             )
+        _extras_and_due(*options)
+        all_bodies = isinstance(messages, list | tuple) and _check_all(messages)
         rest = iter(messages)
         count = FIRST_CHUNK_MESSAGES
         while chunk := list(islice(rest, count)):
-            yield chunk
+            yield chunk, all_bodies or _are_bodies(chunk)
             if isinstance(chunk[0], bytes):
                 mean_bytes = len(chunk[0]) + RECORD_BYTES
                 count = max(1, min(BLOCK_MESSAGES, self._frame_bytes // mean_bytes))
 
     def offer_chunk(
-        self, target: Target, chunk: list[bytes | Outgoing], options: Options
-    ) -> list[Piece]:
-        """Adds a chunk's messages, the call's options for all bytes in it."""
-        plain = set(map(type, chunk)) == {bytes}
-        if plain and not (target.traced and tracing.enabled()):
-            return self._offer_bodies(target, chunk, options)  # type: ignore[arg-type]
-        pieces: list[Piece] = []
-        for message in chunk:
+        self, target: Target, chunk: Chunk, options: Options, pieces: list[Piece]
+    ) -> None:
+        """Adds a chunk's messages to `pieces`, the call's options for all bytes in it.
+
+        The caller will be told of their outcome.  Raises InvalidArgument, TooLarge, naming the
+        message by its number in the call; those in front of it are sent.
+        """
+        added: list[Piece] = []
+        try:
+            self._offer_all(target, chunk, options, added)
+        except (InvalidArgument, TooLarge) as error:
+            number = sum(count for _, _, count in pieces + added)
+            raise _of_message(number, error, "those in front of it are sent") from None
+        for batch, first, count in added:
+            batch.tell(first, count)
+        pieces += added
+
+    def _offer_all(
+        self, target: Target, chunk: Chunk, options: Options, pieces: list[Piece]
+    ) -> None:
+        messages, bodies_only = chunk
+        if bodies_only and not (target.traced and tracing.enabled()):
+            self._offer_bodies(target, messages, options, pieces)  # type: ignore[arg-type]
+            return
+        for message in messages:
             if isinstance(message, Outgoing):
                 batch, index = self.offer(
                     target,
@@ -130,32 +155,80 @@ class Intake:
                 pieces[-1] = (batch, last[1], last[2] + 1)
             else:
                 pieces.append((batch, index, 1))
-        return pieces
 
-    def _offer_bodies(self, target: Target, bodies: list[bytes], options: Options) -> list[Piece]:
-        key, tag, ordering_key, properties, delay, deliver_at, delay_level = options
-        extras = queue = due = None
-        if key or tag or ordering_key or properties:
-            extras = extras_of(key, tag, ordering_key, properties)
-            if ordering_key:
-                queue = queue_for(target, ordering_key)
-        if delay is not None or deliver_at is not None or delay_level is not None:
-            due = due_of(delay, deliver_at, delay_level)
+    def _offer_bodies(
+        self, target: Target, bodies: list[bytes], options: Options, pieces: list[Piece]
+    ) -> None:
+        extras, due = _extras_and_due(*options)
+        queue = queue_for(target, options.ordering_key) if options.ordering_key else None
         now_ms = time_ns() // 1_000_000
-        return [
-            (self._outbox.add_list(target, queue, part, extras, due, now_ms), 0, len(part))
-            for part in self._parts(bodies, extras)
-        ]
+        for part in self._parts(bodies, extras):
+            batch = self._outbox.add_list(target, queue, part, extras, due, now_ms)
+            pieces.append((batch, 0, len(part)))
 
     def _parts(self, bodies: list[bytes], extras: Extras | None) -> list[list[bytes]]:
-        longest = max(map(len, bodies))
-        if longest > BODY_BYTES_MAX:
-            body_of(next(body for body in bodies if len(body) > BODY_BYTES_MAX))
         message_bytes = RECORD_BYTES + (len(extras.encoded) if extras is not None else 0)
         whole = sum(map(len, bodies)) + message_bytes * len(bodies)
         if whole <= self._frame_bytes * OVERSHOOT and len(bodies) <= BLOCK_MESSAGES:
             return [bodies]
         return chunks_of(bodies, message_bytes, self._frame_bytes)
+
+
+def _extras_and_due(
+    key: str | None,
+    tag: str | None,
+    ordering_key: str | None,
+    properties: Mapping[str, str] | None,
+    delay: Delay | None,
+    deliver_at: Moment | None,
+    delay_level: int | None,
+) -> tuple[Extras | None, Due | None]:
+    """Of a message's options.  Raises InvalidArgument, TooLarge."""
+    extras = None
+    if key or tag or ordering_key or properties:
+        extras = extras_of(key, tag, ordering_key, properties)
+    return extras, due_of(delay, deliver_at, delay_level)
+
+
+def _are_bodies(messages: Sequence[object]) -> bool:
+    """All are bytes, and none is too long."""
+    return set(map(type, messages)) == {bytes} and max(map(len, messages)) <= BODY_BYTES_MAX  # type: ignore[arg-type]
+
+
+def _check_all(messages: Sequence[bytes | Outgoing]) -> bool:
+    """Whether all are bodies.
+
+    Raises InvalidArgument, TooLarge, naming the first message that is wrong by its number.
+    """
+    if not messages or _are_bodies(messages):
+        return True
+    for number, message in enumerate(messages):
+        try:
+            if isinstance(message, Outgoing):
+                body_of(message.body)
+                _extras_and_due(
+                    message.key,
+                    message.tag,
+                    message.ordering_key,
+                    message.properties,
+                    message.delay,
+                    message.deliver_at,
+                    message.delay_level,
+                )
+            else:
+                body_of(message)
+        except (InvalidArgument, TooLarge) as error:
+            raise _of_message(number, error, "nothing was sent") from None
+    return False
+
+
+def _of_message(number: int, error: DuemqError, sent: str) -> DuemqError:
+    return type(error)(
+        f"message {number}: {error.message}; {sent}",
+        field=f"messages[{number}].{error.field}",
+        value=error.value,
+        limit=error.limit,
+    )
 
 
 def queue_for(target: Target, ordering_key: str) -> Queue:

@@ -41,6 +41,8 @@ class Lane:
     """Since the last batch was stored."""
     waiting: deque[Batch] = field(default_factory=deque)
     returned: list[Batch] = field(default_factory=list)
+    doubted: set[int] = field(default_factory=set)
+    """Sequences of this epoch of which nobody knows whether they are stored, or will be."""
 
     @property
     def sendable(self) -> bool:
@@ -66,6 +68,8 @@ class Lane:
         self.refusals = 0
         if batch.epoch == self.epoch:
             self.established = True
+            if self.doubted:  # those in front of it are stored as well
+                self.doubted = {each for each in self.doubted if each > batch.sequence}
         self._answered()
 
     def refused(self, batch: Batch, *, again: bool) -> None:
@@ -88,6 +92,7 @@ class Lane:
     def out_of_sequence(self, batch: Batch) -> None:
         """The broker does not have it and will not take it under these numbers."""
         self.refusals += 1
+        self.doubted.discard(batch.sequence)
         self.returned.append(batch)
         self.draining = True
         self._answered()
@@ -97,12 +102,22 @@ class Lane:
         self.draining = True
         self._answered()
 
-    def lost(self) -> None:
+    def doubt(self, batch: Batch) -> None:
+        """A batch in flight may be stored, or not; it stays in flight."""
+        if batch.epoch == self.epoch:
+            self.doubted.add(batch.sequence)
+
+    def doubtful_before(self, batch: Batch) -> bool:
+        """Of a batch in front of it nobody knows."""
+        return any(each < batch.sequence for each in self.doubted)
+
+    def lost(self, batch: Batch) -> None:
         """A batch in flight is given up and its outcome unknown: it is not sent again.
 
         Those behind it may come back OUT_OF_SEQUENCE, which starts a new epoch.  Without any, the
         next batch begins one at once.
         """
+        self.doubt(batch)
         if self.in_flight == 1:
             self.draining = True
         self._answered()
@@ -113,6 +128,7 @@ class Lane:
             raise InvariantError(f"lane {self} has more answers than batches")
         if self.draining and not self.in_flight:
             self.draining = False
+            self.doubted.clear()
             self.established = False
             self.epoch += 1
             self.next_sequence = 0

@@ -4,7 +4,9 @@
                        └──────────failed─────────► WAITING
 
 A frame that is in flight when the stream breaks is sent again, first and in the old order: its
-outcome is unknown, and the same numbers make the broker store it once.  Owned by the event loop.
+outcome is unknown, and the same numbers make the broker store it once.  From then on it is
+*repeated*: a refusal no longer proves that it is not stored, so it is kept and, after what is in
+flight behind it, sent again, here and nowhere else.  Owned by the event loop.
 """
 
 from __future__ import annotations
@@ -39,11 +41,12 @@ RECONNECT_S_MAX = 1.0
 class Frame:
     """A request: batches for one broker that travel together."""
 
-    __slots__ = ("batches", "encoded", "sent", "size")
+    __slots__ = ("batches", "encoded", "repeated", "sent", "size")
 
-    def __init__(self, batches: list[Batch]) -> None:
-        """The batches are encoded."""
+    def __init__(self, batches: list[Batch], *, repeated: bool = False) -> None:
+        """The batches are encoded.  `repeated`: they may be stored by an earlier attempt."""
         self.batches = batches
+        self.repeated = repeated
         self.encoded = (
             batches[0].encoded
             if len(batches) == 1
@@ -61,14 +64,11 @@ class Frame:
 class Owner(Protocol):
     """Whom a link tells what happens; called in the event loop."""
 
-    def answered(self, link: Link, frame: Frame, answer: Any, took_s: float) -> None:
-        """A frame's answer; the frame is no longer in flight."""
+    def answered(self, link: Link, frame: Frame, answer: Any, took_s: float) -> list[Batch]:
+        """A frame's answer.  Answers which of its batches are to be sent again as they are."""
 
     def broken(self, link: Link, error: DuemqError) -> None:
         """The stream broke or did not come up."""
-
-    def resend(self, link: Link, frames: list[Frame]) -> list[Frame]:
-        """The frames to send again on a new stream, instead of these."""
 
     def pump(self) -> None:
         """The link has room."""
@@ -89,6 +89,8 @@ class Link:
         self._in_flight_max = in_flight_max
         self._owner = owner
         self._unanswered: deque[Frame] = deque()
+        # Repeated frames that were refused.  All of `_unanswered` is behind them.
+        self._kept: list[Frame] = []
         self._outgoing: deque[Frame] = deque()
         self._feeder_waits: asyncio.Future[None] | None = None
         self._wanted = asyncio.Event()
@@ -98,13 +100,18 @@ class Link:
         self._task = asyncio.create_task(self._run(), name=f"link to {broker}")
 
     @property
-    def in_flight(self) -> int:
-        """Frames not yet answered."""
-        return len(self._unanswered)
+    def in_flight(self) -> bool:
+        """A frame is on its way for the first time, so that its answer is worth waiting for."""
+        return bool(self._unanswered) and not self._unanswered[-1].repeated
 
     def ready(self, now: float) -> bool:
         """A frame may be put."""
-        return self._up and len(self._unanswered) < self._in_flight_max and now >= self.paused_until
+        return (
+            self._up
+            and not self._kept
+            and len(self._unanswered) < self._in_flight_max
+            and now >= self.paused_until
+        )
 
     @property
     def up(self) -> bool:
@@ -122,8 +129,22 @@ class Link:
     def put(self, frame: Frame) -> None:
         """Sends a frame.  Only when `ready`."""
         self.sent = time.monotonic()
-        self._unanswered.append(frame)
         self.in_flight_bytes += frame.size
+        self._send(frame)
+
+    def repeat(self, now: float) -> None:
+        """Sends the frames again that were kept, if it is time."""
+        if self._kept and self._up and not self._unanswered and now >= self.paused_until:
+            kept, self._kept = self._kept, []
+            for frame in self._still_wanted(kept):
+                self._send(frame)
+
+    def keeps(self, batch: Batch) -> bool:
+        """It was refused and waits to be sent again: nothing of it is on its way."""
+        return any(batch in frame.batches for frame in self._kept)
+
+    def _send(self, frame: Frame) -> None:
+        self._unanswered.append(frame)
         self._outgoing.append(frame)
         if self._feeder_waits is not None and not self._feeder_waits.done():
             self._feeder_waits.set_result(None)
@@ -158,7 +179,7 @@ class Link:
             with suppress(TimeoutError):
                 async with asyncio.timeout(backoff.next_s()):
                     await self._retry_now.wait()
-            if not self._unanswered:
+            if not (self._unanswered or self._kept):
                 self._wanted.clear()
                 self._owner.pump()  # wants it again if anything waits for it
 
@@ -170,9 +191,9 @@ class Link:
             METHOD, request_serializer=None, response_deserializer=SendResponseView.FromString
         )()
         self._stream = stream
-        frames = self._owner.resend(self, list(self._unanswered))
+        frames = self._still_wanted([*self._kept, *self._unanswered])
+        self._kept = []
         self._unanswered = deque(frames)
-        self.in_flight_bytes = sum(frame.size for frame in frames)
         self._outgoing = deque(frames)
         feeder = asyncio.create_task(self._feed(stream), name=f"feed {self.broker}")
         self._up = True
@@ -221,7 +242,25 @@ class Link:
                 f"broker {self.broker} answered {len(answer.results)} batches "
                 f"of {len(frame.batches)}"
             )
-        self._owner.answered(self, frame, answer, time.monotonic() - frame.sent)
+        again = self._owner.answered(self, frame, answer, time.monotonic() - frame.sent)
+        if again:
+            kept = Frame(again, repeated=True)
+            self._kept.append(kept)
+            self.in_flight_bytes += kept.size
+        self._owner.pump()
+
+    def _still_wanted(self, frames: list[Frame]) -> list[Frame]:
+        """The frames to repeat, without the batches that were given up; all that is in flight."""
+        wanted: list[Frame] = []
+        for frame in frames:
+            batches = [batch for batch in frame.batches if not batch.done]
+            frame.repeated = True
+            if len(batches) == len(frame.batches):
+                wanted.append(frame)
+            elif batches:
+                wanted.append(Frame(batches, repeated=True))
+        self.in_flight_bytes = sum(frame.size for frame in wanted)
+        return wanted
 
 
 async def _connected(channel: grpc.aio.Channel, address: str) -> None:

@@ -60,11 +60,12 @@ class Outbox:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         """Accepted and not yet answered."""
-        self._lock = threading.Lock()  # guards growing batches, _arrivals, used_bytes, _asleep
+        self._lock = threading.Lock()  # guards growing batches, arrivals, used_bytes, _asleep
         self._frame_bytes = frame_bytes
         self._wake_pump = wake_pump
         self._asleep = True
-        self._arrivals: deque[Batch] = deque()
+        self.arrivals: deque[Batch] = deque()
+        """Begun since the last `take_arrivals`."""
         self._waiting_for_room: deque[Callable[[], None]] = deque()
         self._closed: DuemqError | None = None
         self._number = 0
@@ -163,8 +164,8 @@ class Outbox:
     def take_arrivals(self) -> list[Batch]:
         """The batches begun since the last call, in that order.  They may still be growing."""
         with self._lock:
-            arrivals = list(self._arrivals)
-            self._arrivals.clear()
+            arrivals = list(self.arrivals)
+            self.arrivals.clear()
             self._asleep = True
             return arrivals
 
@@ -208,7 +209,7 @@ class Outbox:
         id_head = self._ids.head(now_ms)
         self._number += 1
         batch = Batch(target.topic, way, target.growing, self._number, id_head, now_ms)
-        self._arrivals.append(batch)
+        self.arrivals.append(batch)
         wake, self._asleep = self._asleep, False
         return batch, wake
 

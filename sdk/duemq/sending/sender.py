@@ -22,8 +22,8 @@ from duemq import tracing
 from duemq.client import Client
 from duemq.errors import (
     Closed,
-    Corrupt,
     DuemqError,
+    Fenced,
     FencedProducer,
     Internal,
     OutOfSequence,
@@ -37,6 +37,7 @@ from duemq.sending.batch import Batch
 from duemq.sending.health import Health
 from duemq.sending.lane import Lane
 from duemq.sending.link import Frame, Link
+from duemq.sending.losses import Losses
 from duemq.sending.outbox import Outbox, Target
 from duemq.settings import ProducerSettings
 
@@ -54,13 +55,16 @@ ANY_QUEUE = -1
 class Sender:
     """One producer's."""
 
-    def __init__(self, client: Client, settings: ProducerSettings, outbox: Outbox) -> None:
+    def __init__(
+        self, client: Client, settings: ProducerSettings, outbox: Outbox, losses: Losses
+    ) -> None:
         self.producer_id = secrets.randbits(63)
         self.targets: dict[str, Target] = {}
         """By topic.  Added to by callers' threads, read here."""
         self._client = client
         self._settings = settings
         self._outbox = outbox
+        self._losses = losses
         self._health = Health()
         self._links: dict[str, Link] = {}
         self._lanes: dict[tuple[str, str, int, bool], Lane] = {}
@@ -69,9 +73,12 @@ class Sender:
         self._pools: dict[str, deque[Batch]] = {}
         self._served: dict[str, dict[str, int]] = {}
         self._closed = False
-        self._open: deque[Batch] = deque()  # not done, in the order they began
-        self._queue_turns: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self._broker_turn = 0
+        self.open: deque[Batch] = deque()
+        """Batches taken in and not done, in the order they began; done ones among them."""
+        # Producers that send little begin at different brokers and queues, each by its own lot.
+        lot = self.producer_id
+        self._queue_turns: defaultdict[tuple[str, str], int] = defaultdict(lambda: lot >> 32)
+        self._broker_turn = lot & 0xFFFF_FFFF
         self._refusals: dict[str, Backoff] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._holding: asyncio.TimerHandle | None = None
@@ -93,9 +100,10 @@ class Sender:
             target = self.targets[topic] = Target(
                 topic, self._client.routes.keyed(topic), tracing.traced(topic)
             )
-        for served in route.brokers:
-            if served.writable:
-                self._link(served.broker).want()
+        served = [each.broker for each in route.brokers if each.writable]
+        first = self._broker_turn % len(served) if served else 0
+        for broker in served[first:] + served[:first]:
+            self._link(broker).want()
         return target
 
     # ── life ─────────────────────────────────────────────────────────────────────────
@@ -106,7 +114,7 @@ class Sender:
         Raises Timeout.
         """
         self.pump()
-        pending = [batch for batch in self._open if not batch.done]
+        pending = [batch for batch in self.open if not batch.done]
         try:
             async with asyncio.timeout(timeout_s):
                 for batch in pending:
@@ -125,11 +133,11 @@ class Sender:
                 timer.cancel()
         await asyncio.gather(*(link.close() for link in self._links.values()))
         self._take_in(time.monotonic())
-        for batch in list(self._open):
+        for batch in list(self.open):
             if not batch.done:
                 outcome = "its outcome is unknown" if batch.in_flight else "it was not sent"
                 self._fail(batch, Closed(f"the producer was closed before the answer; {outcome}"))
-        self._open.clear()
+        self.open.clear()
 
     # ── the pump ─────────────────────────────────────────────────────────────────────
 
@@ -140,6 +148,8 @@ class Sender:
         now = time.monotonic()
         self._take_in(now)
         self._expire(now)
+        for link in self._links.values():
+            link.repeat(now)
         if self._pools or any(self._busy.values()):
             self._fill_links(now)
         self._set_timer()
@@ -160,7 +170,7 @@ class Sender:
     def _take_in(self, now: float) -> None:
         for batch in self._outbox.take_arrivals():
             batch.deadline = now + self._settings.send_timeout_s
-            self._open.append(batch)
+            self.open.append(batch)
             if batch.queue is None:
                 self._pools.setdefault(batch.topic, deque()).append(batch)
             else:
@@ -310,19 +320,27 @@ class Sender:
 
     # ── what links tell ──────────────────────────────────────────────────────────────
 
-    def answered(self, link: Link, frame: Frame, answer: Any, took_s: float) -> None:
-        """Settles the frame's batches, then sends on."""
+    def answered(self, link: Link, frame: Frame, answer: Any, took_s: float) -> list[Batch]:
+        """Settles the frame's batches; answers those whose outcome is still unknown."""
         now_ms = time.monotonic() * 1000
         self._health.answered(link.broker, took_s * 1000, now_ms)
         refused = False
+        unknown: list[Batch] = []
         for batch, result in zip(frame.batches, answer.results, strict=True):
             lane = batch.lane
-            batch.in_flight = False
             if lane is None:
                 continue  # given up meanwhile; its stream is being replaced
             if result.HasField("error"):
-                refused |= self._refused(link, lane, batch, status.from_proto(result.error))
+                error = status.from_proto(result.error)
+                if frame.repeated and _undecided(lane, batch, error):
+                    lane.doubt(batch)
+                    unknown.append(batch)
+                    refused |= self._leave_in_peace(link, error)
+                    continue
+                batch.in_flight = False
+                refused |= self._refused(link, lane, batch, error, repeated=frame.repeated)
                 continue
+            batch.in_flight = False
             lane.stored(batch)
             self._keep_turn(lane)
             batch.stored(
@@ -336,38 +354,47 @@ class Sender:
             self._outbox.release(batch.size)
         if not refused:
             self._refusals.pop(link.broker, None)
-        self.pump()
+        return unknown
 
-    def _refused(self, link: Link, lane: Lane, batch: Batch, error: DuemqError) -> bool:
-        """Deals with a batch that was not stored.  True if the broker is to be left in peace."""
-        if isinstance(error, OutOfSequence):
+    def _refused(
+        self, link: Link, lane: Lane, batch: Batch, error: DuemqError, *, repeated: bool
+    ) -> bool:
+        """Deals with a batch that was not stored.  True if the broker is to be left in peace.
+
+        `repeated`: it was sent on an earlier stream, and what that did with it is not known.
+        """
+        if isinstance(error, OutOfSequence) and (_missing_before(error) or not repeated):
             lane.out_of_sequence(batch)
             self._keep_turn(lane)
             if lane.refusals > self._settings.in_flight:
                 self._pause(link)
             return lane.refusals > self._settings.in_flight
+        if not repeated and _may_be_repeated(error):
+            lane.refused(batch, again=batch.queue is not None)
+            if batch.queue is None:
+                batch.lane = None
+                self._pools.setdefault(batch.topic, deque()).appendleft(batch)
+            self._keep_turn(lane)
+            return self._leave_in_peace(link, error)
         if isinstance(error, FencedProducer):
             lane.overtaken()
-        elif isinstance(error, Internal | Corrupt):
-            lane.lost()
+        elif repeated or isinstance(error, Internal | Timeout):
+            # Its numbers may be used up.
+            lane.lost(batch)
         else:
-            retryable = error.retryable and not isinstance(error, Timeout)
-            lane.refused(batch, again=retryable and batch.queue is not None)
-            if retryable:
-                if batch.queue is None:
-                    batch.lane = None
-                    self._pools.setdefault(batch.topic, deque()).appendleft(batch)
-                link.last_error = error
-                self._health.failed(link.broker, time.monotonic() * 1000)
-                self._pause(link)
-                self._keep_turn(lane)
-                return True
+            lane.refused(batch, again=False)
         self._keep_turn(lane)
         if isinstance(error, TopicNotFound | QueueNotFound):
             # Deleted, or smaller than it was: the next call asks anew.
             self.targets.pop(batch.topic, None)
-        self._fail(batch, error)
+        self._fail(batch, _doubted(error) if repeated else error)
         return False
+
+    def _leave_in_peace(self, link: Link, error: DuemqError) -> bool:
+        link.last_error = error
+        self._health.failed(link.broker, time.monotonic() * 1000)
+        self._pause(link)
+        return True
 
     def _keep_turn(self, lane: Lane) -> None:
         if lane.waiting:
@@ -388,18 +415,6 @@ class Sender:
         self._health.failed(link.broker, time.monotonic() * 1000)
         self.pump()
 
-    def resend(self, link: Link, frames: list[Frame]) -> list[Frame]:
-        """The same frames without the batches that were given up."""
-        kept: list[Frame] = []
-        for frame in frames:
-            batches = [batch for batch in frame.batches if not batch.done]
-            if len(batches) == len(frame.batches):
-                kept.append(frame)
-                continue
-            if batches:
-                kept.append(Frame(batches))
-        return kept
-
     def _routes_changed(self) -> None:
         self._served.clear()
         for link in self._links.values():
@@ -411,8 +426,8 @@ class Sender:
     # ── deadlines ────────────────────────────────────────────────────────────────────
 
     def _expire(self, now: float) -> None:
-        while self._open and (self._open[0].done or self._open[0].deadline <= now):
-            batch = self._open.popleft()
+        while self.open and (self.open[0].done or self.open[0].deadline <= now):
+            batch = self.open.popleft()
             if not batch.done:
                 self._give_up(batch)
 
@@ -425,14 +440,15 @@ class Sender:
             return
         cause = f": {link.last_error}" if link.last_error else ""
         error = Timeout(
-            f"broker {link.broker} did not answer within {seconds} s; whether the message is "
+            f"broker {link.broker} did not confirm it within {seconds} s; whether the message is "
             f"stored is unknown{cause}",
             limit=seconds,
         )
-        batch.lane.lost()
+        batch.lane.lost(batch)
         self._keep_turn(batch.lane)
         self._fail(batch, error)
-        link.reset(error)
+        if not link.keeps(batch):
+            link.reset(error)
 
     def _cause(self, batch: Batch) -> str:
         names = {batch.queue.broker} if batch.queue else set(self._served_by(batch.topic))
@@ -449,11 +465,47 @@ class Sender:
         self._outbox.seal(batch)
         batch.failed(error)
         self._outbox.release(batch.size)
+        self._losses.add(batch, error)
 
     def _set_timer(self) -> None:
-        if self._timer is None and self._open:
-            self._timer = self._loop.call_at(self._open[0].deadline, self._deadline_came)
+        if self._timer is None and self.open:
+            self._timer = self._loop.call_at(self.open[0].deadline, self._deadline_came)
 
     def _deadline_came(self) -> None:
         self._timer = None
         self.pump()
+
+
+def _undecided(lane: Lane, batch: Batch, error: DuemqError) -> bool:
+    """Whether this answer to a repeat leaves open what the earlier attempt did, or will do."""
+    if isinstance(error, OutOfSequence):
+        # A late copy of a batch in front of it, and so of this one, may be on its way.
+        return _missing_before(error) and lane.doubtful_before(batch)
+    return _may_be_repeated(error)
+
+
+def _may_be_repeated(error: DuemqError) -> bool:
+    """The same batch can succeed later, under the same numbers."""
+    return error.retryable and not isinstance(error, Timeout)
+
+
+def _missing_before(error: OutOfSequence) -> bool:
+    """The broker does not have the batch, as it expects one in front of it.
+
+    Otherwise it has it, and no longer knows where.
+    """
+    sequence, expected = error.value, error.limit
+    return sequence.isdecimal() and expected.isdecimal() and int(sequence) > int(expected)
+
+
+def _doubted(error: DuemqError) -> DuemqError:
+    """The refusal of a repeat, with what it does not tell."""
+    if isinstance(error, Fenced):
+        return Timeout(f"whether the message is stored is unknown: {error}")
+    return type(error)(
+        f"{error.message}; an earlier attempt may have been stored",
+        field=error.field,
+        value=error.value,
+        limit=error.limit,
+        retryable=error.retryable,
+    )

@@ -17,17 +17,17 @@ What the twin leaves out stands in sdk/README.md, "Testing your code".
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Unpack
+from typing import Literal, Unpack, overload
 
 from duemq.consumer.blocking import PushConsumer
 from duemq.consumer.subscription import Topics
-from duemq.consumer.workers import Callback, is_async
+from duemq.consumer.workers import Callback, OnEither, OnMessage, OnMessages, is_async
 from duemq.errors import InvalidArgument
 from duemq.producer import Producer
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import Pending
 from duemq.testing.cluster import ClusterCore
-from duemq.testing.consumers import ConsumerOptions, MemoryPushConsumer
+from duemq.testing.consumers import ConsumerOptions, MemoryPushConsumer, OtherOptions
 from duemq.testing.producers import MemoryProducer
 
 __all__ = ["ConsumerOptions", "MemoryCluster", "Pending"]
@@ -40,8 +40,44 @@ class MemoryCluster(ClusterCore):
         """A `duemq.Producer` whose sends are stored when they return."""
         return MemoryProducer(self._broker, self._lock, settings)
 
+    @overload
     def push_consumer(
-        self, group: str, topics: Topics, callback: Callback, **options: Unpack[ConsumerOptions]
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessage,
+        *,
+        batch: Literal[False] = False,
+        **options: Unpack[OtherOptions],
+    ) -> PushConsumer: ...
+    @overload
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessages,
+        *,
+        batch: Literal[True],
+        **options: Unpack[OtherOptions],
+    ) -> PushConsumer: ...
+    @overload
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnEither,
+        *,
+        batch: bool,
+        **options: Unpack[OtherOptions],
+    ) -> PushConsumer: ...
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: Callback,
+        *,
+        batch: bool = False,
+        **options: Unpack[OtherOptions],
     ) -> PushConsumer:
         """A `duemq.PushConsumer`, with its arguments.  Raises InvalidArgument.
 
@@ -51,7 +87,9 @@ class MemoryCluster(ClusterCore):
             raise InvalidArgument(
                 "callback: a coroutine function needs duemq.testing.aio", field="callback"
             )
-        return MemoryPushConsumer(self._groups, self.deliver, group, topics, callback, options)
+        return MemoryPushConsumer(
+            self._groups, self.deliver, group, topics, callback, batch, options
+        )
 
     def deliver(self) -> int:
         """Has everything processed that is there now; answers how many messages were delivered.

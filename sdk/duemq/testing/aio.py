@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import inspect
 from datetime import timedelta
-from typing import Unpack
+from typing import Literal, Unpack, overload
 
 from duemq import aio
 from duemq.consumer.subscription import Topics
-from duemq.consumer.workers import Callback
+from duemq.consumer.workers import Callback, OnEither, OnMessage, OnMessages
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import Pending
 from duemq.testing.cluster import ClusterCore
-from duemq.testing.consumers import AioMemoryPushConsumer, ConsumerOptions
+from duemq.testing.consumers import AioMemoryPushConsumer, ConsumerOptions, OtherOptions
 from duemq.testing.producers import AioMemoryProducer
 
 __all__ = ["ConsumerOptions", "MemoryCluster", "Pending"]
@@ -31,11 +31,49 @@ class MemoryCluster(ClusterCore):
         """A `duemq.aio.Producer`, to be started."""
         return AioMemoryProducer(self._broker, self._lock, settings)
 
+    @overload
     def push_consumer(
-        self, group: str, topics: Topics, callback: Callback, **options: Unpack[ConsumerOptions]
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessage,
+        *,
+        batch: Literal[False] = False,
+        **options: Unpack[OtherOptions],
+    ) -> aio.PushConsumer: ...
+    @overload
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessages,
+        *,
+        batch: Literal[True],
+        **options: Unpack[OtherOptions],
+    ) -> aio.PushConsumer: ...
+    @overload
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnEither,
+        *,
+        batch: bool,
+        **options: Unpack[OtherOptions],
+    ) -> aio.PushConsumer: ...
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: Callback,
+        *,
+        batch: bool = False,
+        **options: Unpack[OtherOptions],
     ) -> aio.PushConsumer:
         """A `duemq.aio.PushConsumer`, to be started.  Raises InvalidArgument."""
-        return AioMemoryPushConsumer(self._groups, self.deliver, group, topics, callback, options)
+        return AioMemoryPushConsumer(
+            self._groups, self.deliver, group, topics, callback, batch, options
+        )
 
     async def deliver(self) -> int:
         """As `duemq.testing.MemoryCluster.deliver`; coroutine functions are awaited."""

@@ -20,7 +20,7 @@ from duemq.errors import InvalidArgument, TooLarge, TopicNotFound
 from duemq.message import Message, Origin
 from duemq.sending.batch import Batch
 from duemq.sending.encoding import Numbers
-from duemq.timers import CancelOutcome
+from duemq.timers import CancelOutcome, Handle, decoded_all
 from duemq.v1 import broker_pb2
 from duemq.v1.message_pb2 import Record, TimerHandle
 
@@ -30,9 +30,11 @@ BODY_BYTES_MAX = 4 << 20
 """Of a message; as brokers are by default, like the levels."""
 LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 LEVELS_MS = tuple(map(due.delay_ms, LEVELS.split()))
-NAME_RULE = "1 to 127 of [A-Za-z0-9_%|-]"
+GROUP_RULE = "1 to 127 of [A-Za-z0-9_%|-]"
+TOPIC_RULE = "1 to 127 of [A-Za-z0-9_.|-], and neither . nor .."
 
-_NAME = re.compile(r"[A-Za-z0-9_%|-]{1,127}\Z")
+_GROUP = re.compile(r"[A-Za-z0-9_%|-]{1,127}\Z")
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.|-]{1,127}\Z")
 
 
 class Entry(NamedTuple):
@@ -79,12 +81,12 @@ class MemoryBroker:
 
     def create_topic(self, topic: str, queues: int | None = None) -> None:
         """If it is missing.  Raises InvalidArgument."""
-        if not _NAME.match(topic) or "%" in topic:
+        if not _TOPIC.match(topic):
             raise InvalidArgument(
-                f"topic: {topic[:200]!r} is not a legal name: {NAME_RULE} but %",
+                f"topic: {topic[:200]!r} is not a legal name: {TOPIC_RULE}",
                 field="topic",
                 value=topic[:200],
-                limit=NAME_RULE,
+                limit=TOPIC_RULE,
             )
         self._make(topic, self._default_queues if queues is None else queues)
 
@@ -197,9 +199,9 @@ class MemoryBroker:
             queue_id = self._turn(timer.topic) if timer.queue_id is None else timer.queue_id
             self.append(timer.topic, queue_id, timer.record)
 
-    def cancel(self, texts: Sequence[str]) -> list[CancelOutcome]:
+    def cancel(self, given: Sequence[Handle]) -> list[CancelOutcome]:
         """Raises InvalidArgument for what is not a handle, before anything is cancelled."""
-        return [self._cancel(wanted) for wanted in handle.decode_all(texts)]
+        return [self._cancel(wanted) for wanted in decoded_all(given)]
 
     def _cancel(self, wanted: TimerHandle) -> CancelOutcome:
         place = wanted.offset
@@ -221,12 +223,12 @@ class MemoryBroker:
 
 def check_group(group: str) -> None:
     """Raises InvalidArgument unless `group` may name a group."""
-    if not _NAME.match(group):
+    if not _GROUP.match(group):
         raise InvalidArgument(
-            f"group: {group[:200]!r} is not a legal name: {NAME_RULE}",
+            f"group: {group[:200]!r} is not a legal name: {GROUP_RULE}",
             field="group",
             value=group[:200],
-            limit=NAME_RULE,
+            limit=GROUP_RULE,
         )
 
 

@@ -15,16 +15,21 @@ from duemq.testing.broker import NAME
 from duemq.testing.groups import Groups, Member
 
 
-class ConsumerOptions(TypedDict, total=False):
-    """The keyword arguments of `duemq.PushConsumer`, but for `nameserver`."""
+class OtherOptions(TypedDict, total=False):
+    """The keyword arguments of `duemq.PushConsumer`, but for `nameserver` and `batch`."""
 
-    batch: bool
     order: Order | None
     broadcast: bool
     member_name: str | None
     start_from: StartFrom | None
     threads: int | None
     settings: ConsumerSettings | None
+
+
+class ConsumerOptions(OtherOptions, total=False):
+    """The keyword arguments of `duemq.PushConsumer`, but for `nameserver`."""
+
+    batch: bool
 
 
 class MemoryPushConsumer(duemq.PushConsumer):
@@ -37,9 +42,10 @@ class MemoryPushConsumer(duemq.PushConsumer):
         group: str,
         topics: Topics,
         callback: Callback,
-        options: ConsumerOptions,
+        batch: bool,
+        options: OtherOptions,
     ) -> None:
-        super().__init__(group, topics, callback, nameserver=NAME, **options)
+        super().__init__(group, topics, callback, batch=batch, nameserver=NAME, **options)
         self._groups = groups
         self._member = _member_of(self._consumer)
         self._deliver = deliver
@@ -77,9 +83,10 @@ class AioMemoryPushConsumer(push.PushConsumer):
         group: str,
         topics: Topics,
         callback: Callback,
-        options: ConsumerOptions,
+        batch: bool,
+        options: OtherOptions,
     ) -> None:
-        super().__init__(group, topics, callback, nameserver=NAME, **options)
+        super().__init__(group, topics, callback, batch=batch, nameserver=NAME, **options)
         self._groups = groups
         self._taking_part = _member_of(self)
         self._deliver = deliver

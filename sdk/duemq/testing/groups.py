@@ -11,13 +11,12 @@ import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import count
 from typing import Any
 
 from duemq.balance import MessageQueue, allocate, strategy_named
 from duemq.consumer.outcomes import Outcome, RetryLater, errors_of, outcome_of
-from duemq.consumer.settings import ConsumerSettings, Order, start_ms
+from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved, start_ms
 from duemq.consumer.subscription import Filter
 from duemq.errors import Closed, InvalidArgument
 from duemq.group_topics import dead_letter_topic, retry_topic
@@ -168,8 +167,9 @@ class Groups:
         held = [lane for lanes in progress.lanes.values() for lane in lanes.values()]
         return behind + sum(len(lane.waiting) for lane in held)
 
-    def _start(self, queue: MessageQueue, start_from: str | datetime | int) -> int:
+    def _start(self, queue: MessageQueue, start_from: StartFrom) -> int:
         stored = self._broker.log(queue)
+        start_from = resolved(start_from, self._broker.now_ms)
         if isinstance(start_from, str):
             return 0 if start_from == "earliest" else len(stored)
         from_ms = start_ms(start_from)

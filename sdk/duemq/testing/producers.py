@@ -15,7 +15,7 @@ from duemq.sending.intake import Intake
 from duemq.sending.outbox import Outbox, Target
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import NAME, MemoryBroker
-from duemq.timers import CancelOutcome
+from duemq.timers import CancelOutcome, Handle, Handles
 
 T = TypeVar("T")
 
@@ -44,21 +44,21 @@ class AioMemoryProducer(aio.Producer):
         self._check_open()
 
     async def close(self) -> None:
-        """Takes nothing more."""
-        self._closed = True
-        self.outbox.close()
+        """Takes nothing more.  Raises NotAllSent as `duemq.aio.Producer`."""
+        if not self._closed:
+            self._closed = True
+            self.outbox.close()
+            self._losses.at_the_end()
 
     @overload
-    async def cancel(self, handle: str) -> CancelOutcome: ...
+    async def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
     @overload
-    async def cancel(self, handle: list[str] | tuple[str, ...]) -> list[CancelOutcome]: ...
-    async def cancel(
-        self, handle: str | list[str] | tuple[str, ...]
-    ) -> CancelOutcome | list[CancelOutcome]:
+    async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
+    async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
         """Cancels delayed messages.  As `duemq.Producer.cancel`."""
         self._check_open()
         with self._lock:
-            if isinstance(handle, str):
+            if isinstance(handle, Handle):
                 return self._broker.cancel([handle])[0]
             return self._broker.cancel(handle)
 
@@ -86,6 +86,8 @@ class AioMemoryProducer(aio.Producer):
                 self.outbox.seal(batch)
                 self._broker.send(batch)
                 self.outbox.release(batch.size)
+                if batch.error is not None:
+                    self._losses.add(batch, batch.error, logged=False)
 
 
 class MemoryProducer(Producer):
@@ -95,6 +97,7 @@ class MemoryProducer(Producer):
         self, broker: MemoryBroker, lock: threading.RLock, settings: ProducerSettings | None
     ) -> None:
         core = AioMemoryProducer(broker, lock, settings)
+        core._serve_blocking(None)
         self._settings = core._settings
         self._hosted = _AtOnce(core, "the producer")
         self._core = core
@@ -124,5 +127,7 @@ class _AtOnce(Hosted):
 
     def close(self) -> None:
         if not self.closed:
-            self.run(self._client.close())
-            self.closed = True
+            try:
+                self.run(self._client.close())
+            finally:
+                self.closed = True

@@ -63,5 +63,5 @@ def test_without_a_mail_server_reminders_become_dead_letters(cluster, reminders)
     assert retry.due_ms == cluster.now_ms + 10_000
     cluster.advance("5h")
     [dead] = cluster.dead_letters("mailer")
-    assert (dead.key, dead.attempt) == ("a-1", 17)
+    assert (dead.key, dead.deliveries) == ("a-1", 17)
     assert dead.retry.error == "ConnectionError: no mail server"

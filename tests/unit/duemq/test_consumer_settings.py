@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq.consumer.settings import ConsumerSettings, check_choices, start_ms
+from duemq.consumer.settings import ConsumerSettings, check_choices, resolved, start_ms
 from duemq.consumer.subscription import SUBSCRIPTIONS_MAX, subscriptions_of
 from duemq.errors import InvalidArgument
 from duemq.process_queue import Window
@@ -25,6 +25,10 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ("start_from", None),
         ("start_from", True),
         ("start_from", -1),
+        ("start_from", 1_790_000_000),
+        ("start_from", "1h"),
+        ("start_from", "now"),
+        ("start_from", "-1x"),
         ("start_from", datetime(2026, 1, 1)),
         ("processing_timeout_s", 0),
         ("suspend_s", 0),
@@ -78,6 +82,21 @@ def test_a_group_may_start_at_a_time() -> None:
     assert ConsumerSettings(start_from=0).start_from == 0
     assert start_ms(moment) == 1_795_276_800_000
     assert start_ms(1_795_276_800_000) == 1_795_276_800_000
+
+
+@pytest.mark.parametrize(
+    ("start_from", "at"),
+    [
+        ("-1h", 6_400_000),
+        ("-90s", 9_910_000),
+        ("1970-01-01T00:00:05Z", 5_000),
+        ("earliest", "earliest"),
+        ("latest", "latest"),
+        (7, 7),
+    ],
+)
+def test_a_group_may_start_so_long_ago(start_from: str | int, at: str | int) -> None:
+    assert resolved(ConsumerSettings(start_from=start_from).start_from, 10_000_000) == at
 
 
 @pytest.mark.parametrize(

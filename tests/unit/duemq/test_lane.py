@@ -77,9 +77,36 @@ def test_out_of_sequence_alone_starts_a_new_epoch():
 
 def test_a_batch_given_up_starts_a_new_epoch_when_nothing_is_behind_it():
     line = lane()
-    batch(line)
-    line.lost()
+    line.lost(batch(line))
     assert line.epoch == 1
+
+
+def test_doubt_reaches_the_batches_behind_and_ends_with_one_that_is_stored():
+    line = lane()
+    first, second, third, fourth = (batch(line) for _ in range(4))
+    line.doubt(second)
+    assert [line.doubtful_before(each) for each in (first, second, third)] == [False, False, True]
+    line.lost(second)
+    assert line.doubtful_before(fourth)
+    line.stored(third)  # so the second is stored too
+    assert not line.doubtful_before(fourth)
+
+
+def test_a_batch_that_was_doubted_and_is_not_stored_is_numbered_anew():
+    line = lane()
+    first, second = batch(line), batch(line)
+    line.doubt(first)
+    line.out_of_sequence(first)
+    assert not line.doubtful_before(second)
+    line.out_of_sequence(second)
+    assert (line.epoch, list(line.waiting)) == (1, [first, second])
+
+
+def test_a_new_epoch_knows_no_doubts():
+    line = lane()
+    line.lost(batch(line))
+    assert line.epoch == 1
+    assert not line.doubtful_before(batch(line))
 
 
 class BrokerLane:

@@ -36,7 +36,8 @@ def test_all_fields():
     assert (message.offset, message.store_ms, message.body) == (42, 7, b"body")
     assert (message.message_id, message.key, message.tag) == ("id", "k", "t")
     assert (message.ordering_key, dict(message.properties)) == ("o", {"a": "b"})
-    assert (message.born_ms, message.due_ms, message.attempt) == (1, 2, 3)
+    assert (message.born_ms, message.due_ms, message.deliveries) == (1, 2, 3)
+    assert message.attempt == 4
     assert "topic broker/1@42" in repr(message)
 
 
@@ -53,7 +54,7 @@ def test_a_retry_shows_where_it_came_from():
     message = Message(record, Origin("%RETRY%g", "b1", 0), 4, 7)
     assert message.topic == "orders"
     assert (message.stored_topic, message.broker, message.queue) == ("%RETRY%g", "b1", 0)
-    assert (message.offset, message.attempt) == (4, 2)
+    assert (message.offset, message.deliveries) == (4, 2)
     assert message.retry == ("orders", "b7", 5, 99, 1_000, 2_000, "ValueError: no", "g")
     assert message.retry.origin_offset == 99
     assert "%RETRY%g b1/0@4" in repr(message)
@@ -68,7 +69,7 @@ def test_a_first_delivery_has_no_story():
 def test_attempts_in_place_count():
     message = Message(Record(attempt=1), Origin("topic", "broker", 1), 0, 0)
     message.again()
-    assert message.attempt == 2
+    assert message.deliveries == 2
 
 
 def test_absent_is_none():

@@ -55,3 +55,10 @@ def test_what_is_no_moment_is_refused_by_field(moment: object) -> None:
         moments.epoch_ms(moment, NOW_MS, "since")  # type: ignore[arg-type]
     assert caught.value.field == "since"
     assert caught.value.limit
+
+
+@pytest.mark.parametrize("moment", [1_790_000_000, "1790000000"])
+def test_a_number_that_looks_like_seconds_is_refused(moment: object) -> None:
+    with pytest.raises(InvalidArgument, match="1790000000 looks like seconds") as raised:
+        moments.epoch_ms(moment, 0, "since")  # type: ignore[arg-type]
+    assert raised.value.field == "since"

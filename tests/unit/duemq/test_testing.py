@@ -12,6 +12,7 @@ from duemq.errors import Closed, InvalidArgument
 from duemq.testing import ConsumerOptions, MemoryCluster
 from duemq.testing import aio as testing_aio
 from duemq.testing.cluster import DELIVERIES_MAX
+from duemq.timers import CancelOutcome
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)
@@ -134,8 +135,8 @@ def test_callbacks_own_their_copies(cluster, producer):
     settings = ConsumerSettings(start_from="earliest", suspend_s=1)
     with cluster.push_consumer("g", "t", fail, order="queue", settings=settings):
         cluster.advance("1s")
-    assert [message.attempt for message in got] == [0, 1]
-    assert [message.attempt for message in cluster.messages("t")] == [0]
+    assert [message.deliveries for message in got] == [0, 1]
+    assert [message.deliveries for message in cluster.messages("t")] == [0]
     assert cluster.lag("g") == 1
 
 
@@ -144,10 +145,10 @@ def test_errors_can_be_raised(producer, cluster):
     attempts = []
 
     def fail(message):
-        attempts.append(message.attempt)
-        if message.attempt == 0:
+        attempts.append(message.deliveries)
+        if message.deliveries == 0:
             raise RetryLater("1s")
-        if message.attempt == 1:
+        if message.deliveries == 1:
             raise AssertionError("seen")
 
     with cluster.push_consumer("g", "t", fail):
@@ -258,8 +259,8 @@ async def test_the_asyncio_twin():
     got = []
 
     async def handle(message):
-        got.append((message.body, message.attempt))
-        if message.body == b"bad" and message.attempt == 0:
+        got.append((message.body, message.deliveries))
+        if message.body == b"bad" and message.deliveries == 0:
             raise ValueError
 
     async with cluster.producer() as producer, cluster.push_consumer("g", "t", handle) as consumer:
@@ -279,3 +280,25 @@ async def test_the_asyncio_twin():
     consumer = cluster.push_consumer("h", "t", lambda m: got.append(m.body), start_from="earliest")
     await consumer.run()
     assert got[4:] == [b"bad", b"now", b"later"]
+
+
+def test_a_group_may_start_an_hour_ago_by_the_clusters_clock():
+    cluster = MemoryCluster()
+    producer = cluster.producer()
+    producer.send("t", b"old")
+    cluster.advance("2h")
+    producer.send("t", b"young")
+    received = []
+    with cluster.push_consumer("g", "t", received.append, start_from="-1h"):
+        cluster.deliver()
+    assert [each.body for each in received] == [b"young"]
+
+
+def test_a_receipt_cancels_its_message():
+    cluster = MemoryCluster()
+    producer = cluster.producer()
+    receipts = producer.send_many("t", [b"a", b"b", b"c"], delay="1h")
+    assert producer.cancel(receipts[0]) is CancelOutcome.CANCELLED
+    assert producer.cancel([receipts[1], receipts[2].handle]) == [CancelOutcome.CANCELLED] * 2
+    with pytest.raises(InvalidArgument, match="was not delayed"):
+        producer.cancel(producer.send("t", b"now"))

@@ -45,7 +45,7 @@ def received(**changes):
         "key": "k",
         "tag": None,
         "body": b"body",
-        "attempt": 0,
+        "deliveries": 0,
         "due_ms": None,
         "properties": {},
     }
@@ -114,7 +114,7 @@ def test_a_failed_send_names_the_error(recorded):
 def test_processing_is_part_of_the_message_s_trace(recorded):
     sending = tracing.start_send("orders", "m1")
     sending.stored("broker-0", 3, 7)
-    with tracing.process([received(properties=sending.properties, attempt=2)], group="g"):
+    with tracing.process([received(properties=sending.properties, deliveries=2)], group="g"):
         pass
     sent, processed = recorded.get_finished_spans()
     assert processed.kind is SpanKind.CONSUMER

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
 from duemq import Message, Producer, PushConsumer
 from duemq.cli.bench.arrivals import NUMBER_BYTES, Arrivals, numbered
@@ -47,10 +47,11 @@ class Receiver:
         self.arrivals = Arrivals(count)
         self.last_arrival = time.perf_counter()
         self._complete = threading.Event()
+        callback: Callable[[Any], None] = self._receive_one if each else self._receive
         self._consumer: PushConsumer = PushConsumer(
             f"{topic}-group",
             [topic],
-            self._receive_one if each else self._receive,
+            callback,
             nameserver=nameserver,
             batch=not each,
             # The count is one thread's; with more the interpreter would only switch among them.
