@@ -220,7 +220,8 @@ class _Printer:
         return f"{count}; group {group} was not told: the last of them may come again"
 
     def _finish(self) -> None:
-        # From here on messages are refused on purpose: that is not worth a warning.
-        _LOG.setLevel(logging.CRITICAL)
+        if not self._ended:
+            # From here on messages are refused on purpose: that is not worth a warning.
+            _LOG.setLevel(logging.CRITICAL)
         self._ended = True
         self._woken.put(None)
