@@ -53,7 +53,7 @@ def test_a_message_goes_out_and_comes_back_with_every_field(nameserver: str) -> 
     assert {name: message[name] for name in SENT} == sent
     assert (message["key"], message["tag"], message["body"]) == ("k", "en", "grüezi")
     assert message["properties"] == {"a": "b"}
-    assert (message["attempt"], message["due_ms"]) == (0, None)
+    assert (message["attempt"], message["due_ms"]) == (1, None)
 
 
 def test_what_is_beyond_the_count_is_neither_committed_nor_sent_back(nameserver: str) -> None:
