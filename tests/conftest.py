@@ -1,10 +1,14 @@
 """Settings of all tests."""
 
 import gc
+import threading
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
+
+from duemq import loop_thread
 
 # No deadline: a slow machine is not a bug.  `make fuzz` takes the longer campaign.
 settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -12,6 +16,10 @@ settings.register_profile(
     "campaign", settings.get_profile("ci"), max_examples=2_000, print_blob=True
 )
 settings.load_profile("ci")
+
+
+# How long a client that is being closed may take.
+CLOSE_S = 20.0
 
 
 class ByFixtures(LoadFileScheduling):
@@ -33,3 +41,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFixture
 def pytest_collection_finish() -> None:
     """What was imported stays: spares the garbage collector a walk over it in every test."""
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """A client that a file's tests left open would disturb those behind it, far from its cause."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        for thread in threading.enumerate():
+            if thread.name == loop_thread.NAME:
+                thread.join(CLOSE_S)
+                assert not thread.is_alive(), f"{item.path.name} left a blocking client open"

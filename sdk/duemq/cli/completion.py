@@ -7,12 +7,14 @@ not shown.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import click
 
+from duemq.admin import Admin
 from duemq.cli import contexts as known_contexts
 from duemq.cli.session import Session, known
+from duemq.descriptions import GroupSummary, TopicSummary
 from duemq.errors import DuemqError
 
 TIMEOUT_S = 1.0
@@ -22,23 +24,13 @@ Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 def topics(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Of the cluster; those of DueMQ itself once a % is typed."""
-    return _asked(
-        context,
-        incomplete,
-        lambda session: [
-            each.name
-            for each in known(lambda: session.admin().topics(system=incomplete.startswith("%")))[0]
-        ],
-    )
+    system = incomplete.startswith("%")
+    return _asked(context, incomplete, lambda admin: admin.topics(system=system))
 
 
 def groups(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Of the cluster."""
-    return _asked(
-        context,
-        incomplete,
-        lambda session: [each.name for each in known(lambda: session.admin().groups())[0]],
-    )
+    return _asked(context, incomplete, lambda admin: admin.groups())
 
 
 def contexts(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -50,20 +42,25 @@ def contexts(context: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 def _asked(
-    context: click.Context, incomplete: str, ask: Callable[[Session], list[str]]
+    context: click.Context,
+    incomplete: str,
+    ask: Callable[[Admin], Sequence[TopicSummary | GroupSummary]],
 ) -> list[str]:
     given = context.find_object(Session) or Session()
     session = Session(address=given.address, timeout_s=TIMEOUT_S)
     found: list[str] = []
+    told = threading.Event()
 
     def run() -> None:
         try:
-            found.extend(name for name in ask(session) if name.startswith(incomplete))
+            with session.admin() as admin:
+                summaries, _ = known(lambda: ask(admin))
+                found.extend(each.name for each in summaries if each.name.startswith(incomplete))
+                told.set()
         except (DuemqError, OSError):
-            return
+            told.set()
 
     # A daemon: the process ends whatever it still waits for.
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(TIMEOUT_S)
+    threading.Thread(target=run, daemon=True).start()
+    told.wait(TIMEOUT_S)
     return sorted(found)
