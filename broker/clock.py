@@ -1,4 +1,6 @@
-"""Whether the clock may be believed when something is to be removed for its age.  Pure.
+"""What follows when the clock that everybody reads is set.  Pure.
+
+`ClockWatch`: whether it may be believed when something is to be removed for its age.
 
 The clock that everybody reads may be set: wrongly for a while, or right after it was wrong.  What
 it says is compared with a clock that nobody sets.  A jump by itself removes nothing: ages count
@@ -7,6 +9,10 @@ again when the clock has gone on evenly for an hour, time enough for somebody to
 
 JUMP_MS = 60_000
 SETTLED_MS = 3_600_000
+# What a smaller step back makes early is waited for.
+SET_BACK_MS_MIN = 1_000
+# Long enough for a timer service to try again, or to start again.
+SET_BACK_KEPT_MS = 60_000
 
 
 class ClockWatch:
@@ -31,3 +37,28 @@ class ClockWatch:
     def is_settled(self, steady_ms: int) -> bool:
         """Whether ages by the clock are ages."""
         return steady_ms >= self._settles_ms
+
+
+class DueClock:
+    """Until when timers are due, by this broker's clock.
+
+    What was due before the clock was set back is not early.  Its service has sent it by then, or is
+    about to, and refused until the clock is there again it would hold up its queue for as long.
+    """
+
+    def __init__(self, now_ms: int, steady_ms: int) -> None:
+        self._ahead_ms = now_ms - steady_ms
+        self._was_ahead_ms = 0
+        self._until_ms = steady_ms  # when the clock as it was counts no more
+
+    def look(self, now_ms: int, steady_ms: int) -> int:
+        """What is due by then may be stored; for a while by the clock as it was."""
+        ahead_ms = now_ms - steady_ms
+        if ahead_ms < self._ahead_ms - SET_BACK_MS_MIN:
+            if steady_ms >= self._until_ms or self._ahead_ms > self._was_ahead_ms:
+                self._was_ahead_ms = self._ahead_ms
+            self._until_ms = steady_ms + SET_BACK_KEPT_MS
+        self._ahead_ms = ahead_ms
+        if steady_ms >= self._until_ms:
+            return now_ms
+        return max(now_ms, self._was_ahead_ms + steady_ms)

@@ -142,6 +142,7 @@ class Broker:
             commits,
             meters,
             now_ms,
+            steady_ms,
             broker=settings.name,
             store_id=opened.store_id,
             traced=settings.tracing != "off",

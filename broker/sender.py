@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from broker import batch as batches
 from broker.batch import Batch, Columns, Limits
+from broker.clock import DueClock
 from broker.commits import PENDING_BYTES_HIGH, ROOM_TIMEOUT_S, Commits
 from broker.metrics import Meters
 from broker.store import Accepted, Store
@@ -47,6 +48,7 @@ class Sender:
         commits: Commits,
         meters: Meters,
         now_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
         *,
         broker: str,
         store_id: int,
@@ -56,6 +58,8 @@ class Sender:
         self._commits = commits
         self._meters = meters
         self._now_ms = now_ms
+        self._steady_ms = steady_ms
+        self._due_clock = DueClock(now_ms(), steady_ms())
         self._broker = broker
         self._store_id = store_id
         self._traced = traced
@@ -161,12 +165,13 @@ class Sender:
             checked = _refused(received) | await asyncio.to_thread(_check_all, slow)
         else:
             checked = _refused(received)
-        now_ms = await self._hold(max(batch.not_before_ms for batch in received))
+        due_ms = await self._hold(max(batch.not_before_ms for batch in received))
+        now_ms = self._now_ms()
         settled = 0
         outcomes: list[Outcome] = []
         for index, batch in enumerate(received):
             try:
-                _check_time(batch, now_ms)
+                _check_time(batch, due_ms)
                 accepted = self._store.send(batch, now_ms, checked.get(index))
             except DuemqError as error:
                 self._meters.refused(error)
@@ -179,15 +184,16 @@ class Sender:
         return _InFlight(request.request_id, settled, outcomes, began)
 
     async def _hold(self, until_ms: int) -> int:
-        """Waits until this broker's clock says so, if that is soon.  Answers the time."""
-        now_ms = self._now_ms()
-        if not 0 < until_ms - now_ms <= HOLD_MS_MAX:
-            return now_ms
-        deadline = asyncio.get_running_loop().time() + HOLD_MS_MAX / 1000
-        while now_ms < until_ms and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep((until_ms - now_ms) / 1000)
-            now_ms = self._now_ms()
-        return now_ms
+        """Waits until this broker's clock says so, if that is soon.  Answers what is due by now."""
+        due_ms = self._due_ms()
+        deadline_ms = self._steady_ms() + HOLD_MS_MAX
+        while 0 < until_ms - due_ms <= HOLD_MS_MAX and self._steady_ms() < deadline_ms:
+            await asyncio.sleep((until_ms - due_ms) / 1000)
+            due_ms = self._due_ms()
+        return due_ms
+
+    def _due_ms(self) -> int:
+        return self._due_clock.look(self._now_ms(), self._steady_ms())
 
     async def _answer(self, in_flight: _InFlight) -> view_pb2.SendResponseView:
         """The answer to a request that is durable."""
@@ -270,14 +276,14 @@ def _taken(view: view_pb2.BatchView) -> Batch:
     )
 
 
-def _check_time(batch: Batch, now_ms: int) -> None:
-    if batch.not_before_ms > now_ms:
+def _check_time(batch: Batch, due_ms: int) -> None:
+    if batch.not_before_ms > due_ms:
         raise NotReady(
-            f"not_before_ms: {batch.not_before_ms} is {batch.not_before_ms - now_ms} ms ahead of"
+            f"not_before_ms: {batch.not_before_ms} is {batch.not_before_ms - due_ms} ms ahead of"
             f" this broker's clock, at most {HOLD_MS_MAX} ms are waited for",
             field="not_before_ms",
             value=batch.not_before_ms,
-            limit=now_ms + HOLD_MS_MAX,
+            limit=due_ms + HOLD_MS_MAX,
         )
 
 

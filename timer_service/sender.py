@@ -146,7 +146,7 @@ class Sender:
                     sizes=batch.sizes,
                     tag_hashes=batch.tag_hashes,
                     key_hashes=batch.key_hashes,
-                    not_before_ms=batch.ready_ms,
+                    not_before_ms=batch.last_due_ms,
                 )
                 for batch in batches
             ],

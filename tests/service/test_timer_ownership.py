@@ -4,8 +4,10 @@ import asyncio
 import json
 import logging
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +40,8 @@ from tests.service.test_timer_service import (
     send,
 )
 from timer_service import links, scheduler
+from timer_service import sender as timer_sender
+from timer_service import shard as timer_shard
 
 HOUR_MS = 3_600_000
 
@@ -262,6 +266,55 @@ async def test_a_clock_that_is_ahead_delays_nothing_that_is_due_sooner(
             assert bodies_of(await delivered(cluster)) == [b"sooner"]
             [result] = await shard.cancel(handle)
             assert result.outcome == timer_pb2.CANCELLED
+
+
+async def test_what_a_clock_that_was_set_ahead_handed_out_is_not_early(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was dispatched before anybody noticed; then the service keeps to the broker's clock."""
+    monkeypatch.setattr(links, "CLOCK_INTERVAL_S", 0.05)
+    ahead_s = 0
+    clock = SimpleNamespace(
+        time=lambda: time.time() + ahead_s,
+        time_ns=lambda: time.time_ns() + ahead_s * 1_000_000_000,
+        monotonic_ns=time.monotonic_ns,
+    )
+    for module in (timer_shard, timer_sender):
+        monkeypatch.setattr(module, "time", clock)
+    async with running_shard(cluster, tmp_path) as shard:
+        await send(cluster, [b"a", b"b"], [4_000, 4_500])
+        await shard.until(lambda stats: stats.accepted == 2)
+        ahead_s = 60
+        await shard.until(lambda stats: stats.fired == 2)
+        await shard.until(lambda stats: not stats.in_flight)
+        assert bodies_of(await delivered(cluster)) == [b"a", b"b"]  # none before its time
+
+
+async def test_clocks_that_go_back_hold_nothing_at_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broker and service on one machine: what was dispatched was due by the clock as it stood."""
+    back_ms = 0
+    real = broker_process.now_ms
+    monkeypatch.setattr(broker_process, "now_ms", lambda: real() - back_ms)
+    clock = SimpleNamespace(
+        time=lambda: time.time() - back_ms / 1000,
+        time_ns=lambda: time.time_ns() - back_ms * 1_000_000,
+        monotonic_ns=time.monotonic_ns,
+    )
+    for module in (timer_shard, timer_sender):
+        monkeypatch.setattr(module, "time", clock)
+    # The head start is stretched, so that the step falls into it.
+    monkeypatch.setattr(timer_shard, "AHEAD_MS", 500)
+    async with running_cluster(tmp_path, "b0", timer_queues=1) as cluster:
+        await cluster.create_topic(TOPIC, queues=1)
+        async with running_shard(cluster, tmp_path) as shard:
+            await send(cluster, [b"before"], [1_000], queue_id=0)
+            await shard.until(lambda stats: stats.fired == 1)
+            back_ms = HOUR_MS
+            await send(cluster, [b"after"], [10], queue_id=0)
+            await shard.until(lambda stats: stats.fired == 2 and not stats.in_flight)
+            assert await cluster.clients["b0"].bodies(TOPIC) == [b"before", b"after"]
 
 
 async def test_a_clock_that_is_set_is_said(

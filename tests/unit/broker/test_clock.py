@@ -1,4 +1,13 @@
-from broker.clock import JUMP_MS, SETTLED_MS, ClockWatch
+import pytest
+
+from broker.clock import (
+    JUMP_MS,
+    SET_BACK_KEPT_MS,
+    SET_BACK_MS_MIN,
+    SETTLED_MS,
+    ClockWatch,
+    DueClock,
+)
 
 NOW_MS = 1_760_000_000_000
 DAY_MS = 86_400_000
@@ -33,3 +42,25 @@ def test_after_a_long_time_off_the_clock_is_not_believed_at_once() -> None:
     assert not ClockWatch(NOW_MS - DAY_MS, NOW_MS, 0).is_settled(SETTLED_MS - 1)
     assert not ClockWatch(NOW_MS + DAY_MS, NOW_MS, 0).is_settled(0)
     assert ClockWatch(NOW_MS - DAY_MS, NOW_MS, 0).is_settled(SETTLED_MS)
+
+
+@pytest.mark.parametrize("back_ms", [SET_BACK_MS_MIN + 1, 3_600_000])
+def test_what_was_due_before_the_clock_was_set_back_is_due_for_a_while(back_ms: int) -> None:
+    clock = DueClock(NOW_MS, 0)
+    assert clock.look(NOW_MS + 10_000, 10_000) == NOW_MS + 10_000
+    for passed in (10_003, 20_000, SET_BACK_KEPT_MS):
+        assert clock.look(NOW_MS + passed - back_ms, passed) == NOW_MS + passed
+    passed = 10_003 + SET_BACK_KEPT_MS
+    assert clock.look(NOW_MS + passed - back_ms, passed) == NOW_MS + passed - back_ms
+
+
+def test_a_clock_set_back_twice_is_due_by_its_furthest() -> None:
+    clock = DueClock(NOW_MS, 0)
+    clock.look(NOW_MS + 1_000 - 5_000, 1_000)
+    assert clock.look(NOW_MS + 2_000 - 9_000, 2_000) == NOW_MS + 2_000
+
+
+def test_a_clock_set_ahead_or_slewed_is_what_it_says() -> None:
+    clock = DueClock(NOW_MS, 0)
+    for now_ms, steady_ms in ((1_000, 1_000), (90_000, 2_000), (90_500, 3_000), (90_900, 4_000)):
+        assert clock.look(NOW_MS + now_ms, steady_ms) == NOW_MS + now_ms
