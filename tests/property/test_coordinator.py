@@ -27,6 +27,7 @@ from duemq.errors import FencedMember
 
 TIMEOUT_MS = 10_000
 GROUP = "g"
+ROUNDS_MAX = 1_000  # to settle in
 
 
 @dataclass
@@ -344,11 +345,15 @@ class GroupHistory(RuleBasedStateMachine):
                 self.speak(member)
         live = [m for m in live if not m.dead]
         assert all(self.speakers[m.member_id] is m for m in live)
-        while any(m.inbox or m.outbox or self.is_releasing(m) for m in live):
+        for _ in range(ROUNDS_MAX):
+            if not any(m.inbox or m.outbox or self.is_releasing(m) for m in live):
+                break
             for member in live:
                 self.hear(member)
                 self.release(member)
                 self.speak(member)
+        else:
+            raise AssertionError(f"the group has not settled after {ROUNDS_MAX} rounds")
         found = {queue: m.member_id for m in live for queue in m.held}
         if self.strategy == AVERAGE:
             assert found == allocate(average, self.routes(), {m.member_id: ["t"] for m in live})
