@@ -33,6 +33,7 @@ from duemq.errors import Corrupt
 from storage import record
 from storage.record import Entry
 from timer_service import entries, intake
+from timer_service.block import REMEDY
 from timer_service.dispatch import NEVER
 from timer_service.entries import Dispatched
 from timer_service.lane import Batch, Lane
@@ -96,11 +97,13 @@ class Unseen:
             self._met[source] = np.zeros(int(first.sum()), dtype=np.bool_)
         self._parts = {}
 
-    def missing(self) -> Counter[int]:
-        """Timers that were not met, by batch."""
-        missing: Counter[int] = Counter()
+    def missing(self) -> dict[int, list[tuple[int, int]]]:
+        """Timers that were not met, (source, offset), by batch."""
+        missing: dict[int, list[tuple[int, int]]] = {}
         for source, table in self._sorted.items():
-            missing.update(table[1][~self._met[source]].tolist())
+            offsets, batches, _ = table[:, ~self._met[source]].tolist()
+            for offset, batch in zip(offsets, batches, strict=True):
+                missing.setdefault(batch, []).append((source, offset))
         return missing
 
     def meet(self, rows: Rows) -> npt.NDArray[np.int64]:
@@ -161,7 +164,7 @@ class Recovery:
         place = Home(held.home.file, held.home.position + held.start)
         data = self._read_body(place, held.length)
         if record.crc32c(0, data) != held.crc32c:
-            raise Corrupt(f"bodies of timers at {place} are not what was written")
+            raise Corrupt(f"bodies of timers at {place} are not what was written. {REMEDY}")
         self._scheduler.admit(rows, Blob(data, held.home, held.start), self._now_ms)
 
     def _restore_lane(self, saved: Lane) -> None:
@@ -415,6 +418,5 @@ def _nowhere(directory: str, count: int, batches: list[Replayed]) -> str:
         f"{directory}: {count} timers were dispatched and are nowhere to be found, neither in"
         f" {directory}/log nor in {directory}/segments; not all are known to be stored by a broker:"
         f" the batches at {places}{more} of the log are not acknowledged."
-        " Restore the directory from a copy, or accept the loss of these timers, and of no others,"
-        " with `python -m timer_service set-aside DIRECTORY`"
+        f" {REMEDY}"
     )

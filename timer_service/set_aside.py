@@ -24,10 +24,10 @@ from storage import record
 from storage.disk import Disk, write_all
 from storage.errors import CorruptFile, StorageError
 from timer_service.block import Index
-from timer_service.entries import SourceId
 from timer_service.limits import Limits
-from timer_service.recovery import Recovery, Replayed
+from timer_service.recovery import ReadBody, Recovery, Replayed
 from timer_service.rows import Blob, Home, Rows, new_rows
+from timer_service.scheduler import Scheduler
 from timer_service.segments import (
     PIECE_ROWS_MAX,
     Block,
@@ -149,8 +149,13 @@ class TolerantSegments(Segments):
 class TolerantRecovery(Recovery):
     """A start that goes on without what it cannot read, and counts it."""
 
-    _held_damage: list[Damage]
-    _unknown = 0  # lost, and nobody knows which
+    def __init__(self, scheduler: Scheduler, read_body: ReadBody, now_ms: int) -> None:
+        super().__init__(scheduler, read_body, now_ms)
+        self._held_damage: list[Damage] = []
+        self._unknown = 0  # lost, and nobody knows which
+        self._fired_before = 0  # of what is missing of batches: not lost
+        self._missing: dict[int, list[str]] = {}
+        """Names of the timers that are missing of a batch, by its position."""
 
     @property
     def _segments(self) -> TolerantSegments:
@@ -164,12 +169,12 @@ class TolerantRecovery(Recovery):
         except (Corrupt, StorageError, OSError, IndexError) as error:
             due = rows.due_ms
             damage = Damage(str(error), int(due.min()), int(due.max()), len(rows), rows)
-            self._held_damage = [*getattr(self, "_held_damage", ()), damage]
+            self._held_damage.append(damage)
 
     def finish(self) -> None:
         """See Recovery.finish; then every block is read, and nothing damaged is left in one."""
         self._unseen.seal()
-        for each in getattr(self, "_held_damage", ()):
+        for each in self._held_damage:
             self._lose(each)
         super().finish()
         for block in list(self._segments.damaged()):
@@ -214,10 +219,13 @@ class TolerantRecovery(Recovery):
             if damage.piece is not None:
                 piece = damage.piece
                 rows = scheduler.numbers.translate(rows, piece.sources, piece.targets)
-            rows = rows.take(self._unseen.meet(rows)[0] < 0)
-            rows = scheduler.drop_cancelled(rows)
+            batches = self._unseen.meet(rows)[0]
+            for batch, key in zip(batches.tolist(), _keys(rows), strict=True):
+                if batch >= 0:
+                    self._miss(batch, self._name(*key))
+            rows = scheduler.drop_cancelled(rows.take(batches < 0))
             count = len(rows)
-            names = [_name(scheduler.numbers.sources[s].id, o, d) for s, o, d in _keys(rows)]
+            names = [self._name(*key) for key in _keys(rows)]
         scheduler.ledger.lost += count
         segments.lost_timers += count
         segments.lost += [
@@ -229,11 +237,29 @@ class TolerantRecovery(Recovery):
     def _not_found(self, count: int) -> None:
         of_lost_blocks = min(count, self._unknown)
         self._not_lost(of_lost_blocks)
+        missing = self._unseen.missing()
+        for batch, keys in missing.items():
+            for source, offset in keys:
+                self._miss(batch, self._name(source, offset))
         if count > of_lost_blocks:
+            fired = self._scheduler.ledger.fired
             super()._not_found(count - of_lost_blocks)
+            stored = sum(len(keys) for batch, keys in missing.items() if self._batches[batch].acked)
+            counted_twice = fired - self._scheduler.ledger.fired
+            self._fired_before = max(0, counted_twice - stored)
 
     def _refuse(self, count: int, lost: list[Replayed]) -> None:
-        """What is missing of them is named as they are rebuilt."""
+        """What is missing of them is counted and named as they are rebuilt."""
+
+    def _miss(self, batch: int, name: str) -> None:
+        replayed = self._batches[batch]
+        if not replayed.acked:
+            self._missing.setdefault(replayed.position, []).append(name)
+
+    def _name(self, source: int, offset: int, due_ms: int | None = None) -> str:
+        store_id, queue_id = self._scheduler.numbers.sources[source].id
+        place = f"  store {store_id:016x}, queue {queue_id} of %TIMER%, offset {offset}"
+        return place if due_ms is None else f"{place}, due {due_ms}"
 
     def _not_lost(self, count: int) -> None:
         """Of a block that is lost whole: dispatched or cancelled before."""
@@ -246,25 +272,33 @@ class TolerantRecovery(Recovery):
     def _rebuild(self, batch: Replayed) -> None:
         found = sum(len(places) for places, _, _ in batch.found)
         if found < batch.count:
-            self._segments.lost.append(
-                f"{batch.count - found} timers for {batch.lane.id}, on their way when the service"
-                " stopped: whether they were stored only their topic tells"
-            )
-            self._scheduler.ledger.in_flight -= batch.count - found
+            self._lose_of(batch, batch.count - found)
             batch.count = found
         if found:
             super()._rebuild(batch)
 
+    def _lose_of(self, batch: Replayed, missing: int) -> None:
+        """Its lane goes on, under a new epoch if its broker misses a batch that is lost whole."""
+        ledger, segments = self._scheduler.ledger, self._segments
+        before = min(missing, self._fired_before)
+        self._fired_before -= before
+        lost = missing - before
+        ledger.in_flight -= missing
+        ledger.fired -= lost
+        ledger.lost += lost
+        segments.lost_timers += lost
+        segments.lost += [
+            f"{missing} of {batch.count} timers of the batch at {batch.position} of the log, for"
+            f" {batch.lane.id}, on their way when the service stopped: whether they were stored"
+            " only their topic tells",
+            *self._missing.get(batch.position, ()),
+        ]
+        if before:
+            segments.lost.append(f"of these, {before} had been fired before")
+
 
 def _keys(rows: Rows) -> Iterator[tuple[int, int, int]]:
     return zip(rows.source.tolist(), rows.offset.tolist(), rows.due_ms.tolist(), strict=True)
-
-
-def _name(source: SourceId, offset: int, due_ms: int) -> str:
-    return (
-        f"  store {source.store_id:016x}, queue {source.queue_id} of %TIMER%, offset {offset},"
-        f" due {due_ms}"
-    )
 
 
 def set_aside(directory: str, disk: Disk, limits: Limits, now_ms: int) -> Iterator[str]:

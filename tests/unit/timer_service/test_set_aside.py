@@ -6,9 +6,12 @@ import re
 
 import pytest
 
-from storage.errors import CorruptFile
+import storage.set_aside
+from duemq.errors import Corrupt
+from storage.errors import CorruptFile, CorruptLog
 from storage.record import HEADER_BYTES
 from tests.property.timer_world import DATA, LIMITS, START_MS, World
+from tests.unit.timer_service.test_scheduler import dispatch_again
 from timer_service.__main__ import main
 from timer_service.set_aside import FOLDER, set_aside
 
@@ -130,6 +133,86 @@ def test_a_missing_file_costs_what_was_in_it() -> None:
     given_up(world)
     run_for(world, 5 * HOUR_MS)
     assert len(world.broker.delivered) == TIMERS - world.scheduler.ledger.lost
+
+
+def lose_entry(world: World, position: int) -> None:
+    """An entry of the timer log is damaged, and set aside as a start says."""
+    log = f"{DATA}/log"
+    world.disk.flip(f"{log}/{world.disk.listdir(log)[0]}", position + 100)
+    with pytest.raises(CorruptLog, match=f"storage set-aside {log} --at {position}"):
+        world.kill()
+    storage.set_aside.set_aside(log, position, world.disk)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("second_ms", [1_000, 2_000])
+def test_timers_on_their_way_whose_bodies_are_gone_are_lost_and_no_others(
+    stored: bool, second_ms: int
+) -> None:
+    """All of a batch, or some of one; a broker has stored it, and its answer was lost, or not."""
+    world = World()
+    positions = []
+    for wait_ms in (0, 1_000, second_ms, 3_000, HOUR_MS):
+        positions.append(world.store.log.end_position)
+        world.broker.accept([START_MS + wait_ms], 10, "keyed")
+        world.ingest(1)
+    for wait_ms in (0, 1_000, 2_000):
+        if wait_ms == 1_000:
+            world.send()
+            world.checkpoint()
+        world.now_ms = START_MS + wait_ms
+        world.tick()
+        world.sync()
+    if stored:
+        world.send(drop=True)
+    assert world.scheduler.ledger.in_flight == 2
+    lose_entry(world, positions[1])
+
+    with pytest.raises(Corrupt, match="set-aside"):
+        world.kill()
+    said = given_up(world)
+
+    assert any(re.match("1 of [12] timers of the batch at .*keyed", line) for line in said)
+    assert sum(f"offset 1, due {START_MS + 1_000}" in line for line in said) == 1
+    assert said[-1] == "1 timers lost; 2 are pending"
+    ledger = world.scheduler.ledger
+    assert (ledger.accepted, ledger.pending, ledger.fired, ledger.lost) == (5, 2, 2, 1)
+    assert ledger.in_flight == 1
+    run_for(world, 2 * HOUR_MS)
+    world.kill()
+    assert set(world.broker.delivered) == {0, 2, 3, 4} | ({1} if stored else set())
+    ledger = world.scheduler.ledger
+    assert (ledger.pending, ledger.fired, ledger.lost, ledger.in_flight) == (0, 4, 1, 0)
+    [lane] = world.scheduler.dispatcher.lanes()
+    assert lane.epoch == (second_ms == 2_000 and not stored)  # a number is missing there
+
+
+@pytest.mark.parametrize("others", [[], [2]])
+def test_timers_that_are_nowhere_are_given_up_and_all_others_fire(others: list[int]) -> None:
+    """Fired before the checkpoint, and dispatched once more, as a release before did."""
+    world = World()
+    world.broker.accept([START_MS, START_MS, START_MS + 10, START_MS + HOUR_MS], 10, "keyed")
+    world.ingest(1)
+    world.tick()
+    world.sync()
+    world.send()
+    world.checkpoint()
+    world.now_ms += 10
+    dispatch_again(world, [0, *others])
+    world.sync()
+
+    with pytest.raises(Corrupt, match="set-aside"):
+        world.kill()
+    said = given_up(world)
+
+    assert f"1 of {1 + len(others)} timers of the batch at" in said[0]
+    assert said[1].endswith(", offset 0")
+    assert said[2:] == [
+        "of these, 1 had been fired before",
+        f"0 timers lost; {2 - len(others)} are pending",
+    ]
+    world.drain()
+    assert set(world.broker.delivered) == {0, 1, 2, 3}
 
 
 def test_wrong_use(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
