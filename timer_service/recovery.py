@@ -32,6 +32,7 @@ import numpy.typing as npt
 from duemq.errors import Corrupt
 from storage import record
 from storage.record import Entry
+from storage.set_aside import GAP
 from timer_service import entries, intake
 from timer_service.block import REMEDY
 from timer_service.dispatch import NEVER
@@ -188,6 +189,12 @@ class Recovery:
                 self._ack(entry)
             elif entry.kind == entries.EPOCH:
                 self._epoch(entry)
+            elif entry.kind == GAP:
+                raise Corrupt(
+                    f"timer log, position {entry.position}: an entry was set aside that no"
+                    " checkpoint contains; nobody knows what it said, so whatever is done now may"
+                    " fire something twice or not at all: restore the directory from a copy"
+                )
             else:
                 raise Corrupt(f"timer log, position {entry.position}: unknown kind {entry.kind}")
 

@@ -317,6 +317,26 @@ async def test_clocks_that_go_back_hold_nothing_at_the_broker(
             assert await cluster.clients["b0"].bodies(TOPIC) == [b"before", b"after"]
 
 
+async def test_a_clock_that_goes_back_prolongs_no_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = broker_process.now_ms
+    step_ms = 0
+
+    def now_ms() -> int:
+        return real() - (HOUR_MS if step_ms and real() >= step_ms else 0)
+
+    monkeypatch.setattr(broker_process, "now_ms", now_ms)
+    async with running_cluster(tmp_path, "b0") as cluster:
+        await cluster.create_topic(TOPIC, queues=1)
+        client = cluster.clients["b0"]
+        step_ms = real() + 200
+        not_before_ms = step_ms + 300
+        [result] = await client.send(batch(TOPIC, [b"a"], not_before_ms=not_before_ms))
+        assert not result.HasField("error")
+        assert real() >= not_before_ms
+
+
 async def test_a_clock_that_is_set_is_said(
     cluster: Cluster,
     tmp_path: Path,

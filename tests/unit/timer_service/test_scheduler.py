@@ -514,6 +514,22 @@ def test_a_batch_held_back_when_the_process_dies_and_the_clock_goes_back() -> No
     assert fire(world) == [0]
 
 
+@pytest.mark.parametrize("passed_ms", range(AHEAD_MS + 2))
+def test_a_start_in_the_head_start_sends_nothing_early(passed_ms: int) -> None:
+    world = world_with(1, AHEAD_MS, topic="keyed")
+    world.tick(AHEAD_MS)
+    world.sync()
+    world.now_ms += passed_ms
+    world.kill()
+    world.tick(AHEAD_MS)
+    world.sync()
+
+    [lane] = world.scheduler.dispatcher.lanes()
+    assert [batch.ready_ms for batch in lane.unacked] == [START_MS + AHEAD_MS]
+    world.send()
+    assert len(world.broker.delivered) == (2 if passed_ms >= AHEAD_MS else 0)
+
+
 def test_sooner_timers_find_room_after_the_clock_went_back() -> None:
     world = World()
     world.now_ms += HOUR_MS

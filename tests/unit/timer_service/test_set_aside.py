@@ -215,6 +215,19 @@ def test_timers_that_are_nowhere_are_given_up_and_all_others_fire(others: list[i
     assert set(world.broker.delivered) == {0, 1, 2, 3}
 
 
+def test_an_entry_that_was_set_aside_and_that_nobody_knows_is_not_skipped() -> None:
+    world = World()
+    position = world.store.log.end_position
+    for _ in range(2):
+        world.broker.accept([START_MS] * 9, 10, "keyed")
+        world.ingest(1)
+    world.sync()
+    lose_entry(world, position)
+    for start in (world.kill, lambda: given_up(world)):
+        with pytest.raises(Corrupt, match=f"position {position}: an entry was set aside .* a copy"):
+            start()
+
+
 def test_wrong_use(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["set-aside"]) == 2
     assert "usage" in capsys.readouterr().err
