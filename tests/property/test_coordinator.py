@@ -51,6 +51,8 @@ class Member:
     wanted: frozenset[MessageQueue] = frozenset()
     generation: int = 0
     names: tuple[str, ...] = ()  # all members, as the last assignment said
+    untold: set[MessageQueue] = field(default_factory=set)  # released before it heard anything
+    answered: bool = False  # its hello
     connected: bool = False
     dead: bool = False
 
@@ -151,6 +153,8 @@ class GroupHistory(RuleBasedStateMachine):
     def hello(self, member: Member) -> None:
         member.inbox.clear()
         member.outbox.clear()
+        member.untold.clear()
+        member.answered = False
         member.connected = True
         # Nothing is taken over any more under an assignment of a session that may be over.
         member.wanted = frozenset(
@@ -204,6 +208,10 @@ class GroupHistory(RuleBasedStateMachine):
         member.generation = assignment.generation
         member.names = assignment.members
         member.wanted = frozenset(assignment.queues)
+        member.answered = True
+        if member.connected:
+            member.outbox.extend((member.generation, q) for q in member.untold - member.wanted)
+        member.untold.clear()
         for queue, hold in member.held.items():
             if queue not in member.wanted:
                 hold.releasing = True
@@ -240,7 +248,10 @@ class GroupHistory(RuleBasedStateMachine):
             if hold.releasing and not member.dead:
                 del member.held[queue]
                 if member.connected and queue not in member.wanted:
-                    member.outbox.append((member.generation, queue))
+                    if member.answered:
+                        member.outbox.append((member.generation, queue))
+                    else:
+                        member.untold.add(queue)
                 self.take_over(member)
                 return
 

@@ -132,6 +132,8 @@ class Share:
         }
         self._generation = 0
         self._wanted: frozenset[MessageQueue] = frozenset()
+        self._answered = False  # the last claim
+        self._untold: set[MessageQueue] = set()  # given up since then
         self._holdings: dict[MessageQueue, Holding] = {}
         self._by_source: dict[Source, Holding] = {}
         self._fetchers: dict[str, Fetcher] = {}
@@ -205,11 +207,16 @@ class Share:
             if holding.state is HoldingState.ACQUIRING:
                 self._drop(holding)
         self._wanted = self._wanted & self.queues
+        self._answered, self._untold = False, set()
         return tuple(self._holdings)
 
     def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> None:
         """A new assignment."""
         self._generation, self._wanted = generation, queues
+        self._answered = True
+        untold, self._untold = self._untold - queues, set()
+        if untold:
+            self._spawn(self._membership.released(generation, untold))
         self.joined.set()
         self._reconcile()
 
@@ -325,7 +332,10 @@ class Share:
         for queue in gone:
             del self._holdings[queue]
         if told := gone - self._wanted:  # the others were assigned again meanwhile: still ours
-            await self._membership.released(self._generation, told)
+            if self._answered:
+                await self._membership.released(self._generation, told)
+            else:
+                self._untold |= told  # it was claimed: only a newer assignment can be answered
         self._reconcile()
 
     def _taken_over(self, source: Source, error: FencedMember) -> None:
