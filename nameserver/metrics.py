@@ -25,8 +25,8 @@ class _Collector(Collector):
         lost = GaugeMetricFamily(
             "duemq_nameserver_lost", "Instances that vanished lately", labels=("kind",)
         )
-        lost.add_metric(("broker",), len(self._registry.lost_brokers))
-        lost.add_metric(("timer",), len(self._registry.lost_timers))
+        lost.add_metric(("broker",), sum(not one.forgotten for one in self._registry.lost_brokers))
+        lost.add_metric(("timer",), sum(not one.forgotten for one in self._registry.lost_timers))
         yield lost
         yield GaugeMetricFamily(
             "duemq_nameserver_topics", "Topics with a route", value=len(self._registry.topics)

@@ -13,7 +13,8 @@ so
   (`deregister`).  The version of one that said so is remembered for GONE_MS, so that a heartbeat
   that it sent before, and that was overtaken, does not bring it back.
 - An instance that vanished is *lost* until one of its name comes back, or LOST_MAX others were lost
-  after it, or `lost_kept_ms` have passed: what it has is missing from the answers of the others.
+  after it, or `lost_kept_ms` have passed: what it has is missing from the answers of the others,
+  unless an operator has given it up (`forget`).
 - `revision` counts changes.  `changes_since(revision)` tells what a watcher has to be told; the
 journal
   behind it is bounded, and one who is behind its end gets everything.
@@ -26,7 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from duemq.errors import NotReady, Overloaded, TopicNotFound
+from duemq.errors import InstanceNotFound, InvalidArgument, NotReady, Overloaded, TopicNotFound
 
 # Brokers and timer shards together.
 INSTANCES_MAX = 1_000
@@ -40,6 +41,8 @@ GONE_MS = 60_000
 GONE_MAX = 2 * INSTANCES_MAX
 # Lost instances remembered; of more, the oldest are forgotten.
 LOST_MAX = 256
+# Topics of all of them, remembered to tell who gives one up.
+LOST_TOPICS_MAX = 50_000
 
 
 class Version(NamedTuple):
@@ -102,6 +105,10 @@ class Lost:
     lost_ms: int
     stopped: bool
     """It said goodbye.  False: it fell silent."""
+    topics: tuple[TopicQueues, ...] | None = None
+    """What it served; None: too much to remember."""
+    forgotten: bool = False
+    """An operator gave it up: it is missing from no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +244,31 @@ class Registry:
         self._lose(key, version, now_ms, stopped=True)
         return True
 
+    def forget(self, kind: type[Report], name: str, now_ms: int, *, dry_run: bool = False) -> Lost:
+        """Gives up a lost instance for good; who it was.  Idempotent.
+
+        Raises InvalidArgument while it lives, InstanceNotFound if it is not remembered.
+        """
+        self.expire(now_ms)
+        key, what = _Key(kind, name), "broker" if kind is BrokerReport else "timer"
+        known = self._instances.get(key)
+        if known is not None:
+            seconds = (now_ms - known.last_heard_ms) / 1000
+            raise InvalidArgument(
+                f"{what} {name} lives: {known.report.address} was heard of {seconds:.1f} s ago;"
+                " stop it first",
+                field=what,
+                value=name,
+                limit=f"a {what} that is lost",
+            )
+        lost = self._lost.get(key)
+        if lost is None:
+            raise InstanceNotFound(f"no {what} {name} was lost lately", field=what, value=name)
+        if not (dry_run or lost.forgotten):
+            self._lost[key] = replace(lost, forgotten=True)
+            self._record(())
+        return lost
+
     def expire(self, now_ms: int) -> int:
         """Drops what was not refreshed in time.
 
@@ -267,7 +299,9 @@ class Registry:
         """Who serves the topic, sorted by broker.  Raises TopicNotFound."""
         served = self._routes.get(topic)
         if not served:
-            names = ", ".join(lost.instance.report.name for lost in self.lost_brokers)
+            names = ", ".join(
+                lost.instance.report.name for lost in self.lost_brokers if not lost.forgotten
+            )
             raise TopicNotFound(
                 f"no broker serves topic {topic!r}" + (f"; lost lately: {names}" if names else ""),
                 field="topic",
@@ -292,12 +326,12 @@ class Registry:
 
     @property
     def lost_brokers(self) -> tuple[Lost, ...]:
-        """Brokers that were there lately, sorted by name."""
+        """Brokers that were there lately, also those given up, sorted by name."""
         return self._lost_of(BrokerReport)
 
     @property
     def lost_timers(self) -> tuple[Lost, ...]:
-        """Timer shards that were there lately, sorted by name."""
+        """Timer shards that were there lately, also those given up, sorted by name."""
         return self._lost_of(TimerReport)
 
     def changes_since(self, revision: int) -> Changes:
@@ -326,10 +360,16 @@ class Registry:
 
     def _lose(self, key: _Key, version: Version, now_ms: int, *, stopped: bool) -> None:
         last = self._instances.pop(key)
-        report = last.report
+        report, topics = last.report, tuple[TopicQueues, ...]()
         if isinstance(report, BrokerReport):
-            report = replace(report, topics=())
-        self._lost[key] = Lost(replace(last, report=report, version=version), now_ms, stopped)
+            report, topics = replace(report, topics=()), report.topics
+        remembered = sum(len(one.topics or ()) for one in self._lost.values())
+        self._lost[key] = Lost(
+            replace(last, report=report, version=version),
+            now_ms,
+            stopped,
+            topics if remembered + len(topics) <= LOST_TOPICS_MAX else None,
+        )
         if len(self._lost) > LOST_MAX:
             del self._lost[next(iter(self._lost))]
         self._replace(last.report, None)

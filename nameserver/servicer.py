@@ -5,6 +5,7 @@ memory, and what it gets next is the sum of what it missed.
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -36,6 +37,8 @@ EXPIRY_MS_MAX = 3_600_000
 # Of a WatchRoutes request.
 WATCHED_TOPICS_MAX = 10_000
 
+
+log = logging.getLogger(__name__)
 
 _TOPIC = re.compile(r"[!-~]+")
 
@@ -92,21 +95,37 @@ class NameserverServicer:
         self, request: pb.DeregisterRequest, context: Any
     ) -> pb.DeregisterResponse:
         """See nameserver.proto."""
-        if bool(request.broker) == bool(request.timer):
-            raise InvalidArgument("either broker or timer must be given", field="broker")
-        kind: type[Report] = BrokerReport if request.broker else TimerReport
-        check_name("broker" if request.broker else "timer", request.broker or request.timer)
+        kind, name = _named(request)
         before = self._registry.revision
         version = _version_of(request.version)
-        self._registry.deregister(
-            kind,
-            request.broker or request.timer,
-            version,
-            self._now_ms(),
-            request.store_id,
-        )
+        self._registry.deregister(kind, name, version, self._now_ms(), request.store_id)
         self._wake_after(before)
         return pb.DeregisterResponse()
+
+    async def Forget(self, request: pb.ForgetRequest, context: Any) -> pb.ForgetResponse:
+        """See nameserver.proto."""
+        self._registry.check_ready(self._now_ms())
+        kind, name = _named(request)
+        before = self._registry.revision
+        try:
+            lost = self._registry.forget(kind, name, self._now_ms(), dry_run=request.dry_run)
+        finally:
+            self._wake_after(before)
+        if not request.dry_run:
+            log.info("%s is given up and counts as lost no more", name)
+        topics = (
+            pb.TopicQueues(
+                topic=one.topic, queues=one.queues, readable=one.readable, writable=one.writable
+            )
+            for one in lost.topics or ()
+        )
+        return pb.ForgetResponse(
+            address=lost.instance.report.address,
+            lost_ms=lost.lost_ms,
+            stopped=lost.stopped,
+            topics=topics,
+            topics_known=lost.topics is not None,
+        )
 
     async def GetRoute(self, request: pb.GetRouteRequest, context: Any) -> pb.TopicRoute:
         """See nameserver.proto."""
@@ -237,17 +256,26 @@ def _holder(instance: Instance, now_ms: int) -> pb.Holder:
 def _lost_broker(lost: Lost) -> pb.BrokerInstance:
     message = _broker(lost.instance)
     message.lost_ms, message.stopped = lost.lost_ms, lost.stopped
+    message.forgotten = lost.forgotten
     return message
 
 
 def _lost_timer(lost: Lost) -> pb.TimerInstance:
     message = _timer(lost.instance)
     message.lost_ms, message.stopped = lost.lost_ms, lost.stopped
+    message.forgotten = lost.forgotten
     return message
 
 
 def _version_of(version: pb.Version) -> Version:
     return Version(version.epoch, version.counter)
+
+
+def _named(request: pb.DeregisterRequest | pb.ForgetRequest) -> tuple[type[Report], str]:
+    if bool(request.broker) == bool(request.timer):
+        raise InvalidArgument("either broker or timer must be given", field="broker")
+    check_name("broker" if request.broker else "timer", request.broker or request.timer)
+    return (BrokerReport, request.broker) if request.broker else (TimerReport, request.timer)
 
 
 def _report_of(request: pb.RegisterRequest) -> Report:

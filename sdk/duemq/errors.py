@@ -9,7 +9,8 @@
     │   ├── QueueNotFound
     │   ├── GroupNotFound
     │   ├── OffsetOutOfRange
-    │   └── PermissionDenied
+    │   ├── PermissionDenied
+    │   └── InstanceNotFound
     ├── Fenced                the caller was overtaken by a newer one
     │   ├── FencedProducer
     │   ├── OutOfSequence
@@ -49,6 +50,7 @@ __all__ = [
     "FencedProducer",
     "FencedTimer",
     "GroupNotFound",
+    "InstanceNotFound",
     "Internal",
     "InvalidArgument",
     "InvariantError",
@@ -83,6 +85,7 @@ class ErrorCode(enum.IntEnum):
     GROUP_NOT_FOUND = 6
     OFFSET_OUT_OF_RANGE = 7
     PERMISSION_DENIED = 8
+    INSTANCE_NOT_FOUND = 9
     FENCED_PRODUCER = 20
     OUT_OF_SEQUENCE = 21
     FENCED_MEMBER = 22
@@ -187,6 +190,12 @@ class PermissionDenied(Rejected):
     """The caller may not do this."""
 
     code = ErrorCode.PERMISSION_DENIED
+
+
+class InstanceNotFound(Rejected):
+    """No nameserver remembers such a broker or timer service."""
+
+    code = ErrorCode.INSTANCE_NOT_FOUND
 
 
 class Fenced(DuemqError):

@@ -5,7 +5,8 @@ that a nameserver pushed, so that with every nameserver gone, producers and cons
 the brokers that they knew.
 
 Nameservers forget a broker that is away.  The cache remembers what it served, for `keyed` only: an
-ordering key must not move to another queue because a broker restarts.
+ordering key must not move to another queue because a broker restarts.  One that an operator gave up
+is away no more: its keys move.
 """
 
 from collections.abc import Iterable, Mapping
@@ -98,6 +99,8 @@ class LostBroker:
     """Epoch ms, by a nameserver's clock."""
     stopped: bool
     """It said goodbye.  False: it fell silent."""
+    forgotten: bool = False
+    """An operator gave it up: it is missing from no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,8 @@ class LostTimer:
     """Epoch ms, by a nameserver's clock."""
     stopped: bool
     """It said goodbye.  False: it fell silent."""
+    forgotten: bool = False
+    """An operator gave it up: it is missing from no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,9 @@ class RouteCache:
         if self.version and before == after:
             return False
         self._remember(routes, brokers)
+        for each in update.lost_brokers:
+            if each.forgotten:
+                self._away.pop(each.broker.name, None)
         self._routes, self._brokers, self._timers, self._lost = after
         self.version += 1
         return True
@@ -190,12 +198,12 @@ class RouteCache:
 
         While there is one, an answer that was put together from the live brokers may be partial.
         """
-        return self._lost[0]
+        return tuple(each for each in self._lost[0] if not each.forgotten)
 
     @property
     def lost_timers(self) -> tuple[LostTimer, ...]:
         """Timer shards that the nameservers list as lost, sorted by name."""
-        return self._lost[1]
+        return tuple(each for each in self._lost[1] if not each.forgotten)
 
     @property
     def away(self) -> tuple[str, ...]:

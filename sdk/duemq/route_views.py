@@ -7,6 +7,8 @@ them has: reports carry a version (registration.py).
 - An instance is there while any view lists it.  One that said goodbye with the version that is
   listed, or a newer one, is not.
 - What a broker serves is what the view with its newest version says; equal versions, equal routes.
+- Of one that is lost, what is said of its newest version counts: that an operator gave it up, if
+  any view says so.
 - A view whose nameserver is out of reach counts on for STALE_MS, and longer while there is no
   other: with every nameserver gone, clients work on with what they know.
 """
@@ -184,12 +186,12 @@ class Views:
                 self._views[source.view].timers[name] for name, source in sorted(timers.items())
             ),
             lost_brokers=tuple(
-                min(said, key=lambda lost: (*_newer_first(lost.broker), lost.since_ms))
+                min(said, key=lambda lost: _first_word(lost.broker, lost))
                 for name, said in _by_name(view.lost_brokers for view in views)
                 if name not in self._sources
             ),
             lost_timers=tuple(
-                min(said, key=lambda lost: (*_newer_first(lost.timer), lost.since_ms))
+                min(said, key=lambda lost: _first_word(lost.timer, lost))
                 for name, said in _by_name(view.lost_timers for view in views)
                 if name not in timers
             ),
@@ -260,5 +262,5 @@ def _by_name(views: Iterable[Mapping[str, Lost]]) -> list[tuple[str, list[Lost]]
     return sorted(said.items())
 
 
-def _newer_first(one: Broker | TimerShard) -> tuple[int, int]:
-    return -one.epoch, -one.counter
+def _first_word(one: Broker | TimerShard, lost: LostBroker | LostTimer) -> tuple[int, ...]:
+    return -one.epoch, -one.counter, not lost.forgotten, lost.since_ms

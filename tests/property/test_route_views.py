@@ -1,8 +1,11 @@
 """Two nameservers that hear different brokers, and one client that watches both of them."""
 
+from contextlib import suppress
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from duemq.errors import InstanceNotFound, InvalidArgument
 from duemq.route import Broker, BrokerQueues, LostBroker, Route, RouteCache, Update
 from duemq.route_views import STALE_MS, Views
 from nameserver.registry import BrokerReport, Registry, TopicQueues, Version
@@ -37,7 +40,7 @@ def update_of(registry, since):
         tuple(map(broker_of, registry.brokers)),
         (),
         tuple(
-            LostBroker(broker_of(one.instance), one.lost_ms, one.stopped)
+            LostBroker(broker_of(one.instance), one.lost_ms, one.stopped, one.forgotten)
             for one in registry.lost_brokers
         ),
     )
@@ -101,6 +104,12 @@ class Partitions(RuleBasedStateMachine):
     @rule(broker=ONE_BROKER)
     def die(self, broker):
         self.up.pop(broker, None)
+
+    @rule(broker=ONE_BROKER, nameservers=st.sets(ONE_NAMESERVER, min_size=1))
+    def give_up(self, broker, nameservers):
+        for name in nameservers:
+            with suppress(InvalidArgument, InstanceNotFound):
+                self.registries[name].forget(BrokerReport, broker, self.now_ms)
 
     @rule(broker=ONE_BROKER, nameserver=ONE_NAMESERVER)
     def cut_broker(self, broker, nameserver):

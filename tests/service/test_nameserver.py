@@ -390,6 +390,53 @@ async def test_watchers_and_askers_are_told_who_is_lost_and_since_when(nameserve
     assert [(one.name, one.stopped) for one in cluster.lost_timers] == [("x", True)]
 
 
+async def test_watchers_hear_at_once_of_who_is_given_up(nameserver, stub):
+    shard = pb.TimerReport(name="x", address="x:1", shard=0, shards=1)
+    await stub.Register(register(broker(), expiry_ms=5_000))
+    await stub.Register(register(shard, expiry_ms=5_000))
+    async with watching([nameserver.address]) as watcher:
+        await watcher.wait_for(knows("t"), WAIT_S)
+        nameserver.clock.ms += 5_000
+        nameserver.expire()
+        await watcher.wait_for(lambda cache: bool(cache.lost_brokers), WAIT_S)
+        assert watcher.cache.away == ("a",)
+        given_up = await stub.Forget(pb.ForgetRequest(broker="a"))
+        await watcher.wait_for(lambda cache: not cache.lost_brokers, WAIT_S)
+        assert watcher.cache.away == ()
+        assert len(watcher.cache.lost_timers) == 1
+        await stub.Forget(pb.ForgetRequest(timer="x"))
+        await watcher.wait_for(lambda cache: not cache.lost_timers, WAIT_S)
+    assert (given_up.address, given_up.lost_ms) == ("a:1", nameserver.clock.ms)
+    assert [(one.topic, one.queues) for one in given_up.topics] == [("t", 4)]
+    # A watch that begins now hears the same.
+    async with watching([nameserver.address]) as watcher:
+        await watcher.ready(WAIT_S)
+        assert (watcher.cache.lost_brokers, watcher.cache.lost_timers) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (pb.ForgetRequest(broker="a"), errors.InvalidArgument),
+        (pb.ForgetRequest(broker="b"), errors.InstanceNotFound),
+        (pb.ForgetRequest(timer="a"), errors.InstanceNotFound),
+        (pb.ForgetRequest(), errors.InvalidArgument),
+        (pb.ForgetRequest(broker="no name"), errors.InvalidArgument),
+    ],
+    ids=["lives", "unknown", "other-kind", "nobody", "no-name"],
+)
+async def test_only_who_is_lost_is_given_up(stub, request_, error):
+    await stub.Register(register(broker()))
+    with pytest.raises(error):
+        await status.answer(stub.Forget(request_))
+
+
+async def test_a_fresh_nameserver_gives_nobody_up():
+    async with running(ready_after=10.0) as nameserver, channel.connect(nameserver.address) as to:
+        with pytest.raises(errors.NotReady):
+            await status.answer(NameserverStub(to).Forget(pb.ForgetRequest(broker="a")))
+
+
 async def test_a_nameserver_that_is_cut_off_from_a_broker_hides_it_from_nobody():
     async with (
         running() as one,

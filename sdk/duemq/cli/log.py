@@ -45,7 +45,11 @@ def _route(nameserver: str, topic: str) -> nameserver_pb2.TopicRoute:
             try:
                 cluster = stub.GetCluster(nameserver_pb2.GetClusterRequest(), timeout=RPC_TIMEOUT_S)
                 refuse_missing(
-                    [MissingBroker(each.name, "it is lost") for each in cluster.lost_brokers],
+                    [
+                        MissingBroker(each.name, "it is lost")
+                        for each in cluster.lost_brokers
+                        if not each.forgotten
+                    ],
                     f"not all of topic {topic} can be read",
                 )
                 return stub.GetRoute(request, timeout=RPC_TIMEOUT_S)

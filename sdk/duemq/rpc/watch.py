@@ -48,10 +48,12 @@ def update_of(pushed: nameserver_pb2.RouteUpdate) -> Update:
         brokers=tuple(map(_broker, pushed.brokers)),
         timers=tuple(map(_timer, pushed.timers)),
         lost_brokers=tuple(
-            LostBroker(_broker(one), one.lost_ms, one.stopped) for one in pushed.lost_brokers
+            LostBroker(_broker(one), one.lost_ms, one.stopped, one.forgotten)
+            for one in pushed.lost_brokers
         ),
         lost_timers=tuple(
-            LostTimer(_timer(one), one.lost_ms, one.stopped) for one in pushed.lost_timers
+            LostTimer(_timer(one), one.lost_ms, one.stopped, one.forgotten)
+            for one in pushed.lost_timers
         ),
     )
 

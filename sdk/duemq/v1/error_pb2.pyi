@@ -17,6 +17,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GROUP_NOT_FOUND: _ClassVar[ErrorCode]
     OFFSET_OUT_OF_RANGE: _ClassVar[ErrorCode]
     PERMISSION_DENIED: _ClassVar[ErrorCode]
+    INSTANCE_NOT_FOUND: _ClassVar[ErrorCode]
     FENCED_PRODUCER: _ClassVar[ErrorCode]
     OUT_OF_SEQUENCE: _ClassVar[ErrorCode]
     FENCED_MEMBER: _ClassVar[ErrorCode]
@@ -38,6 +39,7 @@ QUEUE_NOT_FOUND: ErrorCode
 GROUP_NOT_FOUND: ErrorCode
 OFFSET_OUT_OF_RANGE: ErrorCode
 PERMISSION_DENIED: ErrorCode
+INSTANCE_NOT_FOUND: ErrorCode
 FENCED_PRODUCER: ErrorCode
 OUT_OF_SEQUENCE: ErrorCode
 FENCED_MEMBER: ErrorCode

@@ -102,6 +102,30 @@ class DeregisterResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ForgetRequest(_message.Message):
+    __slots__ = ("broker", "timer", "dry_run")
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    TIMER_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    broker: str
+    timer: str
+    dry_run: bool
+    def __init__(self, broker: _Optional[str] = ..., timer: _Optional[str] = ..., dry_run: bool = ...) -> None: ...
+
+class ForgetResponse(_message.Message):
+    __slots__ = ("address", "lost_ms", "stopped", "topics", "topics_known")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LOST_MS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    lost_ms: int
+    stopped: bool
+    topics: _containers.RepeatedCompositeFieldContainer[TopicQueues]
+    topics_known: bool
+    def __init__(self, address: _Optional[str] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ..., topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., topics_known: bool = ...) -> None: ...
+
 class GetRouteRequest(_message.Message):
     __slots__ = ("topic",)
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -135,7 +159,7 @@ class GetClusterRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class BrokerInstance(_message.Message):
-    __slots__ = ("name", "address", "version", "last_heard_ms", "store_id", "lost_ms", "stopped")
+    __slots__ = ("name", "address", "version", "last_heard_ms", "store_id", "lost_ms", "stopped", "forgotten")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +167,7 @@ class BrokerInstance(_message.Message):
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     LOST_MS_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     version: Version
@@ -150,10 +175,11 @@ class BrokerInstance(_message.Message):
     store_id: int
     lost_ms: int
     stopped: bool
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., store_id: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ...) -> None: ...
+    forgotten: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., store_id: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ..., forgotten: bool = ...) -> None: ...
 
 class TimerInstance(_message.Message):
-    __slots__ = ("name", "address", "version", "last_heard_ms", "shard", "shards", "lost_ms", "stopped", "store_id")
+    __slots__ = ("name", "address", "version", "last_heard_ms", "shard", "shards", "lost_ms", "stopped", "store_id", "forgotten")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +189,7 @@ class TimerInstance(_message.Message):
     LOST_MS_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     version: Version
@@ -172,7 +199,8 @@ class TimerInstance(_message.Message):
     lost_ms: int
     stopped: bool
     store_id: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ..., store_id: _Optional[int] = ...) -> None: ...
+    forgotten: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ..., store_id: _Optional[int] = ..., forgotten: bool = ...) -> None: ...
 
 class Cluster(_message.Message):
     __slots__ = ("brokers", "timers", "routes", "lost_brokers", "lost_timers")

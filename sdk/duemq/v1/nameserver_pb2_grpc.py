@@ -46,6 +46,11 @@ class NameserverStub(object):
                 request_serializer=duemq_dot_v1_dot_nameserver__pb2.DeregisterRequest.SerializeToString,
                 response_deserializer=duemq_dot_v1_dot_nameserver__pb2.DeregisterResponse.FromString,
                 _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/duemq.v1.Nameserver/Forget',
+                request_serializer=duemq_dot_v1_dot_nameserver__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=duemq_dot_v1_dot_nameserver__pb2.ForgetResponse.FromString,
+                _registered_method=True)
         self.GetRoute = channel.unary_unary(
                 '/duemq.v1.Nameserver/GetRoute',
                 request_serializer=duemq_dot_v1_dot_nameserver__pb2.GetRouteRequest.SerializeToString,
@@ -84,6 +89,16 @@ class NameserverServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Forget(self, request, context):
+        """An operator gives up a broker or timer shard that is lost: from now on it
+        counts as lost nowhere.  One that comes back is there again.  Nameservers do
+        not tell one another.  Idempotent.  Errors: INVALID_ARGUMENT (it lives, as far
+        as this one knows), INSTANCE_NOT_FOUND (it is not remembered), NOT_READY.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetRoute(self, request, context):
         """Errors: TOPIC_NOT_FOUND, NOT_READY (just started, try another).
         """
@@ -117,6 +132,11 @@ def add_NameserverServicer_to_server(servicer, server):
                     servicer.Deregister,
                     request_deserializer=duemq_dot_v1_dot_nameserver__pb2.DeregisterRequest.FromString,
                     response_serializer=duemq_dot_v1_dot_nameserver__pb2.DeregisterResponse.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=duemq_dot_v1_dot_nameserver__pb2.ForgetRequest.FromString,
+                    response_serializer=duemq_dot_v1_dot_nameserver__pb2.ForgetResponse.SerializeToString,
             ),
             'GetRoute': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRoute,
@@ -189,6 +209,33 @@ class Nameserver(object):
             '/duemq.v1.Nameserver/Deregister',
             duemq_dot_v1_dot_nameserver__pb2.DeregisterRequest.SerializeToString,
             duemq_dot_v1_dot_nameserver__pb2.DeregisterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/duemq.v1.Nameserver/Forget',
+            duemq_dot_v1_dot_nameserver__pb2.ForgetRequest.SerializeToString,
+            duemq_dot_v1_dot_nameserver__pb2.ForgetResponse.FromString,
             options,
             channel_credentials,
             insecure,

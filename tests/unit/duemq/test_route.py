@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from duemq.route import (
     Broker,
     BrokerQueues,
@@ -132,6 +134,17 @@ def test_keys_stay_where_they_are_while_brokers_are_away():
     assert cache.keyed("t") == BOTH
     cache.apply(there("a", "b"))
     assert cache.keyed("t") == BOTH
+
+
+def test_keys_leave_a_broker_that_was_given_up():
+    cache = RouteCache()
+    cache.apply(there("a", "b"))
+    cache.apply(there("b"))
+    given_up = LostBroker(Broker("a", "a:1"), 5, stopped=True, forgotten=True)
+    cache.apply(replace(there("b"), lost_brokers=(given_up,)))
+    assert cache.keyed("t") == (Queue("b", 0), Queue("b", 1))
+    cache.apply(there("b"))
+    assert cache.away == ()
 
 
 def test_keys_stay_through_updates_piece_by_piece():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from duemq.route import (
     Broker,
     BrokerQueues,
@@ -58,6 +60,28 @@ def test_of_a_broker_that_restarted_the_newest_life_counts_whoever_tells_of_it()
     client.hears("n2", says(broker(epoch=1), topics=["t"]))
     assert client.brokers == [("a", 2)]
     assert client.cache.topics == ("u",)
+
+
+def test_who_was_given_up_at_one_nameserver_is_lost_nowhere():
+    client = Client()
+    client.hears("n1", says(broker()))
+    lost = LostBroker(broker(), 5, stopped=False)
+    client.hears("n1", says(lost=(lost,)))
+    client.hears("n2", says(lost=(lost,)))
+    assert (client.cache.lost_brokers, client.cache.away) == ((lost,), ("a",))
+    client.hears("n2", says(lost=(replace(lost, since_ms=6, forgotten=True),)))
+    assert (client.cache.lost_brokers, client.cache.away) == ((), ())
+
+
+def test_giving_up_one_life_says_nothing_of_the_next():
+    client = Client()
+    given_up = LostBroker(broker(epoch=1), 5, stopped=False, forgotten=True)
+    client.hears("n1", says(lost=(given_up,)))
+    again = LostBroker(broker(epoch=2), 9, stopped=False)
+    client.hears("n2", says(lost=(again,)))
+    assert client.cache.lost_brokers == (again,)
+    client.hears("n2", says(broker(epoch=2)))
+    assert client.brokers == [("a", 2)]
 
 
 def test_a_goodbye_that_one_nameserver_heard_is_enough_until_the_next_life():

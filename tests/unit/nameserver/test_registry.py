@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from duemq.errors import NotReady, Overloaded, TopicNotFound
+from duemq.errors import InstanceNotFound, InvalidArgument, NotReady, Overloaded, TopicNotFound
 from nameserver import registry as module
 from nameserver.registry import (
     BrokerReport,
@@ -300,3 +300,73 @@ def test_a_nameserver_that_just_started_gives_the_name_to_the_older_process():
     assert not registry.register(NEXT_LIFE, stored(2), 9)
     assert not registry.register(Version(0, 1), stored(3), 10)
     assert registry.brokers[0].report.store_id == 1
+
+
+# --- given up -----------------------------------------------------------------------------------
+
+
+def given_up(registry):
+    both = (*registry.lost_brokers, *registry.lost_timers)
+    return [one.instance.report.name for one in both if one.forgotten]
+
+
+def test_who_is_lost_can_be_given_up_and_watchers_hear_of_it(registry):
+    registry.register(OLD, broker("a", topics=("t", "u")), 0, expiry_ms=100)
+    revision = registry.revision
+    # Nobody has looked since its report ran out: it is lost all the same.
+    told = registry.forget(BrokerReport, "a", 100, dry_run=True)
+    assert told.topics == (TopicQueues("t", 4), TopicQueues("u", 4))
+    assert (given_up(registry), told.lost_ms) == ([], 100)
+    lost_at, revision = registry.revision, registry.revision - revision
+    assert revision == 1
+    registry.forget(BrokerReport, "a", 200)
+    assert given_up(registry) == ["a"]
+    assert registry.revision > lost_at
+    with pytest.raises(TopicNotFound) as caught:
+        registry.route("t")
+    assert "lost lately" not in caught.value.message
+
+
+def test_giving_up_twice_changes_nothing_more(registry):
+    registry.register(OLD, TimerReport("x", "x:1"), 0, expiry_ms=100)
+    registry.forget(TimerReport, "x", 100)
+    revision = registry.revision
+    assert registry.forget(TimerReport, "x", 101).instance.report.name == "x"
+    assert (given_up(registry), registry.revision) == (["x"], revision)
+
+
+def test_who_lives_is_not_given_up(registry):
+    registry.register(OLD, broker(), 0, expiry_ms=100)
+    with pytest.raises(InvalidArgument, match=r"a lives: a:1 was heard of 0\.1 s ago"):
+        registry.forget(BrokerReport, "a", 99)
+    with pytest.raises(InstanceNotFound):
+        registry.forget(TimerReport, "a", 99)
+    assert registry.topics == ("t",)
+
+
+def test_who_is_not_remembered_is_not_found():
+    registry = Registry(ready_at_ms=0, lost_kept_ms=1_000)
+    with pytest.raises(InstanceNotFound, match="no broker a was lost lately"):
+        registry.forget(BrokerReport, "a", 0)
+    registry.register(OLD, broker(), 0, expiry_ms=100)
+    registry.expire(100)
+    with pytest.raises(InstanceNotFound):
+        registry.forget(BrokerReport, "a", 1_100)
+
+
+def test_who_was_given_up_and_comes_back_is_there_and_can_be_lost_again(registry):
+    registry.register(OLD, broker(), 0, expiry_ms=100)
+    registry.forget(BrokerReport, "a", 100)
+    assert registry.register(OLD, broker(), 101, expiry_ms=100)
+    assert registry.topics == ("t",)
+    registry.expire(201)
+    assert (lost(registry), given_up(registry)) == ([("a", 201, False)], [])
+
+
+def test_the_topics_of_the_lost_are_bounded(registry, monkeypatch):
+    monkeypatch.setattr(module, "LOST_TOPICS_MAX", 1)
+    for name in ("a", "b"):
+        registry.register(OLD, broker(name), 0)
+        registry.deregister(BrokerReport, name, NEW, 0)
+    told = [registry.forget(BrokerReport, name, 0).topics for name in ("a", "b")]
+    assert told == [(TopicQueues("t", 4),), None]
