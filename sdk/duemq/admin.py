@@ -13,6 +13,7 @@ from duemq.client import Addresses
 from duemq.dead_letters import Letter, OnSent, Resending, Resent
 from duemq.descriptions import (
     ClusterDescription,
+    Forgotten,
     FoundMessages,
     GroupDescription,
     GroupSummary,
@@ -330,6 +331,16 @@ class Admin:
     def cluster(self) -> ClusterDescription:
         """What runs.  Who does not answer is listed with the error."""
         return self._run(self._core.cluster())
+
+    def forget(self, name: str, *, timer: bool = False, dry_run: bool = False) -> Forgotten:
+        """Gives up a broker, or a timer service, that is gone for good; what it had.
+
+        From now on no answer is partial for its sake, and ordering keys leave its queues.  One that
+        comes back is there again.  `dry_run` only answers.  Nameservers that did not answer are in
+        `missing`: they list it still, so call again.  Raises InvalidArgument while one of them
+        hears it, InstanceNotFound if none remembers it as lost, Unavailable.
+        """
+        return self._run(self._core.forget(name, timer=timer, dry_run=dry_run))
 
     def timer_stats(self) -> list[TimerStats]:
         """The timer shards, sorted.  One that does not answer, or is missing, has an error."""

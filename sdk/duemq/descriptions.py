@@ -289,6 +289,34 @@ class NameserverDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgottenTopic:
+    """What a broker that was given up had of a topic."""
+
+    topic: str
+    queues: int
+    elsewhere: bool
+    """Other brokers serve the topic, too: what they store of it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A broker or timer service that was given up, or would be, as it was last."""
+
+    name: str
+    timer: bool
+    """It was a timer service."""
+    address: str
+    lost_ms: int
+    """Since when it is lost; epoch ms, by a nameserver's clock."""
+    stopped: bool
+    """It said goodbye.  False: it fell silent."""
+    topics: tuple[ForgottenTopic, ...] | None
+    """What it served; None: no nameserver remembers."""
+    missing: tuple[NameserverDescription, ...] = ()
+    """Nameservers that did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerDescription:
     """A broker that the nameservers list.  With `error`, all between it and `lost_ms` is 0."""
 

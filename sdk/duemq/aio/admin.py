@@ -14,6 +14,7 @@ from duemq import timers
 from duemq.aio.asking import Asker
 from duemq.aio.dead_letters import DeadLetters, Selection
 from duemq.aio.finding import LOOKUP_TIMEOUT_S
+from duemq.aio.forgetting import Forgetting
 from duemq.aio.groups import Groups
 from duemq.aio.messages import Messages
 from duemq.aio.probes import Probes
@@ -23,6 +24,7 @@ from duemq.client import Addresses, Client
 from duemq.dead_letters import Letter, OnSent, Resending, Resent
 from duemq.descriptions import (
     ClusterDescription,
+    Forgotten,
     FoundMessages,
     GroupDescription,
     GroupSummary,
@@ -65,6 +67,7 @@ class Admin:
         self._dead_letters = DeadLetters(asker, self._groups)
         self._probes = Probes(self._client)
         self._timer_shards = TimerShards(self._client)
+        self._forgetting = Forgetting(self._client)
 
     async def start(self) -> None:
         """Connects.  Raises Unavailable if no nameserver answers."""
@@ -296,6 +299,13 @@ class Admin:
     async def cluster(self) -> ClusterDescription:
         """What runs.  Who does not answer is listed with the error."""
         return await self._probes.cluster()
+
+    async def forget(self, name: str, *, timer: bool = False, dry_run: bool = False) -> Forgotten:
+        """Gives up a broker, or a timer service, that is gone for good.
+
+        As `duemq.Admin.forget`.
+        """
+        return await self._forgetting.forget(name, timer=timer, dry_run=dry_run)
 
     async def timer_stats(self) -> list[TimerStats]:
         """The timer shards, sorted.  One that does not answer, or is missing, has an error."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from duemq.cli.exits import Exit
-from duemq.cli.session import Session, pass_session, session_options
+from duemq.cli.offsets import dry_run_option
+from duemq.cli.session import Session, confirmed, pass_session, session_options, yes_option
 from duemq.cli.text import local_time
-from duemq.descriptions import BrokerDescription, ClusterDescription, TimerStats
+from duemq.descriptions import BrokerDescription, ClusterDescription, Forgotten, TimerStats
 
 
 @click.group()
@@ -39,6 +41,74 @@ def show(session: Session, /) -> Exit:
         session.output.table(("kind", "name", "address", "state"), shown, empty="nobody")
     wrong = any(row["error"] or row.get("problems") for row in rows)
     return Exit.FAILED if wrong else Exit.OK
+
+
+@cluster.command()
+@click.argument("name")
+@click.option("--timer", is_flag=True, help="NAME is a timer service.")
+@dry_run_option
+@yes_option
+@session_options
+@pass_session
+def forget(session: Session, /, name: str, timer: bool, dry_run: bool, yes: bool) -> Exit:
+    """Give up the broker NAME, which is lost and will not come back.
+
+    While the nameservers remember a lost broker, no answer counts as whole.  This is the
+    operator's word that it is out of service: what it stored is out of reach, answers are whole
+    without it, and ordering keys leave its queues.  If it comes back it is there again.  One that
+    lives is refused: stop it first.  The exit code is 4 if no nameserver remembers it, 5 if a
+    nameserver did not answer: repeat it then.  With --json, an object: name, timer, address,
+    lost_ms, topics (topic, queues, elsewhere; null: not known), dry_run, missing_nameservers.
+
+    \b
+    Examples:
+      duemq cluster forget broker-2 --dry-run
+      duemq cluster forget timer-1 --timer --yes
+    """
+    with session.admin() as admin:
+        found = admin.forget(name, timer=timer, dry_run=True)
+        _say_what_goes(session, found)
+        if not dry_run:
+            if not confirmed(session, f"Give {name} up for good?", yes=yes):
+                return Exit.FAILED
+            session.changes()
+            # What it had is known before it is forgotten; of this only who did not answer is news.
+            found = dataclasses.replace(found, missing=admin.forget(name, timer=timer).missing)
+    if session.json:
+        session.output.record(_forgotten_row(found, dry_run), "")
+    else:
+        session.output.line(f"{name}: {'would be' if dry_run else 'is'} given up")
+    for nameserver in found.missing:
+        session.output.note(
+            f"duemq: incomplete, no answer of nameserver {nameserver.address}:"
+            f" {nameserver.error}; call again when it is there"
+        )
+    return Exit.PARTIAL if found.missing else Exit.OK
+
+
+def _say_what_goes(session: Session, found: Forgotten) -> None:
+    how = "stopped" if found.stopped else "fell silent"
+    kind = "timer service" if found.timer else "broker"
+    session.output.note(
+        f"{kind} {found.name}, at {found.address}, {how} at {local_time(found.lost_ms)}"
+    )
+    if found.timer:
+        session.output.note(
+            "out of reach: the delayed messages that only it keeps; its queues are another's after"
+            " `duemq timer release`"
+        )
+    elif found.topics is None:
+        session.output.note("out of reach: what it stored; no nameserver remembers which topics")
+    for each in found.topics or ():
+        others = "others have theirs" if each.elsewhere else "nobody else serves the topic"
+        session.output.note(f"out of reach: {each.queues} queues of {each.topic}; {others}")
+
+
+def _forgotten_row(found: Forgotten, dry_run: bool) -> dict[str, Any]:
+    row = dataclasses.asdict(found)
+    missing = row.pop("missing")
+    named = [{"nameserver": each["address"], "error": each["error"]} for each in missing]
+    return {**row, "dry_run": dry_run, "missing_nameservers": named}
 
 
 def _rows(found: ClusterDescription) -> Iterator[dict[str, Any]]:

@@ -17,16 +17,24 @@ class Exit(enum.IntEnum):
     USAGE = 2
     # The cluster cannot be reached, or does not answer in time.
     UNAVAILABLE = 3
-    # The topic, queue or group does not exist.
+    # The topic, queue, group or instance does not exist.
     NOT_FOUND = 4
     # A broker is away: what was printed is what the others know.
     PARTIAL = 5
     INTERRUPTED = 130
 
 
+_NOT_FOUND = (
+    errors.TopicNotFound,
+    errors.QueueNotFound,
+    errors.GroupNotFound,
+    errors.InstanceNotFound,
+)
+
+
 def exit_of(error: errors.DuemqError) -> Exit:
     """The exit code that tells of `error`."""
-    if isinstance(error, errors.TopicNotFound | errors.QueueNotFound | errors.GroupNotFound):
+    if isinstance(error, _NOT_FOUND):
         return Exit.NOT_FOUND
     if isinstance(error, errors.InvalidArgument | errors.TooLarge):
         return Exit.USAGE
