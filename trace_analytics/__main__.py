@@ -108,7 +108,7 @@ def _size(arguments: argparse.Namespace) -> int:
     )
     try:
         with QueueClient(settings.nameservers, settings.timeout_s) as client:
-            queues = client.queues(settings.topic)
+            queues = client.queues(settings)
     except TopicNotFound as error:
         raise Rejected(
             f"there are no traces: topic {settings.topic} does not exist. Turn tracing on with "

@@ -15,8 +15,13 @@ from typing import TypeVar
 import grpc
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from duemq.errors import Corrupt, DuemqError, OffsetOutOfRange, Unavailable
+from duemq.client import story_of
+from duemq.descriptions import MissingBroker
+from duemq.errors import Corrupt, DuemqError, OffsetOutOfRange, TopicNotFound, Unavailable
+from duemq.route import BrokerQueues, RouteCache
+from duemq.route_views import Views
 from duemq.rpc import channel, status
+from duemq.rpc.watch import FIRST_UPDATE_TIMEOUT_S, update_of
 from duemq.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -26,7 +31,8 @@ from duemq.v1 import (
     nameserver_pb2,
     nameserver_pb2_grpc,
 )
-from trace_analytics.plan import QueueBounds, QueueRange
+from trace_analytics.options import Options
+from trace_analytics.plan import QueueBounds, QueueRange, require_whole
 
 CALL_TIMEOUT_S = 15.0
 """For one call; the pull's own wait included."""
@@ -71,12 +77,21 @@ class QueueClient:
             opened.close()
         self._channels.clear()
 
-    def queues(self, topic: str) -> list[QueueBounds]:
+    def queues(self, options: Options) -> list[QueueBounds]:
         """The topic's queues on all brokers that serve it, with the offsets there now.
 
-        Raises TopicNotFound, or Unavailable when no server answered in time.
+        Raises TopicNotFound, PartialAnswer when a broker is lost (see `plan.require_whole`), or
+        Unavailable when no server answered in time.
         """
-        route = self._retried(partial(self._route, topic))
+        topic = options.topic
+        routes = self._retried(partial(self._routes, topic))
+        lost = tuple(MissingBroker(x.broker.name, story_of(x)) for x in routes.lost_brokers)
+        require_whole(lost, options)
+        route = routes.route(topic)
+        if route is None:
+            raise TopicNotFound(
+                f"topic {topic!r} does not exist: no broker serves it", field="topic", value=topic
+            )
         return [bounds for served in route.brokers for bounds in self._bounds(topic, served)]
 
     def read(self, topic: str, wanted: QueueRange) -> Iterator[Run]:
@@ -100,19 +115,34 @@ class QueueClient:
                     value=offset,
                 )
 
-    def _route(self, topic: str) -> nameserver_pb2.TopicRoute:
+    def _routes(self, topic: str) -> RouteCache:
+        """The topic's route and who is lost, as all nameservers together know."""
+        views, routes = Views(), RouteCache()
         failures: list[DuemqError] = []
         for address in self._nameservers:
-            stub = nameserver_pb2_grpc.NameserverStub(self._channel(address))
-            request = nameserver_pb2.GetRouteRequest(topic=topic)
             try:
-                return _call(address, partial(stub.GetRoute, request, CALL_TIMEOUT_S))
+                pushed = _call(address, partial(self._first_push, address, topic))
             except DuemqError as error:
                 failures.append(error)
-        # A nameserver that knows (no such topic) says more than one that is away.
-        raise next((error for error in failures if not error.retryable), failures[0])
+            else:
+                routes.apply(views.apply(address, update_of(pushed), now_ms=0))
+        if routes.version == 0:
+            raise failures[0]
+        return routes
 
-    def _bounds(self, topic: str, served: nameserver_pb2.BrokerQueues) -> list[QueueBounds]:
+    def _first_push(self, address: str, topic: str) -> nameserver_pb2.RouteUpdate:
+        stub = nameserver_pb2_grpc.NameserverStub(self._channel(address))
+        request = nameserver_pb2.WatchRoutesRequest(topics=[topic])
+        stream = stub.WatchRoutes(request, timeout=FIRST_UPDATE_TIMEOUT_S)
+        try:
+            for pushed in stream:
+                assert isinstance(pushed, nameserver_pb2.RouteUpdate)
+                return pushed
+        finally:
+            stream.cancel()
+        raise Unavailable(f"{address}: the nameserver ended the stream")
+
+    def _bounds(self, topic: str, served: BrokerQueues) -> list[QueueBounds]:
         address = served.address
         stub = admin_pb2_grpc.BrokerAdminStub(self._channel(address))
         request = admin_pb2.DescribeTopicRequest(name=topic)

@@ -33,13 +33,13 @@ class Options:
 
     topic: str
     nameservers: tuple[str, ...] = (DEFAULT_NAMESERVER,)
-    """host:port; the first that answers is asked."""
+    """host:port; all are asked, those that answer count."""
     starting: Positions = EARLIEST
     ending: Positions = LATEST
     records_per_partition: int = RECORDS_PER_PARTITION
     """A queue's range is cut so that no partition has more records of the topic."""
     fail_on_data_loss: bool = True
-    """Whether an offset that is no longer (or not yet) there fails the read."""
+    """Whether an offset that is no longer (or not yet) there, or a lost broker, fails the read."""
     timeout_s: int = TIMEOUT_S
     """How long an unreachable server is asked again before the read fails."""
 

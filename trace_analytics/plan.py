@@ -11,7 +11,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from duemq.errors import InvalidArgument, OffsetOutOfRange
+from duemq.descriptions import MissingBroker
+from duemq.errors import InvalidArgument, OffsetOutOfRange, PartialAnswer
 from trace_analytics.options import EARLIEST, LATEST, Options, Positions
 
 PARTITIONS_MAX = 10_000
@@ -40,6 +41,29 @@ class QueueRange:
     queue: int
     start: int
     end: int
+
+
+def require_whole(lost: Sequence[MissingBroker], options: Options) -> None:
+    """Raises PartialAnswer where a broker is lost: what it has of the topic is not there to read.
+
+    With `failOnDataLoss=false` only warns.
+    """
+    if not lost:
+        return
+    named = "; ".join(f"{each.name}: {each.error}" for each in lost)
+    message = (
+        f"topic {options.topic!r} cannot be read whole: a broker is lost that may have messages of"
+        f" it ({named})"
+    )
+    if options.fail_on_data_loss:
+        raise PartialAnswer(
+            f"{message}; wait until it is back, give it up (duemq cluster forget), or read the"
+            " others' (failOnDataLoss=false)",
+            missing=lost,
+            field="broker",
+            value=", ".join(each.name for each in lost),
+        )
+    _logger.warning("%s: it is left out", message)
 
 
 def ranges(queues: Sequence[QueueBounds], options: Options) -> list[QueueRange]:

@@ -52,7 +52,7 @@ class RangeReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """One a queue, or more for a long queue."""
         with QueueClient(self.settings.nameservers, self.settings.timeout_s) as client:
-            queues = client.queues(self.settings.topic)
+            queues = client.queues(self.settings)
         pieces = plan.partitions(
             plan.ranges(queues, self.settings), self.settings.records_per_partition
         )

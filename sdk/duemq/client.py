@@ -167,7 +167,7 @@ class Client:
 
         What is put together from the live ones lacks what these store.
         """
-        found = {lost.broker.name: _story(lost) for lost in self._routes.lost_brokers}
+        found = {lost.broker.name: story_of(lost) for lost in self._routes.lost_brokers}
         for name in self._routes.away:
             found.setdefault(name, "it was there and is not now")
         return tuple(MissingBroker(name, found[name]) for name in sorted(found))
@@ -338,7 +338,8 @@ async def _first_and_those_close_behind(asked: list[asyncio.Task[str]]) -> froze
     return frozenset(made)
 
 
-def _story(lost: LostBroker) -> str:
+def story_of(lost: LostBroker) -> str:
+    """Where it was, and since when it is not, for people."""
     since = datetime.fromtimestamp(lost.since_ms / 1000).astimezone().isoformat(timespec="seconds")
     how = "stopped" if lost.stopped else "fell silent"
     return f"it was at {lost.broker.address}, {how} at {since} and has not come back"

@@ -77,7 +77,7 @@ def rows(nameserver: str, topic: str) -> list[dict[str, object]]:
     columns = schema.select(schema.SPANS, COLUMNS)
     options = Options(telemetry.TRACE_TOPIC)
     with QueueClient((nameserver,), timeout_s=30) as client:
-        pieces = plan.ranges(client.queues(options.topic), options)
+        pieces = plan.ranges(client.queues(options), options)
         batches = [
             spans.to_arrow(record.body, piece, run.offset, columns)
             for piece in pieces

@@ -50,6 +50,8 @@ class FakeCluster(
         self.broker = broker
         self.topics: dict[str, list[FakeQueue]] = {}
         self.address = ""
+        self.lost: list[nameserver_pb2.BrokerInstance] = []
+        """Other brokers, of which the nameserver says that they are lost."""
         self.unavailable_calls = 0
         """So many calls fail before they do anything."""
         self.lost_answers = 0
@@ -59,18 +61,30 @@ class FakeCluster(
         """As stored."""
         self._lanes: dict[tuple[int, int], tuple[int, int]] = {}
 
+    def WatchRoutes(self, request, context):
+        self._stumble(context)
+        yield nameserver_pb2.RouteUpdate(
+            whole=True,
+            routes=[self._route(topic) for topic in request.topics if topic in self.topics],
+            brokers=[nameserver_pb2.BrokerInstance(name=self.broker, address=self.address)],
+            lost_brokers=self.lost,
+        )
+
     def GetRoute(self, request, context):
         self._stumble(context)
         if request.topic not in self.topics:
             self._fail(context, TopicNotFound(f"topic {request.topic!r} does not exist"))
+        return self._route(request.topic)
+
+    def _route(self, topic):
         served = nameserver_pb2.BrokerQueues(
             broker=self.broker,
             address=self.address,
-            queues=len(self.topics[request.topic]),
+            queues=len(self.topics[topic]),
             readable=True,
             writable=True,
         )
-        return nameserver_pb2.TopicRoute(topic=request.topic, brokers=[served])
+        return nameserver_pb2.TopicRoute(topic=topic, brokers=[served])
 
     def DescribeTopic(self, request, context):
         queues = self.topics[request.name]

@@ -2,9 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.errors import InvalidArgument, OffsetOutOfRange
+from duemq.descriptions import MissingBroker
+from duemq.errors import InvalidArgument, OffsetOutOfRange, PartialAnswer
 from trace_analytics.options import Options
-from trace_analytics.plan import PARTITIONS_MAX, QueueBounds, QueueRange, partitions, ranges
+from trace_analytics.plan import (
+    PARTITIONS_MAX,
+    QueueBounds,
+    QueueRange,
+    partitions,
+    ranges,
+    require_whole,
+)
 
 QUEUES = [
     QueueBounds("b1", "h:2", 0, 0, 50),
@@ -42,6 +50,21 @@ def test_on_request_lost_offsets_are_left_out_with_a_warning(caplog):
 def test_offsets_of_an_unknown_queue_are_refused(broker):
     with pytest.raises(InvalidArgument, match=f"no queue 7 on broker '{broker}'"):
         ranges(QUEUES, Options("t", starting={broker: {7: 3}}))
+
+
+def test_a_lost_broker_fails_the_read_and_is_named():
+    lost = [MissingBroker("b2", "it fell silent")]
+    require_whole([], Options("t"))
+    with pytest.raises(
+        PartialAnswer, match=r"'t'.*\(b2: it fell silent\).*failOnDataLoss"
+    ) as caught:
+        require_whole(lost, Options("t"))
+    assert (list(caught.value.missing), caught.value.value) == (lost, "b2")
+
+
+def test_on_request_a_lost_broker_is_left_out_with_a_warning(caplog):
+    require_whole([MissingBroker("b2", "it fell silent")], Options("t", fail_on_data_loss=False))
+    assert "b2: it fell silent" in caplog.text
 
 
 @given(

@@ -1,0 +1,70 @@
+"""What the Spark sources plan, without Spark: who serves the topic, and who is lost."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from duemq.errors import PartialAnswer, TopicNotFound, Unavailable
+from duemq.v1.message_pb2 import Record
+from duemq.v1.nameserver_pb2 import BrokerInstance
+from tests.service.blocking_cluster import FakeCluster, FakeQueue, serving
+from trace_analytics.client import QueueClient
+from trace_analytics.options import Options
+
+LOST = BrokerInstance(name="broker-1", address="h:1", lost_ms=1_700_000_000_000)
+ORDERS = Options("orders")
+DEAD = "127.0.0.1:1"
+
+
+@pytest.fixture
+def cluster():
+    with serving(FakeCluster()) as cluster:
+        cluster.topics["orders"] = [FakeQueue([Record()] * 3), FakeQueue([])]
+        yield cluster
+
+
+def planned(options, *nameservers):
+    with QueueClient(nameservers, timeout_s=0.1) as client:
+        return [(q.broker, q.queue, q.past) for q in client.queues(options)]
+
+
+def test_the_queues_are_those_of_the_nameservers_that_answer(cluster):
+    expected = [("broker-0", 0, 3), ("broker-0", 1, 0)]
+    assert planned(ORDERS, cluster.address) == expected
+    assert planned(ORDERS, DEAD, cluster.address) == expected
+    with pytest.raises(TopicNotFound, match="'nowhere' does not exist"):
+        planned(Options("nowhere"), cluster.address)
+    with pytest.raises(Unavailable):
+        planned(ORDERS, DEAD)
+
+
+def test_a_topic_is_not_read_in_part_while_a_broker_is_lost(cluster, caplog):
+    cluster.lost = [LOST]
+    with pytest.raises(PartialAnswer, match="broker-1: it was at h:1, fell silent at 2023-11-1"):
+        planned(ORDERS, cluster.address)
+    with caplog.at_level(logging.WARNING):
+        assert len(planned(replace(ORDERS, fail_on_data_loss=False), cluster.address)) == 2
+    assert "broker-1: it was at h:1" in caplog.text
+
+
+def test_a_topic_that_only_a_lost_broker_may_have_is_not_called_missing(cluster):
+    cluster.lost = [LOST]
+    with pytest.raises(PartialAnswer, match="broker-1"):
+        planned(Options("nowhere"), cluster.address)
+
+
+def test_a_broker_that_was_given_up_is_not_missed(cluster):
+    given_up = BrokerInstance()
+    given_up.CopyFrom(LOST)
+    given_up.forgotten = True
+    cluster.lost = [given_up]
+    assert len(planned(ORDERS, cluster.address)) == 2
+
+
+def test_one_nameserver_that_lost_a_broker_which_another_hears_loses_nothing(cluster):
+    with serving(FakeCluster("broker-1")) as other:
+        cluster.lost = [LOST]
+        other.topics["orders"] = [FakeQueue([Record()] * 5)]
+        found = planned(ORDERS, cluster.address, other.address)
+    assert found == [("broker-0", 0, 3), ("broker-0", 1, 0), ("broker-1", 0, 5)]
