@@ -132,6 +132,7 @@ class AdminServicer:
             max_offset=queue.max_offset,
             last_store_ms=queue.last_store_ms(),
             in_per_s=self._in_per_s(queue),
+            messages=queue.records_from(queue.min_offset),
         )
 
 

@@ -141,6 +141,7 @@ class GroupAdminServicer:
             generation=state.progress.generation,
             min_offset=queue.min_offset,
             max_offset=queue.max_offset,
+            lag=state.lag,
             lag_ms=lag_ms,
             pulled_offset=state.pulled_offset,
             settled=len(state.settled),

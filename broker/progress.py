@@ -75,6 +75,11 @@ class QueueState(NamedTuple):
         return offset
 
     @property
+    def lag(self) -> int:
+        """Records not yet committed."""
+        return self.queue.records_from(max(self.progress.offset, self.queue.min_offset))
+
+    @property
     def in_flight(self) -> int:
         """Handed out, neither committed nor sent back."""
         pulled = self.pulled_offset

@@ -51,11 +51,13 @@ class TimerQueues:
     def _describe(self, queue: Queue) -> timer_admin_pb2.TimerQueueOwner:
         key = GroupQueue(names.TIMER_GROUP, names.TIMER_TOPIC, queue.queue_id)
         progress = self._store.offsets.find(key)
+        committed = progress.offset if progress else 0
         told = timer_admin_pb2.TimerQueueOwner(
             queue_id=queue.queue_id,
-            committed_offset=progress.offset if progress else 0,
+            committed_offset=committed,
             min_offset=queue.min_offset,
             max_offset=queue.max_offset,
+            waiting=queue.records_from(max(committed, queue.min_offset)),
         )
         claim = self._owners.claim_of(queue.queue_id)
         if claim is not None:

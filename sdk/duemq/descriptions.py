@@ -43,11 +43,8 @@ class QueueRange:
     """Of the newest message."""
     in_per_s: float = 0.0
     """Messages stored a second, over the last minute."""
-
-    @property
-    def messages(self) -> int:
-        """Kept now."""
-        return self.max_offset - self.min_offset
+    messages: int = 0
+    """Kept now.  Fewer than the offsets, where a log has lost its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +141,8 @@ class Progress:
     """Offsets passed a second, over the last minute."""
     last_commit_ms: int | None = None
     """None: not since the broker started."""
-
-    @property
-    def lag(self) -> int | None:
-        """Messages not consumed yet."""
-        return None if self.offset is None else max(0, self.max_offset - self.offset)
+    lag: int | None = None
+    """Messages kept that are not consumed yet; None: nothing committed yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class Groups:
             queues = [q for answer in progress.by_broker.values() for q in answer.queues]
             return replace(
                 group,
-                lag=sum(max(0, queue.max_offset - queue.offset) for queue in queues),
+                lag=sum(queue.lag for queue in queues),
                 lag_ms=max((queue.lag_ms for queue in queues), default=0),
             )
 
@@ -436,6 +436,7 @@ def _progress(
         settled=queue.settled,
         consumed_per_s=queue.consumed_per_s,
         last_commit_ms=queue.last_commit_ms or None,
+        lag=queue.lag,
     )
 
 

@@ -91,7 +91,7 @@ def _owner(broker: str, queue: timer_admin_pb2.TimerQueueOwner) -> TimerOwner:
         released=queue.released,
         refused=queue.refused.name,
         taken_over=queue.committed_offset,
-        waiting=max(queue.max_offset - max(queue.committed_offset, queue.min_offset), 0),
+        waiting=queue.waiting,
     )
 
 

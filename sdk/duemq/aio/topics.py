@@ -195,6 +195,7 @@ class Topics:
                     queue.max_offset,
                     queue.last_store_ms or None,
                     queue.in_per_s,
+                    queue.messages,
                 )
                 for broker, answer in answers.items()
                 for queue in answer.queues

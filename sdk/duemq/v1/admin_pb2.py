@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64uemq/v1/admin.proto\x12\x08\x64uemq.v1\"F\n\x0bTopicConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06queues\x18\x02 \x01(\x05\x12\x19\n\x11message_bytes_max\x18\x03 \x01(\x05\"N\n\x12\x43reateTopicRequest\x12$\n\x05topic\x18\x01 \x01(\x0b\x32\x15.duemq.v1.TopicConfig\x12\x12\n\nif_missing\x18\x02 \x01(\x08\"\"\n\x12\x44\x65leteTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteTopicResponse\"3\n\x08QueueCut\x12\x10\n\x08queue_id\x18\x01 \x01(\x05\x12\x15\n\rbefore_offset\x18\x02 \x01(\x03\"C\n\x11PurgeTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x04\x63uts\x18\x02 \x03(\x0b\x32\x12.duemq.v1.QueueCut\"#\n\x11ListTopicsRequest\x12\x0e\n\x06system\x18\x01 \x01(\x08\";\n\x12ListTopicsResponse\x12%\n\x06topics\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TopicConfig\"$\n\x14\x44\x65scribeTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"u\n\x10QueueDescription\x12\x10\n\x08queue_id\x18\x01 \x01(\x05\x12\x12\n\nmin_offset\x18\x02 \x01(\x03\x12\x12\n\nmax_offset\x18\x03 \x01(\x03\x12\x15\n\rlast_store_ms\x18\x04 \x01(\x03\x12\x10\n\x08in_per_s\x18\x05 \x01(\x01\"t\n\x10TopicDescription\x12$\n\x05topic\x18\x01 \x01(\x0b\x32\x15.duemq.v1.TopicConfig\x12*\n\x06queues\x18\x02 \x03(\x0b\x32\x1a.duemq.v1.QueueDescription\x12\x0e\n\x06\x62roker\x18\x03 \x01(\t\"\x17\n\x15\x44\x65scribeBrokerRequest\"\xdd\x01\n\x11\x42rokerDescription\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\x10\n\x08store_id\x18\x02 \x01(\x06\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x12\n\nstarted_ms\x18\x04 \x01(\x03\x12\x1a\n\x12log_start_position\x18\x05 \x01(\x03\x12\x1c\n\x14log_durable_position\x18\x06 \x01(\x03\x12\x1b\n\x13\x63heckpoint_position\x18\x07 \x01(\x03\x12\x11\n\tread_only\x18\x08 \x01(\x08\x12\x17\n\x0f\x64\x65lay_levels_ms\x18\t \x03(\x03\x32\xcf\x03\n\x0b\x42rokerAdmin\x12G\n\x0b\x43reateTopic\x12\x1c.duemq.v1.CreateTopicRequest\x1a\x1a.duemq.v1.TopicDescription\x12J\n\x0b\x44\x65leteTopic\x12\x1c.duemq.v1.DeleteTopicRequest\x1a\x1d.duemq.v1.DeleteTopicResponse\x12\x45\n\nPurgeTopic\x12\x1b.duemq.v1.PurgeTopicRequest\x1a\x1a.duemq.v1.TopicDescription\x12G\n\nListTopics\x12\x1b.duemq.v1.ListTopicsRequest\x1a\x1c.duemq.v1.ListTopicsResponse\x12K\n\rDescribeTopic\x12\x1e.duemq.v1.DescribeTopicRequest\x1a\x1a.duemq.v1.TopicDescription\x12N\n\x0e\x44\x65scribeBroker\x12\x1f.duemq.v1.DescribeBrokerRequest\x1a\x1b.duemq.v1.BrokerDescriptionB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64uemq/v1/admin.proto\x12\x08\x64uemq.v1\"F\n\x0bTopicConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06queues\x18\x02 \x01(\x05\x12\x19\n\x11message_bytes_max\x18\x03 \x01(\x05\"N\n\x12\x43reateTopicRequest\x12$\n\x05topic\x18\x01 \x01(\x0b\x32\x15.duemq.v1.TopicConfig\x12\x12\n\nif_missing\x18\x02 \x01(\x08\"\"\n\x12\x44\x65leteTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteTopicResponse\"3\n\x08QueueCut\x12\x10\n\x08queue_id\x18\x01 \x01(\x05\x12\x15\n\rbefore_offset\x18\x02 \x01(\x03\"C\n\x11PurgeTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x04\x63uts\x18\x02 \x03(\x0b\x32\x12.duemq.v1.QueueCut\"#\n\x11ListTopicsRequest\x12\x0e\n\x06system\x18\x01 \x01(\x08\";\n\x12ListTopicsResponse\x12%\n\x06topics\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TopicConfig\"$\n\x14\x44\x65scribeTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x87\x01\n\x10QueueDescription\x12\x10\n\x08queue_id\x18\x01 \x01(\x05\x12\x12\n\nmin_offset\x18\x02 \x01(\x03\x12\x12\n\nmax_offset\x18\x03 \x01(\x03\x12\x15\n\rlast_store_ms\x18\x04 \x01(\x03\x12\x10\n\x08in_per_s\x18\x05 \x01(\x01\x12\x10\n\x08messages\x18\x06 \x01(\x03\"t\n\x10TopicDescription\x12$\n\x05topic\x18\x01 \x01(\x0b\x32\x15.duemq.v1.TopicConfig\x12*\n\x06queues\x18\x02 \x03(\x0b\x32\x1a.duemq.v1.QueueDescription\x12\x0e\n\x06\x62roker\x18\x03 \x01(\t\"\x17\n\x15\x44\x65scribeBrokerRequest\"\xdd\x01\n\x11\x42rokerDescription\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\x10\n\x08store_id\x18\x02 \x01(\x06\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x12\n\nstarted_ms\x18\x04 \x01(\x03\x12\x1a\n\x12log_start_position\x18\x05 \x01(\x03\x12\x1c\n\x14log_durable_position\x18\x06 \x01(\x03\x12\x1b\n\x13\x63heckpoint_position\x18\x07 \x01(\x03\x12\x11\n\tread_only\x18\x08 \x01(\x08\x12\x17\n\x0f\x64\x65lay_levels_ms\x18\t \x03(\x03\x32\xcf\x03\n\x0b\x42rokerAdmin\x12G\n\x0b\x43reateTopic\x12\x1c.duemq.v1.CreateTopicRequest\x1a\x1a.duemq.v1.TopicDescription\x12J\n\x0b\x44\x65leteTopic\x12\x1c.duemq.v1.DeleteTopicRequest\x1a\x1d.duemq.v1.DeleteTopicResponse\x12\x45\n\nPurgeTopic\x12\x1b.duemq.v1.PurgeTopicRequest\x1a\x1a.duemq.v1.TopicDescription\x12G\n\nListTopics\x12\x1b.duemq.v1.ListTopicsRequest\x1a\x1c.duemq.v1.ListTopicsResponse\x12K\n\rDescribeTopic\x12\x1e.duemq.v1.DescribeTopicRequest\x1a\x1a.duemq.v1.TopicDescription\x12N\n\x0e\x44\x65scribeBroker\x12\x1f.duemq.v1.DescribeBrokerRequest\x1a\x1b.duemq.v1.BrokerDescriptionB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,14 +51,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTTOPICSRESPONSE']._serialized_end=463
   _globals['_DESCRIBETOPICREQUEST']._serialized_start=465
   _globals['_DESCRIBETOPICREQUEST']._serialized_end=501
-  _globals['_QUEUEDESCRIPTION']._serialized_start=503
-  _globals['_QUEUEDESCRIPTION']._serialized_end=620
-  _globals['_TOPICDESCRIPTION']._serialized_start=622
-  _globals['_TOPICDESCRIPTION']._serialized_end=738
-  _globals['_DESCRIBEBROKERREQUEST']._serialized_start=740
-  _globals['_DESCRIBEBROKERREQUEST']._serialized_end=763
-  _globals['_BROKERDESCRIPTION']._serialized_start=766
-  _globals['_BROKERDESCRIPTION']._serialized_end=987
-  _globals['_BROKERADMIN']._serialized_start=990
-  _globals['_BROKERADMIN']._serialized_end=1453
+  _globals['_QUEUEDESCRIPTION']._serialized_start=504
+  _globals['_QUEUEDESCRIPTION']._serialized_end=639
+  _globals['_TOPICDESCRIPTION']._serialized_start=641
+  _globals['_TOPICDESCRIPTION']._serialized_end=757
+  _globals['_DESCRIBEBROKERREQUEST']._serialized_start=759
+  _globals['_DESCRIBEBROKERREQUEST']._serialized_end=782
+  _globals['_BROKERDESCRIPTION']._serialized_start=785
+  _globals['_BROKERDESCRIPTION']._serialized_end=1006
+  _globals['_BROKERADMIN']._serialized_start=1009
+  _globals['_BROKERADMIN']._serialized_end=1472
 # @@protoc_insertion_point(module_scope)

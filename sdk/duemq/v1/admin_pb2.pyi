@@ -69,18 +69,20 @@ class DescribeTopicRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class QueueDescription(_message.Message):
-    __slots__ = ("queue_id", "min_offset", "max_offset", "last_store_ms", "in_per_s")
+    __slots__ = ("queue_id", "min_offset", "max_offset", "last_store_ms", "in_per_s", "messages")
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     MIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LAST_STORE_MS_FIELD_NUMBER: _ClassVar[int]
     IN_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
     queue_id: int
     min_offset: int
     max_offset: int
     last_store_ms: int
     in_per_s: float
-    def __init__(self, queue_id: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., last_store_ms: _Optional[int] = ..., in_per_s: _Optional[float] = ...) -> None: ...
+    messages: int
+    def __init__(self, queue_id: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., last_store_ms: _Optional[int] = ..., in_per_s: _Optional[float] = ..., messages: _Optional[int] = ...) -> None: ...
 
 class TopicDescription(_message.Message):
     __slots__ = ("topic", "queues", "broker")

@@ -58,7 +58,7 @@ class DescribeProgressRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ...) -> None: ...
 
 class QueueProgress(_message.Message):
-    __slots__ = ("topic", "queue_id", "offset", "generation", "min_offset", "max_offset", "lag_ms", "pulled_offset", "settled", "consumed_per_s", "last_commit_ms")
+    __slots__ = ("topic", "queue_id", "offset", "generation", "min_offset", "max_offset", "lag_ms", "pulled_offset", "settled", "consumed_per_s", "last_commit_ms", "lag")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class QueueProgress(_message.Message):
     SETTLED_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_PER_S_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     offset: int
@@ -81,7 +82,8 @@ class QueueProgress(_message.Message):
     settled: int
     consumed_per_s: float
     last_commit_ms: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., lag_ms: _Optional[int] = ..., pulled_offset: _Optional[int] = ..., settled: _Optional[int] = ..., consumed_per_s: _Optional[float] = ..., last_commit_ms: _Optional[int] = ...) -> None: ...
+    lag: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., lag_ms: _Optional[int] = ..., pulled_offset: _Optional[int] = ..., settled: _Optional[int] = ..., consumed_per_s: _Optional[float] = ..., last_commit_ms: _Optional[int] = ..., lag: _Optional[int] = ...) -> None: ...
 
 class GroupProgress(_message.Message):
     __slots__ = ("config", "queues", "sent_back", "dead_letters", "dlq_messages", "retries_waiting", "put")

@@ -12,7 +12,7 @@ class ListTimerOwnersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TimerQueueOwner(_message.Message):
-    __slots__ = ("queue_id", "owner", "since_ms", "last_seen_ms", "released", "refused", "refused_ms", "committed_offset", "min_offset", "max_offset")
+    __slots__ = ("queue_id", "owner", "since_ms", "last_seen_ms", "released", "refused", "refused_ms", "committed_offset", "min_offset", "max_offset", "waiting")
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     SINCE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class TimerQueueOwner(_message.Message):
     COMMITTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     queue_id: int
     owner: _broker_pb2.TimerService
     since_ms: int
@@ -33,7 +34,8 @@ class TimerQueueOwner(_message.Message):
     committed_offset: int
     min_offset: int
     max_offset: int
-    def __init__(self, queue_id: _Optional[int] = ..., owner: _Optional[_Union[_broker_pb2.TimerService, _Mapping]] = ..., since_ms: _Optional[int] = ..., last_seen_ms: _Optional[int] = ..., released: bool = ..., refused: _Optional[_Union[_broker_pb2.TimerService, _Mapping]] = ..., refused_ms: _Optional[int] = ..., committed_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ...) -> None: ...
+    waiting: int
+    def __init__(self, queue_id: _Optional[int] = ..., owner: _Optional[_Union[_broker_pb2.TimerService, _Mapping]] = ..., since_ms: _Optional[int] = ..., last_seen_ms: _Optional[int] = ..., released: bool = ..., refused: _Optional[_Union[_broker_pb2.TimerService, _Mapping]] = ..., refused_ms: _Optional[int] = ..., committed_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class ListTimerOwnersResponse(_message.Message):
     __slots__ = ("queues",)

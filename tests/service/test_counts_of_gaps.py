@@ -1,0 +1,55 @@
+"""A log that lost its end leaves a gap in its queues: no count and no lag has it as messages."""
+
+import pytest
+
+from broker import recovery
+from duemq.aio import Admin
+from duemq.v1 import broker_pb2
+from storage.cut import cut
+from storage.disk import RealDisk
+from tests.service.running_cluster import Cluster, running_cluster
+
+TOPIC, GROUP = "orders", "billing"
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    """Offsets 0 to 5 are there, 6 to 9 are lost, 10 and 11 are there; 2 are consumed."""
+    async with running_cluster(tmp_path, "b0") as cluster:
+        await cluster.create_topic(TOPIC, queues=1)
+        for number in range(6):
+            await cluster.send(TOPIC, [b"%d" % number])
+        kept = cluster.brokers["b0"].store.log.durable_position
+        for number in range(6, 10):
+            await cluster.send(TOPIC, [b"%d" % number])
+        commit = broker_pb2.OffsetCommit(topic=TOPIC, queue_id=0, offset=2)
+        await cluster.clients["b0"].broker.CommitOffsets(
+            broker_pb2.CommitOffsetsRequest(group=GROUP, commits=[commit])
+        )
+        await cluster.stop_broker("b0")
+        cut(str(tmp_path / "b0" / recovery.LOG_DIRECTORY), kept, RealDisk())
+        await cluster.start_broker("b0")
+        for number in range(2):
+            await cluster.send(TOPIC, [b"%d" % number], producer_id=99, sequence=number)
+        yield cluster
+
+
+async def test_counts_leave_out_what_is_lost(cluster: Cluster) -> None:
+    async with Admin(cluster.nameserver) as admin:
+        described = await admin.describe_topic(TOPIC)
+        [queue] = described.queues
+        assert queue.max_offset - queue.min_offset > 8, "there is no gap to count"
+        assert (described.messages, queue.messages) == (8, 8)
+        [purged] = await admin.purge_topic(TOPIC, dry_run=True)
+        assert purged.messages == 8
+
+        await admin.reset_offsets(GROUP, TOPIC, offset=2)
+        [progress] = (await admin.describe_group(GROUP)).progress
+        assert (progress.offset, progress.lag) == (2, 6)
+        [group] = await admin.groups(lag=True)
+        assert group.lag == 6
+
+        await admin.purge_topic(TOPIC)
+        assert (await admin.describe_topic(TOPIC)).messages == 0
+        [progress] = (await admin.describe_group(GROUP)).progress
+        assert progress.lag == 0
