@@ -345,9 +345,22 @@ class Links:
         """How far this machine is ahead of each broker, in ms."""
         return {name: link.clock.ahead_ms for name, link in self.by_name.items()}
 
-    def knows(self, store_id: int) -> bool:
-        """Whether a broker of the cluster owns the store, even if it is away just now."""
-        return any(link.broker.store_id == store_id for link in self.by_name.values())
+    def why_not_arrived(self, store_id: int) -> str:
+        """Of a message in a broker's store, for who waits for it."""
+        if any(link.broker.store_id == store_id for link in self.by_name.values()):
+            return "has not arrived from its broker"  # even if that is away just now
+        name = self._shard.scheduler.numbers.broker_of(store_id)
+        if name not in self.by_name:
+            of = f" of broker {name}" if name else ""
+            return (
+                f"comes from the store {store_id:016x}{of}, which no known broker has: the broker"
+                " is away, its data was replaced, or the handle is another cluster's"
+            )
+        return (
+            f"has not arrived: it is in the store {store_id:016x}, and broker {name}, which had"
+            f" that, has {self.by_name[name].broker.store_id:016x} now; unless the old data comes"
+            " back it is never delivered, and there is nothing to cancel"
+        )
 
     def lag(self) -> int:
         """Delayed messages at brokers that were not fetched at the last look."""

@@ -33,12 +33,17 @@ class Numbering:
         self.sources: list[Source] = []
         self.targets: list[TargetId] = []
         self._source_numbers: dict[SourceId, int] = {}
+        self._brokers: dict[int, str] = {}
         self._target_numbers: dict[TargetId, int] = {}
 
     def source(self, source_id: SourceId) -> Source | None:
         """A source by its id, if anything ever came from it."""
         number = self._source_numbers.get(source_id)
         return None if number is None else self.sources[number]
+
+    def broker_of(self, store_id: int) -> str:
+        """The broker that had a store when something came from it; "": not known."""
+        return self._brokers.get(store_id, "")
 
     def find_source(self, source_id: SourceId) -> int | None:
         """The number of a source, if anything ever came from it."""
@@ -48,6 +53,8 @@ class Numbering:
         """The number of a source in the column `source`; made when new."""
         number = self._source_numbers.get(source_id)
         if number is None:
+            if broker:
+                self._brokers[source_id.store_id] = broker
             number = self._source_numbers[source_id] = len(self.sources)
             self.sources.append(Source(source_id, broker, first_offset, first_offset, first_offset))
         return number

@@ -68,12 +68,7 @@ class TimerServicer:
         if outcome != NOT_YET:
             return outcome
         what = f"offset {handle.offset} of %TIMER%/{handle.source.queue_id}"
-        reason = "has not arrived from its broker"
-        if not self._links.knows(handle.source.store_id):
-            reason = (
-                f"comes from the store {handle.source.store_id:016x}, which no known broker has:"
-                " the broker is away, or the handle is another cluster's"
-            )
+        reason = self._links.why_not_arrived(handle.source.store_id)
         return Unavailable(
             f"{what} {reason} (waited {ARRIVAL_TIMEOUT_S:g} s)", field="offset", value=handle.offset
         )

@@ -1,5 +1,6 @@
 """A timer shard against real brokers, in one process."""
 
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -184,6 +185,37 @@ async def test_handles_that_name_nothing_here(
         assert second.error.code == int(ErrorCode.UNAVAILABLE)
         assert "belongs to shard 0" in second.error.message
         assert third.error.code == int(ErrorCode.INVALID_ARGUMENT)
+
+
+async def test_a_cancel_says_that_the_brokers_data_was_replaced(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "ARRIVAL_TIMEOUT_S", 0.1)
+    async with running_shard(cluster, tmp_path) as shard:
+        [arrived] = await send(cluster, [b"a"], [HOUR_MS])
+        await shard.until(lambda stats: stats.accepted == 1)
+        lost = message_pb2.TimerHandle()
+        lost.CopyFrom(arrived)
+        lost.offset += 1
+        await cluster.stop_broker("b0")
+        shutil.rmtree(tmp_path / "b0")
+        await cluster.start_broker("b0")
+        links = shard.service._links.by_name
+        await until(lambda: links["b0"].broker.store_id != arrived.store_id)
+        store_id = links["b0"].broker.store_id
+
+        first, second = await shard.cancel(arrived, lost)
+
+        assert first.outcome == timer_pb2.CANCELLED
+        assert second.error.code == int(ErrorCode.UNAVAILABLE)
+        assert second.error.retryable
+        for named in ("broker b0", f"{arrived.store_id:016x}", f"{store_id:016x}"):
+            assert named in second.error.message
+    # A start knows it from what it has kept.
+    async with running_shard(cluster, tmp_path) as shard:
+        await until(lambda: "b0" in shard.service._links.by_name)
+        [again] = await shard.cancel(lost)
+        assert f"{store_id:016x}" in again.error.message
 
 
 async def test_cancels_at_a_shard_that_has_just_started_wait_until_it_knows(
