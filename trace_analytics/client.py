@@ -6,6 +6,7 @@ inside the worker that uses it: channels do not survive a fork or a pickle.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +46,8 @@ EMPTY_PULLS_MAX = 5
 RETRY_WAIT_S_MAX = 2.0
 
 T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,18 +97,23 @@ class QueueClient:
             )
         return [bounds for served in route.brokers for bounds in self._bounds(topic, served)]
 
-    def read(self, topic: str, wanted: QueueRange) -> Iterator[Run]:
+    def read(
+        self, topic: str, wanted: QueueRange, *, fail_on_data_loss: bool = True
+    ) -> Iterator[Run]:
         """All records of the range, in order.
 
-        Raises OffsetOutOfRange where offsets are gone: no record is silently left out.
+        Raises OffsetOutOfRange where offsets are gone; without `fail_on_data_loss` a warning names
+        those that a log has lost.  No record is silently left out.
         """
         offset, empty = wanted.start, 0
         while offset < wanted.end:
             at = offset
             answer = self._retried(partial(self._pull, topic, wanted, at))
-            for run in runs(answer, offset, wanted.end):
+            for run in runs(answer, offset, wanted.end, fail_on_data_loss=fail_on_data_loss):
                 offset = run.offset + len(run.records)
                 yield run
+            if not fail_on_data_loss:  # what is asked for may end in what is lost
+                offset = max(offset, min(answer.next_offset, wanted.end))
             empty = 0 if offset > at else empty + 1
             if empty >= EMPTY_PULLS_MAX:
                 raise Unavailable(
@@ -185,7 +193,9 @@ class QueueClient:
         return retrying(call)
 
 
-def runs(answer: broker_pb2.QueueRecords, expected: int, end: int) -> Iterator[Run]:
+def runs(
+    answer: broker_pb2.QueueRecords, expected: int, end: int, *, fail_on_data_loss: bool = True
+) -> Iterator[Run]:
     """The answer's records below `end`; raises OffsetOutOfRange if `expected` is left out."""
     if sum(answer.run_counts) != len(answer.records.records) or not (
         len(answer.run_offsets) == len(answer.run_counts) == len(answer.run_store_ms)
@@ -197,12 +207,10 @@ def runs(answer: broker_pb2.QueueRecords, expected: int, end: int) -> Iterator[R
         answer.run_offsets, answer.run_counts, answer.run_store_ms, strict=True
     ):
         if offset != expected:
-            raise OffsetOutOfRange(
-                f"offset {expected} was asked for and {offset} came: what is between is gone",
-                field="offset",
-                value=expected,
-                limit=offset,
-            )
+            gone = f"offset {expected} was asked for and {offset} came: what is between is gone"
+            if fail_on_data_loss:
+                raise OffsetOutOfRange(gone, field="offset", value=expected, limit=offset)
+            _logger.warning("%s", gone)
         kept = min(count, end - offset)
         if kept <= 0:
             return

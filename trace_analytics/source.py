@@ -63,7 +63,11 @@ class RangeReader(DataSourceReader):
         if not isinstance(partition, RangePartition):
             return
         with QueueClient(self.settings.nameservers, self.settings.timeout_s) as client:
-            found = client.read(self.settings.topic, partition.piece)
+            found = client.read(
+                self.settings.topic,
+                partition.piece,
+                fail_on_data_loss=self.settings.fail_on_data_loss,
+            )
             yield from self.batches(partition.piece, found)
 
     @abstractmethod

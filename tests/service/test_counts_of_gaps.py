@@ -1,13 +1,20 @@
 """A log that lost its end leaves a gap in its queues: no count and no lag has it as messages."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
 from broker import recovery
 from duemq.aio import Admin
+from duemq.errors import OffsetOutOfRange, Unavailable
 from duemq.v1 import broker_pb2
 from storage.cut import cut
 from storage.disk import RealDisk
 from tests.service.running_cluster import Cluster, running_cluster
+from trace_analytics import plan
+from trace_analytics.client import QueueClient
+from trace_analytics.options import Options
 
 TOPIC, GROUP = "orders", "billing"
 
@@ -32,6 +39,25 @@ async def cluster(tmp_path):
         for number in range(2):
             await cluster.send(TOPIC, [b"%d" % number], producer_id=99, sequence=number)
         yield cluster
+
+
+@pytest.mark.parametrize("past", [0, 1], ids=["before-the-gap-ends", "whole"])
+async def test_a_reader_of_ranges_fails_at_the_gap_or_steps_over_it_on_request(
+    cluster: Cluster, past: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(options: Options) -> list[bytes]:
+        with QueueClient((cluster.nameserver,), timeout_s=1) as client:
+            [whole] = plan.ranges(client.queues(options), options)
+            piece = whole if past else replace(whole, end=whole.end - 2)
+            found = client.read(TOPIC, piece, fail_on_data_loss=options.fail_on_data_loss)
+            return [record.body for run in found for record in run.records]
+
+    strict = Options(TOPIC, nameservers=(cluster.nameserver,))
+    with pytest.raises((OffsetOutOfRange, Unavailable), match="offset 6"):
+        await asyncio.to_thread(read, strict)
+    found = await asyncio.to_thread(read, replace(strict, fail_on_data_loss=False))
+    assert found == [b"0", b"1", b"2", b"3", b"4", b"5", b"0", b"1"][: 6 + 2 * past]
+    assert "offset 6 was asked for" in caplog.text
 
 
 async def test_counts_leave_out_what_is_lost(cluster: Cluster) -> None:

@@ -32,6 +32,15 @@ def test_a_gap_is_data_loss_not_fewer_rows():
         list(runs(answer((5, 3), (9, 1)), 5, 10))
 
 
+def test_on_request_a_gap_is_stepped_over_with_a_warning(caplog):
+    assert offsets(runs(answer((5, 3), (9, 1)), 4, 10, fail_on_data_loss=False)) == [
+        (5, [5, 6, 7]),
+        (9, [9]),
+    ]
+    assert "offset 4 was asked for and 5 came" in caplog.text
+    assert "offset 8 was asked for and 9 came" in caplog.text
+
+
 def test_an_answer_that_does_not_add_up_is_refused():
     wrong = answer((5, 3))
     wrong.run_counts[0] = 2
