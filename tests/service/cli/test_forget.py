@@ -105,6 +105,23 @@ async def test_a_nameserver_that_is_away_is_named_and_told_later(tmp_path) -> No
         assert (await run(second, "topic", "list")).exit_code == Exit.OK
 
 
+async def test_while_one_nameserver_hears_it_no_other_gives_it_up(tmp_path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        first = cluster.nameserver
+        await cluster.start_nameserver()
+        second = cluster.nameserver
+        await cluster.start_broker("b0", (second,))
+        async with Admin([first, second]) as admin:
+            stub = NameserverStub(admin._client.channel(first))
+            version, report = pb.Version(epoch=1), pb.BrokerReport(name="b0", address="h:1")
+            await stub.Register(pb.RegisterRequest(version=version, broker=report))
+            await stub.Deregister(pb.DeregisterRequest(version=version, broker="b0"))
+            with pytest.raises(errors.InvalidArgument, match="b0 lives"):
+                await admin.forget("b0")
+            [lost] = (await stub.GetCluster(pb.GetClusterRequest())).lost_brokers
+            assert not lost.forgotten
+
+
 async def test_without_an_answer_nothing_is_given_up(tmp_path) -> None:
     async with (
         running_cluster(tmp_path) as cluster,
