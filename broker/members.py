@@ -107,6 +107,7 @@ class Group:
     # ms; None: nobody here knows who they are.
     absent: dict[str, int] | None = field(default_factory=dict)
     hold_until_ms: int | None = None
+    left: set[str] = field(default_factory=set)  # while holding back: who said goodbye here
     young_until_ms: int = 0  # until then former members may come that others have not heard of
     empty_since_ms: int = 0
 
