@@ -589,20 +589,24 @@ class Coordinator:
 
     def _tell(self, group: Group) -> list[Assignment]:
         shares: dict[str, list[MessageQueue]] = {member_id: [] for member_id in group.members}
+        granted: dict[str, list[Holding]] = {member_id: [] for member_id in group.members}
+        target = group.target
         for queue, holding in group.holdings.items():
-            if group.target.get(queue) == holding.member_id:
-                shares[holding.member_id].append(queue)
+            member_id = holding.member_id
+            if target.get(queue) == member_id:
+                shares[member_id].append(queue)
+                granted[member_id].append(holding)
         told = []
         members = group.member_ids()
         for member_id, share in shares.items():
-            queues = tuple(sorted(share))
+            share.sort()
+            queues = tuple(share)
             member = group.members[member_id]
             if member.told == (queues, members):
                 continue
             member.told = queues, members
-            for queue in queues:
-                claimed = group.holdings[queue].claimed
-                group.holdings[queue] = Holding(member_id, group.generation, claimed)
+            for holding in granted[member_id]:
+                holding.granted = group.generation
             told.append(Assignment(group.name, member_id, group.generation, queues, members))
         return told
 
