@@ -71,7 +71,7 @@ class RpcMetrics:
 def _impatient(kind: Any) -> Any:
     """The same handler; who does not finish a request or read its answer holds no thread."""
 
-    class Impatient(kind):  # type: ignore[misc]
+    class Impatient(kind):
         timeout = REQUEST_TIMEOUT_S
 
         def handle(self) -> None:
