@@ -224,6 +224,8 @@ class Coordinator:
         if group is None or member_id not in group.members:
             return Step()
         self._remove(group, member_id, now_ms)
+        if group.hold_until_ms is not None and len(group.left) < MEMBERS_MAX:
+            group.left.add(member_id)
         return self._rebalance([group], now_ms)
 
     def routes_changed(
@@ -472,11 +474,15 @@ class Coordinator:
             del group.incarnations[next(gone)]
 
     def _await_members(self, group: Group, hello: Hello) -> None:
-        """While holding back: everyone that anybody names is still to come."""
+        """While holding back: everyone that anybody names is still to come, but for who has left.
+
+        The others may not have heard of a goodbye that came before they did.
+        """
         if group.hold_until_ms is not None and hello.members:
             awaited = dict(group.absent or {})
             for member in hello.members:
-                if member not in group.members and len(awaited) < MEMBERS_MAX:
+                settled = member in group.members or member in group.left
+                if not settled and len(awaited) < MEMBERS_MAX:
                     awaited[member] = group.members[hello.member_id].session_timeout_ms
             group.absent = awaited
         if group.absent is not None:
@@ -535,6 +541,7 @@ class Coordinator:
                 return True
         group.hold_until_ms = None
         group.absent = {}
+        group.left.clear()
         group.outdated = True
         return False
 
@@ -582,20 +589,24 @@ class Coordinator:
 
     def _tell(self, group: Group) -> list[Assignment]:
         shares: dict[str, list[MessageQueue]] = {member_id: [] for member_id in group.members}
+        granted: dict[str, list[Holding]] = {member_id: [] for member_id in group.members}
+        target = group.target
         for queue, holding in group.holdings.items():
-            if group.target.get(queue) == holding.member_id:
-                shares[holding.member_id].append(queue)
+            member_id = holding.member_id
+            if target.get(queue) == member_id:
+                shares[member_id].append(queue)
+                granted[member_id].append(holding)
         told = []
         members = group.member_ids()
         for member_id, share in shares.items():
-            queues = tuple(sorted(share))
+            share.sort()
+            queues = tuple(share)
             member = group.members[member_id]
             if member.told == (queues, members):
                 continue
             member.told = queues, members
-            for queue in queues:
-                claimed = group.holdings[queue].claimed
-                group.holdings[queue] = Holding(member_id, group.generation, claimed)
+            for holding in granted[member_id]:
+                holding.granted = group.generation
             told.append(Assignment(group.name, member_id, group.generation, queues, members))
         return told
 

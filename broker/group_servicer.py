@@ -45,7 +45,7 @@ OUTBOX_EVENTS_MAX = 256  # to one member; one that does not read them loses its 
 
 GATHER_S = 0.05
 LONG_TURN_S = 0.005
-LONG_EVENT_QUEUES = 1_000  # about a millisecond's work
+EVENT_QUEUES_AT_ONCE = 1_000  # of an assignment: about two milliseconds' work
 # So many queues may always be named as released: those that a group had before it lost a topic.
 RELEASED_MIN = 1_024
 
@@ -174,9 +174,7 @@ class GroupServicer:
             if self._coordinator.changed:
                 await self._persist(self._coordinator.snapshot())
             for session, told in unsent:
-                session.tell(told.error if isinstance(told, TurnedOut) else self._event(told))
-                if isinstance(told, Assignment) and len(told.queues) > LONG_EVENT_QUEUES:
-                    await asyncio.sleep(0)
+                session.tell(told.error if isinstance(told, TurnedOut) else await self._event(told))
             if not self._unsent:
                 self._idle.set()
 
@@ -275,22 +273,25 @@ class GroupServicer:
                     f"event: {kind} cannot follow hello", field="event", value=kind
                 )
 
-    def _event(self, told: Assignment | Moved) -> group_pb2.CoordinatorEvent:
+    async def _event(self, told: Assignment | Moved) -> group_pb2.CoordinatorEvent:
         if isinstance(told, Moved):
             error = NotCoordinator(
                 f"group {told.group!r} is now coordinated by {told.coordinator!r}"
             )
             return self._elsewhere(error, told.coordinator)
-        names = sorted({queue.broker for queue in told.queues})
-        found = [broker for name in names if (broker := self._routes.broker(name)) is not None]
-        assignment = group_pb2.Assignment(
-            generation=told.generation,
-            queues=[
+        assignment = group_pb2.Assignment(generation=told.generation, members=told.members)
+        names: set[str] = set()
+        for start in range(0, len(told.queues), EVENT_QUEUES_AT_ONCE):
+            part = told.queues[start : start + EVENT_QUEUES_AT_ONCE]
+            names.update(queue.broker for queue in part)
+            assignment.queues.extend(
                 message_pb2.QueueRef(topic=topic, broker=broker, queue_id=queue_id)
-                for topic, broker, queue_id in told.queues
-            ],
-            members=told.members,
-            brokers=[group_pb2.BrokerAddress(name=b.name, address=b.address) for b in found],
+                for topic, broker, queue_id in part
+            )
+            await asyncio.sleep(0)  # let others have a turn
+        found = [broker for name in sorted(names) if (broker := self._routes.broker(name))]
+        assignment.brokers.extend(
+            group_pb2.BrokerAddress(name=b.name, address=b.address) for b in found
         )
         return group_pb2.CoordinatorEvent(assignment=assignment)
 

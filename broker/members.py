@@ -1,7 +1,6 @@
 """What a coordinator knows of a group and its members.  Pure."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from broker import subscriptions
 from broker.names import check_group
@@ -78,7 +77,8 @@ class Member:
     told: tuple[tuple[MessageQueue, ...], tuple[str, ...]] | None = None
 
 
-class Holding(NamedTuple):
+@dataclass(slots=True)
+class Holding:
     """Who has a queue, and the generation of the last assignment that said so."""
 
     member_id: str
@@ -107,6 +107,7 @@ class Group:
     # ms; None: nobody here knows who they are.
     absent: dict[str, int] | None = field(default_factory=dict)
     hold_until_ms: int | None = None
+    left: set[str] = field(default_factory=set)  # while holding back: who said goodbye here
     young_until_ms: int = 0  # until then former members may come that others have not heard of
     empty_since_ms: int = 0
 

@@ -7,6 +7,7 @@ import grpc.aio
 import pytest
 
 from broker import group_servicer
+from broker.coordinator import Assignment
 from duemq import balance
 from duemq.errors import (
     DuemqError,
@@ -479,3 +480,29 @@ async def test_after_a_long_rebalance_others_have_a_turn(
 
     await asyncio.gather(rebalance(), rebalance(), other())
     assert order == ["rebalance", "other", "rebalance"]
+
+
+async def test_others_have_turns_while_a_long_assignment_is_written(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_servicer, "EVENT_QUEUES_AT_ONCE", 2)
+    servicer = cluster.brokers["b0"]._groups
+    queues = tuple(
+        balance.MessageQueue("t", broker, n) for broker in ("b0", "b1") for n in range(3)
+    )
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    written = await servicer._event(Assignment("g", "m1", 7, queues, ("m1", "m2")))
+    counting.cancel()
+    assert turns >= 2
+    assignment = written.assignment
+    assert tuple(map(group_servicer.queue_of, assignment.queues)) == queues
+    assert [each.name for each in assignment.brokers] == ["b0", "b1"]
+    assert (assignment.generation, list(assignment.members)) == (7, ["m1", "m2"])

@@ -349,16 +349,18 @@ async def test_a_stream_answers_what_was_right_and_then_ends_with_a_status(
     assert not [line for line in caplog.records if line.levelname == "ERROR"]
 
 
+@pytest.mark.parametrize("arrays", [False, True])
 @pytest.mark.parametrize("size", [1, 100_000])
-async def test_a_text_that_is_none_is_refused_of_who_says_no_sizes(
-    client: Client, size: int
+async def test_a_record_that_generated_clients_cannot_decode_is_refused(
+    client: Client, size: int, arrays: bool
 ) -> None:
-    """Of those who say them nobody looks into the records: it would cost all others."""
     record = b"\x12\x02\xff\xfe" + message_pb2.Record(body=b"x" * size).SerializeToString()
     records = b"\x0a" + pull_encoding.varint(len(record)) + record
-    request = view_pb2.SendRequestView(
-        batches=[view_pb2.BatchView(topic=topic_name(), records=records)]
-    )
+    view = view_pb2.BatchView(topic=topic_name(), records=records)
+    if arrays:
+        view.sizes = len(records).to_bytes(4, "little")
+        view.tag_hashes = view.key_hashes = bytes(4)
+    request = view_pb2.SendRequestView(batches=[view])
     with pytest.raises(InvalidArgument) as refused:
         await status.answer(client.raw_send(request.SerializeToString()))
     assert refused.value.field == "records"

@@ -12,6 +12,7 @@ import pytest
 
 import duemq
 from broker import groups
+from broker.batch import Batch
 from broker.offsets import GENERATION_MARKS, GroupQueue, newest_generation
 from broker.send_back_service import SendBackService
 from duemq import balance
@@ -24,7 +25,7 @@ from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Closed, FencedMember, InvalidArgument, ReadOnly, Unavailable
 from duemq.loop_thread import LoopThread
 from duemq.rpc import status
-from duemq.v1 import admin_pb2, broker_pb2, group_pb2, message_pb2, view_pb2
+from duemq.v1 import admin_pb2, broker_pb2, group_pb2, message_pb2
 from tests.service.played_timer import fire, records_in, timed_frames
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
@@ -745,21 +746,14 @@ async def test_a_consumer_is_started_once(cluster, topic, consumers) -> None:
 
 
 async def test_a_record_that_is_none_is_passed_over(cluster, topic, consumers, caplog) -> None:
-    arrays = {"sizes": b"\5\0\0\0", "tag_hashes": bytes(4), "key_hashes": bytes(4)}
+    """As an older broker may have stored it."""
     garbage = b"\x0a\x03\xff\xff\xff"  # an entry of 3 bytes that are no Record
-    request = view_pb2.SendRequestView(
-        batches=[view_pb2.BatchView(topic=topic, queue_id=0, records=garbage, **arrays)]
+    await cluster.send(topic, [b"before"], queue_id=0)
+    cluster.brokers["b0"].store.send(
+        Batch(topic, 0, 0, 0, 0, garbage, b"\5\0\0\0", bytes(4), bytes(4), b"", b"", b""),
+        now_ms=time.time_ns() // 1_000_000,
     )
-    send = grpc.aio.insecure_channel(cluster.brokers["b0"].server.address)
-    async with send as connection:
-        call = connection.unary_unary(
-            "/duemq.v1.Broker/Send",
-            request_serializer=view_pb2.SendRequestView.SerializeToString,
-            response_deserializer=broker_pb2.SendResponse.FromString,
-        )
-        await cluster.send(topic, [b"before"], queue_id=0)
-        await call(request)
-        await cluster.send(topic, [b"after"], queue_id=0)
+    await cluster.send(topic, [b"after"], queue_id=0)
     await consumers.start()
     await cluster.send(topic, [b"fine"], queue_id=1)
     await until(lambda: sorted(consumers.all) == [b"after", b"before", b"fine"])

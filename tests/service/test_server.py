@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from duemq import errors
-from duemq.rpc import channel, status
+from duemq.rpc import channel, metrics, status
 from duemq.rpc.server import Server, add_service
 from duemq.rpc.settings import ProcessSettings
 from duemq.v1 import broker_pb2, view_pb2
@@ -275,6 +275,13 @@ async def test_nonsense_is_an_invalid_argument_of_health_and_reflection_too(
     assert not caplog.records
 
 
+async def test_a_method_of_health_that_is_not_served_is_unimplemented(connection, caplog):
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await health_pb2_grpc.HealthStub(connection).List(health_pb2.HealthListRequest())
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not caplog.records
+
+
 async def test_reflection_lists_the_services(connection):
     listing = reflection_pb2_grpc.ServerReflectionStub(connection).ServerReflectionInfo()
     await listing.write(reflection_pb2.ServerReflectionRequest(list_services=""))
@@ -286,6 +293,18 @@ async def test_reflection_lists_the_services(connection):
 def read_page(url):
     with urllib.request.urlopen(url) as page:
         return page.read().decode()
+
+
+async def test_half_a_request_for_metrics_is_not_waited_for(monkeypatch, capfd):
+    monkeypatch.setattr(metrics, "REQUEST_TIMEOUT_S", 0.05)
+    async with serving(metrics_listen="127.0.0.1:0") as server:
+        host, port = server.metrics_address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /metr")
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+        await writer.wait_closed()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 async def test_metrics_count_calls_by_status():

@@ -1,6 +1,8 @@
 """Prometheus metrics of the RPC layer, and the page that serves a process's metrics."""
 
 import threading
+from contextlib import suppress
+from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -13,6 +15,9 @@ from duemq.rpc.unsent import Unsent
 
 # From a cached answer to a long poll's end.
 SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
+
+# Of the page: for a request to come, and for its answer to be taken.
+REQUEST_TIMEOUT_S = 10.0
 
 
 def new_registry() -> CollectorRegistry:
@@ -63,6 +68,19 @@ class RpcMetrics:
         self._unsent_bytes.set_function(lambda: unsent.held)
 
 
+def _impatient(kind: Any) -> Any:
+    """The same handler; who does not finish a request or read its answer holds no thread."""
+
+    class Impatient(kind):
+        timeout = REQUEST_TIMEOUT_S
+
+        def handle(self) -> None:
+            with suppress(TimeoutError):
+                super().handle()
+
+    return Impatient
+
+
 class MetricsPage:
     """Serves a registry at http://HOST:PORT/metrics from a thread."""
 
@@ -71,6 +89,7 @@ class MetricsPage:
         self._server: WSGIServer
         self._thread: threading.Thread
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        self._server.RequestHandlerClass = _impatient(self._server.RequestHandlerClass)
         self.address = f"{host}:{self._server.server_port}"
 
     def close(self) -> None:

@@ -224,9 +224,15 @@ def add_service(
     handlers = {
         method.name: _handler(method, servicer, overrides.get(method.name), metrics, unsent)
         for method in service.methods
+        if not _is_left_out(getattr(servicer, method.name))
     }
     generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
     server.add_generic_rpc_handlers((generic,))
+
+
+def _is_left_out(behaviour: Any) -> bool:
+    """It is still the generated one, which only raises: gRPC itself answers UNIMPLEMENTED."""
+    return str(behaviour.__module__).endswith("_pb2_grpc")
 
 
 def _handler(

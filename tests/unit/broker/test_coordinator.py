@@ -358,6 +358,16 @@ def test_the_newest_list_of_members_counts_for_a_group_that_moved_here() -> None
     assert told(coordinator.join(last, T0 + 2)) == {"m2": (), "m3": (3,)}
 
 
+def test_who_left_is_not_awaited_although_the_others_have_not_heard_of_it() -> None:
+    coordinator = new_coordinator()
+    both = {"generation": FIRST, "members": ("m1", "m2")}
+    coordinator.join(hello("m1", owned=queues(0, 1), **both), T0)
+    assert told(coordinator.leave("g", "m1", T0 + 1)) == {}
+    step = coordinator.join(hello("m2", owned=queues(2, 3), **both), T0 + 2)
+    assert told(step) == {"m2": (0, 1, 2, 3)}
+    assert only(step).members == ("m2",)
+
+
 def test_a_newcomer_does_not_rob_a_group_that_moved_here() -> None:
     coordinator = new_coordinator()
     assert told(coordinator.join(hello("m0"), T0, known_generation=7)) == {"m0": ()}
