@@ -64,7 +64,7 @@ class Admin:
         self._messages = Messages(asker)
         self._dead_letters = DeadLetters(asker, self._groups)
         self._probes = Probes(self._client)
-        self._timer_shards = TimerShards(self._client)
+        self._timer_shards = TimerShards(asker)
 
     async def start(self) -> None:
         """Connects.  Raises Unavailable if no nameserver answers."""
@@ -302,7 +302,7 @@ class Admin:
         return await self._probes.timer_stats()
 
     async def timer_owners(self) -> list[TimerOwner]:
-        """Who owns each queue of delayed messages.  Raises Unavailable if a broker is away."""
+        """Who owns each queue of delayed messages.  As `duemq.Admin.timer_owners`."""
         return await self._timer_shards.owners()
 
     async def release_timer_shard(self, shard: int) -> list[TimerOwner]:
