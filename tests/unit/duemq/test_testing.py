@@ -58,7 +58,18 @@ def test_options_are_the_real_ones(kind):
 )
 def test_what_uses_the_network_is_replaced(twin, real):
     """A new public method of the real one is a decision here."""
-    known = {"send", "submit", "send_many", "cancel", "flush", "close", "start", "run", "queues"}
+    known = {
+        "send",
+        "submit",
+        "ready",
+        "send_many",
+        "cancel",
+        "flush",
+        "close",
+        "start",
+        "run",
+        "queues",
+    }
     known |= {
         "group",
         "settings",
@@ -265,7 +276,7 @@ async def test_the_asyncio_twin():
 
     async with cluster.producer() as producer, cluster.push_consumer("g", "t", handle) as consumer:
         await producer.send("t", b"bad")
-        pending = await producer.submit("t", b"now")
+        pending = producer.submit("t", b"now")
         assert pending.done()
         never = await producer.send("t", b"never", delay="1s")
         await producer.send("t", b"later", delay="1m")
