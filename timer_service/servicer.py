@@ -50,20 +50,23 @@ class TimerServicer:
                 handles.append(cancelled)
             else:
                 refused[at] = error
-        outcomes = await self._shard.cancel(handles, ARRIVAL_TIMEOUT_S)
+        wait_s = 0.0 if request.do_not_wait else ARRIVAL_TIMEOUT_S
+        outcomes = await self._shard.cancel(handles, wait_s)
         told = zip(handles, outcomes, strict=True)
         response = timer_pb2.CancelResponse()
         for at in range(len(request.handles)):
             if at and at % SLICE == 0:
                 await asyncio.sleep(0)
-            outcome = refused.get(at) or self._told(*next(told))
+            outcome = refused.get(at) or self._told(*next(told), wait_s)
             if isinstance(outcome, DuemqError):
                 response.results.add(error=status.to_proto(outcome))
             else:
                 response.results.add(outcome=outcome)
         return response
 
-    def _told(self, handle: Cancelled, outcome: str | DuemqError) -> str | DuemqError:
+    def _told(
+        self, handle: Cancelled, outcome: str | DuemqError, wait_s: float
+    ) -> str | DuemqError:
         """The outcome as it is answered."""
         if outcome != NOT_YET:
             return outcome
@@ -75,7 +78,7 @@ class TimerServicer:
                 " the broker is away, or the handle is another cluster's"
             )
         return Unavailable(
-            f"{what} {reason} (waited {ARRIVAL_TIMEOUT_S:g} s)", field="offset", value=handle.offset
+            f"{what} {reason} (waited {wait_s:g} s)", field="offset", value=handle.offset
         )
 
     def _check(self, handle: Cancelled) -> DuemqError | None:
