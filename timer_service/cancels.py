@@ -29,7 +29,6 @@ from timer_service.scheduler import Scheduler
 SLICE = 500  # handles decided on at once: some 2 ms of work
 SPACING_S = 0.001  # of slices
 PAUSE_S = 0.0001
-CACHE_IDLE_S = 10.0  # blocks are kept in memory for so long after a look-up
 
 
 def _pause() -> None:
@@ -104,7 +103,6 @@ class Cancels:
         self._new: deque[_Slice] = deque()
         self._sought: deque[_Slice] = deque()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._idle: asyncio.TimerHandle | None = None
 
     async def decide(self, handles: Sequence[Cancelled]) -> Decided:
         """Cancels what is pending of these."""
@@ -123,8 +121,6 @@ class Cancels:
     async def stop(self) -> None:
         """Nobody may ask any more."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        if self._idle is not None:
-            self._idle.cancel()
         await asyncio.to_thread(self._thread.shutdown)
 
     def _ensure(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -143,11 +139,9 @@ class Cancels:
     async def _decide_new(self) -> None:
         while self._new:
             await self._step(self._new.popleft())
-            await asyncio.sleep(SPACING_S)
+            await asyncio.sleep(SPACING_S if self._new else 0)
 
     async def _look_up(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
         segments, numbers = self._scheduler.segments, self._scheduler.numbers
         while self._sought:
             slices, self._sought = self._sought, deque()
@@ -167,7 +161,6 @@ class Cancels:
                 await self._step(slices.popleft())
                 if slices:
                     await asyncio.sleep(SPACING_S)
-        self._idle = self._loop.call_later(CACHE_IDLE_S, self._let_go)
 
     async def _step(self, each: _Slice) -> None:
         while True:
@@ -187,6 +180,3 @@ class Cancels:
         else:
             self._sought.append(each)
         self._ensure("look up", self._look_up)
-
-    def _let_go(self) -> None:
-        self._loop.run_in_executor(self._thread, self._scheduler.segments.cache.clear)
