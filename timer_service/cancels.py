@@ -24,9 +24,10 @@ from duemq.errors import DuemqError
 from storage.errors import DiskFull, LogFull
 from timer_service.cancelling import Cancelling
 from timer_service.entries import Cancelled
+from timer_service.look_up import Query
 from timer_service.scheduler import Scheduler
 
-SLICE = 500  # handles decided on at once: some 2 ms of work
+SLICE = 250  # handles decided on at once: some 2 ms of work
 SPACING_S = 0.001  # of slices
 PAUSE_S = 0.0001
 
@@ -145,9 +146,12 @@ class Cancels:
         segments, numbers = self._scheduler.segments, self._scheduler.numbers
         while self._sought:
             slices, self._sought = self._sought, deque()
-            waiting = [each.cancelling for each in slices if each.cancelling is not None]
-            queries = [each.query() for each in waiting]
-            look_up = segments.look_up(queries, numbers.find_source)
+            asked: list[tuple[_Slice, Cancelling, Query]] = []
+            for each in slices:
+                assert each.cancelling is not None
+                asked.append((each, each.cancelling, each.cancelling.query()))
+                await asyncio.sleep(0)
+            look_up = segments.look_up([query for _, _, query in asked], numbers.find_source)
             try:
                 await self._loop.run_in_executor(self._thread, look_up.run, _pause)
             except Exception as error:
@@ -155,12 +159,11 @@ class Cancels:
                     each.fail(error)
                 continue
             segments.looked_up(look_up)
-            for cancelling, query in zip(waiting, queries, strict=True):
-                cancelling.answered(query)
-            while slices:
-                await self._step(slices.popleft())
-                if slices:
+            for number, (each, cancelling, query) in enumerate(asked):
+                if number:
                     await asyncio.sleep(SPACING_S)
+                cancelling.answered(query)
+                await self._step(each)
 
     async def _step(self, each: _Slice) -> None:
         while True:

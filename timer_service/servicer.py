@@ -61,16 +61,20 @@ class TimerServicer:
         wait_s = 0.0 if request.do_not_wait else ARRIVAL_TIMEOUT_S
         outcomes = await self._shard.cancel(handles, wait_s)
         told = zip(handles, outcomes, strict=True)
+        response = timer_pb2.CancelResponse()
         results: list[timer_pb2.CancelResult] = []
         for at in range(len(request.handles)):
             if at and at % SLICE == 0:
+                response.results.extend(results)
+                results.clear()
                 await asyncio.sleep(0)
             outcome = refused.get(at) or self._told(*next(told), wait_s)
             if isinstance(outcome, DuemqError):
                 results.append(timer_pb2.CancelResult(error=status.to_proto(outcome)))
             else:
                 results.append(_RESULTS[outcome])
-        return timer_pb2.CancelResponse(results=results)
+        response.results.extend(results)
+        return response
 
     def _told(
         self, handle: Cancelled, outcome: str | DuemqError, wait_s: float
