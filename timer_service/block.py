@@ -15,7 +15,7 @@ off  size  field           meaning
 32   16*s  sources         store_id u64, queue_id u32, zeros u32
  .    8*t  targets         queue_id i32 (-1: any), broker_length u16, topic_length u16
  .    n    names           broker and topic of each target, UTF-8; zero-padded to a multiple of 8
- .   36*c  rows            in due order:
+ .   36*c  rows            by due_ms, then source, then offset:
 
       off  size  field       meaning
        0    8    due_ms
@@ -69,6 +69,8 @@ _ROW = np.dtype(
         ("crc32c", "<u4"),
     ]
 )
+IDENTITY = struct.Struct("<qqH")
+"""How a row begins: due_ms, offset, source."""
 assert _HEADER.size == 32
 assert _ROW.itemsize == ROW_BYTES
 

@@ -124,9 +124,9 @@ class Cancelling:
     def answered(self, query: Query) -> None:
         """The last query was run."""
         for at, handle in enumerate(self._missing):
-            before = self._sought.get(handle, _NOT_SOUGHT)
-            places = [*before.places, *query.places.get(at, ())]
-            self._sought[handle] = _Sought(query.until, places)
+            before = self._sought.get(handle, _NOT_SOUGHT).places
+            found = query.places.get(at, ())
+            self._sought[handle] = _Sought(query.until, [*before, *found] if before else found)
 
     def _arrived(self) -> list[_Asked]:
         tombstones = self._scheduler.tombstones

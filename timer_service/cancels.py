@@ -24,12 +24,12 @@ from duemq.errors import DuemqError
 from storage.errors import DiskFull, LogFull
 from timer_service.cancelling import Cancelling
 from timer_service.entries import Cancelled
+from timer_service.look_up import Query
 from timer_service.scheduler import Scheduler
 
-SLICE = 500  # handles decided on at once: some 2 ms of work
+SLICE = 250  # handles decided on at once: some 2 ms of work
 SPACING_S = 0.001  # of slices
 PAUSE_S = 0.0001
-CACHE_IDLE_S = 10.0  # blocks are kept in memory for so long after a look-up
 
 
 def _pause() -> None:
@@ -104,7 +104,6 @@ class Cancels:
         self._new: deque[_Slice] = deque()
         self._sought: deque[_Slice] = deque()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._idle: asyncio.TimerHandle | None = None
 
     async def decide(self, handles: Sequence[Cancelled]) -> Decided:
         """Cancels what is pending of these."""
@@ -123,8 +122,6 @@ class Cancels:
     async def stop(self) -> None:
         """Nobody may ask any more."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        if self._idle is not None:
-            self._idle.cancel()
         await asyncio.to_thread(self._thread.shutdown)
 
     def _ensure(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -143,17 +140,18 @@ class Cancels:
     async def _decide_new(self) -> None:
         while self._new:
             await self._step(self._new.popleft())
-            await asyncio.sleep(SPACING_S)
+            await asyncio.sleep(SPACING_S if self._new else 0)
 
     async def _look_up(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
         segments, numbers = self._scheduler.segments, self._scheduler.numbers
         while self._sought:
             slices, self._sought = self._sought, deque()
-            waiting = [each.cancelling for each in slices if each.cancelling is not None]
-            queries = [each.query() for each in waiting]
-            look_up = segments.look_up(queries, numbers.find_source)
+            asked: list[tuple[_Slice, Cancelling, Query]] = []
+            for each in slices:
+                assert each.cancelling is not None
+                asked.append((each, each.cancelling, each.cancelling.query()))
+                await asyncio.sleep(0)
+            look_up = segments.look_up([query for _, _, query in asked], numbers.find_source)
             try:
                 await self._loop.run_in_executor(self._thread, look_up.run, _pause)
             except Exception as error:
@@ -161,13 +159,11 @@ class Cancels:
                     each.fail(error)
                 continue
             segments.looked_up(look_up)
-            for cancelling, query in zip(waiting, queries, strict=True):
-                cancelling.answered(query)
-            while slices:
-                await self._step(slices.popleft())
-                if slices:
+            for number, (each, cancelling, query) in enumerate(asked):
+                if number:
                     await asyncio.sleep(SPACING_S)
-        self._idle = self._loop.call_later(CACHE_IDLE_S, self._let_go)
+                cancelling.answered(query)
+                await self._step(each)
 
     async def _step(self, each: _Slice) -> None:
         while True:
@@ -187,6 +183,3 @@ class Cancels:
         else:
             self._sought.append(each)
         self._ensure("look up", self._look_up)
-
-    def _let_go(self) -> None:
-        self._loop.run_in_executor(self._thread, self._scheduler.segments.cache.clear)

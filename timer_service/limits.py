@@ -6,7 +6,7 @@ import dataclasses
 
 # So long before they are due timers are dispatched, so that the sync of that is over in time.
 # From then on a cancel answers FIRED.
-AHEAD_MS = 3
+AHEAD_MS = 6
 
 
 @dataclasses.dataclass(frozen=True)

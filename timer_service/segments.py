@@ -42,7 +42,7 @@ from storage.errors import CorruptFile
 from timer_service import block
 from timer_service.catalog import UNKNOWN, Catalog, Ranges, ranges_of
 from timer_service.entries import SourceId, TargetId
-from timer_service.look_up import Cache, LookUp, Query
+from timer_service.look_up import LookUp, Query
 from timer_service.memtable import Piece
 from timer_service.rows import Blob, Home, Rows, concatenate, new_rows
 
@@ -121,7 +121,6 @@ class Segments:
         self._parked: dict[TargetId, list[Block]] = {}
         self._number = itertools.count()
         self.catalog = Catalog()
-        self.cache = Cache()  # of look-ups
         disk.makedirs(directory)
 
     def recover(self, lengths: dict[str, int], blocks: Iterable[Block]) -> None:
@@ -222,7 +221,7 @@ class Segments:
         self, queries: Sequence[Query], number_of: Callable[[SourceId], int | None]
     ) -> LookUp:
         """A job that finds timers in blocks; `looked_up` takes it over."""
-        return LookUp(self._disk, self.directory, self.cache, self.catalog, number_of, queries)
+        return LookUp(self._disk, self.directory, self.catalog, number_of, queries)
 
     def looked_up(self, look_up: LookUp) -> None:
         """The job ran."""

@@ -9,7 +9,7 @@ from duemq.errors import DuemqError, InvalidArgument, Unavailable
 from duemq.rpc import status
 from duemq.v1 import timer_pb2
 from timer_service import stuck
-from timer_service.cancelling import NOT_YET
+from timer_service.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
 from timer_service.entries import Cancelled, SourceId
 from timer_service.links import Links
 from timer_service.settings import Settings
@@ -19,6 +19,9 @@ SERVICE = timer_pb2.DESCRIPTOR.services_by_name["Timer"]
 HANDLES_MAX = 10_000
 ARRIVAL_TIMEOUT_S = 5.0
 SLICE = 500  # handles read or answered at once
+_RESULTS = {
+    outcome: timer_pb2.CancelResult(outcome=outcome) for outcome in (CANCELLED, FIRED, UNKNOWN)
+}
 
 
 class TimerServicer:
@@ -40,47 +43,56 @@ class TimerServicer:
             )
         handles: list[Cancelled] = []
         refused: dict[int, DuemqError] = {}
+        sources: dict[tuple[int, int], SourceId | DuemqError] = {}
         for at, handle in enumerate(request.handles):
             if at and at % SLICE == 0:
                 await asyncio.sleep(0)
-            source = SourceId(handle.store_id, handle.queue_id)
-            cancelled = Cancelled(source, handle.offset, handle.due_ms)
-            error = self._check(cancelled)
-            if error is None:
-                handles.append(cancelled)
+            pair = handle.store_id, handle.queue_id
+            source = sources.get(pair)
+            if source is None:
+                source = sources[pair] = self._source(*pair)
+            offset, due_ms = handle.offset, handle.due_ms
+            if isinstance(source, DuemqError):
+                refused[at] = source
+            elif offset < 0 or due_ms < 0:
+                refused[at] = _negative(pair[1], offset, due_ms)
             else:
-                refused[at] = error
-        outcomes = await self._shard.cancel(handles, ARRIVAL_TIMEOUT_S)
+                handles.append(Cancelled(source, offset, due_ms))
+        wait_s = 0.0 if request.do_not_wait else ARRIVAL_TIMEOUT_S
+        outcomes = await self._shard.cancel(handles, wait_s)
         told = zip(handles, outcomes, strict=True)
         response = timer_pb2.CancelResponse()
+        results: list[timer_pb2.CancelResult] = []
         for at in range(len(request.handles)):
             if at and at % SLICE == 0:
+                response.results.extend(results)
+                results.clear()
                 await asyncio.sleep(0)
-            outcome = refused.get(at) or self._told(*next(told))
+            outcome = refused.get(at) or self._told(*next(told), wait_s)
             if isinstance(outcome, DuemqError):
-                response.results.add(error=status.to_proto(outcome))
+                results.append(timer_pb2.CancelResult(error=status.to_proto(outcome)))
             else:
-                response.results.add(outcome=outcome)
+                results.append(_RESULTS[outcome])
+        response.results.extend(results)
         return response
 
-    def _told(self, handle: Cancelled, outcome: str | DuemqError) -> str | DuemqError:
+    def _told(
+        self, handle: Cancelled, outcome: str | DuemqError, wait_s: float
+    ) -> str | DuemqError:
         """The outcome as it is answered."""
         if outcome != NOT_YET:
             return outcome
         what = f"offset {handle.offset} of %TIMER%/{handle.source.queue_id}"
         reason = self._links.why_not_arrived(handle.source.store_id)
         return Unavailable(
-            f"{what} {reason} (waited {ARRIVAL_TIMEOUT_S:g} s)", field="offset", value=handle.offset
+            f"{what} {reason} (waited {wait_s:g} s)", field="offset", value=handle.offset
         )
 
-    def _check(self, handle: Cancelled) -> DuemqError | None:
-        settings, queue_id = self._settings, handle.source.queue_id
-        if queue_id < 0 or handle.offset < 0 or handle.due_ms < 0:
-            return InvalidArgument(
-                f"handles: queue {queue_id}, offset {handle.offset}, due {handle.due_ms}:"
-                " none may be negative",
-                field="handles",
-            )
+    def _source(self, store_id: int, queue_id: int) -> SourceId | DuemqError:
+        """Whose timers this shard may answer for, or why not."""
+        settings = self._settings
+        if queue_id < 0:
+            return _negative(queue_id, 0, 0)
         if queue_id % settings.shards != settings.shard:
             return Unavailable(
                 f"queue {queue_id} belongs to shard {queue_id % settings.shards}"
@@ -89,10 +101,10 @@ class TimerServicer:
                 value=queue_id,
             )
         try:
-            self._links.check_may_answer(handle.source.store_id)
+            self._links.check_may_answer(store_id)
         except DuemqError as error:
             return error
-        return None
+        return SourceId(store_id, queue_id)
 
     async def GetStats(self, _request: timer_pb2.GetStatsRequest, _: Any) -> timer_pb2.TimerStats:
         """The ledger, and how late timers fire."""
@@ -122,3 +134,10 @@ class TimerServicer:
                 for (topic, reason), timers in stuck.find(scheduler).items()
             ],
         )
+
+
+def _negative(queue_id: int, offset: int, due_ms: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"handles: queue {queue_id}, offset {offset}, due {due_ms}: none may be negative",
+        field="handles",
+    )

@@ -15,6 +15,7 @@ from typing import TypeVar
 import grpc.aio
 
 from duemq import retry
+from duemq.cancel_calls import CancelCalls
 from duemq.descriptions import MissingBroker
 from duemq.errors import Closed, DuemqError, InvalidArgument, TopicNotFound, Unavailable
 from duemq.route import Broker, LostBroker, Route, RouteCache, TimerShard
@@ -95,6 +96,7 @@ class Client:
         self._learned: dict[str, Broker] = {}
         self._making: set[asyncio.Task[str]] = set()
         self._closed = False
+        self.cancel_calls = CancelCalls(self.channel)
 
     async def start(self) -> None:
         """Waits for the first routes.

@@ -2,6 +2,7 @@
 
 import asyncio
 import enum
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from duemq.client import Client
 from duemq.errors import DuemqError, InvalidArgument
 from duemq.receipt import Receipt
 from duemq.rpc import status
-from duemq.v1 import timer_pb2, timer_pb2_grpc
+from duemq.v1 import timer_pb2
 from duemq.v1.message_pb2 import TimerHandle
 
 HANDLES_MAX = 10_000
@@ -72,14 +73,24 @@ async def cancel(client: Client, given: Sequence[Handle], timeout_s: float) -> l
     wanted = decoded_all(given)
     outcomes: dict[int, CancelOutcome] = {}
     deadline = time.monotonic() + timeout_s
+    trials = itertools.count()
 
     async def attempt(left_s: float) -> None:
+        first = next(trials) == 0
         by_shard: defaultdict[str, list[int]] = defaultdict(list)
         for index, handle in enumerate(wanted):
             if index not in outcomes:
                 by_shard[client.timer_of(handle.queue_id).address].append(index)
         asked = [
-            _ask(client, address, wanted, indexes[start : start + HANDLES_MAX], outcomes, left_s)
+            _ask(
+                client,
+                address,
+                wanted,
+                indexes[start : start + HANDLES_MAX],
+                outcomes,
+                left_s,
+                first,
+            )
             for address, indexes in by_shard.items()
             for start in range(0, len(indexes), HANDLES_MAX)
         ]
@@ -104,12 +115,12 @@ async def _ask(
     indexes: Sequence[int],
     outcomes: dict[int, CancelOutcome],
     left_s: float,
+    may_share: bool,
 ) -> None:
-    stub = timer_pb2_grpc.TimerStub(client.channel(address))
-    request = timer_pb2.CancelRequest(handles=[wanted[index] for index in indexes])
-    answer = await status.answer(stub.Cancel(request, timeout=left_s), address)
+    asked = [wanted[index] for index in indexes]
+    results = await client.cancel_calls.ask(address, asked, left_s, may_share=may_share)
     error: DuemqError | None = None
-    for index, result in zip(indexes, answer.results, strict=True):
+    for index, result in zip(indexes, results, strict=True):
         if result.HasField("error"):
             error = status.from_proto(result.error)
         else:

@@ -21,6 +21,7 @@ from duemq.v1 import (
     broker_pb2,
     broker_pb2_grpc,
     error_pb2,
+    message_pb2,
     nameserver_pb2,
     nameserver_pb2_grpc,
     timer_pb2,
@@ -244,6 +245,9 @@ class FakeTimer(timer_pb2_grpc.TimerServicer):
         self.not_yet = 0
         """So many requests come before the message has arrived from its broker."""
         self.asked = 0
+        self.missing: set[int] = set()
+        """Offsets of messages that have not arrived: requests that may wait for them do."""
+        self.arrived = asyncio.Event()
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -267,17 +271,21 @@ class FakeTimer(timer_pb2_grpc.TimerServicer):
             error = refusal(error_pb2.UNAVAILABLE, retryable=True)
             results = [timer_pb2.CancelResult(error=error) for _ in request.handles]
             return timer_pb2.CancelResponse(results=results)
+        if not request.do_not_wait and self.missing & {each.offset for each in request.handles}:
+            await self.arrived.wait()
         return timer_pb2.CancelResponse(
             results=[
-                timer_pb2.CancelResult(
-                    outcome=timer_pb2.CANCELLED
-                    if handle.offset in self.pending
-                    else timer_pb2.UNKNOWN
-                )
+                self._result(handle)
                 for handle in request.handles
                 if handle.queue_id % self.shards == self.shard
             ]
         )
+
+    def _result(self, handle: message_pb2.TimerHandle) -> timer_pb2.CancelResult:
+        if handle.offset in self.missing and not self.arrived.is_set():
+            return timer_pb2.CancelResult(error=refusal(error_pb2.UNAVAILABLE, retryable=True))
+        pending = handle.offset in self.pending
+        return timer_pb2.CancelResult(outcome=timer_pb2.CANCELLED if pending else timer_pb2.UNKNOWN)
 
 
 class FakeCluster(nameserver_pb2_grpc.NameserverServicer):

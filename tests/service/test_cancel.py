@@ -1,4 +1,6 @@
-"""Cancelling through the SDK: routing by handle, asking again."""
+"""Cancelling through the SDK: routing by handle, sharing of requests, asking again."""
+
+import asyncio
 
 import pytest
 
@@ -7,6 +9,7 @@ from duemq.errors import InvalidArgument, Unavailable
 from duemq.settings import ClientSettings
 from duemq.timers import CancelOutcome
 from tests.service.fake_cluster import FakeCluster
+from tests.service.running_cluster import until
 
 
 @pytest.fixture
@@ -60,3 +63,48 @@ async def test_a_malformed_handle_cancels_nothing(cluster):
             await admin.cancel(None)
         assert await admin.cancel([]) == []
     assert [timer.asked for timer in cluster.timers] == [0, 0]
+
+
+async def test_callers_at_the_same_time_share_requests(cluster):
+    cluster.timers[0].pending = set(range(0, 200, 2))
+    async with aio.Admin(cluster.nameserver) as admin:
+        outcomes = await asyncio.gather(*(admin.cancel(handle_of(0, n)) for n in range(200)))
+    assert outcomes == [CancelOutcome.CANCELLED, CancelOutcome.UNKNOWN] * 100
+    assert cluster.timers[0].asked < 20
+
+
+async def test_a_message_that_has_not_arrived_holds_up_nobody_else(cluster):
+    timer = cluster.timers[0]
+    timer.pending, timer.missing = set(range(20)), {3}
+    async with aio.Admin(cluster.nameserver) as admin:
+        calls = [asyncio.create_task(admin.cancel(handle_of(0, n))) for n in range(20)]
+        others = calls[:3] + calls[4:]
+        assert await asyncio.gather(*others) == [CancelOutcome.CANCELLED] * 19
+        await until(lambda: timer.asked >= 3)  # alone now, the request waits
+        assert await admin.cancel(handle_of(0, 7)) is CancelOutcome.CANCELLED
+        assert not calls[3].done()
+        timer.arrived.set()
+        assert await calls[3] is CancelOutcome.CANCELLED
+
+
+async def test_a_caller_that_gives_up_takes_nobody_along(cluster):
+    timer = cluster.timers[0]
+    timer.pending, timer.missing = {1, 2, 3}, {1}
+    async with aio.Admin(cluster.nameserver) as admin:
+        first = asyncio.create_task(admin.cancel(handle_of(0, 1)))
+        await until(lambda: timer.asked > 0)
+        shared = [asyncio.create_task(admin.cancel(handle_of(0, n))) for n in (2, 3)]
+        await asyncio.sleep(0)
+        shared[0].cancel()
+        first.cancel()
+        assert await shared[1] is CancelOutcome.CANCELLED
+        ended = await asyncio.gather(first, shared[0], return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+
+
+async def test_a_shared_request_that_fails_is_asked_again_by_each(cluster):
+    timer = cluster.timers[0]
+    timer.pending, timer.not_yet = set(range(10)), 2
+    async with aio.Admin(cluster.nameserver) as admin:
+        outcomes = await asyncio.gather(*(admin.cancel(handle_of(0, n)) for n in range(10)))
+    assert outcomes == [CancelOutcome.CANCELLED] * 10

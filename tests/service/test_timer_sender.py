@@ -45,3 +45,31 @@ async def test_a_batch_that_falls_due_between_two_looks_at_the_clock_is_sent(
     writing = asyncio.create_task(sender.Sender(shard, "b", "b:1", BrokerClock())._write(None))
     assert await asyncio.wait_for(sent, 30) is held.batches
     writing.cancel()
+
+
+async def test_an_idle_stream_sends_ahead_and_a_busy_one_when_due(monkeypatch) -> None:
+    monkeypatch.setattr(sender, "now_ms", lambda: DUE_MS - sender.SENT_AHEAD_MS)
+    monkeypatch.setattr(sender.Sender, "_run", lambda self: asyncio.sleep(0))
+    looked, sent = asyncio.Event(), asyncio.Event()
+
+    async def send(self, call, batches) -> None:
+        sent.set()
+        await asyncio.Event().wait()
+
+    class Looked(Held):
+        def next_retry_ms(self, broker: str, now_ms: int) -> int:
+            looked.set()
+            return super().next_retry_ms(broker, now_ms)
+
+    monkeypatch.setattr(sender.Sender, "_send", send)
+    shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=Looked()))
+    stream = sender.Sender(shard, "b", "b:1", BrokerClock())
+    stream._requests.append(sender._Request(1, [], 0))
+    writing = asyncio.create_task(stream._write(None))
+    await asyncio.wait_for(looked.wait(), 30)
+    assert not sent.is_set()
+
+    stream._requests.popleft()  # it is answered
+    stream.kick()
+    await asyncio.wait_for(sent.wait(), 30)
+    writing.cancel()

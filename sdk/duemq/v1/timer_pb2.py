@@ -27,7 +27,7 @@ from duemq.v1 import error_pb2 as duemq_dot_v1_dot_error__pb2
 from duemq.v1 import message_pb2 as duemq_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64uemq/v1/timer.proto\x12\x08\x64uemq.v1\x1a\x14\x64uemq/v1/error.proto\x1a\x16\x64uemq/v1/message.proto\"7\n\rCancelRequest\x12&\n\x07handles\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TimerHandle\"X\n\x0c\x43\x61ncelResult\x12(\n\x07outcome\x18\x01 \x01(\x0e\x32\x17.duemq.v1.CancelOutcome\x12\x1e\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x0f.duemq.v1.Error\"9\n\x0e\x43\x61ncelResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.duemq.v1.CancelResult\"\x11\n\x0fGetStatsRequest\"\xd1\x02\n\nTimerStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\x05\x12\x0e\n\x06shards\x18\x03 \x01(\x05\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x03\x12\x0f\n\x07pending\x18\x05 \x01(\x03\x12\r\n\x05\x66ired\x18\x06 \x01(\x03\x12\x11\n\tcancelled\x18\x07 \x01(\x03\x12\x11\n\tin_flight\x18\x08 \x01(\x03\x12\x17\n\x0flateness_p50_ms\x18\t \x01(\x01\x12\x17\n\x0flateness_p99_ms\x18\n \x01(\x01\x12\x17\n\x0flateness_max_ms\x18\x0b \x01(\x01\x12\x13\n\x0bnext_due_ms\x18\x0c \x01(\x03\x12\x0c\n\x04near\x18\r \x01(\x03\x12\n\n\x02id\x18\x14 \x01(\x06\x12\x10\n\x08problems\x18\x15 \x03(\t\x12$\n\x05stuck\x18\x16 \x03(\x0b\x32\x15.duemq.v1.StuckTimers\x12\x0c\n\x04lost\x18\x17 \x01(\x03\"<\n\x0bStuckTimers\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06timers\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t*V\n\rCancelOutcome\x12\x1e\n\x1a\x43\x41NCEL_OUTCOME_UNSPECIFIED\x10\x00\x12\r\n\tCANCELLED\x10\x01\x12\t\n\x05\x46IRED\x10\x02\x12\x0b\n\x07UNKNOWN\x10\x03\x32\x81\x01\n\x05Timer\x12;\n\x06\x43\x61ncel\x12\x17.duemq.v1.CancelRequest\x1a\x18.duemq.v1.CancelResponse\x12;\n\x08GetStats\x12\x19.duemq.v1.GetStatsRequest\x1a\x14.duemq.v1.TimerStatsB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64uemq/v1/timer.proto\x12\x08\x64uemq.v1\x1a\x14\x64uemq/v1/error.proto\x1a\x16\x64uemq/v1/message.proto\"L\n\rCancelRequest\x12&\n\x07handles\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TimerHandle\x12\x13\n\x0b\x64o_not_wait\x18\x02 \x01(\x08\"X\n\x0c\x43\x61ncelResult\x12(\n\x07outcome\x18\x01 \x01(\x0e\x32\x17.duemq.v1.CancelOutcome\x12\x1e\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x0f.duemq.v1.Error\"9\n\x0e\x43\x61ncelResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.duemq.v1.CancelResult\"\x11\n\x0fGetStatsRequest\"\xd1\x02\n\nTimerStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\x05\x12\x0e\n\x06shards\x18\x03 \x01(\x05\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x03\x12\x0f\n\x07pending\x18\x05 \x01(\x03\x12\r\n\x05\x66ired\x18\x06 \x01(\x03\x12\x11\n\tcancelled\x18\x07 \x01(\x03\x12\x11\n\tin_flight\x18\x08 \x01(\x03\x12\x17\n\x0flateness_p50_ms\x18\t \x01(\x01\x12\x17\n\x0flateness_p99_ms\x18\n \x01(\x01\x12\x17\n\x0flateness_max_ms\x18\x0b \x01(\x01\x12\x13\n\x0bnext_due_ms\x18\x0c \x01(\x03\x12\x0c\n\x04near\x18\r \x01(\x03\x12\n\n\x02id\x18\x14 \x01(\x06\x12\x10\n\x08problems\x18\x15 \x03(\t\x12$\n\x05stuck\x18\x16 \x03(\x0b\x32\x15.duemq.v1.StuckTimers\x12\x0c\n\x04lost\x18\x17 \x01(\x03\"<\n\x0bStuckTimers\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06timers\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t*V\n\rCancelOutcome\x12\x1e\n\x1a\x43\x41NCEL_OUTCOME_UNSPECIFIED\x10\x00\x12\r\n\tCANCELLED\x10\x01\x12\t\n\x05\x46IRED\x10\x02\x12\x0b\n\x07UNKNOWN\x10\x03\x32\x81\x01\n\x05Timer\x12;\n\x06\x43\x61ncel\x12\x17.duemq.v1.CancelRequest\x1a\x18.duemq.v1.CancelResponse\x12;\n\x08GetStats\x12\x19.duemq.v1.GetStatsRequest\x1a\x14.duemq.v1.TimerStatsB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,20 +35,20 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.timer_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_CANCELOUTCOME']._serialized_start=707
-  _globals['_CANCELOUTCOME']._serialized_end=793
+  _globals['_CANCELOUTCOME']._serialized_start=728
+  _globals['_CANCELOUTCOME']._serialized_end=814
   _globals['_CANCELREQUEST']._serialized_start=80
-  _globals['_CANCELREQUEST']._serialized_end=135
-  _globals['_CANCELRESULT']._serialized_start=137
-  _globals['_CANCELRESULT']._serialized_end=225
-  _globals['_CANCELRESPONSE']._serialized_start=227
-  _globals['_CANCELRESPONSE']._serialized_end=284
-  _globals['_GETSTATSREQUEST']._serialized_start=286
-  _globals['_GETSTATSREQUEST']._serialized_end=303
-  _globals['_TIMERSTATS']._serialized_start=306
-  _globals['_TIMERSTATS']._serialized_end=643
-  _globals['_STUCKTIMERS']._serialized_start=645
-  _globals['_STUCKTIMERS']._serialized_end=705
-  _globals['_TIMER']._serialized_start=796
-  _globals['_TIMER']._serialized_end=925
+  _globals['_CANCELREQUEST']._serialized_end=156
+  _globals['_CANCELRESULT']._serialized_start=158
+  _globals['_CANCELRESULT']._serialized_end=246
+  _globals['_CANCELRESPONSE']._serialized_start=248
+  _globals['_CANCELRESPONSE']._serialized_end=305
+  _globals['_GETSTATSREQUEST']._serialized_start=307
+  _globals['_GETSTATSREQUEST']._serialized_end=324
+  _globals['_TIMERSTATS']._serialized_start=327
+  _globals['_TIMERSTATS']._serialized_end=664
+  _globals['_STUCKTIMERS']._serialized_start=666
+  _globals['_STUCKTIMERS']._serialized_end=726
+  _globals['_TIMER']._serialized_start=817
+  _globals['_TIMER']._serialized_end=946
 # @@protoc_insertion_point(module_scope)

@@ -21,10 +21,12 @@ FIRED: CancelOutcome
 UNKNOWN: CancelOutcome
 
 class CancelRequest(_message.Message):
-    __slots__ = ("handles",)
+    __slots__ = ("handles", "do_not_wait")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
+    DO_NOT_WAIT_FIELD_NUMBER: _ClassVar[int]
     handles: _containers.RepeatedCompositeFieldContainer[_message_pb2.TimerHandle]
-    def __init__(self, handles: _Optional[_Iterable[_Union[_message_pb2.TimerHandle, _Mapping]]] = ...) -> None: ...
+    do_not_wait: bool
+    def __init__(self, handles: _Optional[_Iterable[_Union[_message_pb2.TimerHandle, _Mapping]]] = ..., do_not_wait: bool = ...) -> None: ...
 
 class CancelResult(_message.Message):
     __slots__ = ("outcome", "error")

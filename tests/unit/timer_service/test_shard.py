@@ -92,7 +92,10 @@ class Quiet:
         await self.shard.ingest(SOURCE, BROKER, self.world.broker.frames_from(base, 1), base)
 
     async def answer(self, batches) -> None:
-        """The broker's side of the stream; it answers a millisecond later."""
+        """The broker's side: it holds what is early, and answers a millisecond later."""
+        early_ms = max(batch.ready_ms for batch in batches) - self.loop.wall_ms
+        if 0 < early_ms <= SECOND_MS:
+            await self.loop.silence(early_ms / 1000)
         now_ms = self.loop.wall_ms
         answers = [
             (batch, self.world.broker.store(batch, now_ms, refuse=False)) for batch in batches
