@@ -246,7 +246,7 @@ class NotReady(Unavailable):
 
 
 class Overloaded(Unavailable):
-    """A queue of the server is full."""
+    """A queue of the server is full, or the buffer of an asyncio producer."""
 
     code = ErrorCode.OVERLOADED
 

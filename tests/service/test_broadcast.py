@@ -290,7 +290,7 @@ async def test_broadcast_in_order(cluster, topic, members, order) -> None:
     async with Producer(cluster.nameserver) as producer:
         for number in range(50):
             for key in keys:
-                await producer.submit(topic, b"%d" % number, ordering_key=key)
+                producer.submit(topic, b"%d" % number, ordering_key=key)
         await producer.flush()
     processed: dict[str, list[int]] = {key: [] for key in keys}
     failed: Counter[str] = Counter()

@@ -46,7 +46,7 @@ async def test_closing_with_unsent_messages_raises_and_says_which(cluster, caplo
     await producer.start()
     await producer.send("t", b"x")
     await go_away(cluster)
-    pending = [await producer.submit("t", b"%d" % number) for number in range(10)]
+    pending = [producer.submit("t", b"%d" % number) for number in range(10)]
     with pytest.raises(NotAllSent, match=r"10 messages not acknowledged \(10 to 't'\)") as raised:
         await producer.close()
     unsent = raised.value.unsent
@@ -85,7 +85,7 @@ async def test_the_error_of_the_body_is_not_masked(cluster, caplog):
         async with aio.Producer(cluster.nameserver, settings=SOON) as producer:
             await producer.send("t", b"x")
             await go_away(cluster)
-            await producer.submit("t", b"y")
+            producer.submit("t", b"y")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -97,7 +97,7 @@ async def test_what_failed_before_is_told_at_the_end(cluster, caplog):
     cluster.brokers["a"].refuse = lambda _: refusal(error_pb2.TOO_LARGE)
     producer = aio.Producer(cluster.nameserver)
     await producer.start()
-    pending = await producer.submit("t", b"x")
+    pending = producer.submit("t", b"x")
     await until(pending.done)
     assert len(errors_in(caplog)) == 1  # while it runs
     with pytest.raises(NotAllSent, match="TOO_LARGE"):
@@ -117,7 +117,7 @@ async def test_who_was_told_is_not_told_again(cluster, how):
                 with pytest.raises(NotAllSent):
                     await producer.send_many("t", messages)
             return
-        pending = await producer.submit("t", b"x")
+        pending = producer.submit("t", b"x")
         if how == "called back":
             told = asyncio.get_running_loop().create_future()
             pending.add_done_callback(told.set_result)
@@ -133,8 +133,8 @@ async def test_messages_of_one_batch_are_told_of_one_by_one(cluster):
     cluster.brokers["a"].gate.clear()
     producer = aio.Producer(cluster.nameserver, settings=SOON)
     await producer.start()
-    first = await producer.submit("t", b"in front")
-    pending = [await producer.submit("t", b"%d" % number) for number in range(4)]
+    first = producer.submit("t", b"in front")
+    pending = [producer.submit("t", b"%d" % number) for number in range(4)]
     waiting = asyncio.create_task(_outcome(pending[1]))
     await asyncio.sleep(0)
     with pytest.raises(NotAllSent) as raised:
@@ -162,7 +162,7 @@ async def test_on_error_is_told_of_each_and_close_does_not_raise(cluster):
     async with aio.Producer(cluster.nameserver, on_error=on_error, settings=SOON) as producer:
         await producer.send("t", b"x")
         await go_away(cluster)
-        pending = [await producer.submit("t", b"%d" % number) for number in range(3)]
+        pending = [producer.submit("t", b"%d" % number) for number in range(3)]
     assert told == [(each.message_id, Closed) for each in pending]
 
 
@@ -174,14 +174,14 @@ async def test_a_deadline_that_passes_is_told(cluster):
     ) as producer:
         await producer.send("t", b"x")
         await go_away(cluster)
-        await producer.submit("t", b"y")
+        producer.submit("t", b"y")
         assert isinstance(await told, Timeout)
 
 
 async def test_done_callbacks(cluster):
     async with aio.Producer(cluster.nameserver) as producer:
         told = []
-        pending = await producer.submit("t", b"x")
+        pending = producer.submit("t", b"x")
         pending.add_done_callback(told.append)
         pending.add_done_callback(lambda _: 1 / 0)  # is logged and stops nothing
         receipt = await pending
@@ -229,7 +229,7 @@ async def hand_over():
     print("go away", flush=True)
     sys.stdin.readline()
     for number in range(10):
-        await producer.submit("t", b"y")
+        producer.submit("t", b"y")
 
 asyncio.run(hand_over())
 """
@@ -259,9 +259,9 @@ def test_the_twin_raises_alike():
 
 async def test_the_asyncio_twin_raises_alike():
     async with AioMemoryCluster().producer() as producer:
-        pending = await producer.submit("t", bytes(5 << 20))
+        pending = producer.submit("t", bytes(5 << 20))
         with pytest.raises(TooLarge):
             await pending
     with pytest.raises(NotAllSent):
         async with AioMemoryCluster().producer() as producer:
-            await producer.submit("t", bytes(5 << 20))
+            producer.submit("t", bytes(5 << 20))

@@ -89,7 +89,7 @@ async def send(cluster: Cluster, topic: str, numbers: range) -> None:
     async with Producer(cluster.nameserver) as producer:
         for number in numbers:
             for key in KEYS:
-                await producer.submit(topic, b"%d" % number, ordering_key=key)
+                producer.submit(topic, b"%d" % number, ordering_key=key)
         await producer.flush()
 
 

@@ -12,12 +12,14 @@ from duemq.errors import (
     Closed,
     InvalidArgument,
     NotAllSent,
+    Overloaded,
     Timeout,
     TooLarge,
     TopicNotFound,
     Unavailable,
 )
 from duemq.message import Outgoing
+from duemq.sending.intake import EARLY_BATCHES_MAX
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq.v1 import error_pb2
 from tests.service.fake_cluster import STORE_MS, FakeCluster, refusal
@@ -75,7 +77,7 @@ async def test_what_waits_travels_together(cluster, producer):
     broker = cluster.brokers["a"]
     await producer.send("t", b"first")
     broker.gate.clear()
-    pending = [await producer.submit("t", body) for body in numbered(1_000)]
+    pending = [producer.submit("t", body) for body in numbered(1_000)]
     broker.gate.set()
     receipts = [await each for each in pending]
     assert len({(r.queue, r.offset) for r in receipts}) == 1_000
@@ -95,12 +97,12 @@ async def test_a_broker_that_does_not_answer_holds_up_little_for_long(two):
         await producer.send("t", b"x")
         sender = producer._sender
         two.brokers["a"].gate.clear()
-        stuck = await producer.submit("t", b"x")
+        stuck = producer.submit("t", b"x")
         await until(lambda: stuck.done() or sender._links["a"].in_flight > 0)
         while stuck.done():  # it was the other broker's turn
-            stuck = await producer.submit("t", b"x")
+            stuck = producer.submit("t", b"x")
             await until(lambda stuck=stuck: stuck.done() or sender._links["a"].in_flight > 0)
-        receipt = await (await producer.submit("t", b"little"))
+        receipt = await producer.submit("t", b"little")
         assert receipt.broker == "b"
         assert not stuck.done()
         two.brokers["a"].gate.set()
@@ -117,7 +119,7 @@ async def test_queues_and_brokers_take_turns(two):
 async def test_an_ordering_key_stays_in_one_queue_in_order(two):
     async with aio.Producer(two.nameserver) as producer:
         pending = [
-            await producer.submit("t", b"%d/%d" % (index % 7, index), ordering_key=f"k{index % 7}")
+            producer.submit("t", b"%d/%d" % (index % 7, index), ordering_key=f"k{index % 7}")
             for index in range(700)
         ]
         receipts = [await each for each in pending]
@@ -150,7 +152,7 @@ async def test_a_restarted_broker_gets_each_message_once(cluster, producer):
     broker = cluster.brokers["a"]
     await producer.send("t", b"first")
     broker.gate.clear()
-    pending = [await producer.submit("t", body, ordering_key="k") for body in numbered(300)]
+    pending = [producer.submit("t", body, ordering_key="k") for body in numbered(300)]
     await asyncio.sleep(0)
     await broker.stop()
     broker.gate.set()
@@ -172,7 +174,7 @@ async def test_a_refused_batch_fails_alone_and_what_follows_is_stored_in_order(c
         await producer.send("t", b"first", ordering_key="k")
         broker.refuse = refuse
         bodies = [*numbered(100), bytes(2_000), *numbered(100)]
-        pending = [await producer.submit("t", body, ordering_key="k") for body in bodies]
+        pending = [producer.submit("t", body, ordering_key="k") for body in bodies]
         outcomes = await asyncio.gather(*map(awaited, pending), return_exceptions=True)
     failed = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, TooLarge)]
     assert 100 in failed
@@ -214,7 +216,7 @@ async def test_a_keyed_message_waits_for_its_broker(two):
         home = two.brokers[first.broker]
         await home.stop()
         await noticed(producer, home)
-        pending = await producer.submit("t", b"2", ordering_key="key")
+        pending = producer.submit("t", b"2", ordering_key="key")
         others = [await producer.send("t", b"x") for _ in range(3)]
         assert {receipt.broker for receipt in others} != {first.broker}
         assert not pending.done()
@@ -229,7 +231,7 @@ async def test_keys_stay_in_their_queues_while_the_nameservers_forget_a_broker(t
         before = [await producer.send("t", b"1", ordering_key=key) for key in keys]
         assert {receipt.broker for receipt in before} == {"a", "b"}
         await away(two, "a", producer)
-        pending = [await producer.submit("t", b"2", ordering_key=key) for key in keys]
+        pending = [producer.submit("t", b"2", ordering_key=key) for key in keys]
         for receipt, first in zip(pending, before, strict=True):
             if first.broker == "b":
                 assert place(await receipt) == place(first)
@@ -241,7 +243,7 @@ async def test_keys_stay_in_their_queues_while_the_nameservers_forget_a_broker(t
 async def test_a_topic_first_used_while_a_broker_is_away_has_all_its_queues(two):
     async with aio.Producer(two.nameserver) as producer:
         await away(two, "a", producer)
-        pending = [await producer.submit("t", b"x", ordering_key=f"k{n}") for n in range(24)]
+        pending = [producer.submit("t", b"x", ordering_key=f"k{n}") for n in range(24)]
         await back(two, "a")
         assert {(await each).broker for each in pending} == {"a", "b"}
 
@@ -320,12 +322,17 @@ async def test_a_full_buffer_makes_callers_wait(cluster):
     async with aio.Producer(cluster.nameserver, settings=settings) as producer:
         await producer.send("t", b"x")
         broker.gate.clear()
-        pending = [await producer.submit("t", bytes(1_000)) for _ in range(19)]
-        waiting = asyncio.create_task(producer.submit("t", b"late"))
-        done, _ = await asyncio.wait([waiting], timeout=0.05)
+        pending = [producer.submit("t", bytes(1_000)) for _ in range(19)]
+        with pytest.raises(Overloaded, match="ready") as raised:
+            producer.submit("t", b"too much")
+        assert (raised.value.field, raised.value.limit) == ("buffer_bytes", "20000")
+        calls = (producer.ready("t"), producer.send("t", b"late"))
+        waiting = [asyncio.create_task(call) for call in calls]
+        done, _ = await asyncio.wait(waiting, timeout=0.05)
         assert not done
         broker.gate.set()
-        await (await waiting)
+        await asyncio.gather(*waiting)
+        await producer.submit("t", b"later")
         for each in pending:
             await each
 
@@ -335,10 +342,105 @@ async def test_a_buffer_that_stays_full_is_a_timeout(cluster):
         await producer.send("t", b"x")
         producer.outbox.used_bytes += QUICK.buffer_bytes
         with in_a_hurry(producer), pytest.raises(Timeout) as raised:
-            await producer.submit("t", b"late")
+            await producer.ready("t")
         assert raised.value.field == "buffer_bytes"
         producer.outbox.used_bytes -= QUICK.buffer_bytes
         await producer.send("t", b"y")
+
+
+async def test_a_loop_that_is_ready_lets_messages_leave(cluster, producer):
+    pending = []
+    while not (pending and pending[0].done()):
+        await producer.ready("t")
+        pending.append(producer.submit("t", b"x"))
+    assert len(cluster.brokers["a"].requests) >= 1
+
+
+async def test_a_producer_that_is_not_started_takes_nothing(cluster):
+    producer = aio.Producer(cluster.nameserver)
+    with pytest.raises(Closed, match="not started"):
+        producer.submit("t", b"x")
+    with pytest.raises(Closed, match="not started"):
+        await producer.ready("t")
+
+
+async def test_what_is_submitted_before_its_topic_is_found_stays_in_order(two):
+    """Also with what is sent while it is being found, and after."""
+    async with aio.Producer(two.nameserver) as producer:
+        early = [
+            producer.submit("new", b"%d" % n, ordering_key=f"k{n % 5}", delay=delay)
+            for n, delay in enumerate([None] * 50 + ["5s"])
+        ]
+        plain = [producer.submit("new", body) for body in numbered(100)]
+        assert not any(each.done() for each in early + plain)
+        sent = [producer.send("new", b"%d" % n, ordering_key=f"k{n % 5}") for n in range(50, 100)]
+        keyed = [await each for each in early[:50]] + await asyncio.gather(*sent)
+        assert (await early[50]).handle is not None
+        late = [producer.submit("new", b"x", ordering_key=f"k{n}") for n in range(5)]
+        keyed += [await each for each in late]
+        ids = [(await each).message_id for each in plain]
+    for key in range(5):
+        mine = keyed[key::5]
+        assert len({(receipt.broker, receipt.queue) for receipt in mine}) == 1
+        assert [r.offset for r in mine] == sorted({r.offset for r in mine})
+    assert ids == [each.message_id for each in plain]
+
+
+async def test_what_is_submitted_to_a_topic_that_is_not_found_fails_as_a_send(cluster):
+    cluster.brokers["a"].auto_create = False
+    async with aio.Producer(cluster.nameserver) as producer:
+        pending = [producer.submit("other", b"x", ordering_key=key) for key in (None, "k")]
+        for each in pending:
+            with pytest.raises(Exception, match="auto_create_topics") as sent:
+                await each
+        with pytest.raises(type(sent.value), match="auto_create_topics"):
+            await producer.send("other", b"x")
+        assert producer.outbox.used_bytes == 0
+        cluster.brokers["a"].auto_create = True
+        await producer.submit("other", b"y", ordering_key="k")
+
+
+async def test_flush_and_close_know_what_waits_for_its_topic(cluster):
+    settings = ProducerSettings(close_timeout_s=0.1, create_topics=False)
+    producer = aio.Producer(cluster.nameserver, settings=settings)
+    await producer.start()
+    pending = producer.submit("other", b"x")
+    await asyncio.sleep(0)  # it is being found, with time enough
+    with in_a_hurry(producer), pytest.raises(Timeout, match="1 messages not answered"):
+        await producer.flush()
+    with pytest.raises(NotAllSent, match="1 message not acknowledged"):
+        await producer.close()
+    with pytest.raises(Closed, match="it was not sent"):
+        await pending
+
+
+async def test_the_keys_that_wait_for_their_topic_are_bounded(producer):
+    pending = [
+        producer.submit("new", b"x", ordering_key=f"k{number}")
+        for number in range(EARLY_BATCHES_MAX)
+    ]
+    with pytest.raises(Overloaded) as raised:
+        producer.submit("new", b"x", ordering_key="too many")
+    assert raised.value.field == "ordering_key"
+    await producer.ready("new")
+    await producer.submit("new", b"x", ordering_key="one more")
+    assert len({(await each).message_id for each in pending}) == EARLY_BATCHES_MAX
+
+
+async def test_a_done_callback_may_submit(cluster):
+    """Also in a buffer that was full until then."""
+    settings = ProducerSettings(buffer_bytes=1_000)
+    finished = asyncio.get_running_loop().create_future()
+
+    def again(pending):
+        if len(cluster.brokers["a"].bodies("t")) >= 20:
+            finished.set_result(None)
+            return
+        producer.submit("t", bytes(1_000)).add_done_callback(again)
+
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        producer.submit("t", bytes(1_000)).add_done_callback(again)
+        await finished
 
 
 async def test_an_unknown_topic_is_created_on_every_broker(two):
@@ -388,7 +490,7 @@ async def test_a_broker_that_does_not_answer_does_not_hold_up_a_new_topic(two):
 
 async def test_the_first_messages_of_a_key_go_where_the_later_ones_go(two):
     async with aio.Producer(two.nameserver) as producer:
-        pending = [await producer.submit("new", b"x", ordering_key=f"k{i % 9}") for i in range(90)]
+        pending = [producer.submit("new", b"x", ordering_key=f"k{i % 9}") for i in range(90)]
         receipts = [await each for each in pending]
     homes = {(i % 9, r.broker, r.queue) for i, r in enumerate(receipts)}
     assert len(homes) == 9
@@ -518,11 +620,11 @@ async def test_send_many_wants_many(producer, wrong):
 async def test_close_sends_what_is_left(cluster):
     broker = cluster.brokers["a"]
     async with aio.Producer(cluster.nameserver) as producer:
-        pending = [await producer.submit("t", body) for body in numbered(100)]
+        pending = [producer.submit("t", body) for body in numbered(100)]
     assert all(each.done() for each in pending)
     assert len(broker.bodies("t")) == 100
     with pytest.raises(Closed):
-        await producer.submit("t", b"x")
+        producer.submit("t", b"x")
     await producer.close()
 
 
@@ -533,7 +635,7 @@ async def test_close_is_bounded(cluster):
     await producer.start()
     await producer.send("t", b"x")
     broker.gate.clear()
-    pending = await producer.submit("t", b"y")
+    pending = producer.submit("t", b"y")
     with pytest.raises(NotAllSent, match="1 message not acknowledged"):
         await producer.close()
     with pytest.raises(Closed, match="unknown"):
@@ -542,7 +644,7 @@ async def test_close_is_bounded(cluster):
 
 
 async def test_flush(cluster, producer):
-    pending = [await producer.submit("t", body) for body in numbered(100)]
+    pending = [producer.submit("t", body) for body in numbered(100)]
     await producer.flush()
     assert all(each.done() for each in pending)
 

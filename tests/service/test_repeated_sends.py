@@ -46,7 +46,7 @@ async def sent_and_lost(cluster, producer, *bodies, **options):
     brokers = cluster.brokers.values()
     for broker in brokers:
         broker.lose_answers = 1
-    pending = [await producer.submit("t", body, **options) for body in bodies]
+    pending = [producer.submit("t", body, **options) for body in bodies]
     await until(lambda: any(broker.bodies("t") for broker in brokers))
     (stored,) = [broker for broker in brokers if broker.bodies("t")]
     for broker in brokers:
@@ -111,7 +111,7 @@ async def test_what_follows_a_refused_repeat_keeps_its_order_and_its_numbers(one
         await producer.send("t", b"0", ordering_key="k")
         broker.gate.clear()
         bodies = [b"%d" % number * 40_000 for number in range(1, 9)]  # a frame each
-        pending = [await producer.submit("t", body, ordering_key="k") for body in bodies]
+        pending = [producer.submit("t", body, ordering_key="k") for body in bodies]
         broker.lose_answers = 1
         broker.gate.set()
         receipts = [await each for each in pending]

@@ -232,7 +232,8 @@ class DeadLetters:
             if topic not in producer.targets:
                 await self._check_served(topic, unserved)
             copy = copy_of(letter)
-            return await producer.submit(
+            await producer.ready(topic)
+            return producer.submit(
                 topic,
                 copy.body,
                 key=copy.key,

@@ -11,7 +11,7 @@ from typing import Self, overload
 
 from duemq import timers
 from duemq.client import Addresses, Client
-from duemq.errors import Closed, DuemqError, NotAllSent, Timeout
+from duemq.errors import Closed, DuemqError, NotAllSent, Overloaded, Timeout
 from duemq.message import Outgoing
 from duemq.receipt import AwaitableReceipt, PendingReceipt, Receipt, Receipts
 from duemq.sending.intake import Delay, Intake, Moment, Options, Piece
@@ -46,6 +46,8 @@ class Producer:
         self._client = Client(nameserver, self._settings.client)
         self._losses = Losses(AwaitableReceipt, on_error)
         self._sender: Sender | None = None
+        self.targets: dict[str, Target] = {}
+        self._begun_before = 0
         self._closed = False
         self._blocking = False
         self._unclosed: weakref.finalize[..., Producer] | None = None
@@ -73,7 +75,9 @@ class Producer:
 
         self.outbox = Outbox(settings.buffer_bytes, settings.frame_bytes, wake_pump)
         self._sender = sender = Sender(self._client, settings, self.outbox, self._losses)
-        self._unclosed = weakref.finalize(self, log_unanswered, sender.open, self.outbox.arrivals)
+        self._unclosed = weakref.finalize(
+            self, log_unanswered, sender.open, sender.early, self.outbox.arrivals
+        )
         self.intake = Intake(self.outbox, settings.frame_bytes)
         self.targets = sender.targets
 
@@ -91,21 +95,20 @@ class Producer:
         delay_level: int | None = None,
     ) -> Receipt:
         """Sends a message and waits until it is stored durably.  As `duemq.Producer.send`."""
-        return await (
-            await self.submit(
-                topic,
-                body,
-                key=key,
-                tag=tag,
-                ordering_key=ordering_key,
-                properties=properties,
-                delay=delay,
-                deliver_at=deliver_at,
-                delay_level=delay_level,
-            )
+        await self._ready(topic)
+        return await self.submit(
+            topic,
+            body,
+            key=key,
+            tag=tag,
+            ordering_key=ordering_key,
+            properties=properties,
+            delay=delay,
+            deliver_at=deliver_at,
+            delay_level=delay_level,
         )
 
-    async def submit(
+    def submit(
         self,
         topic: str,
         body: bytes,
@@ -118,11 +121,23 @@ class Producer:
         deliver_at: Moment | None = None,
         delay_level: int | None = None,
     ) -> AwaitableReceipt:
-        """Hands a message over; awaiting the answer gives the Receipt or the error.
+        """Hands a message over at once; awaiting the answer gives the Receipt or the error.
 
-        Waits itself only while the buffer is full.
+        The arguments are `send`'s.  While the topic is being found, its messages wait in order;
+        if it is not found, they fail.  Raises Overloaded when the buffer is full: `await ready` in
+        front of it waits for room.
         """
-        target = await self._ready(topic)
+        target = self.targets.get(topic)
+        if target is None:
+            target = self._early_target(topic)
+        if self.outbox.full:
+            raise Overloaded(
+                f"{self.outbox.used_bytes} bytes wait to be sent: `await ready(topic)` before "
+                "`submit`, or use `send`",
+                field="buffer_bytes",
+                value=self.outbox.used_bytes,
+                limit=self.outbox.limit_bytes,
+            )
         batch, index = self.intake.offer(
             target,
             body,
@@ -134,9 +149,18 @@ class Producer:
             deliver_at,
             delay_level,
         )
-        if index == 0:
-            await asyncio.sleep(0)  # the links' turn: a caller that never waits would starve them
         return AwaitableReceipt(batch, index)
+
+    async def ready(self, topic: str) -> None:
+        """Waits until `submit` has room, and the topic is found.
+
+        Between the messages of a loop it is what lets them leave.  Raises TopicNotFound,
+        Unavailable; Timeout if the buffer stays full for `send_timeout_s`; Closed.
+        """
+        if self._sender is not None and self.outbox.begun != self._begun_before:
+            self._begun_before = self.outbox.begun
+            await asyncio.sleep(0)  # the links' turn: a caller that never waits would starve them
+        await self._ready(topic)
 
     async def send_many(
         self,
@@ -230,6 +254,9 @@ class Producer:
 
     async def _open_target(self, topic: str) -> Target:
         return await self._running().open_target(topic)
+
+    def _early_target(self, topic: str) -> Target:
+        return self._running().early_target(topic)
 
     async def _ready(self, topic: str) -> Target:
         """The topic's target, once there is room."""

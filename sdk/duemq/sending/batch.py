@@ -30,8 +30,11 @@ _DUE_MS = struct.Struct("<q")
 RECORD_BYTES = 64
 
 
-Way = tuple["Queue | None", int]
-"""How messages of a topic travel: their queue (None: any) and the field of their due times."""
+Way = tuple["Queue | str | None", int]
+"""How messages of a topic travel: their queue and the field of their due times.
+
+The queue is None for any; while the topic's queues are not known, their ordering key instead.
+"""
 
 PLAIN: Way = (None, 0)
 
@@ -88,7 +91,8 @@ class Batch:
         """`growing`: where it stands as long as it grows."""
         self.topic = topic
         self.way = way
-        self.queue, self.due_field = way
+        queue, self.due_field = way
+        self.queue = None if isinstance(queue, str) else queue
         self.growing = growing
         self.number = number
         self.id_head = id_head

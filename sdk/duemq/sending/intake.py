@@ -9,7 +9,7 @@ from typing import NamedTuple
 from duemq import tracing
 from duemq.balance import queue_of_key
 from duemq.due import Due, due_of
-from duemq.errors import DuemqError, InvalidArgument, TooLarge, TopicNotFound
+from duemq.errors import DuemqError, InvalidArgument, Overloaded, TooLarge, TopicNotFound
 from duemq.message import Outgoing
 from duemq.route import Queue
 from duemq.sending.batch import RECORD_BYTES, Batch
@@ -30,6 +30,8 @@ Moment = datetime | int | str
 FIRST_CHUNK_MESSAGES = 512
 # A list may overshoot the frame by so much before it is cut one by one.
 OVERSHOOT = 1.25
+# Each ordering key has a batch of its own while the topic's queues are not known.
+EARLY_BATCHES_MAX = 1_024
 
 Piece = tuple[Batch, int, int]
 """Messages that a call put into a batch: (batch, first index, count)."""
@@ -69,14 +71,15 @@ class Intake:
         deliver_at: Moment | None,
         delay_level: int | None,
     ) -> tuple[Batch, int]:
-        """Adds one message.  Raises InvalidArgument, TooLarge, Closed."""
+        """Adds one message.  Raises InvalidArgument, TooLarge, Overloaded, Closed."""
         if type(body) is not bytes or len(body) > BODY_BYTES_MAX:
             body = body_of(body)
-        extras = queue = due = None
+        extras = due = None
+        queue: Queue | str | None = None
         if key or tag or ordering_key or properties:
             extras = extras_of(key, tag, ordering_key, properties)
             if ordering_key:
-                queue = queue_for(target, ordering_key)
+                queue = _queue_or_key(target, ordering_key)
         if delay is not None or deliver_at is not None or delay_level is not None:
             due = due_of(delay, deliver_at, delay_level)
         if not target.growing:
@@ -229,6 +232,20 @@ def _of_message(number: int, error: DuemqError, sent: str) -> DuemqError:
         value=error.value,
         limit=error.limit,
     )
+
+
+def _queue_or_key(target: Target, ordering_key: str) -> Queue | str:
+    if target.found:
+        return queue_for(target, ordering_key)
+    if len(target.growing) >= EARLY_BATCHES_MAX:
+        raise Overloaded(
+            f"topic {target.topic!r} is not found yet, and messages of {EARLY_BATCHES_MAX} "
+            "ordering keys wait for it",
+            field="ordering_key",
+            value=ordering_key,
+            limit=EARLY_BATCHES_MAX,
+        )
+    return ordering_key
 
 
 def queue_for(target: Target, ordering_key: str) -> Queue:

@@ -39,6 +39,8 @@ class Target:
     queues: tuple[Queue, ...]
     """All known, sorted: what ordering keys are spread over (route.RouteCache.keyed)."""
     traced: bool
+    found: bool = True
+    """False until `queues` is known: what is sent to it waits."""
     growing: dict[Way, Batch] = field(default_factory=dict)
     """The batch that takes messages now, for each way to travel."""
 
@@ -68,7 +70,8 @@ class Outbox:
         """Begun since the last `take_arrivals`."""
         self._waiting_for_room: deque[Callable[[], None]] = deque()
         self._closed: DuemqError | None = None
-        self._number = 0
+        self.begun = 0
+        """Batches so far."""
         self._ids = MessageIds()
 
     # ── callers ──────────────────────────────────────────────────────────────────────
@@ -81,7 +84,7 @@ class Outbox:
     def add(
         self,
         target: Target,
-        queue: Queue | None,
+        queue: Queue | str | None,
         body: bytes,
         extras: Extras | None,
         due: Due | None,
@@ -207,8 +210,8 @@ class Outbox:
         if self._closed is not None:
             raise type(self._closed)(self._closed.message)
         id_head = self._ids.head(now_ms)
-        self._number += 1
-        batch = Batch(target.topic, way, target.growing, self._number, id_head, now_ms)
+        self.begun += 1
+        batch = Batch(target.topic, way, target.growing, self.begun, id_head, now_ms)
         self.arrivals.append(batch)
         wake, self._asleep = self._asleep, False
         return batch, wake

@@ -35,6 +35,7 @@ from duemq.rpc import status
 from duemq.rpc.backoff import Backoff
 from duemq.sending.batch import Batch
 from duemq.sending.health import Health
+from duemq.sending.intake import queue_for
 from duemq.sending.lane import Lane
 from duemq.sending.link import Frame, Link
 from duemq.sending.losses import Losses
@@ -73,6 +74,9 @@ class Sender:
         self._pools: dict[str, deque[Batch]] = {}
         self._served: dict[str, dict[str, int]] = {}
         self._closed = False
+        self._finding: dict[str, tuple[Target, asyncio.Task[None]]] = {}
+        self.early: deque[Batch] = deque()
+        """Batches whose topic is not found yet, in the order they began."""
         self.open: deque[Batch] = deque()
         """Batches taken in and not done, in the order they began; done ones among them."""
         # Producers that send little begin at different brokers and queues, each by its own lot.
@@ -97,14 +101,54 @@ class Sender:
         )
         target = self.targets.get(topic)
         if target is None:
-            target = self.targets[topic] = Target(
-                topic, self._client.routes.keyed(topic), tracing.traced(topic)
-            )
+            target = self._found(topic)
         served = [each.broker for each in route.brokers if each.writable]
         first = self._broker_turn % len(served) if served else 0
         for broker in served[first:] + served[:first]:
             self._link(broker).want()
         return target
+
+    def early_target(self, topic: str) -> Target:
+        """For a topic that is not found yet: its messages wait until it is, or fail as it does."""
+        finding = self._finding.get(topic)
+        if finding is None:
+            task = self._loop.create_task(self._find(topic), name=f"find {topic}")
+            finding = (Target(topic, (), tracing.traced(topic), found=False), task)
+            self._finding[topic] = finding
+        return finding[0]
+
+    async def _find(self, topic: str) -> None:
+        try:
+            await self.open_target(topic)
+        except Exception as error:
+            self._finding.pop(topic, None)
+            cause = error if isinstance(error, DuemqError) else Internal(f"{topic!r}: {error!r}")
+            for batch in self._take_early(topic):
+                self._fail(batch, cause)
+
+    def _found(self, topic: str) -> Target:
+        target, _ = self._finding.pop(topic, (Target(topic, (), tracing.traced(topic)), None))
+        target.queues, target.found = self._client.routes.keyed(topic), True
+        self.targets[topic] = target
+        now = time.monotonic()
+        for batch in self._take_early(topic):
+            key, _ = batch.way
+            if isinstance(key, str):
+                try:
+                    batch.queue = queue_for(target, key)
+                except TopicNotFound as error:
+                    self._fail(batch, error)
+                    continue
+            self._take(batch, now)
+        self.pump()
+        return target
+
+    def _take_early(self, topic: str) -> list[Batch]:
+        taken = [batch for batch in self.early if batch.topic == topic]
+        left = [batch for batch in self.early if batch.topic != topic]
+        self.early.clear()
+        self.early.extend(left)
+        return taken
 
     # ── life ─────────────────────────────────────────────────────────────────────────
 
@@ -114,7 +158,7 @@ class Sender:
         Raises Timeout.
         """
         self.pump()
-        pending = [batch for batch in self.open if not batch.done]
+        pending = [batch for batch in (*self.early, *self.open) if not batch.done]
         try:
             async with asyncio.timeout(timeout_s):
                 for batch in pending:
@@ -131,12 +175,15 @@ class Sender:
         for timer in (self._timer, self._holding):
             if timer is not None:
                 timer.cancel()
+        for _, task in self._finding.values():
+            task.cancel()
         await asyncio.gather(*(link.close() for link in self._links.values()))
         self._take_in(time.monotonic())
-        for batch in list(self.open):
+        for batch in (*self.early, *self.open):
             if not batch.done:
                 outcome = "its outcome is unknown" if batch.in_flight else "it was not sent"
                 self._fail(batch, Closed(f"the producer was closed before the answer; {outcome}"))
+        self.early.clear()
         self.open.clear()
 
     # ── the pump ─────────────────────────────────────────────────────────────────────
@@ -169,13 +216,19 @@ class Sender:
 
     def _take_in(self, now: float) -> None:
         for batch in self._outbox.take_arrivals():
-            batch.deadline = now + self._settings.send_timeout_s
-            self.open.append(batch)
-            if batch.queue is None:
-                self._pools.setdefault(batch.topic, deque()).append(batch)
+            if batch.topic in self._finding:
+                self.early.append(batch)
             else:
-                queue = batch.queue
-                self._wait_in(self._lane(queue.broker, batch, queue.queue_id), batch)
+                self._take(batch, now)
+
+    def _take(self, batch: Batch, now: float) -> None:
+        batch.deadline = now + self._settings.send_timeout_s
+        self.open.append(batch)
+        if batch.queue is None:
+            self._pools.setdefault(batch.topic, deque()).append(batch)
+        else:
+            queue = batch.queue
+            self._wait_in(self._lane(queue.broker, batch, queue.queue_id), batch)
 
     def _wait_in(self, lane: Lane, batch: Batch) -> None:
         lane.waiting.append(batch)
@@ -343,6 +396,7 @@ class Sender:
             batch.in_flight = False
             lane.stored(batch)
             self._keep_turn(lane)
+            self._outbox.release(batch.size)  # first: a done-callback may submit
             batch.stored(
                 answer.broker or link.broker,
                 answer.store_id,
@@ -351,7 +405,6 @@ class Sender:
                 result.store_ms,
                 result.due_ms,
             )
-            self._outbox.release(batch.size)
         if not refused:
             self._refusals.pop(link.broker, None)
         return unknown
@@ -463,8 +516,8 @@ class Sender:
 
     def _fail(self, batch: Batch, error: DuemqError) -> None:
         self._outbox.seal(batch)
-        batch.failed(error)
         self._outbox.release(batch.size)
+        batch.failed(error)
         self._losses.add(batch, error)
 
     def _set_timer(self) -> None:

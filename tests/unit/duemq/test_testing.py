@@ -265,7 +265,7 @@ async def test_the_asyncio_twin():
 
     async with cluster.producer() as producer, cluster.push_consumer("g", "t", handle) as consumer:
         await producer.send("t", b"bad")
-        pending = await producer.submit("t", b"now")
+        pending = producer.submit("t", b"now")
         assert pending.done()
         never = await producer.send("t", b"never", delay="1s")
         await producer.send("t", b"later", delay="1m")
