@@ -72,6 +72,7 @@ async def test_each_message_is_stored_once_and_keys_keep_their_order(seed):
             key = number % (KEYS + 1)
             ordering_key = f"k{key}" if key < KEYS else None
             body = b"%d/%d" % (key, number)
+            await producer.ready("t")
             pending.append(producer.submit("t", body, ordering_key=ordering_key))
         await making
         receipts = [await each for each in pending]

@@ -79,7 +79,10 @@ class Intake:
         if key or tag or ordering_key or properties:
             extras = extras_of(key, tag, ordering_key, properties)
             if ordering_key:
-                queue = _queue_or_key(target, ordering_key)
+                if target.found:
+                    queue = queue_for(target, ordering_key)
+                else:
+                    queue = _early_key(target, ordering_key)
         if delay is not None or deliver_at is not None or delay_level is not None:
             due = due_of(delay, deliver_at, delay_level)
         if not target.growing:
@@ -234,9 +237,8 @@ def _of_message(number: int, error: DuemqError, sent: str) -> DuemqError:
     )
 
 
-def _queue_or_key(target: Target, ordering_key: str) -> Queue | str:
-    if target.found:
-        return queue_for(target, ordering_key)
+def _early_key(target: Target, ordering_key: str) -> str:
+    """The ordering key, if its messages may wait for the topic.  Raises Overloaded."""
     if len(target.growing) >= EARLY_BATCHES_MAX:
         raise Overloaded(
             f"topic {target.topic!r} is not found yet, and messages of {EARLY_BATCHES_MAX} "

@@ -58,7 +58,18 @@ def test_options_are_the_real_ones(kind):
 )
 def test_what_uses_the_network_is_replaced(twin, real):
     """A new public method of the real one is a decision here."""
-    known = {"send", "submit", "send_many", "cancel", "flush", "close", "start", "run", "queues"}
+    known = {
+        "send",
+        "submit",
+        "ready",
+        "send_many",
+        "cancel",
+        "flush",
+        "close",
+        "start",
+        "run",
+        "queues",
+    }
     known |= {
         "group",
         "settings",

@@ -26,6 +26,10 @@ def either(given: Message | list[Message]) -> None: ...
 async def later(message: Message) -> None: ...
 async def many_later(messages: list[Message]) -> None: ...
 def lost(pending: duemq.PendingReceipt, error: duemq.DuemqError) -> None: ...
+async def submits(producer: aio.Producer) -> duemq.Receipt:
+    pending: aio.PendingReceipt = producer.submit("t", b"x")
+    await producer.ready("t")
+    return await producer.submit("t", pending.message_id.encode())
 
 received: list[Message] = []
 batch: bool = bool(received)
@@ -66,6 +70,7 @@ BAD = [
     "duemq.Producer(on_error=text)",
     'duemq.Producer().submit("t", b"x").add_done_callback(text)',
     "duemq.Producer().cancel(7)",
+    'aio.Producer().submit("t", b"x").offset',
 ]
 BAD_HEAD = """
 import duemq
