@@ -347,7 +347,10 @@ class Admin:
         return self._run(self._core.timer_stats())
 
     def timer_owners(self) -> list[TimerOwner]:
-        """Who owns each queue of delayed messages.  Raises Unavailable if a broker is away."""
+        """Who owns each queue of delayed messages.
+
+        Raises PartialAnswer, whose `partial` is the list, if a broker is away.
+        """
         return self._run(self._core.timer_owners())
 
     def release_timer_shard(self, shard: int) -> list[TimerOwner]:

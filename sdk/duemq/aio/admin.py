@@ -66,7 +66,7 @@ class Admin:
         self._messages = Messages(asker)
         self._dead_letters = DeadLetters(asker, self._groups)
         self._probes = Probes(self._client)
-        self._timer_shards = TimerShards(self._client)
+        self._timer_shards = TimerShards(asker)
         self._forgetting = Forgetting(self._client)
 
     async def start(self) -> None:
@@ -312,7 +312,7 @@ class Admin:
         return await self._probes.timer_stats()
 
     async def timer_owners(self) -> list[TimerOwner]:
-        """Who owns each queue of delayed messages.  Raises Unavailable if a broker is away."""
+        """Who owns each queue of delayed messages.  As `duemq.Admin.timer_owners`."""
         return await self._timer_shards.owners()
 
     async def release_timer_shard(self, shard: int) -> list[TimerOwner]:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import grpc.aio
 
+from duemq.aio.asking import Asker
 from duemq.aio.timer_shards import TimerShards
 from duemq.client import Client
 from duemq.descriptions import (
@@ -69,7 +70,7 @@ class Probes:
         """See Admin.timer_stats."""
         alive = self._client.routes.timers
         found = list(await asyncio.gather(*map(self._timer, alive)))
-        found += await TimerShards(self._client).missing(alive)
+        found += await TimerShards(Asker(self._client)).missing(alive)
         return sorted(found, key=lambda timer: timer.shard)
 
     async def _probe(self, address: str, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:

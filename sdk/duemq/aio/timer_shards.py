@@ -2,57 +2,52 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from duemq.client import Client
-from duemq.descriptions import TimerOwner, TimerStats
-from duemq.errors import DuemqError, InvalidArgument, Unavailable
-from duemq.route import Broker, TimerShard
+from duemq.aio.asking import Asker, refuse_missing
+from duemq.descriptions import MissingBroker, TimerOwner, TimerStats
+from duemq.errors import InvalidArgument
+from duemq.route import TimerShard
 from duemq.rpc import status
 from duemq.v1 import timer_admin_pb2, timer_admin_pb2_grpc
 
-# Of each broker; the others' answers are worth showing without it.
+# Of a release, which is not repeated: a second one would find no owner.
 TIMEOUT_S = 2.0
 
 
 class TimerShards:
     """What brokers are asked about timer services."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+        self._client = asker.client
 
     async def owners(self) -> list[TimerOwner]:
-        """Of every queue of %TIMER%.  Raises Unavailable if a broker does not answer."""
-        found, away = await self._owners()
-        if away:
-            raise Unavailable(f"no answer of {', '.join(away)}: {next(iter(away.values()))}")
+        """Of every queue of %TIMER%.  Raises PartialAnswer if a broker is away."""
+        found, missing = await self._owners()
+        refuse_missing(missing, partial=found)
         return found
 
-    async def _owners(self) -> tuple[list[TimerOwner], dict[str, DuemqError]]:
-        brokers = sorted(self._client.routes.brokers, key=lambda broker: broker.name)
-        answers = await asyncio.gather(*map(self._ask, brokers), return_exceptions=True)
-        found: list[TimerOwner] = []
-        away: dict[str, DuemqError] = {}
-        for broker, answer in zip(brokers, answers, strict=True):
-            if isinstance(answer, DuemqError):
-                away[broker.name] = answer
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                found += answer
-        return found, away
-
-    async def _ask(self, broker: Broker) -> list[TimerOwner]:
-        stub = timer_admin_pb2_grpc.TimerAdminStub(self._client.channel(broker.address))
-        call = stub.ListTimerOwners(timer_admin_pb2.ListTimerOwnersRequest(), timeout=TIMEOUT_S)
-        answer = await status.answer(call, broker.address)
-        return [_owner(broker.name, queue) for queue in answer.queues]
+    async def _owners(self) -> tuple[list[TimerOwner], Sequence[MissingBroker]]:
+        request = timer_admin_pb2.ListTimerOwnersRequest()
+        answers = await self._asker.each(
+            lambda to, left_s: timer_admin_pb2_grpc.TimerAdminStub(to).ListTimerOwners(
+                request, timeout=left_s
+            )
+        )
+        found = [
+            _owner(broker, queue)
+            for broker, answer in answers.by_broker.items()
+            for queue in answer.queues
+        ]
+        return found, answers.missing
 
     async def release(self, shard: int) -> list[TimerOwner]:
         """See Admin.release_timer_shard."""
-        mine = [each for each in await self.owners() if each.id and each.shard == shard]
+        owners, missing = await self._owners()
+        refuse_missing(missing, "nothing was released")
+        mine = [each for each in owners if each.id and each.shard == shard]
         if not mine:
             raise InvalidArgument(
                 f"shard: no timer service owns queues of shard {shard}", field="shard", value=shard

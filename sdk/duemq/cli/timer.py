@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from duemq.cli.exits import Exit
-from duemq.cli.session import Session, pass_session, session_options
+from duemq.cli.session import Session, known, pass_session, session_options
 from duemq.cli.text import local_time
 from duemq.descriptions import TimerOwner
 
@@ -51,7 +51,7 @@ def owners(session: Session, /) -> Exit:
     refused, taken_over, waiting.
     """
     with session.admin() as admin:
-        found = admin.timer_owners()
+        found, missing = known(admin.timer_owners)
     rows = [_owner_row(each) for each in found]
     columns = ("broker", "queue", "name", "shard", "seen", "waiting", "refused")
     if session.json:
@@ -59,7 +59,8 @@ def owners(session: Session, /) -> Exit:
     else:
         seen = [{**row, "seen": local_time(row["last_seen_ms"] or 0)} for row in rows]
         session.output.table(columns, seen, empty="no queues")
-    return Exit.OK
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
 
 
 def _owner_row(owner: TimerOwner) -> dict[str, Any]:
@@ -85,11 +86,13 @@ def release(session: Session, /, shard: int, accept_loss: bool) -> Exit:
       duemq timer release 0 --accept-loss
     """
     with session.admin() as admin:
-        owned = [each for each in admin.timer_owners() if each.id and each.shard == shard]
+        found, missing = known(admin.timer_owners)
+        owned = [each for each in found if each.id and each.shard == shard]
         if accept_loss or not owned:
             owned = admin.release_timer_shard(shard)
     for each in owned:
         session.output.record(_owner_row(each), _loss(each))
+    session.output.missing(missing)
     if not accept_loss:
         session.output.note(
             "nothing was done.  If the data directory is lost, and not only away: stop the service"

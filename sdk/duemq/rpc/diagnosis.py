@@ -82,7 +82,7 @@ async def _service(address: str) -> Finding:
                         )
         except (TimeoutError, DuemqError):
             return Finding(
-                f"{address} takes connections but does not speak gRPC: is the port right?",
+                f"{address} takes connections but does not speak gRPC: is the port right?"
             )
     return Finding(f"{address} is a gRPC server, but no nameserver of DueMQ", mistaken=True)
 

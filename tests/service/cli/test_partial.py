@@ -54,6 +54,7 @@ COMMANDS = [
     (("tail", TOPIC), "b0/0 @ 0"),
     (("topic", "purge", TOPIC, "--dry-run"), "2 messages would go"),
     (("dlq", "purge", GROUP, "--dry-run"), "1 messages would go"),
+    (("timer", "owners"), "b0"),
 ]
 
 
@@ -125,6 +126,14 @@ async def test_what_changes_something_changes_nothing(cluster: Cluster) -> None:
     assert done.exit_code == 0, done.stdout
     [row] = rows(done)
     assert (row["broker"], row["before"], row["after"]) == ("b0", 1, 0)
+
+
+async def test_a_timer_shard_is_released_at_all_brokers_or_at_none(cluster: Cluster) -> None:
+    release = ("--timeout", "0.5", "timer", "release", "0", "--accept-loss")
+    refused = await run(cluster.nameserver, *release)
+    assert refused.exit_code == Exit.UNAVAILABLE
+    assert "b1" in refused.stderr
+    assert "nothing was released" in refused.stderr
 
 
 async def test_a_reader_of_a_whole_topic_can_know(cluster: Cluster) -> None:
