@@ -214,10 +214,6 @@ class RouteCache:
         """The live broker of that name."""
         return self._brokers.get(name)
 
-    def broker_of_store(self, store_id: int) -> Broker | None:
-        """The live broker that owns the store."""
-        return next((b for b in self._brokers.values() if b.store_id == store_id), None)
-
     def timer_of(self, timer_queue_id: int) -> TimerShard | None:
         """The live shard that serves this queue of %TIMER%."""
         for timer in self._timers:

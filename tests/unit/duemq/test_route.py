@@ -74,8 +74,6 @@ def test_instances_are_found():
     assert [broker.name for broker in cache.brokers] == ["a", "b"]
     assert cache.broker("b") == brokers[0]
     assert cache.broker("c") is None
-    assert cache.broker_of_store(66) == brokers[1]
-    assert cache.broker_of_store(1) is None
     assert [cache.timer_of(queue_id).name for queue_id in range(4)] == ["t-0", "t-1"] * 2
 
 
