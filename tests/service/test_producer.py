@@ -252,6 +252,7 @@ async def test_a_keyed_message_never_goes_elsewhere_when_its_time_is_over(two):
     async with aio.Producer(two.nameserver) as producer:
         home = (await producer.send("t", b"1", ordering_key="key")).broker
         await away(two, home, producer)
+        await noticed(producer, two.brokers[home])
         with in_a_hurry(producer), pytest.raises(Timeout, match=r"not sent within 0\.3 s"):
             await producer.send("t", b"2", ordering_key="key")
         (other,) = two.brokers.keys() - {home}
