@@ -160,7 +160,8 @@ class GroupServicer:
             next_ms = self._coordinator.next_ms()
             wait_s = None if next_ms is None else max(0, next_ms - self._clock()) / 1000
             try:
-                await asyncio.wait_for(self._earlier.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._earlier.wait()
             except TimeoutError:
                 self._publish(self._coordinator.tick(self._clock()))
             else:  # one look at all groups for many changes; no deadline is as near as that
@@ -323,7 +324,8 @@ class GroupServicer:
         """When the broker stops: what is on its way to the member, then the end."""
         await self._draining.wait()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), LAST_WORDS_S)
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._idle.wait()
         session.tell(Unavailable("this broker is stopping"))
 
     # --- looking inside -----------------------------------------------------------------------
@@ -410,7 +412,8 @@ def queue_of(ref: message_pb2.QueueRef) -> MessageQueue:
 
 async def _first_event(requests: AsyncIterator[group_pb2.MemberEvent]) -> group_pb2.MemberEvent:
     try:
-        return await asyncio.wait_for(anext(requests), HELLO_TIMEOUT_S)
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            return await anext(requests)
     except StopAsyncIteration:
         raise InvalidArgument("event: a member's first event is hello", field="event") from None
     except TimeoutError:

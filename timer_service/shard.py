@@ -99,6 +99,7 @@ class Shard:
         self._jobs_done = 0
         self._trimmed_s = self.loop.time()
         self._stopping = False
+        self._durable_position = store.log.durable_position  # that the core was told
         self._behind_ms = 0
 
     def now_ms(self) -> int:
@@ -275,13 +276,11 @@ class Shard:
         return [at for at in waiting if source_of(scheduler, handles[at]) is not None]
 
     async def durable(self, position: int) -> None:
-        """Returns when the log is durable up to `position`.  Raises Internal."""
-        while self.store.log.durable_position < position:
-            progress = self._progress
+        """Returns when the core knows that the log is durable up to here.  Raises Internal."""
+        while self._durable_position < position:
             if self.failed.done():
                 self.failed.result()
-            if self.store.log.durable_position < position:
-                await progress.wait()
+            await self._progress.wait()
 
     async def _progress_or(self, timeout_s: float) -> None:
         progress = self._progress
@@ -306,6 +305,7 @@ class Shard:
         self.loop.call_soon_threadsafe(self._fail, error)
 
     def _advance(self, position: int) -> None:
+        self._durable_position = position
         for broker in self.scheduler.durable(position):
             self.on_sendable(broker)
         self._release()

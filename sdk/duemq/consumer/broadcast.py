@@ -144,7 +144,8 @@ class BroadcastShare:
                 self._routes_changed.clear()
                 await self._begin_new()
                 try:
-                    await asyncio.wait_for(self._routes_changed.wait(), RECHECK_S)
+                    async with asyncio.timeout(RECHECK_S):
+                        await self._routes_changed.wait()
                 except TimeoutError:
                     continue
         finally:

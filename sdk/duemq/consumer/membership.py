@@ -146,7 +146,8 @@ class Membership:
                 backoff.reset()
             if not self._leaving:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._left.wait(), backoff.next_s())
+                    async with asyncio.timeout(backoff.next_s()):
+                        await self._left.wait()
         await self._say_goodbye()
 
     def rejoin(self, seen_generation: int = 0) -> None:

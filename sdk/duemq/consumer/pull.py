@@ -228,7 +228,8 @@ class PullConsumer:
                 return messages
             self._news.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), max(0.0, deadline - monotonic()))
+                async with asyncio.timeout(max(0.0, deadline - monotonic())):
+                    await self._news.wait()
             except TimeoutError:
                 return []
 

@@ -140,7 +140,8 @@ class Registration:
                 change.clear()
                 wait_s = await self._beat(stub, news)
                 try:
-                    await asyncio.wait_for(change.wait(), wait_s)
+                    async with asyncio.timeout(wait_s):
+                        await change.wait()
                 except TimeoutError:
                     continue
 

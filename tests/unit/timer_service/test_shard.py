@@ -158,6 +158,25 @@ def test_one_timer_and_then_silence(loop: ManualLoop, wait_s: int) -> None:
     assert 0 <= late <= LATE_MS
 
 
+def test_what_is_durable_is_what_the_core_was_told_of(loop: ManualLoop) -> None:
+    """The writer's thread may be ahead of the event loop by a message to it."""
+
+    async def main(quiet: Quiet) -> None:
+        await quiet.take(3_600 * SECOND_MS)
+        log = quiet.world.store.log
+        waiting = asyncio.create_task(quiet.shard.durable(log.end_position))
+        while log.write_pending():  # and says nothing
+            pass
+        await loop.silence(SYNC_S / 2)
+        assert not waiting.done()
+        quiet.shard._advance(log.durable_position)
+        await waiting
+        (source,) = quiet.shard.sources()
+        assert source.durable_offset == source.next_offset == 1
+
+    run(loop, main)
+
+
 def test_one_timer_that_is_due_soon_after_silence(loop: ManualLoop) -> None:
     async def main(quiet: Quiet) -> None:
         await loop.silence(10.5)

@@ -1,0 +1,37 @@
+"""The heartbeats' loop, without a nameserver."""
+
+import asyncio
+
+import pytest
+
+from duemq.rpc.registration import Registration
+from duemq.v1 import nameserver_pb2
+
+LONG_S = 3_600.0
+WAIT_S = 30.0
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_stop_that_meets_a_change_ends(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many turns of the event loop lie between the two."""
+    beats = asyncio.Semaphore(0)
+
+    async def beat(self: Registration, *_: object) -> float:
+        beats.release()
+        return LONG_S
+
+    async def deregister(self: Registration, address: str) -> None:
+        pass
+
+    monkeypatch.setattr(Registration, "_beat", beat)
+    monkeypatch.setattr(Registration, "_deregister", deregister)
+    report = nameserver_pb2.BrokerReport(name="b1", address="127.0.0.1:1")
+    registration = Registration(("127.0.0.1:1",), 1.0, 1, lambda: report)
+    registration.start()
+    await beats.acquire()
+    await asyncio.sleep(0)  # it waits now
+    registration.changed()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(WAIT_S):
+        await registration.stop()
