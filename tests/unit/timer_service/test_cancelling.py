@@ -179,7 +179,8 @@ def test_after_a_restart_blocks_are_learnt_by_the_first_look_up_and_then_not_rea
 
     assert world.cancel(0) == CANCELLED
     catalog = world.scheduler.segments.catalog
-    [entries] = catalog.view().entries
+    [table] = catalog.view().tables
+    entries = table.entries
     assert sorted(entries["first"].tolist()) == [0, 1]
     assert entries["last"].tolist() == entries["first"].tolist()
     assert world.cancel(1) == CANCELLED
