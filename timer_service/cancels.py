@@ -103,6 +103,7 @@ class Cancels:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="timer-look-up")
         self._new: deque[_Slice] = deque()
         self._sought: deque[_Slice] = deque()
+        self._found: deque[tuple[_Slice, Query]] = deque()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def decide(self, handles: Sequence[Cancelled]) -> Decided:
@@ -114,7 +115,7 @@ class Cancels:
                 self._new.append(_Slice())
             callers.append(self._loop.create_future())
             self._new[-1].add(part, callers[-1])
-        self._ensure("decide", self._decide_new)
+        self._ensure("decide", self._decide)
         decided: list[Decided] = await asyncio.gather(*callers)
         outcomes = [outcome for each in decided for outcome in each.outcomes]
         return Decided(outcomes, max((each.end for each in decided), default=0))
@@ -137,21 +138,28 @@ class Cancels:
 
         self._tasks[name] = asyncio.create_task(run(), name=f"cancels: {name}")
 
-    async def _decide_new(self) -> None:
-        while self._new:
-            await self._step(self._new.popleft())
-            await asyncio.sleep(SPACING_S if self._new else 0)
+    async def _decide(self) -> None:
+        """What was looked up goes first: its callers have waited longer."""
+        while self._found or self._new:
+            if self._found:
+                each, query = self._found.popleft()
+                assert each.cancelling is not None
+                each.cancelling.answered(query)
+            else:
+                each = self._new.popleft()
+            await self._step(each)
+            await asyncio.sleep(SPACING_S if self._found or self._new else 0)
 
     async def _look_up(self) -> None:
         segments, numbers = self._scheduler.segments, self._scheduler.numbers
         while self._sought:
             slices, self._sought = self._sought, deque()
-            asked: list[tuple[_Slice, Cancelling, Query]] = []
+            asked: list[tuple[_Slice, Query]] = []
             for each in slices:
                 assert each.cancelling is not None
-                asked.append((each, each.cancelling, each.cancelling.query()))
+                asked.append((each, each.cancelling.query()))
                 await asyncio.sleep(0)
-            look_up = segments.look_up([query for _, _, query in asked], numbers.find_source)
+            look_up = segments.look_up([query for _, query in asked], numbers.find_source)
             try:
                 await self._loop.run_in_executor(self._thread, look_up.run, _pause)
             except Exception as error:
@@ -159,11 +167,8 @@ class Cancels:
                     each.fail(error)
                 continue
             segments.looked_up(look_up)
-            for number, (each, cancelling, query) in enumerate(asked):
-                if number:
-                    await asyncio.sleep(SPACING_S)
-                cancelling.answered(query)
-                await self._step(each)
+            self._found += asked
+            self._ensure("decide", self._decide)
 
     async def _step(self, each: _Slice) -> None:
         while True:

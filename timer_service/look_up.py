@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Numbers = npt.NDArray[np.int64]
 
 _PAIRS_MAX = 1 << 20  # compared at once
-_PAUSE_EVERY = 16  # blocks read: less than half a millisecond of work
+_PAUSE_EVERY = 64  # blocks read: less than half a millisecond of work
 
 
 class Place(NamedTuple):
@@ -225,9 +225,7 @@ class _Index:
 class _Reader:
     """Reads blocks of one file; a context manager."""
 
-    def __init__(
-        self, disk: Disk, path: str, number_of: Callable[[SourceId], int | None]
-    ) -> None:
+    def __init__(self, disk: Disk, path: str, number_of: Callable[[SourceId], int | None]) -> None:
         self._disk = disk
         self._path = path
         self._file: DiskFile | None = None
