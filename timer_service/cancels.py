@@ -29,6 +29,7 @@ from timer_service.scheduler import Scheduler
 
 SLICE = 250  # handles decided on at once: some 2 ms of work
 SPACING_S = 0.001  # of slices
+LOOK_UP_SLICES = 40  # are looked up while others are still decided on
 PAUSE_S = 0.0001
 
 
@@ -122,7 +123,8 @@ class Cancels:
 
     async def stop(self) -> None:
         """Nobody may ask any more."""
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        while self._tasks:  # one starts the other
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.to_thread(self._thread.shutdown)
 
     def _ensure(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -148,6 +150,8 @@ class Cancels:
             else:
                 each = self._new.popleft()
             await self._step(each)
+            if len(self._sought) >= LOOK_UP_SLICES or (self._sought and not self._new):
+                self._ensure("look up", self._look_up)
             await asyncio.sleep(SPACING_S if self._found or self._new else 0)
 
     async def _look_up(self) -> None:
@@ -187,4 +191,3 @@ class Cancels:
             self._sought[-1].join(each)
         else:
             self._sought.append(each)
-        self._ensure("look up", self._look_up)
