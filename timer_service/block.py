@@ -147,7 +147,7 @@ def decode_rows(body: memoryview) -> tuple[list[SourceId], npt.NDArray[Any]]:
 class RowsAt(NamedTuple):
     """How many rows an INDEX body has, and where they begin."""
 
-    count: int
+    rows: int
     start: int
 
 
@@ -164,7 +164,7 @@ def rows_at(body: memoryview) -> RowsAt:
 
 def due_column(body: memoryview, rows: RowsAt) -> npt.NDArray[np.int64]:
     """The due times of the rows, as a view."""
-    return np.ndarray((rows.count,), "<i8", body, rows.start, (ROW_BYTES,))
+    return np.ndarray((rows.rows,), "<i8", body, rows.start, (ROW_BYTES,))
 
 
 def source_table(body: memoryview) -> bytes:

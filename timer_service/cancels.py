@@ -7,8 +7,10 @@ pause behind each, so that nothing else waits for long:
                  no ──► look-up, in the thread `timer-look-up` ──► in memory or there? ──► answered
 
 Who asks while a slice is decided shares the next one, and what is asked for while a look-up runs
-shares the next: the busier, the cheaper each handle.  Look-ups have a thread of their own, so that
-a flush holds none up.
+shares the next: the busier, the cheaper each handle.  A look-up of many is cheaper than many, and
+threads that work at the same time take the interpreter from each other: so a look-up begins when
+nothing is left to decide on, or enough wait for it.  Look-ups have a thread of their own, so that a
+flush holds none up.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from timer_service.scheduler import Scheduler
 
 SLICE = 250  # handles decided on at once: some 2 ms of work
 SPACING_S = 0.001  # of slices
-LOOK_UP_SLICES = 40  # are looked up while others are still decided on
+LOOK_UP_SLICES = 40  # enough for a look-up though others are still decided on: the longest list
 PAUSE_S = 0.0001
 
 

@@ -13,6 +13,8 @@ lie leave one block to be read, or two.  40 bytes a block and source:
     first, last  offsets
     due, until   due times
 
+and 20 more once a look-up needed the file: the order of its entries.
+
 What is not known is learnt by the first look-up that has to read the block.
 """
 

@@ -203,6 +203,46 @@ def test_a_block_that_cannot_be_read_is_an_error_for_the_timers_that_may_be_in_i
     assert second == CANCELLED
 
 
+def test_after_a_restart_a_block_that_cannot_be_read_is_an_error_for_what_may_be_in_it() -> None:
+    world = far_world(FAR_MS)
+    world.broker.accept([START_MS + 2 * HOUR_MS], 10, "any")
+    world.ingest(2)
+    flush(world)
+    world.checkpoint()
+    world.kill()
+    segments = world.scheduler.segments
+    [damaged] = [each for each in segments.blocks() if each.next_due_ms == START_MS + FAR_MS]
+    world.disk.flip(segments.path(damaged.file), damaged.position + 40)
+
+    for _ in range(2):  # it is not learnt, and stays one to be looked at
+        first, second = world.cancel_handles([handle(world, 0), handle(world, 1)])
+        assert isinstance(first, Corrupt)
+        assert second == CANCELLED
+
+
+def test_of_cancels_that_become_one_each_may_know_something_of_the_same_timer() -> None:
+    world = far_world(FAR_MS, FAR_MS + 1)
+    handles = [handle(world, 0), handle(world, 1)]
+    first = Cancelling(world.scheduler, handles[:1])
+    second = Cancelling(world.scheduler, [handles[1], handles[0], handles[1]])
+    third = Cancelling(world.scheduler, [Cancelled(SourceId(1, 1), 0, START_MS), handles[0]])
+    for each in (first, second, third):
+        assert not each.advance(world.now_ms)
+
+    first.join(second)
+    first.join(third)
+    assert first.outcomes([Cancelled(SourceId(1, 1), 0, START_MS)]) == [NOT_YET]
+    query = first.query()
+    assert len(query) == 2
+    world.look_up([query]).run()
+    first.answered(query)
+
+    assert first.advance(world.now_ms)
+    assert first.outcomes(handles) == [CANCELLED, CANCELLED]
+    assert world.scheduler.ledger.cancelled == 2
+    nothing_comes(world)
+
+
 def test_a_source_that_nothing_came_from_yet_is_waited_for() -> None:
     world = World()
 
