@@ -75,9 +75,15 @@ def test_a_long_list_is_looked_up_while_more_of_it_is_decided_on(
 
 def test_a_stop_waits_for_what_is_asked(world: World) -> None:
     async def stopped() -> list[object]:
-        asked = Cancels(world.scheduler, lambda: world.now_ms, no_room)
+        begun = asyncio.Event()
+
+        def clock() -> int:
+            begun.set()
+            return world.now_ms
+
+        asked = Cancels(world.scheduler, clock, no_room)
         deciding = asyncio.create_task(asked.decide(handles(world)))
-        await asyncio.sleep(0)  # it is asked
+        await begun.wait()
         await asked.stop()
         assert all(not task.get_name().startswith("cancels") for task in asyncio.all_tasks())
         return list((await deciding).outcomes)
