@@ -1,5 +1,6 @@
 """What a coordinator knows of a group and its members.  Pure."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from broker import subscriptions
@@ -8,6 +9,7 @@ from broker.offsets import check_generation
 from broker.subscriptions import Subscriptions
 from duemq.balance import AVERAGE, WITHOUT_MEMORY, MessageQueue, strategy_named
 from duemq.errors import InvalidArgument
+from duemq.pieces import Pieces, parts
 
 MEMBER_ID_LENGTH_MAX = 255
 CLIENT_LENGTH_MAX = 1_024
@@ -97,6 +99,9 @@ class Group:
     target: dict[MessageQueue, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()  # the members that `target` was made for
     made_of: object = None  # all else that `target` depends on
+    # Dicts of queues are replaced, or changed between two pieces of a rebalance only.
+    shaken: bool = True  # more has changed since the last rebalance than that queues came free
+    freed: list[MessageQueue] = field(default_factory=list)  # those
     # The last target that the strategy made; `target` is another one while holding back.
     allocated: dict[MessageQueue, str] = field(default_factory=dict)
     outdated: bool = False  # a new generation is due, whatever the target
@@ -119,22 +124,33 @@ class Group:
         """Answers the queues that a member has, sorted."""
         return sorted(q for q, holding in self.holdings.items() if holding.member_id == member_id)
 
-    def current(self) -> dict[MessageQueue, str]:
+    def all_held_by(self, member_ids: Set[str]) -> list[MessageQueue]:
+        """Answers the queues that some members have, in no order."""
+        return [q for q, holding in self.holdings.items() if holding.member_id in member_ids]
+
+    def current(self) -> Pieces[dict[MessageQueue, str]]:
         """Answers who has, or else shall have, which queue; what is being given up comes last."""
         settled: dict[MessageQueue, str] = {}
         leaving: dict[MessageQueue, str] = {}
-        for queue, holding in self.holdings.items():
-            stays = self.allocated.get(queue, holding.member_id) == holding.member_id
-            (settled if stays else leaving)[queue] = holding.member_id
-        nobodys = {q: m for q, m in self.allocated.items() if q not in self.holdings}
-        return {**settled, **nobodys, **leaving}
+        for held in parts(self.holdings.items()):
+            for queue, holding in held:
+                stays = self.allocated.get(queue, holding.member_id) == holding.member_id
+                (settled if stays else leaving)[queue] = holding.member_id
+            yield
+        for given in parts(self.allocated.items()):
+            settled.update((queue, m) for queue, m in given if queue not in self.holdings)
+            yield
+        settled.update(leaving)
+        return settled
 
-    def shares(self) -> dict[str, list[MessageQueue]]:
+    def shares(self) -> Pieces[dict[str, list[MessageQueue]]]:
         """Member → its queues, for strategies that look at what they answered last."""
         shares: dict[str, list[MessageQueue]] = {}
         if self.strategy not in WITHOUT_MEMORY:
-            for queue, member in self.allocated.items():
-                shares.setdefault(member, []).append(queue)
+            for part in parts(self.allocated.items()):
+                for queue, member in part:
+                    shares.setdefault(member, []).append(queue)
+                yield
         return shares
 
 
