@@ -155,10 +155,13 @@ def _give_on(group: Group) -> Pieces[list[Assignment]]:
     for member_id, gained in gains.items():
         member = group.members[member_id]
         before, members = member.told or ((), ())
-        new = set(gained).difference(before)
+        had = set(before)
+        yield
+        new = sorted(queue for queue in gained if queue not in had)
         if not new:
             continue  # it let go of what it shall have
-        queues = tuple(sorted((*before, *sorted(new))))
+        yield
+        queues = tuple(sorted((*before, *new)))
         member.told = queues, members
         yield
         for part in parts(queues):

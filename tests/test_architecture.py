@@ -32,6 +32,7 @@ SHELLS = {
         "process",
         "pull_stream",
         "puller",
+        "rebalancer",
         "send_back_service",
         "sender",
         "servicer",
