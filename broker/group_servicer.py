@@ -387,7 +387,7 @@ class GroupServicer:
     ) -> group_pb2.GroupDescription:
         """One group as this broker sees it."""
         try:
-            return _description(self._coordinator.group(request.group))
+            return await _description(self._coordinator.group(request.group))
         except GroupNotFound:
             if request.group not in self._known():
                 raise
@@ -487,12 +487,15 @@ def _summary(name: str, group: Group | None) -> group_pb2.GroupSummary:
     )
 
 
-def _description(group: Group) -> group_pb2.GroupDescription:
+async def _description(group: Group) -> group_pb2.GroupDescription:
     description = group_pb2.GroupDescription(
         group=group.name, coordinator=True, generation=group.generation, strategy=group.strategy
     )
-    for member in sorted(group.members.values(), key=lambda each: each.member_id):
-        description.members.add(
+    members = sorted(group.members.values(), key=lambda each: each.member_id)
+    slices = Slices()
+    held = await slices.work(group.held())
+    for member in members:
+        described = description.members.add(
             member_id=member.member_id,
             client=member.client,
             subscriptions=[
@@ -503,11 +506,14 @@ def _description(group: Group) -> group_pb2.GroupDescription:
                 )
                 for topic, wanted in member.subscriptions.items()
             ],
-            queues=[
-                message_pb2.QueueRef(**queue._asdict()) for queue in group.held_by(member.member_id)
-            ],
             last_heartbeat_ms=member.last_heard_ms,
             session_timeout_ms=member.session_timeout_ms,
             incarnation=member.incarnation,
         )
+        for part in parts(held.get(member.member_id, ()), EVENT_QUEUES_AT_ONCE):
+            described.queues.extend(
+                message_pb2.QueueRef(topic=topic, broker=broker, queue_id=queue_id)
+                for topic, broker, queue_id in part
+            )
+            await slices.pause()
     return description

@@ -1,5 +1,6 @@
 """What a coordinator knows of a group and its members.  Pure."""
 
+from collections import defaultdict
 from collections.abc import Set
 from dataclasses import dataclass, field
 
@@ -120,9 +121,18 @@ class Group:
         """Answers who may hold queues, present or awaited, sorted; none while that is unknown."""
         return () if self.absent is None else tuple(sorted({*self.members, *self.absent}))
 
-    def held_by(self, member_id: str) -> list[MessageQueue]:
-        """Answers the queues that a member has, sorted."""
-        return sorted(q for q, holding in self.holdings.items() if holding.member_id == member_id)
+    def held(self) -> Pieces[dict[str, list[MessageQueue]]]:
+        """Answers the queues that each member has now, sorted, whatever happens meanwhile."""
+        held: defaultdict[str, list[MessageQueue]] = defaultdict(list)
+        holders = [(queue, holding.member_id) for queue, holding in self.holdings.items()]
+        for part in parts(holders):
+            yield
+            for queue, member_id in part:
+                held[member_id].append(queue)
+        for queues in held.values():
+            yield
+            queues.sort()
+        return held
 
     def all_held_by(self, member_ids: Set[str]) -> list[MessageQueue]:
         """Answers the queues that some members have, in no order."""

@@ -130,6 +130,7 @@ def _tell(group: Group, order: Iterable[MessageQueue]) -> Pieces[list[Assignment
     for member_id, share in shares.items():
         share.sort()  # it is, but for queues that no route names
         queues = tuple(share)
+        yield
         member = group.members[member_id]
         if member.told == (queues, members):
             continue
@@ -137,7 +138,6 @@ def _tell(group: Group, order: Iterable[MessageQueue]) -> Pieces[list[Assignment
         for holding in granted[member_id]:
             holding.granted = group.generation
         told.append(Assignment(group.name, member_id, group.generation, queues, members))
-        yield
     return told
 
 

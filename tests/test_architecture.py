@@ -63,6 +63,7 @@ PURE_SDK = (
     "errors",
     "group_topics",
     "moments",
+    "pieces",
     "process_queue",
     "retry_policy",
     "route",
