@@ -899,6 +899,7 @@ def test_what_came_free_is_given_on_without_a_look_at_the_others() -> None:
     coordinator.let_go("g", "m1", generation, queues(going - 1), T0)
     [told_m2] = finish(coordinator.rebalancing("g", T0))
     assert told_m2 == Assignment("g", "m2", generation, queues(going - 1, going), ("m1", "m2"))
+    assert coordinator.group("g").freed == []
 
 
 def test_a_snapshot_in_pieces_is_of_one_moment() -> None:
