@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 import duemq
-from duemq.aio import Admin, Producer, PushConsumer, finding
+from duemq.administering import finding
+from duemq.aio import Admin, Producer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.descriptions import DeliveryState, FoundMessages
 from duemq.errors import InvalidArgument, QueueNotFound, TopicNotFound

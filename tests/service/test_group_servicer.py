@@ -6,9 +6,6 @@ from contextlib import asynccontextmanager, suppress
 import grpc.aio
 import pytest
 
-from broker import group_servicer
-from broker.coordinator import Assignment
-from duemq import balance
 from duemq.errors import (
     DuemqError,
     FencedMember,
@@ -18,7 +15,8 @@ from duemq.errors import (
     NotReady,
     Unavailable,
 )
-from duemq.rpc import channel, status
+from duemq.protocol import balance
+from duemq.transport import channel, status
 from duemq.v1 import (
     broker_pb2,
     group_admin_pb2,
@@ -27,6 +25,8 @@ from duemq.v1 import (
     group_pb2_grpc,
     message_pb2,
 )
+from duemq_server.broker.edge import coordinator_servicer
+from duemq_server.broker.groups.coordinator import Assignment
 from tests.service.running_broker import running_broker, topic_name
 from tests.service.running_cluster import Cluster, running_cluster
 
@@ -466,7 +466,7 @@ async def test_a_release_of_more_queues_than_there_are_ends_the_stream(
 async def test_after_a_long_rebalance_others_have_a_turn(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_servicer, "LONG_TURN_S", 0.0)
+    monkeypatch.setattr(coordinator_servicer, "LONG_TURN_S", 0.0)
     servicer = cluster.brokers["b0"]._groups
     order: list[str] = []
 
@@ -485,7 +485,7 @@ async def test_after_a_long_rebalance_others_have_a_turn(
 async def test_others_have_turns_while_a_long_assignment_is_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_servicer, "EVENT_QUEUES_AT_ONCE", 2)
+    monkeypatch.setattr(coordinator_servicer, "EVENT_QUEUES_AT_ONCE", 2)
     servicer = cluster.brokers["b0"]._groups
     queues = tuple(
         balance.MessageQueue("t", broker, n) for broker in ("b0", "b1") for n in range(3)
@@ -503,6 +503,6 @@ async def test_others_have_turns_while_a_long_assignment_is_written(
     counting.cancel()
     assert turns >= 2
     assignment = written.assignment
-    assert tuple(map(group_servicer.queue_of, assignment.queues)) == queues
+    assert tuple(map(coordinator_servicer.queue_of, assignment.queues)) == queues
     assert [each.name for each in assignment.brokers] == ["b0", "b1"]
     assert (assignment.generation, list(assignment.members)) == (7, ["m1", "m2"])

@@ -22,5 +22,5 @@ push.py                     a push consumer's life
    └── broadcast.py         in share.py's place: all queues, offsets in a file
        └── offset_file.py   which is replaced as a whole
 pull.py                     the application says what and when; on offsets, fetcher, receiving
-duemq.process_queue         pure: unfinished messages, commit point, flow control
+duemq.consumer.fetching.process_queue         pure: unfinished messages, commit point, flow control
 """

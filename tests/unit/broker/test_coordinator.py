@@ -4,18 +4,6 @@ from zlib import crc32
 
 import pytest
 
-from broker.coordinator import (
-    EMPTY_GROUP_KEPT_MS,
-    STALL_MS_MAX,
-    Assignment,
-    Coordinator,
-    Step,
-)
-from broker.members import Hello
-from broker.offsets import CLOCK_MS_MIN, GENERATION_MARKS, newest_generation
-from broker.subscriptions import TopicFilter
-from duemq.balance import MessageQueue
-from duemq.balance import coordinator as coordinator_of
 from duemq.errors import (
     FencedMember,
     GroupNotFound,
@@ -24,6 +12,18 @@ from duemq.errors import (
     NotReady,
     Overloaded,
 )
+from duemq.protocol.balance import MessageQueue
+from duemq.protocol.balance import coordinator as coordinator_of
+from duemq_server.broker.groups.coordinator import (
+    EMPTY_GROUP_KEPT_MS,
+    STALL_MS_MAX,
+    Assignment,
+    Coordinator,
+    Step,
+)
+from duemq_server.broker.groups.members import Hello
+from duemq_server.broker.groups.subscriptions import TopicFilter
+from duemq_server.broker.store.offsets import CLOCK_MS_MIN, GENERATION_MARKS, newest_generation
 
 T0 = 1_700_000_000_000
 TIMEOUT_MS = 10_000
@@ -497,7 +497,7 @@ def test_members_of_a_group_use_one_strategy() -> None:
 
 
 def test_a_group_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.coordinator.MEMBERS_MAX", 2)
+    monkeypatch.setattr("duemq_server.broker.groups.coordinator.MEMBERS_MAX", 2)
     coordinator = new_coordinator()
     coordinator.join(hello("m1"), T0)
     coordinator.join(hello("m2"), T0)
@@ -744,7 +744,7 @@ def test_a_static_member_that_restarts_with_its_coordinator_keeps_its_queues() -
 
 
 def test_incarnations_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.coordinator.INCARNATIONS_MAX", 2)
+    monkeypatch.setattr("duemq_server.broker.groups.coordinator.INCARNATIONS_MAX", 2)
     coordinator = new_coordinator()
     for number, member_id in enumerate(("s1", "s2", "s3")):
         coordinator.join(static(member_id, 10 + number), T0)

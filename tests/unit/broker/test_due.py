@@ -2,8 +2,14 @@ import struct
 
 import pytest
 
-from broker.due import DEFAULT_LEVELS, DUE_MS_MAX, is_timed, parse_levels, resolve
 from duemq.errors import InvalidArgument
+from duemq_server.broker.records.due_times import (
+    DEFAULT_LEVELS,
+    DUE_MS_MAX,
+    is_timed,
+    parse_levels,
+    resolve,
+)
 from tests.unit.broker.batches import FakeBatch
 
 NOW_MS = 1_000_000

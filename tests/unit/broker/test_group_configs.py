@@ -1,14 +1,14 @@
 import pytest
 
-from broker import group_configs
-from broker.group_configs import (
+from duemq.errors import DuemqError, InvalidArgument, Overloaded
+from duemq_server.broker.store import group_configs
+from duemq_server.broker.store.group_configs import (
     DEFAULT_POLICY,
     ExponentialDelays,
     GroupConfig,
     GroupConfigs,
     RetryPolicy,
 )
-from duemq.errors import DuemqError, InvalidArgument, Overloaded
 
 # rocketmq.md §4.4: attempts 1 to 16.
 ROCKETMQ_TABLE_S = [10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from broker import key_builder
-from broker.key_builder import TEMPORARY, KeyBuilder
-from broker.records import text_hash
-from broker.store import Store
-from storage import key_run
+from duemq_server.broker.records.columns import text_hash
+from duemq_server.broker.store import key_builder
+from duemq_server.broker.store.key_builder import TEMPORARY, KeyBuilder
+from duemq_server.broker.store.store import Store
+from duemq_server.storage.indexes import key_run
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.short_spans import DATA, SPAN, short_spans
 from tests.unit.broker.test_lookup import by_key, filled, walk

@@ -1,6 +1,6 @@
 import pytest
 
-from broker.like import (
+from duemq_server.broker.filtering.like import (
     PASS_CHARACTERS,
     TEXT_CHARACTERS_MAX,
     Pattern,

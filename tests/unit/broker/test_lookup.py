@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import lookup, recovery, time_search
-from broker.lookup import Place, Query
-from broker.records import text_hash
-from broker.rules import Rules
-from broker.store import Store
 from duemq.errors import InvalidArgument
 from duemq.v1 import message_pb2
+from duemq_server.broker.reading import lookup, time_search
+from duemq_server.broker.reading.lookup import Place, Query
+from duemq_server.broker.records.columns import text_hash
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import FakeBatch
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from broker.names import RESENT_GROUP, dead_letter_topic
-from broker.offsets import GroupQueue, Progress
-from broker.store import Store
 from duemq.errors import OffsetOutOfRange, QueueNotFound, TopicNotFound
+from duemq_server.broker.records.names import RESENT_GROUP, dead_letter_topic
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.store import Store
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 from tests.unit.broker.test_store import NOW_MS, opened, save, settle

@@ -2,8 +2,8 @@
 
 import pytest
 
-from broker.members import CLIENT_LENGTH_MAX, MEMBER_ID_LENGTH_MAX, Hello
 from duemq.errors import InvalidArgument
+from duemq_server.broker.groups.members import CLIENT_LENGTH_MAX, MEMBER_ID_LENGTH_MAX, Hello
 
 
 def hello(**changes: object) -> Hello:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from broker import names
 from duemq.errors import InvalidArgument
+from duemq_server.broker.records import names
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ü", "x" * 128])

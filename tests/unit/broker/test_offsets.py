@@ -1,7 +1,7 @@
 import pytest
 
-from broker.offsets import SETTLED_QUEUE_MAX, GroupQueue, Offsets, Progress
 from duemq.errors import FencedMember, OffsetOutOfRange, Overloaded
+from duemq_server.broker.store.offsets import SETTLED_QUEUE_MAX, GroupQueue, Offsets, Progress
 
 KEY = GroupQueue("billing", "orders", 0)
 

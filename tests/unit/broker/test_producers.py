@@ -2,7 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.producers import (
+from duemq.errors import FencedProducer, InvalidArgument, OutOfSequence, Overloaded
+from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM
+from duemq_server.broker.store.producers import (
     EVICT_IDLE_MS,
     SERVICE_WINDOW_BATCHES,
     WINDOW_BATCHES,
@@ -11,8 +13,6 @@ from broker.producers import (
     Stored,
     check_identity,
 )
-from broker.timer_owners import SERVICE_IDS_FROM
-from duemq.errors import FencedProducer, InvalidArgument, OutOfSequence, Overloaded
 
 KEY = LaneKey(7, "orders", 0, False)
 IDLE_MS = 1_000

@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.offsets import GroupQueue, Progress
-from broker.progress import Activity, QueueState
+from duemq_server.broker.groups.progress import Activity, QueueState
+from duemq_server.broker.store.offsets import GroupQueue, Progress
 
 KEY = GroupQueue("billing", "orders", 0)
 

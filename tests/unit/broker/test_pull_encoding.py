@@ -1,9 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.pull_encoding import QueueAnswer, encode, varint
-from broker.selection import Run
+from duemq.protocol.record_bytes import varint
 from duemq.v1 import broker_pb2, error_pb2, message_pb2, view_pb2
+from duemq_server.broker.reading.pull_encoding import QueueAnswer, encode
+from duemq_server.broker.reading.selection import Run
 
 
 def test_the_bytes_are_those_of_the_generated_message() -> None:

@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from broker import recovery
-from broker.names import PURGED_GROUP, TIMER_TOPIC, check_group
-from broker.offsets import GroupQueue, Progress
-from broker.store import Store
 from duemq.errors import (
     InvalidArgument,
     OffsetOutOfRange,
     QueueNotFound,
     TopicNotFound,
 )
+from duemq_server.broker.records.names import PURGED_GROUP, TIMER_TOPIC, check_group
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.store import Store
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 from tests.unit.broker.test_store import DATA, NOW_MS, opened, save, settle

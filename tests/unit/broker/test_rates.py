@@ -1,4 +1,4 @@
-from broker.rates import SAMPLE_INTERVAL_MS, SAMPLES_MAX, WINDOW_MS, Rates
+from duemq_server.broker.groups.rates import SAMPLE_INTERVAL_MS, SAMPLES_MAX, WINDOW_MS, Rates
 
 STEP = SAMPLE_INTERVAL_MS
 

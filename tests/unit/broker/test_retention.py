@@ -1,6 +1,6 @@
 import pytest
 
-from broker.retention import SegmentAge, cut_position, newest_times
+from duemq_server.broker.store.retention import SegmentAge, cut_position, newest_times
 
 SEGMENTS = [
     SegmentAge(0, 100, 1_000),

@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from broker import retry_record
-from broker.retry_record import Place, Story
 from duemq.errors import Corrupt
 from duemq.v1 import message_pb2
+from duemq_server.broker.records import retry_record
+from duemq_server.broker.records.retry_record import Place, Story
 
 ORIGIN = Place("größe", "b1", 3, 41)
 SOURCE = Place("%RETRY%billing", "b2", 0, 1 << 40)

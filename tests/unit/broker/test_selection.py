@@ -2,10 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.records import text_hash
-from broker.selection import VECTOR_ENTRIES_MIN, Selection, frames_of, parse_filter, select
 from duemq.errors import InvalidArgument
-from storage import consume_queue
+from duemq_server.broker.reading.selection import (
+    VECTOR_ENTRIES_MIN,
+    Selection,
+    frames_of,
+    parse_filter,
+    select,
+)
+from duemq_server.broker.records.columns import text_hash
+from duemq_server.storage.indexes import consume_queue
 
 OFFSET = 1_000
 
@@ -90,7 +96,7 @@ def test_a_selection_is_a_prefix_of_what_matches_cut_between_frames(
 def test_the_loop_and_numpy_select_the_same(
     frames: list, records_max: int, bytes_max: int, wanted: frozenset[int] | None, at_least: bool
 ) -> None:
-    from broker import selection
+    from duemq_server.broker.reading import selection
 
     page = page_of(frames)
     if not page:

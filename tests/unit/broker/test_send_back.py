@@ -4,18 +4,6 @@ import struct
 
 import pytest
 
-from broker import names, offsets, reader, recovery, retry_record
-from broker.batch import Limits
-from broker.group_configs import GroupConfig, RetryPolicy
-from broker.names import TIMER_TOPIC
-from broker.offsets import GroupQueue, Progress
-from broker.progress import retries_waiting
-from broker.reader import StoredRecord
-from broker.retry_record import Place, Story
-from broker.rules import Rules
-from broker.send_back import Failure, Outcome, SendBacks, SentBack
-from broker.store import Store
-from broker.timer_owners import SERVICE_IDS_FROM
 from duemq.errors import (
     Corrupt,
     DuemqError,
@@ -28,7 +16,21 @@ from duemq.errors import (
     ReadOnly,
     TopicNotFound,
 )
-from storage import frame
+from duemq_server.broker.groups.progress import retries_waiting
+from duemq_server.broker.groups.send_back import Failure, Outcome, SendBacks, SentBack
+from duemq_server.broker.reading import reader
+from duemq_server.broker.reading.reader import StoredRecord
+from duemq_server.broker.records import names, retry_record
+from duemq_server.broker.records.batch import Limits
+from duemq_server.broker.records.names import TIMER_TOPIC
+from duemq_server.broker.records.retry_record import Place, Story
+from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM
+from duemq_server.broker.store import offsets, recovery
+from duemq_server.broker.store.group_configs import GroupConfig, RetryPolicy
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
+from duemq_server.storage import frame
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch, entry, record
 from tests.unit.broker.test_store import DATA, opened, save, settle

@@ -3,12 +3,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from broker import filters
-from broker.filters import Expressions, TextCache, check_filter
-from broker.sql_filter import SqlFilter
-from broker.sql_grammar import CHARACTERS_MAX, DEPTH_MAX, IN_VALUES_MAX
-from broker.sql_numbers import number_of
 from duemq.errors import InvalidArgument
+from duemq_server.broker.filtering import filters
+from duemq_server.broker.filtering.filters import Expressions, TextCache, check_filter
+from duemq_server.broker.filtering.sql_filter import SqlFilter
+from duemq_server.broker.filtering.sql_grammar import CHARACTERS_MAX, DEPTH_MAX, IN_VALUES_MAX
+from duemq_server.broker.filtering.sql_numbers import number_of
 
 
 @dataclass

@@ -6,15 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from broker import journal, reader, recovery, refused_fires, state, time_search
-from broker.names import TIMER_TOPIC
-from broker.offsets import GroupQueue, Progress
-from broker.producers import WINDOW_BATCHES
-from broker.progress import lags
-from broker.rules import Rules
-from broker.store import Store
-from broker.timer_owners import SERVICE_IDS_FROM, Service
-from broker.topics import Topic
 from duemq.errors import (
     Corrupt,
     FencedProducer,
@@ -28,9 +19,20 @@ from duemq.errors import (
     TopicNotFound,
 )
 from duemq.v1 import message_pb2
-from storage import set_aside
-from storage.check import check_consume_queues, check_log
-from storage.errors import CorruptLog, UnknownVersion
+from duemq_server.broker.groups.progress import lags
+from duemq_server.broker.reading import reader, time_search
+from duemq_server.broker.records import refused_fires
+from duemq_server.broker.records.names import TIMER_TOPIC
+from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM, Service
+from duemq_server.broker.store import checkpoint_state, journal, recovery
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.producers import WINDOW_BATCHES
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.topics import Topic
+from duemq_server.storage.errors import CorruptLog, UnknownVersion
+from duemq_server.storage.tools import set_aside
+from duemq_server.storage.tools.check import check_consume_queues, check_log
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 
@@ -358,10 +360,10 @@ def test_journal_entries_round_trip() -> None:
 
 def test_the_checkpoint_round_trips_and_knows_its_version() -> None:
     taken = opened(FaultyDisk()).snapshot()._replace(lanes=b"\x00lanes")
-    payload = state.encode(taken)
-    assert state.decode(payload) == taken
+    payload = checkpoint_state.encode(taken)
+    assert checkpoint_state.decode(payload) == taken
     with pytest.raises(UnknownVersion):
-        state.decode(payload.replace(b'"version":3', b'"version":4'))
+        checkpoint_state.decode(payload.replace(b'"version":3', b'"version":4'))
 
 
 TIMERS = Service(SERVICE_IDS_FROM + 7, "t1", 0, 1)

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from broker.tally import Count, Tally
+from duemq_server.broker.edge.hot_metrics import Count, Tally
 
 BOUNDS = (0.001, 0.5, 1, 20.0)
 

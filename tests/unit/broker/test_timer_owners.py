@@ -2,8 +2,13 @@
 
 import pytest
 
-from broker.timer_owners import ALIVE_MS, SERVICE_IDS_FROM, Service, TimerOwners
 from duemq.errors import FencedTimer, InvalidArgument
+from duemq_server.broker.records.timer_owners import (
+    ALIVE_MS,
+    SERVICE_IDS_FROM,
+    Service,
+    TimerOwners,
+)
 
 T1 = Service(SERVICE_IDS_FROM + 1, "t1", 0, 1)
 T2 = Service(SERVICE_IDS_FROM + 2, "t2", 0, 1)

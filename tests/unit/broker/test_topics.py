@@ -1,8 +1,8 @@
 import pytest
 
-from broker import names
-from broker.topics import QUEUES_MAX, Topics
 from duemq.errors import InvalidArgument, QueueNotFound, TopicExists, TopicNotFound
+from duemq_server.broker.records import names
+from duemq_server.broker.store.topics import QUEUES_MAX, Topics
 
 
 def topics() -> Topics:

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.waiters import Waiters
 from duemq.errors import Overloaded
+from duemq_server.broker.reading.waiters import Waiters
 
 A, B = ("orders", 0), ("orders", 1)
 

@@ -1,4 +1,4 @@
-from duemq.rpc.backoff import Backoff
+from duemq.transport.backoff import Backoff
 
 
 def test_waits_grow_within_their_bounds_and_begin_anew():

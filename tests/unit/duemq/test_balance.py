@@ -1,6 +1,7 @@
 import pytest
 
-from duemq.balance import (
+from duemq.errors import InvalidArgument
+from duemq.protocol.balance import (
     MessageQueue,
     allocate,
     average,
@@ -12,7 +13,6 @@ from duemq.balance import (
     sticky,
     strategy_named,
 )
-from duemq.errors import InvalidArgument
 
 
 def queues(count: int, topic: str = "orders", broker: str = "b1") -> list[MessageQueue]:

@@ -3,10 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from duemq.consumer.settings import ConsumerSettings, check_choices, resolved, start_ms
-from duemq.consumer.subscription import SUBSCRIPTIONS_MAX, subscriptions_of
+from duemq.consumer.fetching.subscription import SUBSCRIPTIONS_MAX, subscriptions_of
+from duemq.consumer.settings import ConsumerSettings, Window, check_choices, resolved, start_ms
 from duemq.errors import InvalidArgument
-from duemq.process_queue import Window
 
 
 def test_the_defaults_are_the_documented_ones() -> None:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.due import (
+from duemq.errors import InvalidArgument
+from duemq.protocol.due import (
     DELAY_LEVELS,
     DELAYS_MS,
     DUE_MS,
@@ -15,7 +16,6 @@ from duemq.due import (
     deliver_at_ms,
     due_of,
 )
-from duemq.errors import InvalidArgument
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.due import DELAY_LEVELS, DELAYS_MS, DUE_MS
 from duemq.errors import InvalidArgument, TooLarge
-from duemq.sending import encoding
-from duemq.sending.batch import Batch
-from duemq.sending.encoding import Numbers, extras_of
+from duemq.producing import batch_encoding
+from duemq.producing.batch import Batch
+from duemq.producing.batch_encoding import Numbers, extras_of
+from duemq.protocol.due import DELAY_LEVELS, DELAYS_MS, DUE_MS
 from duemq.v1 import broker_pb2, view_pb2
 from duemq.v1.message_pb2 import Record, RecordBatch
 
@@ -59,7 +59,7 @@ def test_a_batch_is_what_protobuf_would_have_written(given_messages):
         if key or tag or ordering_key or properties:
             extras = extras_of(key, tag, ordering_key, properties)
         if extras is not None or growing.extras is not None:
-            growing.add_extras(extras or encoding.NO_EXTRAS)
+            growing.add_extras(extras or batch_encoding.NO_EXTRAS)
         growing.bodies.append(body)
         if later_ms:
             born_ms += later_ms
@@ -165,12 +165,12 @@ def test_extras_are_checked():
     with pytest.raises(InvalidArgument, match="valid Unicode"):
         extras_of("\ud800", None, None, None)
     with pytest.raises(TooLarge) as too_large:
-        extras_of(None, None, None, {"p": "x" * encoding.EXTRAS_BYTES_MAX})
-    assert too_large.value.limit == str(encoding.EXTRAS_BYTES_MAX)
+        extras_of(None, None, None, {"p": "x" * batch_encoding.EXTRAS_BYTES_MAX})
+    assert too_large.value.limit == str(batch_encoding.EXTRAS_BYTES_MAX)
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_varint(number):
     assert Record(attempt=0, born_ms=number - 2**64 if number >= 2**63 else number) == (
-        Record.FromString(b"\x38" + encoding.varint(number))
+        Record.FromString(b"\x38" + batch_encoding.varint(number))
     )

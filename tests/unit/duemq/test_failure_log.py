@@ -1,7 +1,7 @@
 import logging
 
-from duemq.consumer.failure_log import KINDS_MAX, TELL_EVERY_S, FailureLog, kind_of
-from duemq.consumer.outcomes import DeadLetter, RetryLater
+from duemq.consumer.delivery.failure_log import KINDS_MAX, TELL_EVERY_S, FailureLog, kind_of
+from duemq.outcomes import DeadLetter, RetryLater
 
 
 def raised(error: BaseException, depth: int = 0) -> BaseException:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from duemq import message_ids
-from duemq.aio import finding
-from duemq.aio.finding import STORED_AFTER_MS, STORED_BEFORE_MS
+from duemq.administering import finding
+from duemq.administering.finding import STORED_AFTER_MS, STORED_BEFORE_MS
+from duemq.protocol import message_ids
 from duemq.v1 import message_admin_pb2
 
 HOUR_MS = 3_600_000

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq import handle
 from duemq.errors import InvalidArgument
+from duemq.producing import handle
 
 GOLDEN = "dmq1CQEAAAAAAADwEAMY0gkggPDEoow0d7uADA"
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from duemq.errors import InvariantError
-from duemq.sending.batch import Batch
-from duemq.sending.lane import Lane
+from duemq.producing.batch import Batch
+from duemq.producing.sequence_lane import Lane
 
 
 def lane(established=True):

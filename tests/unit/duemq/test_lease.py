@@ -1,4 +1,4 @@
-from duemq.consumer.lease import Lease, since_boot
+from duemq.consumer.delivery.lease import Lease, since_boot
 
 SESSION_S = 10.0
 

@@ -2,7 +2,7 @@ import asyncio
 import threading
 
 from duemq.errors import Closed
-from duemq.loop_thread import LoopThread
+from duemq.transport.loop_thread import LoopThread
 
 
 def test_a_call_that_the_end_of_the_loop_interrupts_raises_closed() -> None:

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from duemq.message_ids import ID_CHARS, MessageIds, begun_ms
+from duemq.protocol.message_ids import ID_CHARS, MessageIds, begun_ms
 
 NOW_MS = 1_795_000_000_123
 

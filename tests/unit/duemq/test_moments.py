@@ -2,8 +2,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from duemq import moments
 from duemq.errors import InvalidArgument
+from duemq.protocol import moments
 
 NOW_MS = 1_800_000_000_000
 

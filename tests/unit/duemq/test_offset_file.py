@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from duemq.balance import MessageQueue
-from duemq.consumer.offset_file import Kept, OffsetFile
+from duemq.consumer.broadcast.offset_file import Kept, OffsetFile
 from duemq.errors import Corrupt, InvalidArgument
+from duemq.protocol.balance import MessageQueue
 
 A0 = MessageQueue("orders", "a", 0)
 B3 = MessageQueue("orders", "b", 3)

@@ -1,12 +1,9 @@
 import pytest
 
-from duemq.due import DELAYS_MS, Due
 from duemq.errors import Closed, InvalidArgument, TooLarge
-from duemq.message_ids import ID_CHARS
-from duemq.route import Queue
-from duemq.sending.batch import RECORD_BYTES
-from duemq.sending.encoding import BLOCK_MESSAGES
-from duemq.sending.outbox import (
+from duemq.producing.batch import RECORD_BYTES
+from duemq.producing.batch_encoding import BLOCK_MESSAGES
+from duemq.producing.outbox import (
     BATCH_AGE_MS_MAX,
     BODY_BYTES_MAX,
     Outbox,
@@ -14,6 +11,9 @@ from duemq.sending.outbox import (
     body_of,
     chunks_of,
 )
+from duemq.protocol.due import DELAYS_MS, Due
+from duemq.protocol.message_ids import ID_CHARS
+from duemq.protocol.route import Queue
 
 QUEUE = Queue("a", 1)
 

@@ -2,8 +2,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from duemq.consumer.fetching.process_queue import ProcessQueue
+from duemq.consumer.settings import Window
 from duemq.errors import InvariantError
-from duemq.process_queue import ProcessQueue, Window
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@ import struct
 
 import pytest
 
-from duemq import handle
-from duemq.due import DELAYS_MS
 from duemq.errors import InvariantError, NotAllSent, ReadOnly, Timeout
-from duemq.receipt import PendingReceipt, Receipts, receipt, wait
-from duemq.sending.batch import Batch
+from duemq.producing import handle
+from duemq.producing.batch import Batch
+from duemq.producing.receipt import PendingReceipt, Receipts, receipt, wait
+from duemq.protocol.due import DELAYS_MS
 
 
 def batch(number, bodies=(b"a", b"b"), due_field=0):

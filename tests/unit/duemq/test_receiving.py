@@ -2,8 +2,8 @@
 
 import pytest
 
-from duemq.consumer.receiving import received
-from duemq.consumer.subscription import Filter
+from duemq.consumer.fetching.receiving import received
+from duemq.consumer.fetching.subscription import Filter
 from duemq.errors import Corrupt
 from duemq.v1 import message_pb2, view_pb2
 

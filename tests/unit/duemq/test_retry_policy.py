@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq.retry_policy import ExponentialDelays, RetryPolicy, policy_of
+from duemq.protocol.retry_policy import ExponentialDelays, RetryPolicy, policy_of
 
 
 def test_delays_are_written_as_text_or_as_a_list() -> None:

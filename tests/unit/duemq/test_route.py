@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from duemq.route import (
+from duemq.protocol.route import (
     Broker,
     BrokerQueues,
     LostBroker,
@@ -11,7 +11,7 @@ from duemq.route import (
     TimerShard,
     Update,
 )
-from duemq.rpc.watch import route_of
+from duemq.transport.route_watcher import route_of
 from duemq.v1 import nameserver_pb2
 
 
@@ -172,7 +172,7 @@ def test_a_topic_that_is_deleted_where_its_brokers_live_is_forgotten():
 
 
 def test_only_so_many_brokers_are_remembered(monkeypatch):
-    monkeypatch.setattr("duemq.route.AWAY_BROKERS_MAX", 1)
+    monkeypatch.setattr("duemq.protocol.route.AWAY_BROKERS_MAX", 1)
     cache = RouteCache()
     cache.apply(there("a", "b", "c"))
     cache.apply(there("b", "c"))

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from duemq.route import (
+from duemq.protocol.route import (
     Broker,
     BrokerQueues,
     LostBroker,
@@ -10,7 +10,7 @@ from duemq.route import (
     TimerShard,
     Update,
 )
-from duemq.route_views import STALE_MS, Views
+from duemq.transport.route_views import STALE_MS, Views
 
 
 def broker(name="a", epoch=1, counter=1):

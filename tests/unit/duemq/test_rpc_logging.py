@@ -4,7 +4,7 @@ import logging
 import pytest
 
 pytest.importorskip("pythonjsonlogger")
-from duemq.rpc.logging import KINDS_MAX, OnceAMinute, configure
+from duemq_server.serving.logging import KINDS_MAX, OnceAMinute, configure
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_library_writes_one_line_of_a_kind_a_minute() -> None:
     assert not passes("grpc.aio", "failed %s", 59)
     assert passes("grpc.aio", "failed otherwise", 59)
     assert passes("grpc.aio", "failed %s", 60)
-    assert all(passes("duemq.rpc", "failed %s", at_s) for at_s in range(3))
+    assert all(passes("duemq.transport", "failed %s", at_s) for at_s in range(3))
     for number in range(2 * KINDS_MAX):
         assert passes("grpc.aio", f"kind {number}", 61)
     assert len(once._last_s) <= KINDS_MAX

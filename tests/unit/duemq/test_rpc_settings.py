@@ -3,8 +3,8 @@ from dataclasses import dataclass
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq.rpc import settings
-from duemq.rpc.settings import MemberSettings, setting
+from duemq_server.serving import settings
+from duemq_server.serving.settings import MemberSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-from duemq.consumer.stalls import Stalls
+from duemq.consumer.delivery.stalls import Stalls
 
 
 def test_time_counts_while_the_position_stays() -> None:

@@ -2,7 +2,7 @@ import grpc
 import pytest
 
 from duemq import errors
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import error_pb2
 
 

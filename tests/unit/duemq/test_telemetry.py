@@ -5,10 +5,11 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from duemq import telemetry, tracing
+from duemq import telemetry
 from duemq.errors import InvalidArgument, Timeout, TooLarge
 from duemq.telemetry.exporter import DueMQSpanExporter
 from duemq.telemetry.pipeline import Pipeline
+from duemq.tracing import spans as tracing
 from duemq.v1.trace_pb2 import SpanBatch
 
 

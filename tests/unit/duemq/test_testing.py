@@ -9,10 +9,10 @@ import pytest
 import duemq
 from duemq import ConsumerSettings, Producer, PushConsumer, RetryLater, Sql, aio
 from duemq.errors import Closed, InvalidArgument
+from duemq.producing.cancels import CancelOutcome
 from duemq.testing import ConsumerOptions, MemoryCluster
 from duemq.testing import aio as testing_aio
 from duemq.testing.cluster import DELIVERIES_MAX
-from duemq.timers import CancelOutcome
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)

@@ -9,12 +9,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
-from duemq import trace_contexts, tracing
-from duemq.consumer.calling import Calling
-from duemq.consumer.outcomes import BatchFailed, RetryLater
+from duemq.consumer.delivery.calling import Calling
 from duemq.errors import ReadOnly
 from duemq.message import Message, Origin
-from duemq.trace_contexts import TRACEPARENT, TRACESTATE
+from duemq.outcomes import BatchFailed, RetryLater
+from duemq.tracing import contexts as trace_contexts
+from duemq.tracing import spans as tracing
+from duemq.tracing.contexts import TRACEPARENT, TRACESTATE
 from duemq.v1.message_pb2 import Record, RecordBatch
 
 
@@ -71,7 +72,7 @@ def test_nothing_is_spanned_while_nobody_asked_for_spans():
 
 def test_tracing_needs_the_api_only():
     code = (
-        "import sys; import duemq.tracing as t; assert not t.enabled(); "
+        "import sys; import duemq.tracing.spans as t; assert not t.enabled(); "
         "assert not [m for m in sys.modules if m.startswith('opentelemetry.sdk')]; "
         "import duemq.telemetry as l; assert l.configure('app', 'off') is None; "
         "assert not [m for m in sys.modules if m.startswith(('opentelemetry.sdk', 'grpc'))]"

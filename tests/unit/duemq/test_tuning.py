@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from duemq.tuning import GRPC_EXPERIMENTS
+from duemq.transport.tuning import GRPC_EXPERIMENTS
 
 PROGRAM = """
 import gc, os, sys

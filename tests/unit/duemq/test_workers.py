@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from duemq.balance import MessageQueue
-from duemq.consumer.fetcher import Source
-from duemq.consumer.outcomes import BatchFailed
-from duemq.consumer.subscription import ALL
-from duemq.consumer.work import Caller, Work
-from duemq.consumer.workers import is_async
+from duemq.consumer.delivery.chunk_work import Caller, Work
+from duemq.consumer.delivery.workers import is_async
+from duemq.consumer.fetching.fetcher import Source
+from duemq.consumer.fetching.subscription import ALL
 from duemq.message import Message, Origin
+from duemq.outcomes import BatchFailed
+from duemq.protocol.balance import MessageQueue
 from duemq.v1.message_pb2 import Record
 
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import struct
 
-from storage import consume_queue, frame
-from storage.log import SegmentedLog
+from duemq_server.storage import frame
+from duemq_server.storage.indexes import consume_queue
+from duemq_server.storage.log import SegmentedLog
 from tests.crash.faulty_disk import FaultyDisk
 
 

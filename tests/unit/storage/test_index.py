@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from storage import index as index_module
-from storage.errors import CorruptFile, DiskFailed, DiskFull
-from storage.index import FixedIndex
+from duemq_server.storage.errors import CorruptFile, DiskFailed, DiskFull
+from duemq_server.storage.indexes import index as index_module
+from duemq_server.storage.indexes.index import FixedIndex
 from tests.crash.faulty_disk import FaultyDisk
 
 PATH = "/queues/0"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from storage.__main__ import main
-from storage.errors import CorruptLog
-from storage.log import SegmentedLog
-from storage.set_aside import GAP, set_aside
+from duemq_server.storage.__main__ import main
+from duemq_server.storage.errors import CorruptLog
+from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.tools.set_aside import GAP, set_aside
 from tests.crash.faulty_disk import FaultyDisk
 
 LOG = "/log"

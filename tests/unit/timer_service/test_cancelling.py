@@ -5,10 +5,16 @@ from collections.abc import Callable
 import pytest
 
 from duemq.errors import Corrupt
-from storage.errors import LogFull
+from duemq_server.storage.errors import LogFull
+from duemq_server.timer_service.scheduling.cancelling import (
+    CANCELLED,
+    FIRED,
+    NOT_YET,
+    UNKNOWN,
+    Cancelling,
+)
+from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 from tests.property.timer_world import LIMITS, SOURCE, START_MS, World
-from timer_service.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN, Cancelling
-from timer_service.entries import Cancelled, SourceId
 
 HOUR_MS = 3_600_000
 FAR_MS = 20_000  # behind the near window

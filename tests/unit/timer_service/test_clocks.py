@@ -1,4 +1,9 @@
-from timer_service.clocks import STEP_MS_MIN, WINDOW_MS, BrokerClock, ClockWatch
+from duemq_server.timer_service.scheduling.clocks import (
+    STEP_MS_MIN,
+    WINDOW_MS,
+    BrokerClock,
+    ClockWatch,
+)
 
 NOW = 1_700_000_000_000
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from timer_service.dispatch import (
+from duemq_server.timer_service.scheduling.dispatch import (
     BROKER_BYTES_MAX,
     FAILOVER_AFTER_MS,
     NEVER,
@@ -9,9 +9,15 @@ from timer_service.dispatch import (
     SMALL_ROWS,
     Dispatcher,
 )
-from timer_service.entries import LaneId, TargetId
-from timer_service.lane import RETRY_MS_MAX, UNACKED_MAX, Batch, Lane, Outcome
-from timer_service.wheel import Ids
+from duemq_server.timer_service.scheduling.fire_lane import (
+    RETRY_MS_MAX,
+    UNACKED_MAX,
+    Batch,
+    Lane,
+    Outcome,
+)
+from duemq_server.timer_service.timers.log_entries import LaneId, TargetId
+from duemq_server.timer_service.timers.wheel import Ids
 
 NOW = 1_000_000
 ANY = TargetId("home", "t", -1)

@@ -1,7 +1,13 @@
 import numpy as np
 
-from timer_service import entries
-from timer_service.entries import Cancelled, Dispatched, LaneId, Restarted, SourceId
+from duemq_server.timer_service.timers import log_entries
+from duemq_server.timer_service.timers.log_entries import (
+    Cancelled,
+    Dispatched,
+    LaneId,
+    Restarted,
+    SourceId,
+)
 
 SOURCE = SourceId(0xFFFF_0000_1234_5678, 3)
 LANE = LaneId("broker-ä", "topic", 7)
@@ -12,9 +18,9 @@ def view(*parts: bytes | memoryview) -> memoryview:
 
 
 def test_add_keeps_the_frames_and_says_where_they_begin() -> None:
-    body = view(*entries.encode_add(SOURCE, "broker-1", b"frames"))
+    body = view(*log_entries.encode_add(SOURCE, "broker-1", b"frames"))
 
-    added = entries.decode_add(body)
+    added = log_entries.decode_add(body)
 
     assert (added.source, added.broker, bytes(added.frames)) == (SOURCE, "broker-1", b"frames")
     assert bytes(body[added.frames_at :]) == b"frames"
@@ -24,7 +30,7 @@ def test_add_keeps_the_frames_and_says_where_they_begin() -> None:
 def test_cancel() -> None:
     cancelled = [Cancelled(SOURCE, 5, 1_000), Cancelled(SourceId(1, 0), 0, 2**62)]
 
-    assert entries.decode_cancel(view(entries.encode_cancel(cancelled))) == cancelled
+    assert log_entries.decode_cancel(view(log_entries.encode_cancel(cancelled))) == cancelled
 
 
 def test_dispatch() -> None:
@@ -37,8 +43,8 @@ def test_dispatch() -> None:
         np.array([0, 1, 0], dtype=np.uint16),
     )
 
-    body = entries.encode_dispatch(batch)
-    found = entries.decode_dispatch(view(body))
+    body = log_entries.encode_dispatch(batch)
+    found = log_entries.decode_dispatch(view(body))
 
     assert len(body) % 8 == 0
     assert found[:4] == batch[:4]
@@ -47,6 +53,6 @@ def test_dispatch() -> None:
 
 
 def test_ack_and_epoch() -> None:
-    assert entries.decode_ack(view(entries.encode_ack([1, 1 << 60]))) == [1, 1 << 60]
+    assert log_entries.decode_ack(view(log_entries.encode_ack([1, 1 << 60]))) == [1, 1 << 60]
     restarted = Restarted(LANE, 4)
-    assert entries.decode_epoch(view(entries.encode_epoch(restarted))) == restarted
+    assert log_entries.decode_epoch(view(log_entries.encode_epoch(restarted))) == restarted

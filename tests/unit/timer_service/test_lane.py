@@ -1,7 +1,14 @@
 import numpy as np
 
-from timer_service.entries import LaneId
-from timer_service.lane import RETRY_MS_MAX, UNACKED_MAX, WIRE_MAX, Batch, Lane, Outcome
+from duemq_server.timer_service.scheduling.fire_lane import (
+    RETRY_MS_MAX,
+    UNACKED_MAX,
+    WIRE_MAX,
+    Batch,
+    Lane,
+    Outcome,
+)
+from duemq_server.timer_service.timers.log_entries import LaneId
 
 NOW = 1_000_000
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from timer_service.lateness import BOUNDS_MS, BUCKETS, EXACT_MS, Lateness
+from duemq_server.timer_service.scheduling.lateness import BOUNDS_MS, BUCKETS, EXACT_MS, Lateness
 
 NOW = 1_700_000_000_000
 

@@ -6,12 +6,12 @@ import random
 import numpy as np
 import pytest
 
+from duemq_server.timer_service.far import look_up
+from duemq_server.timer_service.far.far_segments import DAY_MS, Segments, Tables
+from duemq_server.timer_service.far.look_up import Query
+from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows, new_rows
 from tests.crash.faulty_disk import FaultyDisk
-from timer_service import look_up
-from timer_service.entries import SourceId, TargetId
-from timer_service.look_up import Query
-from timer_service.rows import Blob, Home, Rows, new_rows
-from timer_service.segments import DAY_MS, Segments, Tables
 
 NOW = 1_700_000_000_000
 # In a block they are numbered anew; in memory these are 1 to 3.

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from duemq.errors import InvariantError
-from timer_service.near import Near
-from timer_service.rows import Blob, Home, Rows, new_rows
-from timer_service.wheel import Ids
+from duemq_server.timer_service.timers.near import Near
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows, new_rows
+from duemq_server.timer_service.timers.wheel import Ids
 
 NOW = 1_000
 

@@ -1,8 +1,8 @@
 import pytest
 
 from duemq.errors import InvalidArgument
+from duemq_server.timer_service.disk import place
 from tests.crash.faulty_disk import FaultyDisk
-from timer_service import place
 
 
 def test_a_data_directory_stays_that_of_its_shard() -> None:

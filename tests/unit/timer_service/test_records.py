@@ -1,7 +1,7 @@
 import pytest
 
 from duemq.v1 import message_pb2
-from timer_service.records import fired, varint
+from duemq_server.timer_service.timers.fired_records import fired, varint
 
 DUE_MS = 1_700_000_000_123
 

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from duemq.errors import Corrupt, OffsetOutOfRange, Overloaded
-from storage.errors import CorruptFile, CorruptLog, DiskFull
+from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull
+from duemq_server.timer_service.disk.data_directory import open_store
+from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
+from duemq_server.timer_service.scheduling.fire_lane import Outcome
+from duemq_server.timer_service.timers import log_entries
+from duemq_server.timer_service.timers.limits import AHEAD_MS
+from duemq_server.timer_service.timers.log_entries import Cancelled, Dispatched
 from tests.property.timer_world import (
     BROKER,
     DATA,
@@ -14,12 +20,6 @@ from tests.property.timer_world import (
     World,
     timer_frame,
 )
-from timer_service import entries
-from timer_service.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
-from timer_service.entries import Cancelled, Dispatched
-from timer_service.lane import Outcome
-from timer_service.limits import AHEAD_MS
-from timer_service.store import open_store
 
 HOUR_MS = 3_600_000
 
@@ -396,8 +396,8 @@ def dispatch_again(world: World, offsets: list[int]) -> int:
         np.array(offsets, dtype=np.int64),
         np.zeros(len(offsets), dtype=np.uint16),
     )
-    parts = [entries.encode_dispatch(dispatched)]
-    position, _ = world.store.log.append(entries.DISPATCH, parts)
+    parts = [log_entries.encode_dispatch(dispatched)]
+    position, _ = world.store.log.append(log_entries.DISPATCH, parts)
     return position
 
 
@@ -423,7 +423,7 @@ def test_a_dispatched_timer_that_is_nowhere_but_stored_is_no_loss(caplog) -> Non
     fire(world)
     world.checkpoint()
     position = dispatch_again(world, [0])
-    world.store.log.append(entries.ACK, [entries.encode_ack([position])])
+    world.store.log.append(log_entries.ACK, [log_entries.encode_ack([position])])
     world.sync()
 
     world.kill()

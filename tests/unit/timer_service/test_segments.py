@@ -1,15 +1,9 @@
 import numpy as np
 import pytest
 
-from storage.errors import CorruptFile, DiskFull
-from tests.crash.faulty_disk import FaultyDisk
-from timer_service.block import ROWS_MAX
-from timer_service.entries import SourceId, TargetId
-from timer_service.keys import NOWHERE
-from timer_service.look_up import Query
-from timer_service.memtable import Memtable
-from timer_service.rows import Blob, Home, Rows, key_of, new_rows
-from timer_service.segments import (
+from duemq_server.storage.errors import CorruptFile, DiskFull
+from duemq_server.timer_service.far.far_block import ROWS_MAX
+from duemq_server.timer_service.far.far_segments import (
     DAY_MS,
     HOUR_MS,
     Load,
@@ -17,6 +11,12 @@ from timer_service.segments import (
     Tables,
     period_file,
 )
+from duemq_server.timer_service.far.look_up import Query
+from duemq_server.timer_service.far.memtable import Memtable
+from duemq_server.timer_service.timers.keys import NOWHERE
+from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows, key_of, new_rows
+from tests.crash.faulty_disk import FaultyDisk
 
 NOW = 1_700_000_000_000
 SOURCE = SourceId(77, 1)

@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-import storage.set_aside
+import duemq_server.storage.tools.set_aside
 from duemq.errors import Corrupt
-from storage.errors import CorruptFile, CorruptLog
-from storage.record import HEADER_BYTES
+from duemq_server.storage.errors import CorruptFile, CorruptLog
+from duemq_server.storage.record import HEADER_BYTES
+from duemq_server.timer_service.__main__ import main
+from duemq_server.timer_service.disk.set_aside import FOLDER, set_aside
 from tests.property.timer_world import DATA, LIMITS, START_MS, World
 from tests.unit.timer_service.test_scheduler import dispatch_again
-from timer_service.__main__ import main
-from timer_service.set_aside import FOLDER, set_aside
 
 HOUR_MS = 3_600_000
 TIMERS = 60
@@ -141,7 +141,7 @@ def lose_entry(world: World, position: int) -> None:
     world.disk.flip(f"{log}/{world.disk.listdir(log)[0]}", position + 100)
     with pytest.raises(CorruptLog, match=f"storage set-aside {log} --at {position}"):
         world.kill()
-    storage.set_aside.set_aside(log, position, world.disk)
+    duemq_server.storage.tools.set_aside.set_aside(log, position, world.disk)
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from storage.errors import DiskFull
+from duemq_server.storage.errors import DiskFull
+from duemq_server.timer_service.edge import fire_stream, shard
+from duemq_server.timer_service.edge.fire_stream import Sender
+from duemq_server.timer_service.edge.shard import Shard
+from duemq_server.timer_service.scheduling.clocks import BrokerClock
+from duemq_server.timer_service.timers.limits import Limits
 from tests.manual_loop import AtOnce, ManualLoop
 from tests.property.timer_world import BROKER, SOURCE, START_MS, World
-from timer_service import sender, shard
-from timer_service.clocks import BrokerClock
-from timer_service.limits import Limits
-from timer_service.sender import Sender
-from timer_service.shard import Shard
 
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS
@@ -24,7 +24,7 @@ SYNC_S = 0.001
 
 
 class Writer:
-    """storage.writer.LogWriter without threads: a sync takes `SYNC_S`."""
+    """duemq_server.storage.writer.LogWriter without threads: a sync takes `SYNC_S`."""
 
     def __init__(self, log, on_durable, on_fatal, **_: object) -> None:
         self._log = log
@@ -120,7 +120,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManualLoop]:
         clock = SimpleNamespace(
             time=lambda: loop.wall_s, time_ns=lambda: int(loop.wall_s * 1e6) * 1_000
         )
-        for module in (shard, sender):
+        for module in (shard, fire_stream):
             monkeypatch.setattr(module, "time", clock)
             monkeypatch.setattr(module, "now_ms", lambda: loop.wall_ms)
         monkeypatch.setattr(shard, "LogWriter", Writer)

@@ -1,7 +1,7 @@
 import numpy as np
 
-from timer_service.rows import Rows, new_rows
-from timer_service.tombstones import Tombstones
+from duemq_server.timer_service.far.tombstones import Tombstones
+from duemq_server.timer_service.timers.rows import Rows, new_rows
 
 
 def rows_of(source: int, *offsets: int) -> Rows:

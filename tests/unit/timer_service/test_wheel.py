@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from duemq.errors import InvariantError
-from timer_service.wheel import SPAN_MS, Wheel
+from duemq_server.timer_service.timers.wheel import SPAN_MS, Wheel
 
 NOW = 1_700_000_000_000
 MANY = 1 << 20

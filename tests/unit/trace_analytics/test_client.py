@@ -3,7 +3,7 @@ import pytest
 from duemq.errors import Corrupt, OffsetOutOfRange
 from duemq.v1.broker_pb2 import QueueRecords
 from duemq.v1.message_pb2 import Record
-from trace_analytics.client import runs
+from duemq_analytics.source.client import runs
 
 
 def answer(*found):

@@ -1,10 +1,10 @@
 from datetime import UTC, datetime
 
 from duemq.v1.message_pb2 import QueueRef, Record, Retry
-from trace_analytics import schema
-from trace_analytics.client import Run
-from trace_analytics.messages import to_arrow
-from trace_analytics.plan import QueueRange
+from duemq_analytics.source import schema
+from duemq_analytics.source.client import Run
+from duemq_analytics.source.messages_source import to_arrow
+from duemq_analytics.source.plan import QueueRange
 
 SOURCE = QueueRange("broker-0", "h:1", 3, 0, 10)
 

@@ -2,10 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.descriptions import MissingBroker
-from duemq.errors import InvalidArgument, OffsetOutOfRange, PartialAnswer
-from trace_analytics.options import Options
-from trace_analytics.plan import (
+from duemq.errors import InvalidArgument, MissingBroker, OffsetOutOfRange, PartialAnswer
+from duemq_analytics.options import Options
+from duemq_analytics.source.plan import (
     PARTITIONS_MAX,
     QueueBounds,
     QueueRange,

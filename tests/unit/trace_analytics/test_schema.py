@@ -9,7 +9,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from duemq.telemetry import columns
 from duemq.v1.message_pb2 import Record
 from duemq.v1.trace_pb2 import SpanBatch
-from trace_analytics import options, schema
+from duemq_analytics import options
+from duemq_analytics.source import schema
 
 # Field of the wire → column, where the names differ or several make one.
 RENAMED = {
@@ -68,7 +69,7 @@ def test_columns_are_chosen_by_name_in_the_asked_order():
         schema.select(schema.SPANS, ["nope"])
 
 
-README = (Path(schema.__file__).parent / "README.md").read_text()
+README = (Path(__file__).parents[3] / "trace_analytics" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("column", [*schema.MESSAGES, *schema.SPANS], ids=lambda c: c.name)

@@ -1,6 +1,6 @@
 """Arrivals tell losses from repeats, also when the totals agree."""
 
-from duemq.cli.bench.arrivals import Arrivals, number_of, numbered
+from duemq_server.bench.harness.arrivals import Arrivals, number_of, numbered
 
 
 def bodies(*numbers: int) -> list[bytes]:

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from duemq import Message
-from duemq.cli.bench.arrivals import numbered
-from duemq.cli.bench.rebalance import Parted, handover_ms
-from duemq.cli.bench.tally import SEEN_MAX, Tally, queue_code
 from duemq.message import Origin
 from duemq.v1.message_pb2 import Record
+from duemq_server.bench.harness.arrivals import numbered
+from duemq_server.bench.harness.counts import SEEN_MAX, Tally, queue_code
+from duemq_server.bench.measures.rebalance import Parted, handover_ms
 
 MS = 1_000_000
 

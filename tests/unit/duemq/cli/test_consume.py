@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from duemq.cli.consume import _Printer
-from duemq.cli.output import Output
+from duemq_cli.commands.consume import _Printer
+from duemq_cli.output import Output
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 import json
 
-from duemq.cli.demo.day import SPEED_DEFAULT, load_day, read_day, schedule
+from duemq_server.demo.day import SPEED_DEFAULT, load_day, read_day, schedule
 
 HEADER = "carrier,flight,tailnum,origin,dest,sched_dep_time,dep_time\n"
 

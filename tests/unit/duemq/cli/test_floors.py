@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from duemq.cli.bench import floors
+from duemq_server.bench.harness import floors
 
 
 def test_durable_writes_measure_each_frame(tmp_path: Path) -> None:

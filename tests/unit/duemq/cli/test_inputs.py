@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from duemq.cli import inputs
 from duemq.errors import InvalidArgument
+from duemq_cli import inputs
 
 
 def lines(text: bytes) -> io.BytesIO:

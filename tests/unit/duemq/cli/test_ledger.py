@@ -2,7 +2,7 @@
 
 import pytest
 
-from duemq.cli.demo.ledger import Delivery, Ledger, Outage, Stored
+from duemq_server.demo.ledger import Delivery, Ledger, Outage, Stored
 
 GROUPS = ("gates", "board")
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from duemq import errors
-from duemq.cli.exits import Exit, exit_of
-from duemq.cli.output import Output, error_fields
-from duemq.cli.text import duration, exact_duration, shown
-from duemq.descriptions import MissingBroker
+from duemq.errors import MissingBroker
+from duemq_cli.exits import Exit, exit_of
+from duemq_cli.output import Output, error_fields
+from duemq_cli.text import duration, exact_duration, shown
 
 ROWS = [{"name": "a", "count": 1_000}, {"name": "b", "count": None}]
 

@@ -1,6 +1,6 @@
 """Nearest rank, as the docstring says."""
 
-from duemq.cli.percentiles import percentile, summary
+from duemq_server.bench.harness.percentiles import percentile, summary
 
 
 def test_nearest_rank() -> None:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from duemq.cli.inputs import Entry
-from duemq.cli.output import Output
-from duemq.cli.send import Template, _checked, _Sender
-from duemq.cli.tally import FAILURES_SHOWN_MAX, Tally
 from duemq.errors import Internal, InvalidArgument
+from duemq_cli.commands.send import Template, _checked, _Sender
+from duemq_cli.commands.tally import FAILURES_SHOWN_MAX, Tally
+from duemq_cli.inputs import Entry
+from duemq_cli.output import Output
 
 
 class NoAnswers:

@@ -1,6 +1,6 @@
 """Pauses grow with rapid deaths, are forgotten after a stable life, and end."""
 
-from duemq.embedded.restarts import (
+from duemq_server.local_cluster.restarts import (
     PAUSE_FIRST_MS,
     PAUSE_MAX_MS,
     RAPID_DEATHS_MAX,
