@@ -5,7 +5,7 @@ checkpoint        saves the state each interval, or sooner when much was written
 key index         builds the runs of what a checkpoint holds (key_indexer.py)
 upkeep            retention, idle producers, free space, the clock (upkeep.py)
 rates             samples how far queues and groups are (rates.py)
-groups            sessions of groups' members (group_servicer.py)
+groups            sessions of groups' members (coordinator_servicer.py)
 registration      heartbeats to the nameservers (duemq.transport)
 routes            the cluster's routes, for the groups (duemq.transport)
 

@@ -3,10 +3,10 @@
 What runs by itself, all of it started here:
 
 timerlog-writer  two threads: write and sync what was appended, in groups (storage/writer.py)
-timer-disk       a thread: flushes, loads, checkpoints, one at a time (jobs.py)
+timer-disk       a thread: flushes, loads, checkpoints, one at a time (housekeeping.py)
 firing           a timer of the event loop, set to the next due millisecond (shard.py)
 housekeeping     chooses jobs (shard.py)
-links            to each broker claims, a sender, a fetcher a queue, commits of offsets (links.py)
+links            to each broker claims, a sender, a fetcher a queue, commits (broker_links.py)
 registration     heartbeats to the nameservers; routes: what they know (duemq.transport)
 announcing       ready and registered while brokers let this service serve its shard
 

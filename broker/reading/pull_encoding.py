@@ -1,7 +1,7 @@
 """Answers of Pull, written by hand: one join instead of three copies of the records.  Pure.
 
-The bytes are those of duemq.v1.PullResponse; tests/unit/broker/test_pull_encoding.py holds both
-together.  Field numbers are those of broker.proto.
+The bytes are those of duemq.v1.PullResponse; test_pull_encoding.py holds both together.  Field
+numbers are those of broker.proto.
 """
 
 from collections.abc import Sequence

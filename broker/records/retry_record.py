@@ -3,7 +3,7 @@
 What the producer wrote is copied as it is, also what this release does not know.  Cut out are the
 fields that belong to the system (due_ms, attempt, retry), and put in anew are the last two, in
 front and the source first of all: a replay need not read on.  Readers of protobuf do not mind the
-order.  tests/unit/broker/test_retry_record.py holds this and duemq.v1.Record together.  Field
+order.  test_retry_record.py holds this and duemq.v1.Record together.  Field
 numbers are those of message.proto.
 
     Record   8 due_ms  9 attempt  10 retry

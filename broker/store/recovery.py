@@ -3,7 +3,7 @@
 Directory            what
  LOCK                one process a directory (storage/dirlock.py)
  store_id            8 bytes in a checkpoint file: names this store for ever
- checkpoint          state at one position of the log (state.py)
+ checkpoint          state at one position of the log (checkpoint_state.py)
  commitlog/          the log: frames (storage/frame.py) and changes (journal.py)
  consumequeue/<topic>.<id>/<queue>/   where each record lies; derived from the log
 

@@ -29,7 +29,7 @@
     ├── NotAllSent            of a send_many, or when a producer closes (never on the wire)
     └── Closed                this client object was closed (never on the wire)
 
-Which gRPC status each one travels as: duemq/rpc/status.py.
+Which gRPC status each one travels as: status.py.
 """
 
 import enum

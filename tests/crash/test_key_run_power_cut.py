@@ -17,8 +17,8 @@ from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.errors import DiskFailed, DiskFull
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
+from tests.unit.broker.reading.test_lookup import KEYS, batch_of, by_key, settle, walk
 from tests.unit.broker.short_spans import DATA, SPAN, runs_of, save, short_spans
-from tests.unit.broker.test_lookup import KEYS, batch_of, by_key, settle, walk
 
 RULES = Rules(default_queues=1, timer_queues=1)
 SEEDS = range(2)

@@ -13,8 +13,7 @@ from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
 from tests.crash.faulty_disk import FaultyDisk
-from tests.unit.broker.short_spans import DATA, SPAN, runs_of, save, short_spans
-from tests.unit.broker.test_lookup import (
+from tests.unit.broker.reading.test_lookup import (
     COLLIDING,
     KEYS,
     Stored,
@@ -25,6 +24,7 @@ from tests.unit.broker.test_lookup import (
     settle,
     walk,
 )
+from tests.unit.broker.short_spans import DATA, SPAN, runs_of, save, short_spans
 
 QUEUES = 2
 RULES = Rules(default_queues=QUEUES, timer_queues=1)

@@ -14,7 +14,7 @@ from duemq.errors import InvalidArgument, QueueNotFound, TopicNotFound
 from duemq.settings import ClientSettings
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
-from tests.unit.broker.test_lookup import COLLIDING
+from tests.unit.broker.reading.test_lookup import COLLIDING
 
 BROKERS = ("b0", "b1")
 

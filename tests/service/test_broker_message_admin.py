@@ -23,7 +23,7 @@ from duemq_server.broker.edge import message_admin_servicer, send_requests
 from duemq_server.broker.reading import lookup
 from duemq_server.broker.records.columns import text_hash
 from tests.service.running_broker import Client, running_broker, topic_name
-from tests.unit.broker.test_lookup import COLLIDING
+from tests.unit.broker.reading.test_lookup import COLLIDING
 
 
 @pytest.fixture

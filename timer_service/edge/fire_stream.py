@@ -1,8 +1,8 @@
 """Fires on the wire: one SendStream to each broker.
 
-Owned by the event loop.  What to send and when is the lanes' business (lane.py); this only moves
-bytes, and tells the shard of answers, and of connections that come and go.  An answer that does
-not come is noticed by the channel's keepalive.
+Owned by the event loop.  What to send and when is the lanes' business (fire_lane.py); this only
+moves bytes, and tells the shard of answers, and of connections that come and go.  An answer that
+does not come is noticed by the channel's keepalive.
 """
 
 from __future__ import annotations

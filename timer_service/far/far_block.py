@@ -29,7 +29,8 @@ off  size  field           meaning
 
 BODIES (kind 25): the records, one after the other, in the order of the rows.
 
-A block is never changed.  What was loaded of it is a cursor in the checkpoint (state.py).
+A block is never changed.  What was loaded of it is a cursor in the checkpoint
+(checkpoint_state.py).
 """
 
 from __future__ import annotations

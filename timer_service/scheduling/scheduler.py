@@ -2,7 +2,7 @@
 
 Owned and mutated by one thread (the event loop).  No clock, no network, no waiting: it takes
 `now_ms` and events, appends to the timer log, and says what to do next.  Disk work that takes long
-comes out as jobs (jobs.py) to be run in a thread.
+comes out as jobs (housekeeping.py) to be run in a thread.
 
     frames fetched ──► ADD ──► due soon? ── yes ──► near table, wheel ──► due ──► DISPATCH ──► lane
                                    │                     ▲                                      │
@@ -386,7 +386,7 @@ class Scheduler:
             self.log.append(log_entries.ACK, [log_entries.encode_ack(self._acks)])
             self._acks = []
 
-    # -- between memory and disk (see jobs.py) ----------------------------
+    # -- between memory and disk (see housekeeping.py) ----------------------------
 
     def pull_near(self, now_ms: int) -> None:
         """Moves timers of the memtable that became near."""

@@ -4,7 +4,7 @@ Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock,
 
 The ring has `SPAN_MS` slots, one per millisecond; a timer due at `d` lies in slot `d % SPAN_MS`.
 Because no timer further away than the span is accepted, a slot only ever holds one millisecond
-and nothing has to be moved from wheel to wheel (the far timers wait on disk, see segments.py).
+and nothing has to be moved from wheel to wheel (the far timers wait on disk, see far_segments.py).
 
 A timer is a small integer, its row in the near table.  The timers of a slot form a list linked
 through the array `_next`, first in first out, so that a timer costs 4 bytes and no Python object:

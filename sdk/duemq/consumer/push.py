@@ -1,4 +1,4 @@
-"""The asyncio push consumer: its life.  What it consumes is share.py's."""
+"""The asyncio push consumer: its life.  What it consumes is group_share.py's."""
 
 import asyncio
 import logging

@@ -10,7 +10,7 @@ provider's business (OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG).
 
 A message's creation context is its send span.  It travels as the property `traceparent`
 (W3C Trace Context), sampled or not, so that everyone downstream follows the producer's
-decision (trace_contexts.py).  What handles a frame of many messages becomes one span: child of
+decision (contexts.py).  What handles a frame of many messages becomes one span: child of
 the first sampled context in it, linked to the others, `messaging.batch.message_count` says
 how many.  Topics of the system (%TRACE% among them) are never traced.  A message that was not
 processed has a span `settle` for its sending back, and a span `process` for each attempt.

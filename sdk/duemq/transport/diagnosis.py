@@ -20,7 +20,7 @@ QUESTION_TIMEOUT_S = 1.0
 START_ONE = "is it started? `duemq up` starts a cluster here"
 
 _HEALTH = "/grpc.health.v1.Health/Check"
-# Every server of DueMQ tells the health of its service by name (rpc/server.py).
+# Every server of DueMQ tells the health of its service by name (server.py).
 _SERVICES = {
     "duemq.v1.Broker": "a broker",
     "duemq.v1.Timer": "a timer service",

@@ -8,7 +8,7 @@ from duemq_server.broker.store import key_index, recovery
 from duemq_server.broker.store.key_builder import KeyBuilder
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.disk import Disk
-from tests.unit.broker.test_lookup import settle
+from tests.unit.broker.reading.test_lookup import settle
 
 SPAN = 8
 DATA = "/data"

@@ -1,8 +1,8 @@
 """Concurrent consumption: chunks, workers, and what becomes of a message that fails.
 
-A failed message is sent back to its broker (settler.py) and comes again as a retry; if the broker
-does not take it, nor when it is asked again after a backoff, the callback is called again here;
-nothing is skipped.
+A failed message is sent back to its broker (send_backs.py) and comes again as a retry.  If the
+broker does not take it, nor when it is asked again after a backoff, the callback is called again
+here.  Nothing is skipped.
 
 Chunks adapt: about CHUNK_S of callback time each, so that slow callbacks spread over all workers
 and quick ones do not pay for hand-overs.

@@ -1,4 +1,4 @@
-"""What workers do in order: runs of messages, which lanes.py says may be processed now.
+"""What workers do in order: runs of messages, which order_lanes.py says may be processed now.
 
 No callback starts once the queue is dropped, or while the lease (lease.py) is over.
 """

@@ -1,9 +1,10 @@
 """The seam between a member's queues and its callback.
 
-share.py owns the queues and asks one `Dispatcher` to run the callback over what it pulled:
-`dispatcher.ConcurrentDispatcher`, or `ordered.OrderedDispatcher` with `order=`.  Both finish
-messages in the queue's ProcessQueue (from which share.py commits) and give what failed for good
-to one `Settler`.  Everything here is called in the consumer's event loop, but for `in_callback`.
+group_share.py owns the queues and asks one `Dispatcher` to run the callback over what it pulled:
+`concurrent.ConcurrentDispatcher`, or `in_order.OrderedDispatcher` with `order=`.  Both finish
+messages in the queue's ProcessQueue (from which group_share.py commits) and give what failed for
+good to one `Settler`.  Everything here is called in the consumer's event loop, but for
+`in_callback`.
 """
 
 from collections.abc import Callable, Coroutine, Sequence

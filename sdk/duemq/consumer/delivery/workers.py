@@ -1,8 +1,8 @@
 """Who calls the application: a pool of threads, or of tasks for coroutine functions.
 
-Workers take what is much at once (work.py, runs.py): a hand-over between threads costs about as
-much as a hundred trivial callbacks.  `running` is set before `dropped` is looked at: whoever drops
-a queue and then finds nothing of it running knows that no callback runs or will.
+Workers take much at once (chunk_work.py, ordered_runs.py): a hand-over between threads costs about
+as much as a hundred trivial callbacks.  `running` is set before `dropped` is looked at: whoever
+drops a queue and then finds nothing of it running knows that no callback runs or will.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class HoldingState(enum.Enum):
-    """A queue's life at a member; drawn in share.py."""
+    """A queue's life at a member; drawn in group_share.py."""
 
     ACQUIRING = enum.auto()
     ACTIVE = enum.auto()

@@ -16,7 +16,7 @@ from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.store import Store
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
-from tests.unit.broker.test_store import DATA, NOW_MS, opened, save, settle
+from tests.unit.broker.store.test_store import DATA, NOW_MS, opened, save, settle
 
 Restart = Callable[[Store, FaultyDisk], FaultyDisk]
 

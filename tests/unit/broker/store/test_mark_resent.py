@@ -8,7 +8,7 @@ from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.store import Store
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
-from tests.unit.broker.test_store import NOW_MS, opened, save, settle
+from tests.unit.broker.store.test_store import NOW_MS, opened, save, settle
 
 GROUP = "billing"
 TOPIC = dead_letter_topic(GROUP)

@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-SDK = Path(__file__).parents[3] / "sdk"
+SDK = Path(__file__).parents[4] / "sdk"
 EXAMPLE = SDK / "examples" / "testing" / "test_reminders.py"
 
 _spec = importlib.util.spec_from_file_location("test_reminders", EXAMPLE)

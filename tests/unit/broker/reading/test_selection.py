@@ -3,11 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.errors import InvalidArgument
+from duemq_server.broker.filtering.filters import parse_filter
 from duemq_server.broker.reading.selection import (
     VECTOR_ENTRIES_MIN,
     Selection,
     frames_of,
-    parse_filter,
     select,
 )
 from duemq_server.broker.records.columns import text_hash

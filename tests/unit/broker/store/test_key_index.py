@@ -11,8 +11,8 @@ from duemq_server.broker.store.key_builder import TEMPORARY, KeyBuilder
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.indexes import key_run
 from tests.crash.faulty_disk import FaultyDisk
+from tests.unit.broker.reading.test_lookup import by_key, filled, walk
 from tests.unit.broker.short_spans import DATA, SPAN, short_spans
-from tests.unit.broker.test_lookup import by_key, filled, walk
 
 TOPIC = "orders"
 

@@ -33,7 +33,7 @@ from duemq_server.broker.store.store import Store
 from duemq_server.storage import frame
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch, entry, record
-from tests.unit.broker.test_store import DATA, opened, save, settle
+from tests.unit.broker.store.test_store import DATA, opened, save, settle
 
 NOW_MS = 1_000_000
 GROUP = "billing"

@@ -13,7 +13,7 @@ from duemq_server.storage.record import HEADER_BYTES
 from duemq_server.timer_service.__main__ import main
 from duemq_server.timer_service.disk.set_aside import FOLDER, set_aside
 from tests.property.timer_world import DATA, LIMITS, START_MS, World
-from tests.unit.timer_service.test_scheduler import dispatch_again
+from tests.unit.timer_service.scheduling.test_scheduler import dispatch_again
 
 HOUR_MS = 3_600_000
 TIMERS = 60

@@ -69,7 +69,7 @@ def test_columns_are_chosen_by_name_in_the_asked_order():
         schema.select(schema.SPANS, ["nope"])
 
 
-README = (Path(__file__).parents[3] / "trace_analytics" / "README.md").read_text()
+README = (Path(__file__).parents[4] / "trace_analytics" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("column", [*schema.MESSAGES, *schema.SPANS], ids=lambda c: c.name)
