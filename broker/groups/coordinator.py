@@ -78,6 +78,7 @@ EMPTY_GROUP_KEPT_MS = 7 * 24 * 3_600_000
 STALL_MS_MAX = 1_000
 # Raised when an older broker must not read a snapshot; what is only added has a default instead.
 SNAPSHOT_VERSION = 1
+DROPPED_MAX = 1_000  # groups that are not here any more, remembered for their generations
 
 
 class Assignment(NamedTuple):
@@ -133,6 +134,7 @@ class Coordinator:
         self._session_timeout_ms = session_timeout_ms
         self._groups_max = groups_max
         self._groups: dict[str, Group] = {}
+        self._dropped: dict[str, int] = {}  # the last groups that were, and their generations
         self._readable: Mapping[str, Iterable[MessageQueue]] = {}
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}  # sorted, of topics that are read
         self._brokers: frozenset[str] = frozenset()
@@ -242,8 +244,7 @@ class Coordinator:
             owner = self.owner(group.name)
             if owner is not None and owner != self._broker:
                 step.moved += [Moved(group.name, member, owner) for member in group.members]
-                del self._groups[group.name]
-                self._changed.add(group.name)
+                self._drop(group)
         step.assignments += self._rebalance(self._groups.values(), now_ms).assignments
         return step
 
@@ -264,8 +265,7 @@ class Coordinator:
             if expired or (group.hold_until_ms is not None and group.hold_until_ms <= now_ms):
                 touched.append(group)
             if not group.members and group.empty_since_ms + EMPTY_GROUP_KEPT_MS <= now_ms:
-                del self._groups[group.name]
-                self._changed.add(group.name)
+                self._drop(group)
         return self._rebalance(touched, now_ms)
 
     def next_ms(self) -> int | None:
@@ -294,8 +294,7 @@ class Coordinator:
                 value=group_name,
                 limit="a group without members",
             )
-        del self._groups[group_name]
-        self._changed.add(group_name)
+        self._drop(group)
 
     def owner(self, group_name: str) -> str | None:
         """Answers the broker that coordinates a group, as this one sees the cluster.
@@ -436,7 +435,8 @@ class Coordinator:
             self._check_known(hello.group)
         if len(self._groups) >= self._groups_max:
             self._make_room(hello.group)
-        group = Group(hello.group, empty_since_ms=now_ms)
+        generation = self._dropped.pop(hello.group, 0)
+        group = Group(hello.group, generation=generation, empty_since_ms=now_ms)
         group.young_until_ms = now_ms + (hello.session_timeout_ms or self._session_timeout_ms)
         if hello.generation or known_generation:
             group.absent = None
@@ -445,10 +445,7 @@ class Coordinator:
         return group
 
     def _make_room(self, name: str) -> None:
-        """Forgets the group that is without members for longest: a client may make up any number.
-
-        Its next generation is newer all the same, as generations are near the time.
-        """
+        """Drops the group that is without members for longest: a client may make up any number."""
         empty = [group for group in self._groups.values() if not group.members and not group.absent]
         if not empty:
             raise Overloaded(
@@ -457,9 +454,15 @@ class Coordinator:
                 value=name,
                 limit=self._groups_max,
             )
-        longest = min(empty, key=lambda group: group.empty_since_ms)
-        del self._groups[longest.name]
-        self._changed.add(longest.name)
+        self._drop(min(empty, key=lambda group: group.empty_since_ms))
+
+    def _drop(self, group: Group) -> None:
+        """Rule 3 holds if it is made anew before the clock has passed its generation."""
+        del self._groups[group.name]
+        self._changed.add(group.name)
+        self._dropped[group.name] = group.generation
+        if len(self._dropped) > DROPPED_MAX:
+            del self._dropped[next(iter(self._dropped))]
 
     def _incarnate(self, group: Group, hello: Hello) -> None:
         """A static member's new process gets what the old one had under a new generation."""

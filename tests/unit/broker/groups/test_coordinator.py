@@ -842,3 +842,18 @@ def test_a_true_generation_of_a_clock_that_was_years_ahead_is_counted_on_from() 
     coordinator.join(hello("m1", generation=ahead), T0)
     coordinator.heartbeat("g", "m1", T0 + 1)
     assert only(coordinator.tick(T0 + TIMEOUT_MS)).generation > ahead
+
+
+def test_a_group_that_is_dropped_and_made_anew_in_one_millisecond_repeats_no_generation() -> None:
+    coordinator = new_coordinator()
+    names = (f"b{number}" for number in range(2, 100))
+    elsewhere = next(name for name in names if coordinator_of("g", ["b1", name]) == name)
+    before = set()
+    for number in range(5):  # each is a generation, and so a millisecond ahead of the clock
+        step = coordinator.join(hello(f"m{number}"), T0)
+        before |= {each.generation for each in step.assignments}
+    owned = {"orders": queues(0, 1, 2, 3)}
+    assert coordinator.routes_changed(owned, ["b1", elsewhere], T0).moved
+    coordinator.routes_changed(owned, ["b1"], T0)
+    step = coordinator.join(hello("m9"), T0)
+    assert only(step).generation > max(before)
