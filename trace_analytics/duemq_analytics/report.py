@@ -161,7 +161,7 @@ def _page(facts: Row, rows: Mapping[str, list[Row]], fine_s: int, now: datetime)
     fine = {name: _of(table, fine_s) for name, table in rows.items()}
     charted = facts["topics"][:CHARTED_TOPICS_MAX]
     environment = Environment(
-        loader=PackageLoader("trace_analytics", "."),
+        loader=PackageLoader("duemq_analytics", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
