@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
-from broker.coordinator import Assignment, Coordinator
-from duemq.pieces import Pieces
+from duemq.protocol.pieces import Pieces
+from duemq_server.broker.groups.coordinator import Assignment, Coordinator
 
 log = logging.getLogger(__name__)
 

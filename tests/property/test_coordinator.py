@@ -19,12 +19,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker.coordinator import Assignment, Coordinator, Step
-from broker.members import Hello
-from broker.subscriptions import TopicFilter
-from duemq.balance import AVERAGE, STICKY, MessageQueue, allocate, average
 from duemq.errors import FencedMember
-from duemq.pieces import Pieces, finish
+from duemq.protocol.balance import AVERAGE, STICKY, MessageQueue, allocate, average
+from duemq.protocol.pieces import Pieces, finish
+from duemq_server.broker.groups.coordinator import Assignment, Coordinator, Step
+from duemq_server.broker.groups.members import Hello
+from duemq_server.broker.groups.subscriptions import TopicFilter
 
 TIMEOUT_MS = 10_000
 GROUP = "g"

@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.coordinator import Coordinator, Step
-from broker.members import Hello
-from broker.subscriptions import TopicFilter
-from duemq.balance import (
+from duemq.protocol.balance import (
     AVERAGE,
     AVERAGE_BY_CIRCLE,
     CONSISTENT_HASH,
@@ -22,6 +19,9 @@ from duemq.balance import (
     allocate,
     strategy_named,
 )
+from duemq_server.broker.groups.coordinator import Coordinator, Step
+from duemq_server.broker.groups.members import Hello
+from duemq_server.broker.groups.subscriptions import TopicFilter
 
 T0 = 1_700_000_000_000
 TIMEOUT_MS = 10_000

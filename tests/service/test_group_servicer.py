@@ -6,10 +6,6 @@ from contextlib import asynccontextmanager, suppress
 import grpc.aio
 import pytest
 
-from broker import group_servicer, rebalancer
-from broker.coordinator import Assignment
-from broker.rebalancer import Slices
-from duemq import balance
 from duemq.errors import (
     DuemqError,
     FencedMember,
@@ -19,7 +15,8 @@ from duemq.errors import (
     NotReady,
     Unavailable,
 )
-from duemq.rpc import channel, status
+from duemq.protocol import balance
+from duemq.transport import channel, status
 from duemq.v1 import (
     broker_pb2,
     group_admin_pb2,
@@ -28,6 +25,10 @@ from duemq.v1 import (
     group_pb2_grpc,
     message_pb2,
 )
+from duemq_server.broker import rebalancer
+from duemq_server.broker.edge import coordinator_servicer
+from duemq_server.broker.groups.coordinator import Assignment
+from duemq_server.broker.rebalancer import Slices
 from tests.service.running_broker import running_broker, topic_name
 from tests.service.running_cluster import Cluster, running_cluster
 
@@ -467,7 +468,7 @@ async def test_a_release_of_more_queues_than_there_are_ends_the_stream(
 async def test_others_have_turns_while_a_long_assignment_is_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_servicer, "EVENT_QUEUES_AT_ONCE", 2)
+    monkeypatch.setattr(coordinator_servicer, "EVENT_QUEUES_AT_ONCE", 2)
     monkeypatch.setattr(rebalancer, "SLICE_S", 0.0)
     servicer = cluster.brokers["b0"]._groups
     queues = tuple(
@@ -486,6 +487,6 @@ async def test_others_have_turns_while_a_long_assignment_is_written(
     counting.cancel()
     assert turns >= 2
     assignment = written.assignment
-    assert tuple(map(group_servicer.queue_of, assignment.queues)) == queues
+    assert tuple(map(coordinator_servicer.queue_of, assignment.queues)) == queues
     assert [each.name for each in assignment.brokers] == ["b0", "b1"]
     assert (assignment.generation, list(assignment.members)) == (7, ["m1", "m2"])

@@ -3,13 +3,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker import rebalancer
-from broker.coordinator import Assignment, Coordinator
-from broker.members import Hello
-from broker.rebalancer import Event, Rebalancer, Slices
-from broker.subscriptions import TopicFilter
-from duemq.balance import MessageQueue, register_strategy
-from duemq.pieces import Pieces
+from duemq.protocol.balance import MessageQueue, register_strategy
+from duemq.protocol.pieces import Pieces
+from duemq_server.broker import rebalancer
+from duemq_server.broker.groups.coordinator import Assignment, Coordinator
+from duemq_server.broker.groups.members import Hello
+from duemq_server.broker.groups.subscriptions import TopicFilter
+from duemq_server.broker.rebalancer import Event, Rebalancer, Slices
 
 T0 = 1_790_000_000_000
 QUEUES = [MessageQueue("orders", "b1", queue_id) for queue_id in range(4)]
