@@ -1,4 +1,4 @@
-# One image, three commands: python -m nameserver | python -m broker | python -m timer_service.
+# One image: duemq-nameserver, duemq-broker, duemq-timer-service, and duemq to look at them.
 # `helm/kind-prepare.sh` fills wheelhouse/; the build itself needs no network.
 ARG BASE_IMAGE=python:3.11-slim
 
@@ -9,7 +9,7 @@ RUN python3 -m venv /opt/duemq \
  && /opt/duemq/bin/python -m pip install --no-cache-dir --disable-pip-version-check -q \
       --no-index --find-links /build/wheelhouse --require-hashes -r /build/requirements.txt \
  && /opt/duemq/bin/python -m pip install --no-cache-dir --disable-pip-version-check -q \
-      --no-index --no-deps /build/wheelhouse/duemq-*.whl /build/wheelhouse/duemq_server-*.whl \
+      --no-index --no-deps /build/wheelhouse/duemq*.whl \
  && /opt/duemq/bin/python -m pip uninstall --disable-pip-version-check -q -y pip setuptools wheel
 
 FROM ${BASE_IMAGE}

@@ -15,12 +15,12 @@ help: ## Lists the targets.
 
 setup: .venv/.ready ## Makes the environment in .venv/ (once).
 
-.venv/.ready: requirements/build.txt requirements/dev.txt requirements/helm.txt pyproject.toml sdk/pyproject.toml
+.venv/.ready: requirements/build.txt requirements/dev.txt requirements/helm.txt sdk/pyproject.toml cli/pyproject.toml server/pyproject.toml trace_analytics/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "DueMQ needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 	$(RUN) pip install $(PIP) --require-hashes -r requirements/build.txt
 	$(RUN) pip install $(PIP) --require-hashes --no-build-isolation -r requirements/dev.txt
-	$(RUN) pip install $(PIP) --no-deps --no-build-isolation --config-settings editable_mode=compat -e sdk -e .
+	$(RUN) pip install $(PIP) --no-deps --no-build-isolation --config-settings editable_mode=compat -e sdk -e cli -e server -e trace_analytics
 	.venv/bin/python helm/fetch_helm.py .venv/helm
 	touch .venv/.ready
 
@@ -40,7 +40,7 @@ lock: ## Renews the pinned requirements (needs uv).
 	cd requirements && for f in build proto server dev; do uv pip compile -q --generate-hashes --no-emit-index-url --no-header --python-version 3.11 $$f.in -o $$f.txt; done
 
 demo: setup ## Runs a real day of departures through the whole system.
-	$(RUN) duemq.cli.demo $(DEMO)
+	.venv/bin/duemq demo $(DEMO)
 
 test: setup ## Runs the tests.
 	$(RUN) $(TESTS) $(PYTEST)
@@ -73,7 +73,7 @@ fuzz: setup ## A longer property campaign; SEED=n repeats one.
 	seed=$${SEED:-$$(date +%s)}; echo "SEED=$$seed"; $(RUN) pytest -q tests/property --timeout=0 --hypothesis-profile=campaign --hypothesis-seed=$$seed
 
 bench: setup ## Runs every benchmark and writes bench.json.
-	$(RUN) duemq.cli.bench_all bench.json
+	$(RUN) duemq_server.bench.run_all bench.json
 
 clients: .venv-proto/.ready ## Builds the generated clients of tests/clients for the toolchains that are here.
 	for pair in go:go node:npm java:mvn; do if command -v $${pair#*:} >/dev/null; then tests/clients/build.sh $${pair%:*}; else echo "no $${pair#*:}: the $${pair%:*} client is not built"; fi; done

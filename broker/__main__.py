@@ -1,14 +1,14 @@
-"""`python -m broker`: runs one broker until SIGTERM."""
+"""`duemq-broker`: runs one broker until SIGTERM."""
 
 import asyncio
 import sys
 from collections.abc import Sequence
 
-from broker.process import Broker
-from broker.settings import Settings
-from duemq.rpc import process
-from storage.dirlock import DirLock
-from storage.errors import StorageError
+from duemq_server.broker.process import Broker
+from duemq_server.broker.settings import Settings
+from duemq_server.serving import process
+from duemq_server.storage.dirlock import DirLock
+from duemq_server.storage.errors import StorageError
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from broker.key_builder import KeyBuilder
-from broker.metrics import Meters
-from broker.queues import Queue
-from broker.state import State
-from broker.store import Store
-from storage.errors import DiskFull, StorageError
+from duemq_server.broker.edge.metrics import Meters
+from duemq_server.broker.store.checkpoint_state import State
+from duemq_server.broker.store.key_builder import KeyBuilder
+from duemq_server.broker.store.queues import Queue
+from duemq_server.broker.store.store import Store
+from duemq_server.storage.errors import DiskFull, StorageError
 
 log = logging.getLogger(__name__)
 

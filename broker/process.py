@@ -6,43 +6,43 @@ import os
 import secrets
 import time
 
-from broker import (
+from duemq.transport.route_watcher import RouteWatcher
+from duemq.v1 import group_pb2, nameserver_pb2
+from duemq_server.broker.edge import (
     admin_servicer,
+    broker_servicer,
     group_admin_servicer,
     message_admin_servicer,
-    recovery,
-    servicer,
     timer_servicer,
 )
-from broker.admin_servicer import About, AdminServicer
-from broker.commits import Commits
-from broker.coordinator import Coordinator
-from broker.group_admin_servicer import GroupAdminServicer
-from broker.group_metrics import GroupCollector
-from broker.group_servicer import GroupServicer
-from broker.groups import OffsetService
-from broker.key_builder import KeyBuilder
-from broker.key_indexer import KeyIndexer
-from broker.loops import Checkpoints, LogLoop, Sampler
-from broker.message_admin_servicer import MessageAdminServicer
-from broker.metrics import Meters, StoreCollector
-from broker.progress import Activity
-from broker.puller import Puller
-from broker.recovery import Opened
-from broker.send_back_service import SendBackService
-from broker.sender import Sender
-from broker.servicer import BrokerServicer
-from broker.settings import Settings
-from broker.timer_servicer import TimerQueues
-from broker.upkeep import Upkeep
-from duemq.rpc import process
-from duemq.rpc.registration import Registration
-from duemq.rpc.server import Server
-from duemq.rpc.watch import RouteWatcher
-from duemq.v1 import group_pb2, nameserver_pb2
-from storage import checkpoint
-from storage.disk import RealDisk
-from storage.errors import DiskFull
+from duemq_server.broker.edge.admin_servicer import About, AdminServicer
+from duemq_server.broker.edge.broker_servicer import BrokerServicer
+from duemq_server.broker.edge.commits import Commits
+from duemq_server.broker.edge.coordinator_servicer import GroupServicer
+from duemq_server.broker.edge.group_admin_servicer import GroupAdminServicer
+from duemq_server.broker.edge.group_metrics import GroupCollector
+from duemq_server.broker.edge.message_admin_servicer import MessageAdminServicer
+from duemq_server.broker.edge.metrics import Meters, StoreCollector
+from duemq_server.broker.edge.offset_requests import OffsetService
+from duemq_server.broker.edge.pull_requests import Puller
+from duemq_server.broker.edge.send_back_requests import SendBackService
+from duemq_server.broker.edge.send_requests import Sender
+from duemq_server.broker.edge.timer_servicer import TimerQueues
+from duemq_server.broker.groups.coordinator import Coordinator
+from duemq_server.broker.groups.progress import Activity
+from duemq_server.broker.key_indexer import KeyIndexer
+from duemq_server.broker.log_loop import Checkpoints, LogLoop, Sampler
+from duemq_server.broker.settings import Settings
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.key_builder import KeyBuilder
+from duemq_server.broker.store.recovery import Opened
+from duemq_server.broker.upkeep import Upkeep
+from duemq_server.serving import process
+from duemq_server.serving.registration import Registration
+from duemq_server.serving.server import Server
+from duemq_server.storage import checkpoint
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.errors import DiskFull
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class Broker:
         self._routes.on_change(self._groups.routes_changed)
         timers = TimerQueues(store, commits, opened.store_id, now_ms)
         server.add(
-            servicer.SERVICE,
+            broker_servicer.SERVICE,
             BrokerServicer(
                 self._sender,
                 self._puller,
@@ -200,7 +200,7 @@ class Broker:
                 SendBackService(store, commits, now_ms, settings.name),
                 timers,
             ),
-            servicer.OVERRIDES,
+            broker_servicer.OVERRIDES,
         )
         server.add(admin_servicer.SERVICE, admin)
         server.add(group_pb2.DESCRIPTOR.services_by_name["GroupCoordinator"], self._groups)

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
-from broker import due, group_configs
-from broker.batch import Limits
-from broker.group_configs import RetryPolicy
-from broker.rules import Rules
-from broker.topics import QUEUES_MAX
-from duemq.rpc.settings import MemberSettings, setting
+from duemq_server.broker.records import due_times
+from duemq_server.broker.records.batch import Limits
+from duemq_server.broker.store import group_configs
+from duemq_server.broker.store.group_configs import RetryPolicy
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.topics import QUEUES_MAX
+from duemq_server.serving.settings import MemberSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Settings(MemberSettings):
         minimum=0,
         maximum=1 << 20,
     )
-    delay_levels: str = setting(due.DEFAULT_LEVELS, "delay of each level, level 1 first")
+    delay_levels: str = setting(due_times.DEFAULT_LEVELS, "delay of each level, level 1 first")
     auto_create_groups: bool = setting(
         True, "take a group in that was never put; else it is refused until then"
     )
@@ -105,7 +106,7 @@ class Settings(MemberSettings):
             auto_create_topics=self.auto_create_topics,
             default_queues=self.default_queues,
             limits=Limits(self.message_bytes_max, self.batch_bytes_max, self.properties_bytes_max),
-            delay_levels_ms=due.parse_levels(self.delay_levels),
+            delay_levels_ms=due_times.parse_levels(self.delay_levels),
             timer_queues=self.timer_queues,
             lane_idle_ms=int(self.producer_memory * 1000),
             auto_create_groups=self.auto_create_groups,
@@ -114,7 +115,7 @@ class Settings(MemberSettings):
 
     def _retry(self) -> RetryPolicy:
         policy = RetryPolicy(
-            self.retries_max, due.parse_levels(self.retry_delays, field="retry_delays")
+            self.retries_max, due_times.parse_levels(self.retry_delays, field="retry_delays")
         )
         policy.check()
         return policy

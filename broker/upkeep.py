@@ -9,18 +9,18 @@ import logging
 from collections.abc import Callable
 from itertools import pairwise
 
-from broker import retention
-from broker.admin_servicer import AdminServicer
-from broker.clock import SETTLED_MS, ClockWatch
-from broker.metrics import Meters
-from broker.names import TIMER_GROUP, TIMER_TOPIC
-from broker.offsets import GroupQueue
-from broker.retention import SegmentAge
-from broker.settings import Settings
-from broker.store import Store
-from storage import frame
-from storage.disk import Disk
-from storage.errors import StorageError
+from duemq_server.broker.clock import SETTLED_MS, ClockWatch
+from duemq_server.broker.edge.admin_servicer import AdminServicer
+from duemq_server.broker.edge.metrics import Meters
+from duemq_server.broker.records.names import TIMER_GROUP, TIMER_TOPIC
+from duemq_server.broker.settings import Settings
+from duemq_server.broker.store import retention
+from duemq_server.broker.store.offsets import GroupQueue
+from duemq_server.broker.store.retention import SegmentAge
+from duemq_server.broker.store.store import Store
+from duemq_server.storage import frame
+from duemq_server.storage.disk import Disk
+from duemq_server.storage.errors import StorageError
 
 log = logging.getLogger(__name__)
 

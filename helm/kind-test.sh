@@ -54,11 +54,11 @@ trap 'exit 130' INT TERM
 
 # SIGKILL for the process of a pod, from its node: what an out-of-memory kill or a crash is.
 kill_process_of() {
-  local pod=$1 module=$2 node
+  local pod=$1 command=$2 node
   node=$(kubectl -n "$namespace" get pod "$pod" -o jsonpath='{.spec.nodeName}')
   docker exec "$node" bash -c '
     for process in /proc/[0-9]*; do
-      if tr "\0" " " <"$process/cmdline" 2>/dev/null | grep -q -- "-m $2 " &&
+      if tr "\0" " " <"$process/cmdline" 2>/dev/null | grep -q -- "/$2 " &&
          tr "\0" "\n" <"$process/environ" 2>/dev/null | grep -qx "POD_NAME=$1"; then
         kill -9 "${process#/proc/}" && exit 0
       fi
@@ -111,8 +111,8 @@ run_load
 sleep 8
 kubectl -n "$namespace" delete pod "$release-broker-0" --grace-period=0 --force 2>/dev/null
 sleep 12
-kill_process_of "$release-broker-1" broker
-kill_process_of "$release-timer-service-0" timer_service
+kill_process_of "$release-broker-1" duemq-broker
+kill_process_of "$release-timer-service-0" duemq-timer-service
 sleep 10
 helm upgrade "$release" helm/duemq --namespace "$namespace" "${values[@]}" \
   --set nameserver.settings.expiry=20s,broker.settings.checkpoint_interval=9s \

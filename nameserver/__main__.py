@@ -1,17 +1,17 @@
-"""`python -m nameserver`: wires one nameserver together and runs it until SIGTERM."""
+"""`duemq-nameserver`: wires one nameserver together and runs it until SIGTERM."""
 
 import asyncio
 import sys
 from collections.abc import Sequence
 
-from duemq.rpc import process
-from duemq.rpc.server import Server
-from nameserver import loops
-from nameserver.clock import SteadyClock
-from nameserver.metrics import expose
-from nameserver.registry import Registry
-from nameserver.servicer import OVERRIDES, SERVICE, NameserverServicer
-from nameserver.settings import Settings
+from duemq_server.nameserver import loops
+from duemq_server.nameserver.clock import SteadyClock
+from duemq_server.nameserver.edge.metrics import expose
+from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
+from duemq_server.nameserver.registry import Registry
+from duemq_server.nameserver.settings import Settings
+from duemq_server.serving import process
+from duemq_server.serving.server import Server
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:

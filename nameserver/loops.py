@@ -11,10 +11,10 @@ cancelled.
 import asyncio
 from collections.abc import Callable
 
-from duemq.rpc.process import until
-from duemq.rpc.server import Server
-from nameserver.registry import Registry
-from nameserver.servicer import NameserverServicer
+from duemq_server.nameserver.edge.servicer import NameserverServicer
+from duemq_server.nameserver.registry import Registry
+from duemq_server.serving.process import until
+from duemq_server.serving.server import Server
 
 # Between two looks for silent instances at most: one that registers with a short expiry while the
 # loop sleeps is missed no later than this.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from duemq.rpc.settings import ProcessSettings, setting
+from duemq_server.serving.settings import ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)

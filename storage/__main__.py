@@ -1,4 +1,4 @@
-"""`python -m storage dump|check|cut|set-aside`: look into files, verify them, accept a loss.
+"""`duemq-storage dump|check|cut|set-aside`: look into files, verify them, accept a loss.
 
 Exit codes: 0 sound, 1 damage found, 2 wrong use.
 """
@@ -11,19 +11,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from storage.check import check
-from storage.cut import cut
-from storage.dirlock import LOCK_NAME, DirLock
-from storage.disk import RealDisk
-from storage.dump import dump
-from storage.errors import StorageError
-from storage.set_aside import set_aside
+from duemq_server.storage.dirlock import LOCK_NAME, DirLock
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.errors import StorageError
+from duemq_server.storage.tools.check import check
+from duemq_server.storage.tools.cut import cut
+from duemq_server.storage.tools.dump import dump
+from duemq_server.storage.tools.set_aside import set_aside
 
 EXIT_SOUND, EXIT_DAMAGE, EXIT_USAGE = 0, 1, 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m storage", description=__doc__)
+    parser = argparse.ArgumentParser(prog="duemq-storage", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     dump_command = commands.add_parser("dump", help="print what a file holds, a line an entry")
     dump_command.add_argument(
@@ -63,7 +63,7 @@ def _run_set_aside(directory: str, position: int) -> int:
     with _locked(directory):
         path, end = set_aside(directory, position, RealDisk())
     print(f"kept aside: {path}")
-    print(f"{directory} goes on at {end}; run `python -m storage check` again")
+    print(f"{directory} goes on at {end}; run `duemq-storage check` again")
     return EXIT_SOUND
 
 

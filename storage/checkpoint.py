@@ -19,8 +19,8 @@ import struct
 
 import google_crc32c
 
-from storage.disk import Disk, write_all
-from storage.errors import CorruptFile, UnknownVersion
+from duemq_server.storage.disk import Disk, write_all
+from duemq_server.storage.errors import CorruptFile, UnknownVersion
 
 HEADER = struct.Struct("<I4sH6xQ")
 assert HEADER.size == 24

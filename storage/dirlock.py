@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 
-from storage.disk import RealDisk
-from storage.errors import DirectoryLocked
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.errors import DirectoryLocked
 
 LOCK_NAME = "LOCK"
 

@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from storage.errors import DiskFailed, DiskFull
+from duemq_server.storage.errors import DiskFailed, DiskFull
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes to write.  A NumPy array goes in as its `.data`."""

@@ -17,7 +17,7 @@ import struct
 
 import google_crc32c
 
-from storage.disk import Disk, DiskFile, write_all
+from duemq_server.storage.disk import Disk, DiskFile, write_all
 
 FILE_NAME = "durable"
 _COVERED = struct.Struct("<4sQ")

@@ -30,7 +30,8 @@ one in the timer topic, a due one in another queue than it was accepted for.
 Otherwise it is empty and -1.
 
 A send-back frame holds records that a group could not process and that its broker stored anew; for
-which group, and where they lay before, stands in its topic and its records (broker/send_back.py).
+which group, and where they lay before, stands in its topic and its records
+(broker/groups/send_back.py).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from storage.disk import Buffer, nbytes
+from duemq_server.storage.disk import Buffer, nbytes
 
 U32: TypeAlias = "np.ndarray[Any, np.dtype[np.uint32]]"
 I64: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"

@@ -27,13 +27,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from storage import record, recovery
-from storage.disk import Buffer, Disk, DiskFile, nbytes
-from storage.durable_mark import DurableMark
-from storage.errors import CorruptLog, DiskFailed, DiskFull, LogFull
-from storage.open_files import OpenFiles
-from storage.record import Entry, EntryCutOffError, InvalidEntryError
-from storage.segment import Segment, SegmentWriter, list_segments, path_of
+from duemq_server.storage import record, recovery
+from duemq_server.storage.disk import Buffer, Disk, DiskFile, nbytes
+from duemq_server.storage.durable_mark import DurableMark
+from duemq_server.storage.errors import CorruptLog, DiskFailed, DiskFull, LogFull
+from duemq_server.storage.open_files import OpenFiles
+from duemq_server.storage.record import Entry, EntryCutOffError, InvalidEntryError
+from duemq_server.storage.segment import Segment, SegmentWriter, list_segments, path_of
 
 SEGMENT_BYTES = 1024 * 1024 * 1024
 PENDING_BYTES_MAX = 64 * 1024 * 1024

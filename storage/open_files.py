@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from storage.disk import Disk, DiskFile
+from duemq_server.storage.disk import Disk, DiskFile
 
 OPEN_FILES_MAX = 512
 """Files kept open; half of the usual soft limit of 1,024 descriptors."""

@@ -27,8 +27,8 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
-from storage.disk import Buffer, nbytes
-from storage.errors import UnknownVersion
+from duemq_server.storage.disk import Buffer, nbytes
+from duemq_server.storage.errors import UnknownVersion
 
 HEADER = struct.Struct("<IHBBIIQQ")
 HEADER_BYTES = 32

@@ -28,10 +28,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from storage import record
-from storage.disk import Disk, DiskFile, write_all
-from storage.record import Entry, EntryCutOffError, InvalidEntryError
-from storage.segment import Segment
+from duemq_server.storage import record
+from duemq_server.storage.disk import Disk, DiskFile, write_all
+from duemq_server.storage.record import Entry, EntryCutOffError, InvalidEntryError
+from duemq_server.storage.segment import Segment
 
 CHUNK_BYTES = 4 * 1024 * 1024
 """Read size of a scan; a multiple of the entries' alignment."""
@@ -41,10 +41,10 @@ assert CHUNK_BYTES % record.ALIGNMENT == 0
 def remedy(directory: str, position: int) -> str:
     """What an operator can do about damage at a position."""
     return (
-        f"Run `python -m storage check {directory}` to see all damage, then restore the file from"
+        f"Run `duemq-storage check {directory}` to see all damage, then restore the file from"
         " a copy, or accept the loss of this entry alone with"
-        f" `python -m storage set-aside {directory} --at {position}`, or of everything from there"
-        f" on with `python -m storage cut {directory} --at {position}`"
+        f" `duemq-storage set-aside {directory} --at {position}`, or of everything from there"
+        f" on with `duemq-storage cut {directory} --at {position}`"
     )
 
 

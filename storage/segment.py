@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage.disk import Buffer, Disk, write_all
+from duemq_server.storage.disk import Buffer, Disk, write_all
 
 NAME_DIGITS = 20
 ZERO_AHEAD_BYTES = 1024 * 1024

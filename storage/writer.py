@@ -16,9 +16,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from storage.errors import DiskFailed, DiskFull
-from storage.log import GROUP_BYTES_MAX, Group, SegmentedLog
-from storage.record import ENTRY_BYTES_MAX
+from duemq_server.storage.errors import DiskFailed, DiskFull
+from duemq_server.storage.log import GROUP_BYTES_MAX, Group, SegmentedLog
+from duemq_server.storage.record import ENTRY_BYTES_MAX
 
 RETRY_SECONDS = 0.25
 """How often a write is tried again while the disk is full."""

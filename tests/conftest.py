@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from duemq import loop_thread
+from duemq.transport import loop_thread
 
 # No deadline: a slow machine is not a bug.  `make fuzz` takes the longer campaign.
 settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,6 +1,6 @@
-"""`python -m timer_service`: runs one timer shard until SIGTERM.
+"""`duemq-timer-service`: runs one timer shard until SIGTERM.
 
-`python -m timer_service set-aside DIRECTORY` accepts the loss of damaged timers (set_aside.py).
+`duemq-timer-service set-aside DIRECTORY` accepts the loss of damaged timers (set_aside.py).
 """
 
 import asyncio
@@ -9,15 +9,16 @@ import sys
 from collections.abc import Sequence
 
 from duemq.errors import DuemqError
-from duemq.rpc import process
-from storage.dirlock import DirLock
-from storage.disk import RealDisk
-from storage.errors import StorageError
-from timer_service import heap, set_aside
-from timer_service.limits import Limits
-from timer_service.process import TimerService
-from timer_service.settings import Settings
-from timer_service.shard import now_ms
+from duemq_server.serving import process
+from duemq_server.storage.dirlock import DirLock
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.errors import StorageError
+from duemq_server.timer_service.disk import set_aside
+from duemq_server.timer_service.edge import malloc
+from duemq_server.timer_service.edge.shard import now_ms
+from duemq_server.timer_service.process import TimerService
+from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.timers.limits import Limits
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -28,7 +29,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a timer shard.  Returns the exit status."""
-    heap.bound()
+    malloc.bound()
     given = sys.argv[1:] if argv is None else argv
     if given[:1] == ["set-aside"]:
         return _set_aside(given[1:])
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _set_aside(directories: Sequence[str]) -> int:
     if len(directories) != 1 or not os.path.isdir(directories[0]):
-        print("usage: python -m timer_service set-aside DIRECTORY", file=sys.stderr)
+        print("usage: duemq-timer-service set-aside DIRECTORY", file=sys.stderr)
         return 2
     [directory] = directories
     try:

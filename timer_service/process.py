@@ -3,11 +3,11 @@
 What runs by itself, all of it started here:
 
 timerlog-writer  two threads: write and sync what was appended, in groups (storage/writer.py)
-timer-disk       a thread: flushes, loads, checkpoints, one at a time (jobs.py)
+timer-disk       a thread: flushes, loads, checkpoints, one at a time (housekeeping.py)
 firing           a timer of the event loop, set to the next due millisecond (shard.py)
 housekeeping     chooses jobs (shard.py)
-links            to each broker claims, a sender, a fetcher a queue, commits of offsets (links.py)
-registration     heartbeats to the nameservers; routes: what they know (duemq.rpc)
+links            to each broker claims, a sender, a fetcher a queue, commits (broker_links.py)
+registration     heartbeats to the nameservers; routes: what they know (duemq.transport)
 announcing       ready and registered while brokers let this service serve its shard
 
 Shutdown, in this order: leave the nameservers, so that cancels turn elsewhere; health says
@@ -23,19 +23,20 @@ import gc
 import logging
 import time
 
-from duemq.rpc import process
-from duemq.rpc.registration import Registration
-from duemq.rpc.server import Server
-from duemq.rpc.watch import RouteWatcher
+from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2
-from storage.disk import RealDisk
-from timer_service import place, servicer
-from timer_service.links import Links
-from timer_service.metrics import LinksCollector, Meters, ShardCollector
-from timer_service.servicer import TimerServicer
-from timer_service.settings import Settings
-from timer_service.shard import Shard, now_ms
-from timer_service.store import Store, open_store
+from duemq_server.serving import process
+from duemq_server.serving.registration import Registration
+from duemq_server.serving.server import Server
+from duemq_server.storage.disk import RealDisk
+from duemq_server.timer_service.disk import place
+from duemq_server.timer_service.disk.data_directory import Store, open_store
+from duemq_server.timer_service.edge import servicer
+from duemq_server.timer_service.edge.broker_links import Links
+from duemq_server.timer_service.edge.metrics import LinksCollector, Meters, ShardCollector
+from duemq_server.timer_service.edge.servicer import TimerServicer
+from duemq_server.timer_service.edge.shard import Shard, now_ms
+from duemq_server.timer_service.settings import Settings
 
 log = logging.getLogger(__name__)
 

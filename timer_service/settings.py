@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duemq.errors import InvalidArgument
-from duemq.rpc.settings import MemberSettings, setting
-from timer_service.limits import Limits
+from duemq_server.serving.settings import MemberSettings, setting
+from duemq_server.timer_service.timers.limits import Limits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from duemq import aio, errors
-    from duemq.admin import Admin
+    from duemq.administering.blocking import Admin
     from duemq.consumer.blocking import PullConsumer, PushConsumer
-    from duemq.consumer.outcomes import BatchFailed, DeadLetter, RetryLater
     from duemq.consumer.settings import ConsumerSettings
     from duemq.errors import DuemqError
     from duemq.message import Message, Outgoing
-    from duemq.producer import Producer
-    from duemq.receipt import PendingReceipt, Receipt, Receipts
+    from duemq.outcomes import BatchFailed, DeadLetter, RetryLater
+    from duemq.producing.blocking import Producer
+    from duemq.producing.cancels import CancelOutcome
+    from duemq.producing.receipt import PendingReceipt, Receipt, Receipts
+    from duemq.protocol.sql import Sql
     from duemq.settings import ClientSettings, ProducerSettings
-    from duemq.sql import Sql
-    from duemq.timers import CancelOutcome
-    from duemq.tuning import tune_process
+    from duemq.transport.tuning import tune_process
+
+__version__ = "0.1.0"
 
 # gRPC's handlers around fork() crash children of a process that has asyncio clients; without them a
 # child is as the README says.  Read by gRPC when it is first imported.
@@ -57,25 +59,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Admin": "duemq.admin",
-    "BatchFailed": "duemq.consumer.outcomes",
-    "CancelOutcome": "duemq.timers",
+    "Admin": "duemq.administering.blocking",
+    "BatchFailed": "duemq.outcomes",
+    "CancelOutcome": "duemq.producing.cancels",
     "ClientSettings": "duemq.settings",
     "ConsumerSettings": "duemq.consumer.settings",
-    "DeadLetter": "duemq.consumer.outcomes",
+    "DeadLetter": "duemq.outcomes",
     "DuemqError": "duemq.errors",
     "Message": "duemq.message",
     "Outgoing": "duemq.message",
-    "PendingReceipt": "duemq.receipt",
-    "Producer": "duemq.producer",
+    "PendingReceipt": "duemq.producing.receipt",
+    "Producer": "duemq.producing.blocking",
     "ProducerSettings": "duemq.settings",
     "PullConsumer": "duemq.consumer.blocking",
     "PushConsumer": "duemq.consumer.blocking",
-    "Receipt": "duemq.receipt",
-    "Receipts": "duemq.receipt",
-    "RetryLater": "duemq.consumer.outcomes",
-    "Sql": "duemq.sql",
-    "tune_process": "duemq.tuning",
+    "Receipt": "duemq.producing.receipt",
+    "Receipts": "duemq.producing.receipt",
+    "RetryLater": "duemq.outcomes",
+    "Sql": "duemq.protocol.sql",
+    "tune_process": "duemq.transport.tuning",
 }
 
 

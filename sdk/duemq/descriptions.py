@@ -4,19 +4,11 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from duemq.retry_policy import RetryPolicy
+from duemq.errors import MissingBroker
+from duemq.protocol.retry_policy import RetryPolicy
 
 if TYPE_CHECKING:
     from duemq.message import Message
-
-
-@dataclass(frozen=True, slots=True)
-class MissingBroker:
-    """A broker whose part of an answer is not there."""
-
-    name: str
-    error: str
-    """Why it did not answer."""
 
 
 @dataclass(frozen=True, slots=True)

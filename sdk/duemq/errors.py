@@ -29,16 +29,16 @@
     ├── NotAllSent            of a send_many, or when a producer closes (never on the wire)
     └── Closed                this client object was closed (never on the wire)
 
-Which gRPC status each one travels as: duemq/rpc/status.py.
+Which gRPC status each one travels as: status.py.
 """
 
 import enum
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from duemq.descriptions import MissingBroker
-    from duemq.receipt import AwaitableReceipt, PendingReceipt, Receipt
+    from duemq.producing.receipt import AwaitableReceipt, PendingReceipt, Receipt
 
 __all__ = [
     "Closed",
@@ -263,6 +263,15 @@ class Timeout(Unavailable):
     code = ErrorCode.TIMEOUT
 
 
+@dataclass(frozen=True, slots=True)
+class MissingBroker:
+    """A broker whose part of an answer is not there."""
+
+    name: str
+    error: str
+    """Why it did not answer."""
+
+
 class PartialAnswer(Unavailable):
     """A broker is away, so that an answer of all of them would not be whole.
 
@@ -274,7 +283,7 @@ class PartialAnswer(Unavailable):
         self,
         message: str,
         *,
-        missing: "Sequence[MissingBroker]" = (),
+        missing: Sequence[MissingBroker] = (),
         partial: object = None,
         field: str = "",
         value: object = "",

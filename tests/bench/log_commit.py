@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from storage import frame
-from storage.disk import RealDisk
-from storage.log import SegmentedLog
-from storage.writer import LogWriter
+from duemq_server.storage import frame
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.writer import LogWriter
 
 RECORD_BYTES = 1024
 AHEAD_BYTES = 16 * 1024 * 1024

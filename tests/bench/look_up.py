@@ -26,15 +26,16 @@ from pathlib import Path
 
 import numpy as np
 
-from broker import lookup, recovery
-from broker.key_builder import KeyBuilder
-from broker.key_index import SPAN_RECORDS
-from broker.lookup import Place, Query
-from broker.records import text_hash
-from broker.rules import Rules
-from broker.store import Store
-from storage import consume_queue
-from storage.disk import RealDisk
+from duemq_server.broker.reading import lookup
+from duemq_server.broker.reading.lookup import Place, Query
+from duemq_server.broker.records.columns import text_hash
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.key_builder import KeyBuilder
+from duemq_server.broker.store.key_index import SPAN_RECORDS
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.indexes import consume_queue
 
 SPANS = 64
 BODY_BYTES = 100

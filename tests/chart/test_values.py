@@ -9,7 +9,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duemq.rpc import settings as rpc_settings
+from duemq_server.serving import settings as rpc_settings
 from tests.chart.conftest import CHART, VALUES, RefusedValuesError
 
 ROLES = {
@@ -23,7 +23,7 @@ MANAGED_BY_ROLE = {"timer-service": {"shard", "shards"}}
 
 
 def settings_class(role):
-    return import_module(f"{ROLES[role][0]}.settings").Settings
+    return import_module(f"duemq_server.{ROLES[role][0]}.settings").Settings
 
 
 def free_settings(role):
@@ -51,7 +51,7 @@ def config_of(objects, role):
 def test_a_pods_command_and_file_are_settings_of_its_process(helm, role, values, tmp_path):
     objects = helm.template(values)
     (container,) = find(objects, "StatefulSet", role)["spec"]["template"]["spec"]["containers"]
-    assert container["command"] == ["python", "-m", ROLES[role][0]]
+    assert container["command"] == [f"duemq-{role}"]
     file = tmp_path / "duemq.toml"
     file.write_text(find(objects, "ConfigMap", role)["data"]["duemq.toml"])
     arguments = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from duemq import Admin, Producer
-from duemq.embedded import EmbeddedCluster
+from duemq_server.local_cluster import EmbeddedCluster
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from duemq import balance
-from duemq.embedded import EmbeddedCluster
+from duemq.protocol import balance
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, until
 
 MEMBERS_FIRST, MEMBERS_MIN, MEMBERS_MAX = 3, 1, 5

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import tenacity
 
-from duemq.embedded import EmbeddedCluster
+from duemq_server.local_cluster import EmbeddedCluster
 
 # The wait for anything that must happen: generous, as these machines are slow and shared.
 WAIT_S = 60.0
@@ -38,7 +38,7 @@ def two_nameservers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
 
 def duemq(nameserver: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Runs the command line against a cluster."""
-    command = [sys.executable, "-m", "duemq.cli", "--nameserver", nameserver, *arguments]
+    command = [sys.executable, "-m", "duemq_cli", "--nameserver", nameserver, *arguments]
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, timeout=WAIT_S, check=False
     )

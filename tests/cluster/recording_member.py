@@ -27,9 +27,9 @@ from typing import Any
 import grpc
 
 from duemq import ConsumerSettings, Message, PushConsumer, RetryLater
-from duemq.consumer import lease
+from duemq.consumer.delivery import lease
 from duemq.errors import FencedMember
-from duemq.rpc import channel, status
+from duemq.transport import channel, status
 from duemq.v1 import broker_pb2, broker_pb2_grpc, error_pb2, group_pb2_grpc
 
 LATER_S = 0.1  # every second failure asks for it

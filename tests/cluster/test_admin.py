@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from duemq import Admin, Producer, PushConsumer
-from duemq.embedded import EmbeddedCluster
 from duemq.errors import GroupNotFound, InvalidArgument, TopicExists, TopicNotFound, Unavailable
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import topic_name, until
 
 

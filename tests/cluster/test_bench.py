@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq.embedded import EmbeddedCluster
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, duemq, rows
 
 LATENCY = {"p50_ms", "p99_ms", "max_ms"}
@@ -97,7 +97,7 @@ def test_a_benchmark_with_its_own_cluster_reports_its_figures(
 
 def test_the_suite_writes_its_file_and_can_be_reduced(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    command = [sys.executable, "-m", "duemq.cli.bench_all", str(file)]
+    command = [sys.executable, "-m", "duemq_server.bench.run_all", str(file)]
     done = subprocess.run(
         [*command, "--only", "latency", "--scale", "0.01", "--data", str(tmp_path)],
         capture_output=True,

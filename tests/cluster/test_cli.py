@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from duemq.cli.exits import Exit
-from duemq.embedded import EmbeddedCluster
+from duemq_cli.exits import Exit
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, duemq, rows, topic_name, until
 
 SENT = {"message_id", "topic", "broker", "queue", "offset"}
@@ -366,7 +366,7 @@ def test_count_commits_exactly_what_was_printed(nameserver: str) -> None:
 
 
 def test_a_line_is_answered_before_the_next_is_written(nameserver: str) -> None:
-    command = [sys.executable, "-m", "duemq.cli", "send", topic_name(), "-", "--json"]
+    command = [sys.executable, "-m", "duemq_cli", "send", topic_name(), "-", "--json"]
     with subprocess.Popen(
         [*command, "--nameserver", nameserver],
         stdin=subprocess.PIPE,
@@ -386,7 +386,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(nameserver: str) -> None:
     topic = topic_name()
     lines = "".join(f"{number}\n" for number in range(20))
     rows(duemq(nameserver, "send", topic, "-", "--json", stdin=lines))
-    command = [sys.executable, "-m", "duemq.cli", "consume", topic, "--group", topic]
+    command = [sys.executable, "-m", "duemq_cli", "consume", topic, "--group", topic]
     with subprocess.Popen(
         [*command, "--from", "earliest", "--json", "--nameserver", nameserver],
         stdout=subprocess.PIPE,

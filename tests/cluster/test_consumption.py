@@ -24,10 +24,10 @@ import grpc
 import pytest
 
 from duemq import Admin, Message, PendingReceipt, Producer
-from duemq.cli.log import read_topic
-from duemq.embedded import EmbeddedCluster
 from duemq.errors import DuemqError, TopicNotFound
 from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq_server.bench.harness.topic_reader import read_topic
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.consumption_checker import Event, Queue, Rules, judge
 from tests.cluster.consumption_checker import load as read_history
 from tests.cluster.disturbance import SESSION_TIMEOUT_S, Disturber, Group, Journal, schedule

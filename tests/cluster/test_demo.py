@@ -14,7 +14,7 @@ SPEED = "22780"
 
 @pytest.mark.parametrize(("flags", "code"), [((), 0), (("--inject-loss",), 1)])
 def test_the_demo_tells_by_its_exit_code(tmp_path: Path, flags: tuple[str, ...], code: int) -> None:
-    command = [sys.executable, "-m", "duemq.cli.demo", "--speed", SPEED, "--no-report"]
+    command = [sys.executable, "-m", "duemq_server.demo", "--speed", SPEED, "--no-report"]
     done = subprocess.run(
         [*command, "--output", str(tmp_path / "a demo"), *flags],
         capture_output=True,

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 import pytest
 
 from duemq import Admin, Producer, PushConsumer
-from duemq.cli.log import read_topic
 from duemq.consumer.settings import ConsumerSettings
-from duemq.embedded import EmbeddedCluster
+from duemq_server.bench.harness.topic_reader import read_topic
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.checker import judge
 from tests.cluster.harness import topic_name, until
 from tests.cluster.history import History

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq.embedded import EmbeddedCluster
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "sdk" / "examples"

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 
 import grpc
 
-from duemq import ConsumerSettings, Message, Producer, PullConsumer, PushConsumer, balance
-from duemq.embedded import EmbeddedCluster
+from duemq import ConsumerSettings, Message, Producer, PullConsumer, PushConsumer
+from duemq.protocol import balance
 from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, topic_name, until
 
 Place = tuple[str, int, int]  # broker, queue, offset

@@ -22,9 +22,9 @@ from duemq import (
     PushConsumer,
     RetryLater,
 )
-from duemq.embedded import EmbeddedCluster
 from duemq.errors import DuemqError
 from duemq.testing import MemoryCluster
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import until
 
 SETTINGS = ConsumerSettings(

@@ -1,4 +1,4 @@
-"""`python -m nameserver` as its starter sees it: one line on stdout, signals, exit status."""
+"""`duemq-nameserver` as its starter sees it: one line on stdout, signals, exit status."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ WAIT_S = 60
 
 
 def start(*arguments):
-    command = [sys.executable, "-m", "nameserver", *arguments]
+    command = [sys.executable, "-m", "duemq_server.nameserver", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -20,8 +20,8 @@ import grpc
 import pytest
 
 from duemq import ConsumerSettings, Message, Producer, PushConsumer
-from duemq.embedded import EmbeddedCluster
 from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, topic_name, until
 
 Place = tuple[str, int, int]  # broker, queue, offset

@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from duemq import Producer, PullConsumer
-from duemq.embedded import EmbeddedCluster
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import topic_name, until
 from tests.service.otlp_collector import Collector, Received, collecting
 

@@ -19,7 +19,7 @@ from tests.cluster.harness import WAIT_S, duemq, rows
 @contextmanager
 def up(directory: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """The command, once it said that it is ready."""
-    command = [sys.executable, "-m", "duemq.cli", "up", "--data", str(directory), "--port", "0"]
+    command = [sys.executable, "-m", "duemq_cli", "up", "--data", str(directory), "--port", "0"]
     with subprocess.Popen(
         [*command, "--json", *arguments], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -22,9 +22,9 @@ from duemq import (
     PushConsumer,
     RetryLater,
 )
-from duemq.embedded import EmbeddedCluster
-from duemq.group_topics import dead_letter_topic
+from duemq.protocol.names import dead_letter_topic
 from duemq.v1 import group_admin_pb2, group_admin_pb2_grpc
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, duemq, rows, topic_name, until
 
 RETRIES_MAX = 2

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from duemq import telemetry
-from duemq.embedded import EmbeddedCluster
+from duemq.protocol.names import TRACE_TOPIC
+from duemq_analytics.options import Options
+from duemq_analytics.source import plan, schema, spans
+from duemq_analytics.source.client import QueueClient
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import topic_name, until
-from trace_analytics import plan, schema, spans
-from trace_analytics.client import QueueClient
-from trace_analytics.options import Options
 
 PLAIN, DELAYED = 40, 20
 REPORT_S_MAX = 300  # Spark starts slowly where the machine is busy.
@@ -36,6 +36,7 @@ def traced_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
 
 APPLICATION = """
 import sys, threading
+from duemq.protocol.names import TRACE_TOPIC
 from duemq import Admin, Producer, PushConsumer, telemetry
 
 nameserver, name, plain, delayed = *sys.argv[1:3], *map(int, sys.argv[3:])
@@ -75,7 +76,7 @@ def topic(traced_cluster: EmbeddedCluster) -> str:
 def rows(nameserver: str, topic: str) -> list[dict[str, object]]:
     """All spans of a topic so far."""
     columns = schema.select(schema.SPANS, COLUMNS)
-    options = Options(telemetry.TRACE_TOPIC)
+    options = Options(TRACE_TOPIC)
     with QueueClient((nameserver,), timeout_s=30) as client:
         pieces = plan.ranges(client.queues(options), options)
         batches = [
@@ -136,7 +137,7 @@ def test_a_message_is_one_trace_and_never_early(
 def test_the_report_is_made_of_them(
     traced_cluster: EmbeddedCluster, topic: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "trace_analytics", "report", "--json", "--topic", topic]
+    command = [sys.executable, "-m", "duemq_analytics", "report", "--json", "--topic", topic]
     command += ["--nameserver", traced_cluster.nameserver, "--output", str(tmp_path)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=REPORT_S_MAX, check=False
@@ -152,7 +153,7 @@ def test_the_report_is_made_of_them(
 def test_without_traces_the_report_says_how_to_get_them(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "trace_analytics", "report", "--output", str(tmp_path)]
+    command = [sys.executable, "-m", "duemq_analytics", "report", "--output", str(tmp_path)]
     command += ["--nameserver", cluster.nameserver, "--trace-topic", "nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from duemq import Admin
-from duemq.cli.exits import Exit
-from duemq.embedded import EmbeddedCluster
+from duemq_cli.exits import Exit
+from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, duemq, rows
 
 SERIES = {
@@ -47,7 +47,7 @@ def test_it_listens_everywhere_and_advertises_a_name(tmp_path: Path) -> None:
 
 
 def test_the_command_says_where_metrics_are(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "duemq.cli", "up", "--data", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-m", "duemq_cli", "up", "--data", str(tmp_path), "--port", "0"]
     with subprocess.Popen(
         [*command, "--brokers", "1", "--metrics", "--json"], stdout=subprocess.PIPE, text=True
     ) as up:
@@ -61,7 +61,7 @@ def test_the_command_says_where_metrics_are(tmp_path: Path) -> None:
 
 
 def test_everywhere_alone_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "duemq.cli", "up", "--data", str(tmp_path)]
+    command = [sys.executable, "-m", "duemq_cli", "up", "--data", str(tmp_path)]
     done = subprocess.run(
         [*command, "--listen", "0.0.0.0"],
         capture_output=True,
@@ -74,7 +74,7 @@ def test_everywhere_alone_is_refused(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_drains_and_stops_everything(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "duemq.cli", "up", "--data", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-m", "duemq_cli", "up", "--data", str(tmp_path), "--port", "0"]
     with subprocess.Popen(
         [*command, "--brokers", "1", "--json"], stdout=subprocess.PIPE, text=True
     ) as up:
@@ -87,7 +87,7 @@ def test_ctrl_c_drains_and_stops_everything(tmp_path: Path) -> None:
 
 
 def test_it_stops_although_nobody_reads_what_it_says(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "duemq.cli", "up", "--data", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-m", "duemq_cli", "up", "--data", str(tmp_path), "--port", "0"]
     with subprocess.Popen(
         [*command, "--brokers", "1", "--json"],
         stdout=subprocess.PIPE,

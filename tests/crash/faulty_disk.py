@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from storage.disk import Buffer
-from storage.errors import DiskFailed, DiskFull
+from duemq_server.storage.disk import Buffer
+from duemq_server.storage.errors import DiskFailed, DiskFull
 
 SECTOR_BYTES = 512
 
@@ -59,7 +59,7 @@ class NameChange:
 
 
 class FaultyDisk:
-    """Implements storage.disk.Disk."""
+    """Implements duemq_server.storage.disk.Disk."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ def _apply(names: dict[str, Inode], change: NameChange) -> None:
 
 
 class FaultyFile:
-    """Implements storage.disk.DiskFile."""
+    """Implements duemq_server.storage.disk.DiskFile."""
 
     def __init__(self, disk: FaultyDisk, inode: Inode, path: str) -> None:
         self._disk = disk

@@ -3,10 +3,10 @@
 import sys
 import time
 
-from storage.disk import RealDisk
-from storage.errors import LogFull
-from storage.log import SegmentedLog
-from storage.writer import LogWriter
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.errors import LogFull
+from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.writer import LogWriter
 
 
 def main(directory: str, sync: str) -> None:

@@ -10,15 +10,16 @@ from typing import NamedTuple
 import pytest
 from prometheus_client import CollectorRegistry
 
-from broker import loops, recovery
-from broker.commits import Commits
-from broker.loops import Checkpoints, LogLoop
-from broker.metrics import Meters
-from broker.offsets import GroupQueue, Progress
-from broker.rules import Rules
-from broker.settings import Settings
-from broker.store import Store
-from storage.errors import DiskFailed
+from duemq_server.broker import log_loop as loops
+from duemq_server.broker.edge.commits import Commits
+from duemq_server.broker.edge.metrics import Meters
+from duemq_server.broker.log_loop import Checkpoints, LogLoop
+from duemq_server.broker.settings import Settings
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
+from duemq_server.storage.errors import DiskFailed
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 

@@ -9,16 +9,16 @@ from random import Random
 
 import pytest
 
-from broker import recovery
-from broker.key_builder import TEMPORARY, KeyBuilder
-from broker.lookup import Query
-from broker.rules import Rules
-from broker.store import Store
 from duemq.v1 import message_pb2
-from storage.errors import DiskFailed, DiskFull
+from duemq_server.broker.reading.lookup import Query
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.key_builder import TEMPORARY, KeyBuilder
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
+from duemq_server.storage.errors import DiskFailed, DiskFull
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
+from tests.unit.broker.reading.test_lookup import KEYS, batch_of, by_key, settle, walk
 from tests.unit.broker.short_spans import DATA, SPAN, runs_of, save, short_spans
-from tests.unit.broker.test_lookup import KEYS, batch_of, by_key, settle, walk
 
 RULES = Rules(default_queues=1, timer_queues=1)
 SEEDS = range(2)

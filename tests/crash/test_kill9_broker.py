@@ -18,7 +18,7 @@ import grpc.aio
 import pytest
 
 from duemq.errors import TopicNotFound
-from duemq.rpc import channel
+from duemq.transport import channel
 from duemq.v1 import broker_pb2
 from tests.service.running_broker import Client, batch
 
@@ -31,7 +31,7 @@ TOPIC = "orders"
 
 
 class BrokerProcess:
-    """`python -m broker` on a data directory, to be killed and started again."""
+    """`duemq-broker` on a data directory, to be killed and started again."""
 
     def __init__(self, data_dir: Path, *flags: str) -> None:
         self.data_dir = data_dir
@@ -42,7 +42,15 @@ class BrokerProcess:
 
     async def start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "broker", "--name", "b1", "--data-dir", str(self.data_dir)),
+            *(
+                sys.executable,
+                "-m",
+                "duemq_server.broker",
+                "--name",
+                "b1",
+                "--data-dir",
+                str(self.data_dir),
+            ),
             *("--listen", "127.0.0.1:0", "--nameservers", "127.0.0.1:1"),
             *("--segment-bytes", "1MiB", "--checkpoint-interval", "200ms"),
             *self._flags,
@@ -213,7 +221,7 @@ async def test_a_flipped_byte_before_valid_data_refuses_to_start(
     assert broker.status == 1
     assert str(segment) in broker.log
     assert "offset" in broker.log
-    assert "python -m storage" in broker.log
+    assert "duemq-storage" in broker.log
     assert segment.read_bytes() == data
 
 

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from storage.disk import RealDisk
-from storage.log import SegmentedLog
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.log import SegmentedLog
 
 ROUNDS = int(os.environ.get("CRASH_ROUNDS", "3"))
 CHILD = Path(__file__).with_name("log_child.py")

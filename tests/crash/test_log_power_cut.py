@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from storage.disk import Disk
-from storage.errors import DiskFailed, DiskFull
-from storage.log import SegmentedLog
+from duemq_server.storage.disk import Disk
+from duemq_server.storage.errors import DiskFailed, DiskFull
+from duemq_server.storage.log import SegmentedLog
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 
 DIRECTORY = "/log"

@@ -9,17 +9,18 @@ from random import Random
 
 import pytest
 
-from broker import reader, recovery, time_search
-from broker.names import TIMER_TOPIC
-from broker.offsets import GroupQueue, Progress
-from broker.progress import Activity, lags, state_of
-from broker.queues import Queue
-from broker.rules import Rules
-from broker.store import Store
 from duemq.errors import OffsetOutOfRange
-from storage import frame, record
-from storage.cut import cut
-from storage.writer import UNSYNCED_BYTES_MAX
+from duemq_server.broker.groups.progress import Activity, lags, state_of
+from duemq_server.broker.reading import reader, time_search
+from duemq_server.broker.records.names import TIMER_TOPIC
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.queues import Queue
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
+from duemq_server.storage import frame, record
+from duemq_server.storage.tools.cut import cut
+from duemq_server.storage.writer import UNSYNCED_BYTES_MAX
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.unit.broker.batches import batch
 

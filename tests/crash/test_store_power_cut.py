@@ -11,14 +11,15 @@ from random import Random
 
 import pytest
 
-from broker import reader, recovery
-from broker.batch import Batch
-from broker.names import TIMER_TOPIC
-from broker.offsets import GroupQueue, Progress
-from broker.rules import Rules
-from broker.store import Store
 from duemq.errors import TopicNotFound
-from storage.disk import Disk
+from duemq_server.broker.reading import reader
+from duemq_server.broker.records.batch import Batch
+from duemq_server.broker.records.names import TIMER_TOPIC
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
+from duemq_server.storage.disk import Disk
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.unit.broker.batches import batch
 

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from duemq.errors import DuemqError
-from duemq.rpc import channel, status
+from duemq.transport import channel, status
 from duemq.v1 import (
     admin_pb2,
     admin_pb2_grpc,

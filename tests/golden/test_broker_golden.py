@@ -5,15 +5,16 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from broker import group_configs, journal, retry_record, state
-from broker.group_configs import ExponentialDelays, GroupConfig, RetryPolicy
-from broker.offsets import GroupQueue, Progress
-from broker.producers import LaneKey, Producers, Stored
-from broker.retry_record import Place, Story
-from broker.state import State
-from broker.timer_owners import Service, TimerOwners
-from broker.topics import Topic
-from storage import frame
+from duemq_server.broker.records import retry_record
+from duemq_server.broker.records.retry_record import Place, Story
+from duemq_server.broker.records.timer_owners import Service, TimerOwners
+from duemq_server.broker.store import checkpoint_state, group_configs, journal
+from duemq_server.broker.store.checkpoint_state import State
+from duemq_server.broker.store.group_configs import ExponentialDelays, GroupConfig, RetryPolicy
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.producers import LaneKey, Producers, Stored
+from duemq_server.broker.store.topics import Topic
+from duemq_server.storage import frame
 
 V1 = Path(__file__).parent / "v1"
 V2 = Path(__file__).parent / "v2"
@@ -71,16 +72,16 @@ def checkpoint() -> State:
 
 def test_the_checkpoint_is_written_and_read_as_ever() -> None:
     golden = (V3 / "broker_checkpoint.bin").read_bytes()
-    assert state.encode(checkpoint()) == golden
-    assert state.decode(golden) == checkpoint()
+    assert checkpoint_state.encode(checkpoint()) == golden
+    assert checkpoint_state.decode(golden) == checkpoint()
     again = TimerOwners()
-    again.load(state.decode(golden).timer_owners)
+    again.load(checkpoint_state.decode(golden).timer_owners)
     assert again.encode() == owners().encode()
 
 
 def test_the_checkpoint_of_version_2_is_read() -> None:
     golden = (V2 / "broker_checkpoint.bin").read_bytes()
-    assert state.decode(golden) == checkpoint()._replace(timer_owners={})
+    assert checkpoint_state.decode(golden) == checkpoint()._replace(timer_owners={})
 
 
 def test_claims_of_timer_queues_are_written_and_read_as_ever() -> None:
@@ -93,13 +94,13 @@ def test_claims_of_timer_queues_are_written_and_read_as_ever() -> None:
 
 def test_the_checkpoint_of_version_1_is_read() -> None:
     golden = (V1 / "broker_checkpoint.bin").read_bytes()
-    assert state.decode(golden) == checkpoint()._replace(
+    assert checkpoint_state.decode(golden) == checkpoint()._replace(
         settled=[], groups=[], retries={}, timer_owners={}
     )
 
 
 def test_lanes_are_read_as_ever() -> None:
-    lanes = state.decode((V1 / "broker_checkpoint.bin").read_bytes()).lanes
+    lanes = checkpoint_state.decode((V1 / "broker_checkpoint.bin").read_bytes()).lanes
     again = Producers(idle_ms=1_000)
     again.load(lanes)
     assert again.encode() == producers().encode()

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage import checkpoint, consume_queue, durable_mark, frame, key_run, record
-from storage.disk import write_all
-from storage.key_run import KeyRun
-from storage.log import SegmentedLog
-from storage.record import Entry
+from duemq_server.storage import checkpoint, durable_mark, frame, record
+from duemq_server.storage.disk import write_all
+from duemq_server.storage.indexes import consume_queue, key_run
+from duemq_server.storage.indexes.key_run import KeyRun
+from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.record import Entry
 from tests.crash.faulty_disk import FaultyDisk
 
 V1 = Path(__file__).parent / "v1"

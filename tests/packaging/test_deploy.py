@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-import broker.settings
-import nameserver.settings
-import timer_service.settings
-from duemq.rpc.settings import names, read, variable
+import duemq_server.broker.settings
+import duemq_server.nameserver.settings
+import duemq_server.timer_service.settings
+from duemq_server.serving.settings import names, read, variable
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 ENVIRONMENTS = sorted((DEPLOY / "systemd").glob("*.env"))
 SETTINGS = {
-    "nameserver": nameserver.settings.Settings,
-    "broker": broker.settings.Settings,
-    "timer_service": timer_service.settings.Settings,
+    "nameserver": duemq_server.nameserver.settings.Settings,
+    "broker": duemq_server.broker.settings.Settings,
+    "timer_service": duemq_server.timer_service.settings.Settings,
 }
 MODULES = {"nameserver": "nameserver", "broker-0": "broker", "timer-0": "timer_service"}
 

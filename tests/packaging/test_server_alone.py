@@ -101,7 +101,7 @@ def test_spark_and_what_it_needs_are_not_there(python: Path, name: str) -> None:
 
 
 def test_a_cluster_runs_and_delivers(python: Path, tmp_path: Path) -> None:
-    command = [str(python), "-I", "-m", "duemq.cli"]
+    command = [str(python), "-I", "-m", "duemq_cli"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with subprocess.Popen(
         [*command, "up", "--data", str(tmp_path), "--port", "0", "--brokers", "1", "--json"],
@@ -114,16 +114,16 @@ def test_a_cluster_runs_and_delivers(python: Path, tmp_path: Path) -> None:
             ready = next(json.loads(line) for line in up.stdout if '"ready"' in line)
             nameserver = ["--nameserver", ready["nameserver"]]
             sent = run(
-                python, "-m", "duemq.cli", *nameserver, "send", "t", "later", "--delay", "1s"
+                python, "-m", "duemq_cli", *nameserver, "send", "t", "later", "--delay", "1s"
             )
             assert sent.returncode == 0, sent.stderr
             got = run(
                 python,
-                *("-m", "duemq.cli", *nameserver, "consume", "t", "--group", "g"),
+                *("-m", "duemq_cli", *nameserver, "consume", "t", "--group", "g"),
                 *("--from", "earliest", "--count", "1", "--idle-timeout", "60", "--json"),
             )
             assert json.loads(got.stdout)["body"] == "later", got.stderr
-            report = run(python, "-m", "duemq.cli", *nameserver, "trace", "report")
+            report = run(python, "-m", "duemq_cli", *nameserver, "trace", "report")
             assert report.returncode == 1
             assert "duemq-server[analytics]" in report.stderr
         finally:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.balance import (
+from duemq.protocol.balance import (
     AVERAGE,
     AVERAGE_BY_CIRCLE,
     CONSISTENT_HASH,

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from duemq_server.timer_service.disk.housekeeping import Job, Save
+from duemq_server.timer_service.far.look_up import LookUp, Query
+from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, Cancelling
+from duemq_server.timer_service.timers.log_entries import Cancelled
 from tests.property.timer_world import SOURCE, TOPICS, World
-from timer_service.cancelling import CANCELLED, FIRED, Cancelling
-from timer_service.entries import Cancelled
-from timer_service.jobs import Job, Save
-from timer_service.look_up import LookUp, Query
 
 HOUR_MS = 3_600_000
 waits = st.one_of(

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.coordinator import Assignment, Coordinator, Step
-from broker.members import Hello
-from broker.subscriptions import TopicFilter
-from duemq.balance import MessageQueue, allocate, average
-from duemq.balance import coordinator as coordinator_of
 from duemq.errors import FencedMember, NotCoordinator, NotReady
+from duemq.protocol.balance import MessageQueue, allocate, average
+from duemq.protocol.balance import coordinator as coordinator_of
+from duemq_server.broker.groups.coordinator import Assignment, Coordinator, Step
+from duemq_server.broker.groups.members import Hello
+from duemq_server.broker.groups.subscriptions import TopicFilter
 
 TIMEOUT_MS = 10_000
 GROUP = "g"

@@ -5,15 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker import lookup, recovery
-from broker.lookup import Place
-from broker.queues import Queue
-from broker.rules import Rules
-from broker.store import Store
 from duemq.v1 import message_pb2
+from duemq_server.broker.reading import lookup
+from duemq_server.broker.reading.lookup import Place
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.queues import Queue
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
 from tests.crash.faulty_disk import FaultyDisk
-from tests.unit.broker.short_spans import DATA, SPAN, runs_of, save, short_spans
-from tests.unit.broker.test_lookup import (
+from tests.unit.broker.reading.test_lookup import (
     COLLIDING,
     KEYS,
     Stored,
@@ -24,6 +24,7 @@ from tests.unit.broker.test_lookup import (
     settle,
     walk,
 )
+from tests.unit.broker.short_spans import DATA, SPAN, runs_of, save, short_spans
 
 QUEUES = 2
 RULES = Rules(default_queues=QUEUES, timer_queues=1)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import key_run
-from storage.errors import CorruptFile, UnknownVersion
-from storage.key_run import KeyRun
+from duemq_server.storage.errors import CorruptFile, UnknownVersion
+from duemq_server.storage.indexes import key_run
+from duemq_server.storage.indexes.key_run import KeyRun
 from tests.crash.faulty_disk import FaultyDisk
 
 PATH = "/run"

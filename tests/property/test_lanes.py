@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duemq.consumer.lanes import Lanes, Segment
-from duemq.consumer.outcomes import Failed
-from duemq.process_queue import ProcessQueue
+from duemq.consumer.delivery.order_lanes import Lanes, Segment
+from duemq.consumer.fetching.process_queue import ProcessQueue
+from duemq.outcomes import Failed
 
 KEYS = ("a", "b", "c", None)
 ERROR = ValueError("no")

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from storage.errors import DiskFull
-from storage.log import SegmentedLog
+from duemq_server.storage.errors import DiskFull
+from duemq_server.storage.log import SegmentedLog
 from tests.crash.faulty_disk import FaultyDisk
 
 SEGMENT_BYTES = 700

@@ -3,9 +3,9 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from duemq.route import Broker, BrokerQueues, Route, RouteCache, Update
-from nameserver import registry as module
-from nameserver.registry import BrokerReport, Registry, TopicQueues, Version
+from duemq.protocol.route import Broker, BrokerQueues, Route, RouteCache, Update
+from duemq_server.nameserver import registry as module
+from duemq_server.nameserver.registry import BrokerReport, Registry, TopicQueues, Version
 
 EXPIRY_MS = 1_000
 NAMES = st.sampled_from(["a", "b", "c"])

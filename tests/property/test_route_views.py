@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from duemq.errors import InstanceNotFound, InvalidArgument
-from duemq.route import Broker, BrokerQueues, LostBroker, Route, RouteCache, Update
-from duemq.route_views import STALE_MS, Views
-from nameserver.registry import BrokerReport, Registry, TopicQueues, Version
+from duemq.protocol.route import Broker, BrokerQueues, LostBroker, Route, RouteCache, Update
+from duemq.transport.route_views import STALE_MS, Views
+from duemq_server.nameserver.registry import BrokerReport, Registry, TopicQueues, Version
 
 EXPIRY_MS = 3_000
 BROKERS = ("a", "b", "c")

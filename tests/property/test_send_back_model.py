@@ -8,15 +8,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker import names, reader, recovery, retry_record
-from broker.group_configs import GroupConfig, RetryPolicy
-from broker.names import TIMER_TOPIC
-from broker.offsets import GroupQueue, Progress
-from broker.progress import retries_waiting
-from broker.rules import Rules
-from broker.send_back import Failure, SendBacks, SentBack
-from broker.store import Store
-from storage import frame
+from duemq_server.broker.groups.progress import retries_waiting
+from duemq_server.broker.groups.send_back import Failure, SendBacks, SentBack
+from duemq_server.broker.reading import reader
+from duemq_server.broker.records import names, retry_record
+from duemq_server.broker.records.names import TIMER_TOPIC
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.group_configs import GroupConfig, RetryPolicy
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
+from duemq_server.storage import frame
 from tests.crash.faulty_disk import FaultyDisk
 from tests.crash.test_store_power_cut import save, settle
 from tests.unit.broker.batches import batch

@@ -9,12 +9,12 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from duemq import tracing
 from duemq.errors import Corrupt
 from duemq.telemetry import columns
+from duemq.tracing import spans as tracing
 from duemq.v1.trace_pb2 import SpanBatch
-from trace_analytics import schema, spans
-from trace_analytics.plan import QueueRange
+from duemq_analytics.source import schema, spans
+from duemq_analytics.source.plan import QueueRange
 
 # Generating spans takes long where the machine is busy; that says nothing about them.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

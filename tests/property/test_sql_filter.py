@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker.like import Pattern
-from broker.sql_filter import SqlFilter
 from duemq.errors import InvalidArgument
+from duemq_server.broker.filtering.like import Pattern
+from duemq_server.broker.filtering.sql_filter import SqlFilter
 
 # Columns of known type, each twice so that properties compare with one another.
 NUMBERS, TEXTS, BOOLEANS = ("n", "m"), ("s", "t"), ("b", "c")

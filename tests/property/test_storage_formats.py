@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from storage import checkpoint, consume_queue, durable_mark, frame, record
-from storage.errors import CorruptFile, CorruptLog
-from storage.log import SegmentedLog
+from duemq_server.storage import checkpoint, durable_mark, frame, record
+from duemq_server.storage.errors import CorruptFile, CorruptLog
+from duemq_server.storage.indexes import consume_queue
+from duemq_server.storage.log import SegmentedLog
 from tests.crash.faulty_disk import FaultyDisk
 
 DIRECTORY = "/log"

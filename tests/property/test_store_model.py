@@ -19,17 +19,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from broker import reader, recovery
-from broker.names import TIMER_TOPIC
-from broker.offsets import GroupQueue, Progress
-from broker.producers import Stored
-from broker.queues import Queue
-from broker.rules import Rules
-from broker.store import Store
 from duemq.errors import OutOfSequence, Overloaded, ReadOnly
 from duemq.v1 import message_pb2
-from storage.cut import cut
-from storage.errors import DiskFailed, DiskFull
+from duemq_server.broker.reading import reader
+from duemq_server.broker.records.names import TIMER_TOPIC
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.producers import Stored
+from duemq_server.broker.store.queues import Queue
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
+from duemq_server.storage.errors import DiskFailed, DiskFull
+from duemq_server.storage.tools.cut import cut
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.unit.broker.batches import FakeBatch, batch
 

@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from tests.crash.faulty_disk import PowerCut
 from tests.property.timer_world import BROKER, LIMITS, OTHER, TIGHT, TOPICS, World
-from timer_service.limits import AHEAD_MS, Limits
 
 HOUR_MS = 3_600_000
 delays = st.one_of(

@@ -6,11 +6,11 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import names
-from broker.queues import QueueTable
-from broker.topics import Topic
-from storage.disk import RealDisk
-from storage.open_files import OpenFiles
+from duemq_server.broker.records import names
+from duemq_server.broker.store.queues import QueueTable
+from duemq_server.broker.store.topics import Topic
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.open_files import OpenFiles
 
 NAMES = st.from_regex(re.compile(r"[A-Za-z0-9_.|-]{1,12}"), fullmatch=True).filter(
     lambda name: name not in (".", "..")

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from timer_service.wheel import SPAN_MS, Wheel
+from duemq_server.timer_service.timers.wheel import SPAN_MS, Wheel
 
 START_MS = 1_700_000_000_000
 

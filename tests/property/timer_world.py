@@ -4,7 +4,7 @@ The model is what the brokers know: every delayed message they accepted, what wa
 (and refused as a duplicate), which cancels were answered.  Its own checks run as things happen;
 `drain` runs the world to its end and checks that nothing is missing.
 
-The world does what the shell (timer_service/shard.py) does: it tries again what a full disk
+The world does what the shell (timer_service/edge/shard.py) does: it tries again what a full disk
 refused, runs one job at a time, and ticks `AHEAD_MS` before the time.
 """
 
@@ -20,18 +20,24 @@ import numpy as np
 
 from duemq.errors import DuemqError
 from duemq.v1 import message_pb2
-from storage import frame, record
-from storage.errors import DiskFull, LogFull
+from duemq_server.storage import frame, record
+from duemq_server.storage.errors import DiskFull, LogFull
+from duemq_server.timer_service.disk.data_directory import Store, open_store
+from duemq_server.timer_service.disk.housekeeping import Job, Save
+from duemq_server.timer_service.far.look_up import LookUp, Query
+from duemq_server.timer_service.scheduling.cancelling import (
+    CANCELLED,
+    FIRED,
+    NOT_YET,
+    UNKNOWN,
+    Cancelling,
+)
+from duemq_server.timer_service.scheduling.dispatch import NEVER
+from duemq_server.timer_service.scheduling.fire_lane import Batch, Outcome
+from duemq_server.timer_service.scheduling.scheduler import Scheduler
+from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
+from duemq_server.timer_service.timers.log_entries import Cancelled, LaneId, SourceId
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
-from timer_service.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN, Cancelling
-from timer_service.dispatch import NEVER
-from timer_service.entries import Cancelled, LaneId, SourceId
-from timer_service.jobs import Job, Save
-from timer_service.lane import Batch, Outcome
-from timer_service.limits import AHEAD_MS, Limits
-from timer_service.look_up import LookUp, Query
-from timer_service.scheduler import Scheduler
-from timer_service.store import Store, open_store
 
 DATA = "/data"
 START_MS = 1_700_000_000_000

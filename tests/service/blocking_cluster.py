@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import grpc
 
 from duemq.errors import DuemqError, OffsetOutOfRange, TopicNotFound
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import (
     admin_pb2,
     admin_pb2_grpc,

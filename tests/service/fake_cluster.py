@@ -13,8 +13,8 @@ import grpc
 import grpc.aio
 
 from duemq.errors import TopicNotFound
-from duemq.rpc import status
-from duemq.rpc.channel import MESSAGE_BYTES_MAX
+from duemq.transport import status
+from duemq.transport.channel import MESSAGE_BYTES_MAX
 from duemq.v1 import (
     admin_pb2,
     admin_pb2_grpc,

@@ -1,9 +1,9 @@
 """The timer service as a test plays it: it fetches frames of %TIMER% and sends them on."""
 
-from broker.timer_owners import SERVICE_IDS_FROM
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import broker_pb2, message_pb2
-from storage import frame, record
+from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM
+from duemq_server.storage import frame, record
 from tests.service.running_broker import Client
 
 

@@ -9,10 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from broker.process import Broker
-from broker.records import text_hash
-from broker.settings import Settings
-from duemq.rpc import channel, status
+from duemq.transport import channel, status
 from duemq.v1 import (
     admin_pb2_grpc,
     broker_pb2,
@@ -22,7 +19,10 @@ from duemq.v1 import (
     message_admin_pb2_grpc,
     message_pb2,
 )
-from storage.dirlock import DirLock
+from duemq_server.broker.process import Broker
+from duemq_server.broker.records.columns import text_hash
+from duemq_server.broker.settings import Settings
+from duemq_server.storage.dirlock import DirLock
 
 # Nobody listens there: the broker does without.
 NO_NAMESERVER = ("127.0.0.1:1",)

@@ -7,14 +7,14 @@ from typing import Any
 
 import tenacity
 
-from broker.process import Broker
-from duemq.route import RouteCache
-from duemq.rpc.server import Server
+from duemq.protocol.route import RouteCache
 from duemq.v1 import admin_pb2
-from nameserver.clock import SteadyClock
-from nameserver.registry import Registry
-from nameserver.servicer import OVERRIDES, SERVICE, NameserverServicer
-from nameserver.settings import Settings as NameserverSettings
+from duemq_server.broker.process import Broker
+from duemq_server.nameserver.clock import SteadyClock
+from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
+from duemq_server.nameserver.registry import Registry
+from duemq_server.nameserver.settings import Settings as NameserverSettings
+from duemq_server.serving.server import Server
 from tests.service.running_broker import Client, batch, running_broker
 
 HEARTBEAT_S = 0.1

@@ -9,7 +9,6 @@ import pytest
 
 import duemq
 from duemq.aio import Admin, PullConsumer, PushConsumer
-from duemq.balance import MessageQueue
 from duemq.consumer.settings import ConsumerSettings
 from duemq.descriptions import OffsetChange
 from duemq.errors import (
@@ -20,7 +19,8 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
-from duemq.retry_policy import ExponentialDelays
+from duemq.protocol.balance import MessageQueue
+from duemq.protocol.retry_policy import ExponentialDelays
 from duemq.settings import ClientSettings
 from duemq.v1 import broker_pb2
 from tests.service.running_broker import topic_name

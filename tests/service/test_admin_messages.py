@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 import duemq
-from duemq.aio import Admin, Producer, PushConsumer, finding
+from duemq.administering import finding
+from duemq.aio import Admin, Producer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.descriptions import DeliveryState, FoundMessages
 from duemq.errors import InvalidArgument, QueueNotFound, TopicNotFound
 from duemq.settings import ClientSettings
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
-from tests.unit.broker.test_lookup import COLLIDING
+from tests.unit.broker.reading.test_lookup import COLLIDING
 
 BROKERS = ("b0", "b1")
 

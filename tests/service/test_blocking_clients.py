@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import duemq
-from duemq import loop_thread
 from duemq.errors import Closed, InvalidArgument, Timeout, Unavailable
-from duemq.loop_thread import LoopThread
 from duemq.settings import ClientSettings, ProducerSettings
+from duemq.transport import loop_thread
+from duemq.transport.loop_thread import LoopThread
 from tests.service.fake_cluster import FakeCluster
 
 

@@ -10,9 +10,9 @@ import pytest
 
 import duemq
 from duemq.aio import Producer, PushConsumer
-from duemq.balance import MessageQueue
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Corrupt, InvalidArgument
+from duemq.protocol.balance import MessageQueue
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 

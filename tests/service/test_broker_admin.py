@@ -11,10 +11,10 @@ from duemq.errors import (
     TopicExists,
     TopicNotFound,
 )
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import admin_pb2
-from storage.disk import RealFile
-from storage.errors import DiskFailed
+from duemq_server.storage.disk import RealFile
+from duemq_server.storage.errors import DiskFailed
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 
 

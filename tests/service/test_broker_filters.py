@@ -8,11 +8,12 @@ from random import Random
 
 import pytest
 
-from broker import filtered_read, reader, sender
-from broker.process import Broker
 from duemq.errors import InvalidArgument
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import broker_pb2, group_pb2, message_pb2
+from duemq_server.broker.edge import send_requests
+from duemq_server.broker.process import Broker
+from duemq_server.broker.reading import filtered_read, reader
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 
 WAIT_MS = 20_000
@@ -196,7 +197,9 @@ async def test_a_scan_lets_others_have_a_turn(both: tuple[Broker, Client]) -> No
 async def test_what_is_no_record_matches_nothing_and_holds_nothing_up(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender, "_check_decodable", lambda batch: None)  # as older brokers did
+    monkeypatch.setattr(
+        send_requests, "_check_decodable", lambda batch: None
+    )  # as older brokers did
     topic = topic_name()
     good = orders(1)[0].SerializeToString()
     broken = b"\x32\x7fnot a record"
@@ -329,8 +332,8 @@ def test_a_record_that_is_none_is_not_handed_out() -> None:
         def read(self, position: int, length: int, nowait: bool = False) -> memoryview:
             return memoryview(b"\x0a\x05wrong")[:length]
 
-    from broker.selection import Run
     from duemq.errors import Corrupt
+    from duemq_server.broker.reading.selection import Run
 
     run = Run(0, 1, 100, 106, 50, 0, 10_000)
     with pytest.raises(Corrupt):

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from broker.process import Broker
 from duemq.errors import (
     DuemqError,
     GroupNotFound,
     InvalidArgument,
     TopicNotFound,
 )
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2, group_admin_pb2, group_pb2, message_pb2
+from duemq_server.broker.process import Broker
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 from tests.service.running_cluster import until
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from broker import lookup, message_admin_servicer, sender
-from broker.records import text_hash
 from duemq.errors import (
     Corrupt,
     InvalidArgument,
@@ -19,10 +17,13 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import broker_pb2, message_admin_pb2, message_pb2, view_pb2
+from duemq_server.broker.edge import message_admin_servicer, send_requests
+from duemq_server.broker.reading import lookup
+from duemq_server.broker.records.columns import text_hash
 from tests.service.running_broker import Client, running_broker, topic_name
-from tests.unit.broker.test_lookup import COLLIDING
+from tests.unit.broker.reading.test_lookup import COLLIDING
 
 
 @pytest.fixture
@@ -144,7 +145,9 @@ async def test_a_start_again_finds_the_same_from_the_disk(tmp_path: Path) -> Non
 async def test_what_is_no_record_is_passed_by_or_shown_as_a_body(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender, "_check_decodable", lambda batch: None)  # as older brokers did
+    monkeypatch.setattr(
+        send_requests, "_check_decodable", lambda batch: None
+    )  # as older brokers did
     topic = topic_name()
     torn = view_pb2.BatchView(
         topic=topic,

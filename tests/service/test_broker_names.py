@@ -45,7 +45,7 @@ async def test_one_that_comes_later_to_its_nameserver_ends(cluster, tmp_path, mo
     async def unasked(self) -> None:
         pass
 
-    monkeypatch.setattr("duemq.rpc.registration.Registration.check_free", unasked)
+    monkeypatch.setattr("duemq_server.serving.registration.Registration.check_free", unasked)
     async with second(cluster, tmp_path / "other") as (broker, _):
         with pytest.raises(InvalidArgument, match="another data directory"):
             await broker.run(asyncio.Event())

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from duemq.errors import DuemqError, InvalidArgument
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import broker_pb2, error_pb2, message_pb2
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 

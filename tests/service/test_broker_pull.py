@@ -8,15 +8,15 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from broker import reader
-from broker.process import Broker
-from broker.timer_owners import SERVICE_IDS_FROM
 from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2
-from storage import frame, record
-from storage.cut import cut
-from storage.disk import RealDisk
+from duemq_server.broker.process import Broker
+from duemq_server.broker.reading import reader
+from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM
+from duemq_server.storage import frame, record
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.tools.cut import cut
 from tests.service.played_timer import claim_queues
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 from tests.service.running_cluster import until

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from broker import sender
-from broker.process import now_ms
 from duemq.errors import (
     DuemqError,
     ErrorCode,
@@ -17,8 +15,10 @@ from duemq.errors import (
     TooLarge,
     TopicNotFound,
 )
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2
+from duemq_server.broker.edge import send_requests
+from duemq_server.broker.process import now_ms
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 
 
@@ -263,8 +263,8 @@ async def test_a_repeat_is_answered_while_the_disk_is_too_far_behind_for_more(
 ) -> None:
     topic = topic_name()
     [first] = await client.send(batch(topic, [b"a"], producer_id=7))
-    monkeypatch.setattr(sender, "PENDING_BYTES_HIGH", -1)
-    monkeypatch.setattr(sender, "ROOM_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(send_requests, "PENDING_BYTES_HIGH", -1)
+    monkeypatch.setattr(send_requests, "ROOM_TIMEOUT_S", 0.01)
     [again] = await client.send(batch(topic, [b"a"], producer_id=7))
     assert (again.duplicate, again.base_offset) == (True, first.base_offset)
     with pytest.raises(Overloaded):

@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from duemq import aio, handle
+from duemq import aio
 from duemq.errors import InvalidArgument, Unavailable
+from duemq.producing import handle
+from duemq.producing.cancels import CancelOutcome
 from duemq.settings import ClientSettings
-from duemq.timers import CancelOutcome
 from tests.service.fake_cluster import FakeCluster
 from tests.service.running_cluster import until
 

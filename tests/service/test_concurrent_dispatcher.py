@@ -10,15 +10,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from duemq.balance import MessageQueue
-from duemq.consumer import dispatcher
-from duemq.consumer.dispatcher import ConcurrentDispatcher
-from duemq.consumer.fetcher import Source
-from duemq.consumer.outcomes import BatchFailed, DeadLetter, NotTaken, Outcome, RetryLater
+from duemq.consumer.delivery import concurrent
+from duemq.consumer.delivery.concurrent import ConcurrentDispatcher
+from duemq.consumer.fetching.fetcher import Source
+from duemq.consumer.fetching.process_queue import Chunk
+from duemq.consumer.fetching.subscription import ALL
 from duemq.consumer.settings import ConsumerSettings
-from duemq.consumer.subscription import ALL
 from duemq.message import Message, Origin
-from duemq.process_queue import Chunk
+from duemq.outcomes import BatchFailed, DeadLetter, NotTaken, Outcome, RetryLater
+from duemq.protocol.balance import MessageQueue
 from duemq.v1.message_pb2 import Record
 from tests.service.running_cluster import until
 
@@ -207,8 +207,8 @@ async def test_a_worker_that_is_cut_off_tells_of_earlier_failures_at_once(script
 
 async def test_every_message_ends_in_one_way_however_often_workers_are_cut_off(monkeypatch) -> None:
     """Workers are looked at all the time, and callbacks end at any moment of a look."""
-    monkeypatch.setattr(dispatcher, "LOOK_S", 0.0005)
-    monkeypatch.setattr(dispatcher, "SLOW_S", 0.001)
+    monkeypatch.setattr(concurrent, "LOOK_S", 0.0005)
+    monkeypatch.setattr(concurrent, "SLOW_S", 0.001)
     count = 20_000
     chance = random.Random(7)
     slow = {n: chance.uniform(0, 0.003) for n in chance.sample(range(count), 400)}
@@ -230,7 +230,7 @@ async def test_every_message_ends_in_one_way_however_often_workers_are_cut_off(m
             raise ValueError
         done.append(message.offset)
 
-    logging.getLogger("duemq.consumer.dispatcher").setLevel(logging.ERROR)
+    logging.getLogger("duemq.consumer.delivery.concurrent").setLevel(logging.ERROR)
     try:
         async with bench(receive, threads=4) as b:
             for past in range(1_000, count + 1, 1_000):
@@ -241,7 +241,7 @@ async def test_every_message_ends_in_one_way_however_often_workers_are_cut_off(m
             assert sorted(done) == sorted(set(range(count)) - failing)
             assert b.settler.offsets == sorted(failing)
     finally:
-        logging.getLogger("duemq.consumer.dispatcher").setLevel(logging.NOTSET)
+        logging.getLogger("duemq.consumer.delivery.concurrent").setLevel(logging.NOTSET)
 
 
 # --- hanging ----------------------------------------------------------------------------------

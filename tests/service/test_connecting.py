@@ -8,12 +8,12 @@ import pytest
 
 import duemq
 from duemq import aio
-from duemq.client import Client
 from duemq.errors import InvalidArgument, Unavailable
-from duemq.rpc.server import Server
-from duemq.rpc.settings import ProcessSettings
 from duemq.settings import ClientSettings
+from duemq.transport.cluster_client import Client
 from duemq.v1 import broker_pb2, timer_pb2
+from duemq_server.serving.server import Server
+from duemq_server.serving.settings import ProcessSettings
 from tests.service.fake_cluster import FakeCluster
 
 SOON = ClientSettings(connect_timeout_s=1.5)

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from broker import recovery
 from duemq.aio import Admin
 from duemq.errors import OffsetOutOfRange, Unavailable
 from duemq.v1 import broker_pb2
-from storage.cut import cut
-from storage.disk import RealDisk
+from duemq_analytics.options import Options
+from duemq_analytics.source import plan
+from duemq_analytics.source.client import QueueClient
+from duemq_server.broker.store import recovery
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.tools.cut import cut
 from tests.service.running_cluster import Cluster, running_cluster
-from trace_analytics import plan
-from trace_analytics.client import QueueClient
-from trace_analytics.options import Options
 
 TOPIC, GROUP = "orders", "billing"
 

@@ -2,8 +2,8 @@
 
 from duemq import aio
 from duemq.testing import MemoryCluster
-from storage.check import check
-from storage.disk import RealDisk
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.tools.check import check
 from tests.service.running_cluster import running_cluster, until
 
 NAMES = ["orders.eu.v2", "orders.eu", "orders", ".hidden", "orders."]

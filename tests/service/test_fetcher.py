@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker import pull_stream
 from duemq.aio import PullConsumer, PushConsumer
-from duemq.balance import MessageQueue
-from duemq.consumer.fetcher import REQUESTS_TO_MERGE
+from duemq.consumer.fetching.fetcher import REQUESTS_TO_MERGE
 from duemq.consumer.settings import ConsumerSettings
+from duemq.protocol.balance import MessageQueue
 from duemq.v1 import broker_pb2
+from duemq_server.broker.edge import pull_stream
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 

@@ -12,15 +12,16 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from broker import pull_encoding, recovery
-from broker.offsets import Offsets
-from broker.process import Broker
-from broker.pull_stream import UNWRITTEN_MAX
-from broker.rules import Rules
 from duemq.errors import DuemqError, InvalidArgument, Overloaded, TopicNotFound
-from duemq.rpc import channel, status
+from duemq.protocol.record_bytes import varint
+from duemq.transport import channel, status
 from duemq.v1 import admin_pb2, broker_pb2, message_pb2, view_pb2
-from storage.disk import RealDisk
+from duemq_server.broker.edge.pull_stream import UNWRITTEN_MAX
+from duemq_server.broker.process import Broker
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.offsets import Offsets
+from duemq_server.broker.store.rules import Rules
+from duemq_server.storage.disk import RealDisk
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 
 INT64_MAX = (1 << 63) - 1
@@ -355,7 +356,7 @@ async def test_a_record_that_generated_clients_cannot_decode_is_refused(
     client: Client, size: int, arrays: bool
 ) -> None:
     record = b"\x12\x02\xff\xfe" + message_pb2.Record(body=b"x" * size).SerializeToString()
-    records = b"\x0a" + pull_encoding.varint(len(record)) + record
+    records = b"\x0a" + varint(len(record)) + record
     view = view_pb2.BatchView(topic=topic_name(), records=records)
     if arrays:
         view.sizes = len(records).to_bytes(4, "little")

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from duemq.errors import InvalidArgument, Overloaded
-from duemq.rpc import channel, status
-from duemq.rpc.server import Server
+from duemq.transport import channel, status
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1 import nameserver_pb2_grpc
-from nameserver.registry import GONE_MAX, BrokerReport, Registry, TopicQueues, Version
-from nameserver.servicer import OVERRIDES, SERVICE, NameserverServicer
-from nameserver.settings import Settings
+from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
+from duemq_server.nameserver.registry import GONE_MAX, BrokerReport, Registry, TopicQueues, Version
+from duemq_server.nameserver.settings import Settings
+from duemq_server.serving.server import Server
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.key_builder import TEMPORARY, KeyBuilder, Span
-from broker.process import Broker
 from duemq.v1 import admin_pb2
-from storage.errors import CorruptFile, DiskFull
+from duemq_server.broker.process import Broker
+from duemq_server.broker.store.key_builder import TEMPORARY, KeyBuilder, Span
+from duemq_server.storage.errors import CorruptFile, DiskFull
 from tests.service.running_broker import Client, running_broker
 from tests.service.running_cluster import until
 from tests.service.test_broker_message_admin import find, record, send

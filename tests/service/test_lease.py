@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import pytest
 
-from duemq.balance import MessageQueue
-from duemq.consumer.lease import Lease
-from duemq.consumer.membership import Membership
-from duemq.consumer.subscription import ALL
-from duemq.route import Broker, RouteCache, Update
+from duemq.consumer.delivery.lease import Lease
+from duemq.consumer.fetching.subscription import ALL
+from duemq.consumer.group.membership import Membership
+from duemq.protocol.balance import MessageQueue
+from duemq.protocol.route import Broker, RouteCache, Update
 from duemq.v1 import group_pb2, group_pb2_grpc
 from tests.service.running_cluster import until
 

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from duemq import message_ids
-from duemq.aio import Admin, Producer, finding
+from duemq.administering import finding
+from duemq.aio import Admin, Producer
+from duemq.protocol import message_ids
 from duemq.v1 import broker_pb2, message_pb2
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster

@@ -8,16 +8,16 @@ import grpc.aio
 import pytest
 
 from duemq import errors
-from duemq.rpc import channel, status
-from duemq.rpc.registration import Registration
-from duemq.rpc.server import Server
-from duemq.rpc.watch import RouteWatcher
+from duemq.transport import channel, status
+from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1.nameserver_pb2_grpc import NameserverStub
-from nameserver import loops
-from nameserver.registry import BrokerReport, Registry, Version
-from nameserver.servicer import OVERRIDES, SERVICE, NameserverServicer
-from nameserver.settings import Settings
+from duemq_server.nameserver import loops
+from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
+from duemq_server.nameserver.registry import BrokerReport, Registry, Version
+from duemq_server.nameserver.settings import Settings
+from duemq_server.serving.registration import Registration
+from duemq_server.serving.server import Server
 from tests.service.cut_link import link_to
 
 WAIT_S = 30.0
@@ -485,7 +485,7 @@ async def test_killing_one_of_two_nameservers_disturbs_nothing():
 
 async def test_what_a_dead_nameserver_said_counts_for_a_while_only(monkeypatch):
     """When all else is quiet, the watcher's own clock ends it."""
-    monkeypatch.setattr("duemq.route_views.STALE_MS", 50)
+    monkeypatch.setattr("duemq.transport.route_views.STALE_MS", 50)
     async with (
         running() as one,
         running() as two,

@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 
 import duemq
-from broker.offsets import GENERATION_MARKS
 from duemq.aio import Producer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.v1 import broker_pb2
+from duemq_server.broker.store.offsets import GENERATION_MARKS
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 

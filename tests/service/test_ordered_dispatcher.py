@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from duemq.balance import MessageQueue
-from duemq.consumer.fetcher import Source
-from duemq.consumer.lease import Lease
-from duemq.consumer.ordered import OrderedDispatcher
-from duemq.consumer.outcomes import BatchFailed, DeadLetter, NotTaken, Outcome, RetryLater
+from duemq.consumer.delivery.in_order import OrderedDispatcher
+from duemq.consumer.delivery.lease import Lease
+from duemq.consumer.fetching.fetcher import Source
+from duemq.consumer.fetching.subscription import ALL
 from duemq.consumer.settings import ConsumerSettings
-from duemq.consumer.subscription import ALL
 from duemq.message import Message, Origin
+from duemq.outcomes import BatchFailed, DeadLetter, NotTaken, Outcome, RetryLater
+from duemq.protocol.balance import MessageQueue
 from duemq.v1.message_pb2 import Record
 from tests.service.running_cluster import until
 

@@ -10,10 +10,11 @@ import grpc
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from duemq import telemetry, tracing
+from duemq import telemetry
 from duemq.errors import InvalidArgument, Unavailable
 from duemq.telemetry.otlp import OtlpSpanExporter
 from duemq.telemetry.pipeline import Pipeline
+from duemq.tracing import spans
 from tests.service.otlp_collector import collecting, nobody
 
 
@@ -25,7 +26,7 @@ def collector():
 
 @pytest.fixture
 def pipeline_to(monkeypatch):
-    """Makes pipelines; spans of `duemq.tracing` go there."""
+    """Makes pipelines; spans of `duemq.tracing.spans` go there."""
     made = []
 
     def make(address, **variables):
@@ -35,20 +36,20 @@ def pipeline_to(monkeypatch):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         provider = TracerProvider(shutdown_on_exit=False)
-        tracing.use(provider)
+        spans.use(provider)
         pipeline = Pipeline(provider, OtlpSpanExporter())
         made.append(pipeline)
         return pipeline
 
     yield make
-    tracing.use(None)
+    spans.use(None)
     for pipeline in made:
         pipeline.shutdown(timeout_s=0.0)
 
 
 def send(count, topic="orders"):
     for i in range(count):
-        tracing.start_send(topic, f"m{i}").stored("broker-0", 0, i)
+        spans.start_send(topic, f"m{i}").stored("broker-0", 0, i)
 
 
 def lines(caplog):

@@ -11,18 +11,18 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from duemq import balance
 from duemq.aio import PushConsumer
-from duemq.balance import MessageQueue
-from duemq.consumer.offsets import OffsetClient
+from duemq.consumer.fetching.offset_client import OffsetClient
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Timeout
-from duemq.rpc.server import Server
-from nameserver import loops
-from nameserver.clock import SteadyClock
-from nameserver.registry import BrokerReport, Registry, Version
-from nameserver.servicer import OVERRIDES, SERVICE, NameserverServicer
-from nameserver.settings import Settings
+from duemq.protocol import balance
+from duemq.protocol.balance import MessageQueue
+from duemq_server.nameserver import loops
+from duemq_server.nameserver.clock import SteadyClock
+from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
+from duemq_server.nameserver.registry import BrokerReport, Registry, Version
+from duemq_server.nameserver.settings import Settings
+from duemq_server.serving.server import Server
 from tests.service.cut_link import Link, link_to
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, until

@@ -19,7 +19,7 @@ from duemq.errors import (
     Unavailable,
 )
 from duemq.message import Outgoing
-from duemq.sending.intake import EARLY_BATCHES_MAX
+from duemq.producing.intake import EARLY_BATCHES_MAX
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq.v1 import error_pb2
 from tests.service.fake_cluster import STORE_MS, FakeCluster, refusal
@@ -451,7 +451,7 @@ async def test_an_unknown_topic_is_created_on_every_broker(two):
 
 
 async def test_a_broker_that_is_slow_to_make_a_topic_makes_it_all_the_same(two, monkeypatch):
-    monkeypatch.setattr("duemq.client.CREATE_GRACE_S", 0.01)
+    monkeypatch.setattr("duemq.transport.cluster_client.CREATE_GRACE_S", 0.01)
     slow = two.brokers["b"]
     make, go_on = slow.CreateTopic, asyncio.Event()
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 import pytest
 
 from duemq.aio import PullConsumer
-from duemq.balance import MessageQueue
 from duemq.errors import (
     Closed,
     Internal,
@@ -17,6 +16,7 @@ from duemq.errors import (
     QueueNotFound,
     TopicNotFound,
 )
+from duemq.protocol.balance import MessageQueue
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 

@@ -11,21 +11,21 @@ import grpc.aio
 import pytest
 
 import duemq
-from broker import groups
-from broker.batch import Batch
-from broker.offsets import GENERATION_MARKS, GroupQueue, newest_generation
-from broker.send_back_service import SendBackService
-from duemq import balance
 from duemq.aio import Admin, PushConsumer
-from duemq.balance import MessageQueue
-from duemq.consumer import offsets
-from duemq.consumer.offsets import OffsetClient
-from duemq.consumer.outcomes import DeadLetter, RetryLater
+from duemq.consumer.fetching import offset_client as offsets
+from duemq.consumer.fetching.offset_client import OffsetClient
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Closed, FencedMember, InvalidArgument, ReadOnly, Unavailable
-from duemq.loop_thread import LoopThread
-from duemq.rpc import status
+from duemq.outcomes import DeadLetter, RetryLater
+from duemq.protocol import balance
+from duemq.protocol.balance import MessageQueue
+from duemq.transport import status
+from duemq.transport.loop_thread import LoopThread
 from duemq.v1 import admin_pb2, broker_pb2, group_pb2, message_pb2
+from duemq_server.broker.edge import offset_requests as groups
+from duemq_server.broker.edge.send_back_requests import SendBackService
+from duemq_server.broker.records.batch import Batch
+from duemq_server.broker.store.offsets import GENERATION_MARKS, GroupQueue, newest_generation
 from tests.service.played_timer import fire, records_in, timed_frames
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until

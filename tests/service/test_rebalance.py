@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
-from duemq import balance
 from duemq.aio import PushConsumer
-from duemq.balance import MessageQueue
-from duemq.consumer.offsets import OffsetClient
+from duemq.consumer.fetching.offset_client import OffsetClient
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import FencedMember, InvalidArgument
+from duemq.protocol import balance
+from duemq.protocol.balance import MessageQueue
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 

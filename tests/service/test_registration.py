@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from duemq.rpc.registration import Registration
 from duemq.v1 import nameserver_pb2
+from duemq_server.serving.registration import Registration
 
 LONG_S = 3_600.0
 WAIT_S = 30.0

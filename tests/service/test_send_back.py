@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
-from broker import reader, send_back_service
-from broker.process import Broker
 from duemq.errors import (
     GroupNotFound,
     InvalidArgument,
     Overloaded,
     PermissionDenied,
 )
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2, message_pb2
-from storage import record
+from duemq_server.broker.edge import send_back_requests
+from duemq_server.broker.process import Broker
+from duemq_server.broker.reading import reader
+from duemq_server.storage import record
 from tests.service.played_timer import fire, records_in, timed_frames
 from tests.service.running_broker import Client, batch, records_of, running_broker, topic_name
 
@@ -192,7 +193,7 @@ async def test_sent_back_together_at_the_same_time_it_is_stored_once(
     calls = 4
     barrier = asyncio.Event()
     reading = 0
-    whole = send_back_service.SendBackService._read
+    whole = send_back_requests.SendBackService._read
 
     async def read(self: Any, places: Any) -> Any:
         nonlocal reading
@@ -203,7 +204,7 @@ async def test_sent_back_together_at_the_same_time_it_is_stored_once(
         await barrier.wait()
         return records
 
-    monkeypatch.setattr(send_back_service.SendBackService, "_read", read)
+    monkeypatch.setattr(send_back_requests.SendBackService, "_read", read)
     found = await asyncio.gather(*(outcomes(client, failed(topic, 5)) for _ in range(calls)))
     assert sorted(each for [each] in found) == ["duplicate"] * (calls - 1) + ["retry"]
     assert sum(each.count for each in await timed_frames(client)) == 1
@@ -229,8 +230,8 @@ async def test_a_disk_that_is_behind_is_waited_for_a_while(
 ) -> None:
     topic = await filled(client)
     with monkeypatch.context() as behind:
-        behind.setattr(send_back_service, "PENDING_BYTES_HIGH", -1)
-        behind.setattr(send_back_service, "ROOM_TIMEOUT_S", 0.01)
+        behind.setattr(send_back_requests, "PENDING_BYTES_HIGH", -1)
+        behind.setattr(send_back_requests, "ROOM_TIMEOUT_S", 0.01)
         with pytest.raises(Overloaded):
             await send_back(client, failed(topic, 5))
     assert await outcomes(client, failed(topic, 5)) == ["retry"]
@@ -270,7 +271,7 @@ async def test_a_large_request_is_stored_in_pieces(client: Client) -> None:
     frames = await timed_frames(client)
     assert len(frames) > 1
     assert all(
-        each.payload_length <= send_back_service.PIECE_BYTES_MAX + (1 << 20) for each in frames
+        each.payload_length <= send_back_requests.PIECE_BYTES_MAX + (1 << 20) for each in frames
     )
     assert [found.body for each in frames for found in records_in(each)] == bodies
 

@@ -9,15 +9,15 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from duemq import tracing
-from duemq.balance import MessageQueue
-from duemq.client import Client
-from duemq.consumer.fetcher import Source
-from duemq.consumer.offsets import OffsetClient
-from duemq.consumer.outcomes import Outcome
-from duemq.consumer.settler import MESSAGES_PER_REQUEST_MAX, SendBacks
-from duemq.consumer.subscription import ALL
+from duemq.consumer.fetching.fetcher import Source
+from duemq.consumer.fetching.offset_client import OffsetClient
+from duemq.consumer.fetching.subscription import ALL
+from duemq.consumer.group.send_backs import MESSAGES_PER_REQUEST_MAX, SendBacks
 from duemq.message import Message, Origin
+from duemq.outcomes import Outcome
+from duemq.protocol.balance import MessageQueue
+from duemq.tracing import spans
+from duemq.transport.cluster_client import Client
 from duemq.v1 import error_pb2
 from duemq.v1.message_pb2 import Record
 from tests.service.fake_cluster import STORE_MS, FakeBroker, FakeCluster, refusal
@@ -146,9 +146,9 @@ def recorded():
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing.use(provider)
+    spans.use(provider)
     yield exporter
-    tracing.use(None)
+    spans.use(None)
     provider.shutdown()
 
 
@@ -159,8 +159,8 @@ async def test_each_sending_back_is_a_span(recorded) -> None:
         assert not await m.fail(42)
         done, refused = recorded.get_finished_spans()
         assert done.name == refused.name == "settle orders"
-        assert done.attributes[tracing.ATTEMPT] == 1
-        assert done.attributes[tracing.DUE_MS] == STORE_MS + 5_000
-        assert done.attributes[tracing.GROUP] == "billing"
-        assert tracing.ERROR_TYPE not in done.attributes
-        assert refused.attributes[tracing.ERROR_TYPE] == "READ_ONLY"
+        assert done.attributes[spans.ATTEMPT] == 1
+        assert done.attributes[spans.DUE_MS] == STORE_MS + 5_000
+        assert done.attributes[spans.GROUP] == "billing"
+        assert spans.ERROR_TYPE not in done.attributes
+        assert refused.attributes[spans.ERROR_TYPE] == "READ_ONLY"

@@ -13,11 +13,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from duemq import errors
-from duemq.rpc import channel, metrics, status
-from duemq.rpc.server import Server, add_service
-from duemq.rpc.settings import ProcessSettings
+from duemq.transport import channel, status
 from duemq.v1 import broker_pb2, view_pb2
 from duemq.v1.broker_pb2_grpc import BrokerStub
+from duemq_server.serving import metrics
+from duemq_server.serving.server import Server, add_service
+from duemq_server.serving.settings import ProcessSettings
 
 SERVICE = broker_pb2.DESCRIPTOR.services_by_name["Broker"]
 VIEWS = {

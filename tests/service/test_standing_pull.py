@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.process import Broker
-from broker.pull import CREDIT_RECORDS_MAX
 from duemq.errors import InvalidArgument
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2, message_pb2
+from duemq_server.broker.process import Broker
+from duemq_server.broker.reading.pull import CREDIT_RECORDS_MAX
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 from tests.service.running_cluster import until
 

@@ -13,13 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from broker import process as broker_process
-from broker import timer_owners
 from duemq.aio import Admin
-from duemq.cli.app import cli
-from duemq.cli.exits import Exit
 from duemq.errors import ErrorCode, FencedTimer, InvalidArgument
-from duemq.rpc import status
+from duemq.transport import status
 from duemq.v1 import (
     admin_pb2,
     broker_pb2,
@@ -27,8 +23,16 @@ from duemq.v1 import (
     timer_admin_pb2_grpc,
     timer_pb2,
 )
-from storage.disk import RealDisk
-from storage.set_aside import set_aside
+from duemq_cli.app import cli
+from duemq_cli.exits import Exit
+from duemq_server.broker import process as broker_process
+from duemq_server.broker.records import timer_owners
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.tools.set_aside import set_aside
+from duemq_server.timer_service.edge import broker_links
+from duemq_server.timer_service.edge import fire_stream as timer_sender
+from duemq_server.timer_service.edge import shard as timer_shard
+from duemq_server.timer_service.scheduling import scheduler
 from tests.service.running_broker import batch
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_service import (
@@ -39,9 +43,6 @@ from tests.service.test_timer_service import (
     running_shard,
     send,
 )
-from timer_service import links, scheduler
-from timer_service import sender as timer_sender
-from timer_service import shard as timer_shard
 
 HOUR_MS = 3_600_000
 
@@ -236,7 +237,7 @@ async def test_nothing_is_early_by_the_brokers_clock(
 ) -> None:
     real = broker_process.now_ms
     monkeypatch.setattr(broker_process, "now_ms", lambda: real() - behind_ms)
-    monkeypatch.setattr(links, "CLOCK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(broker_links, "CLOCK_INTERVAL_S", 0.05)
     async with running_cluster(tmp_path, "b0") as cluster:
         await cluster.create_topic(TOPIC, queues=2)
         async with running_shard(cluster, tmp_path) as shard:
@@ -272,7 +273,7 @@ async def test_what_a_clock_that_was_set_ahead_handed_out_is_not_early(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was dispatched before anybody noticed; then the service keeps to the broker's clock."""
-    monkeypatch.setattr(links, "CLOCK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(broker_links, "CLOCK_INTERVAL_S", 0.05)
     ahead_s = 0
     clock = SimpleNamespace(
         time=lambda: time.time() + ahead_s,
@@ -343,10 +344,10 @@ async def test_a_clock_that_is_set_is_said(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(links, "CLOCK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(broker_links, "CLOCK_INTERVAL_S", 0.01)
     async with running_shard(cluster, tmp_path):
-        real = links.now_ms
-        monkeypatch.setattr(links, "now_ms", lambda: real() + HOUR_MS)
+        real = broker_links.now_ms
+        monkeypatch.setattr(broker_links, "now_ms", lambda: real() + HOUR_MS)
         await until(lambda: "clock was set by +3600" in caplog.text)
 
 

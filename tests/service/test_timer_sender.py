@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from timer_service import sender
-from timer_service.clocks import BrokerClock
-from timer_service.dispatch import NEVER
+from duemq_server.timer_service.edge import fire_stream
+from duemq_server.timer_service.scheduling.clocks import BrokerClock
+from duemq_server.timer_service.scheduling.dispatch import NEVER
 
 DUE_MS = 5
 
@@ -31,25 +31,25 @@ async def test_a_batch_that_falls_due_between_two_looks_at_the_clock_is_sent(
     first: int, monkeypatch
 ) -> None:
     clock = count(first)
-    monkeypatch.setattr(sender, "now_ms", lambda: next(clock))
-    monkeypatch.setattr(sender.Sender, "_run", lambda self: asyncio.sleep(0))
+    monkeypatch.setattr(fire_stream, "now_ms", lambda: next(clock))
+    monkeypatch.setattr(fire_stream.Sender, "_run", lambda self: asyncio.sleep(0))
     sent: asyncio.Future[list[SimpleNamespace]] = asyncio.get_running_loop().create_future()
 
     async def send(self, call, batches) -> None:
         sent.set_result(batches)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(sender.Sender, "_send", send)
+    monkeypatch.setattr(fire_stream.Sender, "_send", send)
     held = Held()
     shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=held))
-    writing = asyncio.create_task(sender.Sender(shard, "b", "b:1", BrokerClock())._write(None))
+    writing = asyncio.create_task(fire_stream.Sender(shard, "b", "b:1", BrokerClock())._write(None))
     assert await asyncio.wait_for(sent, 30) is held.batches
     writing.cancel()
 
 
 async def test_an_idle_stream_sends_ahead_and_a_busy_one_when_due(monkeypatch) -> None:
-    monkeypatch.setattr(sender, "now_ms", lambda: DUE_MS - sender.SENT_AHEAD_MS)
-    monkeypatch.setattr(sender.Sender, "_run", lambda self: asyncio.sleep(0))
+    monkeypatch.setattr(fire_stream, "now_ms", lambda: DUE_MS - fire_stream.SENT_AHEAD_MS)
+    monkeypatch.setattr(fire_stream.Sender, "_run", lambda self: asyncio.sleep(0))
     looked, sent = asyncio.Event(), asyncio.Event()
 
     async def send(self, call, batches) -> None:
@@ -61,10 +61,10 @@ async def test_an_idle_stream_sends_ahead_and_a_busy_one_when_due(monkeypatch) -
             looked.set()
             return super().next_retry_ms(broker, now_ms)
 
-    monkeypatch.setattr(sender.Sender, "_send", send)
+    monkeypatch.setattr(fire_stream.Sender, "_send", send)
     shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=Looked()))
-    stream = sender.Sender(shard, "b", "b:1", BrokerClock())
-    stream._requests.append(sender._Request(1, [], 0))
+    stream = fire_stream.Sender(shard, "b", "b:1", BrokerClock())
+    stream._requests.append(fire_stream._Request(1, [], 0))
     writing = asyncio.create_task(stream._write(None))
     await asyncio.wait_for(looked.wait(), 30)
     assert not sent.is_set()

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from duemq.errors import ErrorCode
-from duemq.rpc import channel, status
+from duemq.transport import channel, status
 from duemq.v1 import broker_pb2, message_pb2, timer_pb2, timer_pb2_grpc
-from storage.dirlock import DirLock
+from duemq_server.storage.dirlock import DirLock
+from duemq_server.timer_service.edge import servicer
+from duemq_server.timer_service.process import TimerService
+from duemq_server.timer_service.settings import Settings
 from tests.service.running_broker import batch
 from tests.service.running_cluster import HEARTBEAT_S, Cluster, running_cluster, until
-from timer_service import servicer
-from timer_service.process import TimerService
-from timer_service.settings import Settings
 
 TOPIC = "orders"
 HOUR_MS = 3_600_000

@@ -8,9 +8,9 @@ import pytest
 from duemq.errors import PartialAnswer, TopicNotFound, Unavailable
 from duemq.v1.message_pb2 import Record
 from duemq.v1.nameserver_pb2 import BrokerInstance
+from duemq_analytics.options import Options
+from duemq_analytics.source.client import QueueClient
 from tests.service.blocking_cluster import FakeCluster, FakeQueue, serving
-from trace_analytics.client import QueueClient
-from trace_analytics.options import Options
 
 LOST = BrokerInstance(name="broker-1", address="h:1", lost_ms=1_700_000_000_000)
 ORDERS = Options("orders")

@@ -3,7 +3,7 @@
 import pytest
 
 from duemq.errors import DuemqError, InvalidArgument, ReadOnly, Unavailable
-from duemq.telemetry import TRACE_TOPIC
+from duemq.protocol.names import TRACE_TOPIC
 from duemq.telemetry.sink import TraceSink
 from tests.service.blocking_cluster import FakeCluster, FakeQueue, serving
 

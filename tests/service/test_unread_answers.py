@@ -10,11 +10,11 @@ import grpc.aio
 import pytest
 from prometheus_client import generate_latest
 
-from broker.process import Broker
 from duemq.errors import Overloaded
-from duemq.rpc import status
-from duemq.rpc.unsent import CONNECTION_PART
+from duemq.transport import status
+from duemq.transport.unsent import CONNECTION_PART
 from duemq.v1 import broker_pb2, broker_pb2_grpc, message_admin_pb2
+from duemq_server.broker.process import Broker
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 from tests.service.running_cluster import until
 

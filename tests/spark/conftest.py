@@ -2,7 +2,7 @@
 
 import pytest
 
-from trace_analytics import session
+from duemq_analytics import session
 
 TIMEOUT_S = 300
 

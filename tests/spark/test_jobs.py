@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from trace_analytics import schema
-from trace_analytics.buckets import WHOLE_S, bucketed
-from trace_analytics.end_to_end import end_to_end, journeys
-from trace_analytics.lateness import lateness
-from trace_analytics.operations import operations
+from duemq_analytics.answers.buckets import WHOLE_S, bucketed
+from duemq_analytics.answers.end_to_end import end_to_end, journeys
+from duemq_analytics.answers.lateness import lateness
+from duemq_analytics.answers.operations import operations
+from duemq_analytics.source import schema
 
 pytestmark = pytest.mark.spark
 

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from duemq_analytics import report
 from tests.spark.test_jobs import T0_MS, frame, process, send, span
-from trace_analytics import report
 
 pytestmark = pytest.mark.spark
 

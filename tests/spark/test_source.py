@@ -12,11 +12,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from duemq import tracing
-from duemq.telemetry import TRACE_TOPIC, columns
+from duemq.protocol.names import TRACE_TOPIC
+from duemq.telemetry import columns
+from duemq.tracing import spans
 from duemq.v1.message_pb2 import Record
+from duemq_analytics.source import schema
 from tests.service.blocking_cluster import STORE_MS, FakeCluster, FakeQueue, serving
-from trace_analytics import schema
 
 pytestmark = pytest.mark.spark
 
@@ -128,13 +129,13 @@ def traced_records():
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing.use(provider)
+    spans.use(provider)
     try:
-        sending = tracing.start_send("orders", "m1", key="k", body_bytes=4)
+        sending = spans.start_send("orders", "m1", key="k", body_bytes=4)
         sending.stored("broker-0", 2, 7)
-        tracing.record_store("orders", "broker-0", 2, 7, 3, start_ns=10, end_ns=20)
+        spans.record_store("orders", "broker-0", 2, 7, 3, start_ns=10, end_ns=20)
     finally:
-        tracing.use(None)
+        spans.use(None)
     sent, stored = exporter.get_finished_spans()
     return [Record(body=columns.encode([sent])), Record(body=columns.encode([stored, stored]))]
 

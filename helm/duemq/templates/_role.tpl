@@ -182,7 +182,7 @@ containers:
   - name: {{ .role }}
     image: {{ include "duemq.image" .root | quote }}
     imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-    command: [python, -m, {{ .module }}]
+    command: [duemq-{{ .role }}]
     args:
       - --config=/etc/duemq/duemq.toml
       - --listen=0.0.0.0:{{ .values.port }}

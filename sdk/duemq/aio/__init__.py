@@ -11,19 +11,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from duemq.aio.admin import Admin
-    from duemq.aio.producer import Producer
-    from duemq.consumer.outcomes import BatchFailed, DeadLetter, RetryLater
+    from duemq.administering.admin import Admin
     from duemq.consumer.pull import PullConsumer
     from duemq.consumer.push import PushConsumer
     from duemq.consumer.settings import ConsumerSettings
     from duemq.errors import DuemqError
     from duemq.message import Message, Outgoing
-    from duemq.receipt import AwaitableReceipt as PendingReceipt
-    from duemq.receipt import Receipt, Receipts
+    from duemq.outcomes import BatchFailed, DeadLetter, RetryLater
+    from duemq.producing.cancels import CancelOutcome
+    from duemq.producing.producer import Producer
+    from duemq.producing.receipt import AwaitableReceipt as PendingReceipt
+    from duemq.producing.receipt import Receipt, Receipts
+    from duemq.protocol.sql import Sql
     from duemq.settings import ClientSettings, ProducerSettings
-    from duemq.sql import Sql
-    from duemq.timers import CancelOutcome
 
 __all__ = [
     "Admin",
@@ -48,9 +48,9 @@ __all__ = [
 
 # The others are `duemq`'s.
 _OWN = {
-    "Admin": ("duemq.aio.admin", "Admin"),
-    "PendingReceipt": ("duemq.receipt", "AwaitableReceipt"),
-    "Producer": ("duemq.aio.producer", "Producer"),
+    "Admin": ("duemq.administering.admin", "Admin"),
+    "PendingReceipt": ("duemq.producing.receipt", "AwaitableReceipt"),
+    "Producer": ("duemq.producing.producer", "Producer"),
     "PullConsumer": ("duemq.consumer.pull", "PullConsumer"),
     "PushConsumer": ("duemq.consumer.push", "PushConsumer"),
 }

@@ -8,18 +8,17 @@ from collections.abc import Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
-from duemq.balance import MessageQueue
-from duemq.client import Addresses
 from duemq.consumer import pull, push
+from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
+from duemq.consumer.fetching.subscription import Topics
 from duemq.consumer.pull import Place
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
-from duemq.consumer.subscription import Topics
-from duemq.consumer.workers import Callback, OnEither, OnMessage, OnMessages
-from duemq.descriptions import MissingBroker
-from duemq.errors import Closed
-from duemq.loop_thread import Hosted, LoopThread
+from duemq.errors import Closed, MissingBroker
 from duemq.message import Message
-from duemq.sql import Sql
+from duemq.protocol.balance import MessageQueue
+from duemq.protocol.sql import Sql
+from duemq.transport.cluster_client import Addresses
+from duemq.transport.loop_thread import Hosted, LoopThread
 
 T = TypeVar("T")
 

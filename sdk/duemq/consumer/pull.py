@@ -14,12 +14,12 @@ from time import monotonic, time_ns
 from types import TracebackType
 from typing import Literal
 
-from duemq.balance import MessageQueue
-from duemq.client import Addresses, Client
-from duemq.consumer.checking import check_filters
-from duemq.consumer.fetcher import Fetcher, Source
-from duemq.consumer.offsets import Commit, OffsetClient, QueueRange
-from duemq.consumer.receiving import received
+from duemq.consumer.fetching.fetcher import Fetcher, Source
+from duemq.consumer.fetching.filter_check import check_filters
+from duemq.consumer.fetching.offset_client import Commit, OffsetClient, QueueRange
+from duemq.consumer.fetching.process_queue import Chunk
+from duemq.consumer.fetching.receiving import received
+from duemq.consumer.fetching.subscription import ALL, Filter
 from duemq.consumer.settings import (
     ConsumerSettings,
     StartFrom,
@@ -31,13 +31,12 @@ from duemq.consumer.settings import (
     resolved,
     start_ms,
 )
-from duemq.consumer.subscription import ALL, Filter
-from duemq.descriptions import MissingBroker
-from duemq.errors import Closed, DuemqError, Internal, InvalidArgument, QueueNotFound
+from duemq.errors import Closed, DuemqError, Internal, InvalidArgument, MissingBroker, QueueNotFound
 from duemq.message import Message
-from duemq.moments import epoch_ms
-from duemq.process_queue import Chunk
-from duemq.sql import Sql
+from duemq.protocol.balance import MessageQueue
+from duemq.protocol.moments import epoch_ms
+from duemq.protocol.sql import Sql
+from duemq.transport.cluster_client import Addresses, Client
 from duemq.v1 import view_pb2
 
 log = logging.getLogger(__name__)

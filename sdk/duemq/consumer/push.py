@@ -1,4 +1,4 @@
-"""The asyncio push consumer: its life.  What it consumes is share.py's."""
+"""The asyncio push consumer: its life.  What it consumes is group_share.py's."""
 
 import asyncio
 import logging
@@ -6,18 +6,17 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Literal, overload
 
-from duemq.balance import MessageQueue, strategy_named
-from duemq.client import Addresses, Client
-from duemq.consumer.broadcast import BroadcastShare
-from duemq.consumer.checking import check_filters
-from duemq.consumer.membership import LEAVE_TIMEOUT_S
+from duemq.consumer.broadcast.broadcast_share import BroadcastShare
+from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
+from duemq.consumer.fetching.filter_check import check_filters
+from duemq.consumer.fetching.subscription import Topics, subscriptions_of
+from duemq.consumer.group.group_share import Share
+from duemq.consumer.group.membership import LEAVE_TIMEOUT_S
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, check_choices
-from duemq.consumer.share import Share
-from duemq.consumer.subscription import Topics, subscriptions_of
-from duemq.consumer.workers import Callback, OnEither, OnMessage, OnMessages
-from duemq.descriptions import MissingBroker
-from duemq.errors import Closed, FencedMember, Rejected, Timeout
-from duemq.rpc.streams import first_of
+from duemq.errors import Closed, FencedMember, MissingBroker, Rejected, Timeout
+from duemq.protocol.balance import MessageQueue, strategy_named
+from duemq.transport.cluster_client import Addresses, Client
+from duemq.transport.streams import first_of
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, NoReturn
 
-from duemq.balance import AVERAGE
 from duemq.errors import InvalidArgument
-from duemq.moments import MOMENT_MS_MAX, epoch_ms
-from duemq.process_queue import Window
+from duemq.protocol.balance import AVERAGE
+from duemq.protocol.moments import MOMENT_MS_MAX, epoch_ms
 from duemq.settings import ClientSettings
 
 StartFrom = str | datetime | int
@@ -29,6 +28,16 @@ MEMBER_NAME_CHARACTERS_MAX = 127
 _MEMBER_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MEMBER_NAME_CHARACTERS_MAX - 1}}}")
 THREADS_MAX = 1_024
 POLL_WAIT_S_MAX = 30.0  # what a broker parks a pull for at most
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Flow control of one queue: nothing is pulled while one of these is reached."""
+
+    messages: int = 1_000
+    bytes: int = 100 * 1024 * 1024
+    span: int = 2_000
+    """Between the commit point and the next pull, in offsets: bounds what a crash repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

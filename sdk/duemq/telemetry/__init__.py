@@ -3,9 +3,9 @@
     from duemq import telemetry
     telemetry.configure("checkout", nameserver="127.0.0.1:9876")
 
-`duemq.tracing` makes the spans; without a call here (or a tracer provider of your own) it makes
-none.  Needs the extra `telemetry` (opentelemetry-sdk), for collectors `otlp`, imported only when
-something is turned on.
+`duemq.tracing.spans` makes the spans; without a call here (or a tracer provider of your own) it
+makes none.  Needs the extra `telemetry` (opentelemetry-sdk), for collectors `otlp`, imported only
+when something is turned on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from duemq.settings import default_nameserver
 if TYPE_CHECKING:
     from duemq.telemetry.pipeline import Pipeline
 
-__all__ = ["EXPORTERS", "TRACE_TOPIC", "configure", "configure_from_env", "shutdown"]
-
-TRACE_TOPIC = "%TRACE%"
+__all__ = ["EXPORTERS", "configure", "configure_from_env", "shutdown"]
 
 EXPORTERS = ("off", "duemq", "otlp")
 

@@ -2,7 +2,7 @@
 
 A column in which every row has the default is left out.  Attributes that have a column go
 there if they have its type; the rest of a span's attributes is one JSON object a row.
-The way back, to Arrow, is trace_analytics/spans.py.
+The way back, to Arrow, is trace_analytics/duemq_analytics/source/spans.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from duemq import tracing
+from duemq.tracing import spans as tracing
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
 
 SCHEMA_VERSION = 1

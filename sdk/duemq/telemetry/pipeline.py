@@ -13,7 +13,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from duemq.telemetry import TRACE_TOPIC
+from duemq.protocol.names import TRACE_TOPIC
 from duemq.telemetry.exporter import CountingExporter, DueMQSpanExporter, Sink
 from duemq.telemetry.sink import TraceSink
 

@@ -24,7 +24,7 @@ import grpc
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from duemq.errors import DuemqError, NotReady, TopicNotFound, Unavailable
-from duemq.rpc import channel, status
+from duemq.transport import channel, status
 from duemq.v1 import (
     admin_pb2,
     admin_pb2_grpc,

@@ -20,10 +20,10 @@ from datetime import timedelta
 from typing import Literal, Unpack, overload
 
 from duemq.consumer.blocking import PushConsumer
-from duemq.consumer.subscription import Topics
-from duemq.consumer.workers import Callback, OnEither, OnMessage, OnMessages, is_async
+from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages, is_async
+from duemq.consumer.fetching.subscription import Topics
 from duemq.errors import InvalidArgument
-from duemq.producer import Producer
+from duemq.producing.blocking import Producer
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import Pending
 from duemq.testing.cluster import ClusterCore

@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import Literal, Unpack, overload
 
 from duemq import aio
-from duemq.consumer.subscription import Topics
-from duemq.consumer.workers import Callback, OnEither, OnMessage, OnMessages
+from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
+from duemq.consumer.fetching.subscription import Topics
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import Pending
 from duemq.testing.cluster import ClusterCore

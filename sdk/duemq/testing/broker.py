@@ -13,14 +13,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from duemq import due, handle
-from duemq.balance import MessageQueue
-from duemq.due import DUE_MS_MAX
 from duemq.errors import InvalidArgument, TooLarge, TopicNotFound
 from duemq.message import Message, Origin
-from duemq.sending.batch import Batch
-from duemq.sending.encoding import Numbers
-from duemq.timers import CancelOutcome, Handle, decoded_all
+from duemq.producing import handle
+from duemq.producing.batch import Batch
+from duemq.producing.batch_encoding import Numbers
+from duemq.producing.cancels import CancelOutcome, Handle, decoded_all
+from duemq.protocol import due
+from duemq.protocol.balance import MessageQueue
+from duemq.protocol.due import DUE_MS_MAX
 from duemq.v1 import broker_pb2
 from duemq.v1.message_pb2 import Record, TimerHandle
 

@@ -9,15 +9,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
-from duemq import due, tracing
-from duemq.consumer.outcomes import DeadLetter, RetryLater, errors_of
 from duemq.consumer.settings import start_ms
 from duemq.errors import InvalidArgument
-from duemq.group_topics import dead_letter_topic
 from duemq.message import Message
-from duemq.retry_policy import Delay, ExponentialDelays, policy_of
+from duemq.outcomes import DeadLetter, RetryLater, errors_of
+from duemq.protocol import due
+from duemq.protocol.names import dead_letter_topic
+from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
 from duemq.testing.broker import MemoryBroker, Pending
 from duemq.testing.groups import Delivery, Groups
+from duemq.tracing import spans
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class ClusterCore:
         failure: Exception | None = None
         member = delivery.member
         try:
-            with tracing.process(
+            with spans.process(
                 delivery.messages, group=member.group, client_id=member.name, blame=errors_of
             ):
                 yield

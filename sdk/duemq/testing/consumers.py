@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypedDict
 
 import duemq
-from duemq.balance import MessageQueue
 from duemq.consumer import push
+from duemq.consumer.delivery.workers import Callback
+from duemq.consumer.fetching.subscription import Topics
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
-from duemq.consumer.subscription import Topics
-from duemq.consumer.workers import Callback
+from duemq.protocol.balance import MessageQueue
 from duemq.testing.broker import NAME
 from duemq.testing.groups import Groups, Member
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from duemq.balance import MessageQueue, allocate, strategy_named
-from duemq.consumer.outcomes import Outcome, RetryLater, errors_of, outcome_of
+from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved, start_ms
-from duemq.consumer.subscription import Filter
 from duemq.errors import Closed, InvalidArgument
-from duemq.group_topics import dead_letter_topic, retry_topic
 from duemq.message import Message
-from duemq.retry_policy import RetryPolicy, policy_of
+from duemq.outcomes import Outcome, RetryLater, errors_of, outcome_of
+from duemq.protocol.balance import MessageQueue, allocate, strategy_named
+from duemq.protocol.names import dead_letter_topic, retry_topic
+from duemq.protocol.retry_policy import RetryPolicy, policy_of
 from duemq.testing.broker import Entry, MemoryBroker, check_group
 from duemq.v1.message_pb2 import QueueRef, Record
 

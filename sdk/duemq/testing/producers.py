@@ -6,16 +6,17 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar, overload
 
-from duemq import aio, tracing
+from duemq import aio
 from duemq.errors import Closed, TopicNotFound
-from duemq.loop_thread import Hosted
-from duemq.producer import Producer
-from duemq.route import Queue
-from duemq.sending.intake import Intake
-from duemq.sending.outbox import Outbox, Target
+from duemq.producing.blocking import Producer
+from duemq.producing.cancels import CancelOutcome, Handle, Handles
+from duemq.producing.intake import Intake
+from duemq.producing.outbox import Outbox, Target
+from duemq.protocol.route import Queue
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import NAME, MemoryBroker
-from duemq.timers import CancelOutcome, Handle, Handles
+from duemq.tracing import spans
+from duemq.transport.loop_thread import Hosted
 
 T = TypeVar("T")
 
@@ -82,7 +83,7 @@ class AioMemoryProducer(aio.Producer):
             queues = tuple(Queue(q.broker, q.queue_id) for q in self._broker.queues_of(topic))
         if not queues:
             raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
-        target = self.targets[topic] = Target(topic, queues, tracing.traced(topic))
+        target = self.targets[topic] = Target(topic, queues, spans.traced(topic))
         return target
 
     def _check_open(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from duemq.cli.app import cli
+from duemq_cli.app import cli
 
 
 async def run(nameserver: str, *arguments: str, stdin: str | bytes | None = None) -> Result:
@@ -27,7 +27,7 @@ async def start(nameserver: str, *arguments: str, **pipes: Any) -> asyncio.subpr
     """As a process of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "duemq.cli", "--nameserver", nameserver, *arguments),
+        *(sys.executable, "-m", "duemq_cli", "--nameserver", nameserver, *arguments),
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         **pipes,
     )

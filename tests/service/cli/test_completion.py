@@ -12,10 +12,10 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from duemq.cli import completion
-from duemq.cli.app import cli
-from duemq.cli.session import Session
 from duemq.v1 import broker_pb2
+from duemq_cli import completion
+from duemq_cli.app import cli
+from duemq_cli.session import Session
 from tests.service.running_cluster import Cluster, running_cluster
 
 

@@ -6,9 +6,9 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from duemq.cli.app import cli
-from duemq.cli.exits import Exit
 from duemq.v1 import broker_pb2, message_pb2
+from duemq_cli.app import cli
+from duemq_cli.exits import Exit
 from tests.service.running_cluster import Cluster, running_cluster
 
 GROUP, TOPIC = "billing", "orders"
@@ -102,7 +102,7 @@ async def test_resend_prints_what_it_sent(cluster: Cluster) -> None:
 async def test_what_cannot_be_sent_makes_it_fail(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duemq.aio.dead_letters.ROUTE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("duemq.administering.dead_letters.ROUTE_TIMEOUT_S", 0.2)
     done = await run(cluster, "resend", GROUP, "--all", "--to", "nowhere", "--json")
     assert done.exit_code == Exit.FAILED
     assert [row["error"]["code"] for row in rows(done)] == ["TOPIC_NOT_FOUND"] * 3

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from duemq.cli import interrupts
-from duemq.cli.exits import Exit
+from duemq_cli import interrupts
+from duemq_cli.exits import Exit
 from tests.service.cli.commands import start
 from tests.service.running_cluster import Cluster, running_cluster, until
 

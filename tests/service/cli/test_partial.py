@@ -6,9 +6,9 @@ import pytest
 
 from duemq import errors
 from duemq.aio import Admin, ClientSettings, PullConsumer
-from duemq.cli.exits import Exit
-from duemq.cli.log import read_topic
 from duemq.v1 import broker_pb2
+from duemq_cli.exits import Exit
+from duemq_server.bench.harness.topic_reader import read_topic
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from duemq.cli.exits import Exit
 from duemq.v1 import broker_pb2
+from duemq_cli.exits import Exit
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq.cli.exits import Exit
+from duemq_cli.exits import Exit
 from tests.service.cli.commands import rows, run, start
 from tests.service.running_cluster import Cluster, running_cluster
 
@@ -75,8 +75,8 @@ async def test_a_topic_that_is_not_there_is_exit_4(cluster: Cluster) -> None:
 def test_raw_bytes_are_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     import click
 
-    from duemq.cli.output import Output
-    from duemq.cli.printing import MessagePrinter
+    from duemq_cli.output import Output
+    from duemq_cli.printing import MessagePrinter
 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     with pytest.raises(click.UsageError, match="not to a terminal"):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from duemq.cli.app import COMMANDS, cli
-from duemq.cli.exits import Exit
+from duemq_cli.app import COMMANDS, cli
+from duemq_cli.exits import Exit
 
 ALL_COMMANDS = [
     ("send",),

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from duemq.embedded import (
+from duemq.errors import InvalidArgument
+from duemq_server.local_cluster import (
     ClusterEvent,
     ClusterFailed,
     EmbeddedCluster,
@@ -22,8 +23,7 @@ from duemq.embedded import (
     restarts,
     supervisor,
 )
-from duemq.embedded.layout import bind_port
-from duemq.errors import InvalidArgument
+from duemq_server.local_cluster.layout import bind_port
 
 HERE = Path(__file__).parent
 WAIT_S = 20
@@ -208,7 +208,7 @@ def test_a_member_that_does_not_drain_is_killed(
 def test_no_child_outlives_a_killed_parent(tmp_path: Path) -> None:
     program = (
         "import json, sys, threading\n"
-        "from duemq.embedded import EmbeddedCluster, cluster\n"
+        "from duemq_server.local_cluster import EmbeddedCluster, cluster\n"
         "cluster.MODULES.update(broker='fake_member', timer='fake_member')\n"
         "embedded = EmbeddedCluster(sys.argv[1])\n"
         "embedded.start()\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq.embedded import safe_path
+from duemq_server.local_cluster import safe_path
 
 SERVICES = ("nameserver", "broker", "timer_service", "storage")
 WHERE = "import importlib.util; print(importlib.util.find_spec({name!r}).origin)"
@@ -87,7 +87,7 @@ def test_a_whole_cluster_runs_in_such_a_folder(folder: Path) -> None:
 def test_the_module_duemq_cli_does_not_import_from_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("raise SystemExit('not the one that is installed')\n")
     done = subprocess.run(
-        [sys.executable, "-m", "duemq.cli", "--version"],
+        [sys.executable, "-m", "duemq_cli", "--version"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from broker import key_index, recovery
-from broker.key_builder import KeyBuilder
-from broker.store import Store
-from storage.disk import Disk
-from tests.unit.broker.test_lookup import settle
+from duemq_server.broker.store import key_index, recovery
+from duemq_server.broker.store.key_builder import KeyBuilder
+from duemq_server.broker.store.store import Store
+from duemq_server.storage.disk import Disk
+from tests.unit.broker.reading.test_lookup import settle
 
 SPAN = 8
 DATA = "/data"

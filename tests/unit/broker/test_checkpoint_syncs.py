@@ -2,8 +2,8 @@
 
 import pytest
 
-from broker.loops import sync_all
-from storage.errors import DiskFailed
+from duemq_server.broker.log_loop import sync_all
+from duemq_server.storage.errors import DiskFailed
 
 
 class Queue:

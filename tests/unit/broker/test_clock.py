@@ -1,6 +1,6 @@
 import pytest
 
-from broker.clock import (
+from duemq_server.broker.clock import (
     JUMP_MS,
     SET_BACK_KEPT_MS,
     SET_BACK_MS_MIN,

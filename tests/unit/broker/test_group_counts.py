@@ -1,4 +1,4 @@
-from broker.group_counts import OTHERS, GroupCounts
+from duemq_server.broker.group_counts import OTHERS, GroupCounts
 
 
 def test_groups_beyond_the_bound_are_counted_together() -> None:

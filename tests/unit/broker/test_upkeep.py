@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from broker import recovery
-from broker.clock import SETTLED_MS
-from broker.metrics import Meters
-from broker.offsets import GroupQueue, Progress
-from broker.rules import Rules
-from broker.settings import Settings
-from broker.store import Store
-from broker.upkeep import RETENTION_INTERVAL_MS, Upkeep
+from duemq_server.broker.clock import SETTLED_MS
+from duemq_server.broker.edge.metrics import Meters
+from duemq_server.broker.settings import Settings
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
+from duemq_server.broker.upkeep import RETENTION_INTERVAL_MS, Upkeep
 from tests.crash import faulty_disk
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch

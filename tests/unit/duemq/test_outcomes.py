@@ -4,7 +4,9 @@ from datetime import timedelta
 import pytest
 
 import duemq
-from duemq.consumer.outcomes import (
+from duemq.errors import InvalidArgument
+from duemq.message import Message, Origin
+from duemq.outcomes import (
     ERROR_CHARACTERS_MAX,
     BatchFailed,
     DeadLetter,
@@ -15,8 +17,6 @@ from duemq.consumer.outcomes import (
     failures_of,
     outcome_of,
 )
-from duemq.errors import InvalidArgument
-from duemq.message import Message, Origin
 from duemq.v1.message_pb2 import Record
 
 ORIGIN = Origin("orders", "b0", 0)

@@ -10,7 +10,7 @@ import pytest
 
 import duemq
 from duemq import aio
-from duemq.client import nameservers_of
+from duemq.transport.cluster_client import nameservers_of
 
 NAMES = {
     "Admin",
@@ -109,7 +109,8 @@ def test_nameservers():
 
 def test_names_are_loaded_when_they_are_used():
     code = (
-        "import sys, duemq, duemq.errors, duemq.balance, duemq.route, duemq.due\n"
+        "import sys, duemq, duemq.errors\n"
+        "from duemq.protocol import balance, due, route\n"
         "assert not {'grpc', 'google.protobuf', 'asyncio'} & set(sys.modules)\n"
         "duemq.Producer\n"
         "assert 'grpc' in sys.modules\n"

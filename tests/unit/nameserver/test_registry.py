@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from duemq.errors import InstanceNotFound, InvalidArgument, NotReady, Overloaded, TopicNotFound
-from nameserver import registry as module
-from nameserver.registry import (
+from duemq_server.nameserver import registry as module
+from duemq_server.nameserver.registry import (
     BrokerReport,
     Registry,
     Served,

@@ -5,8 +5,8 @@ from random import Random
 import google_crc32c
 import pytest
 
-from storage import checkpoint
-from storage.errors import CorruptFile, DiskFull, UnknownVersion
+from duemq_server.storage import checkpoint
+from duemq_server.storage.errors import CorruptFile, DiskFull, UnknownVersion
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 
 PATH = "/state"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.dirlock import DirLock
-from storage.disk import IOV_MAX, RealDisk, RealFile, write_all
-from storage.errors import DirectoryLocked, DiskFailed, DiskFull
-from storage.open_files import OpenFiles
+from duemq_server.storage.dirlock import DirLock
+from duemq_server.storage.disk import IOV_MAX, RealDisk, RealFile, write_all
+from duemq_server.storage.errors import DirectoryLocked, DiskFailed, DiskFull
+from duemq_server.storage.open_files import OpenFiles
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from storage import frame
+from duemq_server.storage import frame
 
 
 def u32(*values: int) -> bytes:

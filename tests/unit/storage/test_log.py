@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from storage import log as log_module
-from storage.errors import CorruptLog, DiskFailed, LogFull
-from storage.log import SegmentedLog
-from storage.record import ENTRY_BYTES_MAX, entry_bytes
+from duemq_server.storage import log as log_module
+from duemq_server.storage.errors import CorruptLog, DiskFailed, LogFull
+from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.record import ENTRY_BYTES_MAX, entry_bytes
 from tests.crash.faulty_disk import FaultyDisk
 
 DIRECTORY = "/data/log"
@@ -160,8 +160,8 @@ def test_a_read_notices_damage_and_says_where_and_what_to_do() -> None:
         log.read_entry(positions[8])
     error = caught.value
     assert (error.path, error.offset) == (f"{DIRECTORY}/{952:020d}", 136)
-    assert "python -m storage check" in str(error)
-    assert f"python -m storage cut {DIRECTORY} --at {positions[8]}" in str(error)
+    assert "duemq-storage check" in str(error)
+    assert f"duemq-storage cut {DIRECTORY} --at {positions[8]}" in str(error)
     with pytest.raises(CorruptLog):
         bodies(log)
 

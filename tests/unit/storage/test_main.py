@@ -1,4 +1,4 @@
-"""`python -m storage` on a broker's directory."""
+"""`duemq-storage` on a broker's directory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage import checkpoint, consume_queue, frame, key_run
-from storage.__main__ import main
-from storage.dirlock import DirLock
-from storage.disk import RealDisk
-from storage.dump import describe
-from storage.index import FixedIndex
-from storage.log import SegmentedLog
-from storage.record import Entry
+from duemq_server.storage import checkpoint, frame
+from duemq_server.storage.__main__ import main
+from duemq_server.storage.dirlock import DirLock
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.indexes import consume_queue, key_run
+from duemq_server.storage.indexes.index import FixedIndex
+from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.record import Entry
+from duemq_server.storage.tools.dump import describe
 
 SEGMENT_BYTES = 1200
 SIZES = struct.pack("<3I", 20, 21, 22)

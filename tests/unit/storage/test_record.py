@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from storage import record
-from storage.errors import UnknownVersion
-from storage.record import InvalidEntryError
+from duemq_server.storage import record
+from duemq_server.storage.errors import UnknownVersion
+from duemq_server.storage.record import InvalidEntryError
 
 
 def encoded(body: bytes, position: int = 0, kind: int = 1, synced: int = 0) -> bytes:

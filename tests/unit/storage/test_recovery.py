@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from storage.errors import CorruptLog
-from storage.log import SegmentedLog
+from duemq_server.storage.errors import CorruptLog
+from duemq_server.storage.log import SegmentedLog
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 
 DIRECTORY = "/log"
@@ -211,7 +211,7 @@ def test_what_a_killed_process_had_only_written_is_synced_before_it_counts() -> 
 def test_entries_larger_than_a_read_are_recovered(
     position: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.recovery.CHUNK_BYTES", 64)
+    monkeypatch.setattr("duemq_server.storage.recovery.CHUNK_BYTES", 64)
     disk = written(4, 6)
     entries = list(opened(disk).recover(position * ENTRY_BYTES))
     assert [bytes(e.body) for e in entries] == BODIES[position:]

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from storage import writer as writer_module
-from storage.errors import DiskFailed, DiskFull
-from storage.log import Group, SegmentedLog
-from storage.writer import Commit, LogWriter
+from duemq_server.storage import writer as writer_module
+from duemq_server.storage.errors import DiskFailed, DiskFull
+from duemq_server.storage.log import Group, SegmentedLog
+from duemq_server.storage.writer import Commit, LogWriter
 from tests.crash.faulty_disk import FaultyDisk
 
 WAIT_SECONDS = 20

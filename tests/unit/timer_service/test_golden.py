@@ -5,14 +5,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage import record
-from timer_service import block, entries, state
-from timer_service.entries import Cancelled, Dispatched, LaneId, Restarted, SourceId, TargetId
-from timer_service.lane import Batch, Lane
-from timer_service.numbering import Source
-from timer_service.rows import Home, Rows, new_rows
-from timer_service.scheduler import Ledger
-from timer_service.segments import Block
+from duemq_server.storage import record
+from duemq_server.timer_service.disk import checkpoint_state as state
+from duemq_server.timer_service.far import far_block
+from duemq_server.timer_service.far.catalog import Block
+from duemq_server.timer_service.far.numbering import Source
+from duemq_server.timer_service.scheduling.fire_lane import Batch, Lane
+from duemq_server.timer_service.scheduling.scheduler import Ledger
+from duemq_server.timer_service.timers import log_entries as entries
+from duemq_server.timer_service.timers.log_entries import (
+    Cancelled,
+    Dispatched,
+    LaneId,
+    Restarted,
+    SourceId,
+    TargetId,
+)
+from duemq_server.timer_service.timers.rows import Home, Rows, new_rows
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
 SOURCES = [SourceId(0x0123456789ABCDEF, 0), SourceId(0xFEDCBA9876543210, 3)]
@@ -52,8 +61,8 @@ def log_entries() -> bytes:
 
 
 def block_entries() -> bytes:
-    index = block.encode_index(rows(), block.crcs(list(BODIES)), SOURCES, TARGETS)
-    return _entries([(block.INDEX, [index]), (block.BODIES, [b"".join(BODIES)])])
+    index = far_block.encode_index(rows(), far_block.crcs(list(BODIES)), SOURCES, TARGETS)
+    return _entries([(far_block.INDEX, [index]), (far_block.BODIES, [b"".join(BODIES)])])
 
 
 def _entries(bodies: list[tuple[int, list[bytes | memoryview]]]) -> bytes:
@@ -110,7 +119,7 @@ def test_the_bytes_are_those_of_the_first_release(name: str, made: bytes) -> Non
 
 def test_the_first_release_s_block_is_read() -> None:
     index, bodies = record.split((GOLDEN / "timer_block.bin").read_bytes())
-    found = block.decode_index(index.body)
+    found = far_block.decode_index(index.body)
 
     assert (found.sources, found.targets) == (SOURCES, TARGETS)
     assert found.rows["due_ms"].tolist() == DUE_MS

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq.rpc import settings as rpc_settings
-from timer_service.settings import Settings
+from duemq_server.serving import settings as rpc_settings
+from duemq_server.timer_service.settings import Settings
 
 ARGUMENTS = ("--name", "t1", "--data-dir", "/data")
 README = Path(__file__).parents[3] / "timer_service" / "README.md"

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from trace_analytics import charts
-from trace_analytics.charts import Series, number, over_time, percentile_curves
+from duemq_analytics import charts
+from duemq_analytics.charts import Series, number, over_time, percentile_curves
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TIMES = [START + timedelta(seconds=i) for i in range(60)]

@@ -1,6 +1,6 @@
 import pytest
 
-from trace_analytics import session
+from duemq_analytics import session
 
 
 @pytest.mark.parametrize(

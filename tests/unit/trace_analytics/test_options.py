@@ -1,7 +1,7 @@
 import pytest
 
 from duemq.errors import InvalidArgument
-from trace_analytics.options import Options, parse
+from duemq_analytics.options import Options, parse
 
 
 def test_the_topic_alone_is_enough():

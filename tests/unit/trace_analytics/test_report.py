@@ -3,8 +3,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from trace_analytics import __main__ as command
-from trace_analytics.report import BUCKETS_S, POINTS_MAX, bucket_s
+from duemq_analytics import __main__ as command
+from duemq_analytics.report import BUCKETS_S, POINTS_MAX, bucket_s
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

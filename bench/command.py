@@ -1,0 +1,307 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from duemq import tune_process
+from duemq_cli.exits import Exit
+from duemq_cli.session import Session, pass_session, session_options
+from duemq_server.bench import suite
+
+MIB = 1 << 20
+
+
+@click.group()
+def bench() -> None:
+    """Measure a cluster: throughput, latency, groups, timers, restart, idle cost.
+
+    Each starts a cluster of its own (and removes it) unless told which by --nameserver, prints its
+    parameters first, measures its floor in the same run (the bare disk, no queue), counts what
+    arrived, and fails if anything was lost, came twice or came early.
+
+    \b
+    Examples:
+      duemq bench send --call each
+      duemq bench lateness --rate 5000 --json
+    """
+
+
+def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
+    """A command whose function turns options into the benchmark's parameters."""
+    name = function.__name__
+
+    @click.option("--data", metavar="DIR", help="Folder for its own cluster's data.")
+    @click.option(
+        "--brokers",
+        type=click.IntRange(1, 16),
+        default=suite.BROKERS.get(name, 1),
+        show_default=True,
+        help="Of its own.",
+    )
+    @session_options
+    @pass_session
+    def command(session: Session, /, data: str | None, brokers: int, **options: Any) -> Exit:
+        nameserver = session.nameserver if session.nameserver_given else None
+        if name in suite.OWN_CLUSTER_ONLY:
+            nameserver = None
+        return _run(session, function(**options), suite.Place(nameserver, data, brokers), name)
+
+    command.__doc__ = function.__doc__
+    command.__click_params__ += getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    return bench.command(name)(command)
+
+
+def _run(session: Session, parameters: dict[str, Any], place: suite.Place, name: str) -> Exit:
+    people = not session.json
+    tune_process()  # as sdk/README.md advises who moves many messages
+    report = suite.run(
+        name, parameters, place, before=lambda r: r.print_parameters() if people else None
+    )
+    if people:
+        report.print_figures()
+    else:
+        report.print_json()
+    for fault in report.faults:
+        session.output.note(f"FAILED: {fault}")
+    return Exit.FAILED if report.faults else Exit.OK
+
+
+def _count(default: int) -> Callable[[Any], Any]:
+    return click.option(
+        "--count", type=click.IntRange(1), default=default, show_default=True, help="Messages."
+    )
+
+
+def _size(default: int) -> Callable[[Any], Any]:
+    return click.option(
+        "--size",
+        type=click.IntRange(8, 4 * MIB),
+        default=default,
+        show_default=True,
+        help="Bytes of a body.",
+    )
+
+
+def _rate(default: int) -> Callable[[Any], Any]:
+    return click.option(
+        "--rate", type=click.IntRange(1), default=default, show_default=True, help="A second."
+    )
+
+
+def _seconds(default: float) -> Callable[[Any], Any]:
+    return click.option(
+        "--seconds",
+        type=click.FloatRange(1, 3600),
+        default=default,
+        show_default=True,
+        help="How long.",
+    )
+
+
+@measured
+@click.option(
+    "--call",
+    type=click.Choice(["list", "each"]),
+    default="list",
+    show_default=True,
+    help="One call with an iterable, or one call and receipt a message.",
+)
+@_count(1_000_000)
+@_size(1024)
+def send(**options: Any) -> dict[str, Any]:
+    """Durable sends of one producer."""
+    return options
+
+
+@measured
+@_count(10_000)
+@_size(1024)
+def latency(**options: Any) -> dict[str, Any]:
+    """One durable send at a time."""
+    return options
+
+
+@measured
+@click.option(
+    "--callback",
+    type=click.Choice(["batch", "each"]),
+    default="batch",
+    show_default=True,
+    help="One callback a list of messages, or one a message.",
+)
+@_count(1_000_000)
+@_size(1024)
+def consume(**options: Any) -> dict[str, Any]:
+    """Draining a backlog with a push consumer."""
+    return options
+
+
+@measured
+@_rate(5_000)
+@_seconds(20.0)
+@_size(1024)
+def e2e(**options: Any) -> dict[str, Any]:
+    """From send to callback, at a steady rate."""
+    return options
+
+
+def _members(function: Any) -> Any:
+    """The shape of a group's benchmark."""
+    members = click.option(
+        "--members", type=click.IntRange(1, 64), default=3, show_default=True, help="Processes."
+    )
+    queues = click.option(
+        "--queues", type=click.IntRange(1, 1024), default=48, show_default=True, help="In total."
+    )
+    return members(queues(function))
+
+
+@measured
+@_members
+@_count(1_000_000)
+@_size(1024)
+def group(**options: Any) -> dict[str, Any]:
+    """A group of processes draining a backlog."""
+    return options
+
+
+@measured
+@_members
+@_rate(5_000)
+@_seconds(40.0)
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(1, 3600),
+    default=10.0,
+    show_default=True,
+    help="Seconds from one join or leave to the next.",
+)
+@click.option(
+    "--session-timeout",
+    "session_timeout_s",
+    type=click.FloatRange(1, 300),
+    default=10.0,
+    show_default=True,
+    help="Seconds of silence until a member counts as dead.",
+)
+@_size(1024)
+def rebalance(**options: Any) -> dict[str, Any]:
+    """A steady stream while members join, leave and die."""
+    return options
+
+
+@measured
+@click.option(
+    "--by",
+    type=click.Choice(["tag", "sql"]),
+    default="tag",
+    show_default=True,
+    help="A tag, or an expression over two properties.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    default=1_000,
+    show_default=True,
+    help="The filter takes one message in so many.",
+)
+@_count(1_000_000)
+@_size(1024)
+def filter(**options: Any) -> dict[str, Any]:
+    """How fast messages are looked through that a filter leaves out."""
+    return options
+
+
+@measured
+@_count(200_000)
+@_size(256)
+@click.option(
+    "--spread",
+    "spread_s",
+    type=click.FloatRange(0, 3600),
+    default=5.0,
+    show_default=True,
+    help="Seconds within which the second phase's messages are due.",
+)
+def timers(**options: Any) -> dict[str, Any]:
+    """How fast delayed messages are accepted and fired, and how late they come."""
+    return options
+
+
+@measured
+@_rate(5_000)
+@_seconds(20.0)
+@_size(256)
+def lateness(**options: Any) -> dict[str, Any]:
+    """How late delayed messages are at a steady rate of fires."""
+    return options
+
+
+@measured
+@_count(1_000_000)
+@_size(256)
+@click.option(
+    "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Due within."
+)
+def pending(**options: Any) -> dict[str, Any]:
+    """Memory and restart of the timer service with a large backlog."""
+    return options
+
+
+@measured
+@_count(1_000_000)
+@click.option(
+    "--near",
+    type=click.IntRange(1_000, 300_000),
+    default=100_000,
+    show_default=True,
+    help="Further messages, due within the minute.",
+)
+@_size(64)
+@click.option(
+    "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Due within."
+)
+@click.option(
+    "--list-size",
+    type=click.IntRange(1, 10_000),
+    default=10_000,
+    show_default=True,
+    help="Handles of a list.",
+)
+@click.option(
+    "--callers",
+    type=click.IntRange(1, 1_000),
+    default=16,
+    show_default=True,
+    help="At once, of one handle each.",
+)
+@_seconds(5.0)
+def cancel(**options: Any) -> dict[str, Any]:
+    """How fast pending messages are cancelled, and how late that makes others."""
+    return options
+
+
+@measured
+@click.option(
+    "--log-bytes",
+    type=click.IntRange(MIB),
+    default=5 * 10**9,
+    show_default=True,
+    help="Size of the broker's log.",
+)
+@_size(1024)
+def restart(**options: Any) -> dict[str, Any]:
+    """A broker's restart after kill -9 with a large log."""
+    return options
+
+
+@measured
+@_seconds(30.0)
+def idle(**options: Any) -> dict[str, Any]:
+    """Memory and CPU of each process when nothing happens."""
+    return options

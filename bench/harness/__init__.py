@@ -1,0 +1,1 @@
+"""What benchmarks share: the cluster under test, floors, counts of what came, results."""

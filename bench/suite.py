@@ -1,0 +1,76 @@
+"""The benchmarks by name: what each is called with, and what it needs.
+
+`duemq bench` offers them one by one, `make bench` runs them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from duemq_server.bench.harness.results import Report
+from duemq_server.bench.harness.target import target
+from duemq_server.bench.measures import (
+    cancel,
+    consume,
+    e2e,
+    filter,
+    group,
+    idle,
+    latency,
+    lateness,
+    pending,
+    rebalance,
+    restart,
+    send,
+    timers,
+)
+
+Runner = Callable[..., None]
+RUNNERS: dict[str, Runner] = {
+    "send": send.run,
+    "latency": latency.run,
+    "consume": consume.run,
+    "e2e": e2e.run,
+    "filter": filter.run,
+    "group": group.run,
+    "rebalance": rebalance.run,
+    "timers": timers.run,
+    "lateness": lateness.run,
+    "pending": pending.run,
+    "cancel": cancel.run,
+    "restart": restart.run,
+    "idle": idle.run,
+}
+# They kill or weigh processes, which a cluster of somebody else's does not allow.
+OWN_CLUSTER_ONLY = frozenset({"pending", "restart", "idle"})
+# Of a benchmark's own cluster, where it is not one.
+BROKERS = {"group": 2, "rebalance": 2}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to run: the cluster at `nameserver`, or one of our own with its data in `directory`."""
+
+    nameserver: str | None = None
+    directory: str | None = None
+    brokers: int = 1
+
+
+def run(
+    bench: str,
+    parameters: dict[str, Any],
+    place: Place,
+    before: Callable[[Report], None] = lambda report: None,
+) -> Report:
+    """Runs one benchmark; `before` is shown the report when its parameters are known."""
+    with target(place.nameserver, directory=place.directory, brokers=place.brokers) as measured:
+        where: dict[str, Any] = {"nameserver": measured.nameserver}
+        if measured.cluster is not None:
+            where = {"brokers": place.brokers, "directory": str(measured.directory)}
+        flush = {} if measured.cluster is None else {"flush_mode": "sync"}
+        report = Report(bench, {**parameters, **flush, **where})
+        before(report)
+        RUNNERS[bench](measured, report, **parameters)
+    return report

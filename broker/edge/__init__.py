@@ -1,0 +1,1 @@
+"""Where the broker meets gRPC: services, requests as they wait, metrics."""

@@ -1,0 +1,103 @@
+"""The service Broker: from protobuf to one call and back."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from duemq.v1 import broker_pb2, view_pb2
+from duemq_server.broker.edge.offset_requests import OffsetService
+from duemq_server.broker.edge.pull_requests import Puller
+from duemq_server.broker.edge.send_back_requests import SendBackService
+from duemq_server.broker.edge.send_requests import Sender
+from duemq_server.broker.edge.timer_servicer import TimerQueues
+from duemq_server.serving.server import Codec
+
+SERVICE = broker_pb2.DESCRIPTOR.services_by_name["Broker"]
+
+_SEND: Codec = (
+    view_pb2.SendRequestView.FromString,
+    view_pb2.SendResponseView.SerializeToString,
+)
+_PULL: Codec = (broker_pb2.PullRequest.FromString, bytes)
+_FETCH: Codec = (broker_pb2.FetchFramesRequest.FromString, bytes)
+OVERRIDES = {
+    "Send": _SEND,
+    "SendStream": _SEND,
+    "Pull": _PULL,
+    "PullStream": _PULL,
+    "FetchFrames": _FETCH,
+}
+
+
+class BrokerServicer:
+    """See protos/duemq/v1/broker.proto."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        puller: Puller,
+        offsets: OffsetService,
+        send_backs: SendBackService,
+        timers: TimerQueues,
+    ) -> None:
+        self._sender = sender
+        self._puller = puller
+        self._offsets = offsets
+        self._send_backs = send_backs
+        self._timers = timers
+
+    async def Send(self, request: view_pb2.SendRequestView, _: Any) -> view_pb2.SendResponseView:
+        """Stores batches."""
+        return await self._sender.send(request)
+
+    async def SendStream(
+        self, requests: AsyncIterator[view_pb2.SendRequestView], context: Any
+    ) -> None:
+        """Stores batches of many requests."""
+        await self._sender.stream(requests, context.write)
+
+    async def Pull(self, request: broker_pb2.PullRequest, context: Any) -> bytes:
+        """Reads records."""
+        return await self._puller.pull(request, context)
+
+    async def PullStream(
+        self, requests: AsyncIterator[broker_pb2.PullRequest], context: Any
+    ) -> None:
+        """Reads records for many requests."""
+        await self._puller.stream(requests, context.write, context.peer())
+
+    async def FetchFrames(self, request: broker_pb2.FetchFramesRequest, context: Any) -> bytes:
+        """Reads whole frames."""
+        self._timers.check_fetch(request)
+        return await self._puller.fetch(request, context)
+
+    async def ClaimTimerQueues(
+        self, request: broker_pb2.ClaimTimerQueuesRequest, _: Any
+    ) -> broker_pb2.ClaimTimerQueuesResponse:
+        """Takes queues of %TIMER% over for a timer service."""
+        return await self._timers.claim(request)
+
+    async def AcquireQueues(
+        self, request: broker_pb2.AcquireQueuesRequest, _: Any
+    ) -> broker_pb2.AcquireQueuesResponse:
+        """Takes queues over for a member of a group."""
+        return broker_pb2.AcquireQueuesResponse(queues=await self._offsets.acquire(request))
+
+    async def CommitOffsets(
+        self, request: broker_pb2.CommitOffsetsRequest, _: Any
+    ) -> broker_pb2.CommitOffsetsResponse:
+        """Stores how far a group is."""
+        results = await self._offsets.commit(request.group, request.commits, request.timer_id)
+        return broker_pb2.CommitOffsetsResponse(queues=results)
+
+    async def GetOffsets(
+        self, request: broker_pb2.GetOffsetsRequest, _: Any
+    ) -> broker_pb2.GetOffsetsResponse:
+        """Where a group is."""
+        results = self._offsets.committed(request.group, request.topic)
+        return broker_pb2.GetOffsetsResponse(queues=results)
+
+    async def SendBack(
+        self, request: broker_pb2.SendBackRequest, _: Any
+    ) -> broker_pb2.SendBackResponse:
+        """Takes back what a group could not process."""
+        return await self._send_backs.send_back(request)

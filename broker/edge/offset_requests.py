@@ -1,0 +1,210 @@
+"""Offsets of groups on this broker: acquire, commit, read.  Answers when durable."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from duemq.errors import DuemqError, InvalidArgument, NotCoordinator
+from duemq.transport import status
+from duemq.v1 import broker_pb2, message_pb2
+from duemq_server.broker.edge.commits import Commits
+from duemq_server.broker.groups.progress import Activity
+from duemq_server.broker.reading import time_search
+from duemq_server.broker.records import names
+from duemq_server.broker.store.offsets import GroupQueue, Progress, check_claim
+from duemq_server.broker.store.queues import Queue
+from duemq_server.broker.store.store import Store
+
+QUEUES_MAX = 4_096
+QUEUES_AT_ONCE = 512
+NO_OFFSET = -1
+
+Results = list[broker_pb2.OffsetResult]
+
+
+class OffsetService:
+    """Takes requests to the store's offsets."""
+
+    def __init__(
+        self,
+        store: Store,
+        commits: Commits,
+        activity: Activity,
+        now_ms: Callable[[], int],
+        coordinator_of: Callable[[str], str | None],
+    ) -> None:
+        """`coordinator_of` names the broker that coordinates a group, as far as is known here."""
+        self._store = store
+        self._commits = commits
+        self._activity = activity
+        self._now_ms = now_ms
+        self._coordinator_of = coordinator_of
+
+    async def acquire(self, request: broker_pb2.AcquireQueuesRequest) -> Results:
+        """Fences older generations out of the queues and answers where to start."""
+        names.check_own_group(request.group)
+        _check(request.group, len(request.queues))
+        self._store.check_group_known(request.group)
+        check_claim(request.generation, self._now_ms())
+        if not request.generation:
+            raise InvalidArgument(
+                f"generation: {request.generation} is not that of an assignment",
+                field="generation",
+                value=request.generation,
+                limit="above 0",
+            )
+        self._check_coordinator(request)
+        starts = await self._starts(request)
+        changes: list[tuple[GroupQueue, Progress]] = []
+        results = [self._acquire(request, ref, starts, changes) for ref in request.queues]
+        await self._commits.wait(self._store.put_offsets(request.group, changes))
+        return results
+
+    def _check_coordinator(self, request: broker_pb2.AcquireQueuesRequest) -> None:
+        """Of coordinators that do not know of each other, each broker follows the one it knows.
+
+        So their members do not take its queues from one another.
+        """
+        known = self._coordinator_of(request.group)
+        if request.coordinator and known is not None and request.coordinator != known:
+            raise NotCoordinator(
+                f"coordinator: group {request.group!r} is coordinated by {known!r} as this broker"
+                f" sees the cluster, not by {request.coordinator!r}",
+                field="coordinator",
+                value=request.coordinator,
+                limit=known,
+            )
+
+    async def _starts(self, request: broker_pb2.AcquireQueuesRequest) -> dict[Queue, int]:
+        """Where a new group begins with AT_TIME; found in a thread, for it may read the disk."""
+        if request.start_from != broker_pb2.AT_TIME:
+            return {}
+        if request.start_ms < 0:
+            raise InvalidArgument(
+                f"start_ms: {request.start_ms} is before 1970",
+                field="start_ms",
+                value=request.start_ms,
+                limit="0 and more",
+            )
+        new: list[Queue] = []
+        for ref in request.queues:
+            if not self._store.offsets.find(GroupQueue(request.group, ref.topic, ref.queue_id)):
+                with suppress(DuemqError):  # said of the queue below
+                    new.append(self._store.queue(ref.topic, ref.queue_id))
+
+        def find() -> dict[Queue, int]:
+            return {queue: time_search.first_stored_since(queue, request.start_ms) for queue in new}
+
+        return await asyncio.to_thread(find) if new else {}
+
+    def _acquire(
+        self,
+        request: broker_pb2.AcquireQueuesRequest,
+        ref: message_pb2.QueueRef,
+        starts: dict[Queue, int],
+        changes: list[tuple[GroupQueue, Progress]],
+    ) -> broker_pb2.OffsetResult:
+        key = GroupQueue(request.group, ref.topic, ref.queue_id)
+        try:
+            queue = self._store.queue(ref.topic, ref.queue_id)
+            low, high = queue.min_offset, queue.max_offset
+            from_start = request.start_from == broker_pb2.EARLIEST or names.is_retry(ref.topic)
+            start = low if from_start else starts.get(queue, high)
+            progress = self._store.offsets.acquire(key, request.generation, start, low, high)
+        except DuemqError as error:
+            return _failed(key, error)
+        changes.append((key, progress))
+        return self._with_settled(key, _result(queue, progress.offset))
+
+    async def commit(
+        self, group: str, commits: Sequence[broker_pb2.OffsetCommit], timer_id: int = 0
+    ) -> Results:
+        """Stores how far a group is; that of the timer service only for the queues' owner."""
+        _check(group, len(commits))
+        self._store.check_group_known(group)
+        results: Results = []
+        settled = 0
+        for start in range(0, len(commits), QUEUES_AT_ONCE):
+            if start:
+                await asyncio.sleep(0)  # let others have a turn
+            changes: list[tuple[GroupQueue, Progress]] = []
+            part = commits[start : start + QUEUES_AT_ONCE]
+            results += [self._commit(group, commit, changes, timer_id) for commit in part]
+            settled = max(settled, self._store.put_offsets(group, changes))
+        await self._commits.wait(settled)
+        return results
+
+    def _commit(
+        self,
+        group: str,
+        commit: broker_pb2.OffsetCommit,
+        changes: list[tuple[GroupQueue, Progress]],
+        timer_id: int,
+    ) -> broker_pb2.OffsetResult:
+        key = GroupQueue(group, commit.topic, commit.queue_id)
+        try:
+            check_claim(commit.generation, self._now_ms())
+            if group == names.TIMER_GROUP:
+                self._store.timer_owners.check(commit.queue_id, timer_id, self._now_ms())
+            queue = self._store.queue(commit.topic, commit.queue_id)
+            progress = self._store.offsets.commit(
+                key, commit.generation, commit.offset, queue.max_offset
+            )
+        except DuemqError as error:
+            return _failed(key, error)
+        changes.append((key, progress))
+        self._activity.committed(key, self._now_ms())
+        return _result(queue, progress.offset)
+
+    def committed(self, group: str, topic: str) -> Results:
+        """Where a group is, on this broker; without `topic` in all topics it ever read."""
+        _check(group, 1)
+        if not topic:
+            queues = [
+                self._store.queue(name, queue_id)
+                for name, queue_id, _ in self._store.offsets.of_group(group)
+            ]
+        else:
+            queues = self._store.queues_of(topic)
+        results = []
+        for queue in queues:
+            key = GroupQueue(group, queue.topic, queue.queue_id)
+            progress = self._store.offsets.find(key)
+            result = _result(queue, progress.offset if progress else NO_OFFSET)
+            results.append(self._with_settled(key, result))
+        return results
+
+    def _with_settled(
+        self, key: GroupQueue, result: broker_pb2.OffsetResult
+    ) -> broker_pb2.OffsetResult:
+        """Retention may have moved the offset past some that were settled."""
+        settled = self._store.offsets.settled(key)
+        result.settled.extend(offset for offset in settled if offset >= result.offset)
+        return result
+
+
+def _check(group: str, queues: int) -> None:
+    names.check_group(group)
+    if not 0 < queues <= QUEUES_MAX:
+        raise InvalidArgument(
+            f"queues: {queues} in a request, 1 to {QUEUES_MAX} are allowed",
+            field="queues",
+            value=queues,
+            limit=QUEUES_MAX,
+        )
+
+
+def _result(queue: Queue, offset: int) -> broker_pb2.OffsetResult:
+    return broker_pb2.OffsetResult(
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        offset=offset,
+        min_offset=queue.min_offset,
+        max_offset=queue.max_offset,
+    )
+
+
+def _failed(key: GroupQueue, error: DuemqError) -> broker_pb2.OffsetResult:
+    return broker_pb2.OffsetResult(
+        topic=key.topic, queue_id=key.queue_id, offset=NO_OFFSET, error=status.to_proto(error)
+    )

@@ -1,0 +1,1 @@
+"""Tag and SQL filters.  Pure."""

@@ -1,0 +1,1 @@
+"""Consumer groups: members, who owns which queue, what was sent back.  Pure."""

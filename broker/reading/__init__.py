@@ -1,0 +1,1 @@
+"""From queues to answers of pulls and look-ups.  Pure."""

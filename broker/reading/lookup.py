@@ -1,0 +1,326 @@
+"""Finds records of a topic by key, by message id, by time, in bounded steps.  Pure; any thread.
+
+Consume queues hold the CRC-32 of every key and the store time of every record.  A key is found by
+the sorted runs of these hashes (key_index.py); where a span of a queue has no run, because it is
+too young or the run is damaged, its column of hashes is compared (README.md, "Look-ups").  Either
+way candidates are read from the log and compared themselves.  A message id has no hash: the frames
+of the time range are searched for its encoded field.
+
+A step looks at so many entries and so many bytes of the log at most, and answers where the next
+one goes on.
+"""
+
+import logging
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from duemq.errors import InvalidArgument
+from duemq_server.broker.reading import reader, time_search
+from duemq_server.broker.reading.selection import Run
+from duemq_server.broker.store.queues import Queue
+from duemq_server.storage.indexes import consume_queue
+from duemq_server.storage.log import SegmentedLog
+
+_log = logging.getLogger(__name__)
+
+Offsets: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+# Of one step: consume-queue entries (128 MiB of them), bytes of the log, bytes of the answer.
+ENTRIES_MAX = 4 << 20
+LOG_BYTES_MAX = 64 << 20
+ANSWER_BYTES_MAX = 4 << 20
+# Read at a time.
+PAGE_ENTRIES = 64 << 10
+CHUNK_BYTES = 1 << 20
+# What a frame costs beside its bytes, in bytes read.
+FRAME_COST = 4 << 10
+# What a look into a run of the key index costs, in entries compared.
+RUN_COST = 10 << 10
+# Entries that lie closer are read by one call.
+GAP_ENTRIES = 128
+
+_CURSOR = struct.Struct("<BiqI")
+_CURSOR_VERSION = 1
+_FIELD_MESSAGE_ID = 0x12
+
+
+class Place(NamedTuple):
+    """Where a step begins."""
+
+    queue_id: int
+    offset: int
+
+
+class Found(NamedTuple):
+    """`entry`: the record as it lies in a RecordBatch, its tag and length included."""
+
+    queue_id: int
+    offset: int
+    store_ms: int
+    entry: bytes
+
+
+class Step(NamedTuple):
+    """`following`: where the next step begins; None: that was all."""
+
+    found: list[Found]
+    following: Place | None
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is looked for; `matches` has the last word on a candidate's entry."""
+
+    from_ms: int = 0
+    to_ms: int = 0
+    """Before it; 0: no bound."""
+    key_hash: int = 0
+    """0: any."""
+    needle: bytes = b""
+    """Bytes that the entry must hold; empty: any."""
+    matches: Callable[[memoryview], bool] = field(default=lambda entry: True)
+
+
+class _Page(NamedTuple):
+    """Candidates: entries of the consume queue and their offsets; `following`: where to go on."""
+
+    entries: consume_queue.Entries
+    offsets: Offsets
+    following: int
+
+    def offset(self, index: int) -> int:
+        return int(self.offsets[index])
+
+
+@dataclass
+class _Budget:
+    """What a step may still do."""
+
+    records: int
+    entries: int = ENTRIES_MAX
+    log_bytes: int = LOG_BYTES_MAX
+    answer_bytes: int = ANSWER_BYTES_MAX
+
+    @property
+    def full(self) -> bool:
+        return min(self.records, self.log_bytes, self.answer_bytes) <= 0
+
+    @property
+    def used_up(self) -> bool:
+        return self.full or self.entries <= 0
+
+
+def message_id_field(message_id: str) -> bytes:
+    """How a record says its message id."""
+    text = message_id.encode()
+    length = bytes([len(text)]) if len(text) < 128 else bytes([len(text) & 0x7F | 0x80, 1])
+    return bytes([_FIELD_MESSAGE_ID]) + length + text
+
+
+def encode_cursor(place: Place) -> bytes:
+    """What a client hands back to go on."""
+    body = struct.pack("<Biq", _CURSOR_VERSION, *place)
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def decode_cursor(cursor: bytes) -> Place:
+    """Raises InvalidArgument for what `encode_cursor` never gave."""
+    if len(cursor) == _CURSOR.size:
+        version, queue_id, offset, crc = _CURSOR.unpack(cursor)
+        if version == _CURSOR_VERSION and crc == zlib.crc32(cursor[:-4]):
+            return Place(queue_id, offset)
+    raise InvalidArgument(
+        "cursor: it is not that of an answer of this broker",
+        field="cursor",
+        value=cursor[:32].hex(),
+        limit="the last answer's cursor, unchanged",
+    )
+
+
+def search(
+    log: SegmentedLog,
+    queues: Sequence[Queue],
+    query: Query,
+    start: Place,
+    records_max: int,
+    **bounds: int,
+) -> Step:
+    """One step, in the order queue, offset.  `bounds`: of the budget, in place of the constants.
+
+    Raises Corrupt and what reads of the disk raise.
+    """
+    budget = _Budget(records_max, **bounds)
+    found: list[Found] = []
+    for queue in queues:
+        if queue.queue_id < start.queue_id:
+            continue
+        offset = start.offset if queue.queue_id == start.queue_id else 0
+        stopped = _search_queue(log, queue, query, offset, budget, found)
+        if stopped is not None:
+            return Step(found, Place(queue.queue_id, stopped))
+    return Step(found, None)
+
+
+def _search_queue(
+    log: SegmentedLog,
+    queue: Queue,
+    query: Query,
+    offset: int,
+    budget: _Budget,
+    found: list[Found],
+) -> int | None:
+    """Where it stopped for want of budget; None: at the end."""
+    low = offset
+    if query.from_ms:
+        low = max(low, time_search.first_stored_since(queue, query.from_ms))
+    high = queue.max_offset
+    if query.to_ms:
+        high = min(high, time_search.first_stored_since(queue, query.to_ms))
+    while (low := queue.present(max(low, queue.min_offset))) < high:
+        if budget.used_up:
+            return low
+        try:
+            low = _search_page(log, queue, query, low, high, budget, found)
+        except (IndexError, FileNotFoundError):
+            if queue.min_offset <= low:
+                raise
+            # Retention has removed what was to be looked at.
+    return None
+
+
+def _search_page(
+    log: SegmentedLog,
+    queue: Queue,
+    query: Query,
+    low: int,
+    high: int,
+    budget: _Budget,
+    found: list[Found],
+) -> int:
+    """Looks at a page of entries, or as much of it as the budget allows; where to go on."""
+    page = _by_key_index(queue, query, low, high, budget) if query.key_hash else None
+    if page is None:
+        page = _compared(queue, query, low, high, budget)
+    for runs, indexes in _chunks(page):
+        if budget.full:
+            return page.offset(indexes[0][0])
+        budget.log_bytes -= sum(run.end - run.frame + FRAME_COST for run in runs)
+        slices = reader.cut_out(log, runs)
+        for run, data, members in zip(runs, slices, indexes, strict=True):
+            for index in _candidates(page.entries, data, run.start, members, query.needle):
+                at = int(page.entries["position"][index]) - run.start
+                entry = data[at : at + int(page.entries["size"][index])]
+                if not query.matches(entry):
+                    continue
+                offset = page.offset(index)
+                if found and budget.answer_bytes < len(entry):
+                    budget.answer_bytes = 0
+                    return offset
+                store_ms = int(page.entries["store_ms"][index])
+                found.append(Found(queue.queue_id, offset, store_ms, bytes(entry)))
+                budget.answer_bytes -= len(entry)
+                budget.records -= 1
+                if budget.full:
+                    return offset + 1
+    return page.following
+
+
+def _by_key_index(queue: Queue, query: Query, low: int, high: int, budget: _Budget) -> _Page | None:
+    """The candidates of a span, or of a part of it that has as many as may be found; None: no run
+    says."""
+    high = min(high, queue.keys.end_of_span(low))
+    limit = budget.records
+    offsets = queue.keys.find(query.key_hash, low, high, limit)
+    if offsets is None:
+        return None
+    budget.entries -= RUN_COST
+    entries = _entries_at(queue, np.array(offsets, np.int64))
+    if not np.all(entries["key_hash"] == query.key_hash):
+        _log.error("%s, offset %d: the key run is not of this queue", queue.key, low)
+        queue.keys.discard(low)
+        return None
+    following = offsets[-1] + 1 if len(offsets) == limit else high
+    return _Page(entries, np.array(offsets, np.int64), following)
+
+
+def _entries_at(queue: Queue, offsets: Offsets) -> consume_queue.Entries:
+    """Scattered entries of a consume queue."""
+    if not len(offsets):
+        return np.empty(0, consume_queue.DTYPE)
+    pieces = []
+    for near in np.split(offsets, np.flatnonzero(np.diff(offsets) > GAP_ENTRIES) + 1):
+        first = int(near[0])
+        page = consume_queue.decode(queue.page(first, int(near[-1]) - first + 1))
+        pieces.append(page[near - first])
+    return np.concatenate(pieces)
+
+
+def _compared(queue: Queue, query: Query, low: int, high: int, budget: _Budget) -> _Page:
+    """The candidates of a page of the consume queue, which for a key ends with its span."""
+    selective = query.key_hash or query.needle
+    count = min(PAGE_ENTRIES, high - low, budget.entries if selective else budget.records)
+    if query.key_hash:
+        count = min(count, queue.keys.end_of_span(low) - low)
+    page = consume_queue.decode(queue.page(low, count))
+    budget.entries -= len(page)
+    if not query.key_hash:
+        return _Page(page, np.arange(low, low + len(page)), low + len(page))
+    chosen = np.flatnonzero(page["key_hash"] == query.key_hash)
+    return _Page(page[chosen], chosen + low, low + len(page))
+
+
+def _chunks(page: _Page) -> Iterator[tuple[list[Run], list[list[int]]]]:
+    """Runs, one a frame, and the entries in each; so many that they are read at once."""
+    entries = page.entries
+    if not len(entries):
+        return
+    position = entries["position"].astype(np.int64)
+    frame = position - entries["frame_back"]
+    ends = position + entries["size"]
+    breaks = np.flatnonzero(np.diff(frame)) + 1
+    firsts = np.concatenate(([0], breaks))
+    pasts = np.concatenate((breaks, [len(entries)]))
+    runs: list[Run] = []
+    indexes: list[list[int]] = []
+    size = 0
+    rows = zip(
+        firsts.tolist(),
+        pasts.tolist(),
+        position[firsts].tolist(),
+        ends[pasts - 1].tolist(),
+        frame[firsts].tolist(),
+        strict=True,
+    )
+    for first, past, start, end, at in rows:
+        if runs and size + end - at > CHUNK_BYTES:
+            yield runs, indexes
+            runs, indexes, size = [], [], 0
+        runs.append(Run(page.offset(first), past - first, start, end, at, 0))
+        indexes.append(list(range(first, past)))
+        size += end - at
+    yield runs, indexes
+
+
+def _candidates(
+    entries: consume_queue.Entries, data: memoryview, start: int, members: list[int], needle: bytes
+) -> Iterator[int]:
+    """Those of `members` whose entries hold the needle; `data` begins at log position `start`."""
+    if not needle:
+        yield from members
+        return
+    text = bytes(data)
+    at = text.find(needle)
+    if at < 0:
+        return
+    starts = entries["position"][members].astype(np.int64) - start
+    while at >= 0:
+        slot = int(np.searchsorted(starts, at, side="right")) - 1
+        yield members[slot]
+        if slot + 1 == len(members):
+            return
+        at = text.find(needle, int(starts[slot + 1]))

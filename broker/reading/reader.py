@@ -1,0 +1,366 @@
+"""Reads records and frames out of the log for pulls: verified, and copied as little as can be.
+
+Any thread.  With `nowait` a read answers from memory or raises BlockingIOError, so that the event
+loop tries inline and gives what is cold to a thread.  A frame is read whole and its CRC checked,
+whatever part of it was asked for; but where a tag filter takes little of a large frame that this
+process has written itself, only that little is read: no other body.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from duemq.errors import Corrupt, DuemqError, InvalidArgument, OffsetOutOfRange
+from duemq_server.broker.reading import selection
+from duemq_server.broker.reading.selection import Run
+from duemq_server.broker.records.columns import ENTRY_TAG, read_varint
+from duemq_server.broker.store.queues import Queue
+from duemq_server.storage import frame as frame_layout
+from duemq_server.storage import record, recovery
+from duemq_server.storage.errors import StorageError
+from duemq_server.storage.indexes import consume_queue
+from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.record import InvalidEntryError
+from duemq_server.storage.tools import set_aside
+
+log_ = logging.getLogger(__name__)
+
+# Consume-queue entries that one read looks at where a filter leaves most out (2 MiB of them).
+SCAN_ENTRIES_MAX = 65_536
+PAGE_ENTRIES = 4_096
+# Frames closer than this are read by one call; between them lie frames of other queues.
+GAP_BYTES_MAX = 64 << 10
+EXTENT_BYTES_MAX = 8 << 20
+# Of a frame that is so many times larger than what a filter takes of it, only that is read.
+SPARSE = 8
+TRUST_NOTHING = 1 << 63
+
+
+class SetAsideError(Corrupt):
+    """An operator has given up the entry at `position` of the log (storage/tools/set_aside.py)."""
+
+    def __init__(self, directory: str, position: int) -> None:
+        super().__init__(f"{directory}, position {position}: was damaged, and set aside")
+        self.position = position
+
+
+class Records(NamedTuple):
+    """What one queue gives to a pull: slices of frames, to be joined."""
+
+    slices: list[memoryview]
+    size: int
+    runs: list[Run]
+    records: int
+    next_offset: int
+
+
+class StoredRecord(NamedTuple):
+    """A record's entry as it lies in the log, and its hashes."""
+
+    entry: memoryview
+    tag_hash: int
+    key_hash: int
+
+
+class Frames(NamedTuple):
+    """Whole log entries of one queue, to be joined."""
+
+    slices: list[memoryview]
+    next_offset: int
+
+
+def check_offset(queue: Queue, offset: int) -> None:
+    """Raises OffsetOutOfRange unless a pull may begin at `offset`."""
+    low, high = queue.min_offset, queue.max_offset
+    if not low <= offset <= high:
+        raise OffsetOutOfRange(
+            f"offset: {offset} of topic {queue.topic}, queue {queue.queue_id} is not kept:"
+            f" {low} to {high} are",
+            field="offset",
+            value=offset,
+            limit=f"{low} to {high}",
+        )
+
+
+def read_records(
+    log: SegmentedLog,
+    queue: Queue,
+    offset: int,
+    records_max: int,
+    bytes_max: int,
+    wanted: frozenset[int] | None = None,
+    *,
+    at_least_one: bool = True,
+    nowait: bool = False,
+    trusted_from: int = TRUST_NOTHING,
+) -> Records:
+    """Records from `offset` on that match; none if there are none yet.
+
+    With a filter, few records of a frame are read without the others beside them where the frame
+    lies at log position `trusted_from` or beyond.  Raises OffsetOutOfRange, Corrupt, and
+    BlockingIOError with `nowait`.
+    """
+    check_offset(queue, offset)
+    runs: list[Run] = []
+    count = size = 0
+    last = min(queue.max_offset, offset + SCAN_ENTRIES_MAX)
+    # One more than wanted tells whether the last frame is whole.
+    entries = records_max + 1 if wanted is None else PAGE_ENTRIES
+    while (offset := queue.present(offset)) < last and count < records_max:
+        page = queue.page(offset, min(entries, last - offset), nowait)
+        chosen = selection.select(
+            page,
+            offset,
+            records_max - count,
+            bytes_max - size,
+            wanted,
+            at_least_one=at_least_one and not count,
+        )
+        runs += chosen.runs
+        count += chosen.records
+        size += chosen.bytes
+        page_end = offset + len(page) // consume_queue.ENTRY_BYTES
+        offset = chosen.next_offset
+        if offset < page_end:
+            break
+    found = runs
+    if wanted is None:
+        runs, slices = without_gaps(runs, lambda left: cut_out(log, left, nowait))
+    else:
+        runs, slices = without_gaps(
+            runs, lambda left: _cut_out_filtered(log, left, trusted_from, nowait)
+        )
+    if len(runs) < len(found):
+        count, size = sum(run.records for run in runs), sum(map(len, slices))
+    return Records(slices, size, runs, count, offset)
+
+
+def without_gaps(
+    runs: list[Run], cut: Callable[[list[Run]], list[memoryview]]
+) -> tuple[list[Run], list[memoryview]]:
+    """The runs that are not in entries set aside, and the bytes of each."""
+    while True:
+        try:
+            return runs, cut(runs)
+        except SetAsideError as gap:
+            gone = [run for run in runs if run.frame == gap.position]
+            log_.warning("%s: offsets from %d on are skipped", gap, gone[0].offset)
+            runs = [run for run in runs if run.frame != gap.position]
+
+
+def read_frames(
+    log: SegmentedLog, queue: Queue, offset: int, bytes_max: int, *, nowait: bool = False
+) -> Frames:
+    """Whole frames from the one that begins at `offset` on; none if there are none yet.
+
+    At least one, then as many as `bytes_max` holds.  Raises OffsetOutOfRange, InvalidArgument,
+    Corrupt, and BlockingIOError with `nowait`.
+    """
+    check_offset(queue, offset)
+    while True:
+        offset = queue.present(offset)
+        page = queue.page(offset, PAGE_ENTRIES, nowait)
+        runs = selection.select(page, offset, PAGE_ENTRIES, bytes_max).runs
+        try:
+            return _whole_frames(log, runs, offset, bytes_max, nowait)
+        except SetAsideError as gap:
+            lost = sum(run.records for run in runs if run.frame == gap.position)
+            log_.warning("%s: %d offsets from %d on are skipped", gap, lost, offset)
+            offset += lost
+
+
+def _whole_frames(
+    log: SegmentedLog, runs: list[Run], offset: int, bytes_max: int, nowait: bool
+) -> Frames:
+    """Up to what was set aside; raises SetAsideError if that is the first."""
+    slices: list[memoryview] = []
+    size = 0
+    frames = _verified(log, runs, nowait)
+    while True:
+        try:
+            frame, data = next(frames)
+        except StopIteration:
+            break
+        except SetAsideError:
+            if slices:
+                break
+            raise
+        if size and size + len(data) > bytes_max:
+            break
+        base_offset, count = _extent_of(data)
+        if base_offset != offset:
+            raise InvalidArgument(
+                f"offset: {offset} is inside the frame that begins at {base_offset}"
+                f" (position {frame})",
+                field="offset",
+                value=offset,
+                limit=base_offset,
+            )
+        offset += count
+        slices.append(data)
+        size += len(data)
+    return Frames(slices, offset)
+
+
+def read_each(
+    log: SegmentedLog,
+    places: Sequence[tuple[Queue, int]],
+    bytes_max: int,
+    *,
+    nowait: bool = False,
+) -> list[StoredRecord | DuemqError]:
+    """Single records of several queues, by offset: the first of `places`, in their order.
+
+    As many as `bytes_max` holds, and one at least.  What cannot be read is its own error:
+    OffsetOutOfRange, Corrupt.  Raises BlockingIOError with `nowait`.
+    """
+    entries: list[tuple[int, ...] | DuemqError] = []
+    size = 0
+    for queue, offset in places:
+        try:
+            entry = _entry_at(queue, offset, nowait)
+        except BlockingIOError:
+            raise
+        except (IndexError, StorageError, OSError, DuemqError) as error:
+            entries.append(_as_duemq_error(error))
+            continue
+        if size and size + entry[1] > bytes_max:
+            break
+        size += entry[1]
+        entries.append(entry)
+    found = [(at, entry) for at, entry in enumerate(entries) if isinstance(entry, tuple)]
+    # In the order of the log, so that a frame is read and verified once.
+    found.sort(key=lambda each: each[1][0])
+    runs = [
+        Run(places[at][1], 1, position, position + size, position - back, store_ms)
+        for at, (position, size, back, _, _, store_ms) in found
+    ]
+    read: dict[int, StoredRecord | DuemqError] = {}
+    for (at, entry), data in zip(found, _cut_out_each(log, runs, nowait), strict=True):
+        read[at] = StoredRecord(data, *entry[3:5]) if isinstance(data, memoryview) else data
+    return [read.get(at, entry) for at, entry in enumerate(entries)]  # type: ignore[arg-type]
+
+
+def _entry_at(queue: Queue, offset: int, nowait: bool) -> tuple[int, ...]:
+    page = queue.page(offset, 1, nowait)
+    if not page:
+        raise IndexError(f"offset {offset} of {queue.key} is not there")
+    return consume_queue.ENTRY.unpack(page)
+
+
+def _cut_out_each(
+    log: SegmentedLog, runs: list[Run], nowait: bool
+) -> list[memoryview | DuemqError]:
+    """As `cut_out`; where that fails, each run by itself."""
+    try:
+        return list(cut_out(log, runs, nowait))
+    except BlockingIOError:
+        raise
+    except (IndexError, StorageError, OSError, DuemqError) as error:
+        if len(runs) == 1:
+            return [_as_duemq_error(error)]
+        return [each for run in runs for each in _cut_out_each(log, [run], nowait)]
+
+
+def _as_duemq_error(error: Exception) -> DuemqError:
+    if isinstance(error, DuemqError):
+        return error
+    if isinstance(error, (IndexError, FileNotFoundError)):  # retention was faster
+        return OffsetOutOfRange(f"offset: just removed ({error})", field="offset")
+    return Corrupt(f"{type(error).__name__}: {error}")
+
+
+def _extent_of(entry: memoryview) -> tuple[int, int]:
+    """(base offset, count) of the frame in a verified log entry."""
+    fields = frame_layout.HEADER.unpack_from(entry, record.HEADER_BYTES)
+    return fields[0], fields[6]
+
+
+def cut_out(log: SegmentedLog, runs: list[Run], nowait: bool = False) -> list[memoryview]:
+    """The bytes of each run, verified.  Raises Corrupt, and BlockingIOError with `nowait`."""
+    frames = _verified(log, runs, nowait)
+    slices: list[memoryview] = []
+    at, data = -1, memoryview(b"")
+    for run in runs:
+        if run.frame != at:
+            at, data = next(frames)
+        slices.append(data[run.start - at : run.end - at])
+    return slices
+
+
+def _cut_out_filtered(
+    log: SegmentedLog, runs: list[Run], trusted_from: int, nowait: bool
+) -> list[memoryview]:
+    """As `cut_out`; of a sparse frame that is trusted the runs alone."""
+    taken: defaultdict[int, int] = defaultdict(int)
+    for run in runs:
+        if run.seen_end and run.frame >= trusted_from:
+            taken[run.frame] += run.end - run.start
+    sparse = {
+        run.frame for run in runs if 0 < taken[run.frame] * SPARSE <= run.seen_end - run.frame
+    }
+    if not sparse:
+        return cut_out(log, runs, nowait)
+    whole = iter(cut_out(log, [run for run in runs if run.frame not in sparse], nowait))
+    return [_alone(log, run, nowait) if run.frame in sparse else next(whole) for run in runs]
+
+
+def _alone(log: SegmentedLog, run: Run, nowait: bool) -> memoryview:
+    """The bytes of a run; its first record must be one, as far as that can be told."""
+    data = log.read(run.start, run.end - run.start, nowait)
+    length, head = read_varint(data, 1, len(data)) if len(data) > 1 else (0, -1)
+    fits = head + length == len(data) if run.records == 1 else head + length < len(data)
+    if head < 0 or data[0] != ENTRY_TAG or not fits:
+        raise Corrupt(
+            f"{log.directory}, position {run.start}: no record begins there."
+            f" Run `duemq-storage check {log.directory}`"
+        )
+    return data
+
+
+def _verified(log: SegmentedLog, runs: list[Run], nowait: bool) -> Iterator[tuple[int, memoryview]]:
+    """(position, bytes) of every entry that the runs lie in, once, in order."""
+    frames = selection.frames_of(runs)
+    base, data = 0, memoryview(b"")
+    for index, (frame, _) in enumerate(frames):
+        length = _whole(data, frame - base)
+        if not length:
+            base, data = frame, _read_extent(log, frames[index:], nowait)
+            length = _whole(data, 0)
+        if not length:
+            data = log.read(frame, _length(data, frame), nowait)
+            length = _whole(data, 0)
+        try:
+            entry = record.decode(data, frame - base, frame)
+        except InvalidEntryError as error:
+            remedy = recovery.remedy(log.directory, frame)
+            raise Corrupt(f"{log.directory}, position {frame}: {error}. {remedy}") from error
+        if entry.kind == set_aside.GAP:
+            raise SetAsideError(log.directory, frame)
+        yield frame, data[frame - base : frame - base + length]
+
+
+def _whole(data: memoryview, at: int) -> int:
+    """Length of the entry at `at` if all of it is in `data`; else 0."""
+    if at + record.HEADER_BYTES > len(data):
+        return 0
+    length = record.plausible_length(data, at)
+    return length if at + length <= len(data) else 0
+
+
+def _length(data: memoryview, frame: int) -> int:
+    length = record.plausible_length(data) if len(data) >= record.HEADER_BYTES else 0
+    if not length:
+        raise Corrupt(f"position {frame}: no entry begins there")
+    return length
+
+
+def _read_extent(log: SegmentedLog, frames: list[tuple[int, int]], nowait: bool) -> memoryview:
+    """The bytes of the first frames, as far as one call reads them well."""
+    first, end = frames[0]
+    for frame, wanted_end in frames[1:]:
+        if frame - end > GAP_BYTES_MAX or wanted_end - first > EXTENT_BYTES_MAX:
+            break
+        end = wanted_end
+    return log.read(first, -(-(end - first) // record.ALIGNMENT) * record.ALIGNMENT, nowait)

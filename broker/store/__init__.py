@@ -1,0 +1,1 @@
+"""All that a broker keeps: topics, queues, offsets, producers; replayed from the log.  Pure."""

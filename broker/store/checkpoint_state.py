@@ -1,0 +1,63 @@
+"""The checkpoint: what the broker knew at one position of its log.  Pure.
+
+With it a start reads only the log beyond that position.  Everything in it can be made again from a
+whole log; without it a start reads all of that.  Payload of the file `checkpoint`
+(storage/checkpoint.py), little-endian:
+
+off  size  field
+ 0    4    json_length
+ 4    n    JSON: version, position, verify_from, store_ms, topics, offsets,
+           queues {topic: [next offset of each queue]}; from version 2 on settled (offsets.py),
+           groups (group_configs.py), retries {group: how many it ever sent back to be retried};
+           from version 3 on timer_owners (timer_owners.py)
+4+n   …    producers' lanes (producers.py)
+"""
+
+import json
+import struct
+from typing import Any, NamedTuple
+
+from duemq_server.storage.errors import UnknownVersion
+
+VERSION = 3
+# Version 1 lacks what send-backs need, version 2 the owners of timer queues.
+_READABLE = (1, 2, VERSION)
+_HEAD = struct.Struct("<I")
+
+
+class State(NamedTuple):
+    """`position`: where the state was taken; `verify_from`: where a start begins to verify."""
+
+    position: int
+    verify_from: int
+    store_ms: int
+    topics: dict[str, Any]
+    offsets: list[Any]
+    queues: dict[str, list[int]]
+    lanes: bytes
+    settled: list[Any]
+    groups: list[dict[str, Any]]
+    retries: dict[str, int]
+    timer_owners: dict[str, Any]
+
+
+def encode(state: State) -> bytes:
+    """The checkpoint's payload."""
+    fields = state._asdict()
+    del fields["lanes"]
+    text = json.dumps({"version": VERSION, **fields}, separators=(",", ":")).encode()
+    return b"".join((_HEAD.pack(len(text)), text, state.lanes))
+
+
+def decode(payload: bytes) -> State:
+    """Raises UnknownVersion."""
+    (length,) = _HEAD.unpack_from(payload)
+    fields = json.loads(payload[_HEAD.size : _HEAD.size + length])
+    version = fields.pop("version")
+    if version not in _READABLE:
+        raise UnknownVersion(f"checkpoint has version {version}, this release reads 1 to {VERSION}")
+    if version == 1:
+        fields |= {"settled": [], "groups": [], "retries": {}}
+    if version < 3:
+        fields |= {"timer_owners": {}}
+    return State(**fields, lanes=payload[_HEAD.size + length :])

@@ -1,0 +1,136 @@
+"""The commit log's entries that are not messages: changes of topics, offsets and groups.  Pure.
+
+They lie between the frames, so a change is durable in its order with the messages and by the same
+group commit.  What they say is also in the checkpoint; recovery applies those beyond it.  Bodies
+are JSON, for they are few:
+
+kind  body
+ 2    {"name": …, "id": …, "queues": …, "message_bytes_max": …}    the topic was made
+ 3    {"name": …}                                                  the topic was deleted
+ 4    {"group": …, "rows": [[topic, queue id, offset, generation], …]}  a group's progress
+ 5    a group's settings (group_configs.py)                        the group was put
+ 6    {"group": …}                                                 the group was deleted
+ 7    as 4                                  a group was moved, and has settled nothing there
+ 8    {"id", "name", "shard", "shards", "queues": […], "since_ms"}   a timer service claimed queues
+ 9    {"id": …}                                                      its queues were released
+10    {"group": …, "rows": [[topic, queue id, [offset, …]], …]}  done with, out of order
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from duemq_server.broker.records.timer_owners import Service
+from duemq_server.broker.store import group_configs
+from duemq_server.broker.store.group_configs import GroupConfig
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.topics import Topic
+
+TOPIC_CREATED = 2
+TOPIC_DELETED = 3
+OFFSETS = 4
+GROUP_PUT = 5
+GROUP_DELETED = 6
+OFFSETS_RESET = 7
+TIMER_CLAIMED = 8
+TIMER_RELEASED = 9
+SETTLED = 10
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def topic_created(topic: Topic) -> bytes:
+    """Body of an entry of kind TOPIC_CREATED."""
+    return _encode(asdict(topic))
+
+
+def read_topic_created(body: memoryview) -> Topic:
+    """The topic that was made."""
+    return Topic(**json.loads(bytes(body)))
+
+
+def topic_deleted(name: str) -> bytes:
+    """Body of an entry of kind TOPIC_DELETED."""
+    return _encode({"name": name})
+
+
+def read_topic_deleted(body: memoryview) -> str:
+    """The name of the topic that was deleted."""
+    name: str = json.loads(bytes(body))["name"]
+    return name
+
+
+def offsets(group: str, changes: Iterable[tuple[GroupQueue, Progress]]) -> bytes:
+    """Body of an entry of kind OFFSETS or OFFSETS_RESET: changes of one group."""
+    rows = [[key.topic, key.queue_id, *progress] for key, progress in changes]
+    return _encode({"group": group, "rows": rows})
+
+
+def read_offsets(body: memoryview) -> list[tuple[GroupQueue, Progress]]:
+    """The changes of one group."""
+    entry = json.loads(bytes(body))
+    return [
+        (GroupQueue(entry["group"], topic, queue_id), Progress(offset, generation))
+        for topic, queue_id, offset, generation in entry["rows"]
+    ]
+
+
+def settled(key: GroupQueue, offsets: Iterable[int]) -> bytes:
+    """Body of an entry of kind SETTLED."""
+    return _encode({"group": key.group, "rows": [[key.topic, key.queue_id, list(offsets)]]})
+
+
+def read_settled(body: memoryview) -> list[tuple[GroupQueue, list[int]]]:
+    """What one group has done with."""
+    entry = json.loads(bytes(body))
+    return [
+        (GroupQueue(entry["group"], topic, queue_id), offsets)
+        for topic, queue_id, offsets in entry["rows"]
+    ]
+
+
+def group_put(config: GroupConfig) -> bytes:
+    """Body of an entry of kind GROUP_PUT."""
+    return _encode(group_configs.encode(config))
+
+
+def read_group_put(body: memoryview) -> GroupConfig:
+    """The group's settings."""
+    return group_configs.decode(json.loads(bytes(body)))
+
+
+def group_deleted(group: str) -> bytes:
+    """Body of an entry of kind GROUP_DELETED."""
+    return _encode({"group": group})
+
+
+def read_group_deleted(body: memoryview) -> str:
+    """The group that was deleted."""
+    group: str = json.loads(bytes(body))["group"]
+    return group
+
+
+def timer_claimed(service: Service, queues: Iterable[int], since_ms: int) -> bytes:
+    """Body of an entry of kind TIMER_CLAIMED."""
+    return _encode({**asdict(service), "queues": list(queues), "since_ms": since_ms})
+
+
+def read_timer_claimed(body: memoryview) -> tuple[Service, list[int], int]:
+    """The timer service, the queues of %TIMER% that it claimed, and when."""
+    entry = json.loads(bytes(body))
+    queues, since_ms = entry.pop("queues"), entry.pop("since_ms")
+    return Service(**entry), queues, since_ms
+
+
+def timer_released(service_id: int) -> bytes:
+    """Body of an entry of kind TIMER_RELEASED."""
+    return _encode({"id": service_id})
+
+
+def read_timer_released(body: memoryview) -> int:
+    """The id of the timer service whose queues another one may claim."""
+    service_id: int = json.loads(bytes(body))["id"]
+    return service_id

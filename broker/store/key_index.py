@@ -1,0 +1,137 @@
+"""The key index of a queue: a sorted run of key hashes for each span of offsets, once it is built.
+
+Owned by: Queue.  Mutated by: the thread that builds runs (`adopt`), look-ups (a damaged run goes),
+the event loop (`drop_before`, `close`).  Read by: any thread.
+
+A run covers a span of the queue that ends below a saved checkpoint, so that a start finds nothing
+of it to be taken back.  Where there is no run, `find` says so, and the consume queue is compared.
+"""
+
+import logging
+import os
+import threading
+from contextlib import suppress
+
+from duemq_server.storage.disk import Disk
+from duemq_server.storage.errors import DiskFailed, StorageError
+from duemq_server.storage.indexes import key_run
+from duemq_server.storage.indexes.key_run import KeyRun
+
+log = logging.getLogger(__name__)
+
+SPAN_RECORDS = 1 << 18
+"""Why so many: README.md, "Look-ups"."""
+
+
+class KeyIndex:
+    """The runs of one queue, in its folder."""
+
+    __slots__ = ("_bases", "_closed", "_directory", "_disk", "_lock", "span")
+
+    def __init__(self, directory: str, disk: Disk) -> None:
+        self.span = SPAN_RECORDS
+        self._directory = directory
+        self._disk = disk
+        # Guards all below, and which runs there are in the folder.
+        self._lock = threading.Lock()
+        self._bases: set[int] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._bases)
+
+    def _path(self, base: int) -> str:
+        return os.path.join(self._directory, key_run.name_of(base))
+
+    # -- which runs there are ---------------------------------------------------------------------
+
+    def load(self, low: int, high: int) -> None:
+        """Takes the runs over that lie in a queue of these offsets; removes all others.  At start.
+
+        Raises DiskFailed.
+        """
+        self._bases = set()
+        if not self._disk.exists(self._directory):
+            return
+        for name in self._disk.listdir(self._directory):
+            base = key_run.base_of(name)
+            if base is None:
+                continue
+            if base % self.span == 0 and low < base + self.span <= high:
+                self._bases.add(base)
+            else:
+                self._disk.unlink(self._path(base))
+
+    def missing(self, low: int, high: int) -> int:
+        """How many spans have no run that a queue of these offsets could have."""
+        with self._lock:
+            return max(0, high // self.span - low // self.span - len(self._bases))
+
+    def bases_missing(self, low: int, high: int) -> list[int]:
+        """Where those spans begin, the newest first."""
+        span = self.span
+        with self._lock:
+            complete = range(low // span * span, high - span + 1, span)
+            return [base for base in reversed(complete) if base not in self._bases]
+
+    def adopt(self, base: int, path: str, low: int) -> bool:
+        """Makes a file the run of a span, unless the queue begins beyond it or is gone: False.
+
+        Raises DiskFull, DiskFailed.
+        """
+        with self._lock:
+            if self._closed or base + self.span <= low:
+                return False
+            self._disk.rename(path, self._path(base))
+            self._bases.add(base)
+            return True
+
+    def drop_before(self, offset: int) -> None:
+        """Removes the runs of spans that end at or before an offset.  Raises DiskFailed."""
+        with self._lock:
+            for base in [base for base in self._bases if base + self.span <= offset]:
+                self._bases.remove(base)
+                self._disk.unlink(self._path(base))
+
+    def close(self) -> None:
+        """Touches the folder no more: the topic was deleted, and whoever did that removes it."""
+        with self._lock:
+            self._closed = True
+            self._bases = set()
+
+    def discard(self, offset: int) -> None:
+        """Removes the run of the span of an offset: it is damaged, and will be built anew."""
+        base = offset - offset % self.span
+        with self._lock:
+            if base in self._bases:
+                self._bases.remove(base)
+                with suppress(DiskFailed):  # renaming the next one over it does as well
+                    self._disk.unlink(self._path(base))
+
+    # -- looking up -------------------------------------------------------------------------------
+
+    def end_of_span(self, offset: int) -> int:
+        """Where the span of an offset ends."""
+        return offset - offset % self.span + self.span
+
+    def find(self, key_hash: int, low: int, high: int, limit: int) -> list[int] | None:
+        """Ascending offsets of records whose key has that hash, `limit` at most; None: no run says.
+
+        `low` to `high`: both within one span, `high` not included.
+        """
+        base = low - low % self.span
+        if base not in self._bases:
+            return None
+        try:
+            file = self._disk.open(self._path(base))
+            try:
+                run = KeyRun(file, self._path(base))
+                run.check_span(base, self.span)
+                return run.find(key_hash, low, high, limit)
+            finally:
+                file.close()
+        except (StorageError, OSError) as error:
+            if base in self._bases:  # else retention was faster
+                log.warning("building a key run anew: %s", error)
+                self.discard(base)
+            return None

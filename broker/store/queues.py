@@ -1,0 +1,220 @@
+"""The queues of topics: the consume queue of each, and where the next record goes.
+
+Owned by: Tables.  Mutated by: the event loop.  Read by: any thread.
+
+A queue's offsets: `min_offset` the oldest record kept, `max_offset` the end of what consumers may
+see (it is durable), `next_offset` what the next append gets.  The difference between the last two
+is on its way to the disk.
+
+Offsets of messages that the log has lost are never given again (recovery.py): they are a gap, which
+who reads steps over (`present`).
+"""
+
+import os
+
+from duemq_server.broker.store.key_index import KeyIndex
+from duemq_server.broker.store.topics import Topic
+from duemq_server.storage.disk import Disk
+from duemq_server.storage.indexes import consume_queue
+from duemq_server.storage.indexes.index import FixedIndex
+from duemq_server.storage.open_files import OpenFiles
+
+DIRECTORY = "consumequeue"
+
+
+class Queue:
+    """One queue.  Its files come into being with its first records."""
+
+    __slots__ = ("_index", "dropped", "key", "keys", "next_offset", "queue_id", "topic")
+
+    def __init__(
+        self, topic: str, queue_id: int, directory: str, disk: Disk, files: OpenFiles
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        # The topic was deleted: what is still on its way to the disk is not indexed any more.
+        self.dropped = False
+        self._index = FixedIndex(directory, disk, consume_queue.ENTRY_BYTES, files=files)
+        self.key = topic, queue_id
+        """Topic and number."""
+        self.keys = KeyIndex(directory, disk)
+        self.next_offset = self.max_offset
+
+    @property
+    def min_offset(self) -> int:
+        """The oldest record kept."""
+        return self._index.first
+
+    @property
+    def max_offset(self) -> int:
+        """One past the newest record that consumers may see."""
+        return self._index.end
+
+    def append(self, entries: bytes) -> None:
+        """Shows records to consumers.  Raises DiskFull; then nothing was added."""
+        self._index.append(entries)
+
+    def present(self, offset: int) -> int:
+        """The offset itself, or where the gap ends that it lies in."""
+        return self._index.present(offset)
+
+    def records_from(self, offset: int) -> int:
+        """How many records there are from an offset on."""
+        return self._index.count(offset)
+
+    def page(self, offset: int, count: int, nowait: bool = False) -> memoryview:
+        """Up to `count` entries from `offset` on, less only at the end or at a gap.
+
+        Raises BlockingIOError with `nowait`, IndexError before `min_offset` and in a gap.
+        """
+        size = consume_queue.ENTRY_BYTES
+        data = self._index.read(offset, count, nowait)
+        while len(data) < count * size and offset + len(data) // size < self._index.end:
+            got = len(data) // size
+            if self.present(offset + got) != offset + got:
+                break
+            rest = self._index.read(offset + got, count - got, nowait)
+            data = memoryview(b"".join((data, rest)))
+        return data
+
+    def entry(self, offset: int) -> tuple[int, ...]:
+        """One entry: position, size, frame_back, tag hash, key hash, store_ms."""
+        return consume_queue.ENTRY.unpack(self.page(offset, 1))
+
+    def entry_from(self, offset: int) -> tuple[int, ...] | None:
+        """The entry of an offset, or of the next one that is there; None: there is none yet."""
+        offset = self.present(offset)
+        return self.entry(offset) if offset < self.max_offset else None
+
+    def frame_at(self, offset: int) -> int:
+        """Log position of the frame that holds a record."""
+        position, _, frame_back, *_ = self.entry(offset)
+        return position - frame_back
+
+    def last_store_ms(self) -> int:
+        """When the newest record was stored; 0: there is none."""
+        last = self._index.last
+        return self.entry(last)[5] if last >= self.min_offset else 0
+
+    @property
+    def dirty(self) -> bool:
+        """Whether `sync` has anything to do."""
+        return self._index.dirty
+
+    def sync(self) -> None:
+        """Makes all of it durable; in any thread.  Raises DiskFull, DiskFailed."""
+        self._index.sync()
+
+    def rewind(self, offset: int) -> None:
+        """Forgets what is beyond `offset`, at start.  Raises IndexError if that is out of reach."""
+        if self._index.end >= self.keys.span:  # else there is no run: it would end beyond
+            self.keys.load(self._index.first, offset)
+        self._index.truncate(offset)
+        self.next_offset = offset
+
+    def restart(self, offset: int = 0) -> None:
+        """Empties the queue, at start: its next record is that of `offset`."""
+        self.keys.load(0, 0)
+        self._index.reset(offset)
+        self.next_offset = offset
+
+    def skip_to(self, offset: int) -> None:
+        """Leaves offsets out, at start: they were given to records that are lost."""
+        self._index.skip_to(offset)
+        self.next_offset = offset
+
+    def drop_before(self, position: int) -> None:
+        """Forgets the records that lie before a position of the log."""
+        low, high = self.min_offset, self.max_offset
+        if low == high or self._lies_behind(low, position):
+            return
+        while low < high:
+            middle = (low + high) // 2
+            if not self._lies_behind(middle, position):
+                low = middle + 1
+            else:
+                high = middle
+        self.purge(low)
+
+    def purge(self, offset: int) -> None:
+        """Forgets the records before an offset."""
+        self._index.drop_before(offset)
+        self.keys.drop_before(self.min_offset)
+
+    def _lies_behind(self, offset: int, position: int) -> bool:
+        """Whether all from an offset on lies from a position of the log on."""
+        entry = self.entry_from(offset)
+        return entry is None or entry[0] >= position
+
+    def drop(self) -> None:
+        """The topic was deleted: nothing is written to the folder any more."""
+        self.dropped = True
+        self.keys.close()
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._index.close()
+
+
+class QueueTable:
+    """The queues of every topic of the broker."""
+
+    def __init__(self, data_dir: str, disk: Disk, files: OpenFiles) -> None:
+        self._root = os.path.join(data_dir, DIRECTORY)
+        self._disk = disk
+        self._files = files
+        self._queues: dict[str, list[Queue]] = {}
+
+    def add(self, topic: Topic) -> list[Queue]:
+        """Makes the queues of a topic, or opens them."""
+        queues = [self._open(topic, number) for number in range(topic.queues)]
+        self._queues[topic.name] = queues
+        return queues
+
+    def grow(self, topic: Topic) -> None:
+        """Makes the queues that the topic has more than before, empty."""
+        queues = self._queues[topic.name]
+        for number in range(len(queues), topic.queues):
+            queue = self._open(topic, number)
+            queue.restart()
+            queues.append(queue)
+
+    def _open(self, topic: Topic, number: int) -> Queue:
+        directory = os.path.join(self._folder(topic), str(number))
+        return Queue(topic.name, number, directory, self._disk, self._files)
+
+    def of(self, topic: str) -> list[Queue]:
+        """The queues of a topic that exists."""
+        return self._queues[topic]
+
+    def all(self) -> list[Queue]:
+        """Every queue."""
+        return [queue for queues in self._queues.values() for queue in queues]
+
+    def remove(self, topic: Topic) -> None:
+        """Forgets the queues of a topic; `erase` removes the files."""
+        for queue in self._queues.pop(topic.name, []):
+            queue.drop()
+
+    def erase_unknown(self, topics: list[Topic]) -> None:
+        """Removes the files of topics that are not in the table.  Raises DiskFull, DiskFailed."""
+        if not self._disk.exists(self._root):
+            return
+        known = {os.path.basename(self._folder(topic)) for topic in topics}
+        for name in self._disk.listdir(self._root):
+            if name not in known:
+                self._erase(os.path.join(self._root, name))
+
+    def _erase(self, folder: str) -> None:
+        for number in self._disk.listdir(folder):
+            queue = os.path.join(folder, number)
+            for name in self._disk.listdir(queue):
+                path = os.path.join(queue, name)
+                self._files.forget(path)
+                self._disk.unlink(path)
+            self._disk.rmdir(queue)
+        self._disk.rmdir(folder)
+
+    def _folder(self, topic: Topic) -> str:
+        # The id has no dot: names with dots share no folder.
+        return os.path.join(self._root, f"{topic.name}.{topic.id}")

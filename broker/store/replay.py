@@ -1,0 +1,141 @@
+"""A start: the entries of the log take their effect on the tables once more.  Pure.
+
+Owned by: recovery.open_store.  What a frame says by itself is read off it: where its records lie,
+its producer's lane, and, of a send-back, what it settles for which group.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from duemq.errors import InvariantError
+from duemq_server.broker.records import names, retry_record
+from duemq_server.broker.store import journal
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.producers import LaneKey, Stored
+from duemq_server.broker.store.queues import Queue
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.tables import Tables
+from duemq_server.storage import frame
+from duemq_server.storage.indexes import consume_queue
+from duemq_server.storage.record import Entry
+from duemq_server.storage.tools import set_aside
+
+
+class Replay:
+    """`counted_to`: up to that position of the log the tables have counted retries already."""
+
+    def __init__(self, tables: Tables, rules: Rules, counted_to: int = 0) -> None:
+        self._tables = tables
+        self._rules = rules
+        self._counted_to = counted_to
+
+    def run(self, entries: Iterable[Entry]) -> int:
+        """Applies entries in their order; how many there were."""
+        replayed = 0
+        for entry in entries:
+            self._tables.counts_retries = entry.position >= self._counted_to
+            self._apply(entry)
+            replayed += 1
+        self._tables.counts_retries = True
+        return replayed
+
+    def _apply(self, entry: Entry) -> None:
+        tables = self._tables
+        match entry.kind:
+            case frame.KIND:
+                self._frame(entry.position, frame.decode(entry.body))
+            case set_aside.GAP:
+                pass  # the next frame of its queue leaves out its offsets
+            case journal.TOPIC_CREATED:
+                topic = journal.read_topic_created(entry.body)
+                if topic.name not in tables.topics or tables.topics.find(topic.name) != topic:
+                    tables.put_topic(topic)
+            case journal.TOPIC_DELETED:
+                tables.remove_topic(journal.read_topic_deleted(entry.body))
+            case journal.OFFSETS:
+                for key, progress in self._offsets(entry):
+                    tables.offsets.put(key, progress)
+            case journal.OFFSETS_RESET:
+                tables.reset_offsets(self._offsets(entry))
+            case journal.SETTLED:
+                for group_queue, settled in journal.read_settled(entry.body):
+                    if group_queue.topic in tables.topics:
+                        tables.offsets.settle(group_queue, settled)
+            case journal.GROUP_PUT:
+                tables.groups.put(journal.read_group_put(entry.body))
+            case journal.GROUP_DELETED:
+                tables.remove_group(journal.read_group_deleted(entry.body))
+            case journal.TIMER_CLAIMED:
+                tables.claim_timers(*journal.read_timer_claimed(entry.body))
+            case journal.TIMER_RELEASED:
+                tables.timer_owners.release(journal.read_timer_released(entry.body))
+            case kind:
+                raise InvariantError(f"log position {entry.position}: unknown kind {kind}")
+
+    def _offsets(self, entry: Entry) -> list[tuple[GroupQueue, Progress]]:
+        changes = journal.read_offsets(entry.body)
+        return [(key, progress) for key, progress in changes if key.topic in self._tables.topics]
+
+    def _frame(self, position: int, found: frame.Frame) -> None:
+        tables = self._tables
+        tables.store_ms = found.store_ms
+        queue = self._queue_of(found.topic, found.queue_id)
+        if found.base_offset > queue.next_offset and queue.max_offset > queue.min_offset:
+            queue.skip_to(found.base_offset)
+        elif found.base_offset != queue.next_offset:
+            if queue.max_offset > queue.min_offset:
+                raise InvariantError(
+                    f"log position {position}: frame begins at offset {found.base_offset}"
+                    f" of {queue.key}, {queue.next_offset} is next"
+                )
+            queue.restart(found.base_offset)
+        queue.append(consume_queue.encode_frame(position, found))
+        queue.next_offset = found.end_offset
+        if found.send_back:
+            self._send_back(found)
+        if found.producer_id:
+            self._lane(position, found)
+
+    def _queue_of(self, name: str, queue_id: int) -> Queue:
+        """The queue of a frame.
+
+        In a rebuild without a checkpoint, retention may have removed the entry that made the topic:
+        then it has at least the queues that there are frames of.  If it was deleted, the entry
+        that says so comes after the frames.
+        """
+        tables = self._tables
+        known = tables.topics.find(name) if name in tables.topics else None
+        if known is None:
+            queues = max(self._rules.default_queues, queue_id + 1)
+            tables.put_topic(tables.topics.plan(name, queues))
+        elif queue_id >= known.queues:
+            grown = replace(known, queues=queue_id + 1)
+            tables.topics.put(grown)
+            tables.queues.grow(grown)
+        return tables.queues.of(name)[queue_id]
+
+    def _send_back(self, found: frame.Frame) -> None:
+        tables = self._tables
+        group_topic = found.target_topic or found.topic
+        group = names.group_of(group_topic)
+        if group_topic not in tables.topics:  # as in _queue_of
+            tables.put_topic(tables.topics.plan(group_topic))
+        offsets: dict[GroupQueue, list[int]] = {}
+        for topic, queue_id, offset in retry_record.sources(found.payload, found.sizes):
+            offsets.setdefault(GroupQueue(group, topic, queue_id), []).append(offset)
+        for key, settled in offsets.items():
+            if key.topic in tables.topics:
+                tables.offsets.settle(key, settled)
+        if found.timed:
+            tables.count_retries(group, found.count)
+
+    def _lane(self, position: int, found: frame.Frame) -> None:
+        topic, queue_id = found.topic, found.queue_id
+        if found.target_topic:
+            topic, queue_id = found.target_topic, found.target_queue_id
+        self._tables.producers.record(
+            LaneKey(found.producer_id, topic, queue_id, found.timed),
+            found.producer_epoch,
+            found.sequence,
+            Stored(position, found.base_offset, found.store_ms, found.queue_id, found.count),
+        )

@@ -1,0 +1,531 @@
+"""The only door to the broker's messages, topics and offsets.
+
+Owned by: the event loop, which alone calls it.  No clock, no socket, no waiting: a change is
+appended to the log at once and takes effect in memory (tables.py); what it answers names the log
+position that must be durable before anybody is told (`settled`).  The log's writer thread reports
+that position, the loop hands it to `durable`, and only then do consumers see the records.
+
+    append ──► log (memory) ──► writer thread: write, fdatasync ──► durable ──► consume queues
+       └─► tables
+"""
+
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from duemq.errors import (
+    Corrupt,
+    DuemqError,
+    GroupNotFound,
+    Internal,
+    InvalidArgument,
+    OffsetOutOfRange,
+    OutOfSequence,
+    Overloaded,
+    PermissionDenied,
+    ReadOnly,
+    Rejected,
+    TopicNotFound,
+)
+from duemq_server.broker.group_counts import GroupCounts
+from duemq_server.broker.records import batch as batches
+from duemq_server.broker.records import due_times, names, refused_fires
+from duemq_server.broker.records.batch import Batch, Columns, Limits
+from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM, Service
+from duemq_server.broker.store import group_configs, journal
+from duemq_server.broker.store.checkpoint_state import State
+from duemq_server.broker.store.group_configs import GroupConfig
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.producers import LaneKey, Stored, check_identity
+from duemq_server.broker.store.queues import Queue
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.tables import Tables
+from duemq_server.broker.store.topics import Topic, no_queue
+from duemq_server.storage import frame
+from duemq_server.storage.disk import Buffer, nbytes
+from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull, StorageError
+from duemq_server.storage.indexes import consume_queue
+from duemq_server.storage.log import SegmentedLog
+
+log = logging.getLogger(__name__)
+
+ANY_QUEUE = -1
+# Of what comes back from a retry, or is due: it was accepted before, whatever the limits are now.
+# A gRPC message is not larger.
+_ACCEPTED_BEFORE = Limits(1 << 24, 1 << 24, 1 << 24)
+
+
+class Accepted(NamedTuple):
+    """A batch that is stored as soon as the log is durable up to `settled`.
+
+    `due_ms` are its due times as packed i64; None for a batch without, and for a duplicate (see
+    `due_of`).
+    """
+
+    stored: Stored
+    settled: int
+    timed: bool = False
+    duplicate: bool = False
+    due_ms: bytes | None = None
+
+
+class _Unindexed(NamedTuple):
+    """A frame on its way to the disk, and its consume-queue entries."""
+
+    end: int
+    queue: Queue
+    entries: bytes
+
+
+class Store:
+    """See the module.  Made by recovery.open_store."""
+
+    def __init__(self, log: SegmentedLog, tables: Tables, rules: Rules) -> None:
+        self.log = log
+        self.rules = rules
+        self.tables = tables
+        # To be read by all; they are changed by the methods below, and what is built on them.
+        self.topics = tables.topics
+        self.producers = tables.producers
+        self.offsets = tables.offsets
+        self.groups = tables.groups
+        self.timer_owners = tables.timer_owners
+        self.sent_back = GroupCounts()
+        self.dead_letters = GroupCounts()
+        self.read_only = False
+        """Space is running out: nothing is accepted."""
+        self.on_visible: Callable[[Queue], None] = lambda queue: None
+        """Called for each queue that got records that consumers may see."""
+        self.on_report: Callable[[], None] = lambda: None
+        """Called when what nameservers are told has changed: topics, or whether it is writable."""
+        self._unindexed: deque[_Unindexed] = deque()
+        self._held: dict[Queue, list[bytes]] = {}
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.frames_in = 0
+        self.timers_in = 0
+        self.duplicates = 0
+        self.refused_fires = 0
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def send(
+        self, batch: Batch, now_ms: int, checked: Columns | DuemqError | None = None
+    ) -> Accepted:
+        """Stores a batch, or finds that it was stored before.
+
+        `checked`: what `batches.check` said, if it was asked before, or why nothing new is taken.
+        What was stored is looked up before anything may refuse the batch: who hears of a refusal
+        may send it elsewhere.  Raises the errors of Broker.Send for a batch, by which nothing is
+        changed.
+        """
+        producer_id, epoch, sequence = batch.producer_id, batch.producer_epoch, batch.sequence
+        check_identity(producer_id, epoch, sequence)
+        self.timer_owners.check_not_fenced(producer_id)
+        timed = due_times.is_timed(batch)
+        fires = self.fires(batch)
+        queue_id = batch.queue_id
+        key = LaneKey(producer_id, batch.topic, queue_id, timed)
+        if producer_id:
+            stored = self.producers.find(key, epoch, sequence)
+            if stored is not None:
+                self.duplicates += 1
+                return Accepted(stored, stored.position + 1, timed, duplicate=True)
+        self.check_writable()
+        topic = self._topic_to_send(batch.topic, producer_id)
+        lowest = ANY_QUEUE if timed else 0
+        # The topic may have been made anew with fewer queues since the message was accepted.
+        if not lowest <= queue_id < topic.queues and not (fires and queue_id >= 0):
+            raise no_queue(topic, queue_id, lowest)
+        if producer_id:
+            self.producers.check_next(key, epoch, sequence)
+        queue_of = key
+        try:
+            if isinstance(checked, DuemqError):
+                raise checked
+            columns = checked or batches.check(batch, *self.limits_of(batch))
+        except Rejected as error:
+            if not fires:
+                raise
+            columns = refused_fires.letters_of(batch, error, now_ms)
+            topic = self._topic_to_send(refused_fires.TOPIC, producer_id)
+            queue_of = LaneKey(producer_id, topic.name, 0, timed=False)
+            self.refused_fires += columns.count
+            log.error("due messages for %s cannot be stored, see %s: %s", key, topic.name, error)
+        due_ms = (
+            due_times.resolve(batch, columns.count, now_ms, self.rules.delay_levels_ms).tobytes()
+            if timed
+            else None
+        )
+        if topic.name not in self.topics:
+            self.create_topic(topic.name)
+        queue = self._home(queue_of)
+        accepted = self.append_frame(
+            queue,
+            columns,
+            now_ms,
+            producer=(producer_id, epoch, sequence),
+            target=None if queue.key == (key.topic, key.queue_id) else (key.topic, key.queue_id),
+            due_ms=due_ms,
+        )
+        if producer_id:
+            self.producers.record(key, epoch, sequence, accepted.stored)
+        return accepted
+
+    def fires(self, batch: Batch) -> bool:
+        """Whether a timer service sends what this or another broker accepted before."""
+        return self.timer_owners.knows(batch.producer_id) and not due_times.is_timed(batch)
+
+    def limits_of(self, batch: Batch) -> tuple[Limits, int]:
+        """The limits of a batch, and of a body; its topic may not be there yet."""
+        topic = batch.topic
+        if names.is_retry(topic) or self.fires(batch):
+            return _ACCEPTED_BEFORE, _ACCEPTED_BEFORE.message_bytes_max
+        limits = self.rules.limits
+        if topic in self.topics:
+            return limits, self.topics.limit(self.topics.find(topic))
+        return limits, limits.message_bytes_max
+
+    def _topic_to_send(self, name: str, producer_id: int) -> Topic:
+        """The topic, or the one that the first good batch will make."""
+        if producer_id < SERVICE_IDS_FROM and names.group_of(name):
+            raise PermissionDenied(
+                f"topic: {name} holds what a group sent back: only brokers write to it",
+                field="topic",
+                value=name,
+            )
+        if name in self.topics:
+            if name == names.TIMER_TOPIC:
+                raise InvalidArgument(
+                    f"topic: {name} is the broker's own: send to a topic, with a due time",
+                    field="topic",
+                    value=name,
+                    limit="not %TIMER%",
+                )
+            return self.topics.find(name)
+        if not self.rules.auto_create_topics:
+            raise TopicNotFound(
+                f"topic: {name!r} is not here, and auto_create_topics is off",
+                field="topic",
+                value=name,
+            )
+        return self.topics.plan(name)
+
+    def append_frame(
+        self,
+        queue: Queue,
+        columns: Columns,
+        now_ms: int,
+        *,
+        producer: tuple[int, int, int] = (0, 0, 0),
+        target: tuple[str, int] | None = None,
+        due_ms: bytes | None = None,
+        send_back: bool = False,
+    ) -> Accepted:
+        """Appends records that were checked; with due times to %TIMER%, for a topic's queue.
+
+        `producer`: id, epoch and sequence.  `target`: what was asked for, if it is not `queue`.
+        Raises ReadOnly, Overloaded.
+        """
+        store_ms = self.tables.stamp(now_ms)
+        target_topic, target_queue_id = target or ("", frame.NO_TARGET_QUEUE)
+        producer_id, epoch, sequence = producer
+        parts = frame.encode_parts(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            base_offset=queue.next_offset,
+            store_ms=store_ms,
+            sizes=columns.sizes,
+            tag_hashes=columns.tag_hashes,
+            key_hashes=columns.key_hashes,
+            payload=columns.records,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            sequence=sequence,
+            target_topic=target_topic,
+            target_queue_id=target_queue_id,
+            due_ms=due_ms,
+            send_back=send_back,
+        )
+        position, end = self._append(frame.KIND, parts)
+        payload_at = sum(map(nbytes, parts[:-1]))
+        entries = consume_queue.encode(
+            position, payload_at, columns.sizes, columns.tag_hashes, columns.key_hashes, store_ms
+        )
+        self._unindexed.append(_Unindexed(end, queue, entries))
+        stored = Stored(position, queue.next_offset, store_ms, queue.queue_id, columns.count)
+        queue.next_offset += columns.count
+        self.frames_in += 1
+        self.messages_in += columns.count
+        self.bytes_in += len(columns.records)
+        timed = due_ms is not None
+        if timed:
+            self.timers_in += columns.count
+        return Accepted(stored, end, timed, due_ms=due_ms)
+
+    def _home(self, key: LaneKey) -> Queue:
+        """The queue that a lane's batches go to: the one named, or one of %TIMER%."""
+        if not key.timed:
+            queues = self.tables.queues.of(key.topic)
+            return queues[key.queue_id % len(queues)]
+        timer_queues = self.tables.queues.of(names.TIMER_TOPIC)
+        number = key.queue_id
+        if number == ANY_QUEUE:
+            number = zlib.crc32(f"{key.topic}|{key.producer_id}".encode())
+        return timer_queues[number % len(timer_queues)]
+
+    def due_of(self, stored: Stored) -> bytes:
+        """Due times of a stored batch as packed i64, for its repeat.
+
+        Any thread, once the batch is durable.  Raises OutOfSequence if retention has removed it.
+        """
+        try:
+            entry = self.log.read_entry(stored.position)
+        except IndexError as error:
+            raise OutOfSequence(
+                "sequence: the batch was stored, but is no longer kept; its due times are unknown",
+                field="sequence",
+            ) from error
+        except (StorageError, OSError) as error:
+            raise Corrupt(f"{type(error).__name__}: {error}") from error
+        return frame.decode(entry.body).due_ms.tobytes()
+
+    # -- the log ----------------------------------------------------------------------------------
+
+    @property
+    def writable(self) -> bool:
+        """Whether anything is accepted."""
+        return not (self.read_only or self.log.disk_full or self._held)
+
+    def check_writable(self) -> None:
+        """Raises ReadOnly."""
+        if not self.writable:
+            raise ReadOnly("this broker's disk is full: nothing is stored until there is space")
+
+    def _append(self, kind: int, parts: Sequence[Buffer]) -> tuple[int, int]:
+        try:
+            return self.log.append(kind, parts)
+        except LogFull as error:
+            raise Overloaded(f"the disk is behind: {error}") from error
+        except DiskFull as error:
+            raise ReadOnly(str(error)) from error
+        except DiskFailed as error:
+            raise Internal(f"the disk failed: {error}") from error
+
+    def durable(self, position: int) -> None:
+        """The log is durable up to `position`: shows what lies before it to consumers."""
+        gathered, self._held = self._held, {}
+        while self._unindexed and self._unindexed[0].end <= position:
+            _, queue, entries = self._unindexed.popleft()
+            if not queue.dropped:
+                gathered.setdefault(queue, []).append(entries)
+        for queue, pieces in gathered.items():
+            if queue.dropped:
+                continue
+            try:
+                queue.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            except DiskFull:
+                self._held[queue] = pieces  # shown as soon as there is space
+            else:
+                self.on_visible(queue)
+
+    # -- topics -----------------------------------------------------------------------------------
+
+    def queue(self, topic: str, queue_id: int) -> Queue:
+        """Raises TopicNotFound, QueueNotFound."""
+        self.topics.queue(topic, queue_id)
+        return self.tables.queues.of(topic)[queue_id]
+
+    def queues_of(self, topic: str) -> list[Queue]:
+        """Raises TopicNotFound."""
+        self.topics.find(topic)
+        return self.tables.queues.of(topic)
+
+    def all_queues(self) -> list[Queue]:
+        """Every queue of every topic."""
+        return self.tables.queues.all()
+
+    def create_topic(
+        self, name: str, queues: int = 0, message_bytes_max: int = 0
+    ) -> tuple[Topic, int]:
+        """(The topic, settled).  Raises InvalidArgument, TopicExists, ReadOnly, Overloaded."""
+        self.check_writable()
+        topic = self.topics.plan(name, queues, message_bytes_max)
+        _, settled = self._append(journal.TOPIC_CREATED, [journal.topic_created(topic)])
+        self.tables.put_topic(topic)
+        self.on_report()
+        return topic, settled
+
+    def delete_topic(self, name: str) -> int:
+        """Settled.  Raises TopicNotFound, InvalidArgument, ReadOnly, Overloaded."""
+        self.check_writable()
+        self.topics.check_deletable(name)
+        _, settled = self._append(journal.TOPIC_DELETED, [journal.topic_deleted(name)])
+        self.tables.remove_topic(name)
+        self.on_report()
+        return settled
+
+    def purge(self, name: str, cuts: Mapping[int, int]) -> int:
+        """Takes the records of queues before an offset away from everybody, for good.
+
+        Settled.  Raises TopicNotFound, QueueNotFound, OffsetOutOfRange, InvalidArgument, ReadOnly,
+        Overloaded; nothing was purged then.
+        """
+        self.check_writable()
+        self.topics.check_deletable(name)
+        changes: list[tuple[GroupQueue, Progress]] = []
+        for queue_id, offset in cuts.items():
+            queue = self.queue(name, queue_id)
+            key = GroupQueue(names.PURGED_GROUP, name, queue_id)
+            purged = self.offsets.commit(key, 0, offset, queue.max_offset)
+            if offset > queue.min_offset:
+                changes.append((key, purged))
+        if not changes:
+            return self.log.end_position  # what was purged before may be on its way to the disk
+        settled = self.put_offsets(names.PURGED_GROUP, changes)
+        self.tables.purge(changes)
+        return settled
+
+    def ensure_timer_topic(self) -> None:
+        """Makes %TIMER% on the first start; its number of queues never changes."""
+        if names.TIMER_TOPIC not in self.topics:
+            self.create_topic(names.TIMER_TOPIC, self.rules.timer_queues)
+
+    # -- timer services ---------------------------------------------------------------------------
+
+    def claim_timer_queues(self, service: Service, queues: Sequence[int], now_ms: int) -> int:
+        """Settled.  Raises FencedTimer, InvalidArgument, QueueNotFound, ReadOnly, Overloaded."""
+        for queue_id in queues:
+            self.topics.queue(names.TIMER_TOPIC, queue_id)
+        if not self.timer_owners.check_claim(service, queues, now_ms):
+            return self.log.end_position  # it may still be on its way to the disk
+        self.check_writable()
+        entry = journal.timer_claimed(service, queues, now_ms)
+        _, settled = self._append(journal.TIMER_CLAIMED, [entry])
+        self.tables.claim_timers(service, queues, now_ms)
+        return settled
+
+    def release_timer_queues(self, service_id: int, now_ms: int) -> int:
+        """Settled.  Raises InvalidArgument, ReadOnly, Overloaded."""
+        self.timer_owners.check_release(service_id, now_ms)
+        self.check_writable()
+        _, settled = self._append(journal.TIMER_RELEASED, [journal.timer_released(service_id)])
+        self.timer_owners.release(service_id)
+        return settled
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    def knows_group(self, group: str) -> bool:
+        """Whether the group was put, or has offsets here."""
+        return group in self.groups or group in self.offsets or group == names.TIMER_GROUP
+
+    def check_group_known(self, group: str) -> None:
+        """Raises GroupNotFound for an unknown group where groups must be put first."""
+        if not (self.rules.auto_create_groups or self.knows_group(group)):
+            raise group_configs.not_found(group)
+
+    def put_group(self, config: GroupConfig) -> int:
+        """Settled.  Raises InvalidArgument, ReadOnly, Overloaded."""
+        self.check_writable()
+        self.groups.check(config)
+        _, settled = self._append(journal.GROUP_PUT, [journal.group_put(config)])
+        self.groups.put(config)
+        return settled
+
+    def delete_group(self, group: str) -> int:
+        """Forgets a group's settings and offsets and deletes its retry topic.
+
+        Settled.  Raises GroupNotFound, InvalidArgument, ReadOnly, Overloaded.
+        """
+        names.check_own_group(group)
+        if not self.knows_group(group):
+            raise GroupNotFound(f"group: {group!r} is not here", field="group", value=group)
+        self.check_writable()
+        _, settled = self._append(journal.GROUP_DELETED, [journal.group_deleted(group)])
+        self.tables.remove_group(group)
+        self.on_report()
+        return settled
+
+    # -- offsets of groups ------------------------------------------------------------------------
+
+    def put_offsets(self, group: str, changes: list[tuple[GroupQueue, Progress]]) -> int:
+        """Settled; 0 if nothing is to be waited for.  Raises ReadOnly, Overloaded."""
+        fresh = [(key, new) for key, new in changes if self.offsets.find(key) != new]
+        if not fresh:
+            # Equal to what is known, which may still be on its way to the disk.
+            return self.log.end_position if changes else 0
+        self.offsets.check_room(key for key, _ in fresh)
+        _, settled = self._append(journal.OFFSETS, [journal.offsets(group, fresh)])
+        for key, progress in fresh:
+            self.offsets.put(key, progress)
+        return settled
+
+    def reset_offsets(self, group: str, offsets: list[tuple[GroupQueue, int]]) -> int:
+        """Moves a group; members lose these queues, and nothing is settled there any more.
+
+        The caller has checked that the offsets are kept.  Settled.  Raises ReadOnly, Overloaded.
+        """
+        if not offsets:
+            return 0
+        self.offsets.check_room(key for key, _ in offsets)
+        changes = [(key, self.offsets.reset(key, offset)) for key, offset in offsets]
+        _, settled = self._append(journal.OFFSETS_RESET, [journal.offsets(group, changes)])
+        self.tables.reset_offsets(changes)
+        return settled
+
+    def mark_resent(self, group: str, queue_id: int, offsets: Sequence[int]) -> int:
+        """Notes that dead letters of a group were sent again.
+
+        Settled.  Raises TopicNotFound, QueueNotFound, OffsetOutOfRange, ReadOnly, Overloaded.
+        """
+        topic = names.dead_letter_topic(group)
+        queue = self.queue(topic, queue_id)
+        key = GroupQueue(names.RESENT_GROUP, topic, queue_id)
+        for offset in offsets:
+            if not 0 <= offset < queue.max_offset:
+                raise OffsetOutOfRange(
+                    f"offset: {topic}, queue {queue_id} has no record {offset}",
+                    field="offset",
+                    value=offset,
+                    limit=f"0 to {queue.max_offset - 1}",
+                )
+        fresh = {each for each in offsets if not self.offsets.is_done(key, each)}
+        # One offset says it of all that follow one another.
+        known = self.offsets.find(key)
+        start = end = max(known.offset if known else 0, queue.min_offset)
+        while end in fresh or self.offsets.is_done(key, end):
+            end += 1
+        rest = sorted(each for each in fresh if each > end)
+        self.offsets.check_settled_room(key, len(rest))
+        settled = self.log.end_position  # what is known may be on its way to the disk
+        if end > start:
+            settled = self.put_offsets(names.RESENT_GROUP, [(key, Progress(end, 0))])
+        if rest:
+            _, settled = self._append(journal.SETTLED, [journal.settled(key, rest)])
+            self.offsets.settle(key, rest)
+        return settled
+
+    # -- checkpoint and stop ----------------------------------------------------------------------
+
+    def snapshot(self) -> State:
+        """The state as of everything appended so far.
+
+        It must not be saved before the log is durable up to its position.
+        """
+        position = self.log.end_position
+        return self.tables.snapshot(position, self.log.recovery_start(position))
+
+    def check_shown(self) -> None:
+        """Raises DiskFull while consume queues lack what the log has: no checkpoint may be made."""
+        if self._held:
+            raise DiskFull(f"{len(self._held)} consume queues wait for space")
+
+    def close(self) -> None:
+        """Closes the files."""
+        for queue in self.all_queues():
+            with suppress(DiskFull):  # the next start makes up for it, from the log
+                queue.close()
+        self.log.close()

@@ -1,0 +1,210 @@
+"""What a broker knows: topics and their queues, producers, groups and how far they are.  Pure.
+
+Owned by: Store; by Replay before there is one.  Mutated by: the event loop.
+
+A change is an entry of the log first, and takes effect here: when it is appended (store.py), and
+again at a start (replay.py).  So whatever an entry does to more than one table is done by one
+method, which both call.  All of it can be rebuilt from the log; `snapshot` and `restore` spare that
+(checkpoint_state.py).
+"""
+
+from collections.abc import Iterable
+
+from duemq_server.broker.records import names
+from duemq_server.broker.records.timer_owners import Service, TimerOwners
+from duemq_server.broker.store.checkpoint_state import State
+from duemq_server.broker.store.group_configs import GroupConfigs
+from duemq_server.broker.store.offsets import GroupQueue, Offsets, Progress
+from duemq_server.broker.store.producers import Producers
+from duemq_server.broker.store.queues import Queue, QueueTable
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.topics import Topic, Topics
+from duemq_server.storage.errors import StorageError
+
+# A clock that goes back by more was wrong before, or is now: times in between would be as wrong.
+STORE_AHEAD_MAX_MS = 600_000
+
+
+class Tables:
+    """See the module."""
+
+    def __init__(self, queues: QueueTable, rules: Rules) -> None:
+        self.queues = queues
+        self.topics = Topics(rules.default_queues, rules.limits.message_bytes_max)
+        self.producers = Producers(rules.lane_idle_ms)
+        self.offsets = Offsets()
+        self.groups = GroupConfigs(rules.retry)
+        self.timer_owners = TimerOwners()
+        self.retries: dict[str, int] = {}
+        """Records ever sent back for another delivery, by group."""
+        self.counts_retries = True
+        """Off while a start replays what the checkpoint's counts have in them."""
+        self.store_ms = 0
+        """When the newest frame was stored."""
+
+    # -- what an entry of the log does -----------------------------------------------------------
+
+    def put_topic(self, topic: Topic) -> None:
+        """The topic was made."""
+        self.topics.put(topic)
+        for queue in self.queues.add(topic):
+            queue.restart()  # files of its name are a crash's leftovers
+
+    def remove_topic(self, name: str) -> None:
+        """The topic was deleted; one that a checkpoint left out for that is no surprise."""
+        if name in self.topics:
+            self.queues.remove(self.topics.remove(name))
+        self.producers.forget_topic(name)
+        self.offsets.forget_topic(name)
+        if names.is_retry(name) and self.counts_retries:
+            self.retries.pop(names.group_of(name), None)
+
+    def remove_group(self, group: str) -> None:
+        """The group was deleted, and its retry topic with it."""
+        self.groups.remove(group)
+        self.offsets.forget_group(group)
+        self.remove_topic(names.retry_topic(group))
+
+    def claim_timers(self, service: Service, queues: Iterable[int], since_ms: int) -> None:
+        """A timer service claimed queues of %TIMER%."""
+        for replaced in self.timer_owners.put(service, queues, since_ms):
+            self.producers.forget_service(replaced)
+        self.producers.trust_service(service.id)
+
+    def reset_offsets(self, changes: Iterable[tuple[GroupQueue, Progress]]) -> None:
+        """A group was moved; nothing is settled there any more."""
+        for key, progress in changes:
+            self.offsets.clear_settled(key)
+            self.offsets.put(key, progress)
+
+    def count_retries(self, group: str, count: int) -> None:
+        """The group sent records back for another delivery."""
+        if self.counts_retries:
+            self.retries[group] = self.retries.get(group, 0) + count
+
+    def drop_before(self, position: int) -> list[tuple[str, Exception]]:
+        """Forgets records that lie before a position of the log, which retention removes.
+
+        And those that were purged: the files of the consume queues shrink by whole files.  Answers
+        the queues where that failed, and why: they are unreadable, the others are not.
+        """
+        failed: list[tuple[str, Exception]] = []
+        for queue in self.queues.all():
+            try:
+                queue.drop_before(position)
+                purged = self.offsets.find(GroupQueue(names.PURGED_GROUP, *queue.key))
+                if purged is not None:
+                    queue.purge(purged.offset)
+            except (StorageError, OSError) as error:
+                failed.append((f"{queue.topic}/{queue.queue_id}", error))
+        return failed
+
+    def stamp(self, now_ms: int) -> int:
+        """When a frame is stored: in the order of the log, even if the clock goes back a little."""
+        if not 0 < self.store_ms - now_ms <= STORE_AHEAD_MAX_MS:
+            self.store_ms = now_ms
+        return self.store_ms
+
+    def keep_topics_of(self, state: State) -> None:
+        """Of a checkpoint that is ahead of the log: what was deleted since does not come back."""
+        rows = {row["name"]: row for row in state.topics["topics"]}
+        for topic in list(self.topics):
+            row = rows.get(topic.name)
+            if row is None or row["id"] != topic.id:
+                self.remove_topic(topic.name)
+                if row is not None:
+                    self.put_topic(Topic(**row))
+
+    def skip_lost(
+        self, state: State | None, since_checkpoint: int, since_end: int
+    ) -> list[tuple[Queue, int]]:
+        """The log has lost its end: offsets that lay there are never given to anything new.
+
+        Who has consumed them would take the new for the old: groups, a timer shard, members in
+        the middle of a queue.  `state`: a checkpoint from before the loss.  So many offsets of a
+        queue may have been given out after it, and since the end.  Answers queues and where each
+        went on before.  Raises DiskFull, DiskFailed.
+        """
+        rows = state.topics["topics"] if state else []
+        ids = {row["name"]: row["id"] for row in rows}
+        committed = self.offsets.ends()
+        skipped = []
+        for queue in self.queues.all():
+            end = queue.next_offset + since_end
+            if state and ids.get(queue.topic) == self.topics.find(queue.topic).id:
+                ends = state.queues[queue.topic]
+                known = ends[queue.queue_id] if queue.queue_id < len(ends) else 0
+                end = max(queue.next_offset, known) + since_checkpoint
+            end = max(end, committed.get(queue.key, 0))
+            if end > queue.next_offset:
+                skipped.append((queue, queue.next_offset))
+                queue.skip_to(end)
+        return skipped
+
+    def purge(self, cuts: Iterable[tuple[GroupQueue, Progress]]) -> None:
+        """Forgets the records before the offsets of the group that purges."""
+        for key, progress in cuts:
+            self.queues.of(key.topic)[key.queue_id].purge(progress.offset)
+
+    # -- the checkpoint --------------------------------------------------------------------------
+
+    def snapshot(self, position: int, verify_from: int) -> State:
+        """All of it, as of a position of the log."""
+        return State(
+            position=position,
+            verify_from=verify_from,
+            store_ms=self.store_ms,
+            topics=self.topics.encode(),
+            offsets=self.offsets.encode(),
+            queues={
+                topic.name: [queue.next_offset for queue in self.queues.of(topic.name)]
+                for topic in self.topics
+            },
+            lanes=self.producers.encode(),
+            settled=self.offsets.encode_settled(),
+            groups=self.groups.encode(),
+            retries=dict(self.retries),
+            timer_owners=self.timer_owners.encode(),
+        )
+
+    def without_deleted(self, state: State) -> State:
+        """The snapshot without topics that were deleted since: their queues get no more entries.
+
+        To be called when the log is durable up to its position.
+        """
+        rows = [
+            row
+            for row in state.topics["topics"]
+            if row["name"] in self.topics and self.topics.find(row["name"]).id == row["id"]
+        ]
+        kept = {row["name"] for row in rows}
+        queues = {name: offsets for name, offsets in state.queues.items() if name in kept}
+        return state._replace(topics={**state.topics, "topics": rows}, queues=queues)
+
+    def erase_deleted(self, saved: State) -> None:
+        """Removes the files of topics that were deleted before the checkpoint of `saved`."""
+        of_checkpoint = [Topic(**row) for row in saved.topics["topics"]]
+        self.queues.erase_unknown([*self.topics, *of_checkpoint])
+
+    def restore(self, state: State, *, rebuild: bool = False) -> None:
+        """Takes a checkpoint over; with `rebuild` only what the log cannot tell again.
+
+        Raises IndexError if a consume queue does not reach as far as the checkpoint says.
+        """
+        self.store_ms = state.store_ms
+        self.topics.load(state.topics)
+        self.offsets.load(state.offsets, state.settled)
+        self.groups.load(state.groups)
+        self.retries = dict(state.retries)
+        self.timer_owners.load(state.timer_owners)
+        for service_id in self.timer_owners.ids():
+            self.producers.trust_service(service_id)
+        for topic in self.topics:
+            next_offsets = state.queues[topic.name]
+            for queue, next_offset in zip(self.queues.add(topic), next_offsets, strict=True):
+                if rebuild:
+                    queue.restart(next_offset)  # if retention has left no frame of it
+                else:
+                    queue.rewind(next_offset)
+        if not rebuild:
+            self.producers.load(state.lanes)

@@ -1,0 +1,131 @@
+"""The topics of this broker.  Pure.
+
+Owned by: Tables.  Mutated by: the event loop.
+
+A topic has an id of its own beside its name, so that a topic deleted and made again never meets
+the files of the one before.  Changes are entries of the commit log (journal.py), so they are
+durable in order with the messages.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from duemq.errors import InvalidArgument, QueueNotFound, TopicExists, TopicNotFound
+from duemq_server.broker.records import names
+
+QUEUES_MAX = 1_024
+TOPICS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """`message_bytes_max` is of a message's body; 0: the broker's own limit."""
+
+    name: str
+    id: int
+    queues: int
+    message_bytes_max: int = 0
+
+
+class Topics:
+    """The table of topics, by name."""
+
+    def __init__(self, default_queues: int, message_bytes_max: int) -> None:
+        self._default_queues = default_queues
+        self._message_bytes_max = message_bytes_max
+        self._topics: dict[str, Topic] = {}
+        self._next_id = 1
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._topics.values())
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._topics
+
+    def find(self, name: str) -> Topic:
+        """Raises TopicNotFound."""
+        topic = self._topics.get(name)
+        if topic is None:
+            raise TopicNotFound(f"topic: {name!r} is not here", field="topic", value=name)
+        return topic
+
+    def queue(self, name: str, queue_id: int) -> Topic:
+        """The topic, if it has that queue; raises TopicNotFound, QueueNotFound."""
+        topic = self.find(name)
+        if not 0 <= queue_id < topic.queues:
+            raise no_queue(topic, queue_id)
+        return topic
+
+    def limit(self, topic: Topic) -> int:
+        """The most bytes of a message's body."""
+        return min(topic.message_bytes_max or self._message_bytes_max, self._message_bytes_max)
+
+    def plan(self, name: str, queues: int = 0, message_bytes_max: int = 0) -> Topic:
+        """The topic that would be made; raises InvalidArgument, TopicExists."""
+        names.check_topic(name)
+        if name in self._topics:
+            raise TopicExists(f"topic: {name!r} exists", field="topic", value=name)
+        _check_range("queues", queues, QUEUES_MAX)
+        _check_range("message_bytes_max", message_bytes_max, self._message_bytes_max)
+        if len(self._topics) >= TOPICS_MAX:
+            raise InvalidArgument(
+                f"topic: {len(self._topics)} topics exist, the most allowed",
+                field="topic",
+                value=name,
+                limit=TOPICS_MAX,
+            )
+        own = 1 if names.group_of(name) else self._default_queues
+        return Topic(name, self._next_id, queues or own, message_bytes_max)
+
+    def put(self, topic: Topic) -> None:
+        """Makes the topic, or replaces it by its successor."""
+        self._topics[topic.name] = topic
+        self._next_id = max(self._next_id, topic.id + 1)
+
+    def check_deletable(self, name: str) -> None:
+        """Raises TopicNotFound; InvalidArgument for the topic that the broker lives on."""
+        self.find(name)
+        if name == names.TIMER_TOPIC:
+            raise InvalidArgument(
+                f"topic: {name} cannot be deleted", field="topic", value=name, limit="not %TIMER%"
+            )
+
+    def remove(self, name: str) -> Topic:
+        """Takes the topic out.  Raises TopicNotFound."""
+        topic = self.find(name)
+        del self._topics[name]
+        return topic
+
+    def encode(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"next_id": self._next_id, "topics": [asdict(topic) for topic in self]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Puts back what `encode` gave."""
+        self._topics = {row["name"]: Topic(**row) for row in state["topics"]}
+        self._next_id = state["next_id"]
+
+
+def no_queue(topic: Topic, queue_id: int, lowest: int = 0) -> QueueNotFound:
+    """The topic has no such queue."""
+    limit = f"{lowest} to {topic.queues - 1}"
+    return QueueNotFound(
+        f"queue_id: {queue_id} is not a queue of topic {topic.name}: {limit}",
+        field="queue_id",
+        value=queue_id,
+        limit=limit,
+    )
+
+
+def _check_range(field: str, value: int, high: int) -> None:
+    if not 0 <= value <= high:
+        raise InvalidArgument(
+            f"{field}: {value} is not allowed: 1 to {high}, or 0 for the broker's own",
+            field=field,
+            value=value,
+            limit=high,
+        )

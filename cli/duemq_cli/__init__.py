@@ -1,0 +1,22 @@
+"""The command `duemq`.
+
+`commands/` has one file a noun: they read arguments, ask the SDK and print; they compute nothing.
+`app` holds the root and turns errors into exit codes, `output` prints for people or as JSON Lines,
+`session` holds the options that every command has, `plugins` finds commands of other distributions.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+__version__ = "0.1.0"
+
+
+def main() -> None:
+    """Runs the command line; ends the process with its exit code."""
+    # Until commands take it over: an exception might be lost in what is being imported.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    from duemq_cli.app import cli
+
+    cli()

@@ -1,0 +1,124 @@
+"""The root of the command line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from duemq.errors import DuemqError
+from duemq_cli import interrupts, plugins
+from duemq_cli.exits import Exit, exit_of
+from duemq_cli.interrupts import Interruption
+from duemq_cli.output import Output
+from duemq_cli.session import Session, session_options
+
+# Command → the module that holds it; loaded when it is asked for, so that each starts fast.
+COMMANDS = {
+    "send": "duemq_cli.commands.send",
+    "consume": "duemq_cli.commands.consume",
+    "tail": "duemq_cli.commands.tail",
+    "topic": "duemq_cli.commands.topic",
+    "group": "duemq_cli.commands.group",
+    "message": "duemq_cli.commands.message",
+    "dlq": "duemq_cli.commands.dlq",
+    "timer": "duemq_cli.commands.timer",
+    "cluster": "duemq_cli.commands.cluster",
+    "context": "duemq_cli.commands.context",
+}
+# They have processes of their own to end.
+OWNERS = {"bench", "demo"}
+
+
+class Root(click.Group):
+    """Loads commands lazily and turns every error into one line and an exit code."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """Our commands in the order of a first session, then those of other distributions."""
+        return [*COMMANDS, *(name for name in plugins.names() if name not in COMMANDS)]
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """The command of that name, from its module or from the distribution that brings it."""
+        if name not in COMMANDS:
+            return plugins.load(name)
+        command = getattr(importlib.import_module(COMMANDS[name]), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is to run."""
+        name, command, rest = super().resolve_command(context, args)
+        if name in OWNERS:
+            interrupts.unbound()
+        return name, command, rest
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Runs a command line and ends the process with its exit code."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        output = Output("--json" in arguments)
+        interruption = Interruption(output.interrupted)
+        extra |= {"standalone_mode": False, "obj": Session(interruption=interruption)}
+        with interrupts.bounded(interruption):
+            sys.exit(self._run(arguments, output, interruption, *rest, **extra))
+
+    def _run(
+        self,
+        arguments: list[str],
+        output: Output,
+        interruption: Interruption,
+        *rest: Any,
+        **extra: Any,
+    ) -> int:
+        try:
+            code = super().main(arguments, *rest, **extra)
+        except DuemqError as error:
+            output.error(error)
+            code = exit_of(error)
+        except click.ClickException as error:
+            _usage_error(output, error)
+            code = error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            interruption.tell()
+            code = Exit.INTERRUPTED
+        except BrokenPipeError:
+            # Who read our output has seen enough; the interpreter must not flush it at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = Exit.FAILED
+        except OSError as error:
+            output.error(error)
+            code = Exit.FAILED
+        return int(code or 0)
+
+
+def _usage_error(output: Output, error: click.ClickException) -> None:
+    if output.as_json:
+        output.error(error.format_message())
+    else:
+        error.show()
+
+
+@click.group(
+    cls=Root,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done · 1 something failed · 2 wrong arguments · 3 the cluster cannot be "
+    "reached · 4 no such topic, queue or group · 5 a broker is away, the answer is partial · 130 "
+    "interrupted.",
+)
+@click.version_option(package_name="duemq-cli")
+@session_options
+def cli() -> None:
+    """DueMQ: a message queue in which every message may carry a due time.
+
+    \b
+    A first session:
+      duemq up --data ./data                        in one terminal: a whole cluster
+      duemq send greetings "hello"                  in another
+      duemq send greetings "later" --delay 5s
+      duemq consume greetings --group me --from earliest --idle-timeout 10
+    """

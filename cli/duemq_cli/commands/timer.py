@@ -1,0 +1,111 @@
+"""`duemq timer`: delayed messages on their way."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from duemq.descriptions import TimerOwner
+from duemq_cli.exits import Exit
+from duemq_cli.session import Session, known, pass_session, session_options
+from duemq_cli.text import local_time
+
+
+@click.group()
+def timer() -> None:
+    """Delayed messages that are not due yet."""
+
+
+@timer.command()
+@click.argument("handles", metavar="HANDLE...", nargs=-1, required=True)
+@session_options
+@pass_session
+def cancel(session: Session, handles: tuple[str, ...]) -> Exit:
+    """Cancel delayed messages by the handles that `duemq send` printed.
+
+    Answers cancelled (it will never be delivered), fired (too late) or unknown, a line a handle;
+    the exit code is 0 only if all are cancelled.  With --json: handle, outcome.
+
+    \b
+    Example:
+      duemq timer cancel dmq1AAECAwQFBgc…
+    """
+    session.changes()
+    with session.admin() as admin:
+        outcomes = [str(outcome.value) for outcome in admin.cancel(list(handles))]
+    for handle, outcome in zip(handles, outcomes, strict=True):
+        session.output.record({"handle": handle, "outcome": outcome}, f"{outcome}  {handle}")
+    return Exit.OK if set(outcomes) == {"cancelled"} else Exit.FAILED
+
+
+@timer.command()
+@session_options
+@pass_session
+def owners(session: Session, /) -> Exit:
+    """List who owns the queues of delayed messages, broker by broker.
+
+    A queue belongs to the data directory of the timer service that claimed it first.  With --json,
+    a line a queue: broker, queue, id, name, shard, shards, since_ms, last_seen_ms, released,
+    refused, taken_over, waiting.
+    """
+    with session.admin() as admin:
+        found, missing = known(admin.timer_owners)
+    rows = [_owner_row(each) for each in found]
+    columns = ("broker", "queue", "name", "shard", "seen", "waiting", "refused")
+    if session.json:
+        session.output.table((), rows, empty="")
+    else:
+        seen = [{**row, "seen": local_time(row["last_seen_ms"] or 0)} for row in rows]
+        session.output.table(columns, seen, empty="no queues")
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
+
+
+def _owner_row(owner: TimerOwner) -> dict[str, Any]:
+    row = dataclasses.asdict(owner)
+    return {**row, "queue": row.pop("queue_id"), "id": f"{owner.id:016x}" if owner.id else ""}
+
+
+@timer.command()
+@click.argument("shard", type=click.IntRange(0))
+@click.option("--accept-loss", is_flag=True, help="Do it; without, only say what would be lost.")
+@session_options
+@pass_session
+def release(session: Session, /, shard: int, accept_loss: bool) -> Exit:
+    """Give up the timer service of SHARD, because its data directory is lost.
+
+    Its queues belong to that directory, and a service with another one is refused.  This lets the
+    next one have them, and shuts the lost one out for good.  Lost is what the lost one had taken
+    over and not delivered.  Without --accept-loss nothing is done, and the exit code is 1.  With
+    --json, a line a queue, as of `duemq timer owners`.
+
+    \b
+    Example:
+      duemq timer release 0 --accept-loss
+    """
+    with session.admin() as admin:
+        found, missing = known(admin.timer_owners)
+        owned = [each for each in found if each.id and each.shard == shard]
+        if accept_loss or not owned:
+            owned = admin.release_timer_shard(shard)
+    for each in owned:
+        session.output.record(_owner_row(each), _loss(each))
+    session.output.missing(missing)
+    if not accept_loss:
+        session.output.note(
+            "nothing was done.  If the data directory is lost, and not only away: stop the service"
+            " that had it, wait a minute, and repeat this with --accept-loss"
+        )
+        return Exit.FAILED
+    session.output.note("released: the next timer service of this shard gets these queues")
+    return Exit.OK
+
+
+def _loss(owner: TimerOwner) -> str:
+    return (
+        f"{owner.broker}, queue {owner.queue_id}: {owner.name} (id {owner.id:016x}) took"
+        f" {owner.taken_over:,} delayed messages over; those it has not delivered are lost."
+        f"  {owner.waiting:,} wait at the broker and go on"
+    )

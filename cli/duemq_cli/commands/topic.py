@@ -1,0 +1,162 @@
+"""`duemq topic`: making, listing, looking at and deleting topics."""
+
+from __future__ import annotations
+
+import click
+
+from duemq_cli import completion
+from duemq_cli.commands import purge
+from duemq_cli.exits import Exit
+from duemq_cli.session import Session, confirmed, known, pass_session, session_options, yes_option
+from duemq_cli.text import local_time
+
+
+@click.group()
+def topic() -> None:
+    """Topics: named streams of messages, spread over queues on all brokers."""
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--queues",
+    type=click.IntRange(0, 1024),
+    default=0,
+    help="On each broker; 0: the broker's default.",
+)
+@click.option(
+    "--message-bytes-max",
+    type=click.IntRange(0),
+    default=0,
+    help="Largest body; 0: the broker's default.",
+)
+@click.option("--broker", "brokers", multiple=True, help="Only on this one; may be repeated.")
+@session_options
+@pass_session
+def create(
+    session: Session,
+    /,
+    name: str,
+    queues: int,
+    message_bytes_max: int,
+    brokers: tuple[str, ...],
+) -> None:
+    """Make the topic NAME on every broker.  Brokers make topics by themselves at the first send.
+
+    With --json: topic, queues, message_bytes_max, brokers.
+
+    \b
+    Examples:
+      duemq topic create orders --queues 8
+      duemq topic create ledger --queues 1 --broker broker-0      all messages in one order
+    """
+    session.changes()
+    with session.admin() as admin:
+        made = admin.create_topic(
+            name, queues=queues, message_bytes_max=message_bytes_max, brokers=brokers or None
+        )
+    row = {
+        "topic": made.name,
+        "queues": made.queues,
+        "message_bytes_max": made.message_bytes_max,
+        "brokers": made.brokers,
+    }
+    where = ", ".join(made.brokers)
+    session.output.record(row, f"topic {made.name}: {made.queues} queues on {where}")
+
+
+@topic.command("list")
+@click.option("--system", is_flag=True, help="With those of DueMQ itself, such as %TIMER%.")
+@session_options
+@pass_session
+def list_topics(session: Session, /, system: bool) -> Exit:
+    """List all topics.
+
+    The exit code is 5 if a broker is away: it may have others.  With --json: topic, queues,
+    message_bytes_max, brokers; and {missing_brokers}.
+    """
+    with session.admin() as admin:
+        found, missing = known(lambda: admin.topics(system=system))
+    rows = (
+        {
+            "topic": each.name,
+            "queues": each.queues,
+            "message_bytes_max": each.message_bytes_max,
+            "brokers": each.brokers,
+        }
+        for each in found
+    )
+    session.output.table(
+        ("topic", "queues", "message_bytes_max", "brokers"), rows, empty="no topics yet"
+    )
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
+
+
+@topic.command()
+@click.argument("name", shell_complete=completion.topics)
+@session_options
+@pass_session
+def show(session: Session, /, name: str) -> Exit:
+    """Show NAME queue by queue: what it holds, what comes in, when the last message came.
+
+    Rates are those of the last minute.  The exit code is 5 if a broker is away: its queues are not
+    in there.  With --json, a line a queue: topic, broker, queue, min_offset, max_offset, in_per_s,
+    last_store_ms; and {missing_brokers}, [{broker, error}].
+
+    \b
+    Examples:
+      duemq topic show orders
+      duemq topic show '%DLQ%billing'               the dead letters of a group
+    """
+    with session.admin() as admin:
+        found = admin.describe_topic(name)
+    output = session.output
+    limit = (
+        f"{found.message_bytes_max:,} bytes" if found.message_bytes_max else "the broker's limit"
+    )
+    output.line(
+        f"{found.name}: {found.messages:,} messages, {found.in_per_s:,.1f} a second, the last one"
+        f" {local_time(found.last_store_ms or 0)}, bodies up to {limit}"
+    )
+    last = "last_store_ms" if output.as_json else "last_stored"
+    rows = (
+        {
+            "topic": found.name,
+            "broker": queue.broker,
+            "queue": queue.queue,
+            "min_offset": queue.min_offset,
+            "max_offset": queue.max_offset,
+            "in_per_s": round(queue.in_per_s, 1),
+            last: queue.last_store_ms if output.as_json else local_time(queue.last_store_ms or 0),
+        }
+        for queue in found.queues
+    )
+    columns = ("broker", "queue", "min_offset", "max_offset", "in_per_s", last)
+    output.table(columns, rows, empty="no queues")
+    output.missing(found.missing)
+    return Exit.PARTIAL if found.missing else Exit.OK
+
+
+@topic.command()
+@click.argument("name", shell_complete=completion.topics)
+@yes_option
+@session_options
+@pass_session
+def delete(session: Session, /, name: str, yes: bool) -> Exit:
+    """Delete NAME and its messages on every broker.
+
+    The exit code is 5 if a broker is away: delete it again when that is back.  With --json: topic,
+    deleted; and {missing_brokers}.
+    """
+    if not confirmed(session, f"Delete topic {name} and its messages?", yes=yes):
+        return Exit.FAILED
+    session.changes()
+    with session.admin() as admin:
+        _, missing = known(lambda: admin.delete_topic(name))
+    session.output.record({"topic": name, "deleted": True}, f"topic {name} deleted")
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
+
+
+topic.add_command(purge.topic)

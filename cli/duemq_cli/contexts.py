@@ -1,0 +1,108 @@
+"""Contexts: clusters with a name, so that commands need no address.
+
+    $XDG_CONFIG_HOME/duemq/contexts.json, or ~/.config/duemq/contexts.json
+    {"version": 1, "current": "staging", "contexts": {"staging": {"nameserver": "ns-0:9876,ns-1"}}}
+
+Every call reads the file anew and writes it whole (a draft that is renamed): of two commands at the
+same time one wins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from duemq.errors import InvalidArgument
+from duemq.transport.cluster_client import nameservers_of
+
+VERSION = 1
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+NAME_LIMIT = "1 to 63 of A-Z a-z 0-9 . _ -, beginning with a letter or digit"
+
+
+def file() -> Path:
+    """Where contexts are kept."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home) / "duemq" / "contexts.json"
+
+
+@dataclass
+class Contexts:
+    """All contexts: name → nameservers.  `current`: the one that commands use; None: none."""
+
+    by_name: dict[str, str] = field(default_factory=dict)
+    current: str | None = None
+
+    @property
+    def nameserver(self) -> str | None:
+        """The current context's."""
+        return self.by_name.get(self.current) if self.current else None
+
+    def add(self, name: str, nameserver: str) -> None:
+        """Adds one, or gives it another address; the first one is the current.
+
+        Raises InvalidArgument.
+        """
+        if not NAME.fullmatch(name):
+            raise InvalidArgument(
+                f"context {name!r} is not {NAME_LIMIT}", field="name", value=name, limit=NAME_LIMIT
+            )
+        nameservers_of(nameserver)
+        self.by_name[name] = nameserver
+        self.current = self.current or name
+
+    def use(self, name: str) -> None:
+        """Makes it the current one.  Raises InvalidArgument."""
+        self._check(name)
+        self.current = name
+
+    def remove(self, name: str) -> None:
+        """Forgets it; after the current one there is none.  Raises InvalidArgument."""
+        self._check(name)
+        del self.by_name[name]
+        if self.current == name:
+            self.current = None
+
+    def _check(self, name: str) -> None:
+        if name not in self.by_name:
+            known = ", ".join(sorted(self.by_name)) or "none"
+            raise InvalidArgument(
+                f"no context {name!r}; there are: {known}", field="name", value=name, limit=known
+            )
+
+
+def load() -> Contexts:
+    """What the file holds; no contexts without one.  Raises InvalidArgument naming the file."""
+    path = file()
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["version"] != VERSION:
+            raise ValueError(f"version {content['version']}, known is {VERSION}")
+        by_name = {str(name): str(each["nameserver"]) for name, each in content["contexts"].items()}
+        return Contexts(by_name, content["current"])
+    except (FileNotFoundError, NotADirectoryError):
+        return Contexts()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgument(
+            f"{path} cannot be read as contexts of duemq ({type(error).__name__}: {error}): mend it"
+            " or delete it",
+            field="context",
+            value=str(path),
+        ) from error
+
+
+def save(contexts: Contexts) -> None:
+    """Writes the file.  Raises OSError."""
+    path = file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "version": VERSION,
+        "current": contexts.current,
+        "contexts": {name: {"nameserver": each} for name, each in contexts.by_name.items()},
+    }
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    draft.replace(path)

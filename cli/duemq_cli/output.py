@@ -1,0 +1,100 @@
+"""Printing: for people, or as JSON Lines for programs.
+
+With `--json` everything goes to standard output as one object a line, errors as `{"error": …}`.
+Without, results go to standard output, and errors and progress to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from duemq.errors import DuemqError, MissingBroker, PartialAnswer
+from duemq_cli import text as texts
+
+Row = Mapping[str, Any]
+
+
+class Output:
+    """Prints results and errors in one of the two forms."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def record(self, row: Row, text: str) -> None:
+        """One result: `row` for programs, `text` for people."""
+        click.echo(as_json(row) if self.as_json else text)
+
+    def line(self, text: str) -> None:
+        """A part of the result that only people need."""
+        if not self.as_json:
+            click.echo(texts.printable(text))
+
+    def note(self, text: str) -> None:
+        """A remark for people."""
+        if not self.as_json:
+            click.echo(text, err=True)
+
+    def table(self, columns: Sequence[str], rows: Iterable[Row], *, empty: str) -> None:
+        """Rows with the same columns; `empty` is said to people when there are none."""
+        if self.as_json:
+            for row in rows:
+                click.echo(as_json(row))
+            return
+        cells = [[row[column] for column in columns] for row in rows]
+        if cells:
+            click.echo("\n".join(texts.table(columns, cells)))
+        else:
+            self.note(empty)
+
+    def missing(self, brokers: Sequence[MissingBroker]) -> None:
+        """Brokers whose part of what was printed is not there."""
+        if self.as_json and brokers:
+            named = [{"broker": each.name, "error": each.error} for each in brokers]
+            click.echo(as_json({"missing_brokers": named}))
+            return
+        for broker in brokers:
+            click.echo(f"duemq: incomplete, no answer of {broker.name}: {broker.error}", err=True)
+
+    def warn_missing(self, brokers: Sequence[MissingBroker]) -> None:
+        """As `missing`, before the answer begins; to people only."""
+        if not self.as_json:
+            self.missing(brokers)
+
+    def error(self, error: Exception | str) -> None:
+        """A failure, in one line."""
+        if isinstance(error, PartialAnswer) and error.partial is not None:
+            self.missing(error.missing)  # the rest is printed
+        elif self.as_json:
+            click.echo(as_json({"error": error_fields(error)}))
+        else:
+            click.echo(f"duemq: {one_line(error)}", err=True)
+
+    def interrupted(self, text: str) -> None:
+        """Ctrl-C; `text` says what is left."""
+        if self.as_json:
+            click.echo(as_json({"error": {"code": "INTERRUPTED", "message": text}}))
+        else:
+            click.echo(f"duemq: {text}", err=True)
+
+
+def as_json(row: Row) -> str:
+    """One line of JSON."""
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def one_line(error: Exception | str) -> str:
+    """The error's message in one line."""
+    return texts.printable(" ".join(str(error).split())) or type(error).__name__
+
+
+def error_fields(error: Exception | str) -> dict[str, Any]:
+    """An error as an object: `code`, `message` and what was wrong, where known."""
+    if not isinstance(error, DuemqError):
+        return {"code": "FAILED", "message": one_line(error)}
+    fields: dict[str, Any] = {"code": error.code.name, "message": error.message}
+    named = {"field": error.field, "value": error.value, "limit": error.limit}
+    return fields | {name: value for name, value in named.items() if value}

@@ -1,0 +1,194 @@
+"""The options that every command has: which cluster, for how long to wait, how to print."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+from duemq import telemetry
+from duemq.errors import DuemqError, MissingBroker, PartialAnswer
+from duemq.settings import (
+    DEFAULT_NAMESERVER,
+    NAMESERVER_VARIABLE,
+    ClientSettings,
+    ProducerSettings,
+)
+from duemq_cli import contexts
+from duemq_cli.interrupts import Interruption
+from duemq_cli.output import Output
+from duemq_cli.seconds import Seconds
+
+if TYPE_CHECKING:
+    from duemq import Admin, ConsumerSettings
+
+# People wait: what does not answer for so long is away.
+CONNECT_TIMEOUT_S = 3.0
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+@dataclass
+class Session:
+    """What the options say.  They may stand before or after the command's name."""
+
+    # By option or environment.
+    address: str | None = None
+    json: bool = False
+    timeout_s: float | None = None
+    interruption: Interruption = field(default_factory=lambda: Interruption(lambda _: None))
+
+    @property
+    def nameserver_given(self) -> bool:
+        """Whether an address was given, by option or environment."""
+        return self.address is not None
+
+    @cached_property
+    def nameserver(self) -> str:
+        """Option > environment > context > default.  Raises InvalidArgument for a bad context."""
+        return self.address or contexts.load().nameserver or DEFAULT_NAMESERVER
+
+    @property
+    def client_settings(self) -> ClientSettings:
+        """How long to wait for the cluster."""
+        if self.timeout_s is None:
+            return ClientSettings(connect_timeout_s=CONNECT_TIMEOUT_S)
+        return ClientSettings(connect_timeout_s=self.timeout_s, request_timeout_s=self.timeout_s)
+
+    def admin(self) -> Admin:
+        """An admin client.  Raises Unavailable if no nameserver answers."""
+        from duemq import Admin  # loaded by those who need it: commands start fast
+
+        return Admin(self.nameserver, settings=self.client_settings)
+
+    def producer_settings(self) -> ProducerSettings:
+        """Of a producer."""
+        if self.timeout_s is None:
+            return ProducerSettings(client=self.client_settings)
+        return ProducerSettings(client=self.client_settings, send_timeout_s=self.timeout_s)
+
+    def consumer_settings(self) -> ConsumerSettings:
+        """Of a consumer."""
+        from duemq import ConsumerSettings
+
+        if self.timeout_s is None:
+            return ConsumerSettings(client=self.client_settings)
+        return ConsumerSettings(client=self.client_settings, start_timeout_s=self.timeout_s)
+
+    def missing(self, topic: str) -> tuple[MissingBroker, ...]:
+        """Brokers that may have messages of the topic and do not answer."""
+        try:
+            with self.admin() as admin:
+                return admin.describe_topic(topic).missing
+        except PartialAnswer as error:
+            return error.missing
+        except DuemqError as error:
+            return (MissingBroker("the brokers", str(error)),)
+
+    def changes(self) -> None:
+        """From here on the command changes something: who interrupts it is told."""
+        self.interruption.left = lambda: "what was asked for may have been done: look first"
+
+    @property
+    def output(self) -> Output:
+        """Where results and errors go."""
+        return Output(self.json)
+
+    @contextmanager
+    def traced(self) -> Iterator[None]:
+        """Traces what the command does, when DUEMQ_TRACING says so."""
+        exporter = os.environ.get("DUEMQ_TRACING", "off")
+        if exporter == "off":
+            yield
+            return
+        telemetry.configure("duemq-cli", exporter, nameserver=self.nameserver)
+        try:
+            yield
+        finally:
+            telemetry.shutdown()
+
+
+def _set_nameserver(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    session = context.ensure_object(Session)
+    if value:
+        session.address = value
+
+
+def _set_json(context: click.Context, _: click.Parameter, value: bool) -> None:
+    session = context.ensure_object(Session)
+    session.json = session.json or value
+
+
+def _set_timeout(context: click.Context, _: click.Parameter, value: float | None) -> None:
+    session = context.ensure_object(Session)
+    if value is not None:
+        session.timeout_s = value
+
+
+def session_options(command: F) -> F:
+    """Adds `--nameserver`, `--timeout` and `--json` to a command."""
+    nameserver = click.option(
+        "--nameserver",
+        metavar="HOST:PORT[,…]",
+        envvar=NAMESERVER_VARIABLE,
+        show_envvar=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_set_nameserver,
+        help=f"Where the nameservers are.  [default: the context's, or {DEFAULT_NAMESERVER}]",
+    )
+    timeout = click.option(
+        "--timeout",
+        type=Seconds(0.1, 86_400),
+        metavar="S",
+        expose_value=False,
+        is_eager=True,
+        callback=_set_timeout,
+        help="How long to wait for the cluster.  [default: 3 to connect, 10 for an answer]",
+    )
+    json = click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_set_json,
+        help="Print JSON Lines, one object a line, errors too.",
+    )
+    return nameserver(timeout(json(command)))
+
+
+def known(answer: Callable[[], T]) -> tuple[T, tuple[MissingBroker, ...]]:
+    """An answer, and the brokers whose part is not in it.  Raises DuemqErrors."""
+    try:
+        return answer(), ()
+    except PartialAnswer as error:
+        if error.partial is None:
+            raise
+        return cast(T, error.partial), error.missing
+
+
+def yes_option(command: F) -> F:
+    """Adds `--yes` to a command that takes something away."""
+    return click.option(
+        "--yes", is_flag=True, help="Do not ask.  Nobody is asked without a terminal."
+    )(command)
+
+
+def confirmed(session: Session, question: str, *, yes: bool) -> bool:
+    """Asks, where there is a terminal to ask at; True without one, with `--yes` or `--json`."""
+    if yes or session.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    if click.confirm(question, err=True):
+        return True
+    session.output.note("nothing was done")
+    return False
+
+
+pass_session = click.make_pass_decorator(Session, ensure=True)

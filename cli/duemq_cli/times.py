@@ -1,0 +1,78 @@
+"""Times as options take them: callbacks that say in the command line's words what is none.
+
+Each raises InvalidArgument.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import click
+
+from duemq.errors import InvalidArgument
+from duemq.protocol import due, moments
+
+MOMENT_RULE = (
+    "RFC 3339 with a time zone, as 2030-01-31T09:00:00Z, epoch milliseconds, or how long ago:"
+    " -1h, -2d"
+)
+DUE_RULE = "RFC 3339 with a time zone, as 2030-01-31T09:00:00Z, or epoch milliseconds"
+DELAY_RULE = "250ms, 5s, 1h30m, 2d …"
+
+Callback = Callable[[click.Context, click.Parameter, str | None], str | None]
+
+
+def moment(*words: str) -> Callback:
+    """Checks a time for a look back, or one of `words`; it stays as it is written."""
+    rule = ", ".join((*words, MOMENT_RULE))
+
+    def check(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        if value is None or value in words:
+            return value
+        try:
+            moments.epoch_ms(value, time.time_ns() // 1_000_000, "")
+        except InvalidArgument:
+            raise _no(value, param, "time", rule) from None
+        return value
+
+    return check
+
+
+def due_time(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """When to deliver, in epoch milliseconds."""
+    if value is None:
+        return None
+    try:
+        return due.deliver_at_ms(int(value) if value.isdecimal() else value)
+    except InvalidArgument:
+        raise _no(value, param, "time to deliver at", DUE_RULE, "deliver_at") from None
+
+
+def delay(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Checks how long to wait; it stays as it is written."""
+    if value is None:
+        return None
+    try:
+        due.delay_ms(value)
+    except InvalidArgument:
+        raise _no(value, param, "delay", DELAY_RULE) from None
+    return value
+
+
+def delay_level(context: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    """Checks the number of a level; brokers know how many there are."""
+    if value is not None and not 1 <= value <= due.LEVEL_MAX:
+        raise _no(str(value), param, "delay level", "1 to the broker's number of levels")
+    return value
+
+
+def _no(
+    value: str, param: click.Parameter, what: str, rule: str, field: str | None = None
+) -> InvalidArgument:
+    return InvalidArgument(
+        f"{param.opts[-1]} {value!r} is no {what}: {rule}",
+        field=field or param.name or "",
+        value=value,
+        limit=rule,
+    )

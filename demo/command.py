@@ -1,0 +1,65 @@
+"""`duemq demo`."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from duemq.errors import DuemqError
+from duemq_cli.exits import Exit
+from duemq_server.demo.day import SPEED_DEFAULT
+from duemq_server.demo.run import Day, Options, ReportFailed, sentences
+from duemq_server.local_cluster import ClusterFailed
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--speed",
+    type=click.FloatRange(1, 1_000_000),
+    default=SPEED_DEFAULT,
+    show_default=True,
+    help="How much faster than real the day goes; the default makes it a minute.",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("build/demo"),
+    show_default=True,
+    help="For the cluster's data and the report; what an earlier run left there is removed.",
+)
+@click.option("--inject-loss", is_flag=True, help="Drop one delivery before the audit: it fails.")
+@click.option("--report/--no-report", default=True, help="The Spark report of the traces.")
+def demo(speed: float, output: Path, inject_loss: bool, report: bool) -> None:
+    """A real day of departures through the whole system, with an audit at its end.
+
+    Every departure of 10 July 2013 from New York's airports becomes a message due at its scheduled
+    time; two groups of consumers receive them; half-way a broker and the timer service are killed.
+    The exit code is 0 if the books balance.
+    """
+    console = Console()
+    for name in ("cluster", "report"):
+        shutil.rmtree(output / name, ignore_errors=True)
+    output.mkdir(parents=True, exist_ok=True)
+    # What the SDK says of the outage would tear the live table.
+    logging.basicConfig(filename=output / "demo.log", filemode="w", level=logging.INFO)
+    try:
+        audit = Day(Options(speed, output, inject_loss, report), console).run()
+    except (DuemqError, ClusterFailed, ReportFailed, subprocess.TimeoutExpired) as error:
+        console.print(f"[bold red]The demo failed:[/] {error}", soft_wrap=True)
+        sys.exit(Exit.FAILED)
+    for line in sentences(audit):
+        console.print(line, soft_wrap=True, highlight=False)
+    for problem in audit.problems:
+        console.print(f"[bold red]{problem}[/]", soft_wrap=True)
+    if report:
+        console.print(f"report: {output / 'report' / 'report.html'}", soft_wrap=True)
+    if audit.problems:
+        console.print("[bold red]The books do not balance.[/]")
+        sys.exit(Exit.FAILED)
+    console.print("[bold green]The books balance: nothing lost, twice or early.[/]")

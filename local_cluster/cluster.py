@@ -1,0 +1,384 @@
+"""An embedded cluster: its members, their command lines, and when it is ready.
+
+Every member is a child process of the supervisor
+(supervisor.py).  They are stopped against the stream of messages: timer services first (they send
+to brokers), then brokers, then nameservers.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import grpc
+import tenacity
+
+from duemq.errors import InvalidArgument
+from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq_server.local_cluster import safe_path
+from duemq_server.local_cluster.layout import Layout
+from duemq_server.local_cluster.supervisor import (
+    ClusterEvent,
+    ClusterFailed,
+    Member,
+    State,
+    Supervisor,
+    metrics_name,
+)
+
+LOOPBACK = "127.0.0.1"
+WILDCARDS = ("0.0.0.0", "::")
+BROKERS_DEFAULT = 2
+BROKERS_MAX = 16
+# A nameserver spends 1 to 2 ms of CPU on a heartbeat: three members cost it 0.7 % of a core.
+HEARTBEAT_PERIOD_S = 0.75
+READY_TIMEOUT_S = 30.0
+READY_POLL_S = 0.05
+RPC_TIMEOUT_S = 2.0
+# Of a member's log, shown when it is given up.
+LOG_TAIL_BYTES = 2_000
+
+# A member's name is <kind>-<number>; its module serves it.
+MODULES = {
+    "nameserver": "duemq_server.nameserver",
+    "broker": "duemq_server.broker",
+    "timer": "duemq_server.timer_service",
+}
+STOP_ORDER = ("timer", "broker", "nameserver")
+
+
+class EmbeddedCluster:
+    """Runs a cluster on this machine; a context manager that starts and stops it.
+
+    Raises from the constructor and `start`: InvalidArgument for settings that do not fit (the
+    folder's lock is taken, fewer brokers than its data have, a port is taken), ClusterFailed when
+    it does not come up.
+
+    directory: where the data lie; made when missing.  A restart on it keeps the data, and the ports
+        that nobody took meanwhile (event "moved").
+    brokers: how many; None: as many as the folder knows, 2 for a new one.
+    port: of the first nameserver; 0: the one of last time, else any free one.
+    host: the address that members listen on; 0.0.0.0 or ::, on every one.
+    advertise: the host by which others reach this machine; needed where `host` names none.
+    metrics: members serve Prometheus pages, on ports that stay; DIR/metrics.json lists them.
+    flags: more command line flags for members, by kind ("nameserver", "broker", "timer").
+    on_event: called from the supervisor thread with each ClusterEvent; must not block.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        brokers: int | None = None,
+        nameservers: int = 1,
+        port: int = 0,
+        host: str = LOOPBACK,
+        advertise: str | None = None,
+        metrics: bool = False,
+        heartbeat_period_s: float = HEARTBEAT_PERIOD_S,
+        flags: Mapping[str, Sequence[str]] | None = None,
+        environment: Mapping[str, str] | None = None,
+        on_event: Callable[[ClusterEvent], None] | None = None,
+    ) -> None:
+        _require_services()
+        self._layout = Layout(Path(directory).resolve())
+        self._brokers = brokers
+        self._nameservers = nameservers
+        self._port = port
+        self._host = host.strip("[]")
+        self._advertise = _advertised(self._host, advertise)
+        self._metrics = metrics
+        self._heartbeat_period_s = heartbeat_period_s
+        self._flags = dict(flags or {})
+        # Members are told all by flags: settings meant for another process must not reach them.
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("DUEMQ_")}
+        self._supervisor = Supervisor(
+            self._layout,
+            self._command,
+            {**safe_path.environment(inherited), **(environment or {})},
+            on_event or (lambda event: None),
+        )
+        self._members = self._supervisor.members
+        self._started = False
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> EmbeddedCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Starts all members and returns when the cluster is usable."""
+        self._layout.open()
+        try:
+            self._plan()
+            self._supervisor.start()
+            self._started = True
+            for kind in reversed(STOP_ORDER):
+                self._start_all(kind, timeout_s)
+            self.wait_ready(timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+        ready: dict[str, object] = {"nameserver": self.nameserver, "processes": self.processes}
+        if self._metrics:
+            self._layout.write_targets(self.metrics)
+            ready["metrics"] = self.metrics
+        self._supervisor.emit("ready", **ready)
+
+    def stop(self) -> None:
+        """Drains and stops all members.  Idempotent."""
+        if self._started:
+            self._supervisor.emit("stopping")
+            self._supervisor.stopping.set()
+            for kind in STOP_ORDER:
+                self._supervisor.stop_members(self.names(kind))
+            self._supervisor.end()
+            self._started = False
+            self._supervisor.emit("stopped")
+        self._layout.close()
+
+    # -- what callers see ---------------------------------------------------------------------
+
+    @property
+    def nameserver(self) -> str:
+        """The nameservers' addresses as clients take them: host:port, comma-separated."""
+        return ",".join(self._advertised(self._members[n]) for n in self.names("nameserver"))
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """Where each member's Prometheus page is, HOST:PORT, by name; empty without metrics."""
+        return {
+            member.name: joined(self._advertise, member.metrics.rsplit(":", 1)[1])
+            for member in self._members.values()
+            if member.metrics
+        }
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Process ids of the members that run, by name."""
+        return {
+            member.name: member.process.pid
+            for member in self._members.values()
+            if member.process is not None
+        }
+
+    @property
+    def failure(self) -> ClusterFailed | None:
+        """Why the cluster is no longer whole, once a member was given up."""
+        return self._supervisor.failed
+
+    def names(self, kind: str) -> list[str]:
+        """Names of the members of a kind: "nameserver", "broker" or "timer"."""
+        return [member.name for member in self._members.values() if member.kind == kind]
+
+    def address(self, name: str) -> str:
+        """Where a member listens, for this machine; it stays over restarts."""
+        return self._members[name].address
+
+    def _advertised(self, member: Member) -> str:
+        """Where others reach a member."""
+        return joined(self._advertise, member.address.rsplit(":", 1)[1])
+
+    def log_file(self, name: str) -> Path:
+        """A member's log."""
+        return self._layout.log_file(name)
+
+    def data_dir(self, name: str) -> Path:
+        """A member's data."""
+        return self._layout.data_dir(name)
+
+    def kill(self, name: str, *, restart: bool = True) -> None:
+        """kill -9.  The supervisor starts the member again unless `restart` is False."""
+        self._supervisor.kill(name, restart)
+
+    def stop_member(self, name: str) -> int:
+        """Drains one member and leaves it stopped; returns its exit code."""
+        return self._supervisor.stop_member(name)
+
+    def start_member(self, name: str) -> None:
+        """Starts a member that was stopped or killed without restart."""
+        self._supervisor.start_member(name)
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Returns when every member that should run serves and is registered everywhere."""
+        retry = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(timeout_s),
+            wait=tenacity.wait_fixed(READY_POLL_S),
+            retry=tenacity.retry_if_result(
+                lambda missing: missing and not self._supervisor.stopping.is_set()
+            ),
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else "",
+        )
+        missing = retry(self._missing)
+        if missing:
+            raise ClusterFailed(f"not ready after {timeout_s:g} s: {missing}{self._log_tails()}")
+
+    # -- the plan -----------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        known = len(self._layout.members("broker-"))
+        brokers = self._brokers or known or BROKERS_DEFAULT
+        if not 1 <= brokers <= BROKERS_MAX:
+            raise InvalidArgument(
+                f"brokers must be 1 to {BROKERS_MAX}, not {brokers}",
+                field="brokers",
+                value=str(brokers),
+                limit=str(BROKERS_MAX),
+            )
+        if brokers < known:
+            raise InvalidArgument(
+                f"{self._layout.directory} holds data of {known} brokers: with {brokers} some of "
+                "its messages would be out of reach",
+                field="brokers",
+                value=str(brokers),
+                limit=str(known),
+            )
+        counts = {"nameserver": self._nameservers, "broker": brokers, "timer": 1}
+        for kind, count in counts.items():
+            for number in range(count):
+                member = Member(f"{kind}-{number}", kind)
+                member.address = joined(self._host, self._choose_port(member.name))
+                if self._metrics:
+                    port = self._choose_port(metrics_name(member.name))
+                    member.metrics = joined(self._host, port)
+                self._members[member.name] = member
+
+    def _choose_port(self, name: str) -> int:
+        asked = self._port if name == "nameserver-0" else 0
+        known = asked or self._layout.port(name)
+        try:
+            return self._layout.hold(known, self._host)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise InvalidArgument(
+                    f"{self._host} cannot be listened on: {error.strerror}",
+                    field="listen",
+                    value=self._host,
+                    limit="an address of this machine",
+                ) from error
+            if asked:
+                raise InvalidArgument(
+                    f"port {asked} is taken; choose another with --port, 0 for any",
+                    field="port",
+                    value=str(asked),
+                ) from error
+        self._supervisor.emit("moved", member=name, from_port=known)
+        return self._layout.hold(0, self._host)
+
+    def _command(self, member: Member) -> list[str]:
+        command = [sys.executable, "-m", "duemq_server.local_cluster.child", MODULES[member.kind]]
+        # As chosen, or as it was: a restart keeps it.
+        command += ["--listen", joined(self._host, member.address.rsplit(":", 1)[1])]
+        command += ["--advertise", self._advertised(member)]
+        if member.metrics:
+            command += ["--metrics-listen", member.metrics]
+        if member.kind == "nameserver":
+            command += ["--ready-after", str(self._heartbeat_period_s)]
+        else:
+            nameservers = ",".join(map(self.address, self.names("nameserver")))
+            command += ["--name", member.name, "--nameservers", nameservers]
+            command += ["--data-dir", str(self._layout.data_dir(member.name))]
+            command += ["--heartbeat-period", str(self._heartbeat_period_s)]
+        return [*command, *self._flags.get(member.kind, ())]
+
+    # -- readiness ----------------------------------------------------------------------------
+
+    def _start_all(self, kind: str, timeout_s: float) -> None:
+        """Starts the members of a kind; waits for those whose address others are told."""
+        for name in self.names(kind):
+            self.start_member(name)
+        if kind == "nameserver":
+            self._wait_addresses(kind, timeout_s)
+
+    def _wait_addresses(self, kind: str, timeout_s: float) -> None:
+        retry = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(timeout_s),
+            wait=tenacity.wait_fixed(READY_POLL_S),
+            retry=tenacity.retry_if_result(lambda waiting: bool(waiting) and not self.failure),
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else "",
+        )
+        waiting = retry(
+            lambda: [n for n in self.names(kind) if self._members[n].state is not State.UP]
+        )
+        if waiting:
+            raise ClusterFailed(f"{', '.join(waiting)} did not come up{self._log_tails()}")
+
+    def _missing(self) -> str:
+        """What is not ready yet, in words; empty: all is."""
+        if self.failure is not None:
+            raise self.failure
+        expected = [m for m in self._members.values() if not m.held]
+        waiting = [m.name for m in expected if m.state is not State.UP]
+        if waiting:
+            return f"{', '.join(waiting)} not serving"
+        for nameserver in (m for m in expected if m.kind == "nameserver"):
+            missing = self._unregistered(nameserver, expected)
+            if missing:
+                return missing
+        return ""
+
+    def _unregistered(self, nameserver: Member, expected: list[Member]) -> str:
+        with grpc.insecure_channel(nameserver.address) as channel:
+            stub = nameserver_pb2_grpc.NameserverStub(channel)
+            try:
+                cluster = stub.GetCluster(nameserver_pb2.GetClusterRequest(), timeout=RPC_TIMEOUT_S)
+            except grpc.RpcError as error:
+                return f"{nameserver.name}: {error.details()}"
+        present = {(i.name, i.address) for i in (*cluster.brokers, *cluster.timers)}
+        missing = [
+            member.name
+            for member in expected
+            if member.kind != "nameserver"
+            and (member.name, self._advertised(member)) not in present
+        ]
+        return f"{', '.join(missing)} not registered at {nameserver.name}" if missing else ""
+
+    def _log_tails(self) -> str:
+        """The ends of the logs of what does not run, for an error message."""
+        tails = []
+        for member in self._members.values():
+            if member.state is not State.UP and self.log_file(member.name).exists():
+                tail = self.log_file(member.name).read_bytes()[-LOG_TAIL_BYTES:]
+                tails.append(f"\n--- {member.name}\n{tail.decode(errors='replace')}")
+        return "".join(tails)
+
+
+def joined(host: str, port: int | str) -> str:
+    """HOST:PORT, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _advertised(host: str, advertise: str | None) -> str:
+    """The host for others.  Raises InvalidArgument where none can be known."""
+    if advertise:
+        return advertise.strip("[]")
+    if host in WILDCARDS:
+        raise InvalidArgument(
+            f"to listen on {host} says not how others reach this machine: say so by --advertise",
+            field="advertise",
+            limit="a host name or address of this machine",
+        )
+    return host
+
+
+def _require_services() -> None:
+    for module in MODULES.values():
+        if importlib.util.find_spec(module) is None:
+            raise ClusterFailed(
+                f"the module {module!r} is missing: an embedded cluster needs the distribution "
+                "duemq-server"
+            )

@@ -1,0 +1,151 @@
+"""`duemq up`: a whole cluster on this machine."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+import click
+
+from duemq_cli.exits import Exit
+from duemq_cli.interrupts import WAIT_S_MAX
+from duemq_cli.output import Output, as_json
+from duemq_cli.session import Session, pass_session, session_options
+from duemq_server.local_cluster import ClusterEvent, ClusterFailed, EmbeddedCluster
+from duemq_server.local_cluster.cluster import BROKERS_DEFAULT, BROKERS_MAX, LOOPBACK
+
+PORT_DEFAULT = 9876
+
+
+@click.command()
+@click.option(
+    "--data",
+    required=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Where all data and logs lie.  Made when missing; a restart on it keeps everything.",
+)
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, BROKERS_MAX),
+    help=f"How many brokers.  [default: those that DIR has, {BROKERS_DEFAULT} for a new one]",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT_DEFAULT,
+    show_default=True,
+    help="Of the nameserver; 0: the one of last time, or any free one.",
+)
+@click.option(
+    "--tracing",
+    type=click.Choice(["off", "duemq", "otlp"]),
+    default="off",
+    show_default=True,
+    help="Where the services' spans go; duemq: to the %TRACE% topic, for `duemq trace report`.",
+)
+@click.option(
+    "--listen",
+    "host",
+    metavar="HOST",
+    default=LOOPBACK,
+    show_default=True,
+    help="The address of this machine that all listen on; 0.0.0.0 or ::, on every one.",
+)
+@click.option(
+    "--advertise",
+    metavar="HOST",
+    help="By which others reach this machine, and it itself.  [default: that of --listen]",
+)
+@click.option("--metrics", is_flag=True, help="Serve Prometheus metrics; DIR/metrics.json: where.")
+@session_options
+@pass_session
+def up(
+    session: Session,
+    data: str,
+    brokers: int | None,
+    port: int,
+    tracing: str,
+    host: str,
+    advertise: str | None,
+    metrics: bool,
+) -> Exit:
+    """Run a whole cluster on this machine: nameserver, brokers, timer service.
+
+    Prints a line when it is usable, with --json {"event":"ready","nameserver":"127.0.0.1:PORT",
+    "processes":{NAME:PID,…}}, with --metrics {NAME:HOST:PORT,…} as metrics, too.  A process that
+    dies is started again and said so.  Ctrl-C or SIGTERM drains and stops everything; the data
+    stay.  Who can reach the address of --listen can send, read and delete: there are no passwords.
+
+    \b
+    Examples:
+      duemq up --data ./data
+      duemq up --data ./data --brokers 3 --port 0 --json
+      duemq up --data ./data --listen 0.0.0.0 --advertise build-7.lan --metrics
+    """
+    # Not an Event: a signal may come in its `wait` while that holds the lock that `set` takes.
+    stop: SimpleQueue[None] = SimpleQueue()
+
+    def request_stop(number: int, frame: FrameType | None) -> None:
+        stop.put(None)
+
+    before = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        cluster = EmbeddedCluster(
+            data,
+            brokers=brokers,
+            port=port,
+            host=host,
+            advertise=advertise,
+            metrics=metrics,
+            flags={kind: ["--tracing", tracing] for kind in ("broker", "timer")},
+            on_event=_sayer(session.output),
+        )
+        with cluster:
+            _wait(stop)
+        return Exit.FAILED if cluster.failure else Exit.OK
+    except ClusterFailed as error:
+        session.output.error(error)
+        return Exit.FAILED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(stop: SimpleQueue[None]) -> None:
+    while True:
+        with suppress(Empty):
+            return stop.get(timeout=WAIT_S_MAX)
+
+
+def _sayer(output: Output) -> Callable[[ClusterEvent], None]:
+    def say(event: ClusterEvent) -> None:
+        told = {"event": event.event, **event.details}
+        with suppress(OSError):  # nobody reads: that keeps nothing from being stopped
+            click.echo(as_json(told) if output.as_json else _sentence(event))
+
+    return say
+
+
+def _sentence(event: ClusterEvent) -> str:
+    details = event.details
+    member = details.get("member", "")
+    if event.event == "started":
+        pages = f", metrics on {details['metrics']}" if "metrics" in details else ""
+        return f"{member} serves on {details['address']}{pages}, process {details['pid']}"
+    if event.event == "died":
+        return f"{member} died ({details['reason']}, process {details['pid']})"
+    if event.event == "restarted":
+        return f"{member} is started again, process {details['pid']}"
+    if event.event == "moved":
+        return f"{member}: port {details['from_port']} is taken, takes another"
+    if event.event == "ready":
+        return f"ready: --nameserver {details['nameserver']}  (Ctrl-C stops)"
+    if event.event == "stopping":
+        return "stopping …"
+    if event.event == "stopped":
+        return "stopped"
+    return f"{member}: {details.get('message', event.event)}"

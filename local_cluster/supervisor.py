@@ -1,0 +1,329 @@
+"""The supervisor: it owns the child processes of an embedded cluster.
+
+One thread, `duemq-supervisor`, starts them, hears of their deaths, starts them again
+(`restarts.RestartPolicy`) and stops them.  A second thread a child, `watch-<member>`, reads the
+child's standard output to its end and reports to the first; it owns nothing.
+
+    state of a member        STOPPED ── start ──► STARTING ── "listening" ──► UP
+                                ▲                    │                         │
+                                └─ stop, held        └────────── death ────────┤
+                                                                               ▼
+                             FAILED ◄── too many deaths ── (policy) ──► PAUSED ─► STARTING
+
+A child that does not drain in `DRAIN_TIMEOUT_S` is killed; its data survive that by design.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from duemq_server.local_cluster.layout import Layout
+from duemq_server.local_cluster.restarts import RestartPolicy
+
+DRAIN_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 2.0
+
+
+class ClusterFailed(Exception):
+    """A member could not be started, or died too often."""
+
+
+@dataclass(frozen=True)
+class ClusterEvent:
+    """Something that happened to a member or to the cluster.
+
+    `event` is one of started, died, restarted, moved, killed, failed, ready, stopping, stopped.
+    """
+
+    event: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class State(enum.Enum):
+    """Of a member; see the module."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    UP = "up"
+    PAUSED = "paused"
+    FAILED = "failed"
+
+
+@dataclass
+class Member:
+    """A child process, or the place of one.  `name` is <kind>-<number>."""
+
+    name: str
+    kind: str
+    state: State = State.STOPPED
+    address: str = ""
+    metrics: str = ""
+    """Where its metrics page listens; empty: nowhere."""
+    process: subprocess.Popen[bytes] | None = None
+    # Counts the starts; reports of earlier lives are dropped.
+    life: int = 0
+    start_at_ms: int = 0
+    # Stopped on request: a death is no surprise and is not answered.
+    held: bool = False
+    stopped: Future[int] | None = None
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+
+
+class Supervisor:
+    """See the module.  Add the members, then `start`; all methods are for other threads."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        command: Callable[[Member], list[str]],
+        environment: Mapping[str, str],
+        on_event: Callable[[ClusterEvent], None],
+    ) -> None:
+        """`on_event` is called from the thread, too; it must not block."""
+        self.members: dict[str, Member] = {}
+        self.failed: ClusterFailed | None = None
+        """Set once a member was given up."""
+        self.stopping = threading.Event()
+        """No death is answered any more."""
+        self._layout = layout
+        self._command = command
+        self._environment = environment
+        self._on_event = on_event
+        # Bounded by its senders: two reports a child's life and one call a caller at a time.
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread
+
+    def start(self) -> None:
+        """Starts the thread; no member yet."""
+        self._thread = threading.Thread(target=self._supervise, name="duemq-supervisor")
+        self._thread.start()
+
+    def end(self) -> None:
+        """Ends the thread, once all members are stopped."""
+        self._inbox.put(self._end)
+        self._thread.join()
+
+    def emit(self, event: str, **details: Any) -> None:
+        """Tells of an event."""
+        self._on_event(ClusterEvent(event, details))
+
+    def start_member(self, name: str) -> None:
+        """Starts a member that does not run.  Raises OSError."""
+        started: Future[int] = Future()
+
+        def start(member: Member) -> Future[int]:
+            self._spawn(member)
+            started.set_result(0)
+            return started
+
+        self._call(start, name).result(START_TIMEOUT_S)
+
+    def kill(self, name: str, restart: bool) -> None:
+        """kill -9; returns when the member is dead."""
+        self._call(lambda member: self._kill(member, restart), name).result(DRAIN_TIMEOUT_S)
+
+    def stop_member(self, name: str) -> int:
+        """Drains a member and leaves it stopped; returns its exit code."""
+        return self._call(self._drain, name).result(DRAIN_TIMEOUT_S * 2)
+
+    def stop_members(self, names: Iterable[str]) -> None:
+        """Drains members side by side; who does not drain in time is killed."""
+        stops = {name: self._call(self._drain, name) for name in names}
+        for name, stop in stops.items():
+            try:
+                stop.result(DRAIN_TIMEOUT_S)
+            except TimeoutError:
+                self.emit("killed", member=name, message=f"no drain in {DRAIN_TIMEOUT_S:g} s")
+                self._call(lambda member: self._kill(member, False), name)
+                stop.result(DRAIN_TIMEOUT_S)
+
+    def _call(self, action: Callable[[Member], Future[int]], name: str) -> Future[int]:
+        """Runs `action` on the supervisor thread; the future that it answers, flattened."""
+        member = self.members[name]
+        result: Future[int] = Future()
+
+        def copy(done: Future[int]) -> None:
+            result.set_result(done.result())
+
+        def run() -> None:
+            try:
+                action(member).add_done_callback(copy)
+            except Exception as error:
+                result.set_exception(error)
+
+        self._inbox.put(run)
+        return result
+
+    # -- in the thread ----------------------------------------------------------------------------
+
+    def _supervise(self) -> None:
+        with contextlib.suppress(_Ended):
+            while True:
+                action = self._next_action()
+                if action is not None:
+                    action()
+                self._start_due()
+
+    def _next_action(self) -> Callable[[], None] | None:
+        due = [m.start_at_ms for m in self.members.values() if m.state is State.PAUSED]
+        timeout_s = max(0.0, (min(due) - _now_ms()) / 1000) if due else None
+        try:
+            return self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _start_due(self) -> None:
+        for member in self.members.values():
+            if member.state is State.PAUSED and member.start_at_ms <= _now_ms():
+                try:
+                    self._spawn(member)
+                except OSError as error:
+                    self._give_up(member, str(error))
+                else:
+                    self.emit("restarted", member=member.name, pid=_pid(member))
+
+    def _spawn(self, member: Member) -> None:
+        if member.process is not None:
+            return
+        member.life += 1
+        member.held = False
+        member.state = State.STARTING
+        member.policy.started(_now_ms())
+        with open(self._layout.log_file(member.name), "ab") as log:
+            member.process = subprocess.Popen(
+                self._command(member),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+                # Ctrl-C reaches the whole foreground group: it shall reach the supervisor only.
+                start_new_session=True,
+            )
+        threading.Thread(
+            target=self._watch,
+            args=(member, member.life, member.process),
+            name=f"watch-{member.name}",
+            daemon=True,
+        ).start()
+
+    def _watch(self, member: Member, life: int, process: subprocess.Popen[bytes]) -> None:
+        """Thread: reports what a child says, then its end."""
+        assert process.stdout is not None
+        assert process.stdin is not None
+        with process.stdout as lines, process.stdin:
+            for line in lines:
+                told = _listening_at(line)
+                if told:
+                    self._inbox.put(lambda t=told: self._listening(member, life, t))  # type: ignore[misc]
+            code = process.wait()
+        self._inbox.put(lambda: self._died(member, life, code))
+
+    def _listening(self, member: Member, life: int, told: Mapping[str, str]) -> None:
+        if life != member.life or member.process is None:
+            return
+        member.state = State.UP
+        member.address = told["address"]
+        member.metrics = told.get("metrics", "")
+        self._layout.remember(member.name, _port_of(member.address))
+        where = {"address": member.address}
+        if member.metrics:
+            self._layout.remember(metrics_name(member.name), _port_of(member.metrics))
+            where["metrics"] = member.metrics
+        self.emit("started", member=member.name, pid=_pid(member), **where)
+
+    def _died(self, member: Member, life: int, code: int) -> None:
+        if life != member.life:
+            return
+        pid = _pid(member)
+        member.process = None
+        member.state = State.STOPPED
+        if member.stopped is not None:
+            member.stopped.set_result(code)
+            member.stopped = None
+        if member.held or self.stopping.is_set():
+            return
+        self.emit("died", member=member.name, pid=pid, reason=_reason(code))
+        start_at_ms = member.policy.died(_now_ms())
+        if start_at_ms is None:
+            self._give_up(member, _reason(code))
+        else:
+            member.state = State.PAUSED
+            member.start_at_ms = start_at_ms
+
+    def _give_up(self, member: Member, reason: str) -> None:
+        member.state = State.FAILED
+        message = f"{member.name} keeps dying ({reason}); see {self._layout.log_file(member.name)}"
+        self.failed = ClusterFailed(message)
+        self.emit("failed", member=member.name, message=message)
+
+    def _kill(self, member: Member, restart: bool) -> Future[int]:
+        member.held = not restart
+        return self._signal(member, signal.SIGKILL)
+
+    def _drain(self, member: Member) -> Future[int]:
+        member.held = True
+        if member.state in (State.PAUSED, State.FAILED):
+            member.state = State.STOPPED
+        return self._signal(member, signal.SIGTERM)
+
+    def _signal(self, member: Member, number: signal.Signals) -> Future[int]:
+        if member.process is None:
+            done: Future[int] = Future()
+            done.set_result(0)
+            return done
+        if member.stopped is None:
+            member.stopped = Future()
+        member.process.send_signal(number)
+        return member.stopped
+
+    def _end(self) -> None:
+        raise _Ended
+
+
+class _Ended(Exception):
+    """The supervisor thread's work is done."""
+
+
+def metrics_name(member: str) -> str:
+    """Under which the layout remembers the port of a member's metrics."""
+    return f"metrics-{member}"
+
+
+def _port_of(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])
+
+
+def _listening_at(line: bytes) -> dict[str, str]:
+    """What a child tells of its addresses; empty: another line."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return {}
+    if isinstance(message, dict) and message.get("event") == "listening":
+        return {key: str(message[key]) for key in ("address", "metrics") if key in message}
+    return {}
+
+
+def _reason(code: int) -> str:
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def _pid(member: Member) -> int:
+    return member.process.pid if member.process is not None else 0
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,1 @@
+"""The admin clients, asyncio and blocking, and what their answers say."""

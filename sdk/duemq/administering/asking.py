@@ -1,0 +1,117 @@
+"""Questions to all brokers: each knows its own part only, so most answers are joined.
+
+A broker that is away is named, never left out in silence: in `Answers.missing`, or by the
+PartialAnswer that is raised where an answer has no place for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import grpc.aio
+
+from duemq.errors import DuemqError, Internal, MissingBroker, PartialAnswer, Unavailable
+from duemq.protocol.route import Broker
+from duemq.transport import retrying, status
+from duemq.transport.cluster_client import Client
+
+# For a broker that may be dead, where the others' answers are worth showing without it.
+SHOWN_WITHOUT_TIMEOUT_S = 3.0
+
+T = TypeVar("T")
+Method = Callable[[grpc.aio.Channel, float], Awaitable[T]]
+Absent = tuple[type[DuemqError], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers(Generic[T]):
+    """What brokers said.  Who refused with one of `absent` is in neither."""
+
+    by_broker: dict[str, T]
+    missing: tuple[MissingBroker, ...]
+
+
+class Asker:
+    """Asks brokers."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    @property
+    def timeout_s(self) -> float:
+        """Of a request."""
+        return self.client.settings.request_timeout_s
+
+    def brokers(self) -> Sequence[Broker]:
+        """The live brokers.  Raises Unavailable if there is none."""
+        brokers = self.client.routes.brokers
+        if not brokers:
+            raise Unavailable("the nameservers know no live broker")
+        return brokers
+
+    async def at(self, broker: str, method: Method[T], timeout_s: float | None = None) -> T:
+        """One broker's answer; asked again until `timeout_s`.  Raises DuemqErrors."""
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+
+        async def attempt(left_s: float) -> T:
+            address = self.client.broker(broker).address
+            return await status.answer(method(self.client.channel(address), left_s), address)
+
+        return await retrying.until(deadline, attempt)
+
+    async def each(
+        self,
+        method: Method[T],
+        absent: Absent = (),
+        timeout_s: float = SHOWN_WITHOUT_TIMEOUT_S,
+    ) -> Answers[T]:
+        """The answers of the brokers that are there, after `request_timeout_s` at most.
+
+        Raises what a broker refuses with, other than `absent`.
+        """
+        methods = {broker.name: method for broker in self.brokers()}
+        answers = await self.gather(methods, absent, min(timeout_s, self.timeout_s))
+        missing = sorted((*answers.missing, *self.client.missing), key=lambda each: each.name)
+        return Answers(answers.by_broker, tuple(missing))
+
+    async def gather(
+        self, methods: Mapping[str, Method[T]], absent: Absent, timeout_s: float
+    ) -> Answers[T]:
+        """As `each`, a method a broker."""
+        missing: list[MissingBroker] = []
+        answered: dict[str, T] = {}
+
+        async def ask(name: str) -> None:
+            try:
+                answered[name] = await self.at(name, methods[name], timeout_s)
+            except absent:
+                return
+            except (Unavailable, Internal) as error:
+                missing.append(MissingBroker(name, str(error)))
+
+        await asyncio.gather(*map(ask, methods))
+        return Answers(
+            {name: answered[name] for name in sorted(answered)},
+            tuple(sorted(missing, key=lambda each: each.name)),
+        )
+
+
+def refuse_missing(
+    missing: Sequence[MissingBroker], done: str = "", partial: object = None
+) -> None:
+    """Raises PartialAnswer if a broker is missing; `done`: what the others have done."""
+    if not missing:
+        return
+    names = ", ".join(each.name for each in missing)
+    text = f"no answer of {names}: {missing[0].error}"
+    raise PartialAnswer(
+        f"{text}; {done}" if done else text,
+        missing=missing,
+        partial=partial,
+        field="broker",
+        value=names,
+    )

@@ -1,0 +1,268 @@
+"""Dead letters of all brokers, by the time they died, and how they are sent again.
+
+What dies while this goes on is left for the next time: the ends of the queues are taken first.  So
+a letter that dies again at once is not sent again for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import math
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import NamedTuple
+
+from duemq.administering import finding
+from duemq.administering.asking import Asker, Method, refuse_missing
+from duemq.administering.groups import Groups
+from duemq.administering.resending import Letter, copy_of, target_of
+from duemq.errors import (
+    DuemqError,
+    Internal,
+    InvalidArgument,
+    MissingBroker,
+    TopicNotFound,
+    Unavailable,
+)
+from duemq.producing.producer import Producer
+from duemq.producing.receipt import AwaitableReceipt, Receipt
+from duemq.protocol.moments import Moment
+from duemq.protocol.names import dead_letter_topic
+from duemq.settings import ProducerSettings
+from duemq.v1 import admin_pb2, admin_pb2_grpc, message_admin_pb2, message_admin_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+PAGE_MESSAGES_MAX = 500
+PAGE_BYTES_MAX = 4 << 20
+# For the route of a topic that nobody seems to serve.
+ROUTE_TIMEOUT_S = 3.0
+
+Outcome = tuple[Letter, Receipt | DuemqError]
+
+
+class Selection(NamedTuple):
+    """Which dead letters of a group; None: no matter."""
+
+    group: str
+    message_id: str | None = None
+    key: str | None = None
+    since: Moment | None = None
+    until: Moment | None = None
+    limit: int | None = None
+    resent: bool | None = None
+
+    def request(self) -> message_admin_pb2.FindMessagesRequest:
+        """Raises InvalidArgument."""
+        if not self.group:
+            raise InvalidArgument("group: it is empty", field="group")
+        if self.limit is not None and self.limit < 1:
+            raise InvalidArgument(
+                f"limit: {self.limit} is not allowed: from 1",
+                field="limit",
+                value=self.limit,
+                limit=">= 1",
+            )
+        request = finding.request_of(
+            dead_letter_topic(self.group),
+            message_id=self.message_id,
+            key=self.key,
+            since=self.since,
+            until=self.until,
+        )
+        request.limit = min(self.limit or PAGE_MESSAGES_MAX, PAGE_MESSAGES_MAX)
+        return request
+
+
+class DeadLetters:
+    """What the admin client does about dead letters."""
+
+    def __init__(self, asker: Asker, groups: Groups) -> None:
+        self._asker = asker
+        self._groups = groups
+
+    async def pages(self, selection: Selection) -> AsyncGenerator[list[Letter], None]:
+        """By the time they died, in lists of a bounded size.
+
+        Raises InvalidArgument, GroupNotFound; after the last, Unavailable for brokers that did not
+        answer.
+        """
+        page: list[Letter] = []
+        size, left = 0, selection.limit or -1
+        away: Unavailable | None = None
+        async with aclosing(self._letters(selection)) as letters:
+            while left:
+                try:
+                    letter = await anext(letters, None)
+                except Unavailable as error:
+                    letter, away = None, error
+                if letter is None:
+                    break
+                page.append(letter)
+                size += len(letter.body)
+                left -= 1
+                if len(page) >= PAGE_MESSAGES_MAX or size >= PAGE_BYTES_MAX:
+                    yield page
+                    page, size = [], 0
+        if page:
+            yield page
+        if away is not None:
+            raise away
+
+    async def _letters(self, selection: Selection) -> AsyncGenerator[Letter, None]:
+        """Of all brokers, merged; Unavailable after the last."""
+        request = selection.request()
+        ends, missing = await self._ends(selection.group)
+        streams = [
+            self._at(broker, request, ends[broker], selection.resent, missing)
+            for broker in sorted(ends)
+        ]
+        try:
+            firsts = await asyncio.gather(*(anext(stream, None) for stream in streams))
+            heads = [
+                (letter.store_ms, number, letter)
+                for number, letter in enumerate(firsts)
+                if letter is not None
+            ]
+            heapq.heapify(heads)  # the number is unique among them: letters are not compared
+            while heads:
+                _, number, letter = heads[0]
+                yield letter
+                following = await anext(streams[number], None)
+                if following is None:
+                    heapq.heappop(heads)
+                else:
+                    heapq.heapreplace(heads, (following.store_ms, number, following))
+        finally:
+            for stream in streams:
+                await stream.aclose()
+        by_name = {each.name: each for each in missing}
+        # What the others have was handed out.
+        refuse_missing([by_name[name] for name in sorted(by_name)], partial=())
+
+    async def _ends(self, group: str) -> tuple[dict[str, dict[int, int]], list[MissingBroker]]:
+        """Broker → queue → offset past its last dead letter; and who does not answer."""
+        request = admin_pb2.DescribeTopicRequest(name=dead_letter_topic(group))
+        answers = await self._asker.each(
+            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DescribeTopic(
+                request, timeout=left_s
+            ),
+            (TopicNotFound,),
+        )
+        if not answers.by_broker and not answers.missing:
+            await self._groups.describe(group)  # GroupNotFound, if there is none
+        ends = {
+            broker: {queue.queue_id: queue.max_offset for queue in answer.queues}
+            for broker, answer in answers.by_broker.items()
+        }
+        return ends, list(answers.missing)
+
+    async def _at(
+        self,
+        broker: str,
+        request: message_admin_pb2.FindMessagesRequest,
+        ends: dict[int, int],
+        resent: bool | None,
+        missing: list[MissingBroker],
+    ) -> AsyncGenerator[Letter, None]:
+        """Of one broker, up to the ends; it joins `missing` if it stops to answer."""
+        found = finding.messages_at(self._asker, broker, request, math.inf)
+        try:
+            async with aclosing(found):
+                async for letter in found:
+                    known = letter.offset < ends.get(letter.queue, 0)
+                    if known and isinstance(letter, Letter) and resent in (None, letter.resent):
+                        yield letter
+        except TopicNotFound:
+            return  # deleted meanwhile
+        except (Unavailable, Internal) as error:
+            missing.append(MissingBroker(broker, str(error)))
+
+    async def resend(
+        self, selection: Selection, to_topic: str | None
+    ) -> AsyncGenerator[list[Outcome], None]:
+        """What became of them, page by page; raises as `pages`."""
+        client = self._asker.client
+        settings = ProducerSettings(create_topics=False, client=client.settings)
+        async with (
+            Producer(client.nameservers, settings=settings) as producer,
+            aclosing(self.pages(selection)) as pages,
+        ):
+            unserved: dict[str, DuemqError] = {}
+            async for page in pages:
+                pending = [
+                    await self._submit(producer, letter, to_topic, unserved) for letter in page
+                ]
+                outcomes = [
+                    (letter, await _outcome(each))
+                    for letter, each in zip(page, pending, strict=True)
+                ]
+                await self._mark(selection.group, outcomes)
+                yield outcomes
+
+    async def _mark(self, group: str, outcomes: list[Outcome]) -> None:
+        """Has the brokers note what was sent again.  Should they not, it is logged only."""
+        offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        for letter, outcome in outcomes:
+            if isinstance(outcome, Receipt):
+                offsets[letter.broker, letter.queue].append(letter.offset)
+        for (broker, queue), sent in offsets.items():
+            try:
+                await self._asker.at(broker, self._marking(group, queue, sent))
+            except DuemqError as error:
+                log.warning("%d dead letters are sent again and not marked: %s", len(sent), error)
+
+    @staticmethod
+    def _marking(
+        group: str, queue: int, offsets: list[int]
+    ) -> Method[message_admin_pb2.MarkResentResponse]:
+        request = message_admin_pb2.MarkResentRequest(group=group, queue_id=queue, offsets=offsets)
+        return lambda to, left_s: message_admin_pb2_grpc.MessageAdminStub(to).MarkResent(
+            request, timeout=left_s
+        )
+
+    async def _submit(
+        self,
+        producer: Producer,
+        letter: Letter,
+        to_topic: str | None,
+        unserved: dict[str, DuemqError],
+    ) -> AwaitableReceipt | DuemqError:
+        try:
+            topic = target_of(letter, to_topic)
+            if topic in unserved:
+                return unserved[topic]
+            if topic not in producer.targets:
+                await self._check_served(topic, unserved)
+            copy = copy_of(letter)
+            await producer.ready(topic)
+            return producer.submit(
+                topic,
+                copy.body,
+                key=copy.key,
+                tag=copy.tag,
+                ordering_key=copy.ordering_key,
+                properties=copy.properties,
+            )
+        except DuemqError as error:
+            return error
+
+    async def _check_served(self, topic: str, unserved: dict[str, DuemqError]) -> None:
+        """Raises TopicNotFound, and remembers it: each letter would wait for it anew."""
+        try:
+            await self._asker.client.topic_route(topic, timeout_s=ROUTE_TIMEOUT_S)
+        except TopicNotFound as error:
+            unserved[topic] = error
+            raise
+
+
+async def _outcome(pending: AwaitableReceipt | DuemqError) -> Receipt | DuemqError:
+    if isinstance(pending, DuemqError):
+        return pending
+    try:
+        return await pending
+    except DuemqError as error:
+        return error

@@ -1,0 +1,98 @@
+"""Giving up a broker or timer service that is gone for good: said to every nameserver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+
+from duemq.descriptions import Forgotten, ForgottenTopic, NameserverDescription
+from duemq.errors import DuemqError, InstanceNotFound, InvalidArgument, Unavailable
+from duemq.protocol.route import RouteCache
+from duemq.transport import status
+from duemq.transport.cluster_client import Client
+from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+
+# Of each nameserver.
+TIMEOUT_S = 2.0
+
+_Answers = dict[str, nameserver_pb2.ForgetResponse]
+
+
+class Forgetting:
+    """What the admin client asks of nameservers about who is lost."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def forget(self, name: str, *, timer: bool, dry_run: bool) -> Forgotten:
+        """See Admin.forget."""
+        # All are asked first: while one of them hears it, none forgets it.
+        answers, failed = await self._ask(name, timer=timer, dry_run=True)
+        if not dry_run:
+            answers, failed = await self._ask(name, timer=timer, dry_run=False)
+            with suppress(Unavailable):  # it is done, whenever this client hears of it
+                await self._client.wait_for(
+                    lambda routes: name not in _lost(routes, timer=timer), TIMEOUT_S
+                )
+        newest = max(answers.values(), key=lambda each: (each.topics_known, each.lost_ms))
+        return Forgotten(
+            name,
+            timer,
+            newest.address,
+            newest.lost_ms,
+            newest.stopped,
+            self._topics(newest),
+            tuple(NameserverDescription(at, str(failed[at])) for at in sorted(failed)),
+        )
+
+    def _topics(self, answer: nameserver_pb2.ForgetResponse) -> tuple[ForgottenTopic, ...] | None:
+        if not answer.topics_known:
+            return None
+        return tuple(
+            ForgottenTopic(
+                each.topic, each.queues, elsewhere=self._client.routes.route(each.topic) is not None
+            )
+            for each in answer.topics
+        )
+
+    async def _ask(
+        self, name: str, *, timer: bool, dry_run: bool
+    ) -> tuple[_Answers, Mapping[str, DuemqError]]:
+        """The answers, at least one, by nameserver; and who could not answer."""
+        request = nameserver_pb2.ForgetRequest(dry_run=dry_run)
+        if timer:
+            request.timer = name
+        else:
+            request.broker = name
+        answers: _Answers = {}
+        failed: dict[str, DuemqError] = {}
+        unknown: list[InstanceNotFound] = []
+
+        async def ask(address: str) -> None:
+            stub = nameserver_pb2_grpc.NameserverStub(self._client.channel(address))
+            try:
+                answers[address] = await status.answer(
+                    stub.Forget(request, timeout=TIMEOUT_S), address
+                )
+            except InvalidArgument:
+                raise
+            except InstanceNotFound as error:
+                unknown.append(error)
+            except DuemqError as error:
+                failed[address] = error
+
+        await asyncio.gather(*map(ask, self._client.nameservers))
+        if answers:
+            return answers, failed
+        if failed:
+            told = "; ".join(str(failed[at]) for at in sorted(failed))
+            others = f"; the others remember no {name!r} that is lost" if unknown else ""
+            raise Unavailable(f"no answer of {', '.join(sorted(failed))}: {told}{others}")
+        raise unknown[0]
+
+
+def _lost(routes: RouteCache, *, timer: bool) -> set[str]:
+    if timer:
+        return {each.timer.name for each in routes.lost_timers}
+    return {each.broker.name for each in routes.lost_brokers}

@@ -1,0 +1,464 @@
+"""Consumer groups, asked of all brokers: who is in them, how far they are, where they go on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import cast
+
+from duemq.administering.asking import (
+    SHOWN_WITHOUT_TIMEOUT_S,
+    Absent,
+    Answers,
+    Asker,
+    Method,
+    refuse_missing,
+)
+from duemq.descriptions import (
+    GroupDescription,
+    GroupSummary,
+    MemberDescription,
+    OffsetChange,
+    Progress,
+)
+from duemq.errors import (
+    GroupNotFound,
+    InvalidArgument,
+    MissingBroker,
+    PartialAnswer,
+    TopicNotFound,
+)
+from duemq.protocol import moments
+from duemq.protocol.moments import Moment
+from duemq.protocol.retry_policy import ExponentialDelays, RetryPolicy
+from duemq.transport import status
+from duemq.v1 import group_admin_pb2, group_admin_pb2_grpc, group_pb2, group_pb2_grpc
+
+QUEUES_MAX = 1_024  # of a topic on one broker
+# Groups whose lag is asked for side by side.
+LAGS_AT_ONCE = 16
+
+Place = tuple[str, str, int]
+# Broker, dry run → the call.
+_MethodOf = Callable[[str, bool], Method["group_admin_pb2.ResetOffsetsResponse"]]
+
+
+class Groups:
+    """What the admin client does about groups."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+
+    async def all(self, *, lag: bool = False) -> list[GroupSummary]:
+        """All groups; see Admin.groups."""
+        answers = await self._asker.each(
+            lambda to, left_s: group_pb2_grpc.GroupCoordinatorStub(to).ListGroups(
+                group_pb2.ListGroupsRequest(), timeout=left_s
+            )
+        )
+        found: dict[str, GroupSummary] = {}
+        for broker, answer in answers.by_broker.items():
+            for group in answer.groups:
+                if group.coordinator or group.group not in found:
+                    found[group.group] = GroupSummary(
+                        group.group,
+                        group.members,
+                        group.generation,
+                        broker if group.coordinator else None,
+                    )
+        groups = [found[name] for name in sorted(found)]
+        missing = {each.name: each for each in answers.missing}
+        if lag:
+            groups = await self._with_lags(groups, missing)
+        refuse_missing([missing[name] for name in sorted(missing)], partial=groups)
+        return groups
+
+    async def _with_lags(
+        self, groups: list[GroupSummary], missing: dict[str, MissingBroker]
+    ) -> list[GroupSummary]:
+        """With how far each is behind; who does not answer joins `missing`."""
+        free = asyncio.Semaphore(LAGS_AT_ONCE)
+
+        async def with_lag(group: GroupSummary) -> GroupSummary:
+            async with free:
+                progress = await self._progress_of(group.name, SHOWN_WITHOUT_TIMEOUT_S)
+            missing.update((each.name, each) for each in progress.missing)
+            queues = [q for answer in progress.by_broker.values() for q in answer.queues]
+            return replace(
+                group,
+                lag=sum(queue.lag for queue in queues),
+                lag_ms=max((queue.lag_ms for queue in queues), default=0),
+            )
+
+        return list(await asyncio.gather(*map(with_lag, groups)))
+
+    async def _progress_of(
+        self, name: str, timeout_s: float
+    ) -> Answers[group_admin_pb2.GroupProgress]:
+        request = group_admin_pb2.DescribeProgressRequest(group=name)
+        return await self._asker.each(
+            lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).DescribeProgress(
+                request, timeout=left_s
+            ),
+            (GroupNotFound,),
+            timeout_s,
+        )
+
+    async def describe(
+        self, name: str, timeout_s: float = SHOWN_WITHOUT_TIMEOUT_S
+    ) -> GroupDescription:
+        """One group; see Admin.describe_group."""
+        view_of = group_pb2.DescribeGroupRequest(group=name)
+        views, progress = await asyncio.gather(
+            self._asker.each(
+                lambda to, left_s: group_pb2_grpc.GroupCoordinatorStub(to).DescribeGroup(
+                    view_of, timeout=left_s
+                ),
+                (GroupNotFound,),
+                timeout_s,
+            ),
+            self._progress_of(name, timeout_s),
+        )
+        missing = {each.name: each for each in (*views.missing, *progress.missing)}
+        if not views.by_broker and not progress.by_broker:
+            refuse_missing(list(missing.values()), f"the others know no group {name!r}")
+            raise _unknown(name)
+        there = {broker.name for broker in self._asker.brokers()} - missing.keys()
+        return _described(name, views.by_broker, progress.by_broker, there, list(missing.values()))
+
+    async def put(self, name: str, policy: RetryPolicy) -> RetryPolicy:
+        """Makes a group or changes it at every broker; see Admin.put_group."""
+        request = group_admin_pb2.PutGroupRequest(group=_config_of(name, policy))
+        answers = await self._asker.each(
+            lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).PutGroup(
+                request, timeout=left_s
+            ),
+            timeout_s=self._asker.timeout_s,
+        )
+        refuse_missing(answers.missing, _done(answers.by_broker, "have the settings"))
+        return _policy_of(next(iter(answers.by_broker.values())).retry)
+
+    async def delete(self, name: str) -> None:
+        """Forgets a group at every broker; see Admin.delete_group."""
+        found = await self.describe(name, self._asker.timeout_s)
+        refuse_missing(found.missing, "nothing was deleted")
+        if found.members:
+            raise InvalidArgument(
+                f"group {name!r} has {len(found.members)} members: close them first",
+                field="group",
+                value=name,
+                limit="a group without members",
+            )
+        request = group_admin_pb2.DeleteGroupRequest(group=name)
+        answers = await self._asker.each(
+            lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).DeleteGroup(
+                request, timeout=left_s
+            ),
+            (GroupNotFound,),  # also when it was deleted and the answer was lost
+            self._asker.timeout_s,
+        )
+        refuse_missing(answers.missing, _done(answers.by_broker, "have deleted the group"))
+
+    # ── offsets ──────────────────────────────────────────────────────────────────────
+
+    async def reset(
+        self,
+        group: str,
+        topic: str,
+        to: Moment | None,
+        offset: int | None,
+        queues: Iterable[tuple[str, int]] | None,
+        dry_run: bool,
+    ) -> list[OffsetChange]:
+        """Moves a group's offsets; see Admin.reset_offsets."""
+        request = _reset_of(group, topic, to, offset)
+        wanted = _by_broker(queues)
+        away = [
+            each
+            for each in await self._check_known(group, dry_run=dry_run, needed=wanted)
+            if not wanted or each.name in wanted
+        ]
+        silent = {each.name for each in away}
+        live = [broker.name for broker in self._asker.brokers()]
+        brokers = [broker for broker in wanted or live if broker not in silent]
+
+        def method(broker: str, dry: bool) -> Method[group_admin_pb2.ResetOffsetsResponse]:
+            made = group_admin_pb2.ResetOffsetsRequest()
+            made.CopyFrom(request)
+            made.dry_run = dry
+            made.queue_ids.extend(wanted.get(broker, ()))
+            return lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).ResetOffsets(
+                made, timeout=left_s
+            )
+
+        return await self._move(brokers, method, (TopicNotFound,), dry_run, topic, away)
+
+    async def skip(self, group: str, topic: str | None, dry_run: bool) -> list[OffsetChange]:
+        """Moves a group to the end; see Admin.skip_backlog."""
+        if topic is not None:
+            return await self.reset(group, topic, "latest", None, None, dry_run)
+        found = await self.describe(group, self._asker.timeout_s)
+        if not dry_run:
+            refuse_missing(found.missing, "nothing was changed")
+        changes: list[OffsetChange] = []
+        for each in sorted({each.topic for each in found.progress if "%" not in each.topic}):
+            try:
+                changes += await self.reset(group, each, "latest", None, None, dry_run)
+            except PartialAnswer as error:
+                if error.partial is None:
+                    raise
+                changes += cast(list[OffsetChange], error.partial)
+        refuse_missing(found.missing, partial=changes)
+        return changes
+
+    async def clone(
+        self, group: str, to_group: str, topic: str | None, dry_run: bool
+    ) -> list[OffsetChange]:
+        """Gives a group the offsets of another; see Admin.clone_offsets."""
+        _check_topic(topic)
+        away = await self._check_known(group, dry_run=dry_run)
+        silent = {each.name for each in away}
+        brokers = [each.name for each in self._asker.brokers() if each.name not in silent]
+
+        def method(_: str, dry: bool) -> Method[group_admin_pb2.ResetOffsetsResponse]:
+            request = group_admin_pb2.CloneOffsetsRequest(
+                group=group, to_group=to_group, topic=topic or "", dry_run=dry
+            )
+            return lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).CloneOffsets(
+                request, timeout=left_s
+            )
+
+        # A broker may have no offset of the group, or nothing of the topic.
+        return await self._move(
+            brokers, method, (GroupNotFound, TopicNotFound), dry_run, topic, away
+        )
+
+    async def _move(
+        self,
+        brokers: Sequence[str],
+        method: _MethodOf,
+        absent: Absent,
+        dry_run: bool,
+        topic: str | None,
+        away: Sequence[MissingBroker],
+    ) -> list[OffsetChange]:
+        """A dry run at every broker; then, if all can and `dry_run` is off, the real one.
+
+        `away`: what a dry run lacks.
+        """
+        planned = await self._ask_to_move(brokers, method, absent, True)
+        missing = (*away, *planned.missing)
+        if topic and not planned.by_broker:
+            refuse_missing(missing, f"the others know no topic {topic!r}")
+            raise TopicNotFound(f"no topic {topic!r}", field="topic", value=topic)
+        changes = _changes_of(planned.by_broker)
+        refuse_missing(missing, "nothing was changed", changes if dry_run else None)
+        if dry_run or not changes:
+            return changes
+        done = await self._ask_to_move(list(planned.by_broker), method, (), False)
+        refuse_missing(done.missing, _done(done.by_broker, "have changed theirs"))
+        return _changes_of(done.by_broker)
+
+    async def _ask_to_move(
+        self, brokers: Sequence[str], method: _MethodOf, absent: Absent, dry_run: bool
+    ) -> Answers[group_admin_pb2.ResetOffsetsResponse]:
+        methods = {broker: method(broker, dry_run) for broker in brokers}
+        return await self._asker.gather(methods, absent, self._asker.timeout_s)
+
+    async def _check_known(
+        self, group: str, *, dry_run: bool, needed: Iterable[str] = ()
+    ) -> tuple[MissingBroker, ...]:
+        """The brokers that are away.  Raises GroupNotFound.
+
+        Raises PartialAnswer, unless it is a dry run, for those that are `needed`, or for any.
+        """
+        found = await self.describe(group, self._asker.timeout_s)
+        if not dry_run:
+            lacking = [each for each in found.missing if not needed or each.name in needed]
+            refuse_missing(lacking, "nothing was changed")
+        return found.missing
+
+
+def _unknown(name: str) -> GroupNotFound:
+    return GroupNotFound(f"no group {name!r}", field="name", value=name)
+
+
+def _done(by_broker: Iterable[str], what: str) -> str:
+    names = ", ".join(by_broker)
+    return f"{names} {what}; call again when all are there" if names else "nothing was changed"
+
+
+def _by_broker(queues: Iterable[tuple[str, int]] | None) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for broker, queue in queues or ():
+        if not 0 <= queue < QUEUES_MAX:
+            raise InvalidArgument(
+                f"queues: {queue} is no queue", field="queues", value=queue, limit=QUEUES_MAX - 1
+            )
+        found.setdefault(broker, []).append(queue)
+    if queues is not None and not found:
+        raise InvalidArgument(
+            "queues: none is named", field="queues", limit="(broker, queue) pairs, or None for all"
+        )
+    return found
+
+
+def _check_topic(topic: str | None) -> None:
+    """Raises InvalidArgument for an empty name, which on the wire is all topics."""
+    if topic == "":
+        raise InvalidArgument("topic: it is empty", field="topic", limit="a topic's name")
+
+
+def _reset_of(
+    group: str, topic: str, to: Moment | None, offset: int | None
+) -> group_admin_pb2.ResetOffsetsRequest:
+    """Raises InvalidArgument."""
+    _check_topic(topic)
+    if (to is None) == (offset is None):
+        raise InvalidArgument(
+            "to: either to (earliest, latest, a time) or offset says where to",
+            field="to",
+            value=to,
+            limit="one of the two",
+        )
+    request = group_admin_pb2.ResetOffsetsRequest(group=group, topic=topic)
+    if offset is not None:
+        if not 0 <= offset < 1 << 63:
+            raise InvalidArgument(
+                f"offset: {offset} is no offset", field="offset", value=offset, limit="0 and more"
+            )
+        request.offset = offset
+    elif to == "earliest":
+        request.earliest = True
+    elif to == "latest":
+        request.latest = True
+    elif to is not None:
+        request.at_ms = moments.epoch_ms(to, time.time_ns() // 1_000_000, "to")
+    return request
+
+
+def _changes_of(
+    answers: Mapping[str, group_admin_pb2.ResetOffsetsResponse],
+) -> list[OffsetChange]:
+    """Raises the first refusal of a queue."""
+    changes: list[OffsetChange] = []
+    for broker, answer in answers.items():
+        for change in answer.changes:
+            if change.HasField("error"):
+                error = status.from_proto(change.error)
+                raise type(error)(
+                    f"{broker}: {error.message}; nothing was changed",
+                    field=error.field,
+                    value=error.value,
+                    limit=error.limit,
+                )
+            changes.append(
+                OffsetChange(
+                    change.topic,
+                    broker,
+                    change.queue_id,
+                    None if change.before < 0 else change.before,
+                    change.after,
+                    change.min_offset,
+                    change.max_offset,
+                )
+            )
+    return sorted(changes, key=lambda each: (each.topic, each.broker, each.queue))
+
+
+def _described(
+    name: str,
+    views: Mapping[str, group_pb2.GroupDescription],
+    progress: Mapping[str, group_admin_pb2.GroupProgress],
+    there: Set[str],
+    missing: Iterable[MissingBroker],
+) -> GroupDescription:
+    """`there`: the brokers that have answered, also those that do not know the group."""
+    coordinator = next((broker for broker, view in views.items() if view.coordinator), None)
+    view = views[coordinator] if coordinator else group_pb2.GroupDescription(group=name)
+    owners = {
+        (queue.topic, queue.broker, queue.queue_id): member.member_id
+        for member in view.members
+        for queue in member.queues
+    }
+    queues = [
+        _progress(broker, queue, owners)
+        for broker, answer in progress.items()
+        for queue in answer.queues
+    ]
+    put = {broker: answer.config for broker, answer in progress.items() if answer.put}
+    configs = [*put.values(), *(answer.config for answer in progress.values())]
+    return GroupDescription(
+        name,
+        coordinator,
+        view.generation,
+        view.strategy,
+        tuple(map(_member, view.members)),
+        tuple(sorted(queues, key=lambda each: (each.topic, each.broker, each.queue))),
+        retry=_policy_of(configs[0].retry) if configs else None,
+        without_settings=tuple(sorted(there - put.keys())) if put else (),
+        sent_back=sum(answer.sent_back for answer in progress.values()),
+        dead_letters=sum(answer.dead_letters for answer in progress.values()),
+        dead_letters_kept=sum(answer.dlq_messages for answer in progress.values()),
+        retries_waiting=sum(answer.retries_waiting for answer in progress.values()),
+        missing=tuple(sorted(missing, key=lambda each: each.name)),
+    )
+
+
+def _member(member: group_pb2.MemberDescription) -> MemberDescription:
+    return MemberDescription(
+        member.member_id,
+        member.client,
+        {each.topic: each.filter for each in member.subscriptions},
+        tuple(sorted((queue.topic, queue.broker, queue.queue_id) for queue in member.queues)),
+        member.last_heartbeat_ms,
+        member.session_timeout_ms,
+        member.incarnation,
+    )
+
+
+def _progress(
+    broker: str, queue: group_admin_pb2.QueueProgress, owners: Mapping[Place, str]
+) -> Progress:
+    return Progress(
+        queue.topic,
+        broker,
+        queue.queue_id,
+        owners.get((queue.topic, broker, queue.queue_id)),
+        queue.offset,
+        queue.min_offset,
+        queue.max_offset,
+        generation=queue.generation,
+        lag_ms=queue.lag_ms,
+        in_flight=max(0, queue.pulled_offset - queue.offset - queue.settled),
+        settled=queue.settled,
+        consumed_per_s=queue.consumed_per_s,
+        last_commit_ms=queue.last_commit_ms or None,
+        lag=queue.lag,
+    )
+
+
+def _config_of(name: str, policy: RetryPolicy) -> group_admin_pb2.GroupConfig:
+    config = group_admin_pb2.GroupConfig(group=name)
+    if policy.retries_max is not None:
+        config.retry.retries_max = policy.retries_max
+    config.retry.delays_ms.extend(policy.delays_ms)
+    if policy.exponential is not None:
+        config.retry.exponential.initial_ms = policy.exponential.initial_ms
+        config.retry.exponential.multiplier = policy.exponential.multiplier
+        config.retry.exponential.max_ms = policy.exponential.max_ms
+    return config
+
+
+def _policy_of(policy: group_admin_pb2.RetryPolicy) -> RetryPolicy:
+    exponential = None
+    if policy.HasField("exponential"):
+        told = policy.exponential
+        exponential = ExponentialDelays(told.initial_ms, told.multiplier, told.max_ms)
+    return RetryPolicy(
+        policy.retries_max if policy.HasField("retries_max") else None,
+        tuple(policy.delays_ms),
+        exponential,
+    )

@@ -1,0 +1,299 @@
+"""Messages looked up, and their lives, asked of all brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from duemq.administering import finding
+from duemq.administering.asking import Asker
+from duemq.descriptions import (
+    DeliveryState,
+    FoundMessages,
+    GroupDelivery,
+    MessageTrace,
+    StoredMessage,
+)
+from duemq.errors import (
+    InvalidArgument,
+    MissingBroker,
+    OffsetOutOfRange,
+    QueueNotFound,
+    TopicNotFound,
+)
+from duemq.message import Message
+from duemq.protocol import moments
+from duemq.protocol.moments import Moment
+from duemq.v1 import admin_pb2, admin_pb2_grpc, message_admin_pb2, message_admin_pb2_grpc
+
+LIMIT_MAX = 10_000
+# Of messages with one id: a producer that sends itself twice, not one that the SDK repeats.
+STORED_MAX = 10
+COPIES_MAX = 1_000
+TIMER_TOPIC = "%TIMER%"
+RETRY_PREFIX = "%RETRY%"
+COPY_PREFIXES = (RETRY_PREFIX, "%DLQ%")
+
+
+class Messages:
+    """What the admin client does about messages."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+
+    async def find(
+        self,
+        topic: str,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        broker: str | None = None,
+        queue: int | None = None,
+        offset: int | None = None,
+        limit: int = 64,
+        timeout_s: float = finding.LOOKUP_TIMEOUT_S,
+    ) -> FoundMessages:
+        """See Admin.find_messages."""
+        if not 1 <= limit <= LIMIT_MAX:
+            raise InvalidArgument(
+                f"limit: {limit} is not allowed: 1 to {LIMIT_MAX}",
+                field="limit",
+                value=limit,
+                limit=LIMIT_MAX,
+            )
+        request = finding.request_of(
+            topic, message_id=message_id, key=key, since=since, until=until
+        )
+        _place(request, queue, offset)
+        found = await self._find(request, limit, broker, timeout_s)
+        return FoundMessages(tuple(found.messages), found.more, tuple(found.missing))
+
+    async def _find(
+        self,
+        request: message_admin_pb2.FindMessagesRequest,
+        limit: int,
+        broker: str | None,
+        timeout_s: float,
+    ) -> finding.Found:
+        brokers = None if broker is None else [broker]
+        found = await finding.find(
+            self._asker, request, limit, brokers=brokers, timeout_s=timeout_s
+        )
+        if not found.served and not found.missing:
+            if request.HasField("queue_id"):
+                queue = request.queue_id
+                raise QueueNotFound(
+                    f"no queue {queue} of topic {request.topic!r}", field="queue", value=queue
+                )
+            raise TopicNotFound(f"no topic {request.topic!r}", field="topic", value=request.topic)
+        return found
+
+    async def trace(
+        self,
+        topic: str,
+        message_id: str,
+        since: Moment | None,
+        timeout_s: float = finding.LOOKUP_TIMEOUT_S,
+    ) -> MessageTrace:
+        """See Admin.describe_message."""
+        if not message_id:
+            raise InvalidArgument("message_id: it is empty", field="message_id")
+        now_ms = time.time_ns() // 1_000_000
+        from_ms = 0 if since is None else moments.epoch_ms(since, now_ms, "since")
+        missing: list[MissingBroker] = []
+        stored = await self._by_id(topic, message_id, from_ms, STORED_MAX, timeout_s, missing)
+        described = await asyncio.gather(
+            *(self._deliveries(message, missing) for message in stored)
+        )
+        groups = {each.group for one in described for each in one.groups}
+        if stored:
+            from_ms = min(message.store_ms for message in stored)
+        copies, returning = await self._copies(
+            message_id, from_ms, groups if stored else None, timeout_s, missing
+        )
+        delayed = [message for message in stored if message.due_ms]
+        if delayed and since is None:
+            # It was accepted after it was made, by clocks that may differ.
+            from_ms = max(0, min(each.born_ms for each in delayed) - finding.CLOCKS_APART_MS_MAX)
+        elif delayed and since is not None:
+            from_ms = moments.epoch_ms(since, now_ms, "since")
+        timed: list[Message] = []
+        # What is not delayed is there only between a failure and its retry.
+        if delayed or not stored or returning:
+            brokers = None if delayed or not stored else returning
+            timed = await self._by_id(
+                TIMER_TOPIC, message_id, from_ms, COPIES_MAX, timeout_s, missing, brokers
+            )
+        copies.sort(key=lambda each: each.store_ms)
+        waiting = _waiting(timed, copies)
+        by_name = {each.name: each for each in missing}
+        return MessageTrace(
+            message_id,
+            tuple(_with_failures(one, [*copies, *waiting]) for one in described),
+            tuple(copies),
+            tuple(each for each in timed if each.retry is None),
+            tuple(by_name[name] for name in sorted(by_name)),
+            tuple(waiting),
+        )
+
+    async def _by_id(
+        self,
+        topic: str,
+        message_id: str,
+        from_ms: int,
+        limit: int,
+        timeout_s: float,
+        missing: list[MissingBroker],
+        brokers: list[str] | None = None,
+    ) -> list[Message]:
+        """None where nobody serves the topic (any more)."""
+        request = message_admin_pb2.FindMessagesRequest(
+            topic=topic, message_id=message_id, from_ms=from_ms
+        )
+        found = await finding.find(
+            self._asker, request, limit, brokers=brokers, timeout_s=timeout_s
+        )
+        missing += found.missing
+        return found.messages
+
+    async def _deliveries(self, message: Message, missing: list[MissingBroker]) -> StoredMessage:
+        request = message_admin_pb2.DescribeDeliveryRequest(
+            topic=message.stored_topic, queue_id=message.queue, offset=message.offset
+        )
+        answers = await self._asker.gather(
+            {
+                message.broker: lambda to, left_s: message_admin_pb2_grpc.MessageAdminStub(
+                    to
+                ).DescribeDelivery(request, timeout=left_s)
+            },
+            (OffsetOutOfRange, TopicNotFound),  # retention or a delete was faster
+            self._asker.timeout_s,
+        )
+        missing += answers.missing
+        return StoredMessage(
+            message,
+            tuple(
+                GroupDelivery(each.group, _STATES[each.state], each.offset)
+                for answer in answers.by_broker.values()
+                for each in answer.groups
+            ),
+        )
+
+    async def _copies(
+        self,
+        message_id: str,
+        from_ms: int,
+        groups: set[str] | None,
+        timeout_s: float,
+        missing: list[MissingBroker],
+    ) -> tuple[list[Message], list[str]]:
+        """What groups sent back, and the brokers where more may wait for its time.
+
+        `groups`: those that may have sent it back, None: any.
+        """
+        request = admin_pb2.ListTopicsRequest(system=True)
+        answers = await self._asker.each(
+            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).ListTopics(
+                request, timeout=left_s
+            )
+        )
+        missing += answers.missing
+        served: defaultdict[str, list[str]] = defaultdict(list)
+        for broker, answer in answers.by_broker.items():
+            for config in answer.topics:
+                if _may_hold_copies(config.name, groups):
+                    served[config.name].append(broker)
+        copies: list[Message] = []
+        for topic, brokers in sorted(served.items()):
+            found = await finding.find(
+                self._asker,
+                message_admin_pb2.FindMessagesRequest(
+                    topic=topic, message_id=message_id, from_ms=from_ms
+                ),
+                COPIES_MAX,
+                brokers=brokers,
+                timeout_s=timeout_s,
+            )
+            missing += found.missing
+            copies += found.messages
+        returning = {
+            broker
+            for topic, brokers in served.items()
+            if topic.startswith(RETRY_PREFIX)  # made when a message is sent back the first time
+            for broker in brokers
+        }
+        return copies, sorted(returning)
+
+
+_STATES = {
+    message_admin_pb2.WAITING: DeliveryState.WAITING,
+    message_admin_pb2.IN_FLIGHT: DeliveryState.IN_FLIGHT,
+    message_admin_pb2.CONSUMED: DeliveryState.CONSUMED,
+    message_admin_pb2.SENT_BACK: DeliveryState.SENT_BACK,
+}
+
+
+def _waiting(timed: Iterable[Message], copies: Iterable[Message]) -> list[Message]:
+    """Of what was sent back into %TIMER%, what did not come out into a %RETRY% topic yet."""
+    fired = Counter(
+        (copy.retry.group, copy.deliveries)
+        for copy in copies
+        if copy.retry is not None and copy.stored_topic.startswith(RETRY_PREFIX)
+    )
+    waiting = []
+    for each in timed:
+        if each.retry is None:
+            continue
+        delivery = (each.retry.group, each.deliveries)
+        if fired[delivery]:
+            fired[delivery] -= 1
+        else:
+            waiting.append(each)
+    return waiting
+
+
+def _with_failures(one: StoredMessage, copies: Iterable[Message]) -> StoredMessage:
+    """A group's commit passes what it has sent back, which is not consumed for that."""
+    message = one.message
+    place = (message.topic, message.broker, message.queue, message.offset)
+    failed = {copy.retry.group for copy in copies if copy.retry and copy.retry[:4] == place}
+    groups = (
+        replace(each, state=DeliveryState.SENT_BACK)
+        if each.state is DeliveryState.CONSUMED and each.group in failed
+        else each
+        for each in one.groups
+    )
+    return StoredMessage(message, tuple(groups))
+
+
+def _may_hold_copies(topic: str, groups: Iterable[str] | None) -> bool:
+    if groups is None:
+        return topic.startswith(COPY_PREFIXES)
+    return any(topic == prefix + group for group in groups for prefix in COPY_PREFIXES)
+
+
+def _place(
+    request: message_admin_pb2.FindMessagesRequest, queue: int | None, offset: int | None
+) -> None:
+    """Raises InvalidArgument."""
+    for name, value, past in (("queue", queue, 1 << 31), ("offset", offset, 1 << 63)):
+        if value is not None and not 0 <= value < past:
+            raise InvalidArgument(
+                f"{name}: {value} is not allowed: 0 and more",
+                field=name,
+                value=value,
+                limit=past - 1,
+            )
+    if queue is not None:
+        request.queue_id = queue
+    if offset is not None:
+        if queue is None:
+            raise InvalidArgument(
+                "offset: it is that of a queue: say which", field="offset", value=offset
+            )
+        request.offset = offset

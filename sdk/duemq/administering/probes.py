@@ -1,0 +1,142 @@
+"""What runs in the cluster, asked of each process by itself.  Who does not answer is listed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+import grpc.aio
+
+from duemq.administering.asking import Asker
+from duemq.administering.timer_shards import TimerShards
+from duemq.descriptions import (
+    BrokerDescription,
+    ClusterDescription,
+    NameserverDescription,
+    StuckTimers,
+    TimerStats,
+)
+from duemq.errors import DuemqError
+from duemq.protocol.route import Broker, TimerShard
+from duemq.transport import status
+from duemq.transport.cluster_client import Client
+from duemq.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    nameserver_pb2,
+    nameserver_pb2_grpc,
+    timer_pb2,
+    timer_pb2_grpc,
+)
+
+# To a server that may be dead, where the others' answers are worth showing without it.
+TIMEOUT_S = 2.0
+
+T = TypeVar("T")
+
+
+class Probes:
+    """What the admin client asks of nameservers, brokers and timer shards."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def cluster(self) -> ClusterDescription:
+        """See Admin.cluster."""
+        nameservers, brokers, shards = await asyncio.gather(
+            asyncio.gather(*map(self._nameserver, self._client.nameservers)),
+            asyncio.gather(*map(self._broker, self._client.routes.brokers)),
+            self.timer_stats(),
+        )
+        found = (*brokers, *self._lost_brokers())
+        return ClusterDescription(
+            tuple(nameservers), tuple(sorted(found, key=lambda each: each.name)), tuple(shards)
+        )
+
+    def _lost_brokers(self) -> Iterator[BrokerDescription]:
+        why = {each.name: each.error for each in self._client.missing}
+        for lost in self._client.routes.lost_brokers:
+            broker = lost.broker
+            yield BrokerDescription(
+                broker.name,
+                broker.address,
+                why[broker.name],
+                store_id=broker.store_id,
+                lost_ms=lost.since_ms,
+            )
+
+    async def timer_stats(self) -> list[TimerStats]:
+        """See Admin.timer_stats."""
+        alive = self._client.routes.timers
+        found = list(await asyncio.gather(*map(self._timer, alive)))
+        found += await TimerShards(Asker(self._client)).missing(alive)
+        return sorted(found, key=lambda timer: timer.shard)
+
+    async def _probe(self, address: str, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
+        return await status.answer(call(self._client.channel(address)), address)
+
+    async def _nameserver(self, address: str) -> NameserverDescription:
+        try:
+            await self._probe(
+                address,
+                lambda to: nameserver_pb2_grpc.NameserverStub(to).GetCluster(
+                    nameserver_pb2.GetClusterRequest(), timeout=TIMEOUT_S
+                ),
+            )
+        except DuemqError as error:
+            return NameserverDescription(address, str(error))
+        return NameserverDescription(address, None)
+
+    async def _broker(self, broker: Broker) -> BrokerDescription:
+        try:
+            found = await self._probe(
+                broker.address,
+                lambda to: admin_pb2_grpc.BrokerAdminStub(to).DescribeBroker(
+                    admin_pb2.DescribeBrokerRequest(), timeout=TIMEOUT_S
+                ),
+            )
+        except DuemqError as error:
+            return BrokerDescription(broker.name, broker.address, str(error))
+        return BrokerDescription(
+            broker.name,
+            broker.address,
+            None,
+            version=found.version,
+            started_ms=found.started_ms,
+            store_id=found.store_id,
+            read_only=found.read_only,
+            log_start_position=found.log_start_position,
+            log_durable_position=found.log_durable_position,
+            checkpoint_position=found.checkpoint_position,
+            delay_levels_ms=tuple(found.delay_levels_ms),
+        )
+
+    async def _timer(self, timer: TimerShard) -> TimerStats:
+        where = (timer.name, timer.address, timer.shard, timer.shards)
+        try:
+            found = await self._probe(
+                timer.address,
+                lambda to: timer_pb2_grpc.TimerStub(to).GetStats(
+                    timer_pb2.GetStatsRequest(), timeout=TIMEOUT_S
+                ),
+            )
+        except DuemqError as error:
+            return TimerStats(*where, str(error))
+        return TimerStats(
+            *where,
+            None,
+            accepted=found.accepted,
+            pending=found.pending,
+            fired=found.fired,
+            cancelled=found.cancelled,
+            in_flight=found.in_flight,
+            near=found.near,
+            next_due_ms=found.next_due_ms or None,
+            lateness_p50_ms=found.lateness_p50_ms,
+            lateness_p99_ms=found.lateness_p99_ms,
+            lateness_max_ms=found.lateness_max_ms,
+            problems=tuple(found.problems),
+            lost=found.lost,
+            stuck=tuple(StuckTimers(each.topic, each.timers, each.reason) for each in found.stuck),
+        )

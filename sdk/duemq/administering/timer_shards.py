@@ -1,0 +1,105 @@
+"""Timer shards as brokers know them: who owns which queue of %TIMER%, which shard is missing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from duemq.administering.asking import Asker, refuse_missing
+from duemq.descriptions import TimerOwner, TimerStats
+from duemq.errors import InvalidArgument, MissingBroker
+from duemq.protocol.route import TimerShard
+from duemq.transport import status
+from duemq.v1 import timer_admin_pb2, timer_admin_pb2_grpc
+
+# Of a release, which is not repeated: a second one would find no owner.
+TIMEOUT_S = 2.0
+
+
+class TimerShards:
+    """What brokers are asked about timer services."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+        self._client = asker.client
+
+    async def owners(self) -> list[TimerOwner]:
+        """Of every queue of %TIMER%.  Raises PartialAnswer if a broker is away."""
+        found, missing = await self._owners()
+        refuse_missing(missing, partial=found)
+        return found
+
+    async def _owners(self) -> tuple[list[TimerOwner], Sequence[MissingBroker]]:
+        request = timer_admin_pb2.ListTimerOwnersRequest()
+        answers = await self._asker.each(
+            lambda to, left_s: timer_admin_pb2_grpc.TimerAdminStub(to).ListTimerOwners(
+                request, timeout=left_s
+            )
+        )
+        found = [
+            _owner(broker, queue)
+            for broker, answer in answers.by_broker.items()
+            for queue in answer.queues
+        ]
+        return found, answers.missing
+
+    async def release(self, shard: int) -> list[TimerOwner]:
+        """See Admin.release_timer_shard."""
+        owners, missing = await self._owners()
+        refuse_missing(missing, "nothing was released")
+        mine = [each for each in owners if each.id and each.shard == shard]
+        if not mine:
+            raise InvalidArgument(
+                f"shard: no timer service owns queues of shard {shard}", field="shard", value=shard
+            )
+        for broker, service_id in sorted({(each.broker, each.id) for each in mine}):
+            address = self._client.broker(broker).address
+            stub = timer_admin_pb2_grpc.TimerAdminStub(self._client.channel(address))
+            request = timer_admin_pb2.ReleaseTimerQueuesRequest(id=service_id)
+            await status.answer(stub.ReleaseTimerQueues(request, timeout=TIMEOUT_S), address)
+        return mine
+
+    async def missing(self, alive: Sequence[TimerShard]) -> list[TimerStats]:
+        """Shards that nobody serves, though brokers accept delayed messages for them."""
+        if not self._client.routes.brokers:
+            return []
+        owners, _ = await self._owners()
+        claimed = [each.shards for each in owners if each.id]
+        shards = max([1, *(each.shards for each in alive), *claimed])
+        of_shard: defaultdict[int, list[TimerOwner]] = defaultdict(list)
+        for each in owners:
+            of_shard[each.queue_id % shards].append(each)
+        lost = sorted(set(range(shards)) - {each.shard for each in alive})
+        return [_missing(shard, shards, of_shard[shard]) for shard in lost]
+
+
+def _owner(broker: str, queue: timer_admin_pb2.TimerQueueOwner) -> TimerOwner:
+    return TimerOwner(
+        broker,
+        queue.queue_id,
+        id=queue.owner.id,
+        name=queue.owner.name,
+        shard=queue.owner.shard,
+        shards=queue.owner.shards,
+        since_ms=queue.since_ms or None,
+        last_seen_ms=queue.last_seen_ms or None,
+        released=queue.released,
+        refused=queue.refused.name,
+        taken_over=queue.committed_offset,
+        waiting=queue.waiting,
+    )
+
+
+def _missing(shard: int, shards: int, queues: Iterable[TimerOwner]) -> TimerStats:
+    """As its stats would be, with an error that says all that is known."""
+    queues = list(queues)
+    names = sorted({each.name for each in queues if each.name})
+    refused = sorted({each.refused for each in queues if each.refused})
+    waiting = sum(each.waiting for each in queues)
+    parts = [f"no timer service is alive for shard {shard} of {shards}"]
+    parts.append(f"{waiting} delayed messages wait at brokers for it")
+    if names:
+        parts.append(f"its queues belong to {', '.join(names)}")
+    if refused:
+        parts.append(f"{', '.join(refused)} was refused: see `duemq timer release`")
+    return TimerStats(", ".join(names), "", shard, shards, "; ".join(parts))

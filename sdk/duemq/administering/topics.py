@@ -1,0 +1,198 @@
+"""Topics, asked of all brokers and joined."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import grpc.aio
+
+from duemq.administering.asking import Asker, Method, refuse_missing
+from duemq.descriptions import PurgedQueue, QueueRange, TopicDescription, TopicSummary
+from duemq.errors import InvalidArgument, MissingBroker, TopicExists, TopicNotFound
+from duemq.protocol.route import Broker
+from duemq.v1 import admin_pb2, admin_pb2_grpc
+
+
+class Topics:
+    """What the admin client does about topics."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+        self._client = asker.client
+
+    async def create(
+        self, name: str, queues: int, message_bytes_max: int, brokers: Iterable[str] | None
+    ) -> TopicSummary:
+        """See Admin.create_topic."""
+        config = admin_pb2.TopicConfig(
+            name=name, queues=queues, message_bytes_max=message_bytes_max
+        )
+        chosen = self._chosen(brokers)
+        made = await asyncio.gather(*(self._create_at(broker.name, config) for broker in chosen))
+        if not any(made):
+            raise TopicExists(f"topic {name!r} exists", field="name", value=name)
+        names = {broker.name for broker in chosen}
+        await self._client.wait_for(
+            lambda routes: (
+                (route := routes.route(name)) is not None
+                and {served.broker for served in route.brokers} >= names
+            ),
+            self._asker.timeout_s,
+        )
+        topics, _ = await self._listed(system=True)
+        found = [each for each in topics if each.name == name]
+        if not found:
+            raise TopicNotFound(f"topic {name!r} was deleted again", field="name", value=name)
+        return found[0]
+
+    def _chosen(self, names: Iterable[str] | None) -> Sequence[Broker]:
+        if names is None:
+            return self._asker.brokers()
+        chosen = [self._client.broker(name) for name in sorted(set(names))]
+        if not chosen:
+            raise InvalidArgument(
+                "brokers: none is named", field="brokers", limit="names of brokers, or None for all"
+            )
+        return chosen
+
+    async def _create_at(self, broker: str, config: admin_pb2.TopicConfig) -> bool:
+        """Whether it was made there now; False: it exists."""
+        request = admin_pb2.CreateTopicRequest(topic=config)
+        attempts = 0
+
+        async def attempt(to: grpc.aio.Channel, left_s: float) -> admin_pb2.TopicDescription:
+            nonlocal attempts
+            attempts += 1
+            return await admin_pb2_grpc.BrokerAdminStub(to).CreateTopic(request, timeout=left_s)
+
+        try:
+            await self._asker.at(broker, attempt)
+        except TopicExists:
+            return attempts > 1  # made by an earlier attempt whose answer was lost
+        return True
+
+    async def delete(self, name: str) -> None:
+        """See Admin.delete_topic."""
+        request = admin_pb2.DeleteTopicRequest(name=name)
+
+        async def delete_at(broker: str) -> bool:
+            attempts = 0
+
+            async def attempt(to: grpc.aio.Channel, left_s: float) -> object:
+                nonlocal attempts
+                attempts += 1
+                return await admin_pb2_grpc.BrokerAdminStub(to).DeleteTopic(request, timeout=left_s)
+
+            try:
+                await self._asker.at(broker, attempt)
+            except TopicNotFound:
+                return attempts > 1  # deleted by an earlier attempt whose answer was lost
+            return True
+
+        live = [broker.name for broker in self._asker.brokers()]
+        outcomes = await asyncio.gather(*map(delete_at, live))
+        deleted = [broker for broker, done in zip(live, outcomes, strict=True) if done]
+        missing = self._client.missing
+        if not deleted:
+            refuse_missing(missing, f"the others know no topic {name!r}")
+            raise TopicNotFound(f"no topic {name!r}", field="name", value=name)
+        await self._client.wait_for(
+            lambda routes: routes.route(name) is None, self._asker.timeout_s
+        )
+        done = f"deleted at {', '.join(deleted)}: delete it again when all are there"
+        refuse_missing(missing, done, deleted)
+
+    async def purge(self, name: str, dry_run: bool) -> list[PurgedQueue]:
+        """See Admin.purge_topic."""
+        found = await self.describe(name)
+        purged = [
+            PurgedQueue(name, each.broker, each.queue, each.max_offset, each.messages)
+            for each in found.queues
+        ]
+        missing = list(found.missing)
+        if not dry_run:
+            # Up to the ends that were seen: a repetition takes nothing that came since.
+            cuts: defaultdict[str, list[admin_pb2.QueueCut]] = defaultdict(list)
+            for each in purged:
+                cut = admin_pb2.QueueCut(queue_id=each.queue, before_offset=each.offset)
+                cuts[each.broker].append(cut)
+            done = await self._asker.gather(
+                {broker: self._purging(name, cuts[broker]) for broker in cuts},
+                (TopicNotFound,),  # deleted meanwhile
+                self._asker.timeout_s,
+            )
+            missing += done.missing
+            purged = [each for each in purged if each.broker in done.by_broker]
+        refuse_missing(missing, partial=purged)
+        return purged
+
+    @staticmethod
+    def _purging(name: str, cuts: list[admin_pb2.QueueCut]) -> Method[admin_pb2.TopicDescription]:
+        request = admin_pb2.PurgeTopicRequest(name=name, cuts=cuts)
+        return lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).PurgeTopic(
+            request, timeout=left_s
+        )
+
+    async def all(self, *, system: bool) -> list[TopicSummary]:
+        """See Admin.topics."""
+        topics, missing = await self._listed(system=system)
+        refuse_missing(missing, partial=topics)
+        return topics
+
+    async def _listed(
+        self, *, system: bool
+    ) -> tuple[list[TopicSummary], tuple[MissingBroker, ...]]:
+        request = admin_pb2.ListTopicsRequest(system=system)
+        answers = await self._asker.each(
+            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).ListTopics(
+                request, timeout=left_s
+            )
+        )
+        found: defaultdict[str, dict[str, admin_pb2.TopicConfig]] = defaultdict(dict)
+        for broker, answer in answers.by_broker.items():
+            for config in answer.topics:
+                found[config.name][broker] = config
+        topics = [
+            TopicSummary(
+                name,
+                sum(config.queues for config in configs.values()),
+                min(config.message_bytes_max for config in configs.values()),
+                tuple(sorted(configs)),
+            )
+            for name, configs in sorted(found.items())
+        ]
+        return topics, answers.missing
+
+    async def describe(self, name: str) -> TopicDescription:
+        """See Admin.describe_topic."""
+        request = admin_pb2.DescribeTopicRequest(name=name)
+        asked = await self._asker.each(
+            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DescribeTopic(
+                request, timeout=left_s
+            ),
+            (TopicNotFound,),
+        )
+        answers = asked.by_broker
+        if not answers:
+            refuse_missing(asked.missing, f"the others know no topic {name!r}")
+            raise TopicNotFound(f"no topic {name!r}", field="name", value=name)
+        return TopicDescription(
+            name,
+            min(answer.topic.message_bytes_max for answer in answers.values()),
+            tuple(
+                QueueRange(
+                    broker,
+                    queue.queue_id,
+                    queue.min_offset,
+                    queue.max_offset,
+                    queue.last_store_ms or None,
+                    queue.in_per_s,
+                    queue.messages,
+                )
+                for broker, answer in answers.items()
+                for queue in answer.queues
+            ),
+            asked.missing,
+        )

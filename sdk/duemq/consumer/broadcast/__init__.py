@@ -1,0 +1,1 @@
+"""Every member gets every message; offsets lie in a file."""

@@ -1,0 +1,1 @@
+"""From fetched messages to callbacks: concurrently, or in order."""

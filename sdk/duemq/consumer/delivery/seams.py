@@ -1,0 +1,65 @@
+"""The seam between a member's queues and its callback.
+
+group_share.py owns the queues and asks one `Dispatcher` to run the callback over what it pulled:
+`concurrent.ConcurrentDispatcher`, or `in_order.OrderedDispatcher` with `order=`.  Both finish
+messages in the queue's ProcessQueue (from which group_share.py commits) and give what failed for
+good to one `Settler`.  Everything here is called in the consumer's event loop, but for
+`in_callback`.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from duemq.consumer.fetching.fetcher import Source
+from duemq.message import Message
+from duemq.outcomes import Outcome
+
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+"""Runs a coroutine as a task that ends with the consumer."""
+
+Progressed = Callable[[Source], None]
+"""To be called whenever messages of a queue were finished: there may be room for a pull."""
+
+
+class Settler(Protocol):
+    """Gives messages back to the broker that they were pulled from."""
+
+    async def send_back(
+        self, source: Source, message: Message, outcome: Outcome, deliveries: int
+    ) -> bool:
+        """True: it is stored, for its retry or as a dead letter, and settled: finish it.
+
+        False (logged): the broker did not take it, within SEND_BACK_TIMEOUT_S; it is still ours,
+        unless `source.pending.dropped`.  `deliveries`: how often the group was given it by now.
+        Many calls at a time share requests.
+        """
+        ...
+
+
+class Dispatcher(Protocol):
+    """Runs the callback over what was pulled."""
+
+    def start(self) -> None:
+        """Starts the workers."""
+        ...
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends the workers after what they are doing; what they have not begun stays undone."""
+        ...
+
+    def in_callback(self) -> bool:
+        """Tells whether the caller is one of the workers.  From any thread."""
+        ...
+
+    def dispatch(
+        self, source: Source, messages: Sequence[Message], next_offset: int, size_bytes: int
+    ) -> None:
+        """Takes messages of one queue over: adds them to `source.pending`, has them processed."""
+        ...
+
+    async def quiet(self, source: Source) -> None:
+        """Returns when no callback and no send-back of a dropped queue is under way.
+
+        After this its offsets are committed, and others may get the queue.
+        """
+        ...

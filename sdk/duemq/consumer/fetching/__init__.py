@@ -1,0 +1,1 @@
+"""From brokers to process queues: pull streams, filters, offsets."""

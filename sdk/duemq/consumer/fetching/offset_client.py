@@ -1,0 +1,221 @@
+"""A group's offsets at the brokers: taking queues over, committing, sending back.
+
+One attempt each; callers repeat.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from duemq.consumer.settings import StartFrom, start_ms
+from duemq.errors import DuemqError, InvariantError
+from duemq.outcomes import Outcome
+from duemq.protocol.balance import MessageQueue
+from duemq.transport import status
+from duemq.transport.cluster_client import Client
+from duemq.v1 import broker_pb2, broker_pb2_grpc, group_admin_pb2, group_admin_pb2_grpc
+
+REQUEST_TIMEOUT_S = 5.0
+REQUEST_QUEUES_MAX = 4_096  # what brokers take
+START_FROM = {"earliest": broker_pb2.EARLIEST, "latest": broker_pb2.LATEST}
+
+
+class Commit(NamedTuple):
+    """How far a queue is, under which generation."""
+
+    queue: MessageQueue
+    offset: int
+    generation: int
+
+
+class Start(NamedTuple):
+    """Where a queue begins that was taken over."""
+
+    offset: int
+    settled: frozenset[int]
+    """Past the offset, and not to be delivered: the group has sent them back."""
+
+
+class Failure(NamedTuple):
+    """A message to be sent back."""
+
+    queue: MessageQueue
+    offset: int
+    generation: int
+    outcome: Outcome
+    deliveries: int
+    """How often the group was given it by now."""
+
+
+class SentBack(NamedTuple):
+    """What became of a failure."""
+
+    error: DuemqError | None
+    """None: it is settled."""
+    dead_letter: bool = False
+    due_ms: int = 0
+    """When it comes again; 0: not, or it had been sent back before."""
+
+
+class QueueRange(NamedTuple):
+    """What a queue holds: offsets from `min_offset`, below `max_offset`."""
+
+    committed: int | None
+    min_offset: int
+    max_offset: int
+
+
+class OffsetClient:
+    """What one member says about offsets."""
+
+    def __init__(self, client: Client, group: str, member_id: str = "") -> None:
+        self._client = client
+        self._group = group
+        self._member_id = member_id
+
+    async def acquire(
+        self,
+        broker: str,
+        queues: Iterable[MessageQueue],
+        generation: int,
+        start_from: StartFrom,
+        coordinator: str = "",
+    ) -> dict[MessageQueue, Start | DuemqError]:
+        """Takes queues of one broker over; answers where each begins, or why not.
+
+        Raises NotCoordinator where the broker does not follow `coordinator`, whose assignment it
+        is.
+        """
+        wanted = list(queues)
+        taken: dict[MessageQueue, Start | DuemqError] = {}
+        for first in range(0, len(wanted), REQUEST_QUEUES_MAX):
+            some = wanted[first : first + REQUEST_QUEUES_MAX]
+            taken |= await self._acquire(broker, some, generation, start_from, coordinator)
+        return taken
+
+    async def _acquire(
+        self,
+        broker: str,
+        queues: Iterable[MessageQueue],
+        generation: int,
+        start_from: StartFrom,
+        coordinator: str,
+    ) -> dict[MessageQueue, Start | DuemqError]:
+        request = broker_pb2.AcquireQueuesRequest(
+            group=self._group,
+            member_id=self._member_id,
+            generation=generation,
+            coordinator=coordinator,
+        )
+        if isinstance(start_from, str):
+            request.start_from = START_FROM[start_from]
+        else:
+            request.start_from = broker_pb2.AT_TIME
+            request.start_ms = start_ms(start_from)
+        for queue in queues:
+            request.queues.add(topic=queue.topic, broker=broker, queue_id=queue.queue_id)
+        stub, address = self._stub(broker)
+        answer = await status.answer(
+            stub.AcquireQueues(request, timeout=REQUEST_TIMEOUT_S), address
+        )
+        return {
+            MessageQueue(result.topic, broker, result.queue_id): (
+                status.from_proto(result.error)
+                if result.HasField("error")
+                else Start(result.offset, frozenset(result.settled))
+            )
+            for result in answer.queues
+        }
+
+    async def send_back(
+        self, broker: str, failures: Sequence[Failure], timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> list[SentBack]:
+        """Gives messages of one broker back to it; an answer each, in their order."""
+        request = broker_pb2.SendBackRequest(group=self._group, member_id=self._member_id)
+        for queue, offset, generation, outcome, deliveries in failures:
+            message = request.messages.add(
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                offset=offset,
+                generation=generation,
+                dead_letter=outcome.dead_letter,
+                error=outcome.error,
+                deliveries=deliveries,
+            )
+            if outcome.delay_ms is not None:
+                message.delay_ms = outcome.delay_ms
+        stub, address = self._stub(broker)
+        answer = await status.answer(stub.SendBack(request, timeout=timeout_s), address)
+        if len(answer.results) != len(failures):
+            raise InvariantError(
+                f"{broker} answered {len(answer.results)} of {len(failures)} messages sent back"
+            )
+        return [
+            SentBack(
+                status.from_proto(result.error) if result.HasField("error") else None,
+                result.dead_letter,
+                result.due_ms,
+            )
+            for result in answer.results
+        ]
+
+    async def commit(
+        self, broker: str, commits: Iterable[Commit], timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> dict[MessageQueue, DuemqError]:
+        """Stores offsets at one broker; answers those that it refused.
+
+        Of more than a request takes, those before one that fails are stored.
+        """
+        wanted = list(commits)
+        refused: dict[MessageQueue, DuemqError] = {}
+        for first in range(0, len(wanted), REQUEST_QUEUES_MAX):
+            some = wanted[first : first + REQUEST_QUEUES_MAX]
+            refused |= await self._commit(broker, some, timeout_s)
+        return refused
+
+    async def _commit(
+        self, broker: str, commits: Iterable[Commit], timeout_s: float
+    ) -> dict[MessageQueue, DuemqError]:
+        request = broker_pb2.CommitOffsetsRequest(group=self._group, member_id=self._member_id)
+        for queue, offset, generation in commits:
+            request.commits.add(
+                topic=queue.topic, queue_id=queue.queue_id, offset=offset, generation=generation
+            )
+        stub, address = self._stub(broker)
+        answer = await status.answer(stub.CommitOffsets(request, timeout=timeout_s), address)
+        return {
+            MessageQueue(result.topic, broker, result.queue_id): status.from_proto(result.error)
+            for result in answer.queues
+            if result.HasField("error")
+        }
+
+    async def ranges(self, broker: str, topic: str) -> dict[MessageQueue, QueueRange]:
+        """What one broker has of a topic, and the group's offsets in it."""
+        request = broker_pb2.GetOffsetsRequest(group=self._group, topic=topic)
+        stub, address = self._stub(broker)
+        answer = await status.answer(stub.GetOffsets(request, timeout=REQUEST_TIMEOUT_S), address)
+        return {
+            MessageQueue(result.topic, broker, result.queue_id): QueueRange(
+                result.offset if result.offset >= 0 else None, result.min_offset, result.max_offset
+            )
+            for result in answer.queues
+        }
+
+    async def at_time(self, broker: str, topic: str, start_ms: int) -> dict[MessageQueue, int]:
+        """The offsets on one broker of the first messages stored at a time or later."""
+        request = group_admin_pb2.ResetOffsetsRequest(
+            group=self._group, topic=topic, at_ms=start_ms, dry_run=True
+        )
+        address = self._client.broker(broker).address
+        stub = group_admin_pb2_grpc.GroupAdminStub(self._client.channel(address))
+        answer = await status.answer(stub.ResetOffsets(request, timeout=REQUEST_TIMEOUT_S), address)
+        for change in answer.changes:
+            if change.HasField("error"):
+                raise status.from_proto(change.error)
+        return {
+            MessageQueue(change.topic, broker, change.queue_id): change.after
+            for change in answer.changes
+        }
+
+    def _stub(self, broker: str) -> tuple[broker_pb2_grpc.BrokerStub, str]:
+        address = self._client.broker(broker).address
+        return broker_pb2_grpc.BrokerStub(self._client.channel(address)), address

@@ -1,0 +1,349 @@
+"""A consumer's place in its group: one stream to the group's coordinator, renewed for ever.
+
+    connect ──Hello(what I own)──► Assignment … Assignment …      HeartbeatAck …
+       ▲                                │                              │ none for a session timeout
+       └──── backoff ◄── stream broke ──┴── NOT_COORDINATOR: ask that one ── FENCED_MEMBER: let
+       go, rejoin
+
+A broken stream costs nothing as long as the member is back within its session timeout.  A static
+member (`member_name`) does not say goodbye either: its queues wait for whoever comes under its name
+within the session timeout, and the process that came before is fenced out for good.  The
+coordinator is computed from the brokers' names; where brokers and client see different clusters
+for a moment, the answer NOT_COORDINATOR names the right one.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from time import monotonic
+from typing import Protocol, cast
+
+import grpc.aio
+
+from duemq.consumer.delivery.lease import Lease
+from duemq.consumer.fetching.subscription import Filter
+from duemq.errors import DuemqError, FencedMember, NotCoordinator, Rejected, Timeout, Unavailable
+from duemq.protocol import balance
+from duemq.protocol.balance import MessageQueue
+from duemq.transport import status, streams
+from duemq.transport.backoff import Backoff
+from duemq.transport.cluster_client import Client
+from duemq.v1 import broker_pb2, group_pb2, group_pb2_grpc, message_pb2
+
+log = logging.getLogger(__name__)
+
+HEARTBEATS_PER_SESSION = 4
+REJOIN_WAIT_S_MIN = 0.05
+REJOIN_WAIT_S_MAX = 2.0
+LEAVE_TIMEOUT_S = 2.0
+# `field` of the FencedMember that ends a static member.
+REPLACED = "incarnation"
+
+Stream = grpc.aio.StreamStreamCall[group_pb2.MemberEvent, group_pb2.CoordinatorEvent]
+
+
+class Owner(Protocol):
+    """Who lives by the assignments.  Called in the event loop."""
+
+    def claim(self) -> Iterable[MessageQueue]:
+        """A hello is sent: answers what is not released yet.  Nothing else is ours from now on."""
+        ...
+
+    def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> None:
+        """The whole of what shall be owned from now on."""
+        ...
+
+    async def fenced(self) -> None:
+        """The session is over: let go of everything at once, without `released`."""
+        ...
+
+
+def new_member_id() -> str:
+    """Answers an id that no other member has."""
+    return f"{socket.gethostname()[:200]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def ref(queue: MessageQueue) -> message_pb2.QueueRef:
+    """Answers the queue as it travels."""
+    return message_pb2.QueueRef(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id)
+
+
+class Membership:
+    """One member of one group."""
+
+    def __init__(
+        self,
+        client: Client,
+        owner: Owner,
+        lease: Lease | None,
+        *,
+        group: str,
+        subscriptions: Mapping[str, Filter],
+        session_timeout_s: float,
+        strategy: str,
+        member_name: str | None = None,
+    ) -> None:
+        """`lease`: is kept up to date; while it is over, a hello claims nothing."""
+        self.member_id = member_name or new_member_id()
+        self.generation = 0
+        """Of the last assignment."""
+        self.coordinator = ""
+        """That made it."""
+        self.trouble = ""
+        """What the last attempt to join ended with, for people."""
+        self._client = client
+        self._owner = owner
+        self._lease = lease
+        # Newer processes have greater ones, also when they begin in the same millisecond.
+        self._incarnation = time.time_ns() if member_name else 0
+        self._group = group
+        self._subscriptions = dict(subscriptions)
+        self._session_timeout_s = session_timeout_s
+        self._strategy = strategy
+        self._stream: Stream | None = None
+        self._hint = ""  # coordinator as the last NOT_COORDINATOR named it
+        self._acked = asyncio.Event()
+        self._rejoin = asyncio.Event()
+        self._writing = asyncio.Lock()  # gRPC takes one write at a time
+        self._leaving = False
+        self._left = asyncio.Event()  # ends the wait between two sessions
+        self._owes_goodbye = False
+        self._heard_s = -float("inf")  # the last event of a coordinator
+        self._members: list[str] = []  # of the last assignment
+        self._floor = 0  # a generation that a broker has seen
+
+    async def run(self) -> None:
+        """Stays a member until `leave` or cancelled.
+
+        Raises Rejected if the group does not take this member, FencedMember if a newer process has
+        the name of this static member.
+        """
+        backoff = Backoff(REJOIN_WAIT_S_MIN, REJOIN_WAIT_S_MAX)
+        while not self._leaving:
+            before = self.generation
+            try:
+                await self._session()
+            except Rejected:
+                raise
+            except NotCoordinator as error:
+                self._hint, self.trouble = error.limit, str(error)
+                log.debug("group %s: %s", self._group, error)
+            except FencedMember as error:
+                if error.field == REPLACED:
+                    raise
+                log.warning("group %s: %s", self._group, error)
+                await self._owner.fenced()
+            except DuemqError as error:
+                self.trouble = str(error)
+                if not self._leaving:
+                    self._log_interruption(error, first=backoff.attempts == 0)
+            if self.generation > before:
+                backoff.reset()
+            if not self._leaving:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(backoff.next_s()):
+                        await self._left.wait()
+        await self._say_goodbye()
+
+    def rejoin(self, seen_generation: int = 0) -> None:
+        """Asks for the assignment anew: a broker says that a newer one is out."""
+        self._floor = max(self._floor, seen_generation)
+        self._rejoin.set()
+
+    def doubt(self, coordinator: str) -> None:
+        """A queue's broker does not follow the coordinator: asks for the one that this sees."""
+        brokers = [broker.name for broker in self._client.routes.brokers]
+        if balance.coordinator(self._group, brokers) not in (coordinator, None):
+            self._rejoin.set()
+
+    async def released(self, generation: int, queues: Iterable[MessageQueue]) -> None:
+        """Tells the coordinator; if that fails, the next Hello will."""
+        event = group_pb2.Released(generation=generation, queues=[ref(q) for q in queues])
+        await self._send(group_pb2.MemberEvent(released=event))
+
+    async def leave(self, *, silently: bool = False) -> None:
+        """Says goodbye, so that others get the queues at once; `run` returns when it is heard.
+
+        `silently`, and if it is static, the member only stops: its queues wait for the end of its
+        session.
+        """
+        self._leaving = True
+        self._left.set()
+        self._owes_goodbye = not silently and not self._incarnation
+        stream = self._stream
+        if not self._owes_goodbye or stream is None:
+            self._rejoin.set()  # ends the session
+            return
+        await self._send(group_pb2.MemberEvent(leave=group_pb2.Leave()))
+        with suppress(grpc.RpcError, asyncio.InvalidStateError):
+            await stream.done_writing()
+
+    async def _say_goodbye(self) -> None:
+        """To whoever coordinates now, where the stream was lost before the Leave was heard."""
+        if monotonic() - self._heard_s > self._session_timeout_s:
+            return  # it is over anyway; a hello would make a new member for others to make room for
+        backoff = Backoff(REJOIN_WAIT_S_MIN, REJOIN_WAIT_S_MAX)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                while self._owes_goodbye:
+                    try:
+                        await self._goodbye()
+                    except NotCoordinator as error:
+                        self._hint = error.limit
+                    except Unavailable as error:
+                        log.debug("group %s: not left yet: %s", self._group, error)
+                    except DuemqError as error:
+                        log.debug("group %s: not left: %s", self._group, error)
+                        return
+                    else:
+                        return
+                    await asyncio.sleep(backoff.next_s())
+
+    async def _goodbye(self) -> None:
+        name = self._coordinator()
+        stream = self._join(name)
+        try:
+            await streams.write(stream, self._hello(()), name)
+            leave = group_pb2.MemberEvent(leave=group_pb2.Leave())
+            await streams.write(stream, leave, name)
+            await status.answer(stream.done_writing(), name)
+            while (event := await _next_event(stream, name)) is not None:
+                self._raise_error_of(event)
+        finally:
+            stream.cancel()
+
+    def _join(self, name: str) -> Stream:
+        channel = self._client.channel(self._client.broker(name).address)
+        stream: Stream = group_pb2_grpc.GroupCoordinatorStub(channel).Join()
+        return stream
+
+    async def _session(self) -> None:
+        name = self._coordinator()
+        stream = self._join(name)
+        self._rejoin.clear()
+        if self._lease is not None:
+            self._lease.begin()
+            self._lease.sent()  # before the look: this process may be stopped after it
+            if self._lease.over:
+                await self._owner.fenced()
+        owned = tuple(self._owner.claim())
+        try:
+            await streams.write(stream, self._hello(owned), name)
+            self._stream = stream
+            reading = self._read(stream, name, claimed=bool(owned))
+            await streams.first_of(reading, self._beat(), self._rejoin.wait())
+        finally:
+            self._stream = None
+            stream.cancel()
+
+    def _log_interruption(self, error: DuemqError, *, first: bool) -> None:
+        if not first:
+            log.debug("group %s: still without its coordinator: %s", self._group, error)
+        elif self.generation:
+            log.warning("group %s: lost its coordinator: %s", self._group, error)
+        else:
+            log.info("group %s: not joined yet: %s", self._group, error)
+
+    def _coordinator(self) -> str:
+        hint, self._hint = self._hint, ""
+        brokers = [broker.name for broker in self._client.routes.brokers]
+        name = hint or balance.coordinator(self._group, brokers)
+        if name is None:
+            raise Unavailable("no broker is known")
+        return name
+
+    def _hello(self, owned: Iterable[MessageQueue]) -> group_pb2.MemberEvent:
+        hello = group_pb2.Hello(
+            group=self._group,
+            member_id=self.member_id,
+            subscriptions=[
+                group_pb2.Subscription(
+                    topic=topic,
+                    filter=each.text,
+                    filter_type=cast(broker_pb2.FilterType, each.filter_type),
+                )
+                for topic, each in self._subscriptions.items()
+            ],
+            session_timeout_ms=round(self._session_timeout_s * 1000),
+            strategy=self._strategy,
+            generation=max(self.generation, self._floor),
+            owned=[ref(queue) for queue in owned],
+            client=f"{socket.gethostname()} pid {os.getpid()}",
+            members=self._members,
+            incarnation=self._incarnation,
+        )
+        return group_pb2.MemberEvent(hello=hello)
+
+    async def _read(self, stream: Stream, name: str, *, claimed: bool) -> None:
+        """Ends with the stream, if a Leave was its last word; else the end is an error.
+
+        `claimed`: the hello did claim queues.
+        """
+        lease = self._lease
+        while True:
+            event = await _next_event(stream, name)
+            if event is None:
+                if self._owes_goodbye:
+                    self._owes_goodbye = False
+                    return
+                raise Unavailable(f"{name} ended the stream")
+            self._acked.set()
+            self._heard_s = monotonic()
+            self._raise_error_of(event)
+            if claimed and lease is not None and lease.over:
+                # Others may have had the queues between the hello's sending and its arrival.
+                raise FencedMember("the session was over before the coordinator answered")
+            claimed = False
+            kind = event.WhichOneof("event")
+            if kind == "assignment":
+                self._assigned(event.assignment, name)
+            if lease is not None:
+                lease.heard(acknowledgement=kind == "heartbeat_ack")
+
+    def _assigned(self, assignment: group_pb2.Assignment, coordinator: str) -> None:
+        for broker in assignment.brokers:
+            self._client.learn(broker.name, broker.address)
+        self.generation, self.coordinator = assignment.generation, coordinator
+        self._members = list(assignment.members)
+        queues = (MessageQueue(q.topic, q.broker, q.queue_id) for q in assignment.queues)
+        self._owner.assigned(self.generation, frozenset(queues))
+
+    async def _beat(self) -> None:
+        """Raises Timeout when the coordinator is silent; write failures show in `_read`."""
+        interval_s = self._session_timeout_s / HEARTBEATS_PER_SESSION
+        while True:
+            self._acked.clear()
+            heartbeat = group_pb2.Heartbeat(generation=self.generation)
+            if self._lease is not None:
+                self._lease.sent()
+            await self._send(group_pb2.MemberEvent(heartbeat=heartbeat))
+            await asyncio.sleep(interval_s)
+            if not self._acked.is_set():
+                raise Timeout(f"no heartbeat answer within {interval_s:g} s")
+
+    def _raise_error_of(self, event: group_pb2.CoordinatorEvent) -> None:
+        if event.WhichOneof("event") == "error":
+            error = status.from_proto(event.error)
+            if isinstance(error, NotCoordinator):
+                error.limit = event.coordinator  # as where the call itself fails
+                if event.coordinator_address:
+                    self._client.learn(event.coordinator, event.coordinator_address)
+            raise error
+
+    async def _send(self, event: group_pb2.MemberEvent) -> None:
+        """Writes to the stream, if there is one; its failure shows in `_read`."""
+        async with self._writing:
+            if self._stream is not None:
+                with suppress(grpc.RpcError, asyncio.InvalidStateError):
+                    await self._stream.write(event)
+
+
+async def _next_event(stream: Stream, peer: str) -> group_pb2.CoordinatorEvent | None:
+    """None: the stream has ended well.  Raises a DuemqError where it failed."""
+    event = await status.answer(stream.read(), peer)
+    return event if isinstance(event, group_pb2.CoordinatorEvent) else None

@@ -1,0 +1,292 @@
+"""Messages that travel together, and what became of them.
+
+A batch grows in the outbox (columns, under the outbox's lock) until the pump seals it; then its
+columns become bytes, and at last an answer or an error.  Receipts are views of a batch, so a
+message costs no object of its own while it is on its way.
+
+    growing ──seal──► sealed ──number──► in flight ──► done (stored, or error)
+                        └──────── refused, renumbered ◄─┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from duemq.producing import batch_encoding, handle
+from duemq.producing.batch_encoding import Extras, Numbers
+
+if TYPE_CHECKING:
+    from duemq.errors import DuemqError
+    from duemq.producing.sequence_lane import Lane
+    from duemq.protocol.route import Queue
+    from duemq.tracing.spans import SendSpan
+
+_DUE_MS = struct.Struct("<q")
+# Per message, beside body and extras: id, times, framing.
+RECORD_BYTES = 64
+
+
+Way = tuple["Queue | str | None", int]
+"""How messages of a topic travel: their queue and the field of their due times.
+
+The queue is None for any; while the topic's queues are not known, their ordering key instead.
+"""
+
+PLAIN: Way = (None, 0)
+
+
+class Batch:
+    """Messages of one topic and one way to travel."""
+
+    __slots__ = (
+        "_count",
+        "base_offset",
+        "begun_ms",
+        "bodies",
+        "born",
+        "born_ms",
+        "broker",
+        "deadline",
+        "done",
+        "due_field",
+        "due_ms",
+        "due_values",
+        "encoded",
+        "epoch",
+        "error",
+        "extras",
+        "growing",
+        "id_head",
+        "in_flight",
+        "key_hashes",
+        "lane",
+        "number",
+        "queue",
+        "queue_id",
+        "sequence",
+        "size",
+        "spans",
+        "store_id",
+        "store_ms",
+        "tag_hashes",
+        "told",
+        "topic",
+        "waiters",
+        "way",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        way: Way,
+        growing: dict[Way, Batch],
+        number: int,
+        id_head: bytes,
+        now_ms: int,
+    ) -> None:
+        """`growing`: where it stands as long as it grows."""
+        self.topic = topic
+        self.way = way
+        queue, self.due_field = way
+        self.queue = None if isinstance(queue, str) else queue
+        self.growing = growing
+        self.number = number
+        self.id_head = id_head
+        self.begun_ms = now_ms
+        self.deadline = 0.0  # monotonic; the pump sets it
+        self._count = 0
+        self.size = 0
+
+        self.bodies: list[bytes] = []
+        self.extras: list[bytes] | None = None
+        self.tag_hashes: list[int] | int = 0
+        self.key_hashes: list[int] | int = 0
+        self.due_values: list[int] = []
+        self.born: list[tuple[int, int]] = [(0, now_ms)]
+        self.born_ms = now_ms
+        self.spans: dict[int, SendSpan] = {}
+
+        self.lane: Lane | None = None
+        self.in_flight = False
+        self.encoded = b""
+        self.epoch = 0
+        self.sequence = 0
+
+        self.done = False
+        self.error: DuemqError | None = None
+        self.broker = ""
+        self.queue_id = 0
+        self.base_offset = 0
+        self.store_ms = 0
+        self.store_id = 0
+        self.due_ms = b""
+        self.waiters: list[Callable[[], None]] = []
+        self.told: list[tuple[int, int]] | None = None
+        """(first index, count) of messages whose outcome somebody waits for or has seen."""
+
+    @property
+    def count(self) -> int:
+        """How many messages it has."""
+        return self._count or len(self.bodies)
+
+    def born_at(self, index: int, now_ms: int) -> None:
+        """The messages from `index` on were made at `now_ms`."""
+        self.born.append((index, now_ms))
+        self.born_ms = now_ms
+
+    def add_extras(self, extras: Extras) -> None:
+        """Of the next message.  Once one has them, all get them."""
+        if self.extras is None:
+            count = len(self.bodies)
+            self.extras = [b""] * count
+            self.tag_hashes = [0] * count
+            self.key_hashes = [0] * count
+        self.extras.append(extras.encoded)
+        self.tag_hashes.append(extras.tag_hash)  # type: ignore[union-attr]
+        self.key_hashes.append(extras.key_hash)  # type: ignore[union-attr]
+
+    def fill(self, bodies: list[bytes], extras: Extras | None, due_value: int) -> None:
+        """Takes a list of bodies over that share everything else."""
+        count = len(bodies)
+        self.bodies = bodies
+        self.size = sum(map(len, bodies)) + RECORD_BYTES * count
+        if extras is not None:
+            self.extras = [extras.encoded] * count
+            self.tag_hashes, self.key_hashes = extras.tag_hash, extras.key_hash
+            self.size += len(extras.encoded) * count
+        if self.due_field:
+            self.due_values = [due_value]
+
+    @property
+    def timed(self) -> bool:
+        """Whether it goes to the timer topic first."""
+        return self.due_field != 0
+
+    def encode(self, queue_id: int, numbers: Numbers) -> bytes:
+        """The batch's request with these numbers; the columns are given up for it."""
+        if self.encoded:
+            # Another lane may count the same numbers: the queue decides as well.
+            if (self.queue_id, self.epoch, self.sequence) != (queue_id, *numbers[1:]):
+                self.encoded = batch_encoding.renumbered(self.encoded, queue_id, numbers)
+        else:
+            self.encoded = self._encode(queue_id, numbers)
+            self._count = self.count
+            self.bodies, self.extras, self.due_values = [], None, []
+            self.tag_hashes = self.key_hashes = 0
+        self.queue_id = queue_id
+        self.epoch, self.sequence = numbers.epoch, numbers.sequence
+        return self.encoded
+
+    def _encode(self, queue_id: int, numbers: Numbers) -> bytes:
+        parts, sizes = batch_encoding.records_and_sizes(
+            self.bodies, self.extras, self.id_head, self.born
+        )
+        due_values = b""
+        if self.due_field:
+            due_values = batch_encoding.due_array(self.due_field, self.due_values)
+        return batch_encoding.request(
+            self.number,
+            self.topic,
+            queue_id,
+            numbers,
+            parts,
+            sizes,
+            batch_encoding.packed32(self.tag_hashes, self.count),
+            batch_encoding.packed32(self.key_hashes, self.count),
+            self.due_field,
+            due_values,
+        )
+
+    def stored(
+        self,
+        broker: str,
+        store_id: int,
+        queue_id: int,
+        base_offset: int,
+        store_ms: int,
+        due_ms: bytes,
+    ) -> None:
+        """The broker has it."""
+        self.broker, self.store_id = broker, store_id
+        self.queue_id, self.base_offset = queue_id, base_offset
+        self.store_ms, self.due_ms = store_ms, due_ms
+        self._settle()
+
+    def failed(self, error: DuemqError) -> None:
+        """It is given up."""
+        self.error = error
+        self._settle()
+
+    def _settle(self) -> None:
+        self._count = self.count
+        self.bodies, self.extras, self.encoded, self.lane = [], None, b"", None
+        self._end_spans()
+        # `done` first: a waiter that came after the list was taken looks at `done` again.
+        self.done = True
+        waiters, self.waiters = self.waiters, []
+        for wake in waiters:
+            wake()
+
+    def _end_spans(self) -> None:
+        for index, span in self.spans.items():
+            if self.error is not None:
+                span.failed(self.error)
+            else:
+                due_ms = self.due_ms_of(index) if self.due_ms else 0
+                span.stored(self.broker, self.queue_id, self.base_offset + index, due_ms=due_ms)
+        self.spans = {}
+
+    def on_done(self, wake: Callable[[], None]) -> bool:
+        """Has `wake` called once the batch is done; False: it is done, do not wait.
+
+        From any thread.  `wake` runs in the event loop, or never when the answer is False.
+        """
+        if self.done:
+            return False
+        self.waiters.append(wake)
+        return not self.done
+
+    def tell(self, first: int, count: int = 1) -> None:
+        """Somebody waits for the outcome of these messages, or sees it.  From any thread."""
+        if self.told is None:
+            self.told = []
+        self.told.append((first, count))
+
+    def untold(self) -> Sequence[int]:
+        """The messages of whose outcome nobody knows."""
+        told = {index for first, count in self.told or () for index in range(first, first + count)}
+        return [index for index in range(self.count) if index not in told]
+
+    async def until_done(self) -> None:
+        """Waits, in the producer's event loop, until the batch is done."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        if self.on_done(wake):
+            await waiter
+
+    def message_id(self, index: int) -> str:
+        """Of the message at `index`."""
+        return f"{self.id_head.decode()}{index:03x}"
+
+    def message_ids(self) -> Sequence[str]:
+        """Of all messages."""
+        head = self.id_head.decode()
+        return [f"{head}{index:03x}" for index in range(self.count)]
+
+    def due_ms_of(self, index: int) -> int:
+        """When the message at `index` is due, as the broker resolved it."""
+        (due_ms,) = _DUE_MS.unpack_from(self.due_ms, _DUE_MS.size * index)
+        return int(due_ms)
+
+    def handle_of(self, index: int) -> str:
+        """The timer handle of the message at `index`."""
+        return handle.encode(
+            self.store_id, self.queue_id, self.base_offset + index, self.due_ms_of(index)
+        )

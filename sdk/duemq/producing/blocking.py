@@ -1,0 +1,265 @@
+"""The synchronous producer: callers' threads fill the outbox, the thread "duemq-io" empties it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, overload
+
+from duemq.errors import DuemqError, NotAllSent
+from duemq.message import Outgoing
+from duemq.producing import receipt
+from duemq.producing.cancels import CancelOutcome, Handle, Handles
+from duemq.producing.intake import Delay, Moment, Options, Piece
+from duemq.producing.outbox import Target
+from duemq.producing.producer import Producer as AsyncProducer
+from duemq.producing.producer import no_room
+from duemq.producing.receipt import PendingReceipt, Receipt, Receipts
+from duemq.settings import ProducerSettings
+from duemq.transport.cluster_client import Addresses
+from duemq.transport.loop_thread import Hosted
+
+# The sender fails a message at its deadline; should it not, this much later the caller is told.
+GRACE_S = 5.0
+
+
+class Producer:
+    """Sends messages.  Safe to use from many threads; not across fork.
+
+    Messages that wait for the same broker travel together; nothing waits while the way is free.
+    Connects when it is made; `close` (or leaving `with`) sends what is left and raises if it could
+    not.
+    """
+
+    def __init__(
+        self,
+        nameserver: Addresses | None = None,
+        *,
+        on_error: Callable[[PendingReceipt, DuemqError], object] | None = None,
+        settings: ProducerSettings | None = None,
+    ) -> None:
+        """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's.
+
+        `on_error`: called in the thread "duemq-io", which it must not hold up, for each submitted
+        message that is not stored, unless its `result` was waited for before; instead of the error
+        of `close`.  Raises Unavailable if none answers in `settings.client.connect_timeout_s`.
+        """
+        self._settings = settings or ProducerSettings()
+        core = AsyncProducer(nameserver, settings=self._settings)
+        core._serve_blocking(on_error)
+        self._hosted = Hosted(core, "the producer")
+        self._core = core
+        self._outbox = core.outbox
+        self._offer = core.intake.offer
+        self._targets = core.targets
+        _open_producers.add(self)
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+        delay_level: int | None = None,
+    ) -> Receipt:
+        """Sends a message and waits until it is stored durably.
+
+        `key` is for look-up, `tag` for filtering; messages of one `ordering_key` go to one queue,
+        in the order sent.  `properties`: text by name.
+
+        At most one of: `delay`, from the broker's clock: seconds, a timedelta, or text as
+        `"250ms"`, `"5s"`, `"1h30m"`; `deliver_at`: an aware datetime, epoch milliseconds or RFC
+        3339 text; `delay_level`: 1 to the number of the broker's levels.  What is due already is
+        delivered at once.
+
+        Raises InvalidArgument or TooLarge, naming field, value and limit; TopicNotFound; Timeout
+        after `send_timeout_s`, saying whether the message may have been stored; Closed.
+        """
+        pending = self.submit(
+            topic,
+            body,
+            key=key,
+            tag=tag,
+            ordering_key=ordering_key,
+            properties=properties,
+            delay=delay,
+            deliver_at=deliver_at,
+            delay_level=delay_level,
+        )
+        return pending.result(self._settings.send_timeout_s + GRACE_S)
+
+    def submit(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+        delay_level: int | None = None,
+    ) -> PendingReceipt:
+        """Hands a message over; `result()` of the answer waits for its Receipt or error.
+
+        The arguments are `send`'s.  Blocks only while the buffer is full, and raises Timeout if it
+        stays so for `send_timeout_s`.  Not asking for the result is fire and forget, to which
+        `flush` and `close` put an end.
+        """
+        target = self._targets.get(topic)
+        if target is None:
+            target = self._open(topic)
+        if self._outbox.full:
+            self._wait_for_room()
+        batch, index = self._offer(
+            target,
+            body,
+            key,
+            tag,
+            ordering_key,
+            properties,
+            delay,
+            deliver_at,
+            delay_level,
+        )
+        return PendingReceipt(batch, index)
+
+    def send_many(
+        self,
+        topic: str,
+        messages: Iterable[bytes | Outgoing],
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+        delay_level: int | None = None,
+    ) -> Receipts:
+        """Sends many messages and waits for all.
+
+        Bytes take the options of the call, an Outgoing has its own.  Raises NotAllSent when some
+        were not stored; it says which.
+
+        A list or tuple is looked through first: of one with a wrong message nothing is sent.  Any
+        other iterable is read in bites of about a frame, as fast as the brokers store; what came in
+        front of a wrong message is sent.  The error (InvalidArgument, TooLarge) names the message
+        by its number.  If the iterable raises, what had been read before may be sent.
+        """
+        options = Options(key, tag, ordering_key, properties, delay, deliver_at, delay_level)
+        intake = self._core.intake
+        pieces: list[Piece] = []
+        for chunk in intake.chunks(messages, options):
+            target = self._targets.get(topic) or self._open(topic)
+            if self._outbox.full:
+                self._wait_for_room()
+            intake.offer_chunk(target, chunk, options, pieces)
+        for batch, _, _ in pieces:
+            if not batch.done:
+                receipt.wait(batch, self._settings.send_timeout_s + GRACE_S)
+        return Receipts(pieces).checked()
+
+    @overload
+    def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
+    @overload
+    def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
+    def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
+        """Cancels delayed messages: by their receipts, or the handles of these; one, or a list.
+
+        What is answered CANCELLED is never delivered.  May be repeated.  Raises InvalidArgument
+        for what is not a handle, Unavailable when a timer shard cannot be asked in time.
+        """
+        if isinstance(handle, Handle):
+            return self._hosted.run(self._core.cancel(handle))
+        return self._hosted.run(self._core.cancel(handle))
+
+    def flush(self) -> None:
+        """Waits until all that was handed over before is stored or failed.
+
+        Raises Timeout after `send_timeout_s`.
+        """
+        self._hosted.run(self._core.flush())
+
+    def close(self) -> None:
+        """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
+
+        What is not answered within `close_timeout_s` fails with Closed.  Raises NotAllSent if
+        anything submitted was not stored, then or before, and nobody was told: its `result` was not
+        asked for, and there is no `on_error`.
+        """
+        _open_producers.discard(self)
+        self._hosted.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except NotAllSent:
+            if error is None:
+                raise
+            # The error of the body says more; what was not stored is in the log.
+
+    def _open(self, topic: str) -> Target:
+        return self._hosted.run(self._core._open_target(topic))
+
+    def _wait_for_room(self) -> None:
+        timeout_s = self._settings.send_timeout_s
+        deadline = time.monotonic() + timeout_s
+        while self._outbox.full:
+            gate = threading.Lock()  # guards nothing: released when there is room
+            gate.acquire()
+            if self._outbox.on_room(gate.release) and not gate.acquire(
+                timeout=max(0.0, deadline - time.monotonic())
+            ):
+                raise no_room(self._outbox, timeout_s)
+
+
+# Strong: what a producer that nobody holds any more has taken is sent all the same.
+_open_producers: set[Producer] = set()
+
+
+def _orphan_producers() -> None:
+    for producer in list(_open_producers):
+        producer._outbox.orphan()
+        producer._hosted.closed = True
+        _open_producers.discard(producer)
+
+
+os.register_at_fork(after_in_child=_orphan_producers)
+
+
+@atexit.register
+def _close_producers() -> None:
+    """Sends what is left in producers that nobody closed, in one `close_timeout_s` for all."""
+    left = list(_open_producers)
+    # What they could not send is in the log: nobody could catch the error.
+    with suppress(DuemqError):
+        if left:
+            left[0]._hosted.run(_close_all([each._core for each in left]))
+    for producer in left:
+        with suppress(DuemqError):
+            producer.close()
+
+
+async def _close_all(cores: list[AsyncProducer]) -> None:
+    await asyncio.gather(*(core.close() for core in cores), return_exceptions=True)

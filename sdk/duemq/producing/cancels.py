@@ -1,0 +1,128 @@
+"""Cancelling of delayed messages: each handle goes to the timer shard that keeps its message."""
+
+import asyncio
+import enum
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+from duemq.errors import DuemqError, InvalidArgument
+from duemq.producing import handle as handles
+from duemq.producing.receipt import Receipt
+from duemq.transport import retrying, status
+from duemq.transport.cluster_client import Client
+from duemq.v1 import timer_pb2
+from duemq.v1.message_pb2 import TimerHandle
+
+HANDLES_MAX = 10_000
+"""Of one request to a shard."""
+
+
+class CancelOutcome(enum.StrEnum):
+    """What became of a `cancel`."""
+
+    CANCELLED = "cancelled"
+    """It will never be delivered."""
+    FIRED = "fired"
+    """Too late: it is delivered or on its way."""
+    UNKNOWN = "unknown"
+    """Its shard never had it and will not get it, or it is gone for longer than `cancel_memory`."""
+
+
+_OUTCOMES = {
+    timer_pb2.CANCELLED: CancelOutcome.CANCELLED,
+    timer_pb2.FIRED: CancelOutcome.FIRED,
+    timer_pb2.UNKNOWN: CancelOutcome.UNKNOWN,
+}
+
+
+Handle = str | Receipt
+"""What tells a delayed message: its handle, or its receipt, which has one."""
+Handles = Sequence[Handle]
+
+
+def decoded_all(given: object) -> list[TimerHandle]:
+    """Raises InvalidArgument for what is no list of handles, and for a receipt that has none."""
+    if isinstance(given, list | tuple):
+        given = [_text(each) for each in given]
+    return handles.decode_all(given)
+
+
+def _text(handle: object) -> object:
+    if not isinstance(handle, Receipt):
+        return handle
+    if handle.handle is None:
+        raise InvalidArgument(
+            f"message {handle.message_id} was not delayed: there is nothing to cancel",
+            field="handle",
+            value=handle.message_id,
+            limit="of a delayed message",
+        )
+    return handle.handle
+
+
+async def cancel(client: Client, given: Sequence[Handle], timeout_s: float) -> list[CancelOutcome]:
+    """Cancels the messages of these handles; the outcomes in the same order.
+
+    A shard that is away or has not received the message yet is asked again until `timeout_s`.
+    Raises InvalidArgument for what is not a handle, before anything is cancelled; Unavailable
+    when some could not be asked for: their outcome is unknown, and asking again does no harm.
+    """
+    wanted = decoded_all(given)
+    outcomes: dict[int, CancelOutcome] = {}
+    deadline = time.monotonic() + timeout_s
+    trials = itertools.count()
+
+    async def attempt(left_s: float) -> None:
+        first = next(trials) == 0
+        by_shard: defaultdict[str, list[int]] = defaultdict(list)
+        for index, handle in enumerate(wanted):
+            if index not in outcomes:
+                by_shard[client.timer_of(handle.queue_id).address].append(index)
+        asked = [
+            _ask(
+                client,
+                address,
+                wanted,
+                indexes[start : start + HANDLES_MAX],
+                outcomes,
+                left_s,
+                first,
+            )
+            for address, indexes in by_shard.items()
+            for start in range(0, len(indexes), HANDLES_MAX)
+        ]
+        failures = [
+            failure
+            for failure in await asyncio.gather(*asked, return_exceptions=True)
+            if failure is not None
+        ]
+        # What cannot be mended by asking again comes first.
+        failures.sort(key=retrying.is_retryable)
+        if failures:
+            raise failures[0]
+
+    await retrying.until(deadline, attempt)
+    return [outcomes[index] for index in range(len(wanted))]
+
+
+async def _ask(
+    client: Client,
+    address: str,
+    wanted: Sequence[TimerHandle],
+    indexes: Sequence[int],
+    outcomes: dict[int, CancelOutcome],
+    left_s: float,
+    may_share: bool,
+) -> None:
+    asked = [wanted[index] for index in indexes]
+    results = await client.cancel_calls.ask(address, asked, left_s, may_share=may_share)
+    error: DuemqError | None = None
+    for index, result in zip(indexes, results, strict=True):
+        if result.HasField("error"):
+            error = status.from_proto(result.error)
+        else:
+            outcomes[index] = _OUTCOMES.get(result.outcome, CancelOutcome.UNKNOWN)
+    if error is not None:
+        raise error

@@ -1,0 +1,274 @@
+"""From a call's arguments to messages in the outbox.  Runs in callers' threads; does not wait."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from time import time_ns
+from typing import NamedTuple
+
+from duemq.errors import DuemqError, InvalidArgument, Overloaded, TooLarge, TopicNotFound
+from duemq.message import Outgoing
+from duemq.producing.batch import RECORD_BYTES, Batch
+from duemq.producing.batch_encoding import BLOCK_MESSAGES, Extras, extras_of
+from duemq.producing.outbox import BODY_BYTES_MAX, Outbox, Target, Trace, body_of, chunks_of
+from duemq.protocol.balance import queue_of_key
+from duemq.protocol.due import Due, due_of
+from duemq.protocol.route import Queue
+from duemq.tracing import spans
+from duemq.tracing.spans import SendSpan
+
+Delay = float | timedelta | str
+Moment = datetime | int | str
+# The first bite taken from an iterable; later ones as many as fill a frame.
+FIRST_CHUNK_MESSAGES = 512
+# A list may overshoot the frame by so much before it is cut one by one.
+OVERSHOOT = 1.25
+# Each ordering key has a batch of its own while the topic's queues are not known.
+EARLY_BATCHES_MAX = 1_024
+
+Piece = tuple[Batch, int, int]
+"""Messages that a call put into a batch: (batch, first index, count)."""
+Chunk = tuple[list[bytes | Outgoing], bool]
+"""Messages of a `send_many`, and whether all are bodies that are not too long."""
+
+
+class Options(NamedTuple):
+    """What the messages of a call have in common."""
+
+    key: str | None = None
+    tag: str | None = None
+    ordering_key: str | None = None
+    properties: Mapping[str, str] | None = None
+    delay: Delay | None = None
+    deliver_at: Moment | None = None
+    delay_level: int | None = None
+
+
+class Intake:
+    """One producer's."""
+
+    def __init__(self, outbox: Outbox, frame_bytes: int) -> None:
+        self._outbox = outbox
+        self._frame_bytes = frame_bytes
+        self._tracing = False
+
+    def offer(
+        self,
+        target: Target,
+        body: bytes,
+        key: str | None,
+        tag: str | None,
+        ordering_key: str | None,
+        properties: Mapping[str, str] | None,
+        delay: Delay | None,
+        deliver_at: Moment | None,
+        delay_level: int | None,
+    ) -> tuple[Batch, int]:
+        """Adds one message.  Raises InvalidArgument, TooLarge, Overloaded, Closed."""
+        if type(body) is not bytes or len(body) > BODY_BYTES_MAX:
+            body = body_of(body)
+        extras = due = None
+        queue: Queue | str | None = None
+        if key or tag or ordering_key or properties:
+            extras = extras_of(key, tag, ordering_key, properties)
+            if ordering_key:
+                if target.found:
+                    queue = queue_for(target, ordering_key)
+                else:
+                    queue = _early_key(target, ordering_key)
+        if delay is not None or deliver_at is not None or delay_level is not None:
+            due = due_of(delay, deliver_at, delay_level)
+        if not target.growing:
+            self._tracing = spans.enabled()  # once a frame
+        trace = None
+        if self._tracing and target.traced:
+            trace = _trace(target.topic, body, key, tag, ordering_key, properties)
+        now_ms = time_ns() // 1_000_000
+        return self._outbox.add(target, queue, body, extras, due, now_ms, trace)
+
+    def chunks(self, messages: Iterable[bytes | Outgoing], options: Options) -> Iterator[Chunk]:
+        """Cuts an iterable to what roughly fills a frame each.
+
+        Raises InvalidArgument, TooLarge before the first, for the options and for a wrong message
+        of a list or tuple.
+        """
+        if isinstance(messages, bytes | bytearray | memoryview | str):
+            raise InvalidArgument(
+                "send_many takes an iterable of messages, not one message",
+                field="messages",
+                value=type(messages).__name__,
+                limit="an iterable of bytes or Outgoing",
+            )
+        _extras_and_due(*options)
+        all_bodies = isinstance(messages, list | tuple) and _check_all(messages)
+        rest = iter(messages)
+        count = FIRST_CHUNK_MESSAGES
+        while chunk := list(islice(rest, count)):
+            yield chunk, all_bodies or _are_bodies(chunk)
+            if isinstance(chunk[0], bytes):
+                mean_bytes = len(chunk[0]) + RECORD_BYTES
+                count = max(1, min(BLOCK_MESSAGES, self._frame_bytes // mean_bytes))
+
+    def offer_chunk(
+        self, target: Target, chunk: Chunk, options: Options, pieces: list[Piece]
+    ) -> None:
+        """Adds a chunk's messages to `pieces`, the call's options for all bytes in it.
+
+        The caller will be told of their outcome.  Raises InvalidArgument, TooLarge, naming the
+        message by its number in the call; those in front of it are sent.
+        """
+        added: list[Piece] = []
+        try:
+            self._offer_all(target, chunk, options, added)
+        except (InvalidArgument, TooLarge) as error:
+            number = sum(count for _, _, count in pieces + added)
+            raise _of_message(number, error, "those in front of it are sent") from None
+        for batch, first, count in added:
+            batch.tell(first, count)
+        pieces += added
+
+    def _offer_all(
+        self, target: Target, chunk: Chunk, options: Options, pieces: list[Piece]
+    ) -> None:
+        messages, bodies_only = chunk
+        if bodies_only and not (target.traced and spans.enabled()):
+            self._offer_bodies(target, messages, options, pieces)  # type: ignore[arg-type]
+            return
+        for message in messages:
+            if isinstance(message, Outgoing):
+                batch, index = self.offer(
+                    target,
+                    message.body,
+                    message.key,
+                    message.tag,
+                    message.ordering_key,
+                    message.properties,
+                    message.delay,
+                    message.deliver_at,
+                    message.delay_level,
+                )
+            else:
+                batch, index = self.offer(target, message, *options)
+            last = pieces[-1] if pieces else None
+            if last is not None and last[0] is batch and last[1] + last[2] == index:
+                pieces[-1] = (batch, last[1], last[2] + 1)
+            else:
+                pieces.append((batch, index, 1))
+
+    def _offer_bodies(
+        self, target: Target, bodies: list[bytes], options: Options, pieces: list[Piece]
+    ) -> None:
+        extras, due = _extras_and_due(*options)
+        queue = queue_for(target, options.ordering_key) if options.ordering_key else None
+        now_ms = time_ns() // 1_000_000
+        for part in self._parts(bodies, extras):
+            batch = self._outbox.add_list(target, queue, part, extras, due, now_ms)
+            pieces.append((batch, 0, len(part)))
+
+    def _parts(self, bodies: list[bytes], extras: Extras | None) -> list[list[bytes]]:
+        message_bytes = RECORD_BYTES + (len(extras.encoded) if extras is not None else 0)
+        whole = sum(map(len, bodies)) + message_bytes * len(bodies)
+        if whole <= self._frame_bytes * OVERSHOOT and len(bodies) <= BLOCK_MESSAGES:
+            return [bodies]
+        return chunks_of(bodies, message_bytes, self._frame_bytes)
+
+
+def _extras_and_due(
+    key: str | None,
+    tag: str | None,
+    ordering_key: str | None,
+    properties: Mapping[str, str] | None,
+    delay: Delay | None,
+    deliver_at: Moment | None,
+    delay_level: int | None,
+) -> tuple[Extras | None, Due | None]:
+    """Of a message's options.  Raises InvalidArgument, TooLarge."""
+    extras = None
+    if key or tag or ordering_key or properties:
+        extras = extras_of(key, tag, ordering_key, properties)
+    return extras, due_of(delay, deliver_at, delay_level)
+
+
+def _are_bodies(messages: Sequence[object]) -> bool:
+    """All are bytes, and none is too long."""
+    return set(map(type, messages)) == {bytes} and max(map(len, messages)) <= BODY_BYTES_MAX  # type: ignore[arg-type]
+
+
+def _check_all(messages: Sequence[bytes | Outgoing]) -> bool:
+    """Whether all are bodies.
+
+    Raises InvalidArgument, TooLarge, naming the first message that is wrong by its number.
+    """
+    if not messages or _are_bodies(messages):
+        return True
+    for number, message in enumerate(messages):
+        try:
+            if isinstance(message, Outgoing):
+                body_of(message.body)
+                _extras_and_due(
+                    message.key,
+                    message.tag,
+                    message.ordering_key,
+                    message.properties,
+                    message.delay,
+                    message.deliver_at,
+                    message.delay_level,
+                )
+            else:
+                body_of(message)
+        except (InvalidArgument, TooLarge) as error:
+            raise _of_message(number, error, "nothing was sent") from None
+    return False
+
+
+def _of_message(number: int, error: DuemqError, sent: str) -> DuemqError:
+    return type(error)(
+        f"message {number}: {error.message}; {sent}",
+        field=f"messages[{number}].{error.field}",
+        value=error.value,
+        limit=error.limit,
+    )
+
+
+def _early_key(target: Target, ordering_key: str) -> str:
+    """The ordering key, if its messages may wait for the topic.  Raises Overloaded."""
+    if len(target.growing) >= EARLY_BATCHES_MAX:
+        raise Overloaded(
+            f"topic {target.topic!r} is not found yet, and messages of {EARLY_BATCHES_MAX} "
+            "ordering keys wait for it",
+            field="ordering_key",
+            value=ordering_key,
+            limit=EARLY_BATCHES_MAX,
+        )
+    return ordering_key
+
+
+def queue_for(target: Target, ordering_key: str) -> Queue:
+    """The queue of an ordering key: the same for every client that knows the same queues."""
+    queues = target.queues
+    if not queues:
+        raise TopicNotFound(
+            f"no broker takes messages for topic {target.topic!r} now",
+            field="topic",
+            value=target.topic,
+            retryable=True,
+        )
+    return queues[queue_of_key(ordering_key, len(queues))]
+
+
+def _trace(
+    topic: str,
+    body: bytes,
+    key: str | None,
+    tag: str | None,
+    ordering_key: str | None,
+    properties: Mapping[str, str] | None,
+) -> Trace:
+    def start(message_id: str) -> tuple[Extras | None, SendSpan | None]:
+        span = spans.start_send(topic, message_id, key=key, tag=tag, body_bytes=len(body))
+        if span is None:
+            return extras_of(key, tag, ordering_key, properties), None
+        with_context = {**(properties or {}), **span.properties}
+        return extras_of(key, tag, ordering_key, with_context), span
+
+    return start

@@ -1,0 +1,259 @@
+"""What waits to be sent, bounded by bytes.  Shared by the callers' threads and the event loop.
+
+Callers add messages to growing batches; the pump takes batches out in the order they were begun,
+and seals a batch only when it can send it, so that batches grow exactly while they wait.  Nobody
+waits in here: who finds no room registers to be woken.  No clock, no I/O.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from duemq.errors import Closed, DuemqError, InvalidArgument, TooLarge
+from duemq.producing.batch import PLAIN, RECORD_BYTES, Batch, Way
+from duemq.producing.batch_encoding import BLOCK_MESSAGES, NO_EXTRAS, Extras
+from duemq.protocol.due import Due
+from duemq.protocol.message_ids import MessageIds
+from duemq.protocol.route import Queue
+from duemq.settings import FRAME_BYTES_MOST
+
+if TYPE_CHECKING:
+    from duemq.tracing.spans import SendSpan
+
+# A batch that could not be sent takes no messages beyond this age (of the wall clock), so that its
+# messages' deadlines are at most so much too early.
+BATCH_AGE_MS_MAX = 1_000
+BODY_BYTES_MAX = FRAME_BYTES_MOST - 64 * 1024
+"""Of a message, whatever the brokers allow: more does not fit a batch."""
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """A topic that messages are sent to."""
+
+    topic: str
+    queues: tuple[Queue, ...]
+    """All known, sorted: what ordering keys are spread over (route.RouteCache.keyed)."""
+    traced: bool
+    found: bool = True
+    """False until `queues` is known: what is sent to it waits."""
+    growing: dict[Way, Batch] = field(default_factory=dict)
+    """The batch that takes messages now, for each way to travel."""
+
+
+# Given a message's id: its extras and the span that follows it.
+Trace = Callable[[str], "tuple[Extras | None, SendSpan | None]"]
+
+
+class Outbox:
+    """One producer's."""
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        frame_bytes: int,
+        wake_pump: Callable[[], object],
+    ) -> None:
+        """`wake_pump` is called, from any thread, when a batch begins and the pump is asleep."""
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        """Accepted and not yet answered."""
+        self._lock = threading.Lock()  # guards growing batches, arrivals, used_bytes, _asleep
+        self._frame_bytes = frame_bytes
+        self._wake_pump = wake_pump
+        self._asleep = True
+        self.arrivals: deque[Batch] = deque()
+        """Begun since the last `take_arrivals`."""
+        self._waiting_for_room: deque[Callable[[], None]] = deque()
+        self._closed: DuemqError | None = None
+        self.begun = 0
+        """Batches so far."""
+        self._ids = MessageIds()
+
+    # ── callers ──────────────────────────────────────────────────────────────────────
+
+    @property
+    def full(self) -> bool:
+        """No room now.  Soft: each thread may overshoot by one message."""
+        return self.used_bytes >= self.limit_bytes
+
+    def add(
+        self,
+        target: Target,
+        queue: Queue | str | None,
+        body: bytes,
+        extras: Extras | None,
+        due: Due | None,
+        now_ms: int,
+        trace: Trace | None = None,
+    ) -> tuple[Batch, int]:
+        """Adds a message; answers its batch and its index in it.  Raises Closed.
+
+        The hottest path of a producer that sends one by one: flat on purpose.
+        """
+        way = PLAIN if queue is None and due is None else (queue, due.field if due else 0)
+        size = len(body) + RECORD_BYTES
+        if extras is not None:
+            size += len(extras.encoded)
+        wake = False
+        with self._lock:
+            batch = target.growing.get(way)
+            if (
+                batch is None
+                or batch.size + size > self._frame_bytes
+                or len(batch.bodies) >= BLOCK_MESSAGES
+                or now_ms - batch.begun_ms > BATCH_AGE_MS_MAX
+                or self._closed is not None
+            ):
+                batch, wake = self._begin(target, way, now_ms)
+                target.growing[way] = batch
+            index = len(batch.bodies)
+            if trace is not None:
+                extras, span = trace(batch.message_id(index))
+                if span is not None:
+                    batch.spans[index] = span
+            if extras is not None or batch.extras is not None:
+                batch.add_extras(extras or NO_EXTRAS)
+            if due is not None:
+                batch.due_values.append(due.value)
+            batch.bodies.append(body)
+            if batch.born_ms != now_ms:
+                batch.born_at(index, now_ms)
+            batch.size += size
+            self.used_bytes += size
+        if wake:
+            self._wake_pump()
+        return batch, index
+
+    def add_list(
+        self,
+        target: Target,
+        queue: Queue | None,
+        bodies: list[bytes],
+        extras: Extras | None,
+        due: Due | None,
+        now_ms: int,
+    ) -> Batch:
+        """Adds bodies that share everything else as a batch of their own.  Raises Closed.
+
+        The caller cuts the list: BLOCK_MESSAGES and frame_bytes are the limits.
+        """
+        due_field, due_value = due or (0, 0)
+        with self._lock:
+            way = (queue, due_field)
+            batch, wake = self._begin(target, way, now_ms)
+            # What comes later on this way must not overtake it in an older batch.
+            target.growing.pop(way, None)
+            batch.fill(bodies, extras, due_value)
+            self.used_bytes += batch.size
+        if wake:
+            self._wake_pump()
+        return batch
+
+    def on_room(self, wake: Callable[[], None]) -> bool:
+        """Has `wake` called when there is room, or the outbox closes; False: there is room."""
+        with self._lock:
+            if not self.full or self._closed is not None:
+                return False
+            self._waiting_for_room.append(wake)
+            return True
+
+    # ── the event loop ───────────────────────────────────────────────────────────────
+
+    def take_arrivals(self) -> list[Batch]:
+        """The batches begun since the last call, in that order.  They may still be growing."""
+        with self._lock:
+            arrivals = list(self.arrivals)
+            self.arrivals.clear()
+            self._asleep = True
+            return arrivals
+
+    def seal(self, batch: Batch) -> None:
+        """Ends a batch's growth."""
+        with self._lock:
+            if batch.growing.get(batch.way) is batch:
+                del batch.growing[batch.way]
+
+    def release(self, size: int) -> None:
+        """A batch of that size is done."""
+        with self._lock:
+            self.used_bytes -= size
+            if self.full or not self._waiting_for_room:
+                return
+            woken, self._waiting_for_room = self._waiting_for_room, deque()
+        for wake in woken:
+            wake()
+
+    def close(self, error: DuemqError | None = None) -> None:
+        """Accepts nothing more; who waits for room is woken."""
+        with self._lock:
+            self._closed = error or Closed("the producer is closed")
+            woken, self._waiting_for_room = self._waiting_for_room, deque()
+        for wake in woken:
+            wake()
+
+    def orphan(self) -> None:
+        """After a fork, in the child: nobody empties it here.
+
+        The lock may be held by a thread that the child does not have.
+        """
+        self._lock = threading.Lock()  # guards what the lock it replaces did
+        self._closed = Closed(
+            "this producer belongs to the parent process: fork before the first client"
+        )
+
+    def _begin(self, target: Target, way: Way, now_ms: int) -> tuple[Batch, bool]:
+        if self._closed is not None:
+            raise type(self._closed)(self._closed.message)
+        id_head = self._ids.head(now_ms)
+        self.begun += 1
+        batch = Batch(target.topic, way, target.growing, self.begun, id_head, now_ms)
+        self.arrivals.append(batch)
+        wake, self._asleep = self._asleep, False
+        return batch, wake
+
+
+def body_of(body: object) -> bytes:
+    """A body as bytes.  Raises InvalidArgument for text and other types, TooLarge."""
+    if isinstance(body, bytearray | memoryview):
+        body = bytes(body)
+    if not isinstance(body, bytes):
+        hint = ": encode it first" if isinstance(body, str) else ""
+        raise InvalidArgument(
+            f"body must be bytes, not {type(body).__name__}{hint}",
+            field="body",
+            value=type(body).__name__,
+            limit="bytes, bytearray or memoryview",
+        )
+    if len(body) > BODY_BYTES_MAX:
+        raise TooLarge(
+            f"body has {len(body)} bytes, {BODY_BYTES_MAX} are allowed at most",
+            field="body",
+            value=len(body),
+            limit=BODY_BYTES_MAX,
+        )
+    return body
+
+
+def chunks_of(bodies: Sequence[bytes], message_bytes: int, frame_bytes: int) -> list[list[bytes]]:
+    """Cuts bodies into lists of at most `frame_bytes` (or one body) and BLOCK_MESSAGES.
+
+    `message_bytes`: of a message beside its body.
+    """
+    chunks: list[list[bytes]] = []
+    chunk: list[bytes] = []
+    size = 0
+    for body in bodies:
+        body_bytes = len(body) + message_bytes
+        if chunk and (size + body_bytes > frame_bytes or len(chunk) == BLOCK_MESSAGES):
+            chunks.append(chunk)
+            chunk, size = [], 0
+        chunk.append(body)
+        size += body_bytes
+    if chunk:
+        chunks.append(chunk)
+    return chunks

@@ -1,0 +1,298 @@
+"""The asyncio producer; the synchronous one is a face of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Self, overload
+
+from duemq.errors import Closed, DuemqError, NotAllSent, Overloaded, Timeout
+from duemq.message import Outgoing
+from duemq.producing import cancels
+from duemq.producing.cancels import CancelOutcome, Handle, Handles
+from duemq.producing.intake import Delay, Intake, Moment, Options, Piece
+from duemq.producing.losses import Losses, log_unanswered
+from duemq.producing.outbox import Outbox, Target
+from duemq.producing.pump import Sender
+from duemq.producing.receipt import AwaitableReceipt, PendingReceipt, Receipt, Receipts
+from duemq.settings import ProducerSettings
+from duemq.transport.cluster_client import Addresses, Client
+
+
+class Producer:
+    """Sends messages.  Safe to use from many tasks of one event loop.
+
+    Messages that wait for the same broker travel together; nothing waits while the way is free.
+    `await start()` (or `async with`) connects, `await close()` sends what is left and raises if it
+    could not.
+    """
+
+    def __init__(
+        self,
+        nameserver: Addresses | None = None,
+        *,
+        on_error: Callable[[AwaitableReceipt, DuemqError], object] | None = None,
+        settings: ProducerSettings | None = None,
+    ) -> None:
+        """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's.
+
+        `on_error`: called in the event loop for each submitted message that is not stored, unless
+        its receipt was awaited before; instead of the error of `close`.
+        """
+        self._settings = settings or ProducerSettings()
+        self._client = Client(nameserver, self._settings.client)
+        self._losses = Losses(AwaitableReceipt, on_error)
+        self._sender: Sender | None = None
+        self.targets: dict[str, Target] = {}
+        self._begun_before = 0
+        self._closed = False
+        self._blocking = False
+        self._unclosed: weakref.finalize[..., Producer] | None = None
+
+    def _serve_blocking(
+        self, on_error: Callable[[PendingReceipt, DuemqError], object] | None
+    ) -> None:
+        """It is the core of a `duemq.Producer`: callers are in other threads."""
+        self._blocking = True
+        self._losses = Losses(PendingReceipt, on_error)
+
+    async def start(self) -> None:
+        """Connects.  Raises Unavailable if no nameserver answers."""
+        if self._sender is not None or self._closed:
+            return
+        await self._client.start()
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+
+        def wake_pump() -> None:
+            if self._blocking:
+                loop.call_soon_threadsafe(sender.pump)
+            else:
+                sender.pump()
+
+        self.outbox = Outbox(settings.buffer_bytes, settings.frame_bytes, wake_pump)
+        self._sender = sender = Sender(self._client, settings, self.outbox, self._losses)
+        self._unclosed = weakref.finalize(
+            self, log_unanswered, sender.open, sender.early, self.outbox.arrivals
+        )
+        self.intake = Intake(self.outbox, settings.frame_bytes)
+        self.targets = sender.targets
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+        delay_level: int | None = None,
+    ) -> Receipt:
+        """Sends a message and waits until it is stored durably.  As `duemq.Producer.send`."""
+        await self._ready(topic)
+        return await self.submit(
+            topic,
+            body,
+            key=key,
+            tag=tag,
+            ordering_key=ordering_key,
+            properties=properties,
+            delay=delay,
+            deliver_at=deliver_at,
+            delay_level=delay_level,
+        )
+
+    def submit(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+        delay_level: int | None = None,
+    ) -> AwaitableReceipt:
+        """Hands a message over at once; awaiting the answer gives the Receipt or the error.
+
+        The arguments are `send`'s.  While the topic is being found, its messages wait in order;
+        if it is not found, they fail.  Raises Overloaded when the buffer is full: `await ready` in
+        front of it waits for room.
+        """
+        target = self.targets.get(topic)
+        if target is None:
+            target = self._early_target(topic)
+        if self.outbox.full:
+            raise Overloaded(
+                f"{self.outbox.used_bytes} bytes wait to be sent: `await ready(topic)` before "
+                "`submit`, or use `send`",
+                field="buffer_bytes",
+                value=self.outbox.used_bytes,
+                limit=self.outbox.limit_bytes,
+            )
+        batch, index = self.intake.offer(
+            target,
+            body,
+            key,
+            tag,
+            ordering_key,
+            properties,
+            delay,
+            deliver_at,
+            delay_level,
+        )
+        return AwaitableReceipt(batch, index)
+
+    async def ready(self, topic: str) -> None:
+        """Waits until `submit` has room, and the topic is found.
+
+        Between the messages of a loop it is what lets them leave.  Raises TopicNotFound,
+        Unavailable; Timeout if the buffer stays full for `send_timeout_s`; Closed.
+        """
+        if self._sender is not None and self.outbox.begun != self._begun_before:
+            self._begun_before = self.outbox.begun
+            await asyncio.sleep(0)  # the links' turn: a caller that never waits would starve them
+        await self._ready(topic)
+
+    async def send_many(
+        self,
+        topic: str,
+        messages: Iterable[bytes | Outgoing],
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+        delay_level: int | None = None,
+    ) -> Receipts:
+        """Sends many messages and waits for all.  As `duemq.Producer.send_many`."""
+        options = Options(key, tag, ordering_key, properties, delay, deliver_at, delay_level)
+        await self._ready(topic)
+        pieces: list[Piece] = []
+        for chunk in self.intake.chunks(messages, options):
+            target = await self._ready(topic)
+            self.intake.offer_chunk(target, chunk, options, pieces)
+            await asyncio.sleep(0)  # the links' turn
+        for batch, _, _ in pieces:
+            await batch.until_done()
+        return Receipts(pieces).checked()
+
+    @overload
+    async def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
+    @overload
+    async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
+    async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
+        """Cancels delayed messages.  As `duemq.Producer.cancel`."""
+        self._running()
+        timeout_s = self._settings.client.request_timeout_s
+        if isinstance(handle, Handle):
+            return (await cancels.cancel(self._client, [handle], timeout_s))[0]
+        return await cancels.cancel(self._client, handle, timeout_s)
+
+    async def flush(self) -> None:
+        """Waits until all that was handed over before is stored or failed.  Raises Timeout."""
+        await self._running().flush(self._settings.send_timeout_s)
+
+    async def close(self) -> None:
+        """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
+
+        What is not answered within `close_timeout_s` fails with Closed.  Raises NotAllSent if
+        anything submitted was not stored, then or before, and nobody was told: its receipt was not
+        awaited, and there is no `on_error`.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._sender is not None:
+                if self._unclosed is not None:
+                    self._unclosed.detach()
+                self.outbox.close()
+                try:
+                    await self._sender.flush(self._settings.close_timeout_s)
+                except Timeout:
+                    pass  # each message's receipt says so
+                finally:
+                    await self._sender.close()
+        finally:
+            await self._client.close()
+        self._losses.at_the_end()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except NotAllSent:
+            if error is None:
+                raise
+            # The error of the body says more; what was not stored is in the log.
+
+    def _running(self) -> Sender:
+        if self._closed:
+            raise Closed("the producer is closed")
+        if self._sender is None:
+            raise Closed("the producer is not started: use `async with` or `await start()`")
+        return self._sender
+
+    async def _open_target(self, topic: str) -> Target:
+        return await self._running().open_target(topic)
+
+    def _early_target(self, topic: str) -> Target:
+        return self._running().early_target(topic)
+
+    async def _ready(self, topic: str) -> Target:
+        """The topic's target, once there is room."""
+        sender = self._running()
+        target = self.targets.get(topic)
+        if target is None:
+            target = await sender.open_target(topic)
+        if self.outbox.full:
+            await self._room()
+        return target
+
+    async def _room(self) -> None:
+        timeout_s = self._settings.send_timeout_s
+        deadline = time.monotonic() + timeout_s
+        loop = asyncio.get_running_loop()
+        while self.outbox.full:
+            room: asyncio.Future[None] = loop.create_future()
+
+            def wake(room: asyncio.Future[None] = room) -> None:
+                if not room.done():
+                    room.set_result(None)
+
+            if not self.outbox.on_room(wake):
+                return
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await room
+            except TimeoutError:
+                raise no_room(self.outbox, timeout_s) from None
+
+
+def no_room(outbox: Outbox, timeout_s: float) -> Timeout:
+    """The buffer stayed full."""
+    return Timeout(
+        f"{outbox.used_bytes} bytes wait to be sent and none could be in {timeout_s} s",
+        field="buffer_bytes",
+        value=outbox.used_bytes,
+        limit=outbox.limit_bytes,
+    )

@@ -1,0 +1,1 @@
+"""Rules that both ends share.  Plain Python, no gRPC."""

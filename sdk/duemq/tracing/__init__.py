@@ -1,0 +1,1 @@
+"""Spans of messages, and how their contexts travel."""

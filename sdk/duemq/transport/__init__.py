@@ -1,0 +1,1 @@
+"""Channels, routes, statuses, retries: what every client does with gRPC."""

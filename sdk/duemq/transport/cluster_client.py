@@ -1,0 +1,351 @@
+"""The connection to a cluster that producers, consumers and admin clients are built on.
+
+Owned by one event loop.  Holds the route cache (pushed by all nameservers, see `route_watcher`) and
+one gRPC channel an address.  Synchronous clients run it on the loop of `loop_thread`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+import grpc.aio
+
+from duemq.errors import (
+    Closed,
+    DuemqError,
+    InvalidArgument,
+    MissingBroker,
+    TopicNotFound,
+    Unavailable,
+)
+from duemq.protocol.route import Broker, LostBroker, Route, RouteCache, TimerShard
+from duemq.settings import NAMESERVER_PORT, ClientSettings, default_nameserver
+from duemq.transport import channel, retrying, status
+from duemq.transport.cancel_calls import CancelCalls
+from duemq.transport.diagnosis import Finding, diagnose
+from duemq.transport.route_watcher import RouteWatcher
+from duemq.v1 import admin_pb2, admin_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+# A broker that is listed and does not answer holds the making of a topic up for so long.
+CREATE_GRACE_S = 1.0
+# Brokers that others told of; of more, those told of longest ago are forgotten.
+LEARNED_MAX = 256
+# Routes come within milliseconds.  While they do not, what is at the addresses is looked at.
+LOOK_EVERY_S = 0.5
+
+Addresses = str | Sequence[str]
+T = TypeVar("T")
+
+
+def nameservers_of(addresses: Addresses | None) -> tuple[str, ...]:
+    """`"a:9876,b"` or `["a:9876", "b"]` → addresses with ports; None: DUEMQ_NAMESERVER's.
+
+    Raises InvalidArgument, naming the address.
+    """
+    if addresses is None:
+        addresses = default_nameserver()
+    parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    named = [part.strip() for part in parts if part.strip()]
+    if not named:
+        raise InvalidArgument(
+            "a nameserver is needed: host:port, several separated by commas",
+            field="nameserver",
+            value=addresses,
+        )
+    return tuple(_with_port(address) for address in named)
+
+
+def _with_port(address: str) -> str:
+    scheme, separator, rest = address.partition("://")
+    if separator:
+        plain = rest.partition("/")[0]
+        hint = f": write {_with_port(plain)}" if plain else ""
+        raise InvalidArgument(
+            f"nameserver {address!r}: {scheme}:// does not belong there{hint}",
+            field="nameserver",
+            value=address,
+            limit="host:port",
+        )
+    host, colon, port = address.rpartition(":")
+    if not colon or address.endswith("]"):
+        return f"{address}:{NAMESERVER_PORT}"
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidArgument(
+            f"nameserver {address!r} is not host:port",
+            field="nameserver",
+            value=address,
+            limit="host:port, port 1 to 65535",
+        )
+    return address
+
+
+class Client:
+    """Routes and channels.  Make it, `await start()`, use it, `await close()`, in one loop."""
+
+    def __init__(
+        self, nameserver: Addresses | None = None, settings: ClientSettings | None = None
+    ) -> None:
+        self.settings = settings or ClientSettings()
+        self.nameservers = nameservers_of(nameserver)
+        self._watcher: RouteWatcher | None = None
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._routes = RouteCache()
+        self._listeners: list[Callable[[], None]] = []
+        self._creating: dict[str, asyncio.Task[frozenset[str]]] = {}
+        self._learned: dict[str, Broker] = {}
+        self._making: set[asyncio.Task[str]] = set()
+        self._closed = False
+        self.cancel_calls = CancelCalls(self.channel)
+
+    async def start(self) -> None:
+        """Waits for the first routes.
+
+        Raises Unavailable if no nameserver answers in `connect_timeout_s`, InvalidArgument as soon
+        as it is clear that none of the addresses is a nameserver's.  Both say what was found there.
+        """
+        self._watcher = RouteWatcher(self.nameservers, self._routes)
+        self._watcher.on_change(self._routes_changed)
+        self._watcher.start()
+        try:
+            await self._connected(self._watcher, self.settings.connect_timeout_s)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _connected(self, watcher: RouteWatcher, timeout_s: float) -> None:
+        ready = asyncio.create_task(watcher.ready(timeout_s))
+        found: list[Finding] = []
+        look = asyncio.create_task(self._look(found, min(LOOK_EVERY_S, timeout_s / 4)))
+        try:
+            await asyncio.wait([ready, look], return_when=asyncio.FIRST_COMPLETED)
+            if look.done() and not ready.done():
+                look.result()
+            await ready
+        except Unavailable as error:
+            told = "; ".join(each.text for each in found) or error.message
+            raise Unavailable(
+                f"no nameserver answered within {timeout_s:g} s: {told}",
+                field="nameserver",
+                value=",".join(self.nameservers),
+            ) from None
+        finally:
+            ready.cancel()
+            look.cancel()
+
+    async def _look(self, found: list[Finding], every_s: float) -> None:
+        """Keeps `found` up to date: what is at the nameservers' addresses.
+
+        Raises InvalidArgument once none of them can ever be a nameserver's.
+        """
+        while not (found and all(each.mistaken for each in found)):
+            await asyncio.sleep(every_s)
+            found[:] = await asyncio.gather(*map(diagnose, self.nameservers))
+        raise InvalidArgument(
+            "; ".join(each.text for each in found),
+            field="nameserver",
+            value=",".join(self.nameservers),
+            limit="the address of a nameserver",
+        )
+
+    async def close(self) -> None:
+        """Ends the watch and closes every channel, with the calls in them.  Idempotent."""
+        self._closed = True
+        for task in (*self._creating.values(), *self._making):
+            task.cancel()
+        if self._watcher is not None:
+            await self._watcher.stop()
+        channels, self._channels = list(self._channels.values()), {}
+        await asyncio.gather(*(each.close() for each in channels))
+
+    @property
+    def routes(self) -> RouteCache:
+        """What is known; changes as nameservers push."""
+        return self._routes
+
+    @property
+    def missing(self) -> tuple[MissingBroker, ...]:
+        """Brokers that were there lately, as nameservers or this client know, sorted by name.
+
+        What is put together from the live ones lacks what these store.
+        """
+        found = {lost.broker.name: story_of(lost) for lost in self._routes.lost_brokers}
+        for name in self._routes.away:
+            found.setdefault(name, "it was there and is not now")
+        return tuple(MissingBroker(name, found[name]) for name in sorted(found))
+
+    def on_routes_changed(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` in the loop after each change of the routes, until `off_…`."""
+        self._listeners.append(listener)
+
+    def off_routes_changed(self, listener: Callable[[], None]) -> None:
+        """Takes a listener back."""
+        self._listeners.remove(listener)
+
+    async def wait_for(self, condition: Callable[[RouteCache], bool], timeout_s: float) -> None:
+        """Until the routes fulfil `condition`.  Raises Timeout or Unavailable."""
+        if self._watcher is None or self._closed:
+            raise Closed("the client is closed")
+        await self._watcher.wait_for(condition, timeout_s)
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """The channel to `host:port`, shared; connects with the first call."""
+        if self._closed:
+            raise Closed("the client is closed")
+        found = self._channels.get(address)
+        if found is None:
+            found = self._channels[address] = channel.connect(address)
+        return found
+
+    def broker(self, name: str) -> Broker:
+        """A live broker.  Raises Unavailable if none of that name is known."""
+        found = self._routes.broker(name) or self._learned.get(name)
+        if found is None:
+            raise Unavailable(f"broker {name} is not there", field="broker", value=name)
+        return found
+
+    def learn(self, name: str, address: str) -> None:
+        """A broker told of another one: it is asked there where the nameservers do not list it."""
+        self._learned.pop(name, None)
+        self._learned[name] = Broker(name, address)
+        if len(self._learned) > LEARNED_MAX:
+            del self._learned[next(iter(self._learned))]
+
+    def story(self) -> str:
+        """What each nameserver says of the brokers, for people."""
+        return self._watcher.story() if self._watcher is not None else ""
+
+    def timer_of(self, timer_queue_id: int) -> TimerShard:
+        """The timer shard of a %TIMER% queue.  Raises Unavailable if it is not there."""
+        found = self._routes.timer_of(timer_queue_id)
+        if found is None:
+            raise Unavailable(
+                f"no timer shard serves %TIMER% queue {timer_queue_id} now",
+                field="timer_queue",
+                value=timer_queue_id,
+            )
+        return found
+
+    async def call(
+        self,
+        address: Callable[[], str],
+        method: Callable[[grpc.aio.Channel, float], Awaitable[T]],
+        timeout_s: float | None = None,
+    ) -> T:
+        """A unary request that may be repeated: retried until `timeout_s` with backoff and jitter.
+
+        `address` is asked before each attempt, as routes may change; `method(channel, seconds
+        left)` makes the call.  Raises DuemqErrors.
+        """
+
+        async def attempt(left_s: float) -> T:
+            to = address()
+            return await status.answer(method(self.channel(to), left_s), to)
+
+        timeout_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
+        return await retrying.until(time.monotonic() + timeout_s, attempt)
+
+    async def topic_route(
+        self, topic: str, *, create: bool = False, timeout_s: float | None = None
+    ) -> Route:
+        """The topic's route; waits for one.  `create`: has the live brokers make the topic first.
+
+        Raises TopicNotFound when nobody serves it in time or brokers do not create topics.
+        """
+        route = self._routes.route(topic)
+        if route is not None and route.brokers:
+            return route
+        timeout_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
+        makers = await self._create_once(topic, timeout_s) if create else frozenset[str]()
+
+        def served(routes: RouteCache) -> bool:
+            # By all that made it: a route that grows by the second would move ordering keys.
+            found = routes.route(topic)
+            return found is not None and makers <= {each.broker for each in found.brokers}
+
+        cause: DuemqError | None = None
+        try:
+            await self.wait_for(served, deadline - time.monotonic())
+        except Unavailable as error:
+            cause = error
+        route = self._routes.route(topic)
+        if route is None:
+            lost = ", ".join(each.broker.name for each in self._routes.lost_brokers)
+            raise TopicNotFound(
+                f"no broker serves topic {topic!r}"
+                + (f"; lost lately: {lost}" if lost else "")
+                + (f": {cause}" if cause else ""),
+                field="topic",
+                value=topic,
+                retryable=True,
+            ) from cause
+        return route
+
+    async def _create_once(self, topic: str, timeout_s: float) -> frozenset[str]:
+        """Many callers, one request a broker.  The brokers that made it."""
+        task = self._creating.get(topic)
+        if task is None:
+            task = asyncio.create_task(self._create(topic, timeout_s), name=f"create {topic}")
+            self._creating[topic] = task
+            task.add_done_callback(lambda _: self._creating.pop(topic, None))
+        return await asyncio.shield(task)
+
+    async def _create(self, topic: str, timeout_s: float) -> frozenset[str]:
+        deadline = time.monotonic() + timeout_s
+        await self.wait_for(lambda routes: bool(routes.brokers), timeout_s)
+        request = admin_pb2.CreateTopicRequest(
+            topic=admin_pb2.TopicConfig(name=topic), if_missing=True
+        )
+
+        async def at(broker: Broker) -> str:
+            await self.call(
+                lambda: self.broker(broker.name).address,
+                lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).CreateTopic(
+                    request, timeout=left_s
+                ),
+                deadline - time.monotonic(),
+            )
+            return broker.name
+
+        asked = [asyncio.create_task(at(broker)) for broker in self._routes.brokers]
+        self._making.update(asked)
+        for task in asked:
+            task.add_done_callback(self._made)
+        # Those that take longer are not waited for; they make it all the same.
+        return await _first_and_those_close_behind(asked)
+
+    def _made(self, task: asyncio.Task[str]) -> None:
+        self._making.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("a broker did not make a topic: %s", error)
+
+    def _routes_changed(self) -> None:
+        for listener in tuple(self._listeners):
+            listener()
+
+
+async def _first_and_those_close_behind(asked: list[asyncio.Task[str]]) -> frozenset[str]:
+    """What was answered by CREATE_GRACE_S after the first success; the first failure if none."""
+    made: set[str] = set()
+    waiting = set(asked)
+    while waiting and not made:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        made = {task.result() for task in done if task.exception() is None}
+    if not made:
+        return frozenset([asked[0].result()])  # raises
+    if waiting:
+        done, _ = await asyncio.wait(waiting, timeout=CREATE_GRACE_S)
+        made |= {task.result() for task in done if task.exception() is None}
+    return frozenset(made)
+
+
+def story_of(lost: LostBroker) -> str:
+    """Where it was, and since when it is not, for people."""
+    since = datetime.fromtimestamp(lost.since_ms / 1000).astimezone().isoformat(timespec="seconds")
+    how = "stopped" if lost.stopped else "fell silent"
+    return f"it was at {lost.broker.address}, {how} at {since} and has not come back"

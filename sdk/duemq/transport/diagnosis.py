@@ -1,0 +1,101 @@
+"""Why no nameserver answers: what is found at its address instead, and what to do about it.
+
+Asked only when routes do not come: two short requests an address, both bounded.
+"""
+
+import asyncio
+import re
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from duemq.errors import DuemqError
+from duemq.transport import channel, status
+
+# Of each of the two questions to one address: does anything listen, and what is it.
+QUESTION_TIMEOUT_S = 1.0
+START_ONE = "is it started? `duemq up` starts a cluster here"
+
+_HEALTH = "/grpc.health.v1.Health/Check"
+# Every server of DueMQ tells the health of its service by name (server.py).
+_SERVICES = {
+    "duemq.v1.Broker": "a broker",
+    "duemq.v1.Timer": "a timer service",
+}
+_NAMESERVER = "duemq.v1.Nameserver"
+_ADDRESS = re.compile(r"(?P<host>\[[^\]]+\]|[^:/]+):(?P<port>\d+)\Z")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is at an address."""
+
+    text: str
+    """Names the address."""
+    mistaken: bool = False
+    """Something else serves there: to wait is useless."""
+
+
+async def diagnose(address: str) -> Finding:
+    """Looks what is at `host:port`, in about 2 * QUESTION_TIMEOUT_S at the longest."""
+    found = await _listening(address)
+    return found if found is not None else await _service(address)
+
+
+async def _listening(address: str) -> Finding | None:
+    """None: something takes connections there, or only gRPC can resolve the name."""
+    parts = _ADDRESS.match(address)
+    if parts is None:
+        return None
+    try:
+        async with asyncio.timeout(QUESTION_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(parts["host"].strip("[]"), int(parts["port"]))
+    except ConnectionRefusedError:
+        return Finding(f"connection refused at {address}: {START_ONE}")
+    except socket.gaierror:
+        return Finding(f"no host of that name at {address}: check the name, or the network")
+    except TimeoutError:
+        return Finding(f"no connection to {address}: host down, or a firewall in between")
+    except OSError as error:
+        return Finding(f"no connection to {address}: {error.strerror or error}")
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return None
+
+
+async def _service(address: str) -> Finding:
+    async with channel.connect(address) as connection:
+        try:
+            async with asyncio.timeout(QUESTION_TIMEOUT_S):
+                if await _serves(connection, _NAMESERVER):
+                    return Finding(f"nameserver {address} is not ready yet, or too slow")
+                for service, role in _SERVICES.items():
+                    if await _serves(connection, service):
+                        return Finding(
+                            f"{address} is {role}, not a nameserver: give the nameserver's address"
+                            " (its port is 9876 unless it was set otherwise)",
+                            mistaken=True,
+                        )
+        except (TimeoutError, DuemqError):
+            return Finding(
+                f"{address} takes connections but does not speak gRPC: is the port right?"
+            )
+    return Finding(f"{address} is a gRPC server, but no nameserver of DueMQ", mistaken=True)
+
+
+async def _serves(connection: grpc.aio.Channel, service: str) -> bool:
+    """Whether the server has the service.  Raises DuemqError when it does not speak gRPC."""
+    # grpc.health.v1.HealthCheckRequest: string service = 1.
+    request = b"\x0a" + bytes([len(service)]) + service.encode()
+    ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connection.unary_unary(_HEALTH)
+    try:
+        await ask(request)
+    except grpc.aio.AioRpcError as error:
+        if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
+            return False
+        raise status.from_rpc_error(error) from error
+    return True

@@ -1,0 +1,175 @@
+"""The event loop "duemq-io": one background thread that all synchronous clients of a process share.
+
+It starts with the first client and ends with the last.  It is a daemon: a client that was never
+closed does not keep the process.  gRPC does not survive a fork: what a child process inherits, and
+what it makes while its parent has a client, answers `Closed` instead of waiting for ever.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Protocol, TypeVar
+
+from duemq.errors import Closed, Timeout
+from duemq.transport.event_loops import new_event_loop
+
+NAME = "duemq-io"
+# To end after the last client closed: cancelled tasks, gRPC's own shutdown.
+STOP_TIMEOUT_S = 5.0
+LINGER_S = 0.02
+FORK_REMEDY = "fork before the first client, or start processes by spawn"
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """The shared thread.  Every `acquire` is followed by one `release`."""
+
+    _lock = threading.Lock()  # guards _shared and the users of it
+    _shared: "LoopThread | None" = None
+
+    def __init__(self) -> None:
+        self.loop = new_event_loop()
+        self.loop.set_exception_handler(_on_exception)
+        self._users = 0
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def acquire(cls) -> "LoopThread":
+        """The process's loop thread; starts it for its first user.
+
+        Raises Closed in a process that was forked while one ran.
+        """
+        with cls._lock:
+            shared = cls._shared
+            if shared is not None and shared.foreign:
+                raise Closed(f"this process was forked while its parent had clients: {FORK_REMEDY}")
+            if shared is None:
+                shared = cls._shared = LoopThread()
+            shared._users += 1
+            return shared
+
+    def release(self) -> None:
+        """Ends the thread with its last user.  Not from the thread itself."""
+        with LoopThread._lock:
+            self._users -= 1
+            if self._users or self.foreign:
+                return
+            LoopThread._shared = None
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(STOP_TIMEOUT_S)
+
+    @property
+    def foreign(self) -> bool:
+        """It was made in a parent process: the thread does not exist here."""
+        return self._pid != os.getpid()
+
+    @property
+    def inside(self) -> bool:
+        """The caller runs in this thread, so that to wait for it would be to wait for ever."""
+        return threading.get_ident() == self._thread.ident
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Runs `coroutine` in the loop and waits for it.
+
+        Raises Timeout, and cancels it, after `timeout_s`; Closed if the loop ends meanwhile.
+        """
+        if self.foreign or self.inside or not self._thread.is_alive():
+            coroutine.close()
+            self._refuse()
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeoutError:
+            if future.done():
+                raise
+            future.cancel()
+            raise Timeout(f"not done within {timeout_s} s", limit=timeout_s or "") from None
+        except FutureCancelledError:
+            raise Closed("the client was closed meanwhile") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _refuse(self) -> None:
+        if self.foreign:
+            raise Closed(f"this client belongs to the parent process: {FORK_REMEDY}")
+        if self.inside:
+            raise RuntimeError(f"a blocking call inside the thread {NAME}: use duemq.aio there")
+        raise Closed("the client is closed")
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            for task in (tasks := asyncio.all_tasks(self.loop)):
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            # What gRPC still has to tell of the calls that just ended finds its loop open.
+            self.loop.run_until_complete(asyncio.sleep(LINGER_S))
+            asyncio.set_event_loop(None)
+            self.loop.close()
+
+
+class Client(Protocol):
+    """An asyncio client."""
+
+    async def start(self) -> None:
+        """Connects."""
+
+    async def close(self) -> None:
+        """Ends the connections."""
+
+
+class Hosted:
+    """An asyncio client that lives in the loop thread, for the synchronous one in front of it."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        """Starts it.  Raises what its start raises, and Closed as `LoopThread.acquire`."""
+        self._client = client
+        self._name = name
+        self.closed = False
+        self._closing = threading.Lock()  # guards closed
+        self._thread = LoopThread.acquire()
+        try:
+            self._thread.run(client.start())
+        except BaseException:
+            self._thread.release()
+            raise
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs `coroutine` in the loop and waits for it.  Raises Closed."""
+        if self.closed:
+            coroutine.close()
+            raise Closed(f"{self._name} is closed")
+        return self._thread.run(coroutine)
+
+    def close(self) -> None:
+        """Closes it.  Idempotent; in a forked child it does nothing."""
+        with self._closing:
+            if self.closed:
+                return
+            self.closed = True
+        if self._thread.foreign:
+            return
+        try:
+            self._thread.run(self._client.close())
+        finally:
+            self._thread.release()
+
+
+def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # With a second event loop in the process, gRPC wakes both for one event; the loser of the race
+    # finds its pipe empty.  Harmless (grpc/grpc#25364), so not worth a traceback in the log.
+    poller = "PollerCompletionQueue" in str(context.get("handle", ""))
+    if poller and isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)

@@ -1,0 +1,99 @@
+"""Prometheus metrics of the RPC layer, and the page that serves a process's metrics."""
+
+import threading
+from contextlib import suppress
+from typing import Any
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from duemq.transport.unsent import Unsent
+from duemq_server.serving.settings import check_address
+
+# From a cached answer to a long poll's end.
+SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
+
+# Of the page: for a request to come, and for its answer to be taken.
+REQUEST_TIMEOUT_S = 10.0
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry with the process's own figures: CPU, memory, open files, collections."""
+    registry = CollectorRegistry(auto_describe=True)
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+class RpcMetrics:
+    """Calls by service, method and status; how long unary calls took; how many are running."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.handled = Counter(
+            "duemq_rpc_handled",
+            "Calls that ended, by status",
+            ("service", "method", "status"),
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "duemq_rpc_seconds",
+            "Duration of unary calls",
+            ("service", "method"),
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.running = Gauge(
+            "duemq_rpc_running", "Calls running now", ("service", "method"), registry=registry
+        )
+        self.refused_answers = Counter(
+            "duemq_rpc_refused_answers",
+            "Answers that were not sent, as clients had not read those before",
+            registry=registry,
+        )
+        self.cut_connections = Counter(
+            "duemq_rpc_cut_connections",
+            "Connections closed, as the client did not read its answers",
+            registry=registry,
+        )
+        self._unsent_bytes = Gauge(
+            "duemq_rpc_unsent_bytes", "Answers that clients have not read yet", registry=registry
+        )
+
+    def show(self, unsent: Unsent) -> None:
+        """Shows this budget from now on."""
+        self._unsent_bytes.set_function(lambda: unsent.held)
+
+
+def _impatient(kind: Any) -> Any:
+    """The same handler; who does not finish a request or read its answer holds no thread."""
+
+    class Impatient(kind):
+        timeout = REQUEST_TIMEOUT_S
+
+        def handle(self) -> None:
+            with suppress(TimeoutError):
+                super().handle()
+
+    return Impatient
+
+
+class MetricsPage:
+    """Serves a registry at http://HOST:PORT/metrics from a thread."""
+
+    def __init__(self, registry: CollectorRegistry, listen: str) -> None:
+        host, port = check_address("metrics_listen", listen, port_min=0)
+        self._server: WSGIServer
+        self._thread: threading.Thread
+        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        self._server.RequestHandlerClass = _impatient(self._server.RequestHandlerClass)
+        self.address = f"{host}:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Stops serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

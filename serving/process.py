@@ -1,0 +1,106 @@
+"""A server process, from its command line to its exit status.  Needs the extra `duemq[server]`."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from duemq import telemetry
+from duemq.errors import DuemqError
+from duemq.transport.event_loops import new_event_loop
+from duemq.transport.tuning import tune_process
+from duemq_server.serving import settings as rpc_settings
+from duemq_server.serving.logging import configure
+from duemq_server.serving.settings import MemberSettings, ProcessSettings
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=ProcessSettings)
+
+
+def main(
+    service: str,
+    kind: type[S],
+    serve: Callable[[S, asyncio.Event], Awaitable[None]],
+    argv: Sequence[str] | None = None,
+    *,
+    failures: tuple[type[Exception], ...] = (),
+) -> int:
+    """Runs `serve` until it returns; SIGTERM and SIGINT set the event that it gets.
+
+    Returns the exit status: 0, or 1 after a DuemqError, an OSError or one of `failures`, which is
+    logged.  Wrong settings end the process with status 2.
+    """
+    settings = rpc_settings.load(kind, argv)
+    name = f"{service} {settings.name}" if isinstance(settings, MemberSettings) else service
+    configure(settings.log_level, settings.log_format, name)
+    log.info("%s", settings)
+    tune_process()
+    expected: tuple[type[Exception], ...] = (DuemqError, OSError, *failures)
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_with_signals(partial(serve, settings)))
+    except expected as error:
+        log.critical("%s: %s", type(error).__name__, error)
+        return 1
+    return 0
+
+
+async def _with_signals(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve(stop)
+
+
+class Process(Protocol):
+    """What lives: a broker, a timer shard."""
+
+    async def start(self) -> None:
+        """Ready for clients when it returns."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set.  Raises what ends it early."""
+
+    async def stop(self) -> None:
+        """Clean stop, also after `run` has raised."""
+
+
+async def live(process: Process, stop: asyncio.Event) -> None:
+    """A whole life.  Raises what start, run and stop raise."""
+    await process.start()
+    try:
+        await process.run(stop)
+    finally:
+        await process.stop()
+
+
+async def until(stop: asyncio.Event, *loops: asyncio.Future[Any]) -> None:
+    """Returns when `stop` is set or one of `loops` ends; raises what that raised."""
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        done, _ = await asyncio.wait((stopped, *loops), return_when=asyncio.FIRST_COMPLETED)
+        for end in done:
+            end.result()
+    finally:
+        stopped.cancel()
+
+
+def trace(service: str, settings: MemberSettings) -> None:
+    """Sends this process's spans where its settings say."""
+    if settings.tracing != "off":
+        telemetry.configure(
+            service,
+            settings.tracing,
+            nameserver=",".join(settings.nameservers),
+            instance=settings.name,
+        )
+
+
+async def end_trace(settings: MemberSettings) -> None:
+    """Sends the spans that wait and stops."""
+    if settings.tracing != "off":
+        await asyncio.to_thread(telemetry.shutdown)

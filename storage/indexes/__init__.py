@@ -1,0 +1,1 @@
+"""Files that find entries of the log: consume queues, time index, key runs."""

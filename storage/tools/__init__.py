@@ -1,0 +1,1 @@
+"""`duemq-storage`: look into files, verify them, accept a loss."""

@@ -1,0 +1,166 @@
+import pytest
+
+from duemq.errors import FencedMember, OffsetOutOfRange, Overloaded
+from duemq_server.broker.store.offsets import SETTLED_QUEUE_MAX, GroupQueue, Offsets, Progress
+
+KEY = GroupQueue("billing", "orders", 0)
+
+
+def offsets(offset: int, generation: int) -> Offsets:
+    made = Offsets()
+    made.put(KEY, Progress(offset, generation))
+    return made
+
+
+def test_a_new_group_starts_where_it_asked_to() -> None:
+    assert Offsets().acquire(KEY, 5, 42, 0, 100) == Progress(42, 5)
+
+
+def test_a_new_generation_continues_and_fences_the_old_one() -> None:
+    made = offsets(10, 5)
+    progress = made.acquire(KEY, 6, 0, 0, 100)
+    assert progress == Progress(10, 6)
+    made.put(KEY, progress)
+    with pytest.raises(FencedMember) as caught:
+        made.commit(KEY, 5, 11, 100)
+    assert (caught.value.field, caught.value.value, caught.value.limit) == ("generation", "5", "6")
+    with pytest.raises(FencedMember):
+        made.acquire(KEY, 5, 0, 0, 100)
+    with pytest.raises(FencedMember):
+        made.check_fence(KEY, 5)
+
+
+def test_the_same_generation_may_acquire_again() -> None:
+    assert offsets(10, 5).acquire(KEY, 5, 0, 0, 100) == Progress(10, 5)
+
+
+def test_what_retention_removed_is_skipped() -> None:
+    assert offsets(10, 5).acquire(KEY, 6, 0, 50, 100).offset == 50
+
+
+def test_no_membership_is_never_fenced_and_lowers_no_fence() -> None:
+    assert offsets(10, 5).commit(KEY, 0, 3, 100) == Progress(3, 5)
+
+
+@pytest.mark.parametrize("offset", [-1, 101])
+def test_an_offset_beyond_the_queue_is_refused(offset: int) -> None:
+    with pytest.raises(OffsetOutOfRange) as caught:
+        offsets(10, 5).commit(KEY, 5, offset, 100)
+    assert (caught.value.value, caught.value.limit) == (str(offset), "0 to 100")
+
+
+def test_the_newest_generation_of_a_group() -> None:
+    made = offsets(10, 5)
+    made.put(KEY._replace(queue_id=1), Progress(0, 9))
+    assert made.generation_of("billing") == 9
+    assert made.generation_of("nobody") == 0
+
+
+def test_offsets_of_a_group_by_topic() -> None:
+    made = offsets(10, 5)
+    made.put(KEY._replace(topic="a"), Progress(1, 1))
+    assert [row[0] for row in made.of_group("billing")] == ["a", "orders"]
+    assert [row[0] for row in made.of_group("billing", "a")] == ["a"]
+
+
+def test_the_checkpoint_round_trips() -> None:
+    made = offsets(10, 5)
+    again = Offsets()
+    again.load(made.encode())
+    assert again.find(KEY) == Progress(10, 5)
+
+
+def test_deleting_a_topic_forgets_its_offsets() -> None:
+    made = offsets(10, 5)
+    made.forget_topic("orders")
+    assert made.find(KEY) is None
+    assert made.groups() == []
+
+
+def test_the_number_of_entries_is_bounded() -> None:
+    made = Offsets(entries_max=1)
+    made.put(KEY, Progress(1, 1))
+    made.check_room([KEY])
+    with pytest.raises(Overloaded):
+        made.check_room([KEY, KEY._replace(queue_id=1)])
+
+
+def test_a_reset_raises_the_fence_of_who_was_there() -> None:
+    made = offsets(10, 5)
+    assert made.reset(KEY, 3) == Progress(3, 6)
+    assert made.reset(KEY._replace(queue_id=1), 3) == Progress(3, 0)
+
+
+def test_settled_offsets_are_kept_in_order_once_and_from_the_committed_one_on() -> None:
+    made = offsets(10, 5)
+    made.settle(KEY, [30, 12, 9, 20, 12])
+    made.settle(KEY, [40, 11, 20])
+    assert list(made.settled(KEY)) == [11, 12, 20, 30, 40]
+    assert [made.is_done(KEY, at) for at in (9, 10, 11, 12, 13, 40, 41)] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_commit_drops_the_settled_offsets_it_passes() -> None:
+    made = offsets(10, 5)
+    made.settle(KEY, [11, 12, 20])
+    made.put(KEY, Progress(12, 5))
+    assert list(made.settled(KEY)) == [12, 20]
+    made.put(KEY, Progress(3, 5))  # back: what was settled is so still
+    assert list(made.settled(KEY)) == [12, 20]
+    made.put(KEY, Progress(21, 5))
+    assert not made.settled(KEY)
+    made.check_settled_room(KEY, SETTLED_QUEUE_MAX)
+
+
+def test_a_group_that_never_committed_may_settle() -> None:
+    made = Offsets()
+    made.settle(KEY, [7])
+    assert "billing" in made
+    assert made.groups() == ["billing"]
+    assert made.find(KEY) is None
+    assert made.acquire(KEY, 5, 0, 0, 100) == Progress(0, 5)
+    assert made.is_done(KEY, 7)
+    assert not made.is_done(KEY, 6)
+
+
+def test_deleting_forgets_what_was_settled() -> None:
+    for made in (offsets(10, 5), Offsets()):
+        made.settle(KEY, [20])
+        other = KEY._replace(topic="bills")
+        made.settle(other, [1])
+        made.forget_topic("orders")
+        assert not made.settled(KEY)
+        assert list(made.settled(other)) == [1]
+        assert "billing" in made
+        made.forget_group("billing")
+        assert not made.settled(other)
+        assert made.groups() == []
+        made.put(KEY, Progress(1, 1))
+        made.check_room([KEY])
+
+
+def test_the_number_of_settled_offsets_is_bounded() -> None:
+    made = offsets(10, 5)
+    made.settle(KEY, range(20, 20 + SETTLED_QUEUE_MAX))
+    made.settle(KEY, range(20, 20 + SETTLED_QUEUE_MAX))
+    made.check_settled_room(KEY, 0)
+    with pytest.raises(Overloaded) as caught:
+        made.check_settled_room(KEY, 1)
+    assert (caught.value.field, caught.value.limit) == ("offset", str(SETTLED_QUEUE_MAX))
+    made.check_settled_room(KEY._replace(queue_id=1), SETTLED_QUEUE_MAX)
+
+
+def test_the_checkpoint_has_the_settled_offsets() -> None:
+    made = offsets(10, 5)
+    made.settle(KEY, [11, 30])
+    again = Offsets()
+    again.settle(KEY, [99])
+    again.load(made.encode(), made.encode_settled())
+    assert list(again.settled(KEY)) == [11, 30]

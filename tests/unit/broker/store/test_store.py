@@ -1,0 +1,520 @@
+"""The store on a disk in memory: no thread, no loop, no clock."""
+
+import dataclasses
+import struct
+from collections.abc import Callable
+
+import pytest
+
+from duemq.errors import (
+    Corrupt,
+    FencedProducer,
+    FencedTimer,
+    InvalidArgument,
+    OutOfSequence,
+    Overloaded,
+    QueueNotFound,
+    ReadOnly,
+    TooLarge,
+    TopicNotFound,
+)
+from duemq.v1 import message_pb2
+from duemq_server.broker.groups.progress import lags
+from duemq_server.broker.reading import reader, time_search
+from duemq_server.broker.records import refused_fires
+from duemq_server.broker.records.names import TIMER_TOPIC
+from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM, Service
+from duemq_server.broker.store import checkpoint_state, journal, recovery
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.producers import WINDOW_BATCHES
+from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.topics import Topic
+from duemq_server.storage.errors import CorruptLog, UnknownVersion
+from duemq_server.storage.tools import set_aside
+from duemq_server.storage.tools.check import check_consume_queues, check_log
+from tests.crash.faulty_disk import FaultyDisk
+from tests.unit.broker.batches import batch
+
+DATA = "/data"
+NOW_MS = 1_000_000
+RULES = Rules(default_queues=2, timer_queues=4)
+
+
+def opened(disk: FaultyDisk, rules: Rules = RULES, segment_bytes: int = 1 << 20) -> Store:
+    store = recovery.open_store(DATA, disk, rules, segment_bytes=segment_bytes).store
+    settle(store)
+    return store
+
+
+def settle(store: Store) -> None:
+    while store.log.write_pending():
+        pass
+    store.durable(store.log.durable_position)
+
+
+def save(store: Store, disk: FaultyDisk) -> None:
+    taken = store.snapshot()
+    settle(store)
+    for queue in store.all_queues():
+        queue.sync()
+    recovery.save_checkpoint(DATA, taken, disk)
+    store.tables.erase_deleted(taken)
+
+
+def records(store: Store, topic: str, queue_id: int = 0) -> bytes:
+    queue = store.queue(topic, queue_id)
+    return b"".join(reader.read_records(store.log, queue, 0, 65_536, 1 << 23).slices)
+
+
+def test_nothing_is_seen_before_it_is_durable() -> None:
+    store = opened(FaultyDisk())
+    seen: list[tuple[str, int]] = []
+    store.on_visible = lambda queue: seen.append(queue.key)
+    sent = batch([b"a", b"b"])
+    accepted = store.send(sent, NOW_MS)
+    assert accepted.settled == store.log.end_position
+    queue = store.queue("orders", 0)
+    assert (queue.max_offset, queue.next_offset) == (0, 2)
+    assert seen == []
+    settle(store)
+    assert queue.max_offset == 2
+    assert seen == [("orders", 0)]
+    assert records(store, "orders") == sent.records
+
+
+def test_store_times_never_go_back_with_the_clock() -> None:
+    store = opened(FaultyDisk())
+    assert store.send(batch([b"a"]), NOW_MS).stored.store_ms == NOW_MS
+    assert store.send(batch([b"b"]), NOW_MS - 500).stored.store_ms == NOW_MS
+
+
+def test_a_clock_that_was_a_year_ahead_for_one_batch_is_not_followed_for_a_year() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    times = [NOW_MS, NOW_MS + 365 * 86_400_000, NOW_MS + 1_000, NOW_MS + 900]
+    stamps = [store.send(batch([b"a"]), at).stored.store_ms for at in times]
+    assert stamps == [*times[:3], times[2]]
+    settle(store)
+    for each in (store, opened(disk)):
+        queue = each.queue("orders", 0)
+        assert each.tables.store_ms == times[2]
+        assert time_search.first_stored_since(queue, NOW_MS + 1) in (1, 2)
+
+
+def test_timed_batches_of_one_lane_stay_on_one_timer_queue() -> None:
+    store = opened(FaultyDisk())
+    due = {"delays_ms": struct.pack("<q", 5)}
+    homes = {
+        store.send(
+            batch([b"a"], queue_id=-1, producer_id=7, sequence=n, **due), NOW_MS
+        ).stored.queue_id
+        for n in range(5)
+    }
+    assert len(homes) == 1
+    keyed = store.send(batch([b"a"], queue_id=1, producer_id=7, **due), NOW_MS)
+    assert keyed.stored.queue_id == 1
+    assert struct.unpack("<q", keyed.due_ms or b"") == (NOW_MS + 5,)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"queue_id": 2},
+        {"delays_ms": struct.pack("<q", -1)},
+        {"sizes": b""},
+        {"sequence": 1},
+    ],
+)
+def test_a_refused_batch_changes_nothing(bad: dict[str, object]) -> None:
+    store = opened(FaultyDisk())
+    end = store.log.end_position
+    sent = batch([b"a"])
+    for name, value in bad.items():
+        setattr(sent, name, value)
+    with pytest.raises((InvalidArgument, QueueNotFound)):
+        store.send(sent, NOW_MS)
+    assert store.log.end_position == end
+    assert "orders" not in store.topics
+
+
+def test_lanes_are_known_again_after_a_start() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    for number in range(3):
+        store.send(
+            batch([b"%d" % number], producer_id=7, producer_epoch=2, sequence=number), NOW_MS
+        )
+        if number == 1:
+            save(store, disk)
+    settle(store)
+    store = opened(disk)
+    again = store.send(batch([b"2"], producer_id=7, producer_epoch=2, sequence=2), NOW_MS + 9)
+    assert again.duplicate
+    assert (again.stored.base_offset, again.stored.store_ms) == (2, NOW_MS)
+    with pytest.raises(OutOfSequence):
+        store.send(batch([b"4"], producer_id=7, producer_epoch=2, sequence=4), NOW_MS)
+    with pytest.raises(FencedProducer):
+        store.send(batch([b"3"], producer_id=7, producer_epoch=1, sequence=3), NOW_MS)
+
+
+def turned_read_only(store: Store) -> None:
+    store.read_only = True
+
+
+def without_the_topic(store: Store) -> None:
+    store.delete_topic("orders")
+
+
+def with_lower_limits(store: Store) -> None:
+    low = dataclasses.replace(store.rules.limits, batch_bytes_max=1)
+    store.rules = dataclasses.replace(store.rules, limits=low)
+
+
+def without_new_topics(store: Store) -> None:
+    without_the_topic(store)
+    store.rules = dataclasses.replace(store.rules, auto_create_topics=False)
+
+
+TIMED = {"delays_ms": struct.pack("<q", 5)}
+
+
+@pytest.mark.parametrize(
+    ("refusing", "due"),
+    [
+        (turned_read_only, {}),
+        (turned_read_only, TIMED),
+        (with_lower_limits, {}),
+        (with_lower_limits, TIMED),
+        (without_the_topic, TIMED),
+        (without_new_topics, TIMED),
+    ],
+)
+def test_what_was_stored_is_found_whatever_may_refuse_the_batch_now(
+    refusing: Callable[[Store], None], due: dict[str, bytes]
+) -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    sent = batch([b"a"], producer_id=7, **due)
+    first = store.send(sent, NOW_MS)
+    settle(store)
+    refusing(store)
+    settle(store)
+    for each in (store, opened(disk)):
+        end = each.log.end_position
+        again = each.send(sent, NOW_MS, Overloaded("the disk is behind"))
+        assert (again.duplicate, again.stored, each.log.end_position) == (True, first.stored, end)
+
+
+def test_a_batch_too_old_to_be_known_is_not_refused_as_if_it_were_not_stored() -> None:
+    store = opened(FaultyDisk())
+    for number in range(WINDOW_BATCHES + 1):
+        store.send(batch([b"a"], producer_id=7, sequence=number), NOW_MS)
+    store.read_only = True
+    with pytest.raises(OutOfSequence, match="was stored"):
+        store.send(batch([b"a"], producer_id=7), NOW_MS)
+    with pytest.raises(ReadOnly):  # what comes behind a batch that was refused is refused as it was
+        store.send(batch([b"a"], producer_id=7, sequence=WINDOW_BATCHES + 2), NOW_MS)
+
+
+def test_a_repeats_due_times_are_those_of_the_first_time() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    sent = batch([b"a", b"b"], producer_id=7, delays_ms=struct.pack("<2q", 5, 9))
+    first = store.send(sent, NOW_MS)
+    settle(store)
+    for each in (store, opened(disk)):
+        again = each.send(sent, NOW_MS + 1_000)
+        assert (again.duplicate, again.due_ms) == (True, None)
+        assert each.due_of(again.stored) == first.due_ms
+
+
+def test_a_topic_made_again_has_neither_records_nor_offsets_nor_lanes() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    key = GroupQueue("g", "orders", 0)
+    store.send(batch([b"old"] * 3, producer_id=7), NOW_MS)
+    store.put_offsets("g", [(key, Progress(2, 5))])
+    save(store, disk)
+    store.delete_topic("orders")
+    fresh = batch([b"new"], producer_id=7)
+    assert store.send(fresh, NOW_MS).stored.base_offset == 0
+    settle(store)
+    for each in (store, opened(disk)):
+        assert records(each, "orders") == fresh.records
+        assert each.offsets.find(key) is None
+
+
+def test_a_start_without_checkpoint_ignores_stale_consume_queues() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    sent = batch([b"a"])
+    store.send(sent, NOW_MS)
+    save(store, disk)
+    disk.unlink(f"{DATA}/{recovery.CHECKPOINT}")
+    again = opened(disk)
+    assert records(again, "orders") == sent.records
+    assert again.queue("orders", 0).max_offset == 1
+
+
+def test_records_that_retention_removed_are_gone_after_a_start_too() -> None:
+    disk = FaultyDisk()
+    store = opened(disk, segment_bytes=4_096)
+    for number in range(20):
+        store.send(batch([b"%d" % number + bytes(1_000)]), NOW_MS)
+    save(store, disk)
+    cut = store.log.segments[2].start
+    store.tables.drop_before(cut)
+    store.log.delete_before(cut)
+    first = store.queue("orders", 0).min_offset
+    assert first > 0
+    again = opened(disk, segment_bytes=4_096)
+    assert again.queue("orders", 0).min_offset == first
+    read = reader.read_records(again.log, again.queue("orders", 0), first, 100, 1 << 20)
+    assert read.records == 20 - first
+    disk.unlink(f"{DATA}/{recovery.CHECKPOINT}")
+    rebuilt = opened(disk, segment_bytes=4_096)
+    assert rebuilt.queue("orders", 0).min_offset == first
+    assert rebuilt.queue("orders", 0).max_offset == 20
+
+
+def test_a_topic_whose_making_is_forgotten_has_the_queues_of_its_frames() -> None:
+    disk = FaultyDisk()
+    store = opened(disk, segment_bytes=4_096)
+    store.create_topic("wide", 9)
+    sent = batch([b"x" * 3_000], topic="wide", queue_id=6)
+    for _ in range(4):
+        store.send(sent, NOW_MS)
+    save(store, disk)
+    store.log.delete_before(store.log.segments[-1].start)
+    disk.unlink(f"{DATA}/{recovery.CHECKPOINT}")
+    again = opened(disk, segment_bytes=4_096)
+    assert len(again.queues_of("wide")) == 7
+    assert again.queue("wide", 6).max_offset == 4
+
+
+def test_a_full_disk_refuses_what_is_new_and_shows_what_it_holds_later() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    sent = [batch([b"%d" % number] * 100) for number in range(40)]
+    for each in sent[:20]:
+        store.send(each, NOW_MS)
+    settle(store)
+    for each in sent[20:]:
+        store.send(each, NOW_MS)
+    while store.log.write_pending():
+        pass
+    disk.capacity_bytes = disk.used_bytes()
+    store.durable(store.log.durable_position)  # the consume queue finds no space
+    assert not store.writable
+    with pytest.raises(ReadOnly):
+        store.send(batch([b"x"]), NOW_MS)
+    with pytest.raises(ReadOnly):
+        store.create_topic("other")
+    disk.capacity_bytes = None
+    store.durable(store.log.durable_position)
+    assert store.writable
+    assert records(store, "orders") == b"".join(each.records for each in sent)
+
+
+def test_a_topic_must_be_made_where_that_is_the_rule() -> None:
+    store = opened(FaultyDisk(), Rules(auto_create_topics=False))
+    with pytest.raises(TopicNotFound):
+        store.send(batch([b"a"]), NOW_MS)
+    store.create_topic("orders")
+    store.send(batch([b"a"]), NOW_MS)
+
+
+def test_the_timer_topic_keeps_its_queues() -> None:
+    disk = FaultyDisk()
+    save(opened(disk), disk)
+    assert len(opened(disk, Rules(timer_queues=9)).queues_of(TIMER_TOPIC)) == 4
+
+
+def test_a_commit_that_changes_nothing_costs_no_log() -> None:
+    store = opened(FaultyDisk())
+    store.send(batch([b"a"]), NOW_MS)
+    change = [(GroupQueue("g", "orders", 0), Progress(1, 5))]
+    store.put_offsets("g", change)
+    end = store.log.end_position
+    # It may still be on its way to the disk: the answer waits for that.
+    assert store.put_offsets("g", change) == end
+    assert store.log.end_position == end
+
+
+def test_lags_count_what_a_group_has_not_committed() -> None:
+    store = opened(FaultyDisk())
+    store.send(batch([b"a"] * 5), NOW_MS)
+    store.put_offsets("g", [(GroupQueue("g", "orders", 0), Progress(2, 1))])
+    settle(store)
+    assert lags(store) == {("g", "orders"): 3}
+
+
+def test_journal_entries_round_trip() -> None:
+    topic = Topic("orders", 3, 4, 100)
+    assert journal.read_topic_created(memoryview(journal.topic_created(topic))) == topic
+    assert journal.read_topic_deleted(memoryview(journal.topic_deleted("orders"))) == "orders"
+    changes = [(GroupQueue("g", "orders", 1), Progress(5, 6))]
+    assert journal.read_offsets(memoryview(journal.offsets("g", changes))) == changes
+
+
+def test_the_checkpoint_round_trips_and_knows_its_version() -> None:
+    taken = opened(FaultyDisk()).snapshot()._replace(lanes=b"\x00lanes")
+    payload = checkpoint_state.encode(taken)
+    assert checkpoint_state.decode(payload) == taken
+    with pytest.raises(UnknownVersion):
+        checkpoint_state.decode(payload.replace(b'"version":3', b'"version":4'))
+
+
+TIMERS = Service(SERVICE_IDS_FROM + 7, "t1", 0, 1)
+OTHER = Service(SERVICE_IDS_FROM + 8, "t2", 0, 1)
+LATER_MS = NOW_MS + 3_600_000
+
+
+def fire(topic: str, bodies: list[bytes], sequence: int = 0, queue_id: int = 0, **fields: object):
+    return batch(
+        bodies, topic=topic, queue_id=queue_id, producer_id=TIMERS.id, sequence=sequence, **fields
+    )
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_owner_of_timer_queues_is_known_again_after_a_start(saved: bool) -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    settle(store)
+    if saved:
+        save(store, disk)
+    store = opened(disk.after_kill())
+    store.timer_owners.check(3, TIMERS.id, NOW_MS)
+    assert store.claim_timer_queues(TIMERS, range(4), NOW_MS) == store.log.end_position
+    with pytest.raises(FencedTimer, match=r"t1 \(shard 0 of 1, id 8000000000000007\)"):
+        store.claim_timer_queues(OTHER, range(4), NOW_MS)
+
+
+def test_a_released_service_is_fenced_when_another_one_has_claimed_its_queues() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    store.send(fire("orders", [b"a"]), NOW_MS)
+    store.release_timer_queues(TIMERS.id, LATER_MS)
+    store.claim_timer_queues(OTHER, range(4), LATER_MS)
+    assert len(store.producers) == 0
+    settle(store)
+    store = opened(disk.after_kill())
+    store.timer_owners.check(0, OTHER.id, LATER_MS)
+    with pytest.raises(FencedTimer, match="replaced"):
+        store.send(fire("orders", [b"b"], 1), LATER_MS)
+    with pytest.raises(FencedTimer, match="replaced"):
+        store.claim_timer_queues(TIMERS, range(4), LATER_MS)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_was_accepted_for_later_is_stored_whatever_the_limits_are_now(known: bool) -> None:
+    store = opened(FaultyDisk())
+    store.create_topic("orders", 2, message_bytes_max=1_000)
+    if known:
+        store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    sent = fire("orders", [b"x" * 5_000])
+    if not known:
+        with pytest.raises(TooLarge):
+            store.send(sent, NOW_MS)
+        return
+    store.send(sent, NOW_MS)
+    settle(store)
+    assert records(store, "orders") == sent.records
+    with pytest.raises(TooLarge):  # not of what is sent to be delivered later
+        store.send(fire("orders", [b"x" * 5_000], delays_ms=struct.pack("<q", 5)), NOW_MS)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_due_messages_of_a_queue_that_is_gone_go_to_one_that_is_there_once(saved: bool) -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    store.create_topic("orders", 2)
+    first = store.send(fire("orders", [b"a"], 0, queue_id=5), NOW_MS)
+    assert first.stored.queue_id == 1
+    store.send(fire("orders", [b"b"], 0, queue_id=1), NOW_MS)  # another lane
+    settle(store)
+    if saved:
+        save(store, disk)
+    store = opened(disk.after_kill())
+    again = store.send(fire("orders", [b"a"], 0, queue_id=5), NOW_MS)
+    assert again.duplicate
+    assert again.stored == first.stored
+    store.send(fire("orders", [b"c"], 1, queue_id=5), NOW_MS)
+    settle(store)
+    assert store.queue("orders", 1).max_offset == 3
+    with pytest.raises(QueueNotFound):
+        store.send(batch([b"x"], queue_id=5), NOW_MS)
+
+
+def test_due_messages_that_can_never_be_stored_become_dead_letters_once() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    damaged = fire("orders", [b"a", b"b"])
+    damaged.sizes = struct.pack("<2I", 3, len(damaged.records) - 3)
+    store.send(damaged, NOW_MS)
+    store.send(fire("orders", [b"c"], 1), NOW_MS)
+    settle(store)
+    store = opened(disk.after_kill())
+    assert store.send(damaged, NOW_MS).duplicate
+    assert store.queue("orders", 0).max_offset == 1
+    found = message_pb2.RecordBatch.FromString(records(store, refused_fires.TOPIC)).records
+    assert [each.body for each in found] == [b"a", b"b"]
+    assert found[0].retry.origin.topic == "orders"
+    assert "sizes" in found[0].retry.error
+
+
+def test_bytes_that_are_no_records_become_one_dead_letter() -> None:
+    store = opened(FaultyDisk())
+    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    damaged = fire("orders", [b"a"])
+    damaged.records = b"\xff" * len(damaged.records)
+    store.send(damaged, NOW_MS)
+    settle(store)
+    [found] = message_pb2.RecordBatch.FromString(records(store, refused_fires.TOPIC)).records
+    assert found.body == damaged.records
+    assert found.message_id
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_frame_that_was_set_aside_is_skipped_by_those_who_read(saved: bool, timed: bool) -> None:
+    disk = FaultyDisk()
+    store = opened(disk, Rules(default_queues=1, timer_queues=1))
+    fields = {"delays_ms": struct.pack("<2q", 5, 5)} if timed else {}
+    at = [store.send(batch([b"%d" % n, b"x"], **fields), NOW_MS).stored.position for n in range(6)]
+    settle(store)
+    if saved:
+        save(store, disk)
+    name = TIMER_TOPIC if timed else "orders"
+    disk.flip(f"{DATA}/commitlog/{'0' * 20}", at[3] + 120, 3)
+    with pytest.raises(Corrupt, match=f"set-aside .* --at {at[3]}"):
+        reader.read_frames(store.log, store.queue(name, 0), 6, 1)
+    disk = disk.after_kill()
+    with pytest.raises(CorruptLog, match="set-aside"):
+        opened(disk)
+    set_aside.set_aside(f"{DATA}/commitlog", at[3], disk)
+    disk = disk.after_kill()
+    store = opened(disk)
+    queue = store.queue(name, 0)
+    assert queue.max_offset == 12
+    save(store, disk)
+    findings = [*check_log(f"{DATA}/commitlog", disk), *check_consume_queues(DATA, disk)]
+    assert not [each.text for each in findings if each.damage]
+    offset, found = 0, 0
+    while offset < 12:
+        frames = reader.read_frames(store.log, queue, offset, 1 << 20)
+        found += len(frames.slices)
+        offset = frames.next_offset
+    assert found == 5
+    pulled = reader.read_records(store.log, queue, 0, 100, 1 << 20)
+    assert (pulled.records, pulled.next_offset) == (10, 12)
+    assert sum(map(len, pulled.slices)) == pulled.size
+    tagged = reader.read_records(store.log, queue, 6, 100, 1 << 20, frozenset([0]))
+    assert (tagged.records, tagged.next_offset) == (4, 12)
+    alone = reader.read_records(store.log, queue, 6, 2, 1 << 20)
+    assert (alone.records, alone.next_offset) == ((0, 8) if saved else (2, 10))

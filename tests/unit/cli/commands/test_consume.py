@@ -1,0 +1,54 @@
+"""What `duemq consume` prints and when it ends."""
+
+import logging
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from duemq_cli.commands.consume import _Printer
+from duemq_cli.output import Output
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were():
+    """A command that ends silences what its process logs."""
+    logger = logging.getLogger("duemq.consumer")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+def ended_by_a_signal_at_line(number: int) -> bool:
+    """Whether `wait` ends after a signal came before its line of that number, counted as they run.
+
+    None of ours, nor of the library below it, may hold a lock then that the handler needs.
+    """
+    printer = _Printer(Output(as_json=True), count=None)
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        if lines == number:
+            sys.settrace(None)
+            printer.interrupt(signal.SIGTERM, frame)
+            return None
+        return trace
+
+    def wait() -> None:
+        sys.settrace(trace)
+        printer.wait(idle_timeout=0.01)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(10)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize("line", range(1, 40))
+def test_a_signal_ends_it_wherever_it_comes(line: int) -> None:
+    assert ended_by_a_signal_at_line(line)

@@ -1,0 +1,54 @@
+"""What `duemq send` makes of its options, and what it says when it is interrupted."""
+
+from typing import Any
+
+import pytest
+
+from duemq.errors import Internal, InvalidArgument
+from duemq_cli.commands.send import Template, _checked, _Sender
+from duemq_cli.commands.tally import FAILURES_SHOWN_MAX, Tally
+from duemq_cli.inputs import Entry
+from duemq_cli.output import Output
+
+
+class NoAnswers:
+    """A producer whose receipts never come."""
+
+    def submit(self, topic: str, body: bytes, **arguments: Any) -> Any:
+        return self
+
+
+def test_what_has_no_answer_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally(Output(False), quiet=False, verb="sent")
+    sender = _Sender(tally, "t")
+    template = Template("t", {}, {}, {})
+    for number in range(3):
+        sender.send(NoAnswers(), template, Entry(number))  # type: ignore[arg-type]
+    tally.add({}, "the first")
+    assert sender.left() == "1 sent, 0 not; 2 more have no answer yet: they may be stored"
+
+
+def test_a_wrong_column_is_one_error_and_names_the_others() -> None:
+    template = Template("t", {}, {"key": "nope"}, {})
+    entries = iter([Entry(2, b"{}", {"id": "1"}), Entry(3, b"{}", {"id": "2"})])
+    with pytest.raises(InvalidArgument, match="no column 'nope'; there are: id") as caught:
+        _checked(entries, template)
+    assert (caught.value.field, caught.value.limit) == ("key-column", "id")
+
+
+def test_the_first_entry_is_not_lost() -> None:
+    template = Template("t", {}, {"key": "id"}, {})
+    entries = [Entry(2, b"{}", {"id": "1"}), Entry(3, b"{}", {"id": "2"})]
+    assert list(_checked(iter(entries), template)) == entries
+    assert list(_checked(iter([]), template)) == []
+
+
+def test_the_same_failure_is_printed_a_few_times_only(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally(Output(False), quiet=True, verb="sent")
+    for number in range(100):
+        tally.fail({}, f"message {number}", Internal("broken"))
+    tally.sum_up()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == FAILURES_SHOWN_MAX + 2
+    assert lines[0] == "duemq: message 0 not sent: broken"
+    assert lines[-1].startswith("0 sent, 100 not in ")

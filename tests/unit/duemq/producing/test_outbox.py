@@ -1,0 +1,160 @@
+import pytest
+
+from duemq.errors import Closed, InvalidArgument, TooLarge
+from duemq.producing.batch import RECORD_BYTES
+from duemq.producing.batch_encoding import BLOCK_MESSAGES
+from duemq.producing.outbox import (
+    BATCH_AGE_MS_MAX,
+    BODY_BYTES_MAX,
+    Outbox,
+    Target,
+    body_of,
+    chunks_of,
+)
+from duemq.protocol.due import DELAYS_MS, Due
+from duemq.protocol.message_ids import ID_CHARS
+from duemq.protocol.route import Queue
+
+QUEUE = Queue("a", 1)
+
+
+class Pump:
+    def __init__(self):
+        self.woken = 0
+
+    def __call__(self):
+        self.woken += 1
+
+
+@pytest.fixture
+def pump():
+    return Pump()
+
+
+@pytest.fixture
+def outbox(pump):
+    return Outbox(limit_bytes=10_000, frame_bytes=1_000, wake_pump=pump)
+
+
+@pytest.fixture
+def target():
+    return Target("t", (QUEUE,), traced=True)
+
+
+def add(outbox, target, body=b"x", queue=None, due=None, now_ms=0):
+    return outbox.add(target, queue, body, None, due, now_ms)
+
+
+def test_messages_of_one_way_grow_one_batch(outbox, target):
+    first, second = add(outbox, target), add(outbox, target)
+    assert first[0] is second[0]
+    assert (first[1], second[1]) == (0, 1)
+    assert outbox.take_arrivals() == [first[0]]
+    assert outbox.take_arrivals() == []
+
+
+def test_queues_and_kinds_of_due_time_have_batches_of_their_own(outbox, target):
+    batches = {
+        add(outbox, target)[0],
+        add(outbox, target, queue=QUEUE)[0],
+        add(outbox, target, due=Due(DELAYS_MS, 5))[0],
+        add(outbox, target, queue=QUEUE, due=Due(DELAYS_MS, 5))[0],
+    }
+    assert len(batches) == 4
+
+
+def test_the_pump_is_woken_once_until_it_looks(outbox, target, pump):
+    for _ in range(40):
+        add(outbox, target, b"x" * 100)
+    assert pump.woken == 1
+    assert len(outbox.take_arrivals()) > 1
+    add(outbox, target, b"x" * 990)
+    assert pump.woken == 2
+
+
+def test_a_batch_ends_at_the_frame_size(outbox, target):
+    batches = [add(outbox, target, bytes(300))[0] for _ in range(4)]
+    assert batches[0] is batches[1] is not batches[2] is batches[3]
+
+
+def test_a_message_larger_than_the_frame_travels_alone(outbox, target):
+    small, _ = add(outbox, target)
+    large, index = add(outbox, target, bytes(5_000))
+    assert large is not small
+    assert index == 0
+    assert add(outbox, target)[0] is not large
+
+
+def test_a_batch_ends_with_its_message_ids(pump, target):
+    outbox = Outbox(limit_bytes=1 << 30, frame_bytes=1 << 30, wake_pump=pump)
+    last = [add(outbox, target, b"")[0] for _ in range(BLOCK_MESSAGES + 1)]
+    assert last[0] is last[-2] is not last[-1]
+    ids = {batch.message_id(i) for batch in (last[0], last[-1]) for i in range(batch.count)}
+    assert len(ids) == BLOCK_MESSAGES + 1
+    assert {len(each) for each in ids} == {ID_CHARS}
+
+
+def test_an_old_batch_takes_no_more(outbox, target):
+    old, _ = add(outbox, target, now_ms=0)
+    assert add(outbox, target, now_ms=BATCH_AGE_MS_MAX)[0] is old
+    assert add(outbox, target, now_ms=BATCH_AGE_MS_MAX + 1)[0] is not old
+
+
+def test_a_sealed_batch_takes_no_more(outbox, target):
+    batch, _ = add(outbox, target)
+    outbox.seal(batch)
+    outbox.seal(batch)
+    assert add(outbox, target)[0] is not batch
+
+
+def test_a_list_is_a_batch_of_its_own_and_is_not_overtaken(outbox, target):
+    before, _ = add(outbox, target, queue=QUEUE)
+    listed = outbox.add_list(target, QUEUE, [b"a", b"b"], None, None, 0)
+    after, _ = add(outbox, target, queue=QUEUE)
+    assert outbox.take_arrivals() == [before, listed, after]
+    assert listed.count == 2
+
+
+def test_room(outbox, target):
+    woken = []
+    wake = lambda: woken.append(1)  # noqa: E731
+    assert not outbox.on_room(wake)
+    batch, _ = add(outbox, target, bytes(9_999))
+    assert outbox.full
+    assert outbox.used_bytes == batch.size == 9_999 + RECORD_BYTES
+    assert outbox.on_room(wake)
+    outbox.release(50)
+    assert not woken
+    outbox.release(batch.size - 50)
+    assert woken == [1]
+    assert outbox.used_bytes == 0
+
+
+def test_closed(outbox, target):
+    woken = []
+    grown, _ = add(outbox, target, bytes(20_000))
+    assert outbox.on_room(lambda: woken.append(1))
+    outbox.close()
+    assert woken == [1]
+    assert not outbox.on_room(lambda: None)
+    with pytest.raises(Closed):
+        add(outbox, target)
+    with pytest.raises(Closed):
+        outbox.add_list(target, None, [b"a"], None, None, 0)
+    assert outbox.take_arrivals() == [grown]
+
+
+def test_bodies():
+    assert body_of(bytearray(b"ab")) == body_of(memoryview(b"ab")) == b"ab"
+    with pytest.raises(InvalidArgument, match="encode it first"):
+        body_of("text")
+    with pytest.raises(TooLarge) as raised:
+        body_of(bytes(BODY_BYTES_MAX + 1))
+    assert (raised.value.field, raised.value.limit) == ("body", str(BODY_BYTES_MAX))
+
+
+def test_chunks():
+    bodies = [bytes(10)] * 7 + [bytes(500)] + [b""] * (BLOCK_MESSAGES + 1)
+    chunks = chunks_of(bodies, message_bytes=0, frame_bytes=30)
+    assert [body for chunk in chunks for body in chunk] == bodies
+    assert [len(chunk) for chunk in chunks] == [3, 3, 1, 1, BLOCK_MESSAGES, 1]

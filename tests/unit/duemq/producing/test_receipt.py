@@ -1,0 +1,102 @@
+import pickle
+import struct
+
+import pytest
+
+from duemq.errors import InvariantError, NotAllSent, ReadOnly, Timeout
+from duemq.producing import handle
+from duemq.producing.batch import Batch
+from duemq.producing.receipt import PendingReceipt, Receipts, receipt, wait
+from duemq.protocol.due import DELAYS_MS
+
+
+def batch(number, bodies=(b"a", b"b"), due_field=0):
+    made = Batch("t", (None, due_field), {}, number, b"%023x" % number, 0)
+    made.bodies = list(bodies)
+    return made
+
+
+def stored(made, offset=10):
+    due_ms = struct.pack("<qq", 1_000, 2_000) if made.timed else b""
+    made.stored("broker", 99, 3, offset, 5, due_ms)
+    return made
+
+
+def test_a_plain_receipt():
+    first = receipt(stored(batch(1)), 1)
+    assert (first.topic, first.broker, first.queue, first.offset) == ("t", "broker", 3, 11)
+    assert (first.store_ms, first.handle, first.due_ms) == (5, None, None)
+    assert first.message_id == "00000000000000000000001001"
+    assert "broker/3@11" in repr(first)
+
+
+def test_a_delayed_receipt():
+    second = receipt(stored(batch(1, due_field=DELAYS_MS)), 1)
+    assert (second.queue, second.offset, second.due_ms) == (None, None, 2_000)
+    decoded = handle.decode(second.handle)
+    assert (decoded.store_id, decoded.queue_id, decoded.offset, decoded.due_ms) == (
+        99,
+        3,
+        11,
+        2_000,
+    )
+
+
+def test_waiting():
+    made = batch(1)
+    pending = PendingReceipt(made, 0)
+    assert not pending.done()
+    with pytest.raises(Timeout):
+        pending.result(timeout=0)
+    with pytest.raises(InvariantError):
+        receipt(made, 0)
+    woken = []
+    assert made.on_done(lambda: woken.append(1))
+    stored(made)
+    assert woken == [1]
+    assert not made.on_done(lambda: woken.append(2))
+    wait(made, None)
+    assert pending.result().offset == 10
+
+
+def test_an_error_is_raised_for_each_message_anew():
+    made = batch(1)
+    made.failed(ReadOnly("disk full", field="f"))
+    raised = []
+    for index in range(2):
+        with pytest.raises(ReadOnly, match="disk full") as error:
+            receipt(made, index)
+        assert error.value.field == "f"
+        raised.append(error.value)
+    assert raised[0] is not raised[1]
+
+
+def test_receipts_are_a_sequence():
+    one, two = stored(batch(1)), stored(batch(2), 20)
+    receipts = Receipts([(one, 0, 2), (two, 1, 1)])
+    assert [each.offset for each in receipts] == [10, 11, 21]
+    assert [receipts[index].offset for index in range(3)] == [10, 11, 21]
+    assert receipts[-1].offset == 21
+    assert [each.offset for each in receipts[1:]] == [11, 21]
+    assert len(receipts) == 3
+    assert receipts.checked() is receipts
+    assert len(Receipts([])) == 0
+    with pytest.raises(IndexError):
+        receipts[3]
+
+
+def test_receipts_say_which_failed():
+    one, two = stored(batch(1)), batch(2)
+    two.failed(ReadOnly("disk full"))
+    receipts = Receipts([(one, 0, 2), (two, 0, 2)])
+    with pytest.raises(NotAllSent, match="2 of 4 messages not stored") as raised:
+        receipts.checked()
+    assert set(raised.value.failures) == {2, 3}
+    assert raised.value.receipts[0].offset == 10
+    with pytest.raises(ReadOnly):
+        raised.value.receipts[2]
+
+
+def test_errors_survive_pickling():
+    error = pickle.loads(pickle.dumps(NotAllSent("some", failures={1: ReadOnly("x")})))
+    assert isinstance(error.failures[1], ReadOnly)

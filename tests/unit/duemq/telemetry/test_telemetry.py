@@ -1,0 +1,166 @@
+import logging
+import threading
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from duemq import telemetry
+from duemq.errors import InvalidArgument, Timeout, TooLarge
+from duemq.telemetry.exporter import DueMQSpanExporter
+from duemq.telemetry.pipeline import Pipeline
+from duemq.tracing import spans as tracing
+from duemq.v1.trace_pb2 import SpanBatch
+
+
+class MemorySink:
+    def __init__(self):
+        self.batches = []
+        self.fail_with = None
+        self.rows_max = 10**9
+        self.closed = False
+        self.thread = ""
+
+    def send(self, body):
+        self.thread = threading.current_thread().name
+        if self.fail_with is not None:
+            raise self.fail_with
+        batch = SpanBatch.FromString(body)
+        if batch.rows > self.rows_max:
+            raise TooLarge("too large")
+        self.batches.append(batch)
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def sink():
+    return MemorySink()
+
+
+@pytest.fixture
+def provider(sink):
+    provider = TracerProvider(shutdown_on_exit=False)
+    tracing.use(provider)
+    yield provider
+    tracing.use(None)
+    provider.shutdown()
+
+
+def send(count, topic="orders"):
+    for i in range(count):
+        tracing.start_send(topic, f"m{i}").stored("broker-0", 0, i)
+
+
+def finished(count):
+    provider = TracerProvider(shutdown_on_exit=False)
+    tracer = provider.get_tracer("t")
+    spans = [tracer.start_span(f"s{i}") for i in range(count)]
+    for span in spans:
+        span.end()
+    return spans
+
+
+def test_spans_arrive_in_batches_of_at_most_512(provider, sink):
+    pipeline = Pipeline(provider, DueMQSpanExporter(lambda: sink))
+    send(1_100)
+    pipeline.shutdown(timeout_s=30)
+    assert sum(batch.rows for batch in sink.batches) == 1_100
+    assert max(batch.rows for batch in sink.batches) == 512
+    assert (pipeline.exported, pipeline.dropped) == (1_100, 0)
+    assert sink.closed
+
+
+def test_the_sink_is_made_at_first_use_only(provider):
+    made = []
+    pipeline = Pipeline(provider, DueMQSpanExporter(lambda: made.append(1) or MemorySink()))
+    pipeline.shutdown(timeout_s=30)
+    assert made == []
+
+
+def test_what_the_queue_cannot_hold_is_dropped_counted_and_said_once(
+    provider, sink, monkeypatch, caplog
+):
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+    gate = threading.Event()
+    slow = DueMQSpanExporter(lambda: sink)
+    send_now = sink.send
+    sink.send = lambda body: (gate.wait(30), send_now(body))
+    pipeline = Pipeline(provider, slow)
+    send(1_000)
+    gate.set()
+    pipeline.shutdown(timeout_s=30)
+    assert pipeline.dropped > 0
+    assert pipeline.dropped + pipeline.exported == 1_000
+    said = [record.message for record in caplog.records if record.name.startswith("duemq.")]
+    assert said[0] == "100 spans wait for export, further ones are dropped"
+    assert said[-1] == f"{pipeline.dropped} spans were dropped, {pipeline.exported} exported"
+    assert len(said) <= 3
+
+
+def test_a_failing_export_is_counted_and_said_once(sink, caplog):
+    exporter = DueMQSpanExporter(lambda: sink)
+    sink.fail_with = Timeout("no answer")
+    with caplog.at_level(logging.INFO, "duemq.telemetry"):
+        assert exporter.export(finished(3)) is SpanExportResult.FAILURE
+        assert exporter.export(finished(2)) is SpanExportResult.FAILURE
+        sink.fail_with = None
+        assert exporter.export(finished(4)) is SpanExportResult.SUCCESS
+    assert (exporter.exported, exporter.dropped) == (4, 5)
+    assert [record.message for record in caplog.records] == [
+        "spans dropped: no answer",
+        "trace export works again",
+    ]
+
+
+def test_a_batch_that_is_too_large_goes_in_halves(sink):
+    sink.rows_max = 2
+    exporter = DueMQSpanExporter(lambda: sink)
+    assert exporter.export(finished(7)) is SpanExportResult.SUCCESS
+    assert [name for batch in sink.batches for name in batch.name.values] == [
+        f"s{i}" for i in range(7)
+    ]
+
+
+def test_one_span_that_is_too_large_is_dropped_alone(sink):
+    sink.rows_max = 0
+    exporter = DueMQSpanExporter(lambda: sink)
+    assert exporter.export(finished(3)) is SpanExportResult.FAILURE
+    assert exporter.dropped == 3
+
+
+def test_after_the_stop_time_nothing_is_sent(sink):
+    exporter = DueMQSpanExporter(lambda: sink)
+    exporter.stop_at(0.0)
+    assert exporter.export(finished(3)) is SpanExportResult.FAILURE
+    assert sink.batches == []
+
+
+def test_shutdown_does_not_wait_for_an_export_that_hangs(provider, sink):
+    gate = threading.Event()
+    sink.send = lambda body: gate.wait(30)
+    pipeline = Pipeline(provider, DueMQSpanExporter(lambda: sink))
+    send(1)
+    pipeline.shutdown(timeout_s=0.01)
+    gate.set()
+
+
+def test_an_unknown_exporter_is_refused():
+    with pytest.raises(InvalidArgument, match="'jaeger' is unknown") as refused:
+        telemetry.configure("app", "jaeger")
+    assert (refused.value.field, refused.value.limit) == ("tracing", "off|duemq|otlp")
+
+
+def test_off_is_off():
+    assert telemetry.configure("app", "off") is None
+    assert not tracing.enabled()
+
+
+def test_the_environment_decides(monkeypatch):
+    monkeypatch.delenv("DUEMQ_TRACING", raising=False)
+    assert telemetry.configure_from_env("app") is None
+    monkeypatch.setenv("DUEMQ_TRACING", "nonsense")
+    with pytest.raises(InvalidArgument):
+        telemetry.configure_from_env("app")

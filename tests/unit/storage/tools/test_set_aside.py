@@ -1,0 +1,83 @@
+"""One damaged entry is given up; every other one stays where it is."""
+
+import pytest
+
+from duemq_server.storage.__main__ import main
+from duemq_server.storage.errors import CorruptLog
+from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.tools.set_aside import GAP, set_aside
+from tests.crash.faulty_disk import FaultyDisk
+
+LOG = "/log"
+SEGMENT = LOG + "/" + "0" * 20
+
+
+def written(disk: FaultyDisk, entries: int = 10) -> list[int]:
+    log = SegmentedLog.open(LOG, disk, segment_bytes=1 << 20)
+    for _ in log.recover(0):
+        pass
+    at = [log.append(1, [b"%d" % n * 100])[0] for n in range(entries)]
+    while log.write_pending():
+        pass
+    log.close()
+    return at
+
+
+def bodies(disk: FaultyDisk) -> list[tuple[int, int, bytes]]:
+    log = SegmentedLog.open(LOG, disk, segment_bytes=1 << 20)
+    found = [(each.position, each.kind, bytes(each.body)) for each in log.recover(0)]
+    log.close()
+    return found
+
+
+@pytest.mark.parametrize("at", [0, 4, 8, 12, 60])  # crc, magic, length, body length, body
+def test_all_but_the_damaged_entry_is_there_again(at: int) -> None:
+    disk = FaultyDisk()
+    positions = written(disk)
+    damaged = positions[3]
+    disk.flip(SEGMENT, damaged + at, 3)
+    with pytest.raises(CorruptLog, match=f"set-aside {LOG} --at {damaged}"):
+        bodies(disk)
+    path, end = set_aside(LOG, damaged, disk)
+    assert end == positions[4]
+    found = bodies(disk.after_kill())
+    assert [position for position, _, _ in found] == positions
+    assert [kind for _, kind, _ in found] == [1] * 3 + [GAP] + [1] * 6
+    assert len(disk.content(path)) == end - damaged
+
+
+def test_a_try_that_was_cut_short_is_repeated_with_the_first_copy() -> None:
+    disk = FaultyDisk()
+    positions = written(disk)
+    disk.flip(SEGMENT, positions[3] + 60, 3)
+    path, end = set_aside(LOG, positions[3], disk)
+    kept = bytes(disk.content(path))
+    disk.flip(SEGMENT, positions[3] + 2, 3)  # torn
+    assert set_aside(LOG, positions[3], disk) == (path, end)
+    assert bytes(disk.content(path)) == kept
+    assert len(bodies(disk)) == 10
+
+
+def test_only_where_the_damage_begins() -> None:
+    disk = FaultyDisk()
+    positions = written(disk)
+    with pytest.raises(ValueError, match="sound up to"):
+        set_aside(LOG, positions[3], disk)
+    disk.flip(SEGMENT, positions[3] + 60, 3)
+    with pytest.raises(ValueError, match=f"sound up to {positions[3]}"):
+        set_aside(LOG, positions[4], disk)
+    with pytest.raises(ValueError, match="does not hold"):
+        set_aside("/nothing", 0, disk)
+
+
+def test_the_end_of_a_log_is_not_set_aside_but_cut() -> None:
+    disk = FaultyDisk()
+    positions = written(disk)
+    disk.flip(SEGMENT, positions[-1] + 8, 7)
+    with pytest.raises(ValueError, match="storage cut"):
+        set_aside(LOG, positions[-1], disk)
+
+
+def test_the_command_line(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["set-aside", str(tmp_path), "--at", "0"]) == 2
+    assert "does not hold" in capsys.readouterr().err

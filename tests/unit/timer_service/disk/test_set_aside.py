@@ -1,0 +1,235 @@
+"""Damage in period files: a start refuses it, and one tool gives up what is damaged, only."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import duemq_server.storage.tools.set_aside
+from duemq.errors import Corrupt
+from duemq_server.storage.errors import CorruptFile, CorruptLog
+from duemq_server.storage.record import HEADER_BYTES
+from duemq_server.timer_service.__main__ import main
+from duemq_server.timer_service.disk.set_aside import FOLDER, set_aside
+from tests.property.timer_world import DATA, LIMITS, START_MS, World
+from tests.unit.timer_service.scheduling.test_scheduler import dispatch_again
+
+HOUR_MS = 3_600_000
+TIMERS = 60
+
+
+def far_world() -> World:
+    """Timers three hours away, in blocks, and a checkpoint."""
+    world = World()
+    for part in range(3):
+        dues = [START_MS + 3 * HOUR_MS + 60_000 * (20 * part + n) for n in range(20)]
+        world.broker.accept(dues, 300, "any")
+    world.ingest(9)
+    world.sync()
+    while world.housekeep():
+        pass
+    while world.scheduler.memtable.rows:
+        flush = world.scheduler.begin_flush(world.now_ms)
+        flush.run()
+        world.scheduler.end_flush(flush)
+    world.checkpoint()
+    return world
+
+
+def run_for(world: World, ms: int) -> None:
+    end_ms = world.now_ms + ms
+    while world.now_ms < end_ms:
+        world.now_ms += 10_000
+        world.tick()
+        world.sync()
+        world.send()
+        while world.housekeep():
+            pass
+
+
+def flip(world: World, at: int) -> str:
+    """Damages the block that is loaded last, `at` bytes from its beginning; its file."""
+    block = max(world.scheduler.segments.blocks(), key=lambda each: each.next_due_ms)
+    path = world.scheduler.segments.path(block.file)
+    world.disk.flip(path, block.position + (at if at >= 0 else block.index_length - at), 3)
+    return path
+
+
+def given_up(world: World) -> list[str]:
+    disk = world.disk.after_kill()
+    said = list(set_aside(DATA, disk, LIMITS, world.now_ms))
+    world.restart(disk.after_kill())
+    return said
+
+
+def test_one_damaged_body_costs_one_timer() -> None:
+    world = far_world()
+    path = flip(world, -(HEADER_BYTES + 350))
+    with pytest.raises(CorruptFile, match="set-aside"):
+        run_for(world, 5 * HOUR_MS)
+    said = given_up(world)
+    assert said[-1].startswith("1 timers lost")
+    [named] = [line for line in said if re.match(r"  store .* offset \d+, due \d+", line)]
+    lost = int(named.split("offset ")[1].split(",")[0])
+    assert world.disk.exists(f"{DATA}/{FOLDER}/{path.rpartition('/')[2]}")
+
+    run_for(world, 5 * HOUR_MS)
+    assert set(world.broker.delivered) == set(range(TIMERS)) - {lost}
+    assert world.scheduler.ledger.lost == 1
+    world.kill()
+    assert world.scheduler.ledger.lost == 1
+    assert world.scheduler.ledger.pending == 0
+
+
+def test_a_damaged_index_costs_its_block() -> None:
+    world = far_world()
+    flip(world, HEADER_BYTES + 40)
+    with pytest.raises(CorruptFile, match="block index"):
+        run_for(world, 5 * HOUR_MS)
+    before = len(world.broker.delivered)
+    said = given_up(world)
+    lost = world.scheduler.ledger.lost
+    assert 0 < lost < TIMERS
+    assert said[-1].startswith(f"{lost} timers lost")
+
+    run_for(world, 5 * HOUR_MS)
+    assert before <= len(world.broker.delivered) == TIMERS - lost
+
+
+@pytest.mark.parametrize("at", [-(HEADER_BYTES + 350), HEADER_BYTES + 40])
+def test_what_was_fired_or_cancelled_is_not_lost(at: int) -> None:
+    """The cursor of the block at the checkpoint is behind what the log says."""
+    world = far_world()
+    last = TIMERS - 1
+    assert world.cancel(last) == "CANCELLED"
+    world.sync()
+    run_for(world, 3 * HOUR_MS + 50 * 60_000)
+    fired = len(world.broker.delivered)
+    assert fired
+    world.restart(world.disk.after_kill())
+    flip(world, at)
+    said = given_up(world)
+    ledger = world.scheduler.ledger
+    assert ledger.accepted == TIMERS
+    assert ledger.pending >= 0
+    run_for(world, 5 * HOUR_MS)
+    assert len(world.broker.delivered) + ledger.lost + ledger.cancelled == TIMERS, said
+
+
+def test_without_damage_nothing_is_lost() -> None:
+    world = far_world()
+    assert given_up(world) == ["0 timers lost; 60 are pending"]
+    run_for(world, 5 * HOUR_MS)
+    assert len(world.broker.delivered) == TIMERS
+
+
+def test_a_missing_file_costs_what_was_in_it() -> None:
+    world = far_world()
+    path = flip(world, HEADER_BYTES)
+    world.disk.unlink(path)
+    with pytest.raises(CorruptFile, match="is missing"):
+        world.kill()
+    given_up(world)
+    run_for(world, 5 * HOUR_MS)
+    assert len(world.broker.delivered) == TIMERS - world.scheduler.ledger.lost
+
+
+def lose_entry(world: World, position: int) -> None:
+    """An entry of the timer log is damaged, and set aside as a start says."""
+    log = f"{DATA}/log"
+    world.disk.flip(f"{log}/{world.disk.listdir(log)[0]}", position + 100)
+    with pytest.raises(CorruptLog, match=f"storage set-aside {log} --at {position}"):
+        world.kill()
+    duemq_server.storage.tools.set_aside.set_aside(log, position, world.disk)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("second_ms", [1_000, 2_000])
+def test_timers_on_their_way_whose_bodies_are_gone_are_lost_and_no_others(
+    stored: bool, second_ms: int
+) -> None:
+    """All of a batch, or some of one; a broker has stored it, and its answer was lost, or not."""
+    world = World()
+    positions = []
+    for wait_ms in (0, 1_000, second_ms, 3_000, HOUR_MS):
+        positions.append(world.store.log.end_position)
+        world.broker.accept([START_MS + wait_ms], 10, "keyed")
+        world.ingest(1)
+    for wait_ms in (0, 1_000, 2_000):
+        if wait_ms == 1_000:
+            world.send()
+            world.checkpoint()
+        world.now_ms = START_MS + wait_ms
+        world.tick()
+        world.sync()
+    if stored:
+        world.send(drop=True)
+    assert world.scheduler.ledger.in_flight == 2
+    lose_entry(world, positions[1])
+
+    with pytest.raises(Corrupt, match="set-aside"):
+        world.kill()
+    said = given_up(world)
+
+    assert any(re.match("1 of [12] timers of the batch at .*keyed", line) for line in said)
+    assert sum(f"offset 1, due {START_MS + 1_000}" in line for line in said) == 1
+    assert said[-1] == "1 timers lost; 2 are pending"
+    ledger = world.scheduler.ledger
+    assert (ledger.accepted, ledger.pending, ledger.fired, ledger.lost) == (5, 2, 2, 1)
+    assert ledger.in_flight == 1
+    run_for(world, 2 * HOUR_MS)
+    world.kill()
+    assert set(world.broker.delivered) == {0, 2, 3, 4} | ({1} if stored else set())
+    ledger = world.scheduler.ledger
+    assert (ledger.pending, ledger.fired, ledger.lost, ledger.in_flight) == (0, 4, 1, 0)
+    [lane] = world.scheduler.dispatcher.lanes()
+    assert lane.epoch == (second_ms == 2_000 and not stored)  # a number is missing there
+
+
+@pytest.mark.parametrize("others", [[], [2]])
+def test_timers_that_are_nowhere_are_given_up_and_all_others_fire(others: list[int]) -> None:
+    """Fired before the checkpoint, and dispatched once more, as a release before did."""
+    world = World()
+    world.broker.accept([START_MS, START_MS, START_MS + 10, START_MS + HOUR_MS], 10, "keyed")
+    world.ingest(1)
+    world.tick()
+    world.sync()
+    world.send()
+    world.checkpoint()
+    world.now_ms += 10
+    dispatch_again(world, [0, *others])
+    world.sync()
+
+    with pytest.raises(Corrupt, match="set-aside"):
+        world.kill()
+    said = given_up(world)
+
+    assert f"1 of {1 + len(others)} timers of the batch at" in said[0]
+    assert said[1].endswith(", offset 0")
+    assert said[2:] == [
+        "of these, 1 had been fired before",
+        f"0 timers lost; {2 - len(others)} are pending",
+    ]
+    world.drain()
+    assert set(world.broker.delivered) == {0, 1, 2, 3}
+
+
+def test_an_entry_that_was_set_aside_and_that_nobody_knows_is_not_skipped() -> None:
+    world = World()
+    position = world.store.log.end_position
+    for _ in range(2):
+        world.broker.accept([START_MS] * 9, 10, "keyed")
+        world.ingest(1)
+    world.sync()
+    lose_entry(world, position)
+    for start in (world.kill, lambda: given_up(world)):
+        with pytest.raises(Corrupt, match=f"position {position}: an entry was set aside .* a copy"):
+            start()
+
+
+def test_wrong_use(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["set-aside"]) == 2
+    assert "usage" in capsys.readouterr().err
+    assert main(["set-aside", str(tmp_path)]) == 0
+    assert "0 timers lost" in capsys.readouterr().out

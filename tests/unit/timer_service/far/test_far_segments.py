@@ -1,0 +1,244 @@
+import numpy as np
+import pytest
+
+from duemq_server.storage.errors import CorruptFile, DiskFull
+from duemq_server.timer_service.far.far_block import ROWS_MAX
+from duemq_server.timer_service.far.far_segments import (
+    DAY_MS,
+    HOUR_MS,
+    Load,
+    Segments,
+    Tables,
+    period_file,
+)
+from duemq_server.timer_service.far.look_up import Query
+from duemq_server.timer_service.far.memtable import Memtable
+from duemq_server.timer_service.timers.keys import NOWHERE
+from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows, key_of, new_rows
+from tests.crash.faulty_disk import FaultyDisk
+
+NOW = 1_700_000_000_000
+SOURCE = SourceId(77, 1)
+TARGET = TargetId("b", "t", -1)
+TABLES = Tables([SourceId(1, 0), SOURCE], [TargetId("x", "y", 0), TARGET])
+MANY = 1 << 30
+
+
+def timers(*due_ms: int) -> tuple[Rows, Blob]:
+    """Timers with offsets 0, 1, … and bodies that say so."""
+    rows = new_rows(len(due_ms))
+    bodies = [b"body-%06d" % n for n in range(len(due_ms))]
+    rows.wide[0], rows.wide[1] = due_ms, range(len(due_ms))
+    rows.narrow[0], rows.narrow[1] = 1, 1
+    rows.narrow[2] = [11 * n for n in range(len(due_ms))]
+    rows.narrow[3] = 11
+    rows.narrow[4], rows.narrow[5] = 5, 6
+    return rows, Blob(b"".join(bodies), Home("", 0))
+
+
+def segments_with(*due_ms: int, disk: FaultyDisk | None = None) -> Segments:
+    segments = Segments("/segments", disk or FaultyDisk())
+    flush = segments.flush([timers(*due_ms)], TABLES, NOW)
+    flush.run()
+    segments.flushed(flush)
+    return segments
+
+
+def run(segments: Segments, load: Load) -> list[tuple[int, int, bytes]]:
+    """(due, offset, body) in the order loaded."""
+    load.run()
+    segments.loaded(load)
+    found = []
+    for piece in load.pieces:
+        assert piece.sources == [SOURCE]
+        assert piece.targets == [TARGET]
+        for due_ms, offset, home, size in zip(
+            piece.rows.due_ms.tolist(),
+            piece.rows.offset.tolist(),
+            piece.rows.home.tolist(),
+            piece.rows.size.tolist(),
+            strict=True,
+        ):
+            found.append((due_ms, offset, bytes(piece.blob.data[home : home + size])))
+    return found
+
+
+def load(segments: Segments, horizon_ms: int, rows: int = MANY) -> list[tuple[int, int, bytes]]:
+    return run(segments, segments.load(horizon_ms, rows, MANY))
+
+
+def find(segments: Segments, source: int, offset: int, due_ms: int) -> bool:
+    """Whether a timer lies in a block, not loaded."""
+    query = Query(
+        np.array([source], dtype=np.uint32),
+        np.array([offset]),
+        np.array([due_ms]),
+        np.array([0]),
+    )
+    look_up = segments.look_up([query], list(TABLES.sources).index)
+    look_up.run()
+    segments.looked_up(look_up)
+    return any(place.row >= place.block.cursor for place in query.places.get(0, []))
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "width_h"),
+    [
+        (-DAY_MS, 1),
+        (0, 1),
+        (2 * DAY_MS - 1, 1),
+        (2 * DAY_MS, 24),
+        (60 * DAY_MS, 720),
+        (730 * DAY_MS, 8_640),
+        (2_900_000 * DAY_MS, 8_640),
+    ],
+)
+def test_the_further_away_the_wider_the_period(ahead_ms: int, width_h: int) -> None:
+    start, width = period_file(NOW + ahead_ms, NOW).removesuffix(".due").split("-")
+
+    assert int(width) == width_h
+    assert int(start) * HOUR_MS <= NOW + ahead_ms < (int(start) + width_h) * HOUR_MS
+
+
+def test_timers_are_loaded_in_due_order_up_to_the_horizon_with_their_bodies() -> None:
+    segments = segments_with(NOW + 300, NOW + 100, NOW + 9_000_000, NOW + 200)
+
+    assert load(segments, NOW + 300) == [
+        (NOW + 100, 1, b"body-000001"),
+        (NOW + 200, 3, b"body-000003"),
+    ]
+    assert segments.pending == 2
+    assert segments.next_due_ms() == NOW + 300
+    assert load(segments, NOW + DAY_MS) == [
+        (NOW + 300, 0, b"body-000000"),
+        (NOW + 9_000_000, 2, b"body-000002"),
+    ]
+    assert segments.next_due_ms() is None
+
+
+def test_a_load_takes_no_more_than_it_may_the_first_due_first() -> None:
+    segments = segments_with(*range(NOW + 10_000, NOW, -1))
+
+    loaded = load(segments, NOW + DAY_MS, rows=3)
+
+    assert [due_ms for due_ms, _, _ in loaded] == [NOW + 1, NOW + 2, NOW + 3]
+    assert segments.pending == 9_997
+
+
+def test_a_full_period_becomes_several_blocks() -> None:
+    segments = segments_with(*range(NOW, NOW + 2 * ROWS_MAX + 1))
+
+    assert sorted(each.count for each in segments.blocks()) == [1, ROWS_MAX, ROWS_MAX]
+    assert len(load(segments, NOW + DAY_MS)) == 2 * ROWS_MAX + 1
+
+
+def test_a_timer_is_found_by_its_due_time_until_it_is_loaded() -> None:
+    segments = segments_with(NOW + 100, NOW + 200)
+
+    assert find(segments, 1, 1, NOW + 200)
+    assert not find(segments, 1, 1, NOW + 100)
+    assert not find(segments, 1, 2, NOW + 200)
+    assert not find(segments, 0, 1, NOW + 200)
+    load(segments, NOW + 101)
+    assert not find(segments, 1, 0, NOW + 100)
+    assert find(segments, 1, 1, NOW + 200)
+
+
+def test_parked_timers_wait_outside_of_the_due_order() -> None:
+    segments = Segments("/segments", FaultyDisk())
+    flush = segments.flush([timers(NOW - 5, NOW - 4)], TABLES, NOW, TARGET)
+    flush.run()
+    segments.flushed(flush)
+
+    assert segments.next_due_ms() is None
+    assert segments.pending == 2
+    assert segments.parked() == [TARGET]
+    assert find(segments, 1, 0, NOW - 5)
+    assert len(run(segments, segments.load_parked(TARGET, MANY, MANY))) == 2
+    assert segments.parked() == []
+
+
+def test_a_file_is_deleted_when_all_of_it_is_loaded_and_nobody_needs_it() -> None:
+    disk = FaultyDisk()
+    segments = segments_with(NOW + 100, NOW + 3 * HOUR_MS, disk=disk)
+    first = period_file(NOW + 100, NOW)
+    load(segments, NOW + 101)
+
+    segments.delete_done({first})
+    assert len(segments.lengths) == 2
+    segments.delete_done(set())
+
+    assert disk.listdir("/segments") == [period_file(NOW + 3 * HOUR_MS, NOW)]
+    assert list(segments.lengths) == disk.listdir("/segments")
+
+
+def test_recovery_cuts_and_removes_what_the_checkpoint_does_not_know() -> None:
+    disk = FaultyDisk()
+    segments = segments_with(NOW + 100, disk=disk)
+    lengths, blocks = dict(segments.lengths), segments.blocks()
+    flush = segments.flush([timers(NOW + 150, NOW + 3 * HOUR_MS)], TABLES, NOW)
+    flush.run()
+
+    again = Segments("/segments", disk)
+    again.recover(lengths, blocks)
+
+    assert disk.listdir("/segments") == list(lengths)
+    assert len(load(again, NOW + DAY_MS)) == 1
+
+
+def test_a_missing_or_short_file_refuses_to_start() -> None:
+    disk = FaultyDisk()
+    segments = segments_with(NOW + 100, disk=disk)
+    [(name, length)] = segments.lengths.items()
+
+    disk.chop(segments.path(name), length - 1)
+    with pytest.raises(CorruptFile, match="ends before"):
+        Segments("/segments", disk).recover({name: length}, [])
+    disk.unlink(segments.path(name))
+    with pytest.raises(CorruptFile, match="is missing"):
+        Segments("/segments", disk).recover({name: length}, [])
+
+
+def test_a_flush_that_found_the_disk_full_can_be_run_again() -> None:
+    disk = FaultyDisk(capacity_bytes=1_000)
+    segments = Segments("/segments", disk)
+    flush = segments.flush([timers(*range(NOW, NOW + 100))], TABLES, NOW)
+
+    with pytest.raises(DiskFull):
+        flush.run()
+    disk.capacity_bytes = None
+    flush.run()
+    segments.flushed(flush)
+
+    assert len(load(segments, NOW + DAY_MS)) == 100
+
+
+def test_every_flipped_bit_of_what_is_read_is_noticed() -> None:
+    disk = FaultyDisk()
+    segments = segments_with(NOW + 100, NOW + 200, disk=disk)
+    [path] = [segments.path(name) for name in segments.lengths]
+    [block] = segments.blocks()
+    bodies_header = range(block.index_length, block.index_length + 32)
+    checked = [at for at in range(block.index_length + 32 + 22) if at not in bodies_header]
+
+    for offset in checked:
+        disk.flip(path, offset)
+        with pytest.raises(CorruptFile):
+            segments.load(NOW + DAY_MS, MANY, MANY).run()
+        disk.flip(path, offset)
+
+    assert len(load(segments, NOW + DAY_MS)) == 2
+
+
+def test_a_memtable_gives_out_what_is_due_before_a_time() -> None:
+    memtable = Memtable()
+    memtable.add(*timers(NOW + 1, NOW + 5, NOW + 3))
+
+    taken = memtable.take_before(NOW + 4)
+
+    assert [rows.due_ms.tolist() for rows, _ in taken] == [[NOW + 1, NOW + 3]]
+    assert (memtable.rows, memtable.min_due_ms) == (1, NOW + 5)
+    keys = np.array([key_of(1, 0), key_of(1, 1)], dtype=np.uint64)
+    assert memtable.keys.find(keys).tolist() == [NOWHERE, NOW + 5]
+    assert memtable.take_before(NOW + 5) == []

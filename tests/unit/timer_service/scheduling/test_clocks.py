@@ -1,0 +1,46 @@
+from duemq_server.timer_service.scheduling.clocks import (
+    STEP_MS_MIN,
+    WINDOW_MS,
+    BrokerClock,
+    ClockWatch,
+)
+
+NOW = 1_700_000_000_000
+
+
+def test_the_smallest_difference_within_a_while_counts() -> None:
+    clock = BrokerClock()
+    assert (clock.known, clock.ahead_ms) == (False, 0)
+    for answer_took_ms in (40, 3, 90):
+        clock.observe(NOW + 2_000 + answer_took_ms, NOW, 0)
+    assert clock.ahead_ms == 2_003
+
+
+def test_a_difference_that_grew_is_believed_after_a_while() -> None:
+    clock = BrokerClock()
+    for second in range(60):
+        ahead_ms = 0 if second < 20 else 500
+        clock.observe(NOW + 1_000 * second + ahead_ms, NOW + 1_000 * second, 1_000 * second)
+        assert clock.ahead_ms in (0, 500)
+    assert clock.ahead_ms == 500
+    clock.observe(NOW - 7, NOW, 60_000)
+    assert clock.ahead_ms == -7
+
+
+def test_what_was_learnt_before_the_clock_was_set_is_forgotten() -> None:
+    clock = BrokerClock()
+    clock.observe(NOW, NOW, 0)
+    clock.clock_set()
+    assert not clock.known
+    clock.observe(NOW + WINDOW_MS, NOW, 1)
+    assert clock.ahead_ms == WINDOW_MS
+
+
+def test_a_set_clock_is_noticed_once_and_slewing_adds_up() -> None:
+    watch = ClockWatch(NOW, 5)
+    assert watch.look(NOW + 1_000, 1_005) == 0
+    assert watch.look(NOW - 3_598_000, 2_005) == -3_600_000
+    assert watch.look(NOW - 3_597_000, 3_005) == 0
+    slewed = [watch.look(NOW - 3_597_000 + 1_001 * n, 3_005 + 1_000 * n) for n in range(500)]
+    assert sum(slewed) >= 4 * STEP_MS_MIN
+    assert set(slewed) == {0, STEP_MS_MIN}

@@ -1,0 +1,230 @@
+import numpy as np
+
+from duemq_server.timer_service.scheduling.dispatch import (
+    BROKER_BYTES_MAX,
+    FAILOVER_AFTER_MS,
+    NEVER,
+    PIPELINE_MAX,
+    REJECTED_BYTES_MAX,
+    SMALL_ROWS,
+    Dispatcher,
+)
+from duemq_server.timer_service.scheduling.fire_lane import (
+    RETRY_MS_MAX,
+    UNACKED_MAX,
+    Batch,
+    Lane,
+    Outcome,
+)
+from duemq_server.timer_service.timers.log_entries import LaneId, TargetId
+from duemq_server.timer_service.timers.wheel import Ids
+
+NOW = 1_000_000
+ANY = TargetId("home", "t", -1)
+KEYED = TargetId("home", "t", 1)
+
+
+def ids(*numbers: int) -> Ids:
+    return np.array(numbers, dtype=np.int32)
+
+
+def dispatcher_with(**queues: int) -> Dispatcher:
+    """Brokers that serve the topic `t`, all connected."""
+    dispatcher = Dispatcher()
+    dispatcher.set_routes({"t": queues})
+    for broker in queues:
+        dispatcher.connected(broker)
+    return dispatcher
+
+
+def push(dispatcher: Dispatcher, lane: Lane, size: int = 10, target: int = 0) -> Batch:
+    batch = Batch(
+        lane, lane.next_sequence, 0, 0, bytes(size), b"", b"", b"", np.array([1]), True, target
+    )
+    dispatcher.push(batch)
+    return batch
+
+
+def test_targets_take_turns() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.add(1, ids(*range(100)))
+    dispatcher.add(2, ids(200))
+    dispatcher.add(1, ids(100))
+
+    served = []
+    while turns := dispatcher.turns():
+        served.append((turns[0], len(dispatcher.take(turns[0], 60))))
+
+    assert served == [(1, 60), (2, 1), (1, 41)]
+    assert dispatcher.waiting == 0
+
+
+def test_what_is_put_back_is_first_again() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.add(1, ids(1, 2, 3))
+    taken = dispatcher.take(1, 3)
+
+    dispatcher.put_back(1, taken[1:])
+
+    assert dispatcher.waiting == 2
+    dispatcher.add(1, ids(4))
+    assert dispatcher.take(1, 10).tolist() == [2, 3, 4]
+
+
+def test_any_queue_means_those_of_the_home_broker_in_turn() -> None:
+    dispatcher = dispatcher_with(home=2, other=2)
+
+    chosen = [dispatcher.choose(ANY, NOW) for _ in range(3)]
+
+    assert [lane and lane.id for lane in chosen] == [
+        LaneId("home", "t", 0),
+        LaneId("home", "t", 1),
+        LaneId("home", "t", 0),
+    ]
+
+
+def test_small_batches_of_a_target_wait_for_answers_and_large_ones_do_not() -> None:
+    dispatcher = dispatcher_with(home=1)
+    for _ in range(PIPELINE_MAX):
+        push(dispatcher, dispatcher.lane(LaneId("home", "t", 0)), target=5)
+
+    dispatcher.add(5, ids(1))
+    assert dispatcher.should_gather(5)
+    assert not dispatcher.should_gather(6)
+    dispatcher.add(5, ids(*range(SMALL_ROWS)))
+    assert not dispatcher.should_gather(5)
+    dispatcher.take(5, SMALL_ROWS)
+    assert dispatcher.should_gather(5)
+    [batch] = dispatcher.sendable("home", NOW, 1)
+    batch.lane.answered(batch, Outcome.STORED, NOW, 0)
+    dispatcher.stored(batch)
+    assert not dispatcher.should_gather(5)
+
+
+def test_without_its_home_broker_any_goes_elsewhere_after_a_while_and_keyed_waits() -> None:
+    dispatcher = dispatcher_with(home=2, other=1)
+    dispatcher.disconnected("home", NOW)
+
+    assert dispatcher.choose(ANY, NOW + FAILOVER_AFTER_MS - 1) is None
+    assert dispatcher.next_failover_ms(NOW) == NEVER
+    dispatcher.add(0, ids(1))
+    assert dispatcher.next_failover_ms(NOW) == NOW + FAILOVER_AFTER_MS
+    elsewhere = dispatcher.choose(ANY, NOW + FAILOVER_AFTER_MS)
+    assert elsewhere is not None
+    assert elsewhere.id == LaneId("other", "t", 0)
+    assert dispatcher.choose(KEYED, NOW + 10 * FAILOVER_AFTER_MS) is None
+    dispatcher.connected("home")
+    keyed = dispatcher.choose(KEYED, NOW)
+    assert keyed is not None
+    assert keyed.id == LaneId("home", "t", 1)
+
+
+def test_nothing_goes_to_a_topic_without_a_route() -> None:
+    dispatcher = dispatcher_with(home=1)
+
+    assert dispatcher.choose(TargetId("home", "unknown", -1), NOW) is None
+    assert dispatcher.choose(TargetId("home", "unknown", 0), NOW) is None
+    assert dispatcher.why_not(TargetId("home", "unknown", 0)) == "no broker serves the topic"
+    assert dispatcher.why_not(KEYED) == ""
+
+
+def test_of_a_topic_with_fewer_queues_than_before_another_queue_takes_over() -> None:
+    lane = dispatcher_with(home=3).choose(TargetId("home", "t", 7), NOW)
+
+    assert lane is not None
+    assert lane.id == LaneId("home", "t", 1)
+
+
+def test_a_fenced_shard_sends_nothing() -> None:
+    dispatcher = dispatcher_with(home=1)
+    lane = dispatcher.choose(ANY, NOW)
+    assert lane is not None
+    push(dispatcher, lane)
+    dispatcher.fence = "another has taken over"
+
+    assert dispatcher.choose(ANY, NOW) is None
+    assert dispatcher.sendable("home", NOW, 100) == []
+    assert dispatcher.why_not(ANY) == "another has taken over"
+    dispatcher.fence = ""
+    assert len(dispatcher.sendable("home", NOW, 100)) == 1
+
+
+def rejected(dispatcher: Dispatcher, topic: str, size: int, outcome: Outcome) -> None:
+    batch = push(dispatcher, dispatcher.lane(LaneId("home", topic, 0)), size)
+    batch.lane.sent(batch)
+    batch.lane.answered(batch, outcome, NOW, 0.5)
+
+
+def test_what_is_rejected_for_its_own_sake_holds_up_no_other_topic() -> None:
+    dispatcher = dispatcher_with(home=1)
+    for number in range(20):
+        rejected(dispatcher, f"gone{number}", BROKER_BYTES_MAX, Outcome.REJECTED)
+        if (number + 1) * BROKER_BYTES_MAX <= REJECTED_BYTES_MAX:
+            assert dispatcher.choose(ANY, NOW) is not None
+    assert dispatcher.choose(ANY, NOW) is None  # memory has a bound
+
+    full = dispatcher_with(home=1)
+    rejected(full, "other", BROKER_BYTES_MAX, Outcome.REFUSED)
+    assert full.choose(ANY, NOW) is None  # the broker takes nothing at all
+
+
+def test_a_clock_that_was_set_neither_ends_waits_nor_makes_them_longer() -> None:
+    day_ms = 86_400_000
+    dispatcher = dispatcher_with(home=1, other=1)
+    lane = dispatcher.lane(LaneId("other", "t", 0))
+    batch = push(dispatcher, lane)
+    lane.sent(batch)
+    lane.answered(batch, Outcome.REFUSED, NOW + day_ms, 1.0)
+    dispatcher.disconnected("home", NOW + day_ms)
+    dispatcher.clock_set(-day_ms)
+
+    assert dispatcher.next_retry_ms("other", NOW) <= NOW + RETRY_MS_MAX
+    dispatcher.add(0, ids(1))
+    assert dispatcher.next_failover_ms(NOW) == NOW + FAILOVER_AFTER_MS
+
+
+def test_a_full_or_failing_lane_is_passed_over() -> None:
+    dispatcher = dispatcher_with(home=2)
+    lane = dispatcher.lane(LaneId("home", "t", 0))
+    for _ in range(UNACKED_MAX):
+        push(dispatcher, lane)
+
+    for _ in range(2):
+        chosen = dispatcher.choose(ANY, NOW)
+        assert chosen is not None
+        assert chosen.id.queue_id == 1
+    [batch, *_] = dispatcher.sendable("home", NOW, 1)
+    lane.answered(batch, Outcome.REFUSED, NOW, 0.5)
+    assert dispatcher.choose(TargetId("home", "t", 0), NOW) is None
+
+
+def test_a_broker_takes_a_bounded_number_of_bytes() -> None:
+    dispatcher = dispatcher_with(home=4)
+    batch = push(dispatcher, dispatcher.lane(LaneId("home", "t", 0)), BROKER_BYTES_MAX)
+
+    assert dispatcher.choose(ANY, NOW) is None
+    dispatcher.sendable("home", NOW, 1)
+    batch.lane.answered(batch, Outcome.STORED, NOW, 0)
+    dispatcher.stored(batch)
+    assert dispatcher.choose(ANY, NOW) is not None
+
+
+def test_what_was_refused_is_held_back_until_its_time() -> None:
+    dispatcher = dispatcher_with(home=1)
+    batch = push(dispatcher, dispatcher.lane(LaneId("home", "t", 0)))
+    assert dispatcher.sendable("home", NOW, 1) == [batch]
+    assert dispatcher.next_retry_ms("home", NOW) == NEVER
+
+    batch.lane.answered(batch, Outcome.REFUSED, NOW, 0.5)
+
+    retry_ms = dispatcher.next_retry_ms("home", NOW)
+    assert dispatcher.sendable("home", retry_ms - 1, 1) == []
+    assert dispatcher.sendable("home", retry_ms, 1) == [batch]
+
+
+def test_a_broker_that_is_not_connected_is_sent_nothing() -> None:
+    dispatcher = dispatcher_with(home=1)
+    push(dispatcher, dispatcher.lane(LaneId("home", "t", 0)))
+    dispatcher.disconnected("home", NOW)
+
+    assert dispatcher.sendable("home", NOW, 1) == []

@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+from duemq_server.timer_service.scheduling.lateness import BOUNDS_MS, BUCKETS, EXACT_MS, Lateness
+
+NOW = 1_700_000_000_000
+
+
+def test_bounds_grow_by_an_eighth_at_most() -> None:
+    assert len(BOUNDS_MS) == BUCKETS
+    assert (np.diff(BOUNDS_MS) > 0).all()
+    above = BOUNDS_MS[EXACT_MS:].astype(float)
+    assert (above[1:] / above[:-1]).max() < 1.13
+
+
+def test_percentiles_of_nothing_are_zero() -> None:
+    assert Lateness().percentiles(NOW, 0.5, 0.99) == [0.0, 0.0]
+
+
+def record(lateness: Lateness, late_ms: list[int], now_ms: int = NOW) -> None:
+    lateness.record(now_ms - np.array(late_ms), now_ms, now_ms)
+
+
+def test_percentiles_and_maximum_are_of_the_last_minute() -> None:
+    lateness = Lateness()
+    record(lateness, [50_000], NOW - 70_000)
+    record(lateness, list(range(100)), NOW - 30_000)
+    record(lateness, [1] * 100)
+
+    p50, p99 = lateness.percentiles(NOW, 0.5, 0.99)
+
+    assert p50 == 1.0
+    assert p99 == pytest.approx(98, rel=0.13)
+    assert lateness.max_ms(NOW) == 99
+    assert lateness.count == 201
+
+
+def test_early_fires_are_counted_by_the_broker_s_clock() -> None:
+    lateness = Lateness()
+    lateness.record(np.array([NOW, NOW + 1, NOW - 5]), NOW, NOW + 3)
+
+    assert lateness.early == 1
+
+
+def test_lateness_ends_when_the_broker_says_that_the_message_is_durable() -> None:
+    lateness = Lateness()
+    lateness.record(np.array([NOW] * 10), NOW + 1, NOW + 6)
+
+    assert lateness.percentiles(NOW + 6, 0.5) == [6.0]
+
+
+def test_what_was_due_when_it_was_accepted_is_counted_for_itself() -> None:
+    lateness = Lateness()
+    due_ms = np.array([0, NOW - 2])
+    lateness.record(due_ms, NOW, NOW, np.array([True, False]))
+    lateness.record(due_ms[:1], NOW, NOW, np.array([True]))
+
+    assert lateness.percentiles(NOW, 0.5, 0.99) == [2.0, 2.0]
+    assert lateness.max_ms(NOW) == 2
+    assert (lateness.count, lateness.past_due) == (1, 2)

@@ -1,0 +1,70 @@
+from datetime import UTC, datetime
+
+from duemq.v1.message_pb2 import QueueRef, Record, Retry
+from duemq_analytics.source import schema
+from duemq_analytics.source.client import Run
+from duemq_analytics.source.messages_source import to_arrow
+from duemq_analytics.source.plan import QueueRange
+
+SOURCE = QueueRange("broker-0", "h:1", 3, 0, 10)
+
+
+def test_messages_become_rows():
+    full = Record(
+        body=b"\x00body",
+        message_id="m1",
+        key="k",
+        tag="red",
+        ordering_key="o",
+        properties={"b": "2", "a": "1"},
+        born_ms=1_000,
+        due_ms=3_000,
+        attempt=2,
+        retry=Retry(
+            group="billing",
+            origin=QueueRef(topic="orders", broker="broker-1", queue_id=7),
+            origin_offset=9,
+            first_failed_ms=4_000,
+            last_failed_ms=5_000,
+            error="no such customer",
+        ),
+    )
+    runs = [Run(5, 2_000, [full]), Run(6, 2_500, [Record(message_id="m2"), Record()])]
+    rows = to_arrow("orders", SOURCE, runs, schema.MESSAGES).to_pylist()
+    assert rows[0] == {
+        "message_id": "m1",
+        "topic": "orders",
+        "broker": "broker-0",
+        "queue": 3,
+        "offset": 5,
+        "key": "k",
+        "tag": "red",
+        "ordering_key": "o",
+        "body": b"\x00body",
+        "properties": [("a", "1"), ("b", "2")],
+        "born_ts": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
+        "store_ts": datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC),
+        "due_ts": datetime(1970, 1, 1, 0, 0, 3, tzinfo=UTC),
+        "attempt": 2,
+        "retry": {
+            "group": "billing",
+            "topic": "orders",
+            "broker": "broker-1",
+            "queue": 7,
+            "offset": 9,
+            "first_failed_ts": datetime(1970, 1, 1, 0, 0, 4, tzinfo=UTC),
+            "last_failed_ts": datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC),
+            "error": "no such customer",
+        },
+    }
+    assert rows[1]["retry"] is None
+    assert [row["offset"] for row in rows] == [5, 6, 7]
+    assert [rows[1][name] for name in ("key", "tag", "ordering_key", "born_ts", "due_ts")] == [
+        None
+    ] * 5
+
+
+def test_only_the_columns_asked_for_are_made():
+    chosen = schema.select(schema.MESSAGES, ["offset", "body"])
+    batch = to_arrow("orders", SOURCE, [Run(0, 1, [Record(body=b"x")])], chosen)
+    assert batch.to_pylist() == [{"offset": 0, "body": b"x"}]

@@ -1,0 +1,83 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duemq.errors import InvalidArgument, MissingBroker, OffsetOutOfRange, PartialAnswer
+from duemq_analytics.options import Options
+from duemq_analytics.source.plan import (
+    PARTITIONS_MAX,
+    QueueBounds,
+    QueueRange,
+    partitions,
+    ranges,
+    require_whole,
+)
+
+QUEUES = [
+    QueueBounds("b1", "h:2", 0, 0, 50),
+    QueueBounds("b0", "h:1", 1, 5, 5),
+    QueueBounds("b0", "h:1", 0, 10, 30),
+]
+
+
+def spans_of(found):
+    return [(piece.broker, piece.queue, piece.start, piece.end) for piece in found]
+
+
+def test_everything_there_is_is_read_and_empty_queues_are_left_out():
+    assert spans_of(ranges(QUEUES, Options("t"))) == [("b0", 0, 10, 30), ("b1", 0, 0, 50)]
+
+
+def test_offsets_are_per_broker_and_queue():
+    options = Options("t", starting={"b0": {0: 12}}, ending={"b1": {0: 7}, "b0": {0: "latest"}})
+    assert spans_of(ranges(QUEUES, options)) == [("b0", 0, 12, 30), ("b1", 0, 0, 7)]
+
+
+@pytest.mark.parametrize(("name", "offset"), [("starting", 9), ("ending", 31)])
+def test_offsets_that_are_gone_or_not_there_yet_fail_the_read(name, offset):
+    with pytest.raises(OffsetOutOfRange, match=f"offset {offset} of queue 0 on broker 'b0'"):
+        ranges(QUEUES, Options("t", **{name: {"b0": {0: offset}}}))
+
+
+def test_on_request_lost_offsets_are_left_out_with_a_warning(caplog):
+    options = Options("t", starting={"b0": {0: 3}}, fail_on_data_loss=False)
+    assert spans_of(ranges(QUEUES, options))[0] == ("b0", 0, 10, 30)
+    assert "offset 3 of queue 0" in caplog.text
+
+
+@pytest.mark.parametrize("broker", ["b0", "b9"])
+def test_offsets_of_an_unknown_queue_are_refused(broker):
+    with pytest.raises(InvalidArgument, match=f"no queue 7 on broker '{broker}'"):
+        ranges(QUEUES, Options("t", starting={broker: {7: 3}}))
+
+
+def test_a_lost_broker_fails_the_read_and_is_named():
+    lost = [MissingBroker("b2", "it fell silent")]
+    require_whole([], Options("t"))
+    with pytest.raises(
+        PartialAnswer, match=r"'t'.*\(b2: it fell silent\).*failOnDataLoss"
+    ) as caught:
+        require_whole(lost, Options("t"))
+    assert (list(caught.value.missing), caught.value.value) == (lost, "b2")
+
+
+def test_on_request_a_lost_broker_is_left_out_with_a_warning(caplog):
+    require_whole([MissingBroker("b2", "it fell silent")], Options("t", fail_on_data_loss=False))
+    assert "b2: it fell silent" in caplog.text
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1_000), st.integers(1, 1_000)), max_size=5),
+    st.integers(1, 300),
+)
+def test_pieces_cover_each_range_once_and_keep_to_the_bound(bounds, records_max):
+    whole = [QueueRange("b", "h:1", i, start, start + n) for i, (start, n) in enumerate(bounds)]
+    pieces = partitions(whole, records_max)
+    assert all(0 < piece.end - piece.start <= records_max for piece in pieces)
+    covered = [(p.queue, offset) for p in pieces for offset in range(p.start, p.end)]
+    assert covered == [(p.queue, offset) for p in whole for offset in range(p.start, p.end)]
+
+
+def test_the_number_of_partitions_is_bounded():
+    with pytest.raises(InvalidArgument, match="maxRecordsPerPartition"):
+        partitions([QueueRange("b", "h:1", 0, 0, PARTITIONS_MAX + 1)], 1)

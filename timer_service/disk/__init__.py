@@ -1,0 +1,1 @@
+"""A shard's data directory: checkpoint, recovery, housekeeping."""

@@ -1,0 +1,320 @@
+"""Checkpoint of a shard: everything in memory, small.  Little-endian.
+
+The payload of a storage/checkpoint.py file:
+
+off  size  field        meaning
+ 0    4    magic        "DMQT"
+ 4    2    version      1
+ 6    2    reserved     zeros
+ 8    8    json_length
+16    n    json         UTF-8; zero-padded to a multiple of 8
+ .    .    arrays       one after the other, each zero-padded to a multiple of 8
+
+The JSON object has the scalars, the name tables, and in `arrays` the (name, dtype, count) of each
+array in order.  Timers in memory are noted with the place on disk where their bodies lie (in the
+timer log or a period file), so that a checkpoint costs 50 bytes a near timer whatever the bodies'
+size; only batches on their way to a broker are written whole.
+
+What later releases added is left out while it is empty, and need not be there: `forgotten_ms` and
+`fired_until_ms` of the object, the arrays `late_pages` and `late_bits` (fire_memory.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from duemq.errors import Corrupt
+from duemq_server.storage import record
+from duemq_server.timer_service.far.catalog import Block
+from duemq_server.timer_service.far.numbering import Source
+from duemq_server.timer_service.scheduling.fire_lane import Batch, Lane
+from duemq_server.timer_service.scheduling.fire_memory import PAGE_BYTES, Page
+from duemq_server.timer_service.scheduling.scheduler import Ledger, Scheduler
+from duemq_server.timer_service.timers.log_entries import LaneId, SourceId, TargetId
+from duemq_server.timer_service.timers.rows import NARROW, WIDE, Blob, Home, Rows, concatenate, runs
+
+MAGIC = b"DMQT"
+VERSION = 1
+_HEADER = struct.Struct("<4sHHQ")
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Timers in memory whose bodies lie at `home`, from `start` for `length` bytes."""
+
+    home: Home
+    start: int
+    length: int
+    rows: Rows
+    crc32c: int = 0  # of the bytes, once decoded
+    data: memoryview = dataclasses.field(default=memoryview(b""), repr=False, compare=False)
+
+
+@dataclasses.dataclass
+class State:
+    """What a checkpoint says."""
+
+    position: int  # of the timer log; entries before it are contained
+    recovery_start: int  # for SegmentedLog.open(start_at=…)
+    producer_id: int
+    ledger: Ledger
+    sources: list[Source]
+    targets: list[TargetId]
+    lanes: list[Lane]
+    tombstones: list[tuple[int, int, int, bool]]
+    lengths: dict[str, int]
+    blocks: list[Block]
+    held: list[Held]
+    log_needed_from: int  # the log before it is not needed any more
+    # What a cancel must know of timers that are gone; older checkpoints have none of it.
+    forgotten_ms: int = 0
+    fired_until_ms: int = 0
+    fired_late: list[Page] = dataclasses.field(default_factory=list)
+
+    def files(self) -> set[str]:
+        """Period files that must stay."""
+        return set(self.lengths)
+
+
+def capture(scheduler: Scheduler, position: int, recovery_start: int, producer_id: int) -> State:
+    """The scheduler's state; no job may be running.  Cheap: it is encoded by `encode`."""
+    held = _held(scheduler)
+    files = {each.home.file for each in held if each.home.file} | scheduler.segments.unfinished()
+    in_log = [each.home.position + each.start for each in held if not each.home.file]
+    return State(
+        position=position,
+        recovery_start=recovery_start,
+        producer_id=producer_id,
+        ledger=dataclasses.replace(scheduler.ledger),
+        sources=[dataclasses.replace(source) for source in scheduler.numbers.sources],
+        targets=list(scheduler.numbers.targets),
+        lanes=[_copy(lane) for lane in scheduler.dispatcher.lanes()],
+        tombstones=scheduler.tombstones.items(),
+        lengths={name: scheduler.segments.lengths[name] for name in files},
+        blocks=[dataclasses.replace(each) for each in scheduler.segments.blocks()],
+        held=held,
+        log_needed_from=min([position, *in_log]),
+        forgotten_ms=scheduler.tombstones.forgotten_ms,
+        fired_until_ms=scheduler.fires.until_ms,
+        fired_late=scheduler.fires.pages(),
+    )
+
+
+def _copy(lane: Lane) -> Lane:
+    copy = Lane(lane.id, lane.epoch, lane.next_sequence)
+    copy.unacked.extend(dataclasses.replace(batch) for batch in lane.unacked)
+    return copy
+
+
+def _held(scheduler: Scheduler) -> list[Held]:
+    near = scheduler.near
+    ids = near.pending_ids()
+    numbers = near.blobs_of(ids)
+    ids = ids.take(np.argsort(numbers, kind="stable"))
+    numbers = near.blobs_of(ids)
+    rows = near.rows(ids)
+    held = []
+    for first, last in runs(numbers):
+        blob = near.blobs[int(numbers[first])]
+        if blob is not None:
+            held.append(_held_in(blob, rows.slice(first, last)))
+    held += [_held_in(blob, rows) for rows, blob in scheduler.memtable.pieces]
+    return held
+
+
+def _held_in(blob: Blob, rows: Rows) -> Held:
+    start = int(rows.home.min())
+    end = int(rows.ends().max())
+    data = memoryview(blob.data)[start - blob.start : end - blob.start]
+    return Held(blob.home, start, end - start, rows, data=data)
+
+
+def encode(state: State) -> bytes:
+    """The payload."""
+    batches = [batch for lane in state.lanes for batch in lane.unacked]
+    files = sorted(state.lengths)
+    targets = {target: n for n, target in enumerate(state.targets)}
+    number = {name: n for n, name in enumerate(files)}
+    number[""] = -1
+    arrays = {
+        "blocks": _table(
+            (
+                number[b.file],
+                b.position,
+                b.index_length,
+                b.count,
+                b.cursor,
+                b.next_due_ms,
+                b.last_due_ms,
+                -1 if b.parked is None else targets[b.parked],
+            )
+            for b in state.blocks
+        ),
+        "tombstones": _table(state.tombstones),
+        "held": _table(
+            (
+                number[h.home.file],
+                h.home.position,
+                h.start,
+                h.length,
+                len(h.rows),
+                record.crc32c(0, h.data),
+            )
+            for h in state.held
+        ),
+        "batches": _table(
+            (b.sequence, b.position, b.end, b.count, len(b.records)) for b in batches
+        ),
+        "batch_due_ms": _joined([b.due_ms for b in batches], np.int64),
+        "batch_columns": _bytes([b.sizes + b.tag_hashes + b.key_hashes for b in batches]),
+        "batch_records": _bytes([b.records for b in batches]),
+    }
+    rows = concatenate([h.rows for h in state.held])
+    arrays |= {"rows_wide": rows.wide, "rows_narrow": rows.narrow}
+    gone = {}
+    if state.forgotten_ms or state.fired_until_ms:
+        gone = {"forgotten_ms": state.forgotten_ms, "fired_until_ms": state.fired_until_ms}
+    if state.fired_late:
+        arrays["late_pages"] = _table((page.key, page.fired_ms) for page in state.fired_late)
+        arrays["late_bits"] = _bytes([page.bits for page in state.fired_late])
+    header = {
+        "position": state.position,
+        "recovery_start": state.recovery_start,
+        "log_needed_from": state.log_needed_from,
+        "producer_id": state.producer_id,
+        # Without losses as the first release wrote it.
+        "ledger": dataclasses.astuple(state.ledger)[: None if state.ledger.lost else -1],
+        "sources": [
+            (s.id.store_id, s.id.queue_id, s.broker, s.next_offset, s.first_offset)
+            for s in state.sources
+        ],
+        "targets": state.targets,
+        "lanes": [(*x.id, x.epoch, x.next_sequence, len(x.unacked)) for x in state.lanes],
+        "files": [(name, state.lengths[name]) for name in files],
+        "arrays": [(name, array.dtype.str, array.size) for name, array in arrays.items()],
+        **gone,
+    }
+    text = json.dumps(header).encode()
+    parts = [_HEADER.pack(MAGIC, VERSION, 0, len(text)), text, bytes(-len(text) % 8)]
+    for array in arrays.values():
+        parts += (array.tobytes(), bytes(-array.nbytes % 8))
+    return b"".join(parts)
+
+
+def decode(payload: bytes) -> State:
+    """Reads a payload.  Raises Corrupt if it is not one of ours."""
+    magic, version, _, length = _HEADER.unpack_from(payload)
+    if magic != MAGIC or version != VERSION:
+        raise Corrupt(
+            f"checkpoint with magic {magic!r}, version {version}: not {MAGIC!r}, {VERSION}"
+        )
+    header = json.loads(payload[_HEADER.size : _HEADER.size + length])
+    arrays = _read_arrays(payload, _HEADER.size + length + -length % 8, header["arrays"])
+    files = [name for name, _ in header["files"]]
+    targets = [TargetId(*target) for target in header["targets"]]
+    return State(
+        position=header["position"],
+        recovery_start=header["recovery_start"],
+        producer_id=header["producer_id"],
+        ledger=Ledger(*header["ledger"]),
+        sources=[
+            Source(SourceId(store, queue), broker, offset, first, offset)
+            for store, queue, broker, offset, first in header["sources"]
+        ],
+        targets=targets,
+        lanes=_decode_lanes(header["lanes"], arrays),
+        tombstones=[
+            (source, offset, due_ms, bool(unmet))
+            for source, offset, due_ms, unmet in arrays["tombstones"].reshape(-1, 4).tolist()
+        ],
+        lengths=dict(header["files"]),
+        blocks=_decode_blocks(arrays["blocks"], files, targets),
+        held=_decode_held(files, arrays),
+        log_needed_from=header["log_needed_from"],
+        forgotten_ms=header.get("forgotten_ms", 0),
+        fired_until_ms=header.get("fired_until_ms", 0),
+        fired_late=_decode_pages(arrays),
+    )
+
+
+def _read_arrays(payload: bytes, at: int, names: list[tuple[str, str, int]]) -> Arrays:
+    arrays: Arrays = {}
+    for name, kind, size in names:
+        arrays[name] = np.frombuffer(payload, dtype=kind, count=size, offset=at)
+        at += (arrays[name].nbytes + 7) & ~7
+    return arrays
+
+
+def _decode_blocks(
+    table: npt.NDArray[Any], files: list[str], targets: list[TargetId]
+) -> list[Block]:
+    blocks = []
+    for file, position, length, count, cursor, first, last, parked in table.reshape(-1, 8).tolist():
+        target = None if parked < 0 else targets[parked]
+        blocks.append(Block(files[file], position, length, count, cursor, first, last, target))
+    return blocks
+
+
+def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[Lane]:
+    batches = iter(arrays["batches"].reshape(-1, 5).tolist())
+    due_ms, columns = arrays["batch_due_ms"], arrays["batch_columns"].tobytes()
+    records = arrays["batch_records"].tobytes()
+    rows = at = 0
+    lanes = []
+    for broker, topic, queue_id, epoch, next_sequence, unacked in table:
+        lane = Lane(LaneId(broker, topic, queue_id), epoch)
+        for _ in range(unacked):
+            sequence, position, end, count, length = next(batches)
+            sizes, tags, keys = (
+                columns[12 * rows + 4 * count * n :][: 4 * count] for n in range(3)
+            )
+            dues = due_ms[rows : rows + count]
+            body = records[at : at + length]
+            batch = Batch(lane, sequence, position, end, body, sizes, tags, keys, dues, True)
+            lane.push(batch)
+            rows += count
+            at += length
+        lane.next_sequence = next_sequence
+        lanes.append(lane)
+    return lanes
+
+
+def _decode_pages(arrays: Arrays) -> list[Page]:
+    if "late_pages" not in arrays:
+        return []
+    bits = arrays["late_bits"].reshape(-1, PAGE_BYTES)
+    table = arrays["late_pages"].reshape(-1, 2).tolist()
+    return [
+        Page(key, fired_ms, each.tobytes())
+        for (key, fired_ms), each in zip(table, bits, strict=True)
+    ]
+
+
+def _decode_held(files: list[str], arrays: Arrays) -> list[Held]:
+    wide, narrow = arrays["rows_wide"], arrays["rows_narrow"]
+    rows = Rows(wide.reshape(WIDE, -1), narrow.reshape(NARROW, -1))
+    held, at = [], 0
+    for file, position, start, length, count, crc in arrays["held"].reshape(-1, 6).tolist():
+        home = Home(files[file] if file >= 0 else "", position)
+        held.append(Held(home, start, length, rows.slice(at, at + count), crc))
+        at += count
+    return held
+
+
+def _table(rows: Any) -> npt.NDArray[np.int64]:
+    return np.array(list(rows), dtype=np.int64).reshape(-1)
+
+
+def _joined(arrays: list[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype=kind)
+
+
+def _bytes(parts: list[bytes]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"".join(parts), dtype=np.uint8)

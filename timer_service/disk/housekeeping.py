@@ -1,0 +1,225 @@
+"""Work on the disk that takes long: flushing, loading and checkpoints, one job at a time.
+
+Owned by the thread that owns the scheduler.  `next_job` says what to do; `job.run` is called in a
+worker thread and touches nothing but the disk and what the job carries; `finish` takes the result
+over.  While a job runs, timers come and fire as ever.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from duemq_server.storage import checkpoint
+from duemq_server.storage.disk import Disk
+from duemq_server.timer_service.disk import checkpoint_state
+from duemq_server.timer_service.far.far_segments import Flush, Load, Segments
+from duemq_server.timer_service.scheduling.scheduler import Scheduler
+
+LOAD_ROWS_MAX = 16_384
+LOAD_BYTES_MAX = 8 << 20
+# A load begins when timers come this close to the horizon, so that it brings a good many.
+LOAD_AT = 0.75
+ROOM_MIN = 0.1  # share of the near limits that must be free for a load
+IDLE_MS = 1_000  # longest time between two looks
+PRESSED_MS = 20  # the same while memory is short
+
+
+class Timerlog(Protocol):
+    """What a checkpoint needs of a duemq_server.storage.log.SegmentedLog."""
+
+    @property
+    def end_position(self) -> int: ...  # noqa: D102
+    def recovery_start(self, position: int) -> int: ...  # noqa: D102
+    def delete_before(self, position: int) -> int: ...  # noqa: D102
+
+
+class Save:
+    """Writes a checkpoint.  May only run when the log is durable up to `position`."""
+
+    def __init__(
+        self, path: str, disk: Disk, segments: Segments, found: checkpoint_state.State
+    ) -> None:
+        self.state = found
+        self.position = found.position
+        self._path = path
+        self._disk = disk
+        self._directory = segments.directory
+        self._dirty = [segments.path(name) for name in segments.dirty if name in found.lengths]
+
+    def run(self) -> None:
+        """Does the work.  Raises DiskFull (the old checkpoint stands), DiskFailed."""
+        for path in self._dirty:
+            file = self._disk.open(path)
+            try:
+                file.fdatasync()
+            finally:
+                file.close()
+        self._disk.fsync_dir(self._directory)
+        checkpoint.save(self._path, checkpoint_state.encode(self.state), self._disk)
+
+
+Job = Flush | Load | Save
+
+
+class Housekeeper:
+    """Chooses jobs and takes their results over."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        log: Timerlog,
+        disk: Disk,
+        path: str,
+        producer_id: int,
+        now_ms: int,
+    ) -> None:
+        self._scheduler = scheduler
+        self._log = log
+        self._disk = disk
+        self._path = path
+        self._producer_id = producer_id
+        self._saved_position = -1
+        self._saved_ms = now_ms
+        # The log that timers in memory need, as of the last checkpoint.
+        self._needed_from = log.end_position
+
+    def next_job(self, now_ms: int) -> Job | None:
+        """What to do now, or None.  Raises LogFull or DiskFull (then ask again later)."""
+        scheduler = self._scheduler
+        self._pull_near(now_ms)
+        if scheduler.memtable_full() or (self._log_is_held() and scheduler.memtable.rows):
+            self._needed_from = self._log.end_position
+            return scheduler.begin_flush(now_ms)
+        job = self._park(now_ms) or self._load(now_ms) or self._unpark(now_ms)
+        if job is not None:
+            return job
+        due = scheduler.memtable.min_due_ms
+        if due is not None and due < now_ms + scheduler.limits.near_window_ms:
+            return scheduler.begin_flush(now_ms)  # no room for it yet: it waits on disk
+        scheduler.tombstones.expire(now_ms)
+        scheduler.fires.expire(now_ms - scheduler.limits.tombstone_keep_ms)
+        return self.save(now_ms) if self._save_is_due(now_ms) else None
+
+    def short_of_space(self) -> bool:
+        """Whether nothing more may be taken over: what is here needs the rest, to fire and go."""
+        free = self._disk.free_bytes(self._scheduler.segments.directory)
+        return free < self._scheduler.limits.free_bytes_min
+
+    def finish(self, job: Job, now_ms: int) -> None:
+        """A job ran."""
+        if isinstance(job, Flush):
+            self._scheduler.end_flush(job)
+        elif isinstance(job, Load):
+            self._scheduler.end_load(job, now_ms, force=True)
+        else:
+            self._saved_position, self._saved_ms = job.position, now_ms
+            self._needed_from = job.state.log_needed_from
+            self._log.delete_before(job.state.log_needed_from)
+            self._scheduler.segments.dirty.clear()
+            self._scheduler.segments.delete_done(job.state.files())
+
+    def save(self, now_ms: int) -> Save:
+        """A checkpoint of the state as it is now.
+
+        Raises InvariantError if it cannot be right, LogFull or DiskFull if acknowledgements cannot
+        be logged (then nothing happened).
+        """
+        scheduler = self._scheduler
+        scheduler.check()
+        scheduler.flush_acks()
+        position = self._log.end_position
+        found = checkpoint_state.capture(
+            scheduler, position, self._log.recovery_start(position), self._producer_id
+        )
+        self._saved_ms = now_ms
+        return Save(self._path, self._disk, scheduler.segments, found)
+
+    def next_look_ms(self, now_ms: int) -> int:
+        """When to ask `next_job` again, if nothing else happens."""
+        wait = PRESSED_MS if self._pressed() else IDLE_MS
+        due = self._scheduler.segments.next_due_ms()
+        if due is not None:
+            window = self._scheduler.horizon_ms(now_ms) - now_ms
+            wait = min(wait, max(PRESSED_MS, due - int(LOAD_AT * window) - now_ms))
+        return now_ms + wait
+
+    def _pressed(self) -> bool:
+        near, limits = self._scheduler.near, self._scheduler.limits
+        return len(near) > limits.near_rows_max / 2 or near.bytes > limits.near_bytes_max / 2
+
+    def _pull_near(self, now_ms: int) -> None:
+        """Moves timers of the memtable that became near; if need be, later ones give way."""
+        scheduler = self._scheduler
+        for evict in (False, True, True):
+            due = scheduler.memtable.min_due_ms
+            if due is None or due >= scheduler.horizon_ms(now_ms):
+                return
+            if evict:
+                self._make_room(due, now_ms)
+            scheduler.pull_near(now_ms)
+
+    def _load(self, now_ms: int) -> Load | None:
+        scheduler = self._scheduler
+        near, limits = scheduler.near, scheduler.limits
+        due = scheduler.segments.next_due_ms()
+        horizon = scheduler.horizon_ms(now_ms)
+        if due is None or due >= now_ms + LOAD_AT * (horizon - now_ms):
+            return None
+        if self._short_of_room():
+            self._make_room(due, now_ms)
+        if self._short_of_room():
+            return None
+        rows = min(LOAD_ROWS_MAX, limits.near_rows_max - len(near))
+        size = min(LOAD_BYTES_MAX, limits.near_bytes_max - near.bytes)
+        return scheduler.segments.load(horizon, rows, size)
+
+    def _park(self, now_ms: int) -> Flush | None:
+        """Moves due timers to disk whose target is away, when memory is short or the log long."""
+        held = self._log_is_held() and self._scheduler.dispatcher.waiting
+        few = self._too_few_wait() and not self._short_of_room()
+        if not held and (few or not self._pressed()):
+            return None
+        self._needed_from = self._log.end_position if held else self._needed_from
+        target = self._scheduler.stuck(now_ms)
+        return None if target is None else self._scheduler.begin_park(target, now_ms)
+
+    def _log_is_held(self) -> bool:
+        """Whether timers in memory keep too much of the log from being deleted."""
+        return self._log.end_position - self._needed_from > self._scheduler.limits.log_held_max
+
+    def _too_few_wait(self) -> bool:
+        scheduler = self._scheduler
+        return scheduler.dispatcher.waiting < scheduler.limits.park_rows_min
+
+    def _unpark(self, now_ms: int) -> Load | None:
+        scheduler = self._scheduler
+        if self._short_of_room():
+            return None
+        for target in scheduler.segments.parked():
+            if scheduler.can_unpark(target, now_ms):
+                return scheduler.segments.load_parked(target, LOAD_ROWS_MAX, LOAD_BYTES_MAX)
+        return None
+
+    def _short_of_room(self) -> bool:
+        near, limits = self._scheduler.near, self._scheduler.limits
+        rows = int(limits.near_rows_max * ROOM_MIN)
+        return not near.has_room(rows, int(limits.near_bytes_max * ROOM_MIN))
+
+    def _make_room(self, due_ms: int, now_ms: int) -> None:
+        """Evicts the later half of what is near and due later than `due_ms`."""
+        near = self._scheduler.near
+        due = near.table.due_ms[near.on_wheel_ids()]
+        later = due[due > max(due_ms, now_ms)]
+        if len(later):
+            self._scheduler.evict(max(int(np.median(later)), due_ms + 1))
+
+    def _save_is_due(self, now_ms: int) -> bool:
+        end = self._log.end_position
+        if end == self._saved_position:
+            return False
+        grown = end - max(self._saved_position, 0)
+        limits = self._scheduler.limits
+        late = now_ms - self._saved_ms >= limits.checkpoint_interval_ms
+        return late or grown >= limits.checkpoint_log_bytes

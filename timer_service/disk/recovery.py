@@ -1,0 +1,429 @@
+"""Start of a shard: from the checkpoint and the timer log to a scheduler.
+
+Run by the thread that will own the scheduler, before anything else.  Reads and writes the disk
+directly: it is the start of the process.
+
+1. The checkpoint's state is taken over; bodies of timers in memory are read from where they lie.
+2. The entries behind it are applied in order: ADD brings timers in as when they came; CANCEL, ACK
+   and EPOCH as they say; a DISPATCH only notes which timers are in it.
+3. The noted timers are then taken out wherever they are met: at once if they are in memory, and
+   from the blocks, which the checkpoint left where they were, by loading what was due.  Timers of
+   a batch that is not acknowledged give it their bodies: it will be sent again, byte by byte the
+   same, under the same number.
+
+A log may name a timer in two DISPATCH entries (an earlier release could hand one out twice): the
+first counts.  A dispatched timer that is nowhere is no loss if its batch is acknowledged, for a
+broker has it; otherwise the start is refused.
+
+Time is bounded by the log since the last checkpoint, not by the number of pending timers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from duemq.errors import Corrupt
+from duemq_server.storage import record
+from duemq_server.storage.record import Entry
+from duemq_server.storage.tools.set_aside import GAP
+from duemq_server.timer_service.disk.checkpoint_state import Held, State
+from duemq_server.timer_service.far.far_block import REMEDY
+from duemq_server.timer_service.far.far_segments import Load
+from duemq_server.timer_service.scheduling.dispatch import NEVER
+from duemq_server.timer_service.scheduling.fire_lane import Batch, Lane
+from duemq_server.timer_service.scheduling.scheduler import Scheduler, make_batch
+from duemq_server.timer_service.timers import intake, log_entries
+from duemq_server.timer_service.timers.limits import AHEAD_MS
+from duemq_server.timer_service.timers.log_entries import Dispatched
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate
+
+log = logging.getLogger(__name__)
+
+ReadBody = Callable[[Home, int], bytes]
+LOAD_ROWS = 16_384  # loaded at once to find dispatched timers
+LOAD_BYTES = 8 << 20
+NAMED_MAX = 5  # batches that an error names
+
+
+@dataclasses.dataclass(slots=True)
+class Replayed:
+    """A DISPATCH entry whose timers are being looked for."""
+
+    lane: Lane
+    sequence: int
+    position: int
+    end: int
+    count: int
+    acked: bool = False
+    found: list[tuple[npt.NDArray[np.int64], Rows, Blob]] = dataclasses.field(default_factory=list)
+
+
+class Unseen:
+    """Timers that the log says were dispatched and that were not yet met, sorted by source."""
+
+    def __init__(self) -> None:
+        self.remaining = 0
+        self.again: Counter[int] = Counter()
+        """Timers that an earlier batch has too, by batch."""
+        self._parts: dict[int, list[npt.NDArray[np.int64]]] = {}
+        self._sorted: dict[int, npt.NDArray[np.int64]] = {}
+        self._met: dict[int, npt.NDArray[np.bool_]] = {}
+
+    def add(
+        self, source: int, offsets: npt.NDArray[np.int64], batch: int, places: npt.NDArray[np.int64]
+    ) -> None:
+        """Timers of a source are at `places` of a batch."""
+        table = np.empty((3, len(offsets)), dtype=np.int64)
+        table[0], table[1], table[2] = offsets, batch, places
+        self._parts.setdefault(source, []).append(table)
+        self.remaining += len(offsets)
+
+    def seal(self) -> None:
+        """All are known; `meet` may be called."""
+        for source, parts in self._parts.items():
+            table = np.concatenate(parts, axis=1)
+            table = table[:, np.argsort(table[0], kind="stable")]
+            first = np.append(True, table[0][1:] != table[0][:-1])
+            again = table[1][~first].tolist()
+            self.again.update(again)
+            self.remaining -= len(again)
+            self._sorted[source] = table[:, first]
+            self._met[source] = np.zeros(int(first.sum()), dtype=np.bool_)
+        self._parts = {}
+
+    def missing(self) -> dict[int, list[tuple[int, int]]]:
+        """Timers that were not met, (source, offset), by batch."""
+        missing: dict[int, list[tuple[int, int]]] = {}
+        for source, table in self._sorted.items():
+            offsets, batches, _ = table[:, ~self._met[source]].tolist()
+            for offset, batch in zip(offsets, batches, strict=True):
+                missing.setdefault(batch, []).append((source, offset))
+        return missing
+
+    def meet(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """For each row (batch, place), or (-1, -1): not dispatched.  Shape (2, rows)."""
+        answer = np.full((2, len(rows)), -1, dtype=np.int64)
+        if not self.remaining:
+            return answer
+        for source, table in self._sorted.items():
+            of_source = np.flatnonzero(rows.source == source)
+            if not len(of_source):
+                continue
+            offsets = rows.offset[of_source]
+            at = np.minimum(np.searchsorted(table[0], offsets), table.shape[1] - 1)
+            hit = table[0][at] == offsets
+            if self._met[source][at[hit]].any():
+                raise Corrupt("a dispatched timer was met twice")
+            self._met[source][at[hit]] = True
+            self.remaining -= int(hit.sum())
+            answer[:, of_source[hit]] = table[1:, at[hit]]
+        return answer
+
+
+class Recovery:
+    """Rebuilds a scheduler; made for one start."""
+
+    def __init__(self, scheduler: Scheduler, read_body: ReadBody, now_ms: int) -> None:
+        self._scheduler = scheduler
+        self._read_body = read_body
+        self._now_ms = now_ms
+        self._batches: list[Replayed] = []
+        self._by_position: dict[int, Replayed] = {}
+        self._unseen = Unseen()
+        self.replayed = 0  # entries
+
+    def restore(self, state: State) -> None:
+        """Takes a checkpoint over."""
+        scheduler = self._scheduler
+        scheduler.ledger = dataclasses.replace(state.ledger)
+        for source in state.sources:
+            number = scheduler.numbers.number_source(source.id, source.broker, source.first_offset)
+            scheduler.numbers.sources[number] = dataclasses.replace(source)
+        for target in state.targets:
+            scheduler.numbers.number_target(target)
+        for lane in state.lanes:
+            self._restore_lane(lane)
+        for source_number, offset, since_ms, unmet in state.tombstones:
+            scheduler.tombstones.add(source_number, offset, since_ms, unmet=unmet)
+        scheduler.tombstones.forgotten_ms = state.forgotten_ms
+        scheduler.fires.restore(state.fired_until_ms, state.fired_late)
+        scheduler.segments.recover(state.lengths, state.blocks)
+        for held in state.held:
+            rows = scheduler.drop_cancelled(held.rows)
+            if len(rows):
+                self._admit_held(held, rows)
+                self._make_room()
+
+    def _admit_held(self, held: Held, rows: Rows) -> None:
+        place = Home(held.home.file, held.home.position + held.start)
+        data = self._read_body(place, held.length)
+        if record.crc32c(0, data) != held.crc32c:
+            raise Corrupt(f"bodies of timers at {place} are not what was written. {REMEDY}")
+        self._scheduler.admit(rows, Blob(data, held.home, held.start), self._now_ms)
+
+    def _restore_lane(self, saved: Lane) -> None:
+        lane = self._scheduler.dispatcher.lane(saved.id)
+        lane.epoch = saved.epoch
+        for batch in saved.unacked:
+            self._scheduler.dispatcher.push(dataclasses.replace(batch, lane=lane))
+        lane.next_sequence = saved.next_sequence
+
+    def replay(self, found: Iterable[Entry]) -> None:
+        """Applies the entries behind the checkpoint.  Raises Corrupt."""
+        for entry in found:
+            self.replayed += 1
+            if entry.kind == log_entries.ADD:
+                self._add(entry)
+            elif entry.kind == log_entries.CANCEL:
+                self._cancel(entry)
+            elif entry.kind == log_entries.DISPATCH:
+                self._dispatch(entry)
+            elif entry.kind == log_entries.ACK:
+                self._ack(entry)
+            elif entry.kind == log_entries.EPOCH:
+                self._epoch(entry)
+            elif entry.kind == GAP:
+                raise Corrupt(
+                    f"timer log, position {entry.position}: an entry was set aside that no"
+                    " checkpoint contains; nobody knows what it said, so whatever is done now may"
+                    " fire something twice or not at all: restore the directory from a copy"
+                )
+            else:
+                raise Corrupt(f"timer log, position {entry.position}: unknown kind {entry.kind}")
+
+    def finish(self) -> None:
+        """Takes dispatched and cancelled timers out of memory and blocks.  Raises Corrupt."""
+        scheduler = self._scheduler
+        self._unseen.seal()
+        self._forget_repeats(self._unseen.again)
+        self._sift_near()
+        self._sift_memtable()
+        window_ms = scheduler.limits.near_window_ms
+        for horizon_ms in (self._now_ms + 1, self._now_ms + window_ms, NEVER):
+            while self._unseen.remaining and self._load(horizon_ms):
+                pass
+        for target in scheduler.segments.parked():
+            while self._unseen.remaining and target in scheduler.segments.parked():
+                self._take(scheduler.segments.load_parked(target, LOAD_ROWS, LOAD_BYTES))
+        if self._unseen.remaining:
+            self._not_found(self._unseen.remaining)
+        for batch in self._batches:
+            if not batch.acked and batch.count:
+                self._rebuild(batch)
+        scheduler.dispatcher.release_held(self._now_ms + AHEAD_MS)
+        scheduler.check()
+
+    def _forget_repeats(self, again: Counter[int]) -> None:
+        """Timers that an earlier batch has too do not count, nor are they sent again."""
+        ledger = self._scheduler.ledger
+        for number, count in again.items():
+            batch = self._batches[number]
+            ledger.fired -= count
+            if not batch.acked:
+                ledger.in_flight -= count
+                batch.count -= count
+        if again:
+            log.error(
+                "%s: %d timers were dispatched twice, and may have been delivered twice",
+                self._place(),
+                again.total(),
+            )
+
+    def _not_found(self, count: int) -> None:
+        missing = self._unseen.missing()
+        lost = [self._batches[number] for number in sorted(missing)]
+        lost = [batch for batch in lost if not batch.acked]
+        if lost:
+            self._refuse(count, lost)
+        else:
+            log.error(
+                "%s: %d dispatched timers are nowhere to be found; brokers have stored all of them",
+                self._place(),
+                count,
+            )
+        # What had been counted before the checkpoint was counted again.
+        scheduler = self._scheduler
+        scheduler.ledger.fired -= min(count, max(0, scheduler.held() - scheduler.ledger.pending))
+
+    def _refuse(self, count: int, lost: list[Replayed]) -> None:
+        raise Corrupt(_nowhere(self._place(), count, lost))
+
+    def _place(self) -> str:
+        return os.path.dirname(self._scheduler.segments.directory)
+
+    # -- entries ----------------------------------------------------------
+
+    def _add(self, entry: Entry) -> None:
+        added = log_entries.decode_add(entry.body)
+        data = bytes(added.frames)
+        fetched = list(intake.frames_in(data))
+        home = entry.position + record.HEADER_BYTES + added.frames_at
+        self._scheduler.apply_add(added.source, added.broker, fetched, data, home, self._now_ms)
+        self._make_room()
+
+    def _cancel(self, entry: Entry) -> None:
+        scheduler = self._scheduler
+        for cancelled in log_entries.decode_cancel(entry.body):
+            number = scheduler.numbers.number_source(cancelled.source, "", cancelled.offset)
+            row = scheduler.near.find(number, cancelled.offset)
+            if row >= 0:
+                scheduler.near.drop(np.array([row], dtype=np.int32))
+            since_ms = max(cancelled.due_ms, self._now_ms)
+            scheduler.tombstones.add(number, cancelled.offset, since_ms, unmet=row < 0)
+            scheduler.ledger.cancelled += 1
+
+    def _dispatch(self, entry: Entry) -> None:
+        scheduler = self._scheduler
+        found = log_entries.decode_dispatch(entry.body)
+        lane = scheduler.dispatcher.lane(found.lane)
+        if (found.epoch, found.sequence) != (lane.epoch, lane.next_sequence):
+            raise Corrupt(
+                f"timer log, position {entry.position}: batch {found.epoch}/{found.sequence} of"
+                f" {found.lane}, expected {lane.epoch}/{lane.next_sequence}"
+            )
+        count = len(found.offsets)
+        batch = Replayed(lane, found.sequence, entry.position, entry.end, count)
+        lane.next_sequence += 1
+        self._note(found, len(self._batches))
+        self._batches.append(batch)
+        self._by_position[entry.position] = batch
+        scheduler.ledger.fired += count
+        scheduler.ledger.in_flight += count
+
+    def _note(self, found: Dispatched, batch: int) -> None:
+        for index, source_id in enumerate(found.sources):
+            source = self._scheduler.numbers.source(source_id)
+            if source is None:
+                raise Corrupt(f"a timer of an unknown source {source_id} was dispatched")
+            number = self._scheduler.numbers.number_source(source_id, source.broker, 0)
+            places = np.flatnonzero(found.source_index == index).astype(np.int64)
+            self._unseen.add(number, found.offsets[places], batch, places)
+
+    def _ack(self, entry: Entry) -> None:
+        for position in log_entries.decode_ack(entry.body):
+            replayed = self._by_position.get(position)
+            if replayed is not None:
+                replayed.acked = True
+                self._scheduler.ledger.in_flight -= replayed.count
+            else:
+                self._ack_saved(position)
+
+    def _ack_saved(self, position: int) -> None:
+        """A batch that was on its way when the checkpoint was made."""
+        for lane in self._scheduler.dispatcher.lanes():
+            for batch in lane.unacked:
+                if batch.position == position:
+                    lane.unacked.remove(batch)
+                    self._scheduler.dispatcher.stored(batch)
+                    self._scheduler.ledger.in_flight -= batch.count
+                    return
+        raise Corrupt(f"an acknowledged batch at {position} is unknown")
+
+    def _epoch(self, entry: Entry) -> None:
+        restarted = log_entries.decode_epoch(entry.body)
+        lane = self._scheduler.dispatcher.lane(restarted.lane)
+        lane.restart(restarted.epoch)
+        for batch in self._batches:
+            if batch.lane is lane and not batch.acked:
+                batch.sequence = lane.next_sequence
+                lane.next_sequence += 1
+
+    # -- dispatched timers ------------------------------------------------
+
+    def _sift_near(self) -> None:
+        near = self._scheduler.near
+        ids = near.pending_ids()
+        rows = near.rows(ids)
+        numbers = near.blobs_of(ids)
+        met = self._unseen.meet(rows)
+        dispatched = met[0] >= 0
+        for at in np.flatnonzero(dispatched).tolist():
+            blob = near.blobs[int(numbers[at])]
+            if blob is not None:
+                self._give(met[:, at : at + 1], rows.slice(at, at + 1), blob)
+        near.drop(ids[dispatched])
+
+    def _sift_memtable(self) -> None:
+        memtable = self._scheduler.memtable
+        for rows, blob in memtable.take_before(NEVER):
+            memtable.add(self._sift(rows, blob), blob)
+
+    def _sift(self, rows: Rows, blob: Blob) -> Rows:
+        """The rows that were not dispatched; the others give their bodies to their batches."""
+        met = self._unseen.meet(rows)
+        dispatched = met[0] >= 0
+        if not dispatched.any():
+            return rows
+        self._give(met[:, dispatched], rows.take(dispatched), blob)
+        return rows.take(~dispatched)
+
+    def _give(self, met: npt.NDArray[np.int64], rows: Rows, blob: Blob) -> None:
+        self._scheduler.fires.note(rows, self._now_ms)
+        for number in np.unique(met[0]).tolist():
+            batch = self._batches[number]
+            if not batch.acked:
+                mine = met[0] == number
+                batch.found.append((met[1][mine], rows.take(mine), blob))
+
+    def _load(self, horizon_ms: int) -> bool:
+        """Loads some timers that were due; False if there are none."""
+        scheduler = self._scheduler
+        load = scheduler.segments.load(horizon_ms, LOAD_ROWS, LOAD_BYTES)
+        self._take(load)
+        return bool(load.pieces)
+
+    def _take(self, load: Load) -> None:
+        scheduler = self._scheduler
+        load.run()
+        scheduler.segments.loaded(load)
+        for piece in load.pieces:
+            rows = scheduler.numbers.translate(piece.rows, piece.sources, piece.targets)
+            rows = scheduler.drop_cancelled(self._sift(rows, piece.blob))
+            if len(rows):
+                scheduler.admit(rows, piece.blob, self._now_ms, force=True)
+
+    def _rebuild(self, batch: Replayed) -> None:
+        if sum(len(places) for places, _, _ in batch.found) != batch.count:
+            raise Corrupt(f"timers of the batch at {batch.position} are missing")
+        places = np.concatenate([places for places, _, _ in batch.found])
+        rows = concatenate([rows for _, rows, _ in batch.found])
+        blobs = [blob for places, _, blob in batch.found for _ in range(len(places))]
+        order = np.argsort(places)
+        built: Batch = make_batch(
+            rows.take(order),
+            [blobs[at] for at in order.tolist()],
+            batch.lane,
+            batch.sequence,
+            batch.position,
+            batch.end,
+        )
+        built.durable = True
+        next_sequence = batch.lane.next_sequence
+        self._scheduler.dispatcher.push(built)
+        batch.lane.next_sequence = next_sequence
+
+    def _make_room(self) -> None:
+        """Flushes the memtable at once if it is full."""
+        scheduler = self._scheduler
+        if scheduler.memtable_full():
+            flush = scheduler.begin_flush(self._now_ms)
+            flush.run()
+            scheduler.end_flush(flush)
+
+
+def _nowhere(directory: str, count: int, batches: list[Replayed]) -> str:
+    places = ", ".join(f"{batch.position} ({batch.lane.id})" for batch in batches[:NAMED_MAX])
+    more = "" if len(batches) <= NAMED_MAX else f" and {len(batches) - NAMED_MAX} more"
+    return (
+        f"{directory}: {count} timers were dispatched and are nowhere to be found, neither in"
+        f" {directory}/log nor in {directory}/segments; not all are known to be stored by a broker:"
+        f" the batches at {places}{more} of the log are not acknowledged."
+        f" {REMEDY}"
+    )

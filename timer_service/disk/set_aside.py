@@ -1,0 +1,345 @@
+"""Accepting the loss of timers that are damaged on the disk, and of no others.
+
+`duemq-timer-service set-aside DIRECTORY`, while no service runs on it.  A shard that meets
+damage stops, and does not start again: it serves nothing damaged and skips nothing in silence.
+This opens the data directory as a start does, takes what it cannot read out of the blocks and into
+the ledger (`lost`), reads every block to its end, and saves a checkpoint; before that nothing has
+changed.  Files with damage are copied to DIRECTORY/set-aside.  Every lost timer is named by where
+it came from and when it was due; where even that is damaged, the block is, which is lost whole.
+
+Damage in the timer log is not mended here: see `duemq-storage check`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+
+import google_crc32c
+import numpy as np
+
+from duemq.errors import Corrupt
+from duemq_server.storage import record
+from duemq_server.storage.disk import Disk, write_all
+from duemq_server.storage.errors import CorruptFile, StorageError
+from duemq_server.timer_service.disk.checkpoint_state import Held
+from duemq_server.timer_service.disk.data_directory import open_store, save_now
+from duemq_server.timer_service.disk.recovery import ReadBody, Recovery, Replayed
+from duemq_server.timer_service.far.catalog import Block
+from duemq_server.timer_service.far.far_block import Index
+from duemq_server.timer_service.far.far_segments import (
+    PIECE_ROWS_MAX,
+    Load,
+    Piecewise,
+    Segments,
+    cut_piece,
+    read_index,
+)
+from duemq_server.timer_service.scheduling.scheduler import Scheduler
+from duemq_server.timer_service.timers.limits import Limits
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows, new_rows
+
+FOLDER = "set-aside"
+COPY_BYTES = 4 << 20
+NO_LIMIT = 1 << 62
+
+
+@dataclasses.dataclass
+class Damage:
+    """Timers of a block, or of a stretch of memory at the checkpoint, that cannot be read."""
+
+    why: str
+    first_due_ms: int
+    last_due_ms: int
+    count: int
+    rows: Rows | None = None
+    """Which they are, if that is known; numbered as their block does, or as the shard."""
+    piece: Piecewise | None = None
+
+
+class TolerantLoad(Load):
+    """A load that leaves out what it cannot read."""
+
+    def __init__(self, directory: str, disk: Disk, *arguments: object) -> None:
+        super().__init__(directory, disk, *arguments)  # type: ignore[arg-type]
+        self.damage: list[Damage] = []
+
+    def run(self) -> None:
+        """See Load.run; raises no CorruptFile."""
+        self.damage = []
+        super().run()
+
+    def _read(self, each: Block, cursor: int, horizon_ms: int, rows_max: int) -> Piecewise:
+        try:
+            return super()._read(each, cursor, horizon_ms, rows_max)
+        except CorruptFile as error:
+            return self._what_is_left(each, cursor, str(error))
+
+    def _what_is_left(self, each: Block, cursor: int, why: str) -> Piecewise:
+        path = os.path.join(self._directory, each.file)
+        count = each.count - cursor
+        whole = Damage(why, each.next_due_ms, each.last_due_ms, count)
+        try:
+            index = read_index(self._disk, path, each)
+        except CorruptFile:
+            self.damage.append(whole)
+            nothing = Blob(b"", Home(each.file, each.position))
+            return Piecewise(each, each.count, each.last_due_ms, new_rows(0), [], [], nothing)
+        starts = index.starts()
+        end = min(each.count, cursor + PIECE_ROWS_MAX)
+        bodies_at = each.position + each.index_length + record.HEADER_BYTES
+        file = self._disk.open(path)
+        try:
+            length = int(starts[end] - starts[cursor])
+            data = bytes(file.pread(length, bodies_at + int(starts[cursor])))
+        finally:
+            file.close()
+        piece = cut_piece(each, index, cursor, end, data)
+        crcs = index.rows["crc32c"][cursor:end].tolist()
+        places = zip(piece.rows.home.tolist(), piece.rows.size.tolist(), crcs, strict=True)
+        good = np.array([google_crc32c.value(data[at : at + n]) == crc for at, n, crc in places])
+        rows = piece.rows.take(~good)
+        if len(rows):
+            due = rows.due_ms
+            self.damage.append(Damage(why, int(due.min()), int(due.max()), len(rows), rows, piece))
+        return piece._replace(rows=piece.rows.take(good))
+
+
+class TolerantSegments(Segments):
+    """Far timers, without those that cannot be read."""
+
+    def __init__(self, directory: str, disk: Disk) -> None:
+        super().__init__(directory, disk)
+        self.damaged_files: set[str] = set()
+        self.lost: list[str] = []
+        """What was lost, a line each."""
+        self.lost_timers = 0
+
+    def _load(
+        self, blocks: Sequence[Block], horizon_ms: int, rows_max: int, bytes_max: int
+    ) -> Load:
+        return TolerantLoad(self.directory, self._disk, blocks, horizon_ms, rows_max, bytes_max)
+
+    def _cut(self, name: str, length: int) -> None:
+        try:
+            super()._cut(name, length)
+        except CorruptFile:
+            self.damaged_files.add(name)  # what is missing of it is damage of its blocks
+            self._disk.open(self.path(name), create=True).close()
+
+    def damaged(self) -> Iterator[Block]:
+        """Blocks that cannot be read to their end."""
+        for each in self.blocks():
+            everything = [each], each.last_due_ms + 1, NO_LIMIT, NO_LIMIT
+            try:
+                Load(self.directory, self._disk, *everything).run()
+            except CorruptFile:
+                yield each
+
+    def index_of(self, each: Block) -> Index:
+        """The index of a block.  Raises CorruptFile."""
+        return read_index(self._disk, self.path(each.file), each)
+
+    def load_whole(self, each: Block) -> Load:
+        """The rest of a block, as far as it can be read."""
+        return self._load([each], each.last_due_ms + 1, NO_LIMIT, NO_LIMIT)
+
+
+class TolerantRecovery(Recovery):
+    """A start that goes on without what it cannot read, and counts it."""
+
+    def __init__(self, scheduler: Scheduler, read_body: ReadBody, now_ms: int) -> None:
+        super().__init__(scheduler, read_body, now_ms)
+        self._held_damage: list[Damage] = []
+        self._unknown = 0  # lost, and nobody knows which
+        self._fired_before = 0  # of what is missing of batches: not lost
+        self._missing: dict[int, list[str]] = {}
+        """Names of the timers that are missing of a batch, by its position."""
+
+    @property
+    def _segments(self) -> TolerantSegments:
+        segments = self._scheduler.segments
+        assert isinstance(segments, TolerantSegments)
+        return segments
+
+    def _admit_held(self, held: Held, rows: Rows) -> None:
+        try:
+            super()._admit_held(held, rows)
+        except (Corrupt, StorageError, OSError, IndexError) as error:
+            due = rows.due_ms
+            damage = Damage(str(error), int(due.min()), int(due.max()), len(rows), rows)
+            self._held_damage.append(damage)
+
+    def finish(self) -> None:
+        """See Recovery.finish; then every block is read, and nothing damaged is left in one."""
+        self._unseen.seal()
+        for each in self._held_damage:
+            self._lose(each)
+        super().finish()
+        for block in list(self._segments.damaged()):
+            self._take(self._segments.load_whole(block))
+            self._make_room()
+        if self._unknown:
+            self._meet_cancelled()
+        self._scheduler.check()
+
+    def _meet_cancelled(self) -> None:
+        """Cancelled timers that are in no block any more were in one that is lost."""
+        scheduler = self._scheduler
+        left = {(s, o) for s, o, _, unmet in scheduler.tombstones.items() if unmet}
+        for piece, _ in scheduler.memtable.pieces:
+            left -= {(s, o) for s, o, _ in _keys(piece)}
+        for each in self._segments.blocks():
+            index = self._segments.index_of(each)
+            numbers = [scheduler.numbers.find_source(source) for source in index.sources]
+            rows = index.rows[each.cursor :]
+            found = zip(rows["source"].tolist(), rows["offset"].tolist(), strict=True)
+            left -= {(numbers[source], offset) for source, offset in found}
+        cancelled = new_rows(len(left))
+        cancelled.narrow[0] = [source for source, _ in left]
+        cancelled.wide[1] = [offset for _, offset in left]
+        scheduler.tombstones.meet(cancelled)
+        self._not_lost(len(left))
+
+    def _take(self, load: Load) -> None:
+        super()._take(load)
+        assert isinstance(load, TolerantLoad)
+        for each in load.damage:
+            self._lose(each)
+        if load.damage:
+            self._segments.damaged_files |= {piece.block.file for piece in load.pieces}
+
+    def _lose(self, damage: Damage) -> None:
+        scheduler, segments, rows = self._scheduler, self._segments, damage.rows
+        count, names = damage.count, []
+        if rows is None:
+            self._unknown += count
+        else:
+            if damage.piece is not None:
+                piece = damage.piece
+                rows = scheduler.numbers.translate(rows, piece.sources, piece.targets)
+            batches = self._unseen.meet(rows)[0]
+            for batch, key in zip(batches.tolist(), _keys(rows), strict=True):
+                if batch >= 0:
+                    self._miss(batch, self._name(*key))
+            rows = scheduler.drop_cancelled(rows.take(batches < 0))
+            count = len(rows)
+            names = [self._name(*key) for key in _keys(rows)]
+        scheduler.ledger.lost += count
+        segments.lost_timers += count
+        segments.lost += [
+            f"{count} timers, of {damage.count} due {damage.first_due_ms} to"
+            f" {damage.last_due_ms}: {damage.why}",
+            *names,
+        ]
+
+    def _not_found(self, count: int) -> None:
+        of_lost_blocks = min(count, self._unknown)
+        self._not_lost(of_lost_blocks)
+        missing = self._unseen.missing()
+        for batch, keys in missing.items():
+            for source, offset in keys:
+                self._miss(batch, self._name(source, offset))
+        if count > of_lost_blocks:
+            fired = self._scheduler.ledger.fired
+            super()._not_found(count - of_lost_blocks)
+            stored = sum(len(keys) for batch, keys in missing.items() if self._batches[batch].acked)
+            counted_twice = fired - self._scheduler.ledger.fired
+            self._fired_before = max(0, counted_twice - stored)
+
+    def _refuse(self, count: int, lost: list[Replayed]) -> None:
+        """What is missing of them is counted and named as they are rebuilt."""
+
+    def _miss(self, batch: int, name: str) -> None:
+        replayed = self._batches[batch]
+        if not replayed.acked:
+            self._missing.setdefault(replayed.position, []).append(name)
+
+    def _name(self, source: int, offset: int, due_ms: int | None = None) -> str:
+        store_id, queue_id = self._scheduler.numbers.sources[source].id
+        place = f"  store {store_id:016x}, queue {queue_id} of %TIMER%, offset {offset}"
+        return place if due_ms is None else f"{place}, due {due_ms}"
+
+    def _not_lost(self, count: int) -> None:
+        """Of a block that is lost whole: dispatched or cancelled before."""
+        if count:
+            self._unknown -= count
+            self._scheduler.ledger.lost -= count
+            self._segments.lost_timers -= count
+            self._segments.lost.append(f"of these, {count} had been fired or cancelled before")
+
+    def _rebuild(self, batch: Replayed) -> None:
+        found = sum(len(places) for places, _, _ in batch.found)
+        if found < batch.count:
+            self._lose_of(batch, batch.count - found)
+            batch.count = found
+        if found:
+            super()._rebuild(batch)
+
+    def _lose_of(self, batch: Replayed, missing: int) -> None:
+        """Its lane goes on, under a new epoch if its broker misses a batch that is lost whole."""
+        ledger, segments = self._scheduler.ledger, self._segments
+        before = min(missing, self._fired_before)
+        self._fired_before -= before
+        lost = missing - before
+        ledger.in_flight -= missing
+        ledger.fired -= lost
+        ledger.lost += lost
+        segments.lost_timers += lost
+        segments.lost += [
+            f"{missing} of {batch.count} timers of the batch at {batch.position} of the log, for"
+            f" {batch.lane.id}, on their way when the service stopped: whether they were stored"
+            " only their topic tells",
+            *self._missing.get(batch.position, ()),
+        ]
+        if before:
+            segments.lost.append(f"of these, {before} had been fired before")
+
+
+def _keys(rows: Rows) -> Iterator[tuple[int, int, int]]:
+    return zip(rows.source.tolist(), rows.offset.tolist(), rows.due_ms.tolist(), strict=True)
+
+
+def set_aside(directory: str, disk: Disk, limits: Limits, now_ms: int) -> Iterator[str]:
+    """Does it; what was lost, line by line.  The caller has locked the directory.
+
+    Raises Corrupt, StorageError for what cannot be mended here; then nothing has changed.
+    """
+    store = open_store(
+        directory,
+        disk,
+        limits,
+        now_ms,
+        segments_type=TolerantSegments,
+        recovery_type=TolerantRecovery,
+    )
+    segments = store.scheduler.segments
+    assert isinstance(segments, TolerantSegments)
+    for name in sorted(segments.damaged_files):
+        yield f"kept aside: {_copy(directory, segments.path(name), disk)}"
+    yield from segments.lost
+    if store.scheduler.memtable.rows:
+        flush = store.scheduler.begin_flush(now_ms)
+        flush.run()
+        store.scheduler.end_flush(flush)
+    save_now(store.log, store.housekeeper, now_ms)
+    store.log.close()
+    yield f"{segments.lost_timers} timers lost; {store.scheduler.ledger.pending} are pending"
+
+
+def _copy(directory: str, path: str, disk: Disk) -> str:
+    folder = os.path.join(directory, FOLDER)
+    disk.makedirs(folder)
+    copy_path = os.path.join(folder, os.path.basename(path))
+    source, copy = disk.open(path), disk.open(copy_path, create=True)
+    try:
+        done = 0
+        while chunk := source.pread(COPY_BYTES, done):
+            done = write_all(copy, [chunk], done)
+        copy.fdatasync()
+    finally:
+        source.close()
+        copy.close()
+    disk.fsync_dir(folder)
+    return copy_path

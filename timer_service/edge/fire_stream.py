@@ -1,0 +1,192 @@
+"""Fires on the wire: one SendStream to each broker.
+
+Owned by the event loop.  What to send and when is the lanes' business (fire_lane.py); this only
+moves bytes, and tells the shard of answers, and of connections that come and go.  An answer that
+does not come is noticed by the channel's keepalive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+import grpc.aio
+
+from duemq.errors import DuemqError, OutOfSequence, Rejected, Unavailable
+from duemq.tracing import spans
+from duemq.transport import channel, status
+from duemq.transport.backoff import Backoff
+from duemq.v1 import view_pb2
+from duemq_server.timer_service.edge.shard import SLEEP_S_MAX, Shard, now_ms, steady_ms, traced
+from duemq_server.timer_service.scheduling.clocks import BrokerClock
+from duemq_server.timer_service.scheduling.dispatch import NEVER
+from duemq_server.timer_service.scheduling.fire_lane import Batch, Outcome
+
+log = logging.getLogger(__name__)
+
+REQUEST_BYTES_MAX = 512 * 1024
+# While nothing is on its way to a broker, what is due next is sent so much sooner: the broker holds
+# it until then.  In a flow of batches each would hold up the next.
+SENT_AHEAD_MS = 2
+CONNECT_TIMEOUT_S = 5.0
+RECONNECT_S_MIN = 0.05
+RECONNECT_S_MAX = 2.0
+_METHOD = "/duemq.v1.Broker/SendStream"
+
+
+class _Request(NamedTuple):
+    request_id: int
+    batches: list[Batch]
+    sent_ns: int
+
+
+class Sender:
+    """The stream to one broker."""
+
+    def __init__(self, shard: Shard, broker: str, address: str, clock: BrokerClock) -> None:
+        self.broker = broker
+        self.address = address
+        self._shard = shard
+        self._clock = clock
+        self._more = asyncio.Event()
+        self._requests: deque[_Request] = deque()
+        self._next_id = 0
+        self._refused: set[str] = set()
+        self._task = asyncio.create_task(self._run(), name=f"sender {broker}")
+
+    def kick(self) -> None:
+        """There may be something to send."""
+        self._more.set()
+
+    def end(self) -> None:
+        """Sends nothing any more; what was not answered is sent again on the next stream."""
+        self._task.cancel()
+
+    async def stop(self) -> None:
+        """Returns when the stream has ended."""
+        self.end()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        backoff = Backoff(RECONNECT_S_MIN, RECONNECT_S_MAX)
+        while True:
+            try:
+                async with channel.connect(self.address) as connection:
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                        await connection.channel_ready()
+                    backoff.reset()
+                    await self._stream(connection)
+            except (DuemqError, TimeoutError, asyncio.InvalidStateError) as error:
+                level = logging.INFO if backoff.attempts == 0 else logging.DEBUG
+                # InvalidStateError: gRPC's word for a write to a stream that has just ended.
+                log.log(
+                    level, "broker %s at %s: %s", self.broker, self.address, error or "no answer"
+                )
+            finally:
+                self._shard.disconnected(self.broker, self)
+            await asyncio.sleep(backoff.next_s())
+
+    async def _stream(self, connection: grpc.aio.Channel) -> None:
+        call: Any = connection.stream_stream(
+            _METHOD,
+            request_serializer=view_pb2.SendRequestView.SerializeToString,
+            response_deserializer=view_pb2.SendResponseView.FromString,
+        )()
+        self._requests.clear()
+        self._shard.connected(self.broker, self)
+        reader = asyncio.create_task(self._read(call), name=f"answers {self.broker}")
+        writer = asyncio.create_task(self._write(call), name=f"fires {self.broker}")
+        try:
+            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+            call.cancel()
+
+    async def _write(self, call: Any) -> None:
+        dispatcher = self._shard.scheduler.dispatcher
+        while True:
+            self._more.clear()
+            # One look at the clock: what becomes sendable between two would be missed by both.
+            # By the broker's clock where ours is ahead: it would not take them before.
+            behind_ms = self._clock.behind_ms
+            now = now_ms() - behind_ms
+            batches = dispatcher.sendable(self.broker, now, REQUEST_BYTES_MAX)
+            retry_ms = dispatcher.next_retry_ms(self.broker, now)
+            if not batches and not self._requests:
+                if retry_ms - SENT_AHEAD_MS <= now:
+                    batches = dispatcher.sendable(self.broker, retry_ms, REQUEST_BYTES_MAX)
+                else:
+                    retry_ms -= SENT_AHEAD_MS
+            if batches:
+                await self._send(call, batches)
+                continue
+            timeout_s = None
+            if retry_ms != NEVER:
+                wait_s = (retry_ms + behind_ms) / 1000 - time.time()
+                timeout_s = min(max(wait_s, 0.0), SLEEP_S_MAX)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._more.wait()
+            except TimeoutError:
+                continue
+
+    async def _send(self, call: Any, batches: list[Batch]) -> None:
+        self._next_id += 1
+        self._requests.append(_Request(self._next_id, batches, time.time_ns()))
+        producer_id = self._shard.store.producer_id
+        request = view_pb2.SendRequestView(
+            request_id=self._next_id,
+            batches=[
+                view_pb2.BatchView(
+                    topic=batch.lane.id.topic,
+                    queue_id=batch.lane.id.queue_id,
+                    producer_id=producer_id,
+                    producer_epoch=batch.lane.epoch,
+                    sequence=batch.sequence,
+                    records=batch.records,
+                    sizes=batch.sizes,
+                    tag_hashes=batch.tag_hashes,
+                    key_hashes=batch.key_hashes,
+                    not_before_ms=batch.last_due_ms,
+                )
+                for batch in batches
+            ],
+        )
+        await status.answer(call.write(request), self.address)
+
+    async def _read(self, call: Any) -> None:
+        while True:
+            response = await status.answer(call.read(), self.address)
+            if not isinstance(response, view_pb2.SendResponseView):
+                raise Unavailable(f"{self.address}: the broker ended the stream")
+            self._clock.observe(now_ms(), response.now_ms, steady_ms())
+            request = self._requests.popleft()
+            if request.request_id != response.request_id:
+                raise Unavailable(f"{self.address}: answers are out of order")
+            for batch, result in zip(request.batches, response.results, strict=True):
+                self._take(batch, result, request.sent_ns)
+            self._more.set()
+
+    def _take(self, batch: Batch, result: view_pb2.BatchResultView, sent_ns: int) -> None:
+        if not result.HasField("error"):
+            self._shard.answered(batch, Outcome.STORED, result.store_ms)
+            if spans.enabled() and spans.traced(batch.lane.id.topic):
+                traced(batch, result.base_offset, result.store_ms, sent_ns)
+            return
+        error = status.from_proto(result.error)
+        lane = batch.lane
+        if isinstance(error, OutOfSequence):
+            outcome = Outcome.OUT_OF_SEQUENCE
+        else:
+            outcome = Outcome.REJECTED if isinstance(error, Rejected) else Outcome.REFUSED
+            level = logging.DEBUG if lane.failures else logging.WARNING
+            lane.reason = error.message
+            log.log(level, "%s refused a batch, trying again: %s", lane.id, error)
+        self._shard.answered(batch, outcome, 0)

@@ -1,0 +1,126 @@
+"""Prometheus metrics of a timer shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from duemq_server.timer_service.scheduling.lateness import BOUNDS_MS
+
+if TYPE_CHECKING:
+    from duemq_server.storage.writer import Commit
+    from duemq_server.timer_service.edge.broker_links import Links
+    from duemq_server.timer_service.edge.shard import Shard
+
+SYNC_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1)
+LATENESS_BUCKETS_MS = (1, 2, 3, 5, 8, 10, 16, 32, 64, 128, 256, 512, 1024, 8192, 65536)
+
+
+class ShardCollector(Collector):
+    """Reads a shard when Prometheus asks."""
+
+    def __init__(self, shard: Shard, lag: Callable[[], int]) -> None:
+        self._shard = shard
+        self._lag = lag
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures as of now."""
+        scheduler = self._shard.scheduler
+        ledger = scheduler.ledger
+        for name, text, value in (
+            ("accepted", "Delayed messages taken over from brokers", ledger.accepted),
+            ("fired", "Delayed messages on their way or delivered", ledger.fired),
+            ("cancelled", "Delayed messages cancelled", ledger.cancelled),
+            ("lost", "Delayed messages damaged on the disk and set aside", ledger.lost),
+            (
+                "early",
+                "Fires stored before their due time; must stay 0",
+                self._shard.lateness.early,
+            ),
+            (
+                "past_due",
+                "Fires that were due when they were accepted; not part of the lateness",
+                self._shard.lateness.past_due,
+            ),
+        ):
+            yield CounterMetricFamily(f"duemq_timer_{name}", text, value=value)
+        log = self._shard.store.log
+        for name, text, value in (
+            ("pending", "Delayed messages not yet due", ledger.pending),
+            ("in_flight", "Fired and not yet answered by a broker", ledger.in_flight),
+            ("overdue", "Due and not yet on their way, wherever they lie", self._shard.overdue()),
+            ("refused_lanes", "Queues whose broker refuses fires", self._refused_lanes()),
+            ("near", "Delayed messages in memory", scheduler.near.pending),
+            ("near_bytes", "Bodies in memory", scheduler.near.bytes),
+            ("far_blocks", "Blocks of far timers on disk", len(scheduler.segments.blocks())),
+            ("far_files", "Files of far timers", len(scheduler.segments.lengths)),
+            ("log_bytes", "Timer log kept on disk", log.end_position - log.start_position),
+            ("ingest_lag", "Delayed messages at brokers, not yet fetched", self._lag()),
+        ):
+            yield GaugeMetricFamily(f"duemq_timer_{name}", text, value=value)
+        yield self._lateness()
+
+    def _refused_lanes(self) -> int:
+        return sum(1 for lane in self._shard.scheduler.dispatcher.lanes() if lane.failures)
+
+    def _lateness(self) -> Metric:
+        lateness = self._shard.lateness
+        buckets = [
+            (str(bound), float(lateness.total[bound > BOUNDS_MS].sum()))
+            for bound in LATENESS_BUCKETS_MS
+        ]
+        buckets.append(("+Inf", float(lateness.count)))
+        return HistogramMetricFamily(
+            "duemq_timer_lateness_ms",
+            "From the due time to the broker's answer that the message is durable",
+            buckets=buckets,
+            sum_value=float(lateness.sum_ms),
+        )
+
+
+class LinksCollector(Collector):
+    """Reads what a shard knows of brokers when Prometheus asks."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures as of now."""
+        yield GaugeMetricFamily(
+            "duemq_timer_refused_by_brokers",
+            "Brokers where another timer service has queues of this shard; must be 0",
+            value=len(self._links.refusals),
+        )
+        clocks = GaugeMetricFamily(
+            "duemq_timer_clock_ahead_seconds",
+            "How far this machine's clock is ahead of a broker's",
+            labels=("broker",),
+        )
+        for broker, ahead_ms in self._links.clocks().items():
+            clocks.add_metric((broker,), ahead_ms / 1000)
+        yield clocks
+
+
+class Meters:
+    """What is counted as it happens."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._sync = Histogram(
+            "duemq_timer_sync_seconds",
+            "Duration of fdatasync of the timer log",
+            buckets=SYNC_BUCKETS_S,
+            registry=registry,
+        )
+
+    def committed(self, commit: Commit) -> None:
+        """A group commit of the timer log."""
+        self._sync.observe(commit.sync_seconds)

@@ -1,0 +1,148 @@
+"""Frames of delayed messages, fetched from the %TIMER% queues of brokers.
+
+Owned by the event loop.  A fetcher a queue: it asks for what follows the last offset taken over,
+waits at the broker until there is something, and hands it to the shard.  Where to begin is the
+shard's own knowledge; only for a queue it has never seen the broker is asked what the group
+%TIMER% had committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from duemq.errors import Corrupt, DuemqError, FencedTimer, OffsetOutOfRange, Unavailable
+from duemq.tracing import spans
+from duemq.transport import status
+from duemq.transport.backoff import Backoff
+from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq_server.timer_service.edge.shard import Shard
+from duemq_server.timer_service.timers import intake
+from duemq_server.timer_service.timers.log_entries import SourceId
+
+log = logging.getLogger(__name__)
+
+TOPIC = "%TIMER%"
+GROUP = "%TIMER%"
+FETCH_BYTES_MAX = 512 * 1024
+FETCH_WAIT_MS = 20_000
+CALL_MARGIN_S = 10.0
+RETRY_S_MIN = 0.05
+RETRY_S_MAX = 2.0
+CALL_TIMEOUT_S = 5.0
+# A fetch costs some 0.3 ms on both sides, whatever it brings.  While little comes with each, the
+# next one waits: a steady trickle costs fifty fetches a second and a queue, not thousands.
+PAUSE_BELOW_BYTES = 32 * 1024
+PAUSE_S = 0.020
+# The same while what comes is due so soon that waiting would make it late.
+PAUSE_SOON_S = 0.004
+SOON_MS = 250
+# A broker that is stopping answers waiting fetches at once, with nothing.
+EMPTY_NS_MIN = 1_000_000_000
+EMPTY_PAUSE_S = 0.1
+
+
+class Fetcher:
+    """One queue of one broker."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        broker: str,
+        stub: broker_pb2_grpc.BrokerStub,
+        source: SourceId,
+        on_fenced: Callable[[], None],
+    ) -> None:
+        """`on_fenced` is called when the broker says that the queue is another service's."""
+        self.source = source
+        self.lag = 0  # records at the broker that were not fetched at the last look
+        self._shard = shard
+        self._broker = broker
+        self._stub = stub
+        self._on_fenced = on_fenced
+        self._task = asyncio.create_task(self._run(), name=f"fetcher {broker}/{source.queue_id}")
+
+    async def stop(self) -> None:
+        """Ends fetching."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        backoff = Backoff(RETRY_S_MIN, RETRY_S_MAX)
+        while True:
+            try:
+                offset = await self._start()
+                while True:
+                    offset = await self._fetch(offset)
+                    backoff.reset()
+            except FencedTimer:
+                self._on_fenced()
+                await asyncio.sleep(backoff.next_s())
+            except DuemqError as error:
+                level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
+                if isinstance(error, Corrupt | OffsetOutOfRange):
+                    level = logging.ERROR
+                log.log(level, "%s, %s/%d: %s", self._broker, TOPIC, self.source.queue_id, error)
+                await asyncio.sleep(backoff.next_s())
+
+    async def _start(self) -> int:
+        """Where to go on."""
+        source = self._shard.scheduler.numbers.source(self.source)
+        if source is not None:
+            return source.next_offset
+        request = broker_pb2.GetOffsetsRequest(group=GROUP, topic=TOPIC)
+        answer = await status.answer(
+            self._stub.GetOffsets(request, timeout=CALL_TIMEOUT_S), self._broker
+        )
+        for each in answer.queues:
+            if each.queue_id == self.source.queue_id:
+                return max(each.offset, each.min_offset, 0)
+        return 0
+
+    async def _fetch(self, offset: int) -> int:
+        request = broker_pb2.FetchFramesRequest(
+            topic=TOPIC,
+            queue_id=self.source.queue_id,
+            offset=offset,
+            max_bytes=FETCH_BYTES_MAX,
+            wait_ms=FETCH_WAIT_MS,
+            timer_id=self._shard.store.producer_id,
+        )
+        timeout_s = FETCH_WAIT_MS / 1000 + CALL_MARGIN_S
+        asked_ns = time.time_ns()
+        call = self._stub.FetchFrames(request, timeout=timeout_s)
+        answer = await status.answer(call, self._broker)
+        if answer.store_id != self.source.store_id:
+            raise Unavailable(f"{self._broker} has another store now, {answer.store_id:016x}")
+        if not answer.frames:
+            if time.time_ns() - asked_ns < EMPTY_NS_MIN:
+                await asyncio.sleep(EMPTY_PAUSE_S)
+            return offset
+        began_ns = time.time_ns()
+        ingested = await self._shard.ingest(self.source, self._broker, answer.frames, offset)
+        self.lag = answer.max_offset - answer.next_offset
+        if spans.enabled():
+            await self._trace(answer.frames, began_ns)
+        if len(answer.frames) < PAUSE_BELOW_BYTES:
+            soon = ingested.first_due_ms < time.time_ns() // 1_000_000 + SOON_MS
+            await asyncio.sleep(PAUSE_SOON_S if soon else PAUSE_S)
+        return answer.next_offset
+
+    async def _trace(self, data: bytes, began_ns: int) -> None:
+        await self._shard.durable(self._shard.store.log.end_position)
+        for fetched in intake.frames_in(data):
+            each = fetched.frame
+            if spans.traced(each.target_topic):
+                spans.record_schedule(
+                    each.target_topic,
+                    self._broker,
+                    each.queue_id,
+                    each.base_offset,
+                    each.count,
+                    start_ns=began_ns,
+                    end_ns=time.time_ns(),
+                    due_ms=int(each.due_ms.min()),
+                    records=each.payload,
+                )

@@ -1,0 +1,1 @@
+"""Timers of later periods, on disk.  Pure."""

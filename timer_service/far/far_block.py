@@ -1,0 +1,179 @@
+"""Block: far timers in due order, as they lie in a period file.  Little-endian.
+
+A period file is a run of log entries (storage/record.py) whose `position` is the place in the
+file; each block is two of them, so that a loader reads the index first and then the bodies it
+needs, and no others.
+
+INDEX (kind 24):
+off  size  field           meaning
+ 0    4    count           rows, 1 to ROWS_MAX
+ 4    4    sources         entries of the source table
+ 8    4    targets         entries of the target table
+12    4    names_length    bytes of the names
+16    8    bodies_length   bytes of the bodies entry's body
+24    8    reserved        zeros
+32   16*s  sources         store_id u64, queue_id u32, zeros u32
+ .    8*t  targets         queue_id i32 (-1: any), broker_length u16, topic_length u16
+ .    n    names           broker and topic of each target, UTF-8; zero-padded to a multiple of 8
+ .   36*c  rows            by due_ms, then source, then offset:
+
+      off  size  field       meaning
+       0    8    due_ms
+       8    8    offset      queue offset in the source
+      16    2    source      index into the table
+      18    2    target      index into the table
+      20    4    size        bytes of the record; its position is the sum of those before
+      24    4    tag_hash
+      28    4    key_hash
+      32    4    crc32c      of the record: bodies are read in parts
+
+BODIES (kind 25): the records, one after the other, in the order of the rows.
+
+A block is never changed.  What was loaded of it is a cursor in the checkpoint
+(checkpoint_state.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
+from duemq_server.timer_service.timers.rows import Rows
+
+INDEX, BODIES = 24, 25
+ROWS_MAX = 4_096
+BYTES_MAX = 8 * 1024 * 1024  # of bodies; a single larger record makes a block of its own
+ROW_BYTES = 36
+
+REMEDY = (
+    "Restore the timer service's data directory from a copy, or accept the loss of the timers in"
+    " what is damaged, and of no others, with `duemq-timer-service set-aside DIRECTORY`"
+)
+
+_HEADER = struct.Struct("<IIIIQQ")
+_SOURCE = struct.Struct("<QII")
+_TARGET = struct.Struct("<iHH")
+_ROW = np.dtype(
+    [
+        ("due_ms", "<i8"),
+        ("offset", "<i8"),
+        ("source", "<u2"),
+        ("target", "<u2"),
+        ("size", "<u4"),
+        ("tag_hash", "<u4"),
+        ("key_hash", "<u4"),
+        ("crc32c", "<u4"),
+    ]
+)
+IDENTITY = struct.Struct("<qqH")
+"""How a row begins: due_ms, offset, source."""
+assert _HEADER.size == 32
+assert _ROW.itemsize == ROW_BYTES
+
+
+class Index(NamedTuple):
+    """A block's index: its tables and its rows; source and target are indexes into the tables."""
+
+    sources: list[SourceId]
+    targets: list[TargetId]
+    rows: npt.NDArray[Any]
+    bodies_length: int
+
+    def starts(self) -> npt.NDArray[np.int64]:
+        """Where each record begins in the bodies; one entry more than rows."""
+        starts = np.zeros(len(self.rows) + 1, dtype=np.int64)
+        np.cumsum(self.rows["size"], out=starts[1:])
+        return starts
+
+
+def crcs(records: list[bytes | memoryview]) -> npt.NDArray[np.uint32]:
+    """CRC-32C of each record."""
+    value = google_crc32c.value
+    return np.array([value(bytes(record)) for record in records], dtype=np.uint32)
+
+
+def encode_index(
+    rows: Rows, crc: npt.NDArray[np.uint32], sources: list[SourceId], targets: list[TargetId]
+) -> bytes:
+    """The body of an INDEX entry; `rows` are in due order and index the two tables."""
+    used_sources, source = np.unique(rows.source, return_inverse=True)
+    used_targets, target = np.unique(rows.target, return_inverse=True)
+    names: list[bytes] = []
+    table: list[bytes] = []
+    for number in used_targets.tolist():
+        broker, topic = targets[number].broker.encode(), targets[number].topic.encode()
+        names += (broker, topic)
+        table.append(_TARGET.pack(targets[number].queue_id, len(broker), len(topic)))
+    text = b"".join(names)
+    text += bytes(-len(text) % 8)
+    packed = np.zeros(len(rows), dtype=_ROW)
+    for name in ("due_ms", "offset", "size", "tag_hash", "key_hash"):
+        packed[name] = getattr(rows, name)
+    packed["source"], packed["target"], packed["crc32c"] = source, target, crc
+    header = _HEADER.pack(
+        len(rows), len(used_sources), len(used_targets), len(text), rows.body_bytes(), 0
+    )
+    pairs = [_SOURCE.pack(*sources[number], 0) for number in used_sources.tolist()]
+    return b"".join((header, *pairs, *table, text, packed.tobytes()))
+
+
+def decode_index(body: memoryview) -> Index:
+    """Reads an INDEX body.  Raises ValueError if the lengths do not add up."""
+    _, sources, targets, names_length, bodies_length, _ = _HEADER.unpack_from(body)
+    pairs, rows = decode_rows(body)
+    at = _HEADER.size + _SOURCE.size * sources
+    lengths = list(_TARGET.iter_unpack(body[at : at + _TARGET.size * targets]))
+    at += _TARGET.size * targets
+    text, cut = bytes(body[at : at + names_length]), 0
+    found: list[TargetId] = []
+    for queue_id, broker, topic in lengths:
+        names = text[cut : cut + broker], text[cut + broker : cut + broker + topic]
+        found.append(TargetId(names[0].decode(), names[1].decode(), queue_id))
+        cut += broker + topic
+    return Index(pairs, found, rows, bodies_length)
+
+
+def decode_rows(body: memoryview) -> tuple[list[SourceId], npt.NDArray[Any]]:
+    """The sources and rows of an INDEX body.  Raises ValueError if the lengths do not add up."""
+    count, at = rows_at(body)
+    rows = np.frombuffer(body, dtype=_ROW, count=count, offset=at)
+    return decode_sources(source_table(body)), rows
+
+
+class RowsAt(NamedTuple):
+    """How many rows an INDEX body has, and where they begin."""
+
+    rows: int
+    start: int
+
+
+def rows_at(body: memoryview) -> RowsAt:
+    """Where the rows lie.  Raises ValueError if the lengths do not add up."""
+    if len(body) < _HEADER.size:
+        raise ValueError(f"a block index of {len(body)} bytes, less than {_HEADER.size}")
+    count, sources, targets, names_length, _, _ = _HEADER.unpack_from(body)
+    start = _HEADER.size + _SOURCE.size * sources + _TARGET.size * targets + names_length
+    if start + count * ROW_BYTES != len(body):
+        raise ValueError(f"a block index of {len(body)} bytes, not {start + count * ROW_BYTES}")
+    return RowsAt(count, start)
+
+
+def due_column(body: memoryview, rows: RowsAt) -> npt.NDArray[np.int64]:
+    """The due times of the rows, as a view."""
+    return np.ndarray((rows.rows,), "<i8", body, rows.start, (ROW_BYTES,))
+
+
+def source_table(body: memoryview) -> bytes:
+    """The source table of an INDEX body as it lies there."""
+    _, sources, _, _, _, _ = _HEADER.unpack_from(body)
+    return bytes(body[_HEADER.size : _HEADER.size + _SOURCE.size * sources])
+
+
+def decode_sources(table: bytes) -> list[SourceId]:
+    """The sources of a source table."""
+    return [SourceId(store_id, queue_id) for store_id, queue_id, _ in _SOURCE.iter_unpack(table)]

@@ -1,0 +1,451 @@
+"""Far timers on disk: blocks in due order, in one file a period of due times.
+
+Owned by: Scheduler.  Mutated by: the thread that owns the scheduler, except `Flush.run` and
+`Load.run`, which only read what they were given and write to disk; they may run in any one thread,
+one at a time.  No clock.
+
+A flush sorts a memtable by due time and appends to each period's file a block of what falls into
+the period.  The further away a timer is, the wider its period, so that a flush touches few files:
+
+    due in less than   48 h    60 d    2 y     more
+    period             1 h     1 d     30 d    360 d
+
+A block is loaded from its front, as the near window moves over it; a file all of whose blocks
+are loaded is deleted whole.  Bodies are never moved again: no merge, no cascade.  (Rejected: a
+merged LSM tree; timers leave in due order anyway, and a merge would only rewrite bodies.)
+
+Due timers that cannot be sent, because their topic or broker is gone, are parked when memory runs
+short: flushed as blocks of one target, which wait outside of the due order until the target can be
+sent to again.  So they hold up no other timer.
+
+Files are not synced as they are written: the timer log still has the same timers.  A checkpoint
+syncs them, notes their lengths, and only then lets go of the log.  After a crash everything past
+the noted lengths is cut, and files that the checkpoint does not know are deleted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from duemq_server.storage import record
+from duemq_server.storage.disk import Disk, write_all
+from duemq_server.storage.errors import CorruptFile
+from duemq_server.timer_service.far import far_block as block
+from duemq_server.timer_service.far.catalog import UNKNOWN, Block, Catalog, Ranges, ranges_of
+from duemq_server.timer_service.far.look_up import LookUp, Query
+from duemq_server.timer_service.far.memtable import Piece
+from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate, new_rows
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+# (due in less than, period); the last one holds for everything beyond.
+WIDTHS_MS = (
+    (2 * DAY_MS, HOUR_MS),
+    (60 * DAY_MS, DAY_MS),
+    (730 * DAY_MS, 30 * DAY_MS),
+)
+WIDEST_MS = 360 * DAY_MS
+SUFFIX = ".due"
+# A load follows the order of due times between blocks up to this much, and saves many small reads.
+ORDER_SLACK_MS = 1_000
+PIECE_ROWS_MAX = 4_096  # rows a load takes from one block before it looks at the others
+PIECE_BYTES_MAX = 1024 * 1024
+
+
+class Tables(NamedTuple):
+    """What the numbers in the columns `source` and `target` mean."""
+
+    sources: Sequence[SourceId]
+    targets: Sequence[TargetId]
+
+
+class Piecewise(NamedTuple):
+    """Rows loaded from a block, in the block's own numbering of sources and targets."""
+
+    block: Block
+    cursor: int  # the block's, after this
+    next_due_ms: int
+    rows: Rows
+    sources: list[SourceId]
+    targets: list[TargetId]
+    blob: Blob
+
+
+def period_file(due_ms: int, now_ms: int) -> str:
+    """Name of the file that a timer lies in: start of its period and width, in hours."""
+    ahead = due_ms - now_ms
+    width = next((width for below, width in WIDTHS_MS if ahead < below), WIDEST_MS)
+    return f"{due_ms // width * width // HOUR_MS:010d}-{width // HOUR_MS:05d}{SUFFIX}"
+
+
+def period_of(name: str) -> tuple[int, int]:
+    """Begin and end of the due times in a period file."""
+    start, width = map(int, name.removesuffix(SUFFIX).split("-"))
+    return start * HOUR_MS, (start + width) * HOUR_MS
+
+
+class Segments:
+    """The far timers.  `directory` is a folder of their own."""
+
+    def __init__(self, directory: str, disk: Disk) -> None:
+        self.directory = directory
+        self._disk = disk
+        self.pending = 0  # rows not loaded, cancelled ones included
+        self.lengths: dict[str, int] = {}  # of every file
+        self.dirty: set[str] = set()  # written since the last sync
+        self._blocks: list[tuple[int, int, Block]] = []  # heap by next due time
+        self._parked: dict[TargetId, list[Block]] = {}
+        self._number = itertools.count()
+        self.catalog = Catalog()
+        disk.makedirs(directory)
+
+    def recover(self, lengths: dict[str, int], blocks: Iterable[Block]) -> None:
+        """Takes over what a checkpoint noted; cuts and removes what is newer.
+
+        Raises CorruptFile if a file is missing or shorter than noted.
+        """
+        for name in self._disk.listdir(self.directory):
+            if name.endswith(SUFFIX) and name not in lengths:
+                self._disk.unlink(self.path(name))
+        for name, length in lengths.items():
+            self._cut(name, length)
+        self._disk.fsync_dir(self.directory)
+        self.lengths = dict(lengths)
+        for each in blocks:
+            self._push(each)
+
+    def path(self, name: str) -> str:
+        """Where a period file lies."""
+        return os.path.join(self.directory, name)
+
+    def blocks(self) -> list[Block]:
+        """Every block that is not loaded to its end, in no particular order."""
+        parked = itertools.chain.from_iterable(self._parked.values())
+        return [*(each for _, _, each in self._blocks), *parked]
+
+    def parked(self) -> list[TargetId]:
+        """Targets with parked timers."""
+        return list(self._parked)
+
+    def parked_counts(self) -> dict[TargetId, int]:
+        """How many timers are parked, by target."""
+        return {
+            target: sum(block.count - block.cursor for block in blocks)
+            for target, blocks in self._parked.items()
+        }
+
+    def next_due_ms(self) -> int | None:
+        """Due time of the first timer not loaded, parked ones apart."""
+        return self._blocks[0][0] if self._blocks else None
+
+    def overdue(self, now_ms: int) -> int:
+        """Timers not loaded that are due; one of a block of which only a part is."""
+        due = [each for each in self.blocks() if each.next_due_ms <= now_ms]
+        return sum(each.count - each.cursor if each.last_due_ms <= now_ms else 1 for each in due)
+
+    def flush(
+        self,
+        pieces: Sequence[Piece],
+        tables: Tables,
+        now_ms: int,
+        parked: TargetId | None = None,
+    ) -> Flush:
+        """A job that writes a memtable out, or timers to be parked; `flushed` takes it over."""
+        return Flush(self.directory, self._disk, pieces, tables, dict(self.lengths), now_ms, parked)
+
+    def flushed(self, flush: Flush) -> None:
+        """The job ran: its blocks are part of the far timers."""
+        self.lengths.update(flush.lengths)
+        self.dirty.update(flush.lengths)
+        for each, ranges in zip(flush.blocks, flush.ranges, strict=True):
+            self._push(each, ranges)
+
+    def load(self, horizon_ms: int, rows_max: int, bytes_max: int) -> Load:
+        """A job that reads the timers due before `horizon_ms`, as many as fit, in due order."""
+        chosen = [each for due, _, each in self._blocks if due < horizon_ms]
+        return self._load(chosen, horizon_ms, rows_max, bytes_max)
+
+    def load_parked(self, target: TargetId, rows_max: int, bytes_max: int) -> Load:
+        """As `load`, of the timers parked for a target."""
+        blocks = self._parked[target]
+        horizon_ms = max(each.last_due_ms for each in blocks) + 1
+        return self._load(list(blocks), horizon_ms, rows_max, bytes_max)
+
+    def _load(
+        self, blocks: Sequence[Block], horizon_ms: int, rows_max: int, bytes_max: int
+    ) -> Load:
+        return Load(self.directory, self._disk, blocks, horizon_ms, rows_max, bytes_max)
+
+    def loaded(self, load: Load) -> None:
+        """The job ran: its blocks' cursors move."""
+        for piece in load.pieces:
+            self.pending -= piece.cursor - piece.block.cursor
+            piece.block.cursor = piece.cursor
+            piece.block.next_due_ms = piece.next_due_ms
+            if piece.cursor == piece.block.count:
+                self.catalog.done(piece.block)
+        if load.pieces:
+            left = [each for _, _, each in self._blocks if each.cursor < each.count]
+            self._blocks = [(each.next_due_ms, next(self._number), each) for each in left]
+            heapq.heapify(self._blocks)
+            for target, blocks in list(self._parked.items()):
+                self._parked[target] = [each for each in blocks if each.cursor < each.count]
+                if not self._parked[target]:
+                    del self._parked[target]
+
+    def look_up(
+        self, queries: Sequence[Query], number_of: Callable[[SourceId], int | None]
+    ) -> LookUp:
+        """A job that finds timers in blocks; `looked_up` takes it over."""
+        return LookUp(self._disk, self.directory, self.catalog, number_of, queries)
+
+    def looked_up(self, look_up: LookUp) -> None:
+        """The job ran."""
+        self.catalog.learn(look_up.learnt)
+
+    def delete_done(self, needed: set[str]) -> None:
+        """Deletes the files with nothing left to load, unless `needed`.
+
+        Only after a checkpoint was saved that does not name them.
+        """
+        gone = set(self.lengths) - needed - self.unfinished()
+        for name in gone:
+            self._disk.unlink(self.path(name))
+            del self.lengths[name]
+            self.dirty.discard(name)
+
+    def unfinished(self) -> set[str]:
+        """Files with timers that are not loaded."""
+        return {each.file for each in self.blocks()}
+
+    def _push(self, each: Block, ranges: Ranges = UNKNOWN) -> None:
+        self.pending += each.count - each.cursor
+        self.catalog.add(each, period_of(each.file), ranges)
+        if each.parked is not None:
+            self._parked.setdefault(each.parked, []).append(each)
+        else:
+            heapq.heappush(self._blocks, (each.next_due_ms, next(self._number), each))
+
+    def _cut(self, name: str, length: int) -> None:
+        path = self.path(name)
+        if not self._disk.exists(path):
+            raise CorruptFile(path, 0, "is missing", block.REMEDY)
+        file = self._disk.open(path)
+        try:
+            if file.size() < length:
+                raise CorruptFile(path, file.size(), f"ends before {length}", block.REMEDY)
+            if file.size() > length:
+                file.truncate(length)
+                file.fdatasync()
+        finally:
+            file.close()
+
+
+class Flush:
+    """Sorts timers by due time and writes them as blocks."""
+
+    def __init__(
+        self,
+        directory: str,
+        disk: Disk,
+        pieces: Sequence[Piece],
+        tables: Tables,
+        lengths: dict[str, int],
+        now_ms: int,
+        parked: TargetId | None,
+    ) -> None:
+        self._parked = parked
+        self._directory = directory
+        self._disk = disk
+        self.pieces = pieces
+        self._tables = tables
+        self._ends = lengths
+        self._now_ms = now_ms
+        self.blocks: list[Block] = []
+        self.ranges: list[Ranges] = []  # of each block
+        self.lengths: dict[str, int] = {}  # of the files written to
+
+    def run(self) -> None:
+        """Does the work.  Raises DiskFull (nothing is lost; run it again), DiskFailed.
+
+        What an earlier run wrote is overwritten by the next, at the same place.
+        """
+        self.blocks, self.ranges, self.lengths = [], [], {}
+        rows = concatenate([rows for rows, _ in self.pieces])
+        piece_of = np.repeat(np.arange(len(self.pieces)), [len(rows) for rows, _ in self.pieces])
+        order = np.lexsort((rows.offset, rows.source, rows.due_ms))
+        rows, piece_of = rows.take(order), piece_of.take(order)
+        start = 0
+        while start < len(rows):
+            name = period_file(int(rows.due_ms[start]), self._now_ms)
+            end = self._end_of_block(rows, start, name)
+            records = self._records(rows, piece_of, start, end)
+            self._write(name, rows.slice(start, end), records)
+            start = end
+
+    def _end_of_block(self, rows: Rows, start: int, name: str) -> int:
+        end = min(start + block.ROWS_MAX, len(rows))
+        total = np.cumsum(rows.size[start:end], dtype=np.int64)
+        end = start + max(1, int(np.searchsorted(total, block.BYTES_MAX, side="right")))
+        low, high = start + 1, end  # the first row of another period, by bisection
+        while low < high:
+            middle = (low + high) // 2
+            if period_file(int(rows.due_ms[middle]), self._now_ms) == name:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _records(
+        self, rows: Rows, piece_of: npt.NDArray[Any], start: int, end: int
+    ) -> list[bytes | memoryview]:
+        blobs = [blob for _, blob in self.pieces]
+        records: list[bytes | memoryview] = []
+        for piece, home, size in zip(
+            piece_of[start:end].tolist(),
+            rows.home[start:end].tolist(),
+            rows.size[start:end].tolist(),
+            strict=True,
+        ):
+            at = home - blobs[piece].start
+            records.append(blobs[piece].data[at : at + size])
+        return records
+
+    def _write(self, name: str, rows: Rows, records: list[bytes | memoryview]) -> None:
+        index = block.encode_index(
+            rows, block.crcs(records), list(self._tables.sources), list(self._tables.targets)
+        )
+        bodies = b"".join(records)
+        position = self.lengths.get(name, self._ends.get(name, 0))
+        middle = position + record.entry_bytes(len(index))
+        buffers = record.encode(block.INDEX, [index], len(index), position, 0)
+        buffers += record.encode(block.BODIES, [bodies], len(bodies), middle, 0)
+        file = self._disk.open(os.path.join(self._directory, name), create=True)
+        try:
+            end = write_all(file, buffers, position)
+        finally:
+            file.close()
+        self.lengths[name] = end
+        due = rows.due_ms
+        self.ranges.append(ranges_of(rows.source, rows.offset))
+        self.blocks.append(
+            Block(
+                name,
+                position,
+                middle - position,
+                len(rows),
+                0,
+                int(due[0]),
+                int(due[-1]),
+                self._parked,
+            )
+        )
+
+
+class Load:
+    """Reads timers from blocks, the first due first."""
+
+    def __init__(
+        self,
+        directory: str,
+        disk: Disk,
+        blocks: Sequence[Block],
+        horizon_ms: int,
+        rows_max: int,
+        bytes_max: int,
+    ) -> None:
+        self._directory = directory
+        self._disk = disk
+        self._blocks = blocks
+        self._horizon_ms = horizon_ms
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self.pieces: list[Piecewise] = []
+
+    def run(self) -> None:
+        """Does the work.  Raises CorruptFile, DiskFailed."""
+        self.pieces = []
+        heap = [(each.next_due_ms, n, each.cursor) for n, each in enumerate(self._blocks)]
+        heapq.heapify(heap)
+        rows_left, bytes_left = self._rows_max, self._bytes_max
+        while heap and rows_left > 0 and bytes_left > 0:
+            due, number, cursor = heapq.heappop(heap)
+            if due >= self._horizon_ms:
+                return
+            horizon = self._horizon_ms
+            if heap:
+                horizon = min(horizon, max(heap[0][0], due) + ORDER_SLACK_MS)
+            piece = self._read(self._blocks[number], cursor, horizon, rows_left)
+            self.pieces.append(piece)
+            rows_left -= len(piece.rows)
+            bytes_left -= len(piece.blob.data)
+            if piece.cursor < piece.block.count:
+                heapq.heappush(heap, (piece.next_due_ms, number, piece.cursor))
+
+    def _read(self, each: Block, cursor: int, horizon_ms: int, rows_max: int) -> Piecewise:
+        path = os.path.join(self._directory, each.file)
+        index = read_index(self._disk, path, each)
+        starts = index.starts()
+        end = int(np.searchsorted(index.rows["due_ms"], horizon_ms, side="left"))
+        end = min(end, cursor + min(rows_max, PIECE_ROWS_MAX), each.count)
+        fits = int(np.searchsorted(starts, starts[cursor] + PIECE_BYTES_MAX, side="right")) - 1
+        end = max(cursor + 1, min(end, fits))
+        first, last = int(starts[cursor]), int(starts[end])
+        bodies_at = each.position + each.index_length + record.HEADER_BYTES
+        data = read_bytes(self._disk, path, bodies_at + first, last - first)
+        _check_records(path, bodies_at + first, data, index.rows[cursor:end])
+        return cut_piece(each, index, cursor, end, data)
+
+
+def cut_piece(each: Block, index: block.Index, cursor: int, end: int, data: bytes) -> Piecewise:
+    """Rows `cursor` to `end` of a block, whose bodies are `data`."""
+    starts, part = index.starts(), index.rows[cursor:end]
+    first = int(starts[cursor])
+    bodies_at = each.position + each.index_length + record.HEADER_BYTES
+    rows = new_rows(len(part))
+    rows.wide[0], rows.wide[1] = part["due_ms"], part["offset"]
+    rows.narrow[0], rows.narrow[1] = part["source"], part["target"]
+    rows.narrow[2], rows.narrow[3] = starts[cursor:end] - first, part["size"]
+    rows.narrow[4], rows.narrow[5] = part["tag_hash"], part["key_hash"]
+    due = int(index.rows["due_ms"][end]) if end < each.count else each.last_due_ms
+    blob = Blob(data, Home(each.file, bodies_at + first))
+    return Piecewise(each, end, due, rows, index.sources, index.targets, blob)
+
+
+def read_bytes(disk: Disk, path: str, position: int, length: int) -> bytes:
+    """Bytes of a file that must be there.  Raises CorruptFile."""
+    file = disk.open(path)
+    try:
+        data = bytes(file.pread(length, position))
+    finally:
+        file.close()
+    if len(data) < length:
+        raise CorruptFile(path, position + len(data), "ends too early", block.REMEDY)
+    return data
+
+
+def read_index(disk: Disk, path: str, each: Block) -> block.Index:
+    """The verified index of a block.  Raises CorruptFile."""
+    data = read_bytes(disk, path, each.position, each.index_length)
+    try:
+        entry = record.decode(memoryview(data), 0, each.position)
+        return block.decode_index(entry.body)
+    except ValueError as error:
+        raise CorruptFile(path, each.position, f"block index: {error}", block.REMEDY) from error
+
+
+def _check_records(path: str, position: int, data: bytes, rows: npt.NDArray[Any]) -> None:
+    start = 0
+    for size, crc in zip(rows["size"].tolist(), rows["crc32c"].tolist(), strict=True):
+        if google_crc32c.value(data[start : start + size]) != crc:
+            raise CorruptFile(path, position + start, "CRC-32C of a record is wrong", block.REMEDY)
+        start += size

@@ -1,0 +1,80 @@
+"""Where timers come from and where they go, and the numbers that stand for both in rows.  Pure.
+
+Owned and mutated by: the scheduler.  Numbers are this process's own: what is stored (blocks,
+checkpoints) carries the tables that say what its numbers mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from duemq_server.timer_service.far.far_segments import Tables
+from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
+from duemq_server.timer_service.timers.rows import Rows
+
+
+@dataclasses.dataclass(slots=True)
+class Source:
+    """A %TIMER% queue of a broker's store, and how far it was taken over."""
+
+    id: SourceId
+    broker: str
+    next_offset: int
+    first_offset: int
+    durable_offset: int = 0  # everything before it is durable here
+
+
+class Numbering:
+    """The sources and targets of a shard; a number is a place in its list."""
+
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
+        self.targets: list[TargetId] = []
+        self._source_numbers: dict[SourceId, int] = {}
+        self._brokers: dict[int, str] = {}
+        self._target_numbers: dict[TargetId, int] = {}
+
+    def source(self, source_id: SourceId) -> Source | None:
+        """A source by its id, if anything ever came from it."""
+        number = self._source_numbers.get(source_id)
+        return None if number is None else self.sources[number]
+
+    def broker_of(self, store_id: int) -> str:
+        """The broker that had a store when something came from it; "": not known."""
+        return self._brokers.get(store_id, "")
+
+    def find_source(self, source_id: SourceId) -> int | None:
+        """The number of a source, if anything ever came from it."""
+        return self._source_numbers.get(source_id)
+
+    def number_source(self, source_id: SourceId, broker: str, first_offset: int) -> int:
+        """The number of a source in the column `source`; made when new."""
+        number = self._source_numbers.get(source_id)
+        if number is None:
+            if broker:
+                self._brokers[source_id.store_id] = broker
+            number = self._source_numbers[source_id] = len(self.sources)
+            self.sources.append(Source(source_id, broker, first_offset, first_offset, first_offset))
+        return number
+
+    def number_target(self, target: TargetId) -> int:
+        """The number of a target in the column `target`; made when new."""
+        number = self._target_numbers.get(target)
+        if number is None:
+            number = self._target_numbers[target] = len(self.targets)
+            self.targets.append(target)
+        return number
+
+    def tables(self) -> Tables:
+        """What the numbers mean, as of now."""
+        return Tables([source.id for source in self.sources], list(self.targets))
+
+    def translate(self, rows: Rows, sources: list[SourceId], targets: list[TargetId]) -> Rows:
+        """Rows in these numbers instead of those of a block."""
+        source_map = np.array([self._source_numbers[each] for each in sources], dtype=np.uint32)
+        target_map = np.array([self.number_target(each) for each in targets], dtype=np.uint32)
+        narrow = rows.narrow.copy()
+        narrow[0], narrow[1] = source_map[rows.source], target_map[rows.target]
+        return Rows(rows.wide, narrow)

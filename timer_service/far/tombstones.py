@@ -1,0 +1,110 @@
+"""Cancelled timers, remembered.
+
+Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
+
+A tombstone does two things.  While its timer still lies on disk or in the memtable (`unmet`), it
+keeps it from being loaded.  And it answers a repeated cancel with CANCELLED, until `keep_ms` after
+the later of its due time and its cancel.  An unmet tombstone never expires; it holds up no other,
+because only met ones wait on the heap.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import numpy.typing as npt
+
+from duemq_server.timer_service.timers.rows import Rows
+
+
+class Tombstones:
+    """Cancelled timers by source and offset; about 150 bytes each."""
+
+    def __init__(self, keep_ms: int) -> None:
+        self.keep_ms = keep_ms
+        self.unmet = 0
+        self.forgotten_ms = 0
+        """Of timers due after this none is forgotten."""
+        self._since: dict[int, dict[int, int]] = {}
+        self._unmet: dict[int, set[int]] = {}
+        self._expiry: list[tuple[int, int, int]] = []  # heap of (since, source, offset), met ones
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, source: int, offset: int, since_ms: int, *, unmet: bool) -> None:
+        """A timer was cancelled; `unmet`: it must still be kept from being loaded.
+
+        `since_ms`: when its time in memory begins, not before its due time.
+        """
+        self._since.setdefault(source, {})[offset] = since_ms
+        self._count += 1
+        if unmet:
+            self._unmet.setdefault(source, set()).add(offset)
+            self.unmet += 1
+        else:
+            heapq.heappush(self._expiry, (since_ms, source, offset))
+
+    def add_all(
+        self,
+        source: npt.NDArray[np.uint32],
+        offset: npt.NDArray[np.int64],
+        since_ms: npt.NDArray[np.int64],
+        *,
+        unmet: bool,
+    ) -> None:
+        """`add` of many, none of which is here yet."""
+        for number in np.unique(source).tolist():
+            mine = source == number
+            offsets, since = offset[mine].tolist(), since_ms[mine].tolist()
+            self._since.setdefault(number, {}).update(zip(offsets, since, strict=True))
+            if unmet:
+                self._unmet.setdefault(number, set()).update(offsets)
+                continue
+            for each, each_ms in zip(offsets, since, strict=True):
+                heapq.heappush(self._expiry, (each_ms, number, each))
+        self._count += len(offset)
+        self.unmet += len(offset) if unmet else 0
+
+    def has(self, source: int, offset: int) -> bool:
+        """Whether the timer was cancelled and is remembered."""
+        return offset in self._since.get(source, ())
+
+    def meet(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        """Which rows are cancelled, None: none; they count as met from now on."""
+        if not self.unmet or not len(rows):
+            return None
+        mask = np.zeros(len(rows), dtype=np.bool_)
+        for source, offsets in self._unmet.items():
+            if not offsets:
+                continue
+            of_source = np.flatnonzero(rows.source == source)
+            met = offsets.intersection(rows.offset[of_source].tolist())
+            if not met:
+                continue
+            mask[of_source] = np.isin(rows.offset[of_source], np.fromiter(met, dtype=np.int64))
+            offsets -= met
+            self.unmet -= len(met)
+            since = self._since[source]
+            for offset in met:
+                heapq.heappush(self._expiry, (since[offset], source, offset))
+        return mask if mask.any() else None
+
+    def expire(self, now_ms: int, limit: int = 10_000) -> None:
+        """Forgets what is past its time, at most `limit` of them."""
+        while self._expiry and limit and self._expiry[0][0] + self.keep_ms < now_ms:
+            since_ms, source, offset = heapq.heappop(self._expiry)
+            limit -= 1
+            del self._since[source][offset]
+            self._count -= 1
+            self.forgotten_ms = max(self.forgotten_ms, since_ms)
+
+    def items(self) -> list[tuple[int, int, int, bool]]:
+        """(source, offset, since, unmet) of each."""
+        return [
+            (source, offset, since_ms, offset in self._unmet.get(source, ()))
+            for source, offsets in self._since.items()
+            for offset, since_ms in offsets.items()
+        ]

@@ -1,0 +1,1 @@
+"""Which timers are due, dispatched, cancelled.  Pure."""

@@ -1,0 +1,305 @@
+"""Dispatch: which due timers go next, in which batch, to which broker and queue.
+
+Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
+
+Due timers wait per target (home broker, topic, queue), in due order.  Batches are cut from the
+targets in turn, so that a target with a million due timers delays another one by one batch.  What
+cannot be sent now (no connection, no route, lane full) stays here, still pending: it can be
+cancelled, and it can go elsewhere.
+
+    target               goes to
+    a queue (>= 0)       this queue of the home broker, always; waits for the broker if it is away;
+                         of a topic made anew with fewer queues, `queue % queues`
+    any (-1)             the home broker's queues in turn; if it is away for `FAILOVER_AFTER_MS`,
+                         another connected broker that serves the topic
+
+Batches of a target follow one another naturally: while `PIPELINE_MAX` are unanswered, a further one
+waits until one of them is answered or `SMALL_ROWS` timers have gathered.  So a batch costs no delay
+when all is quick, and batches grow, and their number falls, when the machine is busy.
+
+With its DISPATCH entry a batch is bound to its broker for good: the answer may have been lost, and
+only the same broker knows whether the batch is stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from duemq_server.timer_service.scheduling.fire_lane import Batch, Lane
+from duemq_server.timer_service.timers.log_entries import LaneId, TargetId
+from duemq_server.timer_service.timers.wheel import Ids
+
+BATCH_ROWS_MAX = 1_000
+BATCH_BYTES_MAX = 512 * 1024
+# Of one broker, dispatched and not answered; beyond it timers wait here.
+BROKER_BYTES_MAX = 8 * 1024 * 1024
+# Of what a broker rejects for its own sake so much does not count: it holds up no other topic.
+REJECTED_BYTES_MAX = 64 * 1024 * 1024
+FAILOVER_AFTER_MS = 2_000
+PIPELINE_MAX = 2
+SMALL_ROWS = 256
+NEVER = 1 << 62
+
+Queues = Mapping[str, int]
+"""Writable queues of a topic, by broker."""
+
+
+@dataclasses.dataclass(slots=True)
+class Peer:
+    """A broker as the dispatcher sees it."""
+
+    name: str
+    connected: bool = False
+    down_since_ms: int = 0
+    unacked_bytes: int = 0
+    lanes: dict[LaneId, Lane] = dataclasses.field(default_factory=dict)
+    busy: dict[LaneId, Lane] = dataclasses.field(default_factory=dict)  # with unacked batches
+
+
+class Dispatcher:
+    """Due timers that wait, lanes, and what is known of brokers."""
+
+    def __init__(self) -> None:
+        self.peers: dict[str, Peer] = {}
+        self.fence = ""
+        """Not empty: why nothing may be sent, to nobody."""
+        self.waiting = 0  # rows in `_ready`, cancelled ones included
+        self._ready: dict[int, deque[Ids]] = {}  # by target, the one served last at the end
+        self._routes: Mapping[str, Queues] = {}
+        self._next_queue: dict[tuple[str, str], int] = {}
+        self._unanswered: dict[int, int] = {}  # batches by target
+        self.stirred = False
+        """Whether more of what waits may go than at the last look."""
+        self.on_stirred: Callable[[], None] = lambda: None
+        """Called when `stirred` was set, and something waits."""
+
+    # -- what is due ------------------------------------------------------
+
+    def add(self, target: int, ids: Ids) -> None:
+        """Timers of a target are due."""
+        self._ready.setdefault(target, deque()).append(ids)
+        self.waiting += len(ids)
+
+    def turns(self) -> list[int]:
+        """Every target with something ready, the one served last at the end."""
+        return list(self._ready)
+
+    def take(self, target: int, count: int) -> Ids:
+        """Up to `count` timers of a target, first due first."""
+        ready, taken, left = self._ready.pop(target), [], count
+        while ready and left:
+            ids = ready[0]
+            if len(ids) <= left:
+                taken.append(ready.popleft())
+            else:
+                taken.append(ids[:left])
+                ready[0] = ids[left:]
+            left -= len(taken[-1])
+        self.waiting -= count - left
+        if ready:
+            self._ready[target] = ready
+        return np.concatenate(taken) if len(taken) > 1 else taken[0]
+
+    def take_all(self, target: int) -> Ids:
+        """All timers that wait for a target, first due first."""
+        return self.take(target, self.waiting)
+
+    def put_back(self, target: int, ids: Ids) -> None:
+        """Returns timers that were taken; they are first of their target again."""
+        if len(ids):
+            self._ready.setdefault(target, deque()).appendleft(ids)
+            self.waiting += len(ids)
+
+    def waiting_for(self, target: int) -> int:
+        """How many timers of a target wait, cancelled ones included."""
+        return sum(len(ids) for ids in self._ready.get(target, ()))
+
+    def should_gather(self, target: int) -> bool:
+        """Whether the target's next batch had better wait for an answer."""
+        if self._unanswered.get(target, 0) < PIPELINE_MAX:
+            return False
+        return self.waiting_for(target) < SMALL_ROWS
+
+    def _stir(self) -> None:
+        self.stirred = True
+        if self.waiting:
+            self.on_stirred()
+
+    # -- where to ---------------------------------------------------------
+
+    def set_routes(self, routes: Mapping[str, Queues]) -> None:
+        """The writable queues of every topic."""
+        self._routes = routes
+        self._stir()
+
+    def peer(self, name: str) -> Peer:
+        """The broker of a name; made when first heard of."""
+        if name not in self.peers:
+            self.peers[name] = Peer(name)
+        return self.peers[name]
+
+    def connected(self, name: str) -> None:
+        """Batches can be sent to the broker."""
+        self.peer(name).connected = True
+        self._stir()
+
+    def disconnected(self, name: str, now_ms: int) -> None:
+        """The connection to the broker is gone, with every answer that was due on it."""
+        peer = self.peer(name)
+        if peer.connected or not peer.down_since_ms:
+            peer.down_since_ms = now_ms
+        peer.connected = False
+        for lane in peer.busy.values():
+            lane.disconnected()
+        self._stir()
+
+    def lane(self, lane_id: LaneId) -> Lane:
+        """The lane of an id; made when first used."""
+        lanes = self.peer(lane_id.broker).lanes
+        if lane_id not in lanes:
+            lanes[lane_id] = Lane(lane_id)
+        return lanes[lane_id]
+
+    def lanes(self) -> Iterator[Lane]:
+        """Every lane ever used."""
+        for peer in self.peers.values():
+            yield from peer.lanes.values()
+
+    def choose(self, target: TargetId, now_ms: int) -> Lane | None:
+        """The lane that the target's next batch belongs to; None: not now."""
+        queues = self._routes.get(target.topic, {})
+        if target.queue_id >= 0:
+            count = queues.get(target.broker, 0)
+            if not count or not self._open(target.broker):
+                return None
+            return self._usable(LaneId(target.broker, target.topic, target.queue_id % count))
+        for broker in self._candidates(target, queues, now_ms):
+            lane = self._next_lane(broker, target.topic, queues[broker])
+            if lane is not None:
+                return lane
+        return None
+
+    def _candidates(self, target: TargetId, queues: Queues, now_ms: int) -> list[str]:
+        home = self.peer(target.broker)
+        if home.connected and queues.get(target.broker, 0) > 0:
+            return [target.broker] if self._open(target.broker) else []
+        home.down_since_ms = home.down_since_ms or now_ms
+        if not home.connected and now_ms - home.down_since_ms < FAILOVER_AFTER_MS:
+            return []
+        return [name for name, count in sorted(queues.items()) if count > 0 and self._open(name)]
+
+    def next_failover_ms(self, now_ms: int) -> int:
+        """When timers that wait for their broker may go to another; NEVER: none will."""
+        if not self.waiting:
+            return NEVER
+        times = (
+            peer.down_since_ms + FAILOVER_AFTER_MS
+            for peer in self.peers.values()
+            if not peer.connected and peer.down_since_ms
+        )
+        return min((time_ms for time_ms in times if time_ms > now_ms), default=NEVER)
+
+    def _open(self, broker: str) -> bool:
+        peer = self.peer(broker)
+        if not peer.connected or self.fence:
+            return False
+        if peer.unacked_bytes < BROKER_BYTES_MAX:
+            return True
+        rejected = sum(lane.unacked_bytes for lane in peer.busy.values() if lane.rejected)
+        return peer.unacked_bytes - min(rejected, REJECTED_BYTES_MAX) < BROKER_BYTES_MAX
+
+    def _next_lane(self, broker: str, topic: str, queues: int) -> Lane | None:
+        first = self._next_queue.get((broker, topic), 0)
+        for step in range(queues):
+            queue = (first + step) % queues
+            lane = self._usable(LaneId(broker, topic, queue))
+            if lane is not None:
+                self._next_queue[broker, topic] = queue + 1
+                return lane
+        return None
+
+    def _usable(self, lane_id: LaneId) -> Lane | None:
+        lane = self.lane(lane_id)
+        return None if lane.full() or lane.failures else lane
+
+    # -- on the way -------------------------------------------------------
+
+    def push(self, batch: Batch) -> None:
+        """A batch is bound to its lane."""
+        batch.lane.push(batch)
+        peer = self.peer(batch.lane.id.broker)
+        peer.unacked_bytes += len(batch.records)
+        peer.busy[batch.lane.id] = batch.lane
+        self._unanswered[batch.target] = self._unanswered.get(batch.target, 0) + 1
+
+    def stored(self, batch: Batch) -> None:
+        """A batch of a lane was answered as stored."""
+        peer = self.peer(batch.lane.id.broker)
+        peer.unacked_bytes -= len(batch.records)
+        self._unanswered[batch.target] -= 1
+        if not self._unanswered[batch.target]:
+            del self._unanswered[batch.target]
+        if not batch.lane.unacked:
+            del peer.busy[batch.lane.id]
+        self._stir()
+
+    def release_held(self, now_ms: int) -> None:
+        """The clock went back to `now_ms`: what was dispatched before was due by then.
+
+        It could wait for as long as the step, and with it all that follows in its lane.
+        """
+        for peer in self.peers.values():
+            for lane in peer.busy.values():
+                lane.release_held(now_ms)
+
+    def sendable(self, broker: str, now_ms: int, bytes_max: int) -> list[Batch]:
+        """Batches to put on the wire to a broker now; at least one if there is any."""
+        batches: list[Batch] = []
+        size = 0
+        peer = self.peer(broker)
+        if not peer.connected or self.fence:
+            return batches
+        for lane in peer.busy.values():
+            while size < bytes_max:
+                batch = lane.next_to_send(now_ms)
+                if batch is None:
+                    break
+                lane.sent(batch)
+                batches.append(batch)
+                size += len(batch.records)
+        return batches
+
+    def clock_set(self, by_ms: int) -> None:
+        """The machine's clock was set: waits neither end nor grow by that."""
+        for peer in self.peers.values():
+            peer.down_since_ms += by_ms if peer.down_since_ms else 0
+            for lane in peer.lanes.values():
+                lane.retry_at_ms += by_ms if lane.retry_at_ms else 0
+
+    def why_not(self, target: TargetId) -> str:
+        """Why nothing can be sent for a target; empty: as far as is known, it can."""
+        if self.fence:
+            return self.fence
+        queues = self._routes.get(target.topic, {})
+        if not queues:
+            return "no broker serves the topic"
+        if target.queue_id >= 0 and not queues.get(target.broker):
+            return f"broker {target.broker} does not serve the topic"
+        if target.queue_id >= 0 and not self.peer(target.broker).connected:
+            return f"broker {target.broker} is away"
+        if not any(self.peer(name).connected for name in queues):
+            return "all brokers of the topic are away"
+        lanes = (lane for lane in self.lanes() if lane.failures and lane.id.topic == target.topic)
+        return next((lane.reason for lane in lanes), "")
+
+    def next_retry_ms(self, broker: str, now_ms: int) -> int:
+        """When `sendable`, asked at the same `now_ms`, may have something that it held back.
+
+        NEVER: nothing held back.
+        """
+        waits = (lane.held_until_ms() for lane in self.peer(broker).busy.values())
+        return min((until_ms for until_ms in waits if until_ms > now_ms), default=NEVER)

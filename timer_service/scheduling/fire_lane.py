@@ -1,0 +1,193 @@
+"""Lanes: batches on their way to one queue, in order, each stored exactly once.
+
+Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
+
+A lane is one idempotent producer's sequence at (broker, topic, queue).  A batch's life:
+
+    BUILT ── DISPATCH entry durable ──► DURABLE ── sent ──► ON THE WIRE ── stored ──► gone (ACK)
+                                           ▲                    │
+                                           └── refused, or ─────┘
+                                               connection lost: sent again, same number, same timers
+
+A DISPATCH entry may be written a moment before its timers are due, so that its sync is over by
+then; `ready_ms` keeps the batch back, also after a restart.  When the clock goes back it does so no
+longer (`release_held`): the batch would hold up its queue for as long as the step.
+
+Up to `WIRE_MAX` batches of a lane are on the wire.  Brokers take a lane's batches strictly by
+sequence, so if one is refused those behind it are refused too: the lane waits until every answer
+is in, and begins anew with its first batch.  Until a broker has stored one batch of the lane on
+this connection only one is on the wire: a broker that does not know the lane accepts any sequence
+as the start, and must not see the second batch after it refused the first.
+
+A broker that answers OUT_OF_SEQUENCE to a lane's first batch has lost batches it had stored (its
+data were restored from an older copy).  The lane then gets a new epoch and numbers its batches
+from 0; what the broker lost stays lost, and nothing is stored twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from duemq_server.timer_service.timers.log_entries import LaneId
+
+WIRE_MAX = 4  # batches of a lane on the wire
+UNACKED_MAX = 8  # batches of a lane that are dispatched and not answered
+NO_TARGET = -1
+RETRY_MS_MIN = 20
+RETRY_MS_MAX = 5_000
+
+
+class Outcome(enum.Enum):
+    """What a broker said of a batch."""
+
+    STORED = enum.auto()
+    OUT_OF_SEQUENCE = enum.auto()
+    REFUSED = enum.auto()
+    """The broker cannot store anything now."""
+    REJECTED = enum.auto()
+    """It cannot store this: its topic is gone, say."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Batch:
+    """Dispatched timers: bytes to send, and what to remember until they are stored."""
+
+    lane: Lane
+    sequence: int
+    position: int  # of its DISPATCH entry
+    end: int  # of that entry
+    records: bytes
+    sizes: bytes
+    tag_hashes: bytes
+    key_hashes: bytes
+    due_ms: npt.NDArray[np.int64]
+    durable: bool = False
+    target: int = NO_TARGET  # that it was cut from, in this process
+    past_due: npt.NDArray[np.bool_] | None = None
+    """Which timers were due when they were accepted; not known after a restart."""
+    ready_ms: int = 0
+    """When the last of its timers is due: it is not sent before."""
+
+    def __post_init__(self) -> None:
+        self.ready_ms = self.last_due_ms
+
+    @property
+    def last_due_ms(self) -> int:
+        """When the last of its timers is due: no broker stores it before."""
+        return int(self.due_ms.max()) if len(self.due_ms) else 0
+
+    @property
+    def count(self) -> int:
+        """Timers in the batch."""
+        return len(self.due_ms)
+
+
+class Lane:
+    """One lane's batches, oldest first."""
+
+    def __init__(self, lane_id: LaneId, epoch: int = 0, next_sequence: int = 0) -> None:
+        self.id = lane_id
+        self.epoch = epoch
+        self.next_sequence = next_sequence
+        self.unacked: deque[Batch] = deque()
+        self.unacked_bytes = 0
+        self.failures = 0  # in a row
+        self.retry_at_ms = 0
+        self.rejected = False
+        self.reason = ""  # of the last refusal
+        self._wire: list[Batch] = []
+        self._proven = False
+        self._failed = False
+        self._forgotten = False
+
+    def push(self, batch: Batch) -> None:
+        """Adds a batch that was built; its sequence is `next_sequence`."""
+        self.unacked.append(batch)
+        self.unacked_bytes += len(batch.records)
+        self.next_sequence = batch.sequence + 1
+
+    def full(self) -> bool:
+        """Whether no further batch should be built."""
+        return len(self.unacked) >= UNACKED_MAX
+
+    def next_to_send(self, now_ms: int) -> Batch | None:
+        """The batch to put on the wire now, or None."""
+        batch = self._next()
+        if batch is None or now_ms < max(self.retry_at_ms, batch.ready_ms):
+            return None
+        return batch
+
+    def held_until_ms(self) -> int:
+        """When the next batch may go on the wire; 0: none, or not before an answer came."""
+        batch = self._next()
+        return 0 if batch is None else max(self.retry_at_ms, batch.ready_ms)
+
+    def _next(self) -> Batch | None:
+        sent = len(self._wire)
+        if self._failed or sent >= (WIRE_MAX if self._proven else 1) or sent >= len(self.unacked):
+            return None
+        batch = self.unacked[sent]
+        return batch if batch.durable else None
+
+    def release_held(self, now_ms: int) -> None:
+        """Keeps no batch back for longer than until `now_ms`."""
+        for batch in self.unacked:
+            batch.ready_ms = min(batch.ready_ms, now_ms)
+
+    def sent(self, batch: Batch) -> None:
+        """The batch is on the wire."""
+        self._wire.append(batch)
+
+    def answered(self, batch: Batch, outcome: Outcome, now_ms: int, jitter: float) -> bool:
+        """Takes an answer in; True if the batch is stored.  `jitter` is 0 to 1."""
+        if batch not in self._wire:
+            return False  # of a connection that was given up
+        first = self.unacked[0] is batch
+        self._wire.remove(batch)
+        if outcome is Outcome.STORED:
+            self.unacked.remove(batch)
+            self.unacked_bytes -= len(batch.records)
+            self.failures = 0
+            self.rejected = False
+            self.reason = ""
+            self._proven = True
+        elif not self._failed:
+            self._failed = True
+            self.rejected = outcome is Outcome.REJECTED
+            self._forgotten = first and outcome is Outcome.OUT_OF_SEQUENCE
+            self.retry_at_ms = now_ms + self._backoff_ms(jitter)
+            self.failures += 1
+        if not self._wire:
+            self._failed = False
+            if self.failures:
+                self._proven = False
+        return outcome is Outcome.STORED
+
+    def must_restart(self) -> bool:
+        """Whether the broker has forgotten the lane's sequence: see `restart`."""
+        return self._forgotten and not self._wire
+
+    def restart(self, epoch: int) -> None:
+        """Begins a new epoch; batches that are not stored keep their order."""
+        self._forgotten = False
+        self.epoch = epoch
+        for sequence, batch in enumerate(self.unacked):
+            batch.sequence = sequence
+        self.next_sequence = len(self.unacked)
+
+    def disconnected(self) -> None:
+        """Nothing that is on the wire will be answered."""
+        self._wire.clear()
+        self._proven = False
+        self._failed = False
+        self._forgotten = False
+        self.retry_at_ms = 0
+
+    def _backoff_ms(self, jitter: float) -> int:
+        longest = min(RETRY_MS_MAX, RETRY_MS_MIN << min(self.failures, 16))
+        return int(longest * (0.5 + jitter / 2))

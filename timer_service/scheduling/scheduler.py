@@ -1,0 +1,546 @@
+"""The core of a timer shard: which timers it holds, where they lie, and what happens to them.
+
+Owned and mutated by one thread (the event loop).  No clock, no network, no waiting: it takes
+`now_ms` and events, appends to the timer log, and says what to do next.  Disk work that takes long
+comes out as jobs (housekeeping.py) to be run in a thread.
+
+    frames fetched ──► ADD ──► due soon? ── yes ──► near table, wheel ──► due ──► DISPATCH ──► lane
+                                   │                     ▲                                      │
+                                   no                    │ load, as the near window moves       ▼
+                                   └► memtable ─ flush ► blocks                        broker, ACK
+
+Invariants:
+ - The log is the truth; memory is a function of checkpoint and log, see recovery.py.
+ - A batch is sent only after its DISPATCH entry is durable; since the ADD entry lies before it in
+   the same log, no timer is fired that a crash could bring back.
+ - accepted = pending + fired + cancelled, where `pending` is what the structures really hold:
+   near + memtable (and the one being flushed) + blocks, less cancelled timers not yet met there.
+ - A timer is in exactly one of these places, and something will fire it from there: `check`.  It
+   goes back on the picture only when memory is short (evicted, parked) or the clock went back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from duemq.errors import InvariantError, OffsetOutOfRange
+from duemq_server.storage import record
+from duemq_server.storage.disk import Buffer
+from duemq_server.timer_service.far.far_segments import Flush, Load, Segments
+from duemq_server.timer_service.far.memtable import Memtable, Piece
+from duemq_server.timer_service.far.numbering import Numbering, Source
+from duemq_server.timer_service.far.tombstones import Tombstones
+from duemq_server.timer_service.scheduling.dispatch import (
+    BATCH_BYTES_MAX,
+    BATCH_ROWS_MAX,
+    NEVER,
+    Dispatcher,
+)
+from duemq_server.timer_service.scheduling.fire_lane import Batch, Lane, Outcome
+from duemq_server.timer_service.scheduling.fire_memory import FireMemory
+from duemq_server.timer_service.timers import intake, log_entries
+from duemq_server.timer_service.timers.fired_records import fired
+from duemq_server.timer_service.timers.keys import KeyList
+from duemq_server.timer_service.timers.limits import Limits
+from duemq_server.timer_service.timers.log_entries import Dispatched, Restarted, SourceId, TargetId
+from duemq_server.timer_service.timers.near import BLOB_BYTES, Near
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate
+from duemq_server.timer_service.timers.wheel import SPAN_MS, Ids
+
+_log = logging.getLogger(__name__)
+
+PARK_ROWS_MAX = 16_384  # due timers moved to disk at once, while their target is away
+ACKS_MAX = 512  # acknowledgements held back for the next entry of the log
+SPARSE = 4  # less than one in so many bytes needed: copy those, let go of the rest
+
+
+class Log(Protocol):
+    """What the scheduler needs of a duemq_server.storage.log.SegmentedLog."""
+
+    def append(self, kind: int, parts: Sequence[Buffer]) -> tuple[int, int]: ...  # noqa: D102
+    @property
+    def end_position(self) -> int: ...  # noqa: D102
+
+
+class Ingested(NamedTuple):
+    """Timers taken over, and when the first of them is due."""
+
+    timers: int
+    first_due_ms: int = NEVER
+
+
+@dataclasses.dataclass(slots=True)
+class Ledger:
+    """accepted = pending + fired + cancelled + lost."""
+
+    accepted: int = 0
+    fired: int = 0
+    cancelled: int = 0
+    in_flight: int = 0  # fired and not yet answered by a broker
+    lost: int = 0  # damaged on the disk, and set aside by an operator
+
+    @property
+    def pending(self) -> int:
+        """Accepted, and neither fired nor cancelled nor lost."""
+        return self.accepted - self.fired - self.cancelled - self.lost
+
+
+class Scheduler:
+    """A shard's timers.  See the module for the picture."""
+
+    def __init__(self, log: Log, segments: Segments, limits: Limits, now_ms: int) -> None:
+        if not 0 < limits.near_window_ms < SPAN_MS:
+            raise InvariantError(f"near_window_ms {limits.near_window_ms} is not below {SPAN_MS}")
+        self.log = log
+        self.limits = limits
+        self.near = Near(now_ms, limits.near_rows_max, limits.near_bytes_max)
+        self.memtable = Memtable()
+        self.flushing: list[Piece] = []
+        self.frozen = KeyList()  # of `flushing`
+        self.segments = segments
+        self.dispatcher = Dispatcher()
+        self.tombstones = Tombstones(limits.tombstone_keep_ms)
+        self.fires = FireMemory()
+        self.ledger = Ledger()
+        self.numbers = Numbering()
+        self._undurable: deque[tuple[int, Batch]] = deque()
+        self._arrivals: deque[tuple[int, Source, int]] = deque()
+        self._acks: list[int] = []
+        self._random = random.Random(0)  # jitter only
+        self._ticked_ms = now_ms  # time of the last tick
+
+    # -- timers come ------------------------------------------------------
+
+    def ingest(
+        self,
+        source_id: SourceId,
+        broker: str,
+        data: bytes,
+        now_ms: int,
+        fetched_from: int | None = None,
+    ) -> Ingested:
+        """Takes fetched frames over; answers what was new.
+
+        What was taken over before is ignored.  `fetched_from`: the offset that the broker was
+        asked from; what is not there from it on is lost.  Raises Corrupt, OffsetOutOfRange if
+        frames are missing in between, and LogFull or DiskFull (then nothing happened).
+        """
+        fetched = list(intake.frames_in(data))
+        source = self.numbers.source(source_id)
+        if source is not None:
+            fetched = [each for each in fetched if each.frame.end_offset > source.next_offset]
+        if not fetched:
+            return Ingested(0)
+        begin = expected = fetched[0].frame.base_offset
+        if source is not None and source.next_offset != fetched_from:
+            expected = source.next_offset
+        for each in fetched:
+            if each.frame.base_offset != expected:
+                raise OffsetOutOfRange(
+                    f"{broker}, queue {source_id.queue_id}: offset {each.frame.base_offset} came"
+                    f" where {expected} was expected",
+                    field="offset",
+                    value=each.frame.base_offset,
+                    limit=expected,
+                )
+            expected = each.frame.end_offset
+        start = fetched[0].start
+        new = memoryview(data)[start:] if start else data
+        parts = log_entries.encode_add(source_id, broker, new)
+        position, end = self.log.append(log_entries.ADD, parts)
+        if source is not None and source.next_offset < begin:
+            _log.error(
+                "%s, queue %d: the broker has lost the timers at offsets %d to %d",
+                broker,
+                source_id.queue_id,
+                source.next_offset,
+                begin - 1,
+            )
+        home = position + record.HEADER_BYTES + len(parts[0])
+        if start:
+            fetched = list(intake.frames_in(new))
+        ingested = self.apply_add(source_id, broker, fetched, bytes(new), home, now_ms)
+        number = self.numbers.number_source(source_id, broker, expected)  # known by now
+        self._arrivals.append((end, self.numbers.sources[number], expected))
+        return ingested
+
+    def apply_add(
+        self,
+        source_id: SourceId,
+        broker: str,
+        fetched: Sequence[intake.FetchedFrame],
+        data: bytes,
+        home: int,
+        now_ms: int,
+    ) -> Ingested:
+        """Timers of an ADD entry, whose frames lie at `home` of the log, come into memory."""
+        numbers = self.numbers
+        source = numbers.number_source(source_id, broker, fetched[0].frame.base_offset)
+        targets = [
+            numbers.number_target(TargetId(broker, each.target_topic, each.target_queue_id))
+            for each, _, _ in fetched
+        ]
+        rows = intake.rows_of(fetched, source, targets)
+        numbers.sources[source].broker = broker
+        numbers.sources[source].next_offset = fetched[-1].frame.end_offset
+        self.ledger.accepted += len(rows)
+        accepted_ms = fetched[-1].frame.store_ms
+        self.admit(rows, Blob(data, Home("", home), accepted_ms=accepted_ms), now_ms)
+        return Ingested(len(rows), int(rows.due_ms.min()))
+
+    def admit(self, rows: Rows, blob: Blob, now_ms: int, *, force: bool = False) -> None:
+        """Puts timers where they belong: near if due soon and if there is room, or far.
+
+        `force`: near even if there is no room.
+        """
+        near = rows.due_ms < self.horizon_ms(now_ms)
+        if not force and not self.near.has_room(len(rows), min(len(blob.data), _body_bytes(rows))):
+            near[:] = False
+        if near.all():
+            self._add_near(rows, blob)
+        elif not near.any():
+            self.memtable.add(rows, blob)
+        else:
+            self._add_near(rows.take(near), blob)
+            self.memtable.add(rows.take(~near), blob)
+
+    def horizon_ms(self, now_ms: int) -> int:
+        """Timers due before this are kept in memory; it comes closer as memory fills."""
+        self.near.wheel.catch_up(now_ms)
+        fill = max(
+            len(self.near) / self.limits.near_rows_max, self.near.bytes / self.limits.near_bytes_max
+        )
+        share = min(1.0, max(0.05, 2 * (1 - fill)))
+        return min(now_ms + int(self.limits.near_window_ms * share), self.near.wheel.horizon_ms)
+
+    def _add_near(self, rows: Rows, blob: Blob) -> None:
+        if rows.body_bytes() * SPARSE >= len(blob.data):
+            self.near.add(rows, blob)
+            return
+        ends = rows.ends()
+        breaks = np.flatnonzero(rows.home[1:] != ends[:-1]) + 1
+        starts = [0, *breaks.tolist(), len(rows)]
+        for first, last in itertools.pairwise(starts):
+            start, end = int(rows.home[first]), int(ends[last - 1])
+            data = bytes(blob.data[start - blob.start : end - blob.start])
+            self.near.add(rows.slice(first, last), blob._replace(data=data, start=start))
+
+    # -- timers are due ---------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Fires what is due; `next_tick_ms` says when to call again.
+
+        Raises LogFull or DiskFull: then nothing was lost, and what is due waits in the dispatcher.
+        """
+        if now_ms < self._ticked_ms:
+            self._clock_went_back(now_ms)
+        self._ticked_ms = now_ms
+        due = self.near.take_due(now_ms, self.limits.tick_rows_max)
+        if len(due):
+            self._make_ready(due)
+        self.dispatcher.stirred = True  # unless all of it goes through
+        self.dispatcher.stirred = self._build_batches(now_ms)
+
+    def next_tick_ms(self) -> int:
+        """When `tick` is wanted next, as far as is known now; NEVER: not before something happens.
+
+        At or before the time of the last tick: there is more to do at once.  Whatever makes it
+        sooner calls `on_sooner`.
+        """
+        if self.dispatcher.stirred and self.dispatcher.waiting:
+            return self._ticked_ms
+        next_due_ms = self.near.wheel.next_due_ms()
+        failover_ms = self.dispatcher.next_failover_ms(self._ticked_ms)
+        return failover_ms if next_due_ms is None else min(next_due_ms, failover_ms)
+
+    def on_sooner(self, call: Callable[[int], None]) -> None:
+        """From now on `call` is told when `next_tick_ms` may have become this soon; 0: at once."""
+        self.near.wheel.on_sooner = call
+        self.dispatcher.on_stirred = lambda: call(0)
+
+    def _clock_went_back(self, now_ms: int) -> None:
+        """What was handed out and is no longer due waits again; what was dispatched goes out."""
+        self.dispatcher.release_held(now_ms)
+        for target in self.dispatcher.turns():
+            ids = self.near.live(self.dispatcher.take_all(target))
+            due = self.near.table.due_ms[ids] <= now_ms
+            self.dispatcher.put_back(target, ids[due])
+            self.near.hand_back(ids[~due])
+
+    def _make_ready(self, ids: Ids) -> None:
+        targets = self.near.table.target[ids]
+        distinct = set(targets.tolist())
+        if len(distinct) == 1:
+            self.dispatcher.add(distinct.pop(), ids)
+            return
+        for target in distinct:
+            self.dispatcher.add(target, ids[targets == target])
+
+    def _build_batches(self, now_ms: int) -> bool:
+        """Cuts batches from the targets in turn; True if there may be more."""
+        built = 0
+        progress = True
+        while progress:
+            progress = False
+            for target in self.dispatcher.turns():
+                if built >= self.limits.tick_batches_max:
+                    return True
+                if self._build_batch(target, now_ms):
+                    built += 1
+                    progress = True
+        return False
+
+    def _build_batch(self, target: int, now_ms: int) -> bool:
+        if self.dispatcher.should_gather(target):
+            return False
+        lane = self.dispatcher.choose(self.numbers.targets[target], now_ms)
+        if lane is None:
+            return False
+        self._flush_acks()  # may raise: nothing is taken yet
+        ids = self.near.live(self.dispatcher.take(target, BATCH_ROWS_MAX))
+        if not len(ids):
+            return True
+        rows = self.near.rows(ids)
+        if rows.body_bytes() > BATCH_BYTES_MAX:
+            ends = np.cumsum(rows.size, dtype=np.int64)
+            fits = max(1, int(np.searchsorted(ends, BATCH_BYTES_MAX, side="right")))
+            self.dispatcher.put_back(target, ids[fits:])
+            ids, rows = ids[:fits], rows.slice(0, fits)
+        numbers = sorted(set(rows.source.tolist()))
+        index = np.searchsorted(np.array(numbers, dtype=np.uint32), rows.source)
+        dispatched = Dispatched(
+            lane.id,
+            lane.epoch,
+            lane.next_sequence,
+            [self.numbers.sources[number].id for number in numbers],
+            rows.offset,
+            index.astype(np.uint16),
+        )
+        try:
+            position, end = self.log.append(
+                log_entries.DISPATCH, [log_entries.encode_dispatch(dispatched)]
+            )
+        except BaseException:
+            self.dispatcher.put_back(target, ids)
+            raise
+        blobs = [self.near.blobs[number] for number in self.near.blobs_of(ids).tolist()]
+        batch = make_batch(rows, blobs, lane, lane.next_sequence, position, end)
+        batch.target = target
+        batch.past_due = self.near.past_due(ids, rows.due_ms)
+        self.near.remove(ids)
+        self.fires.note(rows, now_ms)
+        self.dispatcher.push(batch)
+        self._undurable.append((end, batch))
+        self.ledger.fired += batch.count
+        self.ledger.in_flight += batch.count
+        return True
+
+    # -- events -----------------------------------------------------------
+
+    def durable(self, position: int) -> set[str]:
+        """The log is durable up to `position`; answers brokers with something new to send."""
+        while self._arrivals and self._arrivals[0][0] <= position:
+            _, source, offset = self._arrivals.popleft()
+            source.durable_offset = offset
+        brokers: set[str] = set()
+        while self._undurable and self._undurable[0][0] <= position:
+            _, batch = self._undurable.popleft()
+            batch.durable = True
+            brokers.add(batch.lane.id.broker)
+        return brokers
+
+    def answered(self, batch: Batch, outcome: Outcome, now_ms: int) -> bool:
+        """A broker answered a batch; True if it is stored."""
+        lane = batch.lane
+        stored = lane.answered(batch, outcome, now_ms, self._random.random())
+        if stored:
+            self.dispatcher.stored(batch)
+            self.ledger.in_flight -= batch.count
+            self._acks.append(batch.position)
+            if len(self._acks) >= ACKS_MAX:
+                self._flush_acks()
+        if lane.must_restart():
+            self._flush_acks()
+            restarted = Restarted(lane.id, lane.epoch + 1)
+            _, end = self.log.append(log_entries.EPOCH, [log_entries.encode_epoch(restarted)])
+            lane.restart(restarted.epoch)
+            for each in lane.unacked:
+                each.durable = False
+                self._undurable.append((end, each))
+        return stored
+
+    def flush_acks(self) -> None:
+        """Writes held back acknowledgements to the log.  Raises LogFull, DiskFull."""
+        self._flush_acks()
+
+    def _flush_acks(self) -> None:
+        if self._acks:
+            self.log.append(log_entries.ACK, [log_entries.encode_ack(self._acks)])
+            self._acks = []
+
+    # -- between memory and disk (see housekeeping.py) ----------------------------
+
+    def pull_near(self, now_ms: int) -> None:
+        """Moves timers of the memtable that became near."""
+        horizon = self.horizon_ms(now_ms)
+        if self.memtable.min_due_ms is None or self.memtable.min_due_ms >= horizon:
+            return
+        for rows, blob in self._live_pieces(self.memtable.take_before(horizon)):
+            self.admit(rows, blob, now_ms)
+
+    def drop_cancelled(self, rows: Rows) -> Rows:
+        """Rows without those that were cancelled while they lay far."""
+        cancelled = self.tombstones.meet(rows)
+        return rows if cancelled is None else rows.take(~cancelled)
+
+    def _live_pieces(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces without cancelled timers; the same list if there are none."""
+        if not self.tombstones.unmet or not pieces:
+            return pieces
+        cancelled = self.tombstones.meet(concatenate([rows for rows, _ in pieces]))
+        if cancelled is None:
+            return pieces
+        live, end = [], 0
+        for rows, blob in pieces:
+            start, end = end, end + len(rows)
+            gone = cancelled[start:end]
+            if gone.any():
+                rows = rows.take(~gone)
+            if len(rows):
+                live.append((rows, blob))
+        return live
+
+    def memtable_full(self) -> bool:
+        """Whether the memtable must be flushed."""
+        limits = self.limits
+        rows, size = limits.memtable_rows_max, limits.memtable_bytes_max
+        return self.memtable.rows >= rows or self.memtable.bytes >= size
+
+    def evict(self, due_ms: int) -> None:
+        """Moves near timers that are due at or after `due_ms` back to the memtable."""
+        for rows, blob in self.near.evict(due_ms):
+            self.memtable.add(rows, blob)
+
+    def begin_flush(self, now_ms: int) -> Flush:
+        """Freezes the memtable into a job."""
+        if self.flushing:
+            raise InvariantError("a flush is running")
+        memtable, self.memtable = self.memtable, Memtable()
+        self.flushing, self.frozen = self._live_pieces(memtable.pieces), memtable.keys
+        if self.flushing is not memtable.pieces:
+            self.frozen = KeyList.of(rows for rows, _ in self.flushing)
+        return self.segments.flush(self.flushing, self.numbers.tables(), now_ms)
+
+    def stuck(self, now_ms: int) -> int | None:
+        """The target with the most due timers of those that cannot be sent to now."""
+        waiting = {
+            target: self.dispatcher.waiting_for(target)
+            for target in self.dispatcher.turns()
+            if self.dispatcher.choose(self.numbers.targets[target], now_ms) is None
+        }
+        return max(waiting, key=lambda target: waiting[target], default=None)
+
+    def begin_park(self, target: int, now_ms: int) -> Flush | None:
+        """Takes due timers of a target out of memory, into a job."""
+        if self.flushing:
+            raise InvariantError("a flush is running")
+        ids = self.near.live(self.dispatcher.take(target, PARK_ROWS_MAX))
+        self.flushing = self.near.detach(ids)
+        self.frozen = KeyList.of(rows for rows, _ in self.flushing)
+        if not self.flushing:
+            return None
+        name = self.numbers.targets[target]
+        return self.segments.flush(self.flushing, self.numbers.tables(), now_ms, name)
+
+    def can_unpark(self, target: TargetId, now_ms: int) -> bool:
+        """Whether parked timers of a target could be sent now."""
+        waiting = self.dispatcher.waiting_for(self.numbers.number_target(target))
+        return (
+            waiting < self.limits.tick_rows_max
+            and self.dispatcher.choose(target, now_ms) is not None
+        )
+
+    def end_flush(self, flush: Flush) -> None:
+        """The frozen memtable is in blocks."""
+        self.segments.flushed(flush)
+        self.flushing, self.frozen = [], KeyList()
+
+    def end_load(self, load: Load, now_ms: int, *, force: bool = False) -> None:
+        """What was loaded becomes near."""
+        self.segments.loaded(load)
+        for piece in load.pieces:
+            rows = self.numbers.translate(piece.rows, piece.sources, piece.targets)
+            rows = self.drop_cancelled(rows)
+            if len(rows):
+                self.admit(rows, piece.blob, now_ms, force=force)
+
+    # -- figures ----------------------------------------------------------
+
+    def held(self) -> int:
+        """Timers counted where they lie; equal to the ledger's `pending`."""
+        flushing = sum(len(rows) for rows, _ in self.flushing)
+        far = self.memtable.rows + flushing + self.segments.pending
+        return self.near.pending + far - self.tombstones.unmet
+
+    def check(self) -> None:
+        """Raises InvariantError unless every pending timer lies where something will fire it."""
+        if self.held() != self.ledger.pending:
+            raise InvariantError(f"{self.held()} timers are held, the ledger says {self.ledger}")
+        self.near.check(self.dispatcher.waiting)
+
+    def overdue(self, now_ms: int) -> int:
+        """Timers that are due and not dispatched, wherever they lie.
+
+        Of a block of which only a part is due, one is counted.
+        """
+        rows = self.near.table.take(self.near.pending_ids())
+        parts = [rows, *(rows for rows, _ in [*self.memtable.pieces, *self.flushing])]
+        in_memory = sum(int((rows.due_ms <= now_ms).sum()) for rows in parts)
+        return in_memory + self.segments.overdue(now_ms)
+
+    def next_due_ms(self) -> int | None:
+        """Due time of the first pending timer, cancelled ones included; None: none pending."""
+        dues = [
+            self.near.wheel.next_due_ms(),
+            self.memtable.min_due_ms,
+            self.segments.next_due_ms(),
+        ]
+        return min((due for due in dues if due is not None), default=None)
+
+
+def _body_bytes(rows: Rows) -> int:
+    """What sparse timers cost: each its body and a blob of its own, at most."""
+    return SPARSE * rows.body_bytes() + BLOB_BYTES * len(rows)
+
+
+def make_batch(
+    rows: Rows, blobs: Sequence[Blob | None], lane: Lane, sequence: int, position: int, end: int
+) -> Batch:
+    """A batch out of rows and the blobs that their bodies lie in."""
+    slices = (
+        (blob.data, home - blob.start, size, due_ms)
+        for blob, home, size, due_ms in zip(
+            blobs, rows.home.tolist(), rows.size.tolist(), rows.due_ms.tolist(), strict=True
+        )
+        if blob is not None
+    )
+    pieces, sizes = fired(slices)
+    return Batch(
+        lane,
+        sequence,
+        position,
+        end,
+        b"".join(pieces),
+        sizes.tobytes(),
+        rows.tag_hash.tobytes(),
+        rows.key_hash.tobytes(),
+        rows.due_ms,
+    )

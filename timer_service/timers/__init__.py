@@ -1,0 +1,1 @@
+"""Timers and their rows, the near wheel, entries of the timer log.  Pure."""

@@ -1,0 +1,158 @@
+"""Where timers are that lie in memory, by identity (rows.key_of).
+
+Owned by: Near, Memtable.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from duemq_server.timer_service.timers.rows import Rows, key_of, keys_of
+from duemq_server.timer_service.timers.wheel import Ids
+
+Keys = npt.NDArray[np.uint64]
+NOWHERE = -1
+
+_PROBES = 24  # slots that a row may lie in; at most half are taken in all
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FEW = 8  # up to this many rows a plain loop beats NumPy's fixed cost
+_MASK64 = (1 << 64) - 1
+
+
+class RowTable:
+    """Row numbers by key: a hash table of row numbers, whose keys lie in the rows themselves.
+
+    A row lies in one of the `_PROBES` slots behind the one that its key names, or, rarely, beside
+    the table.  A lookup looks at all of them, so that taking a row out is emptying its slot.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """For rows with numbers below `capacity`."""
+        bits = max(6, (2 * capacity - 1).bit_length())
+        self._shift = 64 - bits
+        self._slots = np.full((1 << bits) + _PROBES, NOWHERE, dtype=np.int32)
+        self._slot_of = np.full(capacity, NOWHERE, dtype=np.int32)
+        self._beside: dict[int, int] = {}  # key -> row
+        self._key_beside: dict[int, int] = {}  # row -> key
+
+    def add(self, ids: Ids, keys: Keys) -> None:
+        """Rows come in; their numbers were not in use."""
+        if len(ids) <= _FEW:
+            slots, slot_of = self._slots.data, self._slot_of.data
+            for row, key in zip(ids.tolist(), keys.tolist(), strict=True):
+                home = (key * int(_GOLDEN) & _MASK64) >> self._shift
+                for at in range(home, home + _PROBES):
+                    if slots[at] < 0:
+                        slots[at] = row
+                        slot_of[row] = at
+                        break
+                else:
+                    self._put_beside(row, key)
+            return
+        home = self._homes(keys)
+        left = np.arange(len(ids))
+        for probe in range(_PROBES):
+            wanted = home[left] + probe
+            free = self._slots[wanted] == NOWHERE
+            tried, wanted = left[free], wanted[free]
+            self._slots[wanted] = ids[tried]  # of those that want the same slot the last one has it
+            won = self._slots[wanted] == ids[tried]
+            self._slot_of[ids[tried[won]]] = wanted[won]
+            left = np.concatenate((left[~free], tried[~won]))
+            if not len(left):
+                return
+        for row, key in zip(ids[left].tolist(), keys[left].tolist(), strict=True):
+            self._put_beside(row, key)
+
+    def remove(self, ids: Ids) -> None:
+        """Rows go."""
+        slots = self._slot_of[ids]
+        self._slots[slots[slots >= 0]] = NOWHERE
+        self._slot_of[ids] = NOWHERE
+        if self._key_beside:
+            for row in ids[slots < 0].tolist():
+                del self._beside[self._key_beside.pop(row)]
+
+    def find(self, keys: Keys, rows: Rows) -> Ids:
+        """The row of each key, or NOWHERE.  `rows` are all rows, by number."""
+        if len(keys) <= _FEW:
+            return np.array([self._find_one(int(key), rows) for key in keys], dtype=np.int32)
+        slots = self._homes(keys)[:, None] + np.arange(_PROBES)
+        candidates = self._slots[slots]
+        own = keys_of(rows.source[candidates], rows.offset[candidates])
+        hits = (candidates != NOWHERE) & (own == keys[:, None])
+        found = np.where(hits, candidates, NOWHERE).max(axis=1).astype(np.int32)
+        if self._beside:
+            for at in np.flatnonzero(found == NOWHERE).tolist():
+                found[at] = self._beside.get(int(keys[at]), NOWHERE)
+        return found
+
+    def _find_one(self, key: int, rows: Rows) -> int:
+        home = (key * int(_GOLDEN) & _MASK64) >> self._shift
+        for row in self._slots[home : home + _PROBES].tolist():
+            if row != NOWHERE and key_of(int(rows.source[row]), int(rows.offset[row])) == key:
+                return int(row)
+        return self._beside.get(key, NOWHERE)
+
+    def _homes(self, keys: Keys) -> npt.NDArray[np.int64]:
+        return ((keys * _GOLDEN) >> np.uint64(self._shift)).astype(np.int64)
+
+    def _put_beside(self, row: int, key: int) -> None:
+        self._beside[key] = row
+        self._key_beside[row] = key
+
+
+class KeyList:
+    """Keys and due times of far timers that are not yet in a block; some tens of thousands."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._keys: Keys = np.empty(0, dtype=np.uint64)
+        self._due_ms = np.empty(0, dtype=np.int64)
+
+    @classmethod
+    def of(cls, parts: Iterable[Rows]) -> KeyList:
+        """All of several batches."""
+        made, listed = cls(), list(parts)
+        if listed:
+            made._keys = np.concatenate([keys_of(rows.source, rows.offset) for rows in listed])
+            made._due_ms = np.concatenate([rows.due_ms for rows in listed])
+            made._count = len(made._keys)
+        return made
+
+    def add(self, rows: Rows) -> None:
+        """Further timers."""
+        end = self._count + len(rows)
+        if end > len(self._keys):
+            self._keys = _grown(self._keys, 2 * end)
+            self._due_ms = _grown(self._due_ms, 2 * end)
+        self._keys[self._count : end] = keys_of(rows.source, rows.offset)
+        self._due_ms[self._count : end] = rows.due_ms
+        self._count = end
+
+    def find(self, keys: Keys) -> npt.NDArray[np.int64]:
+        """The due time of each of these, ascending and each once, or NOWHERE."""
+        found = np.full(len(keys), NOWHERE, dtype=np.int64)
+        if not len(keys) or not self._count:
+            return found
+        own = self._keys[: self._count]
+        if len(keys) <= _FEW:
+            for number, key in enumerate(keys):
+                hits = np.flatnonzero(own == key)
+                if len(hits):
+                    found[number] = self._due_ms[hits[0]]
+            return found
+        at = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
+        hits = np.flatnonzero(keys[at] == own)
+        found[at[hits]] = self._due_ms[hits]
+        return found
+
+
+def _grown(column: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
+    grown = np.empty(capacity, dtype=column.dtype)
+    grown[: len(column)] = column
+    return grown

@@ -1,0 +1,88 @@
+"""How long a message was under way: start of its send span to start of its first process span.
+
+Messages with a due time are left out: their waiting is wanted; see `lateness`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from duemq_analytics.answers.buckets import MINUTE_S, bucketed
+from duemq_analytics.answers.percentiles import approximate, named
+
+_NS_PER_MS = 1_000_000
+
+
+def journeys(spans: DataFrame) -> DataFrame:
+    """One row a message and group that processed it.
+
+    message_id, topic, consumer_group · sent_ts, sent_ns, due_ms, first_ns (first call of the
+    callback), processed_ms (its longest call), calls, deliveries, failed (whether a call failed).
+
+    One pass over the spans: grouped by message first, then by group within the message, which
+    needs no second exchange and no join.  `deliveries` above 1: the message came again.
+    """
+    sent = F.col("operation") == "send"
+    called = F.struct(
+        "consumer_group",
+        "start_ns",
+        "duration_ns",
+        F.col("attempt").alias("attempt"),
+        (F.col("status") == "ERROR").alias("failed"),
+    )
+    messages = (
+        spans.where(F.col("message_id").isNotNull() & F.col("operation").isin("send", "process"))
+        .groupBy("message_id", "topic")
+        .agg(
+            F.min(F.when(sent, F.col("start_ts"))).alias("sent_ts"),
+            F.min(F.when(sent, F.col("start_ns"))).alias("sent_ns"),
+            F.max("due_ms").alias("due_ms"),
+            F.collect_list(F.when(~sent, called)).alias("calls"),
+        )
+    )
+    return (
+        messages.where(F.col("sent_ns").isNotNull())
+        .select(
+            "message_id", "topic", "sent_ts", "sent_ns", "due_ms", F.explode("calls").alias("call")
+        )
+        .groupBy("message_id", "topic", F.col("call.consumer_group").alias("consumer_group"))
+        .agg(
+            F.min("sent_ts").alias("sent_ts"),
+            F.min("sent_ns").alias("sent_ns"),
+            F.max("due_ms").alias("due_ms"),
+            F.min("call.start_ns").alias("first_ns"),
+            (F.max("call.duration_ns") / _NS_PER_MS).alias("processed_ms"),
+            F.count(F.lit(1)).alias("calls"),
+            F.sum((F.col("call.attempt") == 0).cast("bigint")).alias("deliveries"),
+            F.max("call.failed").alias("failed"),
+        )
+    )
+
+
+def end_to_end(journeys: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> DataFrame:
+    """Aggregates journeys of messages without a due time, by the time of their sending.
+
+    bucket_s, bucket_ts, topic, consumer_group · messages, repeated (delivered more than once) ·
+    p50_ms, p95_ms, p99_ms, max_ms, curve.
+    """
+    return (
+        journeys.where(F.col("due_ms").isNull())
+        .select(
+            bucketed(F.col("sent_ts"), lengths_s),
+            "topic",
+            "consumer_group",
+            ((F.col("first_ns") - F.col("sent_ns")) / _NS_PER_MS).alias("ms"),
+            (F.col("deliveries") > 1).cast("bigint").alias("repeated"),
+        )
+        .groupBy("bucket_s", "bucket_ts", "topic", "consumer_group")
+        .agg(
+            F.count(F.lit(1)).alias("messages"),
+            F.sum("repeated").alias("repeated"),
+            approximate(F.col("ms")),
+            F.max("ms").alias("max_ms"),
+        )
+        .transform(named)
+    )

@@ -1,0 +1,1 @@
+"""Topics and spans as Spark data sources."""

@@ -1,0 +1,232 @@
+"""Reads ranges of queues over plain unary calls, without a consumer group.
+
+Synchronous gRPC: it runs in Spark's Python workers, which are forked and short-lived.  Made
+inside the worker that uses it: channels do not survive a fork or a pickle.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
+
+import grpc
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from duemq.errors import (
+    Corrupt,
+    DuemqError,
+    MissingBroker,
+    OffsetOutOfRange,
+    TopicNotFound,
+    Unavailable,
+)
+from duemq.protocol.route import BrokerQueues, RouteCache
+from duemq.transport import channel, status
+from duemq.transport.cluster_client import story_of
+from duemq.transport.route_views import Views
+from duemq.transport.route_watcher import FIRST_UPDATE_TIMEOUT_S, update_of
+from duemq.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    broker_pb2,
+    broker_pb2_grpc,
+    message_pb2,
+    nameserver_pb2,
+    nameserver_pb2_grpc,
+)
+from duemq_analytics.options import Options
+from duemq_analytics.source.plan import QueueBounds, QueueRange, require_whole
+
+CALL_TIMEOUT_S = 15.0
+"""For one call; the pull's own wait included."""
+
+PULL_BYTES = 4 * 1024 * 1024
+PULL_WAIT_MS = 1_000
+"""Data that exists is answered at once; this only bounds a broker that thinks otherwise."""
+
+EMPTY_PULLS_MAX = 5
+RETRY_WAIT_S_MAX = 2.0
+
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Records of one queue with consecutive offsets and one store time."""
+
+    offset: int
+    store_ms: int
+    records: list[message_pb2.Record]
+
+
+class QueueClient:
+    """A connection to the cluster for reading; a context manager."""
+
+    def __init__(self, nameservers: tuple[str, ...], timeout_s: float) -> None:
+        self._nameservers = nameservers
+        self._timeout_s = timeout_s
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def __enter__(self) -> QueueClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for opened in self._channels.values():
+            opened.close()
+        self._channels.clear()
+
+    def queues(self, options: Options) -> list[QueueBounds]:
+        """The topic's queues on all brokers that serve it, with the offsets there now.
+
+        Raises TopicNotFound, PartialAnswer when a broker is lost (see `plan.require_whole`), or
+        Unavailable when no server answered in time.
+        """
+        topic = options.topic
+        routes = self._retried(partial(self._routes, topic))
+        lost = tuple(MissingBroker(x.broker.name, story_of(x)) for x in routes.lost_brokers)
+        require_whole(lost, options)
+        route = routes.route(topic)
+        if route is None:
+            raise TopicNotFound(
+                f"topic {topic!r} does not exist: no broker serves it", field="topic", value=topic
+            )
+        return [bounds for served in route.brokers for bounds in self._bounds(topic, served)]
+
+    def read(
+        self, topic: str, wanted: QueueRange, *, fail_on_data_loss: bool = True
+    ) -> Iterator[Run]:
+        """All records of the range, in order.
+
+        Raises OffsetOutOfRange where offsets are gone; without `fail_on_data_loss` a warning names
+        those that a log has lost.  No record is silently left out.
+        """
+        offset, empty = wanted.start, 0
+        while offset < wanted.end:
+            at = offset
+            answer = self._retried(partial(self._pull, topic, wanted, at))
+            for run in runs(answer, offset, wanted.end, fail_on_data_loss=fail_on_data_loss):
+                offset = run.offset + len(run.records)
+                yield run
+            if not fail_on_data_loss:  # what is asked for may end in what is lost
+                offset = max(offset, min(answer.next_offset, wanted.end))
+            empty = 0 if offset > at else empty + 1
+            if empty >= EMPTY_PULLS_MAX:
+                raise Unavailable(
+                    f"{wanted.address}: {topic}/{wanted.queue} has offset {offset} but does "
+                    f"not answer it (asked {empty} times)",
+                    field="offset",
+                    value=offset,
+                )
+
+    def _routes(self, topic: str) -> RouteCache:
+        """The topic's route and who is lost, as all nameservers together know."""
+        views, routes = Views(), RouteCache()
+        failures: list[DuemqError] = []
+        for address in self._nameservers:
+            try:
+                pushed = _call(address, partial(self._first_push, address, topic))
+            except DuemqError as error:
+                failures.append(error)
+            else:
+                routes.apply(views.apply(address, update_of(pushed), now_ms=0))
+        if routes.version == 0:
+            raise failures[0]
+        return routes
+
+    def _first_push(self, address: str, topic: str) -> nameserver_pb2.RouteUpdate:
+        stub = nameserver_pb2_grpc.NameserverStub(self._channel(address))
+        request = nameserver_pb2.WatchRoutesRequest(topics=[topic])
+        stream = stub.WatchRoutes(request, timeout=FIRST_UPDATE_TIMEOUT_S)
+        try:
+            for pushed in stream:
+                assert isinstance(pushed, nameserver_pb2.RouteUpdate)
+                return pushed
+        finally:
+            stream.cancel()
+        raise Unavailable(f"{address}: the nameserver ended the stream")
+
+    def _bounds(self, topic: str, served: BrokerQueues) -> list[QueueBounds]:
+        address = served.address
+        stub = admin_pb2_grpc.BrokerAdminStub(self._channel(address))
+        request = admin_pb2.DescribeTopicRequest(name=topic)
+        described: admin_pb2.TopicDescription = self._retried(
+            partial(_call, address, partial(stub.DescribeTopic, request, CALL_TIMEOUT_S))
+        )
+        return [
+            QueueBounds(served.broker, address, q.queue_id, q.min_offset, q.max_offset)
+            for q in described.queues
+        ]
+
+    def _pull(self, topic: str, wanted: QueueRange, offset: int) -> broker_pb2.QueueRecords:
+        stub = broker_pb2_grpc.BrokerStub(self._channel(wanted.address))
+        request = broker_pb2.PullRequest(
+            queues=[broker_pb2.QueuePull(topic=topic, queue_id=wanted.queue, offset=offset)],
+            max_bytes=PULL_BYTES,
+            wait_ms=PULL_WAIT_MS,
+        )
+        answer: broker_pb2.PullResponse = _call(
+            wanted.address, partial(stub.Pull, request, CALL_TIMEOUT_S)
+        )
+        for queue in answer.queues:
+            if queue.HasField("error"):
+                raise status.from_proto(queue.error)
+            return queue
+        return broker_pb2.QueueRecords(next_offset=offset)
+
+    def _channel(self, address: str) -> grpc.Channel:
+        if address not in self._channels:
+            self._channels[address] = grpc.insecure_channel(address, options=channel.OPTIONS)
+        return self._channels[address]
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        retrying = Retrying(
+            retry=retry_if_exception(lambda error: getattr(error, "retryable", False)),
+            stop=stop_after_delay(self._timeout_s),
+            wait=wait_random_exponential(multiplier=0.1, max=RETRY_WAIT_S_MAX),
+            reraise=True,
+        )
+        return retrying(call)
+
+
+def runs(
+    answer: broker_pb2.QueueRecords, expected: int, end: int, *, fail_on_data_loss: bool = True
+) -> Iterator[Run]:
+    """The answer's records below `end`; raises OffsetOutOfRange if `expected` is left out."""
+    if sum(answer.run_counts) != len(answer.records.records) or not (
+        len(answer.run_offsets) == len(answer.run_counts) == len(answer.run_store_ms)
+    ):
+        raise Corrupt("an answer's runs do not add up to its records", field="run_counts")
+    records = list(answer.records.records)
+    taken = 0
+    for offset, count, store_ms in zip(
+        answer.run_offsets, answer.run_counts, answer.run_store_ms, strict=True
+    ):
+        if offset != expected:
+            gone = f"offset {expected} was asked for and {offset} came: what is between is gone"
+            if fail_on_data_loss:
+                raise OffsetOutOfRange(gone, field="offset", value=expected, limit=offset)
+            _logger.warning("%s", gone)
+        kept = min(count, end - offset)
+        if kept <= 0:
+            return
+        yield Run(offset, store_ms, records[taken : taken + kept])
+        taken += count
+        expected = offset + count
+
+
+def _call(address: str, call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except grpc.RpcError as error:
+        raise status.from_rpc_error(error, address) from error

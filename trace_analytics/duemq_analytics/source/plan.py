@@ -1,0 +1,141 @@
+"""Which offsets a read takes, and how they are cut into partitions.  Pure.
+
+A partition is a range of one queue on one broker: queues of two brokers have equal numbers.
+Which offsets exist is asked once per DataFrame, so that a DataFrame is a snapshot.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from duemq.errors import InvalidArgument, MissingBroker, OffsetOutOfRange, PartialAnswer
+from duemq_analytics.options import EARLIEST, LATEST, Options, Positions
+
+PARTITIONS_MAX = 10_000
+"""Tasks of one read; Spark's driver keeps about 1 KB for each."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QueueBounds:
+    """A queue as its broker describes it: offsets from `first` to `past` - 1 exist."""
+
+    broker: str
+    address: str
+    queue: int
+    first: int
+    past: int
+
+
+@dataclass(frozen=True)
+class QueueRange:
+    """Offsets `start` to `end` - 1 of a queue."""
+
+    broker: str
+    address: str
+    queue: int
+    start: int
+    end: int
+
+
+def require_whole(lost: Sequence[MissingBroker], options: Options) -> None:
+    """Raises PartialAnswer where a broker is lost: what it has of the topic is not there to read.
+
+    With `failOnDataLoss=false` only warns.
+    """
+    if not lost:
+        return
+    named = "; ".join(f"{each.name}: {each.error}" for each in lost)
+    message = (
+        f"topic {options.topic!r} cannot be read whole: a broker is lost that may have messages of"
+        f" it ({named})"
+    )
+    if options.fail_on_data_loss:
+        raise PartialAnswer(
+            f"{message}; wait until it is back, give it up (duemq cluster forget), or read the"
+            " others' (failOnDataLoss=false)",
+            missing=lost,
+            field="broker",
+            value=", ".join(each.name for each in lost),
+        )
+    _logger.warning("%s: it is left out", message)
+
+
+def ranges(queues: Sequence[QueueBounds], options: Options) -> list[QueueRange]:
+    """The range to read of each queue; raises OffsetOutOfRange where offsets are gone.
+
+    Queues that a JSON of offsets does not name are read from the earliest to the latest.
+    """
+    _require_known("startingOffsets", options.starting, queues)
+    _require_known("endingOffsets", options.ending, queues)
+    found = []
+    for queue in sorted(queues, key=lambda bounds: (bounds.broker, bounds.queue)):
+        start = _resolve("startingOffsets", options.starting, EARLIEST, queue, options)
+        end = _resolve("endingOffsets", options.ending, LATEST, queue, options)
+        if start < end:
+            found.append(QueueRange(queue.broker, queue.address, queue.queue, start, end))
+    return found
+
+
+def partitions(found: Iterable[QueueRange], records_max: int) -> list[QueueRange]:
+    """The ranges, cut into nearly equal pieces of at most `records_max` offsets."""
+    pieces: list[QueueRange] = []
+    for whole in found:
+        count = whole.end - whole.start
+        parts = -(-count // records_max)
+        if len(pieces) + parts > PARTITIONS_MAX:
+            raise InvalidArgument(
+                f"option maxRecordsPerPartition: {records_max:,} makes more than "
+                f"{PARTITIONS_MAX:,} partitions; take a larger one",
+                field="maxRecordsPerPartition",
+                value=records_max,
+                limit=PARTITIONS_MAX,
+            )
+        cuts = [whole.start + count * i // parts for i in range(parts + 1)]
+        pieces += [
+            QueueRange(whole.broker, whole.address, whole.queue, start, end)
+            for start, end in itertools.pairwise(cuts)
+        ]
+    return pieces
+
+
+def _require_known(name: str, positions: Positions, queues: Sequence[QueueBounds]) -> None:
+    if isinstance(positions, str):
+        return
+    known = {(queue.broker, queue.queue) for queue in queues}
+    for broker, offsets in positions.items():
+        for queue in offsets:
+            if (broker, queue) not in known:
+                raise InvalidArgument(
+                    f"option {name}: the topic has no queue {queue} on broker {broker!r}",
+                    field=name,
+                    value=f"{broker}/{queue}",
+                    limit=", ".join(f"{b}/{q}" for b, q in sorted(known)[:20]),
+                )
+
+
+def _resolve(
+    name: str, positions: Positions, default: str, queue: QueueBounds, options: Options
+) -> int:
+    if isinstance(positions, str):
+        offset: int | str = positions
+    else:
+        offset = positions.get(queue.broker, {}).get(queue.queue, default)
+    if isinstance(offset, str):
+        return queue.first if offset == EARLIEST else queue.past
+    if queue.first <= offset <= queue.past:
+        return offset
+    message = (
+        f"option {name}: offset {offset} of queue {queue.queue} on broker {queue.broker!r} does "
+        f"not exist; there are {queue.first} to {queue.past} (failOnDataLoss=false reads those)"
+    )
+    if options.fail_on_data_loss:
+        raise OffsetOutOfRange(
+            message, field=name, value=offset, limit=f"{queue.first}..{queue.past}"
+        )
+    _logger.warning("%s", message)
+    return min(max(offset, queue.first), queue.past)

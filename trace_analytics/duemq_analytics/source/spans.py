@@ -1,0 +1,233 @@
+"""SpanBatch (protos/duemq/v1/trace.proto) to Arrow, column by column, never span by span.
+
+The way here, from OpenTelemetry, is duemq/telemetry/columns.py.  A column that a batch does not
+have is the default in every row.  Defaults that mean "none" become null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from google.protobuf.message import DecodeError
+
+from duemq.errors import Corrupt
+from duemq.v1.trace_pb2 import SpanBatch, StringColumn
+from duemq_analytics.source.plan import QueueRange
+from duemq_analytics.source.schema import Column, arrow_schema
+
+SCHEMA_VERSION = 1
+"""The newest that is understood.  A newer one only adds columns, which are left out here."""
+
+SPANS_MAX = 65_536
+"""Rows in one batch; writers put 512.  A larger number is damage."""
+
+_TRACE_ID_BYTES = 16
+_SPAN_ID_BYTES = 8
+_NO_QUEUE = -1
+
+
+def to_arrow(
+    body: bytes, source: QueueRange, offset: int, columns: Sequence[Column]
+) -> pa.RecordBatch:
+    """A batch of the spans with these columns (of schema.SPANS) and no others.
+
+    `source` and `offset` say where the message lies.  Raises Corrupt naming place and column.
+    """
+    place = f"{source.broker}/{source.queue}/{offset}"
+    try:
+        batch = SpanBatch.FromString(body)
+    except DecodeError as error:
+        raise Corrupt(f"trace message {place} is no SpanBatch: {error}", field="body") from error
+    if not 0 <= batch.rows <= SPANS_MAX:
+        raise Corrupt(f"trace message {place}: {batch.rows} rows", field="rows", limit=SPANS_MAX)
+    arrays = []
+    for column in columns:
+        try:
+            arrays.append(_ARRAYS[column.name](batch, source, offset))
+        except (ValueError, IndexError, pa.ArrowException) as error:
+            raise Corrupt(
+                f"trace message {place}, column {column.name}: {error}", field=column.name
+            ) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+
+# ── columns ──────────────────────────────────────────────────────────────────────────
+
+Make = Callable[[SpanBatch, QueueRange, int], pa.Array]
+
+
+def _strings(column: StringColumn, rows: int) -> pa.Array:
+    """Decodes a dictionary; the empty string is null."""
+    if not column.rows:
+        return pa.nulls(rows, pa.string())
+    indexes = _numbers(column.rows, rows, np.uint32)
+    if len(indexes) and int(indexes.max()) >= len(column.values):
+        raise ValueError(f"index {indexes.max()} of {len(column.values)} values")
+    table = pa.array([value or None for value in column.values], pa.string())
+    return table.take(pa.array(indexes))
+
+
+def _numbers(values: Any, rows: int, dtype: Any) -> np.ndarray:
+    """A repeated number field; zeros if the batch has none."""
+    if not values:
+        return np.zeros(rows, dtype)
+    if len(values) != rows:
+        raise ValueError(f"{len(values)} entries for {rows} rows")
+    try:
+        return np.fromiter(values, dtype, rows)
+    except OverflowError as error:  # unsigned on the wire, signed in the table
+        raise ValueError(f"a number beyond {np.iinfo(dtype).max}: {error}") from error
+
+
+def _int64(values: Any, rows: int, *, null: int | None = None) -> pa.Array:
+    numbers = _numbers(values, rows, np.int64)
+    return pa.array(numbers, pa.int64(), mask=None if null is None else numbers == null)
+
+
+def _hex(ids: bytes, width: int, rows: int) -> pa.Array:
+    """Ids in hexadecimal, without an object a row; all zero is null."""
+    if not ids:
+        return pa.nulls(rows, pa.string())
+    if len(ids) != rows * width:
+        raise ValueError(f"{len(ids)} bytes for {rows} ids of {width}")
+    starts = np.arange(rows + 1, dtype=np.int32) * (width * 2)
+    text = pa.StringArray.from_buffers(rows, pa.py_buffer(starts), pa.py_buffer(ids.hex().encode()))
+    filled = np.frombuffer(ids, np.uint8).reshape(rows, width).any(axis=1)
+    if filled.all():
+        return text
+    return pc.if_else(pa.array(filled), text, pa.scalar(None, pa.string()))
+
+
+def _string(name: str) -> Make:
+    return lambda batch, source, offset: _strings(getattr(batch, name), batch.rows)
+
+
+def _integer(name: str, *, null: int | None = None) -> Make:
+    return lambda batch, source, offset: _int64(getattr(batch, name), batch.rows, null=null)
+
+
+def _queues(batch: SpanBatch) -> np.ndarray:
+    if not batch.queue_id:
+        return np.full(batch.rows, _NO_QUEUE, np.int32)
+    return _numbers(batch.queue_id, batch.rows, np.int32)
+
+
+def _queue(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
+    queues = _queues(batch)
+    return pa.array(queues, pa.int32(), mask=queues == _NO_QUEUE)
+
+
+def _queue_offset(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
+    """0 is an offset like others; without a queue there is none."""
+    offsets = _numbers(batch.queue_offset, batch.rows, np.int64)
+    return pa.array(offsets, pa.int64(), mask=_queues(batch) == _NO_QUEUE)
+
+
+def _lateness(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
+    """0 is on time; without a due time, or where a fire stored nothing, there is none."""
+    rows = batch.rows
+    fired = _is(batch.operation, rows, "fire") & ~_is(batch.status, rows, "ERROR")
+    measured = (fired | _is(batch.operation, rows, "process")) & (
+        _numbers(batch.due_ms, rows, np.int64) != 0
+    )
+    return pa.array(_numbers(batch.lateness_ms, rows, np.int64), pa.int64(), mask=~measured)
+
+
+def _is(column: StringColumn, rows: int, wanted: str) -> np.ndarray:
+    """Which rows have this string."""
+    if wanted not in column.values:
+        return np.zeros(rows, bool)
+    matches = np.array([value == wanted for value in column.values])
+    return matches[_numbers(column.rows, rows, np.uint32)]
+
+
+def _attempt(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
+    return pa.array(_numbers(batch.attempt, batch.rows, np.int32), pa.int32())
+
+
+def _start_ts(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
+    starts = _numbers(batch.start_ns, batch.rows, np.uint64)
+    return pa.array((starts // 1_000).astype(np.int64), pa.timestamp("us", tz="UTC"))
+
+
+def _links(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
+    counts = _numbers(batch.link_counts, batch.rows, np.int64)
+    total = int(counts.sum())
+    if total * _TRACE_ID_BYTES != len(batch.link_trace_ids):
+        raise ValueError(f"{len(batch.link_trace_ids)} bytes of trace ids for {total} links")
+    links = pa.StructArray.from_arrays(
+        [
+            _hex(batch.link_trace_ids, _TRACE_ID_BYTES, total),
+            _hex(batch.link_span_ids, _SPAN_ID_BYTES, total),
+        ],
+        names=["trace_id", "span_id"],
+    )
+    starts = np.zeros(batch.rows + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return pa.ListArray.from_arrays(pa.array(starts), links)
+
+
+def _attributes(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
+    """JSON objects to maps; each distinct one is parsed once."""
+    kind = pa.map_(pa.string(), pa.string())
+    if not batch.attributes.rows:
+        return pa.array([()] * batch.rows, kind)
+    maps = [_map(text) for text in batch.attributes.values]
+    indexes = _numbers(batch.attributes.rows, batch.rows, np.uint32)
+    return pa.array([maps[index] for index in indexes], kind)
+
+
+def _map(text: str) -> list[tuple[str, str]]:
+    parsed = json.loads(text or "{}")
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{text[:40]!r} is no JSON object")
+    return [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in parsed.items()]
+
+
+def _constant(kind: pa.DataType, value: Callable[[SpanBatch, QueueRange, int], Any]) -> Make:
+    return lambda batch, source, offset: pa.repeat(
+        pa.scalar(value(batch, source, offset), kind), batch.rows
+    )
+
+
+_ARRAYS: Mapping[str, Make] = {
+    "trace_id": lambda batch, *_: _hex(batch.trace_ids, _TRACE_ID_BYTES, batch.rows),
+    "span_id": lambda batch, *_: _hex(batch.span_ids, _SPAN_ID_BYTES, batch.rows),
+    "parent_span_id": lambda batch, *_: _hex(batch.parent_span_ids, _SPAN_ID_BYTES, batch.rows),
+    "links": _links,
+    "name": _string("name"),
+    "kind": _string("kind"),
+    "start_ts": _start_ts,
+    "start_ns": _integer("start_ns"),
+    "duration_ns": _integer("duration_ns"),
+    "status": _string("status"),
+    "error_type": _string("error_type"),
+    "service": _string("service"),
+    "instance": _string("instance"),
+    "operation": _string("operation"),
+    "topic": _string("topic"),
+    "broker": _string("broker"),
+    "queue": _queue,
+    "queue_offset": _queue_offset,
+    "message_id": _string("message_id"),
+    "key": _string("key"),
+    "tag": _string("tag"),
+    "consumer_group": _string("consumer_group"),
+    "client_id": _string("client_id"),
+    "body_bytes": _integer("body_bytes"),
+    "batch_count": _integer("batch_count", null=0),
+    "due_ms": _integer("due_ms", null=0),
+    "lateness_ms": _lateness,
+    "attempt": _attempt,
+    "attributes": _attributes,
+    "schema_version": _constant(pa.int32(), lambda batch, *_: batch.schema_version),
+    "trace_broker": _constant(pa.string(), lambda batch, source, offset: source.broker),
+    "trace_queue": _constant(pa.int32(), lambda batch, source, offset: source.queue),
+    "trace_offset": _constant(pa.int64(), lambda batch, source, offset: offset),
+    "trace_row": lambda batch, *_: pa.array(np.arange(batch.rows, dtype=np.int32)),
+}
