@@ -117,21 +117,47 @@ def test_end_to_end_is_from_the_send_to_the_first_callback_of_each_group(spark):
         (row["message_id"], row["consumer_group"]): (
             (row["first_ns"] - row["sent_ns"]) / MS,
             row["calls"],
-            row["deliveries"],
+            row["retries"],
             row["failed"],
             row["processed_ms"],
         )
         for row in rows_of(table)
     }
     assert told == {
-        ("m1", "a"): (40, 1, 1, False, 1),
+        ("m1", "a"): (40, 1, 0, False, 1),
         ("m1", "b"): (7, 2, 1, True, 5),
-        ("m2", "a"): (5, 2, 2, False, 1),
+        ("m2", "a"): (5, 2, 0, False, 1),
     }
     summed = {row["consumer_group"]: row for row in rows_of(end_to_end(table))}
     assert (summed["a"]["messages"], summed["a"]["repeated"]) == (2, 1)
     assert (summed["a"]["max_ms"], summed["b"]["p50_ms"]) == (40, 7)
     assert summed["a"]["bucket_ts"] == MINUTE
+
+
+def test_a_retry_s_due_time_is_not_the_message_s(spark):
+    retried = {"attempt": 1, "due_ms": T0_MS + 10_050, "lateness_ms": 2}
+    table = journeys(
+        frame(
+            spark,
+            *[send(f"m{i}", i) for i in range(3)],
+            *[process(f"m{i}", i + 5, "a", status="ERROR") for i in range(2)],
+            *[process(f"m{i}", 10_052 + i, "a", **retried) for i in range(2)],
+            process("m2", 7, "a"),
+            *[process(f"m{i}", i + 9, "b") for i in range(3)],
+        )
+    )
+    summed = {row["consumer_group"]: row for row in rows_of(end_to_end(table))}
+    assert {name: (row["messages"], row["repeated"]) for name, row in summed.items()} == {
+        "a": (3, 2),
+        "b": (3, 0),
+    }
+    assert (summed["a"]["max_ms"], summed["b"]["max_ms"]) == (5, 9)
+
+
+def test_a_delayed_message_stays_one_when_its_send_had_no_answer(spark):
+    due = {"due_ms": T0_MS + 5_000, "lateness_ms": 3}
+    spans = frame(spark, send("m1", 0, status="ERROR"), process("m1", 5_003, **due))
+    assert rows_of(end_to_end(journeys(spans))) == []
 
 
 def test_delayed_messages_have_lateness_and_no_end_to_end_time(spark):

@@ -335,7 +335,7 @@ def _tables(whole: Mapping[str, list[Row]]) -> list[Table]:
         _table(
             "End to end",
             "From the start of the send to the start of the first callback; messages without a "
-            "due time. Repeated: delivered to the group more than once.",
+            "due time. Repeated: retried, or delivered to the group again.",
             (
                 ("topic", "topic", _text),
                 ("group", "consumer_group", _text),

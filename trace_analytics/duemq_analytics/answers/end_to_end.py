@@ -1,6 +1,7 @@
 """How long a message was under way: start of its send span to start of its first process span.
 
-Messages with a due time are left out: their waiting is wanted; see `lateness`.
+Messages with a due time are left out: their waiting is wanted; see `lateness`.  A retry has a due
+time too, its own; it says nothing about the message.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ def journeys(spans: DataFrame) -> DataFrame:
     """One row a message and group that processed it.
 
     message_id, topic, consumer_group · sent_ts, sent_ns, due_ms, first_ns (first call of the
-    callback), processed_ms (its longest call), calls, deliveries, failed (whether a call failed).
+    callback), processed_ms (its longest call), calls, retries, failed (whether a call failed).
 
     One pass over the spans: grouped by message first, then by group within the message, which
-    needs no second exchange and no join.  `deliveries` above 1: the message came again.
+    needs no second exchange and no join.  `calls` above 1: the message came again.
     """
     sent = F.col("operation") == "send"
+    first = sent | (F.coalesce(F.col("attempt"), F.lit(0)) == 0)
     called = F.struct(
         "consumer_group",
         "start_ns",
@@ -39,7 +41,7 @@ def journeys(spans: DataFrame) -> DataFrame:
         .agg(
             F.min(F.when(sent, F.col("start_ts"))).alias("sent_ts"),
             F.min(F.when(sent, F.col("start_ns"))).alias("sent_ns"),
-            F.max("due_ms").alias("due_ms"),
+            F.max(F.when(first, F.col("due_ms"))).alias("due_ms"),
             F.collect_list(F.when(~sent, called)).alias("calls"),
         )
     )
@@ -56,7 +58,7 @@ def journeys(spans: DataFrame) -> DataFrame:
             F.min("call.start_ns").alias("first_ns"),
             (F.max("call.duration_ns") / _NS_PER_MS).alias("processed_ms"),
             F.count(F.lit(1)).alias("calls"),
-            F.sum((F.col("call.attempt") == 0).cast("bigint")).alias("deliveries"),
+            F.max("call.attempt").alias("retries"),
             F.max("call.failed").alias("failed"),
         )
     )
@@ -65,7 +67,7 @@ def journeys(spans: DataFrame) -> DataFrame:
 def end_to_end(journeys: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> DataFrame:
     """Aggregates journeys of messages without a due time, by the time of their sending.
 
-    bucket_s, bucket_ts, topic, consumer_group · messages, repeated (delivered more than once) ·
+    bucket_s, bucket_ts, topic, consumer_group · messages, repeated (the callback had it more than once) ·
     p50_ms, p95_ms, p99_ms, max_ms, curve.
     """
     return (
@@ -75,7 +77,7 @@ def end_to_end(journeys: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> D
             "topic",
             "consumer_group",
             ((F.col("first_ns") - F.col("sent_ns")) / _NS_PER_MS).alias("ms"),
-            (F.col("deliveries") > 1).cast("bigint").alias("repeated"),
+            (F.col("calls") > 1).cast("bigint").alias("repeated"),
         )
         .groupBy("bucket_s", "bucket_ts", "topic", "consumer_group")
         .agg(
