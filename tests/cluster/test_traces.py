@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ PLAIN, DELAYED = 40, 20
 REPORT_S_MAX = 300  # Spark starts slowly where the machine is busy.
 
 COLUMNS = ("operation", "topic", "service", "message_id", "consumer_group", "trace_id")
-COLUMNS += ("batch_count", "due_ms", "lateness_ms", "status")
+COLUMNS += ("batch_count", "sampled_count", "due_ms", "lateness_ms", "status")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def rows(nameserver: str, topic: str) -> list[dict[str, object]]:
 
 def messages(found: list[dict[str, object]], operation: str) -> int:
     chosen = [row for row in found if row["operation"] == operation]
-    return sum(row["batch_count"] or 1 for row in chosen)
+    return sum(row["sampled_count"] or row["batch_count"] or 1 for row in chosen)
 
 
 def test_every_step_of_every_message_is_spanned(
@@ -109,6 +110,26 @@ def test_every_step_of_every_message_is_spanned(
     found = rows(traced_cluster.nameserver, topic)
     assert {row["service"] for row in found} == {"application", "duemq-broker", "duemq-timer"}
     assert {row["status"] for row in found} == {"UNSET"}
+
+
+def test_spans_of_a_tenth_of_the_messages_are_of_the_same_tenth(
+    traced_cluster: EmbeddedCluster,
+) -> None:
+    nameserver, name = traced_cluster.nameserver, topic_name()
+    command = [sys.executable, "-c", APPLICATION, nameserver, name, "400", "400"]
+    sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.1"}
+    subprocess.run(command, check=True, timeout=100, env={**os.environ, **sampler})
+    steps = ("send", "process", "receive", "store", "schedule", "fire")
+
+    def agree() -> bool:
+        found = rows(nameserver, name)
+        sent, processed, received, stored, scheduled, fired = (
+            messages(found, step) for step in steps
+        )
+        same = sent == processed == received and fired == scheduled and stored == sent + fired
+        return same and 0 < fired < sent < 400
+
+    until(agree)
 
 
 def test_a_message_is_one_trace_and_never_early(

@@ -265,7 +265,9 @@ def _trace(
     properties: Mapping[str, str] | None,
 ) -> Trace:
     def start(message_id: str) -> tuple[Extras | None, SendSpan | None]:
-        span = spans.start_send(topic, message_id, key=key, tag=tag, body_bytes=len(body))
+        span = spans.start_send(
+            topic, message_id, key=key, tag=tag, body_bytes=len(body), properties=properties
+        )
         if span is None:
             return extras_of(key, tag, ordering_key, properties), None
         with_context = {**(properties or {}), **span.properties}

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from duemq.tracing import spans as tracing
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 STRING_ATTRIBUTES: Mapping[str, str] = {
     "operation": tracing.OPERATION,
@@ -35,6 +35,7 @@ INTEGER_ATTRIBUTES: Mapping[str, str] = {
     "queue_offset": tracing.QUEUE_OFFSET,
     "body_bytes": tracing.BODY_BYTES,
     "batch_count": tracing.BATCH_COUNT,
+    "sampled_count": tracing.SAMPLED_COUNT,
     "due_ms": tracing.DUE_MS,
     "lateness_ms": tracing.LATENESS_MS,
     "attempt": tracing.ATTEMPT,

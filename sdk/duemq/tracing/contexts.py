@@ -6,10 +6,14 @@ search.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 
-from opentelemetry.trace import SpanContext, TraceFlags, TraceState
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanContext
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
@@ -17,67 +21,68 @@ TRACESTATE = "tracestate"
 LINKS_MAX = 32
 """Creation contexts that one span names; OpenTelemetry's own default limit is 128."""
 
-SEARCHED_MAX = 512
-"""Creation contexts looked at in a frame to find sampled ones."""
+_W3C = TraceContextTextMapPropagator()
 
-_TRACEPARENT_PATTERN = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-_TRACEPARENT_LENGTH = 55
+# How a map entry {"traceparent": <text>} of Record.properties starts on the wire; the text's length
+# (one byte) and the text follow.
+_ENCODED_PROPERTY = b"\x0a\x0btraceparent\x12"
 
-# How a map entry {"traceparent": <55 characters>} of Record.properties starts on the wire.
-_ENCODED_PROPERTY = b"\x0a\x0btraceparent\x12" + bytes([_TRACEPARENT_LENGTH])
+# Places in a text that the length's byte is in front of.  Every version has the flags there, unless
+# there is white space in front.
+_DASH, _FLAGS_END = 3, 55
+_SAMPLED = frozenset(b"13579bdf")
+_REFUSED = frozenset(b"02468ace")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the messages of a frame carry."""
+
+    sampled: list[SpanContext] = field(default_factory=list)
+    """Creation contexts, the first LINKS_MAX."""
+    refused: int = 0
+    """Messages whose producers decided against a trace."""
 
 
 def extract(properties: Mapping[str, str]) -> SpanContext | None:
     """The creation context that a message's properties carry; None: none or malformed."""
-    context = _parse(properties.get(TRACEPARENT, ""))
-    state = properties.get(TRACESTATE)
-    if context is None or not state:
-        return context
-    return SpanContext(
-        context.trace_id,
-        context.span_id,
-        is_remote=True,
-        trace_flags=context.trace_flags,
-        trace_state=TraceState.from_header([state]),
-    )
+    if TRACEPARENT not in properties:
+        return None
+    context = trace.get_current_span(_W3C.extract(properties, Context())).get_span_context()
+    return context if context.is_valid else None
 
 
 def contexts_in(
     records: bytes | memoryview, *, start: int = 0, end: int | None = None, limit: int = LINKS_MAX
-) -> list[SpanContext] | None:
-    """Sampled creation contexts in encoded records, found without decoding them.
+) -> Found:
+    """The creation contexts in encoded records, found without decoding them.
 
-    None: the records carry contexts, and none of those looked at is sampled.  A body that
-    happens to hold the same bytes yields a link too many and does no other harm.
+    A body that happens to hold the same bytes counts too and does no other harm.
     """
-    records = bytes(records)  # bytes.find is what makes this cheap; no copy if it is bytes.
-    found: list[SpanContext] = []
-    seen = 0
-    past = len(records) if end is None else end
-    at = records.find(_ENCODED_PROPERTY, start, past)
-    while at >= 0 and seen < SEARCHED_MAX and len(found) < limit:
-        value = at + len(_ENCODED_PROPERTY)
-        at = value + _TRACEPARENT_LENGTH
-        context = _parse(records[value:at].decode("ascii", "replace"))
-        if context is not None:
-            seen += 1
-            if context.trace_flags.sampled:
-                found.append(context)
-        at = records.find(_ENCODED_PROPERTY, at, past)
-    return found if found or not seen else None
-
-
-def _parse(traceparent: str) -> SpanContext | None:
-    match = _TRACEPARENT_PATTERN.fullmatch(traceparent)
-    if match is None:
-        return None
-    context = SpanContext(
-        int(match[1], 16),
-        int(match[2], 16),
-        is_remote=True,
-        trace_flags=TraceFlags(int(match[3], 16)),
+    searched = bytes(records)[start:end]  # no copy if it is bytes and whole
+    texts = searched.split(_ENCODED_PROPERTY)[1:]
+    # What this costs a message is one step of this comprehension.
+    flags = bytes(
+        [
+            text[_FLAGS_END] if len(text) > _FLAGS_END and text[_DASH] == 0x2D else _flags(text)
+            for text in texts
+        ]
     )
-    return context if context.is_valid else None
+    marked = (text for text, flag in zip(texts, flags, strict=True) if flag in _SAMPLED)
+    parsed = (extract({TRACEPARENT: _text(text)}) for text in islice(marked, limit))
+    sampled = [context for context in parsed if context is not None]
+    return Found(sampled, sum(map(flags.count, _REFUSED)))
+
+
+def _flags(encoded: bytes) -> int:
+    """As found in an unusual text; 0: none."""
+    context = extract({TRACEPARENT: _text(encoded)})
+    return 0 if context is None else b"01"[context.trace_flags.sampled]
+
+
+def _text(encoded: bytes) -> str:
+    """A text that its length's byte is in front of."""
+    return encoded[1 : 1 + encoded[0]].decode("ascii", "replace") if encoded else ""
 
 
 def properties_of(context: SpanContext) -> dict[str, str]:

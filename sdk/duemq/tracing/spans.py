@@ -10,14 +10,17 @@ provider's business (OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG).
 
 A message's creation context is its send span.  It travels as the property `traceparent`
 (W3C Trace Context), sampled or not, so that everyone downstream follows the producer's
-decision (contexts.py).  What handles a frame of many messages becomes one span: child of
-the first sampled context in it, linked to the others, `messaging.batch.message_count` says
-how many.  Topics of the system (%TRACE% among them) are never traced.  A message that was not
-processed has a span `settle` for its sending back, and a span `process` for each attempt.
+decision (contexts.py), whatever their own samplers say; one that the application set itself
+stays and is followed.  What handles a frame of many messages becomes one span: child of the first
+sampled context in it and linked to all of them (at most LINKS_MAX).
+`messaging.batch.message_count` says how many messages there are, `duemq.sampled_count` how many of
+them are in a trace, where that is not all.  Topics of the system (%TRACE% among them) are never
+traced.  A message that was not processed has a span `settle` for its sending back, and a span
+`process` for each attempt.
 
 Names follow the OpenTelemetry messaging conventions 1.44 (copied as strings: they are still
 in development); what they lack has the prefix `duemq.`.  A process span is a child of the
-creation context, not only linked to it, so that one message is one trace.
+creation context as well as linked to it, so that one message is one trace.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
-from duemq.tracing.contexts import contexts_in, extract, properties_of
+from duemq.tracing.contexts import Found, contexts_in, extract, properties_of
 
 if TYPE_CHECKING:
     from duemq.message import Message
@@ -57,6 +60,7 @@ MESSAGE_ID = "messaging.message.id"
 BODY_BYTES = "messaging.message.body.size"
 BATCH_COUNT = "messaging.batch.message_count"
 ERROR_TYPE = "error.type"
+SAMPLED_COUNT = "duemq.sampled_count"
 BROKER = "duemq.broker"
 QUEUE_OFFSET = "duemq.queue_offset"
 KEY = "duemq.key"
@@ -116,9 +120,10 @@ class SendSpan:
 
     __slots__ = ("_span", "properties")
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, *, carried: bool = False) -> None:
+        """`carried`: the message has a creation context already."""
         self._span = span
-        self.properties = properties_of(span.get_span_context())
+        self.properties = {} if carried else properties_of(span.get_span_context())
         """To be added to the message's properties before it is encoded."""
 
     def stored(
@@ -155,18 +160,32 @@ def start_send(
     tag: str | None = None,
     body_bytes: int = 0,
     client_id: str = "",
+    properties: Mapping[str, str] | None = None,
 ) -> SendSpan | None:
-    """Starts a message's send span as a child of the caller's span; None: not traced."""
+    """Starts a message's send span as a child of the caller's span; None: not traced.
+
+    `properties` are the application's own.  A creation context in them stays the message's: the
+    span is its child, and there is none if it is not sampled.
+    """
     if not traced(topic) or not enabled():
+        return None
+    creation = extract(properties) if properties else None
+    if _refused(creation):
         return None
     attributes = _attributes("send", topic)
     attributes[MESSAGE_ID] = message_id
     attributes[BODY_BYTES] = body_bytes
     attributes |= _filled({KEY: key, TAG: tag, CLIENT_ID: client_id})
     assert _tracer is not None
-    return SendSpan(
-        _tracer.start_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
+    span = _tracer.start_span(
+        f"send {topic}",
+        context=_context(creation) if creation is not None else None,
+        # By the conventions: PRODUCER is the span that is the creation context.
+        kind=SpanKind.PRODUCER if creation is None else SpanKind.CLIENT,
+        attributes=attributes,
+        links=_links(creation),
     )
+    return SendSpan(span, carried=creation is not None)
 
 
 # ── consumer ─────────────────────────────────────────────────────────────────────────
@@ -215,7 +234,7 @@ def process(
         for index, message in enumerate(messages)
         if traced(message.topic) and (span := _start_process(message, group, client_id))
     }
-    first = next(iter(spans.values()), None)
+    first = next(iter(spans.values()), None) or _not_sampled(messages[0])
     token = attach(trace.set_span_in_context(first)) if first is not None else None
     try:
         yield
@@ -231,13 +250,23 @@ def process(
             span.end()
 
 
+def _not_sampled(message: Message) -> Span | None:
+    """What is sent from the callback of a message without a trace has none either."""
+    creation = extract(message.properties)
+    return NonRecordingSpan(creation) if creation is not None and _refused(creation) else None
+
+
 def _start_process(message: Message, group: str, client_id: str) -> Span | None:
+    creation = extract(message.properties)
+    if _refused(creation):
+        return None
     assert _tracer is not None
     span = _tracer.start_span(
         f"process {message.topic}",
-        context=_context(extract(message.properties)),
+        context=_context(creation),
         kind=SpanKind.CONSUMER,
         attributes=_attributes("process", message.topic),
+        links=_links(creation),
     )
     if not span.is_recording():
         return None
@@ -272,6 +301,8 @@ def record_settle(
     attributes = _attributes("settle", message.topic) | _of_message(message, group, client_id)
     attributes |= {ATTEMPT: attempt, DEAD_LETTER: dead_letter} | _filled({DUE_MS: due_ms})
     creation = extract(message.properties)
+    if _refused(creation):
+        return
     contexts = [creation] if creation is not None else []
     _record("settle", SpanKind.CLIENT, message.topic, attributes, contexts, start_ns, end_ns, error)
 
@@ -388,8 +419,11 @@ def record_fire(
             attributes[LATENESS_MS] = store_ms - due_ms[first]
         start = ends[first - 1] if ends and first else 0
         end = ends[past - 1] if ends else len(records)
-        contexts = contexts_in(records, start=start, end=end)
-        _record("fire", SpanKind.PRODUCER, topic, attributes, contexts, start_ns, end_ns, error)
+        found = contexts_in(records, start=start, end=end)
+        if _counted(attributes, found):
+            _record(
+                "fire", SpanKind.PRODUCER, topic, attributes, found.sampled, start_ns, end_ns, error
+            )
 
 
 def _runs(due_ms: Sequence[int], runs_max: int) -> list[tuple[int, int]]:
@@ -422,8 +456,23 @@ def _record_frame(
     error: BaseException | None,
 ) -> None:
     if traced(topic) and enabled():
-        contexts = contexts_in(records)
-        _record(operation, kind, topic, attributes, contexts, start_ns, end_ns, error)
+        found = contexts_in(records)
+        if _counted(attributes, found):
+            _record(operation, kind, topic, attributes, found.sampled, start_ns, end_ns, error)
+
+
+def _counted(attributes: dict[str, AttributeValue], found: Found) -> bool:
+    """Says how many messages of a frame the span stands for; False: for none.
+
+    Those whose producers decided against a trace are not counted, so that all spans of all
+    messages add up to the same numbers.
+    """
+    if not found.refused:
+        return True
+    count = attributes[BATCH_COUNT]
+    assert isinstance(count, int)
+    attributes[SAMPLED_COUNT] = count - found.refused
+    return count > found.refused
 
 
 def _record(
@@ -431,25 +480,32 @@ def _record(
     kind: SpanKind,
     topic: str,
     attributes: dict[str, AttributeValue],
-    contexts: list[SpanContext] | None,
+    contexts: list[SpanContext],
     start_ns: int,
     end_ns: int,
     error: BaseException | None,
 ) -> None:
-    if contexts is None:
-        return  # Their producers decided against a trace.
     assert _tracer is not None
     span = _tracer.start_span(
         f"{operation} {topic}",
         context=_context(contexts[0] if contexts else None),
         kind=kind,
         attributes=attributes,
-        links=[Link(context) for context in contexts[1:]],
+        links=_links(*contexts),
         start_time=start_ns,
     )
     if error is not None:
         _fail(span, error)
     span.end(max(start_ns, end_ns))
+
+
+def _refused(creation: SpanContext | None) -> bool:
+    """Whether the producer decided against a trace; what has no context is decided here."""
+    return creation is not None and not creation.trace_flags.sampled
+
+
+def _links(*contexts: SpanContext | None) -> list[Link]:
+    return [Link(context) for context in contexts if context is not None]
 
 
 def _context(parent: SpanContext | None) -> Context:

@@ -1,12 +1,19 @@
 import subprocess
 import sys
+from collections import Counter
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    ParentBased,
+    ParentBasedTraceIdRatio,
+)
 from opentelemetry.trace import SpanKind, StatusCode
 
 from duemq.consumer.delivery.calling import Calling
@@ -28,6 +35,22 @@ def recorded():
     yield exporter
     tracing.use(None)
     provider.shutdown()
+
+
+@contextmanager
+def sampled_by(sampler, exporter):
+    """Traces with this sampler meanwhile, as another process might."""
+    provider = TracerProvider(sampler=sampler)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing.use(provider)
+    yield
+    tracing.use(None)
+
+
+def weight(span):
+    """As the aggregations weigh."""
+    of = span.attributes
+    return of.get(tracing.SAMPLED_COUNT) or of.get(tracing.BATCH_COUNT) or 1
 
 
 def unsampled_send():
@@ -121,6 +144,7 @@ def test_processing_is_part_of_the_message_s_trace(recorded):
     assert processed.kind is SpanKind.CONSUMER
     assert processed.context.trace_id == sent.context.trace_id
     assert processed.parent.span_id == sent.context.span_id
+    assert [link.context.span_id for link in processed.links] == [sent.context.span_id]
     assert processed.attributes[tracing.GROUP] == "g"
     assert processed.attributes[tracing.ATTEMPT] == 2
     assert tracing.LATENESS_MS not in processed.attributes
@@ -136,6 +160,7 @@ def test_a_sending_back_is_part_of_the_message_s_trace(recorded):
     sent, settled = recorded.get_finished_spans()
     assert (settled.name, settled.kind) == ("settle orders", SpanKind.CLIENT)
     assert settled.parent.span_id == sent.context.span_id
+    assert [link.context.span_id for link in settled.links] == [sent.context.span_id]
     assert (settled.start_time, settled.end_time) == (1_000, 2_000)
     assert settled.attributes[tracing.OPERATION_TYPE] == "settle"
     assert settled.attributes[tracing.GROUP] == "g"
@@ -223,7 +248,7 @@ def test_a_store_span_joins_the_first_context_of_its_frame_and_links_the_others(
     (span,) = recorded.get_finished_spans()
     contexts = [trace_contexts.extract(send.properties) for send in sends]
     assert span.parent.span_id == contexts[0].span_id
-    assert [link.context.span_id for link in span.links] == [c.span_id for c in contexts[1:]]
+    assert [link.context.span_id for link in span.links] == [c.span_id for c in contexts]
     assert (span.start_time, span.end_time) == (1_000, 5_000)
     assert span.attributes[tracing.BATCH_COUNT] == 3
 
@@ -296,7 +321,7 @@ def test_fires_of_many_due_times_share_a_bounded_number_of_spans(recorded):
         "",
         "00-" + "0" * 32 + "-" + "1" * 16 + "-01",
         "00-" + "1" * 32 + "-" + "0" * 16 + "-01",
-        "01-" + "1" * 32 + "-" + "1" * 16 + "-01",
+        "ff-" + "1" * 32 + "-" + "1" * 16 + "-01",
         "00-" + "G" * 32 + "-" + "1" * 16 + "-01",
         "00-" + "1" * 32 + "-" + "1" * 16 + "-01-x",
     ],
@@ -314,10 +339,86 @@ def test_trace_state_travels(recorded):
     assert sending.properties[TRACESTATE] == "v=1"
 
 
-def test_links_and_the_search_for_them_are_bounded():
+def test_links_are_bounded_and_what_was_refused_is_counted():
     sampled = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
     refused = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-00"}
-    many = encoded(*[sampled] * 100)
-    assert len(trace_contexts.contexts_in(many)) == trace_contexts.LINKS_MAX
-    hidden = encoded(*[refused] * trace_contexts.SEARCHED_MAX, sampled)
-    assert trace_contexts.contexts_in(hidden) is None
+    found = trace_contexts.contexts_in(encoded(*[sampled] * 100, {"a": "b"}))
+    assert (len(found.sampled), found.refused) == (trace_contexts.LINKS_MAX, 0)
+    found = trace_contexts.contexts_in(encoded(*[refused] * 1_000, sampled))
+    assert (len(found.sampled), found.refused) == (1, 1_000)
+    cut = encoded(sampled)[:-1]
+    assert trace_contexts.contexts_in(cut) == trace_contexts.Found()
+
+
+@pytest.mark.parametrize("form", ["00-{}", " 00-{}", "00-{} ", "01-{}", "cc-{}-what-will-be"])
+def test_whatever_the_standard_allows_is_found_in_a_frame_too(form):
+    properties = {TRACEPARENT: form.format("1" * 32 + "-" + "2" * 16 + "-01")}
+    context = trace_contexts.extract(properties)
+    assert context.span_id == int("2" * 16, 16)
+    assert trace_contexts.contexts_in(encoded(properties)) == trace_contexts.Found([context], 0)
+    properties = {TRACEPARENT: form.format("1" * 32 + "-" + "2" * 16 + "-02")}
+    assert trace_contexts.contexts_in(encoded(properties)) == trace_contexts.Found([], 1)
+
+
+def test_all_spans_of_sampled_messages_add_up_to_the_same(recorded):
+    frames = []
+    with sampled_by(ParentBasedTraceIdRatio(0.1), recorded):
+        for at in range(0, 2_000, 50):
+            sends = [tracing.start_send("orders", f"m{at + i}") for i in range(50)]
+            for send in sends:
+                send.stored("broker-0", 0, 0)
+            frames.append([send.properties for send in sends])
+    # Brokers and consumers follow, whatever their own samplers are.
+    with sampled_by(ALWAYS_ON, recorded):
+        for frame in frames:
+            records = [encoded(properties) for properties in frame]
+            whole = {"start_ns": 1, "end_ns": 2, "records": b"".join(records)}
+            tracing.record_store("orders", "b", 0, 0, 50, **whole)
+            tracing.record_schedule("orders", "b", 0, 0, 50, **whole)
+            tracing.record_receive("orders", "b", 0, 0, 50, **whole)
+            due = [1] * 25 + [2] * 25
+            sizes = [len(record) for record in records]
+            tracing.record_fire("orders", "b", 0, 0, due, store_ms=3, sizes=sizes, **whole)
+            messages = [received(properties=properties) for properties in frame]
+            with tracing.process(messages):
+                pass
+            for message in messages:
+                tracing.record_settle(message, start_ns=1, end_ns=2)
+    counted = Counter()
+    for span in recorded.get_finished_spans():
+        counted[span.attributes[tracing.OPERATION]] += weight(span)
+    assert 100 < counted["send"] < 400
+    assert set(counted) == {"send", "store", "schedule", "receive", "fire", "process", "settle"}
+    assert set(counted.values()) == {counted["send"]}
+
+
+def test_messages_of_producers_that_do_not_trace_are_counted(recorded):
+    refused = unsampled_send().properties
+    frame = encoded(refused, {}, {"a": "b"})
+    tracing.record_store("orders", "b", 0, 0, 3, start_ns=1, end_ns=2, records=frame)
+    (span,) = recorded.get_finished_spans()
+    assert (span.parent, weight(span)) == (None, 2)
+    assert span.attributes[tracing.BATCH_COUNT] == 3
+
+
+def test_what_is_sent_while_a_message_without_a_trace_is_processed_has_none(recorded):
+    with tracing.process([received(properties=unsampled_send().properties)]):
+        sending = tracing.start_send("answers", "m2")
+    sending.stored("broker-0", 0, 0)
+    assert parts(recorded) == []
+
+
+def test_a_creation_context_of_the_application_s_own_stays(recorded):
+    own = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
+    sending = tracing.start_send("orders", "m1", properties=own)
+    assert sending.properties == {}
+    sending.stored("broker-0", 0, 0)
+    (span,) = recorded.get_finished_spans()
+    assert span.kind is SpanKind.CLIENT
+    assert f"{span.context.trace_id:x}" == "1" * 32
+    assert f"{span.parent.span_id:x}" == "2" * 16
+    assert [f"{link.context.span_id:x}" for link in span.links] == ["2" * 16]
+    refused = {TRACEPARENT: own[TRACEPARENT][:-1] + "0"}
+    assert tracing.start_send("orders", "m2", properties=refused) is None
+    malformed = tracing.start_send("orders", "m3", properties={TRACEPARENT: "nonsense"})
+    assert set(malformed.properties) == {TRACEPARENT}
