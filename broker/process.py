@@ -38,6 +38,7 @@ from duemq_server.broker.store.key_builder import KeyBuilder
 from duemq_server.broker.store.recovery import Opened
 from duemq_server.broker.upkeep import Upkeep
 from duemq_server.serving import process
+from duemq_server.serving.metrics import TraceCollector
 from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
 from duemq_server.storage import checkpoint
@@ -169,6 +170,7 @@ class Broker:
         )
         self._upkeep = Upkeep(store, admin, meters, settings, self._disk, now_ms, steady_ms)
         self._routes = RouteWatcher(settings.nameservers)
+        server.registry.register(TraceCollector())
         server.registry.register(GroupCollector(store, activity, coordinator, now_ms))
         self._groups = GroupServicer(
             coordinator,

@@ -1,15 +1,19 @@
 """Prometheus metrics of the RPC layer, and the page that serves a process's metrics."""
 
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
+from duemq import telemetry
 from duemq.transport.unsent import Unsent
 from duemq_server.serving.settings import check_address
 
@@ -66,6 +70,22 @@ class RpcMetrics:
     def show(self, unsent: Unsent) -> None:
         """Shows this budget from now on."""
         self._unsent_bytes.set_function(lambda: unsent.held)
+
+
+class TraceCollector(Collector):
+    """What became of this process's spans; zeros while it does not trace."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures as of now."""
+        yield CounterMetricFamily(
+            "duemq_trace_spans_exported", "Spans handed over", value=telemetry.exported()
+        )
+        dropped = CounterMetricFamily(
+            "duemq_trace_spans_dropped", "Spans lost, by reason", labels=("reason",)
+        )
+        for reason, count in telemetry.dropped().items():
+            dropped.add_metric((reason,), count)
+        yield dropped
 
 
 def _impatient(kind: Any) -> Any:

@@ -26,6 +26,7 @@ import time
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2
 from duemq_server.serving import process
+from duemq_server.serving.metrics import TraceCollector
 from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk
@@ -75,6 +76,7 @@ class TimerService:
         self._routes.on_change(self._links.changed)
         self.server.registry.register(ShardCollector(self.shard, self._links.lag))
         self.server.registry.register(LinksCollector(self._links))
+        self.server.registry.register(TraceCollector())
         timer = TimerServicer(self.shard, self._links, settings)
         self.server.add(servicer.SERVICE, timer)
         self.shard.start()

@@ -40,6 +40,8 @@ def test_it_listens_everywhere_and_advertises_a_name(tmp_path: Path) -> None:
         assert set(cluster.metrics) == set(SERIES)
         for member, address in cluster.metrics.items():
             assert SERIES[member] in page(address)
+            traces = 'duemq_trace_spans_dropped_total{reason="queue_full"} 0.0' in page(address)
+            assert traces == (member != "nameserver-0")
         targets = json.loads((tmp_path / "metrics.json").read_text())
         assert {each["labels"]["member"]: each["targets"] for each in targets} == {
             member: [address] for member, address in cluster.metrics.items()

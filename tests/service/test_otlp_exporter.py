@@ -130,6 +130,23 @@ def test_a_collector_that_stalls_neither_holds_up_the_end_nor_fills_the_memory(
     assert (pipeline.exported, pipeline.dropped) == (0, 3_000)
 
 
+def test_every_span_is_exported_or_dropped_when_the_collector_never_answers(collector, pipeline_to):
+    pipeline = pipeline_to(collector.address, OTEL_BSP_MAX_QUEUE_SIZE="2000")
+    collector.gate.clear()
+    send(1_900)  # no more than may wait
+    assert pipeline.dropped == 0
+    pipeline.shutdown(timeout_s=0.2)
+    send(100)  # too late
+    assert pipeline.exported + pipeline.dropped == 2_000
+    # What is told holds, whatever becomes of the call that was broken off.
+    collector.gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "duemq-trace-stop":
+            thread.join()
+    assert pipeline.exported == 0
+    assert pipeline.dropped_by_reason == {"queue_full": 0, "export_failed": 0, "shutdown": 2_000}
+
+
 def test_exporters_of_the_application_log_as_ever(collector, pipeline_to, caplog):
     pipeline_to(collector.address)
     theirs = logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter")

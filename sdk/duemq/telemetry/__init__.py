@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from duemq.errors import InvalidArgument, Unavailable
 from duemq.settings import default_nameserver
+from duemq.telemetry.counts import REASONS
 
 if TYPE_CHECKING:
     from duemq.telemetry.pipeline import Pipeline
 
-__all__ = ["EXPORTERS", "configure", "configure_from_env", "shutdown"]
+__all__ = ["EXPORTERS", "configure", "configure_from_env", "dropped", "exported", "shutdown"]
 
 EXPORTERS = ("off", "duemq", "otlp")
 
@@ -29,6 +32,13 @@ SHUTDOWN_TIMEOUT_S = 5.0
 _PACKAGES = {"duemq": "'duemq[telemetry]'", "otlp": "'duemq[otlp]'"}
 
 _pipeline: Pipeline | None = None
+
+_last: Pipeline | None = None
+"""The running pipeline, or the one that ran last."""
+
+_exported = 0
+_dropped: Counter[str] = Counter()
+"""Of the pipelines before that."""
 
 
 def configure(
@@ -50,7 +60,7 @@ def configure(
     Raises InvalidArgument for an unknown exporter and for wrong OTEL_EXPORTER_OTLP_* variables,
     Unavailable where a package is missing.
     """
-    global _pipeline
+    global _pipeline, _last
     if exporter not in EXPORTERS:
         raise InvalidArgument(
             f"tracing: {exporter!r} is unknown, choose one of {', '.join(EXPORTERS)}",
@@ -59,6 +69,7 @@ def configure(
             limit="|".join(EXPORTERS),
         )
     shutdown()
+    _put_by()
     if exporter == "off":
         return None
     try:
@@ -74,6 +85,7 @@ def configure(
             value=exporter,
             retryable=False,
         ) from error
+    _last = _pipeline
     # Registered last, called first: OpenTelemetry's own end at exit may wait for 30 s.
     atexit.unregister(shutdown)
     atexit.register(shutdown)
@@ -98,3 +110,27 @@ def shutdown(timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
     pipeline, _pipeline = _pipeline, None
     if pipeline is not None:
         pipeline.shutdown(timeout_s)
+
+
+def exported() -> int:
+    """Spans that this process has handed over, for all that `configure` set up."""
+    return _exported + (_last.exported if _last is not None else 0)
+
+
+def dropped() -> Mapping[str, int]:
+    """Spans that this process has lost, by reason.
+
+    `queue_full`: too many waited.  `export_failed`: nobody took them, or nobody knows.
+    `shutdown`: they were still on their way at the end.  What a sampler refused is no loss.
+    """
+    last = _last.dropped_by_reason if _last is not None else {}
+    return {reason: _dropped[reason] + last.get(reason, 0) for reason in REASONS}
+
+
+def _put_by() -> None:
+    """Its spans are counted for good: what ends later is its successor's."""
+    global _last, _exported
+    if _last is not None:
+        _exported += _last.exported
+        _dropped.update(_last.dropped_by_reason)
+        _last = None

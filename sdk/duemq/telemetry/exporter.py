@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from duemq.errors import DuemqError, TooLarge
 from duemq.telemetry import columns
+from duemq.telemetry.counts import EXPORT_FAILED, SHUTDOWN, SpanCounts
 
 _logger = logging.getLogger(__name__)
 
@@ -37,8 +38,17 @@ class CountingExporter(SpanExporter):
     def __init__(self) -> None:
         self._stop_at: float | None = None  # time.monotonic(); None: not stopping
         self._failing = False
-        self.exported = 0
-        self.dropped = 0
+        self.counts = SpanCounts()
+
+    @property
+    def exported(self) -> int:
+        """Spans handed over so far."""
+        return self.counts.exported
+
+    @property
+    def dropped(self) -> int:
+        """Spans lost so far, for whatever reason."""
+        return sum(self.counts.dropped.values())
 
     @abstractmethod
     def deliver(self, spans: Sequence[ReadableSpan]) -> None:
@@ -55,15 +65,15 @@ class CountingExporter(SpanExporter):
         """Sends the spans; too large a batch is halved; FAILURE after the drop was counted."""
         if not spans:
             return SpanExportResult.SUCCESS
-        if self._stop_at is not None and time.monotonic() >= self._stop_at:
+        if self._stops():
             return self._drop(len(spans), "shutting down")
         try:
             self.deliver(spans)
         except TooLarge as error:
             return self._halve(spans, error)
-        except (DuemqError, OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Of whatever kind: what is lost is counted.
             return self._drop(len(spans), str(error) or type(error).__name__)
-        self.exported += len(spans)
+        self.counts.export(len(spans))
         if self._failing:
             self._failing = False
             _logger.info("trace export works again", extra={"dropped": self.dropped})
@@ -77,11 +87,14 @@ class CountingExporter(SpanExporter):
         failed = SpanExportResult.FAILURE in results
         return SpanExportResult.FAILURE if failed else SpanExportResult.SUCCESS
 
-    def _drop(self, count: int, reason: str) -> SpanExportResult:
-        self.dropped += count
+    def _stops(self) -> bool:
+        return self._stop_at is not None and time.monotonic() >= self._stop_at
+
+    def _drop(self, count: int, error: str) -> SpanExportResult:
+        self.counts.drop(count, SHUTDOWN if self._stops() else EXPORT_FAILED)
         if not self._failing:  # Said once per outage, not once per batch.
             self._failing = True
-            _logger.warning("spans dropped: %s", reason, extra={"spans": count})
+            _logger.warning("spans dropped: %s", error, extra={"spans": count})
         return SpanExportResult.FAILURE
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

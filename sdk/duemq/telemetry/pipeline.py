@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from duemq.protocol.names import TRACE_TOPIC
+from duemq.telemetry.counts import QUEUE_FULL
 from duemq.telemetry.exporter import CountingExporter, DueMQSpanExporter, Sink
 from duemq.telemetry.sink import TraceSink
 
@@ -46,8 +47,13 @@ class Pipeline:
 
     @property
     def dropped(self) -> int:
-        """Spans lost so far: the queue was full, or their export failed."""
-        return self._processor.dropped + self._exporter.dropped
+        """Spans lost so far, for whatever reason."""
+        return self._exporter.dropped
+
+    @property
+    def dropped_by_reason(self) -> Mapping[str, int]:
+        """Spans lost so far by reason: `queue_full`, `export_failed`, `shutdown`."""
+        return self._exporter.counts.dropped
 
     @property
     def exported(self) -> int:
@@ -70,6 +76,7 @@ class Pipeline:
         if stopping.is_alive():
             self._exporter.interrupt()
             stopping.join(INTERRUPT_TIMEOUT_S)
+        self._exporter.counts.close()
         if self.dropped:
             _logger.warning("%d spans were dropped, %d exported", self.dropped, self.exported)
 
@@ -80,12 +87,9 @@ class BoundedSpanProcessor(BatchSpanProcessor):
     OpenTelemetry's own drops the oldest and counts only with a metrics SDK.
     """
 
-    def __init__(self, exporter: SpanExporter) -> None:
-        self._lock = threading.Lock()  # guards the counters and the flag
-        self._pending = 0
-        self._overflowing = False
-        self.taken = 0
-        self.dropped = 0
+    def __init__(self, exporter: CountingExporter) -> None:
+        self._counts = exporter.counts
+        self._overflowing = False  # only for the log: a line too many does no harm
         self._pending_max = _from_env("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_SPANS_MAX)
         super().__init__(
             _Counted(exporter, self._take),
@@ -102,24 +106,21 @@ class BoundedSpanProcessor(BatchSpanProcessor):
         """Queues a sampled span, or counts it as dropped."""
         if not (span.context and span.context.trace_flags.sampled):
             return
-        with self._lock:
-            fits = self._pending < self._pending_max
-            first = not (fits or self._overflowing)
-            if fits:
-                self._pending += 1
-            else:
-                self.dropped += 1
-                self._overflowing = True
-        if fits:
+        dropped = self._counts.admit(self._pending_max)
+        if dropped is None:
             super().on_end(span)
-        elif first:  # Said once per overflow, not once per span.
+        elif dropped == QUEUE_FULL and not self._overflowing:  # Said once per overflow.
+            self._overflowing = True
             _logger.warning("%d spans wait for export, further ones are dropped", self._pending_max)
 
+    def shutdown(self) -> None:
+        """Exports what waits; what the exporter did not take in time is dropped."""
+        super().shutdown()
+        self._counts.close()
+
     def _take(self, count: int) -> None:
-        with self._lock:
-            self._pending -= count
-            self.taken += count
-            self._overflowing &= self._pending > self._pending_max // 2
+        self._counts.take(count)
+        self._overflowing &= self._counts.waiting > self._pending_max // 2
 
 
 class _Counted(SpanExporter):

@@ -1,12 +1,15 @@
 import logging
+import os
 import threading
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from duemq import telemetry
 from duemq.errors import InvalidArgument, Timeout, TooLarge
+from duemq.telemetry.counts import SpanCounts
 from duemq.telemetry.exporter import DueMQSpanExporter
 from duemq.telemetry.pipeline import Pipeline
 from duemq.tracing import spans as tracing
@@ -94,6 +97,7 @@ def test_what_the_queue_cannot_hold_is_dropped_counted_and_said_once(
     pipeline.shutdown(timeout_s=30)
     assert pipeline.dropped > 0
     assert pipeline.dropped + pipeline.exported == 1_000
+    assert pipeline.dropped_by_reason["queue_full"] == pipeline.dropped
     said = [record.message for record in caplog.records if record.name.startswith("duemq.")]
     assert said[0] == "100 spans wait for export, further ones are dropped"
     assert said[-1] == f"{pipeline.dropped} spans were dropped, {pipeline.exported} exported"
@@ -109,10 +113,18 @@ def test_a_failing_export_is_counted_and_said_once(sink, caplog):
         sink.fail_with = None
         assert exporter.export(finished(4)) is SpanExportResult.SUCCESS
     assert (exporter.exported, exporter.dropped) == (4, 5)
+    assert exporter.counts.dropped["export_failed"] == 5
     assert [record.message for record in caplog.records] == [
         "spans dropped: no answer",
         "trace export works again",
     ]
+
+
+def test_an_error_of_any_kind_is_counted(sink):
+    exporter = DueMQSpanExporter(lambda: sink)
+    sink.fail_with = TypeError("a bug")
+    assert exporter.export(finished(3)) is SpanExportResult.FAILURE
+    assert exporter.dropped == 3
 
 
 def test_a_batch_that_is_too_large_goes_in_halves(sink):
@@ -144,7 +156,72 @@ def test_shutdown_does_not_wait_for_an_export_that_hangs(provider, sink):
     pipeline = Pipeline(provider, DueMQSpanExporter(lambda: sink))
     send(1)
     pipeline.shutdown(timeout_s=0.01)
+    assert (pipeline.exported, pipeline.dropped) == (0, 1)
     gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "duemq-trace-stop":
+            thread.join()
+    # What was told holds, whatever became of it.
+    assert (pipeline.exported, pipeline.dropped_by_reason["shutdown"]) == (0, 1)
+
+
+def test_unsampled_spans_are_no_loss(sink):
+    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
+    tracing.use(provider)
+    pipeline = Pipeline(provider, DueMQSpanExporter(lambda: sink))
+    send(10)
+    pipeline.shutdown(timeout_s=30)
+    tracing.use(None)
+    assert (pipeline.exported, pipeline.dropped) == (0, 0)
+
+
+def test_spans_that_wait_when_the_provider_ends_are_counted(sink, monkeypatch):
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+    provider = TracerProvider(shutdown_on_exit=False)
+    tracing.use(provider)
+    pipeline = Pipeline(provider, DueMQSpanExporter(lambda: sink))
+    sink.fail_with = Timeout("no answer")
+    send(5)
+    provider.shutdown()  # by the application, not through the pipeline
+    tracing.use(None)
+    assert (pipeline.exported, pipeline.dropped) == (0, 5)
+
+
+def test_a_forked_child_counts_from_zero():
+    counts = SpanCounts()
+    assert counts.admit(1) is None
+    assert counts.admit(1) == "queue_full"
+    child = os.fork()
+    if child == 0:
+        whole = counts.waiting + counts.exported + sum(counts.dropped.values())
+        os._exit(whole)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (counts.waiting, counts.dropped["queue_full"]) == (1, 1)
+
+
+def test_a_process_tells_all_that_it_lost(sink, monkeypatch):
+    """Over several `configure`; each pipeline here is made of a sink in memory."""
+    providers = []
+
+    def start(service, exporter, *, nameserver, instance):
+        providers.append(TracerProvider(shutdown_on_exit=False))
+        tracing.use(providers[-1])
+        return Pipeline(providers[-1], DueMQSpanExporter(lambda: sink))
+
+    monkeypatch.setattr("duemq.telemetry.pipeline.start", start)
+    before = telemetry.dropped()["export_failed"], telemetry.exported()
+    for count in (3, 4):
+        telemetry.configure("app")
+        sink.fail_with = Timeout("no answer")
+        send(count)
+        telemetry._pipeline.flush()
+        sink.fail_with = None
+        send(1)
+        telemetry._pipeline.flush()
+    telemetry.shutdown()
+    tracing.use(None)
+    after = telemetry.dropped()["export_failed"], telemetry.exported()
+    assert (after[0] - before[0], after[1] - before[1]) == (7, 2)
 
 
 def test_an_unknown_exporter_is_refused():
