@@ -107,6 +107,7 @@ def row_of(span, index):
         "queue_offset": numbers.get("queue_offset", 0) if queue is not None else None,
         "body_bytes": numbers.get("body_bytes", 0),
         "batch_count": numbers.get("batch_count") or None,
+        "sampled_count": numbers.get("sampled_count") or None,
         "due_ms": due or None,
         "lateness_ms": numbers.get("lateness_ms", 0) if late else None,
         "attempt": numbers.get("attempt", 0),
@@ -115,7 +116,7 @@ def row_of(span, index):
             for name, value in attributes.items()
             if name not in hidden
         ),
-        "schema_version": 1,
+        "schema_version": columns.SCHEMA_VERSION,
         "trace_broker": "broker-0",
         "trace_queue": 2,
         "trace_offset": 9,
@@ -124,7 +125,7 @@ def row_of(span, index):
 
 
 @unhurried
-@given(st.lists(readable(), max_size=6))
+@given(st.lists(readable(), min_size=1, max_size=6))
 def test_every_span_comes_out_as_it_went_in(given_spans):
     batch = spans.to_arrow(columns.encode(given_spans), SOURCE, 9, schema.SPANS)
     assert batch.schema == schema.arrow_schema(schema.SPANS)
@@ -180,5 +181,24 @@ def test_a_damaged_column_is_named(change, column):
 def test_what_is_no_batch_is_refused():
     with pytest.raises(Corrupt, match="no SpanBatch"):
         spans.to_arrow(b"\xff\xff\xff", SOURCE, 9, schema.SPANS)
-    with pytest.raises(Corrupt, match="rows"):
-        spans.to_arrow(SpanBatch(rows=-1).SerializeToString(), SOURCE, 9, schema.SPANS)
+    for damaged in (SpanBatch(rows=-1), SpanBatch(), SpanBatch(rows=65_537)):
+        with pytest.raises(Corrupt, match="rows"):
+            spans.to_arrow(damaged.SerializeToString(), SOURCE, 9, schema.SPANS)
+
+
+def test_few_bytes_do_not_become_many_rows_or_long_texts():
+    claims = SpanBatch(rows=65_536)
+    with pytest.raises(Corrupt, match="0 bytes for 65536 ids"):
+        spans.to_arrow(claims.SerializeToString(), SOURCE, 9, schema.SPANS)
+    rows = 2_000
+    claims = SpanBatch(rows=rows, trace_ids=bytes(16 * rows), span_ids=bytes(8 * rows))
+    claims.name.values.append("x" * 100_000)
+    claims.name.rows.extend([0] * rows)
+    with pytest.raises(Corrupt, match="200,000,000 characters") as refused:
+        spans.to_arrow(claims.SerializeToString(), SOURCE, 9, schema.SPANS)
+    assert refused.value.field == "name"
+    deep = SpanBatch(rows=1, trace_ids=bytes(16), span_ids=bytes(8))
+    deep.attributes.values.append("[" * 100_000)
+    deep.attributes.rows.append(0)
+    with pytest.raises(Corrupt, match="column attributes"):
+        spans.to_arrow(deep.SerializeToString(), SOURCE, 9, schema.SPANS)

@@ -16,6 +16,8 @@ from duemq.protocol.names import TRACE_TOPIC
 from duemq.telemetry import columns
 from duemq.tracing import spans
 from duemq.v1.message_pb2 import Record
+from duemq.v1.trace_pb2 import SpanBatch
+from duemq_analytics import report
 from duemq_analytics.source import schema
 from tests.service.blocking_cluster import STORE_MS, FakeCluster, FakeQueue, serving
 
@@ -152,14 +154,39 @@ def test_traces_are_read_as_spans(spark, cluster):
     assert narrow.toArrow().to_pylist()[0] == {"topic": "orders", "trace_row": 0}
 
 
-def test_a_damaged_trace_message_is_named(spark, cluster):
-    cluster.topics[TRACE_TOPIC] = [FakeQueue([Record(body=b"\xff")], 5)]
-    with pytest.raises(PySparkException, match="trace message broker-0/0/5 is no SpanBatch"):
-        load(spark, cluster, "duemq-spans").load().count()
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+def test_what_is_no_trace_is_set_aside_and_stops_nothing(
+    spark, cluster, tmp_path, fail_on_data_loss
+):
+    good, more = traced_records()
+    garbage = [Record(body=b"\xff"), Record(), Record(body=SpanBatch(rows=9).SerializeToString())]
+    cluster.topics[TRACE_TOPIC] = [FakeQueue([good, *garbage, more], 5), FakeQueue([garbage[0]])]
+    source = load(spark, cluster, "duemq-spans", failOnDataLoss=fail_on_data_loss)
+    assert source.load().count() == 3
+    rows = source.option("undecodable", "rows").load()
+    landed = report.land(spark, rows, str(tmp_path))
+    assert landed.spans.columns == [column.name for column in schema.SPANS]
+    assert (landed.spans.count(), landed.undecodable) == (3, 4)
+    quarantine = spark.read.parquet(str(tmp_path / "quarantine"))
+    told = quarantine.orderBy("trace_queue", "trace_offset").toArrow().to_pylist()
+    places = [tuple(row[name] for name in schema.PLACE) for row in told]
+    assert places == [("broker-0", 0, offset) for offset in (6, 7, 8)] + [("broker-0", 1, 0)]
+    assert [row["undecodable_body"] for row in told] == [g.body for g in (*garbage, garbage[0])]
+    assert told[0]["undecodable_reason"].startswith("trace message broker-0/0/6 is no SpanBatch")
+    page = Path(report.write(landed, str(tmp_path), now=datetime.now(UTC)).html).read_text()
+    assert "4 messages of the trace topic could not" in page
+
+
+def test_an_earlier_report_s_quarantine_does_not_stay(spark, cluster, tmp_path):
+    for records, count in (([Record(body=b"\xff")], 1), (traced_records(), 0)):
+        cluster.topics[TRACE_TOPIC] = [FakeQueue(records)]
+        rows = load(spark, cluster, "duemq-spans", undecodable="rows").load()
+        assert report.land(spark, rows, str(tmp_path)).undecodable == count
+        assert spark.read.parquet(str(tmp_path / "quarantine")).count() == count
 
 
 def test_the_formats_are_found_without_registering():
-    root = Path(schema.__file__).parent.parent
+    root = Path(schema.__file__).parents[2]
     found = {module.name for module in pkgutil.iter_modules([str(root)])}
     assert {"pyspark_duemq", "pyspark_duemq_spans"} <= found
     import pyspark_duemq

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from duemq.errors import InvalidArgument
@@ -15,6 +15,9 @@ LATEST = "latest"
 _WORDS = {-1: LATEST, -2: EARLIEST}
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
+SKIP = "skip"
+ROWS = "rows"
+
 RECORDS_PER_PARTITION = 100_000
 RECORDS_PER_PARTITION_LIMIT = 10_000_000
 TIMEOUT_S = 60
@@ -42,6 +45,8 @@ class Options:
     """Whether an offset that is no longer (or not yet) there, or a lost broker, fails the read."""
     timeout_s: int = TIMEOUT_S
     """How long an unreachable server is asked again before the read fails."""
+    undecodable: str = SKIP
+    """Of spans: what becomes of messages that are no spans, `skip` or `rows`."""
 
 
 NAMES = (
@@ -54,22 +59,26 @@ NAMES = (
     "timeoutSeconds",
 )
 
+SPAN_NAMES = (*NAMES, "undecodable")
+"""Of `duemq-spans`."""
+
 
 def parse(
     given: Mapping[str, str],
     *,
     topic: str = "",
     records_per_partition: int = RECORDS_PER_PARTITION,
+    names: Sequence[str] = NAMES,
 ) -> Options:
     """The options; raises InvalidArgument naming option, value and what is allowed.
 
-    `topic` and `records_per_partition` are the source's own defaults.
+    `topic`, `records_per_partition` and `names` are the source's own.
     """
     options = {name.lower(): value for name, value in given.items()}
-    known = {name.lower() for name in NAMES}
+    known = {name.lower() for name in names}
     for name in options:
         if name not in known and name not in _IGNORED:
-            raise _invalid(name, options[name], f"a known option: {', '.join(NAMES)}")
+            raise _invalid(name, options[name], f"a known option: {', '.join(names)}")
     topic = options.get("topic", topic)
     if not topic:
         raise _invalid("topic", "", "the topic to read")
@@ -87,6 +96,7 @@ def parse(
         timeout_s=_integer(
             "timeoutSeconds", options.get("timeoutseconds", str(TIMEOUT_S)), TIMEOUT_S_LIMIT
         ),
+        undecodable=_word("undecodable", options.get("undecodable", SKIP), (SKIP, ROWS)),
     )
 
 
@@ -130,6 +140,12 @@ def _integer(name: str, text: str, limit: int) -> int:
     if text.isascii() and text.isdigit() and 1 <= int(text) <= limit:
         return int(text)
     raise _invalid(name, text, f"a whole number from 1 to {limit:,}")
+
+
+def _word(name: str, text: str, words: Sequence[str]) -> str:
+    if text.lower() in words:
+        return text.lower()
+    raise _invalid(name, text, " or ".join(words))
 
 
 def _boolean(name: str, text: str) -> bool:

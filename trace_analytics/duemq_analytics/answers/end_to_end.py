@@ -67,8 +67,8 @@ def journeys(spans: DataFrame) -> DataFrame:
 def end_to_end(journeys: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> DataFrame:
     """Aggregates journeys of messages without a due time, by the time of their sending.
 
-    bucket_s, bucket_ts, topic, consumer_group · messages, repeated (the callback had it more than once) ·
-    p50_ms, p95_ms, p99_ms, max_ms, curve.
+    bucket_s, bucket_ts, topic, consumer_group · messages, repeated (the callback had it more than
+    once) · p50_ms, p95_ms, p99_ms, max_ms, curve.
     """
     return (
         journeys.where(F.col("due_ms").isNull())

@@ -48,5 +48,5 @@ def operations(spans: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> Data
 
 
 def weight() -> Column:
-    """How many messages a span stands for."""
-    return F.coalesce(F.col("batch_count"), F.lit(1))
+    """How many messages a span stands for: where there is a sampler, the sampled ones."""
+    return F.coalesce(F.col("sampled_count"), F.col("batch_count"), F.lit(1))

@@ -11,6 +11,7 @@ later queries of the same one answer wrongly.  Filters are options; columns are 
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from duemq.errors import InvalidArgument
+from duemq.errors import Corrupt, InvalidArgument
 from duemq.protocol.names import TRACE_TOPIC
 from duemq_analytics import options
 from duemq_analytics.options import Options
@@ -33,6 +34,11 @@ TRACE_RECORDS_PER_PARTITION = 1_000
 
 BATCH_ROWS = 10_000
 """Rows gathered into one Arrow batch; more brings nothing."""
+
+BATCH_BYTES = 64 * 1024 * 1024
+"""The same in bytes, for rows that are large."""
+
+_logger = logging.getLogger(__name__)
 
 
 class RangePartition(InputPartition):
@@ -95,22 +101,45 @@ class MessageReader(RangeReader):
 
 
 class SpanReader(RangeReader):
-    """Reads the spans that the messages of the trace topic hold."""
+    """Reads the spans that the messages of the trace topic hold.
+
+    Whoever may send may write to that topic: what cannot be decoded never fails a read.
+    """
 
     def batches(self, piece: QueueRange, found: Iterator[Run]) -> Iterator[pa.RecordBatch]:
         """About BATCH_ROWS spans each."""
         gathered: list[pa.RecordBatch] = []
-        rows = 0
-        for run in found:
-            for i, record in enumerate(run.records):
-                batch = spans.to_arrow(record.body, piece, run.offset + i, self.columns)
-                gathered.append(batch)
-                rows += batch.num_rows
-                if rows >= BATCH_ROWS:
-                    yield pa.concat_batches(gathered)
-                    gathered, rows = [], 0
+        rows = size = 0
+        for batch in self._decoded(piece, found):
+            gathered.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+            if rows >= BATCH_ROWS or size >= BATCH_BYTES:
+                yield pa.concat_batches(gathered)
+                gathered, rows, size = [], 0, 0
         if gathered:
             yield pa.concat_batches(gathered)
+
+    def _decoded(self, piece: QueueRange, found: Iterator[Run]) -> Iterator[pa.RecordBatch]:
+        """A batch a message; those that are no spans as the option `undecodable` says."""
+        undecodable = 0
+        for run in found:
+            for i, record in enumerate(run.records):
+                offset = run.offset + i
+                try:
+                    yield spans.to_arrow(record.body, piece, offset, self.columns)
+                except Corrupt as error:
+                    undecodable += 1
+                    if undecodable == 1:  # Said once a partition: there may be many.
+                        _logger.warning("left out of the spans: %s", error.message)
+                    if self.settings.undecodable == options.ROWS:
+                        yield spans.undecodable(
+                            record.body, error.message, piece, offset, self.columns
+                        )
+        if undecodable > 1:
+            _logger.warning(
+                "%d undecodable messages in %s/%d", undecodable, piece.broker, piece.queue
+            )
 
 
 class MessageSource(DataSource):
@@ -146,19 +175,28 @@ class SpanSource(DataSource):
 
     def schema(self) -> str:
         """All columns."""
-        return schema.ddl(schema.SPANS)
+        return schema.ddl(self._known())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns asked for."""
-        parsed = options.parse(
-            self.options, topic=TRACE_TOPIC, records_per_partition=TRACE_RECORDS_PER_PARTITION
+        return SpanReader(self._parsed(), _columns(self._known(), schema))
+
+    def _known(self) -> tuple[Column, ...]:
+        return _SPANS + _UNDECODABLE if self._parsed().undecodable == options.ROWS else _SPANS
+
+    def _parsed(self) -> Options:
+        return options.parse(
+            self.options,
+            topic=TRACE_TOPIC,
+            records_per_partition=TRACE_RECORDS_PER_PARTITION,
+            names=options.SPAN_NAMES,
         )
-        return SpanReader(parsed, _columns(_SPANS, schema))
 
 
 # Under other names: `reader` must call its parameter `schema`.
 _MESSAGES = schema.MESSAGES
 _SPANS = schema.SPANS
+_UNDECODABLE = schema.UNDECODABLE
 
 
 def _columns(known: Sequence[Column], asked: Any) -> tuple[Column, ...]:

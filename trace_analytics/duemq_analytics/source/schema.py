@@ -99,7 +99,7 @@ SPANS: tuple[Column, ...] = (
     Column("message_id", "string", "send and process only"),
     Column("key", "string", "of the message"),
     Column("tag", "string", "of the message"),
-    Column("consumer_group", "string", "receive and process only"),
+    Column("consumer_group", "string", "receive, process and settle only"),
     Column("client_id", "string", "producer or group member"),
     Column("body_bytes", "bigint", "payload of the message, or of the frame"),
     Column("batch_count", "bigint", "messages that the span stands for; null: one"),
@@ -112,7 +112,16 @@ SPANS: tuple[Column, ...] = (
     Column("trace_queue", "int", "queue,"),
     Column("trace_offset", "bigint", "offset,"),
     Column("trace_row", "int", "and row in the batch: unique together"),
+    Column("sampled_count", "bigint", "those of batch_count that are sampled; null: all"),
 )
+
+UNDECODABLE: tuple[Column, ...] = (
+    Column("undecodable_reason", "string", "why a message is no spans; null: it is"),
+    Column("undecodable_body", "binary", "its bytes as they lie there"),
+)
+"""Further columns of the spans with the option `undecodable=rows`."""
+
+PLACE = ("trace_broker", "trace_queue", "trace_offset")
 
 
 def ddl(columns: Iterable[Column]) -> str:

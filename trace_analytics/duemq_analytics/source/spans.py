@@ -20,11 +20,14 @@ from duemq.v1.trace_pb2 import SpanBatch, StringColumn
 from duemq_analytics.source.plan import QueueRange
 from duemq_analytics.source.schema import Column, arrow_schema
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """The newest that is understood.  A newer one only adds columns, which are left out here."""
 
 SPANS_MAX = 65_536
 """Rows in one batch; writers put 512.  A larger number is damage."""
+
+TEXT_MAX = 64 * 1024 * 1024
+"""Characters in one column of a batch.  A dictionary can claim any number in few bytes."""
 
 _TRACE_ID_BYTES = 16
 _SPAN_ID_BYTES = 8
@@ -43,16 +46,37 @@ def to_arrow(
         batch = SpanBatch.FromString(body)
     except DecodeError as error:
         raise Corrupt(f"trace message {place} is no SpanBatch: {error}", field="body") from error
-    if not 0 <= batch.rows <= SPANS_MAX:
+    if not 0 < batch.rows <= SPANS_MAX:
         raise Corrupt(f"trace message {place}: {batch.rows} rows", field="rows", limit=SPANS_MAX)
+    if len(batch.span_ids) != batch.rows * _SPAN_ID_BYTES:  # No span is without one.
+        raise Corrupt(
+            f"trace message {place}, column span_id: {len(batch.span_ids)} bytes for "
+            f"{batch.rows} ids of {_SPAN_ID_BYTES}",
+            field="span_id",
+        )
     arrays = []
     for column in columns:
         try:
             arrays.append(_ARRAYS[column.name](batch, source, offset))
-        except (ValueError, IndexError, pa.ArrowException) as error:
+        except (ValueError, IndexError, RecursionError, pa.ArrowException) as error:
             raise Corrupt(
                 f"trace message {place}, column {column.name}: {error}", field=column.name
             ) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+
+def undecodable(
+    body: bytes, reason: str, source: QueueRange, offset: int, columns: Sequence[Column]
+) -> pa.RecordBatch:
+    """One row that stands for a message which `to_arrow` refused: place, reason and bytes."""
+    row = {
+        "trace_broker": source.broker,
+        "trace_queue": source.queue,
+        "trace_offset": offset,
+        "undecodable_reason": reason,
+        "undecodable_body": body,
+    }
+    arrays = [pa.array([row.get(column.name)], column.arrow_type) for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
 
@@ -68,8 +92,19 @@ def _strings(column: StringColumn, rows: int) -> pa.Array:
     indexes = _numbers(column.rows, rows, np.uint32)
     if len(indexes) and int(indexes.max()) >= len(column.values):
         raise ValueError(f"index {indexes.max()} of {len(column.values)} values")
+    _require_bounded(column.values, indexes)
     table = pa.array([value or None for value in column.values], pa.string())
     return table.take(pa.array(indexes))
+
+
+def _require_bounded(values: Sequence[str], indexes: np.ndarray) -> None:
+    """Raises ValueError where a dictionary would become more than TEXT_MAX characters."""
+    if max(map(len, values), default=0) * len(indexes) <= TEXT_MAX:
+        return
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    total = int(lengths[indexes].sum())
+    if total > TEXT_MAX:
+        raise ValueError(f"{total:,} characters, more than {TEXT_MAX:,}")
 
 
 def _numbers(values: Any, rows: int, dtype: Any) -> np.ndarray:
@@ -179,6 +214,9 @@ def _attributes(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
         return pa.array([()] * batch.rows, kind)
     maps = [_map(text) for text in batch.attributes.values]
     indexes = _numbers(batch.attributes.rows, batch.rows, np.uint32)
+    if len(indexes) and int(indexes.max()) >= len(maps):
+        raise ValueError(f"index {indexes.max()} of {len(maps)} values")
+    _require_bounded(batch.attributes.values, indexes)
     return pa.array([maps[index] for index in indexes], kind)
 
 
@@ -230,4 +268,7 @@ _ARRAYS: Mapping[str, Make] = {
     "trace_queue": _constant(pa.int32(), lambda batch, source, offset: source.queue),
     "trace_offset": _constant(pa.int64(), lambda batch, source, offset: offset),
     "trace_row": lambda batch, *_: pa.array(np.arange(batch.rows, dtype=np.int32)),
+    "sampled_count": _integer("sampled_count", null=0),
+    "undecodable_reason": lambda batch, *_: pa.nulls(batch.rows, pa.string()),
+    "undecodable_body": lambda batch, *_: pa.nulls(batch.rows, pa.binary()),
 }
