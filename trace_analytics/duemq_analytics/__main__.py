@@ -1,5 +1,7 @@
 """`python -m duemq_analytics report`: the traces of a cluster as tables and a page.
 
+Also as a job of `spark-submit`, whose master and settings then hold.
+
 Exit codes: 0 done; 1 the traces could not be read; 2 wrong usage, or Java or a package is missing.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -15,10 +18,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duemq.errors import DuemqError, InvalidArgument, Rejected, TopicNotFound
+from duemq.errors import Corrupt, DuemqError, InvalidArgument, Rejected, TopicNotFound
 from duemq.protocol.names import TRACE_TOPIC
 from duemq.settings import default_nameserver
-from duemq_analytics import options
+from duemq_analytics import options, output
+from duemq_analytics.progress import Progress, tasks_of
 from duemq_analytics.source.client import QueueClient
 
 BATCH_SPANS_MAX = 512
@@ -30,8 +34,16 @@ QUICK_SPANS_MAX = 250_000
 REACH_TIMEOUT_S = 10
 """For the first answer of the cluster."""
 
+_JAVA_CAUSE = re.compile(r"(?:: |Caused by: )(.+)")
+"""A line of a Java stack that says what was thrown."""
+
+_SPARK_ERROR = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .+")
+"""Spark's own words, after its error class: they name files and columns."""
+
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+
+    from duemq_analytics.report import Landed, Summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         "report",
         help="aggregate the traces into Parquet tables and one HTML page",
         description="Reads spans from a cluster's trace topic, or from a folder that an earlier "
-        "report wrote, and writes OUTPUT/report.html and the tables spans, operations, "
+        "report wrote, and writes OUTPUT/report.html and the tables spans, quarantine, operations, "
         "end_to_end and lateness (Parquet).",
     )
     source = report.add_mutually_exclusive_group()
@@ -68,8 +80,13 @@ def _parser() -> argparse.ArgumentParser:
         default=default_nameserver(),
         help="cluster to read (default: DUEMQ_NAMESERVER, else %(default)s)",
     )
-    source.add_argument("--spans", metavar="DIR", type=Path, help="read Parquet spans instead")
-    report.add_argument("--output", metavar="DIR", type=Path, required=True, help="made if missing")
+    source.add_argument("--spans", metavar="DIR", help="read Parquet spans instead")
+    report.add_argument(
+        "--output",
+        metavar="DIR",
+        required=True,
+        help="made if missing; DIRs are folders or whatever Hadoop has, like s3a://bucket/folder",
+    )
     report.add_argument("--topic", action="append", help="only this topic; may be repeated")
     report.add_argument("--trace-topic", default=TRACE_TOPIC, help="default: %(default)s")
     report.add_argument("--json", action="store_true", help="print the result as one JSON object")
@@ -80,7 +97,8 @@ def _report(arguments: argparse.Namespace, scratch: Path) -> int:
     from duemq_analytics import session
 
     try:
-        session.require_java()
+        if not session.submitted():
+            session.require_java()
         quick = _size(arguments) <= QUICK_SPANS_MAX
         spark = session.start("duemq trace report", scratch, quick=quick)
     except session.JavaMissing as error:
@@ -94,14 +112,7 @@ def _report(arguments: argparse.Namespace, scratch: Path) -> int:
 def _size(arguments: argparse.Namespace) -> int:
     """About how many spans there are; says what is wrong with the source before Java starts."""
     if arguments.spans is not None:
-        from pyarrow import dataset
-
-        if not arguments.spans.is_dir():
-            raise InvalidArgument(
-                f"--spans: {arguments.spans} is no folder", field="spans", value=arguments.spans
-            )
-        spans: int = dataset.dataset(arguments.spans, format="parquet").count_rows()
-        return spans
+        return _rows_of(arguments.spans)
     settings = options.parse(
         {"nameserver": arguments.nameserver, "timeoutSeconds": str(REACH_TIMEOUT_S)},
         topic=arguments.trace_topic,
@@ -117,51 +128,94 @@ def _size(arguments: argparse.Namespace) -> int:
     return sum(queue.past - queue.first for queue in queues) * BATCH_SPANS_MAX
 
 
+def _rows_of(folder: str) -> int:
+    """Of Parquet files in a local folder; those elsewhere are taken for many."""
+    import pyarrow as pa
+    from pyarrow import dataset
+
+    if output.is_uri(folder):
+        return QUICK_SPANS_MAX + 1
+    if not Path(folder).is_dir():
+        raise InvalidArgument(f"--spans: {folder} is no folder", field="spans", value=folder)
+    try:
+        rows: int = dataset.dataset(folder, format="parquet").count_rows()
+    except pa.ArrowException as error:
+        raise Corrupt(f"--spans: {_one_line(error)}", field="spans", value=folder) from error
+    return rows
+
+
 def _write(arguments: argparse.Namespace, spark: SparkSession) -> int:
+    from py4j.protocol import Py4JError
+    from pyarrow import ArrowException
     from pyspark.errors import PySparkException
 
     from duemq_analytics import report
 
+    # Under spark-submit both streams are one: what a program reads must be the result alone.
+    progress = Progress(tasks_of(spark), quiet=arguments.json)
     try:
-        spans = _spans(arguments, spark)
-        if arguments.spans is None:
-            spans = report.land(spark, spans, arguments.output)
-        summary = report.write(spans, arguments.output, now=datetime.now(UTC))
-    except PySparkException as error:
-        return _failed(arguments, _cause(str(error)), 1)
+        landed = _land(arguments, spark, progress)
+        summary = report.write(landed, arguments.output, now=datetime.now(UTC), progress=progress)
+    except (PySparkException, Py4JError, ArrowException) as error:
+        return _failed(arguments, _cause(error), 1)
     if arguments.json:
-        print(json.dumps(_result(summary)))
+        print(json.dumps(_result(summary) | {"master": spark.sparkContext.master}))
     else:
         print(f"{summary.spans:,} spans of {len(summary.topics)} topics: {summary.html}")
+        if summary.undecodable:
+            print(f"{summary.undecodable:,} messages could not be decoded: see quarantine")
     return 0
 
 
-def _spans(arguments: argparse.Namespace, spark: SparkSession) -> DataFrame:
+def _land(arguments: argparse.Namespace, spark: SparkSession, progress: Progress) -> Landed:
+    from pyspark.sql import functions as F
+
+    from duemq_analytics import report
+    from duemq_analytics.source import schema
+
+    wanted = F.col("topic").isin(arguments.topic) if arguments.topic else F.lit(True)
     if arguments.spans is not None:
-        spans = spark.read.parquet(str(arguments.spans))
-    else:
-        reader = spark.read.format("duemq-spans").option("nameserver", arguments.nameserver)
-        spans = reader.option("topic", arguments.trace_topic).load()
-    return spans.where(spans.topic.isin(arguments.topic)) if arguments.topic else spans
+        # Not as the files have it: older ones lack columns.
+        spans = spark.read.schema(schema.ddl(schema.SPANS)).parquet(arguments.spans)
+        return report.Landed(spans.where(wanted))
+    reader = spark.read.format("duemq-spans").option("nameserver", arguments.nameserver)
+    rows = reader.option("topic", arguments.trace_topic).option("undecodable", "rows").load()
+    with progress.step("reading spans"):
+        return report.land(
+            spark, rows.where(wanted | rows.undecodable_reason.isNotNull()), arguments.output
+        )
 
 
-def _result(summary: Any) -> dict[str, Any]:
+def _result(summary: Summary) -> dict[str, Any]:
     return {
         "event": "report",
-        "html": str(summary.html),
-        "tables": [str(table) for table in summary.tables],
+        "html": summary.html,
+        "tables": list(summary.tables),
         "spans": summary.spans,
+        "undecodable": summary.undecodable,
         "topics": list(summary.topics),
         "first": summary.first.isoformat() if summary.first else None,
         "last": summary.last.isoformat() if summary.last else None,
     }
 
 
-def _cause(text: str) -> str:
-    """The last line of a worker's Python traceback: what the reader itself said."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+def _cause(error: object) -> str:
+    """What it was, on one line, out of a hundred: what the reader itself said in a worker, or what
+    Spark says, with the innermost cause, or the first line.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("duemq.errors.")]
-    return told[-1].partition(": ")[2] if told else lines[0] if lines else "Spark failed"
+    if told:
+        return told[-1].partition(": ")[2]
+    causes = [found[1] for line in lines if (found := _JAVA_CAUSE.match(line))]
+    if not causes:
+        return _one_line(error) or "Spark failed"
+    said = next((found[0] for cause in causes if (found := _SPARK_ERROR.search(cause))), "")
+    return f"{said} ({causes[-1]})" if said and said not in causes[-1] else causes[-1]
+
+
+def _one_line(error: object) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
 def _failed(arguments: argparse.Namespace, error: object, code: int) -> int:

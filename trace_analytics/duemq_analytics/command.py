@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 
@@ -21,15 +20,15 @@ def trace() -> None:
 @trace.command()
 @click.option(
     "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("duemq-report"),
+    metavar="DIR",
+    default="duemq-report",
     show_default=True,
-    help="Folder for the report and its tables (Parquet).",
+    help="Folder, or a URI like s3a://bucket/folder, for the report and its tables (Parquet).",
 )
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
 @session_options
 @pass_session
-def report(session: Session, output: Path, topics: tuple[str, ...]) -> int:
+def report(session: Session, output: str, topics: tuple[str, ...]) -> int:
     """Aggregate the spans of %TRACE% with Spark: Parquet tables and a one-file HTML report.
 
     Spans are there when services and clients trace to DueMQ: `duemq up --tracing duemq`, and
@@ -43,7 +42,7 @@ def report(session: Session, output: Path, topics: tuple[str, ...]) -> int:
         session.output.error("trace report needs pyspark: pip install duemq-analytics")
         return Exit.FAILED
     command = [sys.executable, "-m", "duemq_analytics", "report"]
-    command += ["--nameserver", session.nameserver, "--output", str(output)]
+    command += ["--nameserver", session.nameserver, "--output", output]
     for topic in topics:
         command += ["--topic", topic]
     if session.json:

@@ -1,6 +1,7 @@
 """The report: spans in, Parquet tables and one HTML file out.
 
     OUTPUT/spans/       the spans as they were read: the ground for everything else
+    OUTPUT/quarantine/  messages of the trace topic that are no spans: place, reason, raw bytes
     OUTPUT/operations/  OUTPUT/end_to_end/  OUTPUT/lateness/   per topic, group and minute
     OUTPUT/report.html  charts and tables; no script, nothing from the network
 
@@ -14,21 +15,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from duemq_analytics import charts
+from duemq_analytics import charts, output
 from duemq_analytics.answers.buckets import MINUTE_S, WHOLE_S
 from duemq_analytics.answers.end_to_end import end_to_end, journeys
 from duemq_analytics.answers.lateness import lateness
 from duemq_analytics.answers.operations import operations
 from duemq_analytics.answers.percentiles import CURVE
 from duemq_analytics.charts import Chart, Series
+from duemq_analytics.progress import Progress
+from duemq_analytics.source import schema
 
 Row = dict[str, Any]
 
@@ -50,9 +52,10 @@ _COUNTED = ("send", "store", "schedule", "fire", "receive", "process")
 class Summary:
     """What a report was made of."""
 
-    html: Path
-    tables: tuple[Path, ...]
+    html: str
+    tables: tuple[str, ...]
     spans: int
+    undecodable: int
     topics: tuple[str, ...]
     first: datetime | None
     last: datetime | None
@@ -77,20 +80,47 @@ class Section:
     charts: list[Chart] = field(default_factory=list)
 
 
-def land(spark: SparkSession, spans: DataFrame, output: Path) -> DataFrame:
-    """Writes the spans to OUTPUT/spans and answers them as read from there."""
-    folder = str(output / "spans")
-    spans.write.mode("overwrite").option("compression", "zstd").parquet(folder)
-    return spark.read.schema(spans.schema).parquet(folder)
+@dataclass(frozen=True)
+class Landed:
+    """Spans on their own, and how many messages were none."""
+
+    spans: DataFrame
+    undecodable: int = 0
 
 
-def write(spans: DataFrame, output: Path, *, now: datetime) -> Summary:
+def land(spark: SparkSession, rows: DataFrame, folder: str) -> Landed:
+    """Writes spans to FOLDER/spans and answers them as read from there.
+
+    `rows` are of `duemq-spans` with `undecodable=rows`; what is no span goes to FOLDER/quarantine.
+    """
+    seen = Observation()
+    refused = F.col("undecodable_reason").isNotNull()
+    observed = rows.observe(seen, F.count(F.when(refused, 1)).alias("undecodable"))
+    spans = observed.where(~refused).drop(*(column.name for column in schema.UNDECODABLE))
+    path = output.child(folder, "spans")
+    spans.write.mode("overwrite").option("compression", "zstd").parquet(path)
+    undecodable = int(seen.get["undecodable"])
+    # A second pass over the topic, only if there is something; an empty table takes the place of
+    # an earlier report's.
+    named = (*schema.PLACE, *(column.name for column in schema.UNDECODABLE))
+    quarantine = (rows if undecodable else rows.limit(0)).where(refused).select(*named)
+    quarantine.write.mode("overwrite").option("compression", "zstd").parquet(
+        output.child(folder, "quarantine")
+    )
+    return Landed(spark.read.schema(spans.schema).parquet(path), undecodable)
+
+
+def write(
+    landed: Landed, folder: str, *, now: datetime, progress: Progress | None = None
+) -> Summary:
     """Writes tables and page of landed spans; `now` goes onto the page.
 
     Each table is aggregated once for its minutes, the page's charts and its sums.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    facts = _facts(spans)
+    spans, progress = landed.spans, progress or Progress()
+    with progress.step("counting spans"):
+        facts = _facts(spans)
+    facts["undecodable"] = landed.undecodable
     fine_s = bucket_s(facts["first"], facts["last"]) if facts["spans"] else MINUTE_S
     lengths = sorted({WHOLE_S, fine_s, MINUTE_S})
     tables = {
@@ -98,26 +128,31 @@ def write(spans: DataFrame, output: Path, *, now: datetime) -> Summary:
         "end_to_end": end_to_end(journeys(spans), lengths),
         "lateness": lateness(spans, lengths),
     }
-    rows = {name: _save(table, output / name, {WHOLE_S, fine_s}) for name, table in tables.items()}
+    rows = {}
+    for name, table in tables.items():
+        with progress.step(f"aggregating {name}"):
+            rows[name] = _save(table, output.child(folder, name), {WHOLE_S, fine_s})
     facts["topics"] = _busiest(rows["operations"])
-    html = output / "report.html"
-    html.write_text(_page(facts, rows, fine_s, now), encoding="utf-8")
+    html = output.child(folder, "report.html")
+    with progress.step("drawing"):
+        output.write_text(spans.sparkSession, html, _page(facts, rows, fine_s, now))
     return Summary(
         html,
-        tuple(output / name for name in tables),
+        tuple(output.child(folder, name) for name in tables),
         facts["spans"],
+        landed.undecodable,
         tuple(facts["topics"]),
         facts["first"],
         facts["last"],
     )
 
 
-def _save(table: DataFrame, folder: Path, wanted: set[int]) -> list[Row]:
+def _save(table: DataFrame, folder: str, wanted: set[int]) -> list[Row]:
     """Writes the minutes as Parquet; answers the rows of the lengths wanted, in order."""
     table = table.cache()
     try:
         minutes = table.where(F.col("bucket_s") == MINUTE_S).drop("bucket_s", "curve")
-        minutes.coalesce(1).write.mode("overwrite").parquet(str(folder))
+        minutes.coalesce(1).write.mode("overwrite").parquet(folder)
         rows: list[Row] = table.where(F.col("bucket_s").isin(list(wanted))).toArrow().to_pylist()
     finally:
         table.unpersist()
@@ -287,6 +322,8 @@ def _tiles(facts: Row, whole: Mapping[str, list[Row]]) -> list[tuple[str, str]]:
         worst = max(whole["end_to_end"], key=lambda row: row["p99_ms"])
         tiles.append(("end to end p50 / p99", f"{_ms(worst['p50_ms'])} / {_ms(worst['p99_ms'])}"))
     tiles.append(("spans", charts.number(facts["spans"])))
+    if facts["undecodable"]:
+        tiles.append(("undecodable messages", charts.number(facts["undecodable"])))
     return tiles
 
 

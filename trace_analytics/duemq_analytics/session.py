@@ -1,9 +1,10 @@
-"""A local Spark session with the settings that suit these jobs on a small machine."""
+"""The Spark session: that of `spark-submit`, or a local one for a small machine."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,15 +22,22 @@ JAVA_ANSWER_S_MAX = 30
 SHUFFLE_PARTITIONS = 2
 
 SETTINGS = {
-    "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
     "spark.sql.session.timeZone": "UTC",
-    "spark.ui.enabled": "false",
+    # Spark's default for timestamps, INT96, has no statistics: readers could skip nothing.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "OFF",  # A failing task logs four Java traces even at ERROR.
+}
+"""Of every session, unless it was started with others."""
+
+LOCAL_SETTINGS = {
+    "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+    "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",  # Enough for 5M spans.
 }
+"""Where nobody has said which master."""
 
 # The serial collector: a gigabyte needs no threads of its own.
 _JAVA_OPTIONS = "-XX:+UseSerialGC"
@@ -81,31 +89,55 @@ def java_version(text: str) -> int | None:
 
 
 def start(name: str, scratch: Path, *, cores: int = 2, quick: bool = False) -> SparkSession:
-    """A session on this machine that knows both data sources.
+    """A session that knows both data sources: of the master that was given, else on this machine.
 
-    `scratch` takes Spark's temporary files and its (unused) warehouse.  `quick`: for up to some
-    million rows.
+    A master is given by `spark-submit` or in PYSPARK_SUBMIT_ARGS; then its other settings hold too.
+    Else `scratch` takes Spark's temporary files and its (unused) warehouse, `cores` tasks run at a
+    time, and `quick` is for up to some million rows.
     Raises JavaMissing, or ModuleNotFoundError where pyspark or pyarrow is not installed.
     """
-    require_java()
     from pyspark.sql import SparkSession
 
     from duemq_analytics.source.duemq_source import MessageSource, SpanSource
 
-    # Otherwise Spark looks the host's name up, which may point nowhere.
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # Workers must be this Python, not the PATH's: its packages are needed there.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(f"local[{cores}]").appName(name)
-    for key, value in SETTINGS.items():
-        builder = builder.config(key, value)
-    builder = builder.config("spark.driver.extraJavaOptions", _java_options(quick))
-    builder = builder.config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-    builder = builder.config("spark.local.dir", str(scratch))
-    spark = builder.getOrCreate()
+    settings = {"spark.app.name": name, **SETTINGS}
+    if submitted():
+        settings = {key: settings[key] for key in settings.keys() - _submitted_settings()}
+    else:
+        require_java()
+        # Workers must be this Python, not the PATH's: its packages are needed there.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if not _master_in_arguments():
+            # Otherwise Spark looks the host's name up, which may point nowhere.
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            settings |= LOCAL_SETTINGS | {
+                "spark.master": f"local[{cores}]",
+                "spark.driver.extraJavaOptions": _java_options(quick),
+                "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+                "spark.local.dir": str(scratch),
+            }
+    spark = SparkSession.builder.config(map=settings).getOrCreate()
     spark.dataSource.register(MessageSource)
     spark.dataSource.register(SpanSource)
     return spark
+
+
+def submitted() -> bool:
+    """Whether `spark-submit` started this process: its Java runs already."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _submitted_settings() -> set[str]:
+    """The names of what `spark-submit` was given, on its command line and in its files."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # connects to that Java; SparkConf then reads its settings
+    return {name for name, _ in SparkConf().getAll()}
+
+
+def _master_in_arguments() -> bool:
+    words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    return any(word == "--master" or word.startswith("--master=") for word in words)
 
 
 def _java_options(quick: bool) -> str:

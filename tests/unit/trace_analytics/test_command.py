@@ -1,0 +1,73 @@
+"""The command without Spark: what it says of failures, and how it takes paths."""
+
+import io
+
+import pytest
+
+from duemq_analytics import __main__ as command
+from duemq_analytics import output
+from duemq_analytics.progress import Progress
+
+JAVA = """An error occurred while calling o198.getResult.
+: org.apache.spark.SparkException: Exception thrown in awaitResult:
+\tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:70)
+Caused by: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] while reading file:/x.
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.cannotReadFilesError(x.scala:856)
+Caused by: java.io.IOException: could not read page
+\t... 28 more
+"""
+
+PYTHON = """[PYTHON_EXCEPTION] An exception was thrown:
+Traceback (most recent call last):
+  File "client.py", line 1, in read
+duemq.errors.OffsetOutOfRange: offset 0 is gone
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (JAVA, "[FAILED_READ_FILE.NO_HINT] while reading file:/x. (java.io.IOException: could not"),
+        (PYTHON, "offset 0 is gone"),
+        ("\n  Parquet magic bytes not found\nmore", "Parquet magic bytes not found"),
+        ("called o1.\n: java.io.IOException: no\n\tat x", "java.io.IOException: no"),
+        ("", "Spark failed"),
+    ],
+)
+def test_a_failure_is_one_line(error, said):
+    cause = command._cause(error)
+    assert cause.startswith(said)
+    assert "\n" not in cause
+
+
+def test_damaged_parquet_is_found_before_spark_starts(tmp_path, capsys):
+    (tmp_path / "part.parquet").write_bytes(b"not Parquet")
+    arguments = ["report", "--spans", str(tmp_path), "--output", str(tmp_path / "out")]
+    assert command.main(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("trace report: --spans: ")
+    assert "part.parquet" in line
+
+
+@pytest.mark.parametrize(
+    ("path", "uri"),
+    [("report", False), ("/a/b:c", False), ("s3a://bucket/x", True), ("file:/x", True)],
+)
+def test_a_path_may_name_its_file_system(path, uri):
+    assert output.is_uri(path) is uri
+    assert output.child(path + "/", "t") == output.child(path, "t") == f"{path}/t"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_how_far_it_is():
+    said, asked = Terminal(), iter([(0, 0), (3, 1_200)])
+    progress = Progress(lambda: next(asked, (1_200, 1_200)), said, period_s=0.001)
+    with progress.step("reading"):
+        while "3 of 1,200 tasks" not in said.getvalue():
+            pass
+    assert said.getvalue().startswith("reading …")
+    assert said.getvalue().splitlines()[-1].split("\x1b[K")[-1].startswith("reading: ")

@@ -1,0 +1,42 @@
+"""Where a report goes: a folder at any path that Spark writes tables to.
+
+A local folder, `file:/…`, `hdfs://…`, `s3a://…`: Hadoop's file systems resolve it, for the page as
+for the tables, so that all of a report lies in one place.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Two letters at least: a single one could be meant as a drive.
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+
+def is_uri(path: str) -> bool:
+    """Whether a path names its file system."""
+    return _URI.match(path) is not None
+
+
+def child(folder: str, name: str) -> str:
+    """The path of what lies in a folder."""
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def write_text(spark: SparkSession, path: str, text: str) -> None:
+    """Writes a file, in place of one that is there.  Raises Py4JJavaError."""
+    hadoop = spark._jvm.org.apache.hadoop.fs
+    where = hadoop.Path(path)
+    files = where.getFileSystem(spark._jsc.hadoopConfiguration())
+    files.setWriteChecksum(False)  # Locally it would be a further file, for a page that is copied.
+    try:
+        stream = files.create(where, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+    finally:
+        files.setWriteChecksum(True)
