@@ -6,6 +6,15 @@ import pytest
 
 from tests.packaging.installing import PROJECTS, Environment, Wheel, build, install
 
+# Building and installing take long where the machine is busy.
+TIMEOUT_S = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/packaging/" in item.path.as_posix():
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Wheel]:

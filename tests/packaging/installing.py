@@ -27,7 +27,7 @@ PROJECTS = {
         {"duemq_analytics", "pyspark_duemq.py", "pyspark_duemq_spans.py"},
     ),
 }
-WAIT_S = 100
+WAIT_S = 200
 IGNORED = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
