@@ -21,7 +21,6 @@ from duemq.errors import (
     DuemqError,
     GroupNotFound,
     Internal,
-    InvalidArgument,
     OffsetOutOfRange,
     OutOfSequence,
     Overloaded,
@@ -30,11 +29,13 @@ from duemq.errors import (
     Rejected,
     TopicNotFound,
 )
+from duemq.protocol import checks, names
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.broker.group_counts import GroupCounts
 from duemq_server.broker.records import batch as batches
-from duemq_server.broker.records import due_times, names, refused_fires
+from duemq_server.broker.records import due_times, refused_fires
 from duemq_server.broker.records.batch import Batch, Columns, Limits
-from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM, Service
+from duemq_server.broker.records.timer_owners import Service
 from duemq_server.broker.store import group_configs, journal
 from duemq_server.broker.store.checkpoint_state import State
 from duemq_server.broker.store.group_configs import GroupConfig
@@ -199,12 +200,7 @@ class Store:
             )
         if name in self.topics:
             if name == names.TIMER_TOPIC:
-                raise InvalidArgument(
-                    f"topic: {name} is the broker's own: send to a topic, with a due time",
-                    field="topic",
-                    value=name,
-                    limit="not %TIMER%",
-                )
+                raise checks.wrong("topic", name, "a topic of one's own, with a due time")
             return self.topics.find(name)
         if not self.rules.auto_create_topics:
             raise TopicNotFound(

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from duemq.errors import Closed, DuemqError, InvalidArgument, TooLarge
+from duemq.errors import Closed, DuemqError, TooLarge
 from duemq.producing.batch import PLAIN, RECORD_BYTES, Batch, Way
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, NO_EXTRAS, Extras
+from duemq.protocol import checks
 from duemq.protocol.due import Due
+from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB
 from duemq.protocol.message_ids import MessageIds
 from duemq.protocol.route import Queue
-from duemq.settings import FRAME_BYTES_MOST
 
 if TYPE_CHECKING:
     from duemq.tracing.spans import SendSpan
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 # A batch that could not be sent takes no messages beyond this age (of the wall clock), so that its
 # messages' deadlines are at most so much too early.
 BATCH_AGE_MS_MAX = 1_000
-BODY_BYTES_MAX = FRAME_BYTES_MOST - 64 * 1024
+BODY_BYTES_MAX = BATCH_BYTES_DEFAULT - 64 * KIB
 """Of a message, whatever the brokers allow: more does not fit a batch."""
 
 
@@ -223,12 +224,7 @@ def body_of(body: object) -> bytes:
         body = bytes(body)
     if not isinstance(body, bytes):
         hint = ": encode it first" if isinstance(body, str) else ""
-        raise InvalidArgument(
-            f"body must be bytes, not {type(body).__name__}{hint}",
-            field="body",
-            value=type(body).__name__,
-            limit="bytes, bytearray or memoryview",
-        )
+        raise checks.wrong("body", type(body), f"bytes, bytearray or memoryview{hint}")
     if len(body) > BODY_BYTES_MAX:
         raise TooLarge(
             f"body has {len(body)} bytes, {BODY_BYTES_MAX} are allowed at most",

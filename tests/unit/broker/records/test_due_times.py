@@ -3,13 +3,9 @@ import struct
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq_server.broker.records.due_times import (
-    DEFAULT_LEVELS,
-    DUE_MS_MAX,
-    is_timed,
-    parse_levels,
-    resolve,
-)
+from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
+from duemq.protocol.due import DUE_MS_MAX
+from duemq_server.broker.records.due_times import is_timed, resolve
 from tests.unit.broker.batches import FakeBatch
 
 NOW_MS = 1_000_000
