@@ -23,7 +23,7 @@ from duemq.errors import DuemqError, FencedTimer, Unavailable
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.protocol.route import Broker, RouteCache
 from duemq.transport import channel, status
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
 from duemq_server.timer_service.edge.fire_stream import Sender
 from duemq_server.timer_service.edge.shard import Shard, now_ms, steady_ms

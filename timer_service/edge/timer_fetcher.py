@@ -17,7 +17,7 @@ from duemq.errors import Corrupt, DuemqError, FencedTimer, OffsetOutOfRange, Una
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.tracing import spans
 from duemq.transport import status
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
 from duemq_server.timer_service.edge.shard import Shard
 from duemq_server.timer_service.timers import intake

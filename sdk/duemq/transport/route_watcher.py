@@ -24,7 +24,7 @@ from duemq.protocol.route import (
     Update,
 )
 from duemq.transport import channel, status
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 from duemq.transport.route_views import Views
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 
