@@ -433,7 +433,12 @@ def _subscriptions_of(said: Sequence[group_pb2.Subscription]) -> dict[str, Topic
     for each in said:
         check_filter(each.filter, each.filter_type, expressions)
         if each.topic in found:
-            raise checks.wrong("subscriptions", each.topic, "each topic once")
+            raise InvalidArgument(
+                f"subscriptions: topic {each.topic!r} is named twice",
+                field="subscriptions",
+                value=each.topic,
+                limit="a topic once",
+            )
         found[each.topic] = TopicFilter(each.filter, each.filter_type)
     return found
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from duemq.errors import DuemqError, Overloaded
+from duemq.errors import DuemqError, InvalidArgument, Overloaded
 from duemq.protocol import checks
 from duemq.transport.unsent import Share, Unsent
 from duemq.v1 import broker_pb2
@@ -190,4 +190,6 @@ def _refused(waiting: int, request_id: int) -> DuemqError:
             value=request_id,
             limit=WAITING_MAX,
         )
-    return checks.wrong("request_id", request_id, "another: a pull with this one is waiting")
+    return InvalidArgument(
+        f"request_id: {request_id} is waiting already", field="request_id", value=request_id
+    )

@@ -11,8 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from duemq.errors import Corrupt, DuemqError, OffsetOutOfRange
-from duemq.protocol import checks
+from duemq.errors import Corrupt, DuemqError, InvalidArgument, OffsetOutOfRange
 from duemq.protocol.record_bytes import read_entry
 from duemq_server.broker.reading import selection
 from duemq_server.broker.reading.selection import Run
@@ -191,10 +190,12 @@ def _whole_frames(
             break
         base_offset, count = _extent_of(data)
         if base_offset != offset:
-            raise checks.wrong(
-                "offset",
-                offset,
-                f"one where a frame begins; it is inside that of {base_offset} (position {frame})",
+            raise InvalidArgument(
+                f"offset: {offset} is inside the frame that begins at {base_offset}"
+                f" (position {frame})",
+                field="offset",
+                value=offset,
+                limit=base_offset,
             )
         offset += count
         slices.append(data)

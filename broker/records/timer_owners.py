@@ -140,8 +140,10 @@ class TimerOwners:
         """Raises InvalidArgument if the service has nothing here, or is alive."""
         claim = self._claims.get(service_id)
         if claim is None:
-            raise checks.wrong(
-                "id", service_id, f"no timer service {service_id:016x} has queues here"
+            raise InvalidArgument(
+                f"id: no timer service {service_id:016x} has queues here",
+                field="id",
+                value=service_id,
             )
         ago_ms = now_ms - self._seen_ms.get(service_id, -ALIVE_MS)
         if 0 <= ago_ms < ALIVE_MS:

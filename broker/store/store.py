@@ -21,6 +21,7 @@ from duemq.errors import (
     DuemqError,
     GroupNotFound,
     Internal,
+    InvalidArgument,
     OffsetOutOfRange,
     OutOfSequence,
     Overloaded,
@@ -29,7 +30,7 @@ from duemq.errors import (
     Rejected,
     TopicNotFound,
 )
-from duemq.protocol import checks, names
+from duemq.protocol import names
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.broker.group_counts import GroupCounts
 from duemq_server.broker.records import batch as batches
@@ -200,7 +201,12 @@ class Store:
             )
         if name in self.topics:
             if name == names.TIMER_TOPIC:
-                raise checks.wrong("topic", name, "a topic of one's own, with a due time")
+                raise InvalidArgument(
+                    f"topic: {name} is the broker's own: send to a topic, with a due time",
+                    field="topic",
+                    value=name,
+                    limit="not %TIMER%",
+                )
             return self.topics.find(name)
         if not self.rules.auto_create_topics:
             raise TopicNotFound(

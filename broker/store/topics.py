@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from duemq.errors import QueueNotFound, TopicExists, TopicNotFound
+from duemq.errors import InvalidArgument, QueueNotFound, TopicExists, TopicNotFound
 from duemq.protocol import checks, names
 from duemq.protocol.limits import QUEUES_MAX, TOPICS_MAX
 
@@ -86,7 +86,9 @@ class Topics:
         """Raises TopicNotFound; InvalidArgument for the topic that the broker lives on."""
         self.find(name)
         if name == names.TIMER_TOPIC:
-            raise checks.wrong("topic", name, "it cannot be deleted: delayed messages lie there")
+            raise InvalidArgument(
+                f"topic: {name} cannot be deleted", field="topic", value=name, limit="not %TIMER%"
+            )
 
     def remove(self, name: str) -> Topic:
         """Takes the topic out.  Raises TopicNotFound."""

@@ -67,7 +67,9 @@ class Contexts:
     def _check(self, name: str) -> None:
         if name not in self.by_name:
             known = ", ".join(sorted(self.by_name)) or "none"
-            raise checks.wrong("context", name, f"one that is known; there are: {known}")
+            raise InvalidArgument(
+                f"no context {name!r}; there are: {known}", field="context", value=name, limit=known
+            )
 
 
 def load() -> Contexts:

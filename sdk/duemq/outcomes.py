@@ -137,8 +137,12 @@ def errors_of(error: BaseException, messages: Sequence[Message]) -> dict[int, Ba
 
 
 def _not_in_the_batch(named: object, cause: BatchFailed) -> InvalidArgument:
-    limit = "messages that the callback was given; all of the batch counts as failed"
-    error = checks.wrong("failures", named, limit)
+    error = InvalidArgument(
+        f"failures: {named!r} is no message of this batch: all of it counts as failed",
+        field="failures",
+        value=named,
+        limit="messages that the callback was given",
+    )
     error.__cause__ = cause
     return error
 

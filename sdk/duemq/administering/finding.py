@@ -20,7 +20,7 @@ from duemq.message import Message, Origin
 from duemq.protocol import checks, message_ids
 from duemq.protocol.limits import FOUND_MAX
 from duemq.protocol.moments import Moment, epoch_ms
-from duemq.protocol.names import is_dead_letter
+from duemq.protocol.names import is_dead_letter, is_system
 from duemq.v1 import message_admin_pb2, message_admin_pb2_grpc
 
 LOOKUP_TIMEOUT_S = 60.0
@@ -148,7 +148,7 @@ def _ranges(
     Topics of the system hold copies of a message, made long after it: all of them are wanted.
     """
     begun_ms = message_ids.begun_ms(request.message_id)
-    if begun_ms is None or begun_ms > now_ms + CLOCKS_APART_MS_MAX or "%" in request.topic:
+    if begun_ms is None or begun_ms > now_ms + CLOCKS_APART_MS_MAX or is_system(request.topic):
         return [request]
     near = message_admin_pb2.FindMessagesRequest()
     near.CopyFrom(request)

@@ -33,6 +33,7 @@ from duemq.errors import (
 from duemq.protocol import checks, moments
 from duemq.protocol.limits import OFFSET_MAX, QUEUES_MAX
 from duemq.protocol.moments import Moment
+from duemq.protocol.names import is_system
 from duemq.protocol.retry_policy import ExponentialDelays, RetryPolicy
 from duemq.transport import status
 from duemq.v1 import group_admin_pb2, group_admin_pb2_grpc, group_pb2, group_pb2_grpc
@@ -203,7 +204,7 @@ class Groups:
         if not dry_run:
             refuse_missing(found.missing, "nothing was changed")
         changes: list[OffsetChange] = []
-        for each in sorted({each.topic for each in found.progress if "%" not in each.topic}):
+        for each in sorted({each.topic for each in found.progress if not is_system(each.topic)}):
             try:
                 changes += await self.reset(group, each, "latest", None, None, dry_run)
             except PartialAnswer as error:
@@ -296,7 +297,7 @@ def _by_broker(queues: Iterable[tuple[str, int]] | None) -> dict[str, list[int]]
         checks.between("queues", queue, 0, QUEUES_MAX - 1)
         found.setdefault(broker, []).append(queue)
     if queues is not None and not found:
-        raise checks.wrong("queues", queues, "(broker, queue) pairs, or None for all")
+        raise checks.wrong("queues", [], "(broker, queue) pairs, or None for all")
     return found
 
 

@@ -7,10 +7,9 @@ until its retention takes them or they are purged; one that is sent again is mar
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from duemq.errors import DuemqError
+from duemq.errors import DuemqError, InvalidArgument
 from duemq.message import Message, Origin, Outgoing
 from duemq.producing.receipt import Receipt
-from duemq.protocol import checks
 from duemq.v1.message_pb2 import Record
 
 DEAD_LETTER_ID = "duemq-dead-letter-id"
@@ -73,8 +72,9 @@ def target_of(letter: Message, to_topic: str | None) -> str:
     if to_topic is not None:
         return to_topic
     if letter.retry is None:
-        raise checks.wrong(
-            "to_topic", None, f"a topic: {letter.message_id} does not say where it lay first"
+        raise InvalidArgument(
+            f"dead letter {letter.message_id} does not say where it lay first: name a topic",
+            field="to_topic",
         )
     return letter.retry.origin_topic
 

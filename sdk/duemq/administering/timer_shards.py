@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from duemq.administering.asking import Asker, refuse_missing
 from duemq.descriptions import TimerOwner, TimerStats
-from duemq.errors import MissingBroker
-from duemq.protocol import checks
+from duemq.errors import InvalidArgument, MissingBroker
 from duemq.protocol.route import TimerShard
 from duemq.transport import status
 from duemq.v1 import timer_admin_pb2, timer_admin_pb2_grpc
@@ -50,7 +49,9 @@ class TimerShards:
         refuse_missing(missing, "nothing was released")
         mine = [each for each in owners if each.id and each.shard == shard]
         if not mine:
-            raise checks.wrong("shard", shard, "one that owns queues")
+            raise InvalidArgument(
+                f"shard: no timer service owns queues of shard {shard}", field="shard", value=shard
+            )
         for broker, service_id in sorted({(each.broker, each.id) for each in mine}):
             address = self._client.broker(broker).address
             stub = timer_admin_pb2_grpc.TimerAdminStub(self._client.channel(address))

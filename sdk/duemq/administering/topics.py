@@ -53,7 +53,7 @@ class Topics:
             return self._asker.brokers()
         chosen = [self._client.broker(name) for name in sorted(set(names))]
         if not chosen:
-            raise checks.wrong("brokers", names, "names of brokers, or None for all")
+            raise checks.wrong("brokers", [], "names of brokers, or None for all")
         return chosen
 
     async def _create_at(self, broker: str, config: admin_pb2.TopicConfig) -> bool:

@@ -28,7 +28,7 @@ from duemq.consumer.settings import (
     resolved,
     start_ms,
 )
-from duemq.errors import Closed, DuemqError, Internal, MissingBroker, QueueNotFound
+from duemq.errors import Closed, DuemqError, Internal, InvalidArgument, MissingBroker, QueueNotFound
 from duemq.message import Message
 from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
@@ -263,7 +263,9 @@ class PullConsumer:
         broker.
         """
         if self.group is None:
-            raise checks.wrong("group", None, "a name: without a group nothing is committed")
+            raise InvalidArgument(
+                "a consumer without a group commits nothing", field="group", limit="a name"
+            )
         if offsets is None:
             offsets = {queue: self.position(queue) for queue in self._sources}
         by_broker: dict[str, list[Commit]] = {}
@@ -322,7 +324,7 @@ class PullConsumer:
         try:
             return self._sources[queue]
         except KeyError:
-            raise checks.wrong("queue", queue, "one that is assigned") from None
+            raise InvalidArgument(f"{queue} is not assigned", field="queue", value=queue) from None
 
     def _begin(self, queue: MessageQueue, offset: int) -> None:
         source = self._sources[queue] = Source(queue, self._filter, 0, offset)

@@ -11,7 +11,6 @@ from duemq.message import Outgoing
 from duemq.producing.batch import RECORD_BYTES, Batch
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, Extras, extras_of
 from duemq.producing.outbox import BODY_BYTES_MAX, Outbox, Target, Trace, body_of, chunks_of
-from duemq.protocol import checks
 from duemq.protocol.balance import queue_of_key
 from duemq.protocol.due import Due, due_of
 from duemq.protocol.route import Queue
@@ -94,8 +93,11 @@ class Intake:
         of a list or tuple.
         """
         if isinstance(messages, bytes | bytearray | memoryview | str):
-            raise checks.wrong(
-                "messages", type(messages), "an iterable of bytes or Outgoing, not one message"
+            raise InvalidArgument(
+                "send_many takes an iterable of messages, not one message",
+                field="messages",
+                value=type(messages).__name__,
+                limit="an iterable of bytes or Outgoing",
             )
         _extras_and_due(*options)
         all_bodies = isinstance(messages, list | tuple) and _check_all(messages)

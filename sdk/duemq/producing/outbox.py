@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from duemq.errors import Closed, DuemqError, TooLarge
+from duemq.errors import Closed, DuemqError, InvalidArgument, TooLarge
 from duemq.producing.batch import PLAIN, RECORD_BYTES, Batch, Way
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, NO_EXTRAS, Extras
-from duemq.protocol import checks
 from duemq.protocol.due import Due
 from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB
 from duemq.protocol.message_ids import MessageIds
@@ -224,7 +223,12 @@ def body_of(body: object) -> bytes:
         body = bytes(body)
     if not isinstance(body, bytes):
         hint = ": encode it first" if isinstance(body, str) else ""
-        raise checks.wrong("body", type(body), f"bytes, bytearray or memoryview{hint}")
+        raise InvalidArgument(
+            f"body must be bytes, not {type(body).__name__}{hint}",
+            field="body",
+            value=type(body).__name__,
+            limit="bytes, bytearray or memoryview",
+        )
     if len(body) > BODY_BYTES_MAX:
         raise TooLarge(
             f"body has {len(body)} bytes, {BODY_BYTES_MAX} are allowed at most",

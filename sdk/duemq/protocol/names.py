@@ -8,7 +8,7 @@ TOPIC_CHARACTERS_MAX = 127
 GROUP_CHARACTERS_MAX = 127
 
 SYSTEM_SIGN = "%"
-"""In the name of a topic only if it is the system's own."""
+"""The first of a name that is the system's own; in no other topic's."""
 TIMER_TOPIC = "%TIMER%"
 """Messages that wait for a later time."""
 TRACE_TOPIC = "%TRACE%"

@@ -16,10 +16,9 @@ from typing import Any
 
 from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved, start_ms
-from duemq.errors import Closed
+from duemq.errors import Closed, InvalidArgument
 from duemq.message import Message
 from duemq.outcomes import Outcome, RetryLater, errors_of, outcome_of
-from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue, allocate, strategy_named
 from duemq.protocol.names import check_own_group, dead_letter_topic, retry_topic
 from duemq.protocol.retry_policy import DEFAULT_POLICY, RetryPolicy
@@ -113,7 +112,12 @@ class Groups:
         check_own_group(member.group)
         for topic, wanted in member.filters.items():
             if wanted.filter_type:
-                raise checks.wrong("topics", wanted.text, f"tags, of {topic!r}: SQL needs a broker")
+                raise InvalidArgument(
+                    f"topics: the SQL filter of {topic!r} needs a broker; duemq.testing has none",
+                    field="topics",
+                    value=wanted.text,
+                    limit="tags",
+                )
         for other in self._members:
             if other.group == member.group and not (other.broadcast or member.broadcast):
                 _check_same(other.filters, member.filters)
@@ -327,6 +331,9 @@ def _delivery(
 def _check_same(there: Mapping[str, Filter], new: Mapping[str, Filter]) -> None:
     for topic in sorted({*there, *new}):
         if there.get(topic) != new.get(topic):
-            raise checks.wrong(
-                "subscriptions", topic, "the same topics and filters for all members of a group"
+            raise InvalidArgument(
+                f"subscriptions: the group's members read topic {topic!r} differently",
+                field="subscriptions",
+                value=topic,
+                limit="the same topics and filters for all members",
             )
