@@ -24,12 +24,6 @@ def due(count: int = 2, **fields: bytes) -> list[int]:
     return resolve(FakeBatch(**fields), count, NOW_MS, LEVELS).tolist()
 
 
-def test_the_default_table_has_rocketmqs_eighteen_levels() -> None:
-    assert len(LEVELS) == 18
-    assert LEVELS[:3] == (1_000, 5_000, 10_000)
-    assert LEVELS[-1] == 7_200_000
-
-
 def test_delays_count_from_the_brokers_clock() -> None:
     assert due(delays_ms=i64(0, 5)) == [NOW_MS, NOW_MS + 5]
 
@@ -67,12 +61,6 @@ def test_what_is_illegal_is_refused_and_never_clamped(fields: dict[str, bytes], 
         due(**fields)
     assert caught.value.field == name
     assert caught.value.limit
-
-
-@pytest.mark.parametrize("text", ["", "1", "1x", "s", "-1s", "1s,2s"])
-def test_a_table_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument):
-        parse_levels(text)
 
 
 def test_timed_is_what_has_any_of_the_three() -> None:
