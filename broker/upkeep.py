@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable
 from itertools import pairwise
 
+from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq_server.broker.clock import SETTLED_MS, ClockWatch
 from duemq_server.broker.edge.admin_servicer import AdminServicer
 from duemq_server.broker.edge.metrics import Meters
-from duemq_server.broker.records.names import TIMER_GROUP, TIMER_TOPIC
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import retention
 from duemq_server.broker.store.offsets import GroupQueue

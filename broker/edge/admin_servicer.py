@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from duemq.errors import TopicNotFound
+from duemq.protocol import names
 from duemq.v1 import admin_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.pull_requests import Puller
-from duemq_server.broker.records import names
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.topics import Topic

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from duemq.errors import DuemqError, InvalidArgument, NotReady, Overloaded, Unavailable
+from duemq.protocol import checks
 from duemq.tracing import spans
 from duemq.transport import status
 from duemq.v1 import message_pb2, view_pb2
@@ -165,13 +166,7 @@ class Sender:
         """`refusal`: nothing new is taken, but a repeat is answered."""
         began = time.perf_counter()
         count = len(request.batches)
-        if not 0 < count <= BATCHES_MAX:
-            raise InvalidArgument(
-                f"batches: {count} in a request, 1 to {BATCHES_MAX} are allowed",
-                field="batches",
-                value=count,
-                limit=BATCHES_MAX,
-            )
+        checks.count("batches", count, 1, BATCHES_MAX, "in a request")
         received = [_taken(view) for view in request.batches]
         checked: Checked
         if refusal is not None:

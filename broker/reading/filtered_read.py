@@ -8,11 +8,11 @@ lets others have a turn between.
 from collections.abc import Callable
 from typing import TypeAlias
 
+from duemq.protocol.record_bytes import BODY_TAG, read_varint
 from duemq_server.broker.filtering.sql_filter import Fields, SqlFilter
 from duemq_server.broker.reading import reader, selection
 from duemq_server.broker.reading.reader import Records
 from duemq_server.broker.reading.selection import Run
-from duemq_server.broker.records.columns import BODY_TAG, read_varint
 from duemq_server.broker.store.queues import Queue
 from duemq_server.storage.indexes import consume_queue
 from duemq_server.storage.log import SegmentedLog

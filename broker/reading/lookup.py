@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from duemq.errors import InvalidArgument
+from duemq.protocol import checks
 from duemq_server.broker.reading import reader, time_search
 from duemq_server.broker.reading.selection import Run
 from duemq_server.broker.store.queues import Queue
@@ -134,12 +134,7 @@ def decode_cursor(cursor: bytes) -> Place:
         version, queue_id, offset, crc = _CURSOR.unpack(cursor)
         if version == _CURSOR_VERSION and crc == zlib.crc32(cursor[:-4]):
             return Place(queue_id, offset)
-    raise InvalidArgument(
-        "cursor: it is not that of an answer of this broker",
-        field="cursor",
-        value=cursor[:32].hex(),
-        limit="the last answer's cursor, unchanged",
-    )
+    raise checks.wrong("cursor", cursor[:32].hex(), "that of this broker's last answer, unchanged")
 
 
 def search(

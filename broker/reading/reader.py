@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from duemq.errors import Corrupt, DuemqError, InvalidArgument, OffsetOutOfRange
+from duemq.protocol.record_bytes import read_entry
 from duemq_server.broker.reading import selection
 from duemq_server.broker.reading.selection import Run
-from duemq_server.broker.records.columns import ENTRY_TAG, read_varint
 from duemq_server.broker.store.queues import Queue
 from duemq_server.storage import frame as frame_layout
 from duemq_server.storage import record, recovery
@@ -309,9 +309,9 @@ def _cut_out_filtered(
 def _alone(log: SegmentedLog, run: Run, nowait: bool) -> memoryview:
     """The bytes of a run; its first record must be one, as far as that can be told."""
     data = log.read(run.start, run.end - run.start, nowait)
-    length, head = read_varint(data, 1, len(data)) if len(data) > 1 else (0, -1)
-    fits = head + length == len(data) if run.records == 1 else head + length < len(data)
-    if head < 0 or data[0] != ENTRY_TAG or not fits:
+    start, end = read_entry(data, 0, len(data))
+    fits = end == len(data) if run.records == 1 else end < len(data)
+    if start < 0 or not fits:
         raise Corrupt(
             f"{log.directory}, position {run.start}: no record begins there."
             f" Run `duemq-storage check {log.directory}`"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from duemq.errors import InvalidArgument, TooLarge
+from duemq.protocol import checks, limits
+from duemq.protocol.limits import BATCH_RECORDS_MAX
 from duemq_server.broker.records import columns as layout
-
-BATCH_RECORDS_MAX = 65_536
 
 
 @dataclass(slots=True)
@@ -37,9 +37,9 @@ class Batch:
 class Limits:
     """What one batch may hold, in bytes."""
 
-    message_bytes_max: int = 4 << 20
-    batch_bytes_max: int = 8 << 20
-    properties_bytes_max: int = 32 << 10
+    message_bytes_max: int = limits.MESSAGE_BYTES_DEFAULT
+    batch_bytes_max: int = limits.BATCH_BYTES_DEFAULT
+    properties_bytes_max: int = limits.PROPERTIES_BYTES_DEFAULT
 
 
 @dataclass(slots=True)
@@ -111,13 +111,7 @@ def _check_lengths(sizes: bytes, tags: bytes, keys: bytes) -> None:
 
 
 def _check_count(count: int) -> None:
-    if not 0 < count <= BATCH_RECORDS_MAX:
-        raise InvalidArgument(
-            f"sizes: {count} records in a batch, 1 to {BATCH_RECORDS_MAX} are allowed",
-            field="sizes",
-            value=count,
-            limit=BATCH_RECORDS_MAX,
-        )
+    checks.count("sizes", count, 1, BATCH_RECORDS_MAX, "records in a batch")
 
 
 def _check_large(

@@ -34,15 +34,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from duemq.errors import FencedProducer, InvalidArgument, OutOfSequence, Overloaded
+from duemq.protocol import checks
+from duemq.protocol.limits import SEQUENCE_MAX, WINDOW_BATCHES
 
-WINDOW_BATCHES = 64
 # More than a timer service has unanswered in a lane.
 SERVICE_WINDOW_BATCHES = 8
 LANES_MAX = 50_000
 # A lane may be put out for a new one after this long without a batch when the table is full.
 EVICT_IDLE_MS = 60_000
-# The one after it must fit into 64 bits too.
-SEQUENCE_MAX = (1 << 64) - 2
 
 _LANE = struct.Struct("<QHBBiIQ")
 _STORED = struct.Struct("<QQQiI")
@@ -283,11 +282,10 @@ def _unpack(data: bytes) -> Iterator[tuple[LaneKey, Lane]]:
 def check_identity(producer_id: int, epoch: int, sequence: int) -> None:
     """Raises InvalidArgument for an epoch or sequence without a producer, or the last sequence."""
     if sequence > SEQUENCE_MAX:
-        raise InvalidArgument(
-            f"sequence: {sequence} has no successor: raise producer_epoch and number anew",
-            field="sequence",
-            value=sequence,
-            limit=SEQUENCE_MAX,
+        raise checks.wrong(
+            "sequence",
+            sequence,
+            f"0 to {SEQUENCE_MAX}: it has no successor; raise producer_epoch and number anew",
         )
     if not producer_id and (epoch or sequence):
         raise InvalidArgument(

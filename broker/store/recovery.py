@@ -24,7 +24,7 @@ import os
 import secrets
 from typing import NamedTuple
 
-from duemq_server.broker.records import names
+from duemq.protocol import names
 from duemq_server.broker.store import checkpoint_state as states
 from duemq_server.broker.store.checkpoint_state import State
 from duemq_server.broker.store.queues import QueueTable

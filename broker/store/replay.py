@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from duemq.errors import InvariantError
-from duemq_server.broker.records import names, retry_record
+from duemq.protocol import names
+from duemq_server.broker.records import retry_record
 from duemq_server.broker.store import journal
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import LaneKey, Stored

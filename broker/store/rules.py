@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from duemq_server.broker.records import due_times
+from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
+from duemq.protocol.retry_policy import DEFAULT_POLICY, RetryPolicy
 from duemq_server.broker.records.batch import Limits
-from duemq_server.broker.store import group_configs
-from duemq_server.broker.store.group_configs import RetryPolicy
 
 DAY_MS = 86_400_000
 
@@ -17,8 +16,8 @@ class Rules:
     auto_create_topics: bool = True
     default_queues: int = 4
     limits: Limits = field(default_factory=Limits)
-    delay_levels_ms: tuple[int, ...] = due_times.parse_levels(due_times.DEFAULT_LEVELS)
+    delay_levels_ms: tuple[int, ...] = parse_levels(DEFAULT_LEVELS)
     timer_queues: int = 4
     lane_idle_ms: int = 7 * DAY_MS
     auto_create_groups: bool = True
-    retry: RetryPolicy = group_configs.DEFAULT_POLICY
+    retry: RetryPolicy = DEFAULT_POLICY

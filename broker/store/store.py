@@ -30,11 +30,13 @@ from duemq.errors import (
     Rejected,
     TopicNotFound,
 )
+from duemq.protocol import names
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.broker.group_counts import GroupCounts
 from duemq_server.broker.records import batch as batches
-from duemq_server.broker.records import due_times, names, refused_fires
+from duemq_server.broker.records import due_times, refused_fires
 from duemq_server.broker.records.batch import Batch, Columns, Limits
-from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM, Service
+from duemq_server.broker.records.timer_owners import Service
 from duemq_server.broker.store import group_configs, journal
 from duemq_server.broker.store.checkpoint_state import State
 from duemq_server.broker.store.group_configs import GroupConfig

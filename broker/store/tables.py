@@ -10,7 +10,7 @@ method, which both call.  All of it can be rebuilt from the log; `snapshot` and 
 
 from collections.abc import Iterable
 
-from duemq_server.broker.records import names
+from duemq.protocol import names
 from duemq_server.broker.records.timer_owners import Service, TimerOwners
 from duemq_server.broker.store.checkpoint_state import State
 from duemq_server.broker.store.group_configs import GroupConfigs

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
+from duemq.protocol.names import SYSTEM_SIGN
 from duemq.v1.message_pb2 import Record, RecordBatch
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from duemq.v1.view_pb2 import QueueRecordsView
 
 __all__ = ["Message", "Origin", "Outgoing", "Retry", "messages_of"]
-
-# Names of the system's own topics begin so.
-_SYSTEM = "%"
 
 
 class Origin(NamedTuple):
@@ -72,7 +70,7 @@ class Message:
     def topic(self) -> str:
         """The topic that it was sent to."""
         topic = self._origin.topic
-        if topic.startswith(_SYSTEM) and self._record.HasField("retry"):
+        if topic.startswith(SYSTEM_SIGN) and self._record.HasField("retry"):
             return self._record.retry.origin.topic
         return topic
 

@@ -26,9 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
+from duemq.protocol.record_bytes import text_hash
 from duemq_server.broker.reading import lookup
 from duemq_server.broker.reading.lookup import Place, Query
-from duemq_server.broker.records.columns import text_hash
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.key_builder import KeyBuilder
 from duemq_server.broker.store.key_index import SPAN_RECORDS

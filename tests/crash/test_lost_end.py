@@ -10,9 +10,9 @@ from random import Random
 import pytest
 
 from duemq.errors import OffsetOutOfRange
+from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.broker.groups.progress import Activity, lags, state_of
 from duemq_server.broker.reading import reader, time_search
-from duemq_server.broker.records.names import TIMER_TOPIC
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.queues import Queue

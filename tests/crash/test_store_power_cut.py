@@ -12,9 +12,9 @@ from random import Random
 import pytest
 
 from duemq.errors import TopicNotFound
+from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.broker.reading import reader
 from duemq_server.broker.records.batch import Batch
-from duemq_server.broker.records.names import TIMER_TOPIC
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.rules import Rules

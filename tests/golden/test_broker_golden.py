@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+from duemq.protocol.retry_policy import ExponentialDelays, RetryPolicy
 from duemq_server.broker.records import retry_record
 from duemq_server.broker.records.retry_record import Place, Story
 from duemq_server.broker.records.timer_owners import Service, TimerOwners
 from duemq_server.broker.store import checkpoint_state, group_configs, journal
 from duemq_server.broker.store.checkpoint_state import State
-from duemq_server.broker.store.group_configs import ExponentialDelays, GroupConfig, RetryPolicy
+from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import LaneKey, Producers, Stored
 from duemq_server.broker.store.topics import Topic

@@ -8,13 +8,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from duemq.protocol import names
+from duemq.protocol.names import TIMER_TOPIC
+from duemq.protocol.retry_policy import RetryPolicy
 from duemq_server.broker.groups.progress import retries_waiting
 from duemq_server.broker.groups.send_back import Failure, SendBacks, SentBack
 from duemq_server.broker.reading import reader
-from duemq_server.broker.records import names, retry_record
-from duemq_server.broker.records.names import TIMER_TOPIC
+from duemq_server.broker.records import retry_record
 from duemq_server.broker.store import recovery
-from duemq_server.broker.store.group_configs import GroupConfig, RetryPolicy
+from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store

@@ -223,7 +223,7 @@ async def test_what_is_no_record_matches_nothing_and_holds_nothing_up(
         ("price >", SQL, "filter", "line 1, column 8"),
         ("", SQL, "filter", "line 1, column 1"),
         ("a ||", 0, "filter", "a || b"),
-        ("a", 7, "filter_type", "unknown"),
+        ("a", 7, "filter_type", "0 (tags) or 1 (SQL-92)"),
     ],
 )
 async def test_what_is_no_filter_is_refused_at_pull_and_at_join(

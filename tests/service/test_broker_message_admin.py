@@ -17,11 +17,11 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
+from duemq.protocol.record_bytes import text_hash
 from duemq.transport import status
 from duemq.v1 import broker_pb2, message_admin_pb2, message_pb2, view_pb2
 from duemq_server.broker.edge import message_admin_servicer, send_requests
 from duemq_server.broker.reading import lookup
-from duemq_server.broker.records.columns import text_hash
 from tests.service.running_broker import Client, running_broker, topic_name
 from tests.unit.broker.reading.test_lookup import COLLIDING
 

@@ -9,11 +9,11 @@ import grpc.aio
 import pytest
 
 from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2
 from duemq_server.broker.process import Broker
 from duemq_server.broker.reading import reader
-from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM
 from duemq_server.storage import frame, record
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.tools.cut import cut

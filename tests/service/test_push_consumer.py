@@ -180,9 +180,8 @@ async def test_a_topic_may_come_after_its_subscriber(cluster, consumers) -> None
 async def test_more_queues_of_a_broker_than_a_request_takes_are_consumed_and_committed(
     cluster, consumers, monkeypatch
 ) -> None:
-    assert offsets.REQUEST_QUEUES_MAX <= groups.QUEUES_MAX
-    monkeypatch.setattr(groups, "QUEUES_MAX", 2)
-    monkeypatch.setattr(offsets, "REQUEST_QUEUES_MAX", 2)
+    monkeypatch.setattr(groups, "OFFSET_QUEUES_MAX", 2)
+    monkeypatch.setattr(offsets, "OFFSET_QUEUES_MAX", 2)
     topic = topic_name()
     await cluster.create_topic(topic, queues=5)
     for queue_id in range(5):

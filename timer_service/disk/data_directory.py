@@ -13,6 +13,7 @@ import secrets
 from typing import NamedTuple
 
 from duemq.errors import Corrupt
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.log import SegmentedLog
@@ -25,7 +26,6 @@ from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.rows import Home
 
 LOG_GROUP_BYTES_MAX = 1 << 20
-SERVICE_PRODUCER = 1 << 63  # producer ids from here on belong to services and never expire
 
 
 class Store(NamedTuple):
@@ -86,7 +86,7 @@ def open_store(
         segments.recover({}, [])
     recovery.replay(log.entries(position))
     recovery.finish()
-    producer_id = found.producer_id if found else SERVICE_PRODUCER | secrets.randbits(63)
+    producer_id = found.producer_id if found else SERVICE_IDS_FROM | secrets.randbits(63)
     housekeeper = Housekeeper(scheduler, log, disk, path, producer_id, now_ms)
     if found is None:
         save_now(log, housekeeper, now_ms)

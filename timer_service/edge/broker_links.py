@@ -20,13 +20,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from duemq.errors import DuemqError, FencedTimer, Unavailable
+from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.protocol.route import Broker, RouteCache
 from duemq.transport import channel, status
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
 from duemq_server.timer_service.edge.fire_stream import Sender
 from duemq_server.timer_service.edge.shard import Shard, now_ms, steady_ms
-from duemq_server.timer_service.edge.timer_fetcher import CALL_TIMEOUT_S, GROUP, TOPIC, Fetcher
+from duemq_server.timer_service.edge.timer_fetcher import CALL_TIMEOUT_S, Fetcher
 from duemq_server.timer_service.scheduling.clocks import (
     SLACK_MS,
     STEP_MS_TO_SAY,
@@ -179,9 +180,9 @@ class Link:
         if not new:
             return
         request = broker_pb2.CommitOffsetsRequest(
-            group=GROUP,
+            group=TIMER_GROUP,
             commits=[
-                broker_pb2.OffsetCommit(topic=TOPIC, queue_id=queue_id, offset=offset)
+                broker_pb2.OffsetCommit(topic=TIMER_TOPIC, queue_id=queue_id, offset=offset)
                 for queue_id, offset in new.items()
             ],
             timer_id=self._links.service.id,
@@ -229,7 +230,7 @@ class Links:
             if broker.store_id:
                 log.info("broker %s at %s", broker.name, broker.address)
                 self.by_name[broker.name] = Link(self, self._shard, broker)
-        timer_topic = self._routes.route(TOPIC)
+        timer_topic = self._routes.route(TIMER_TOPIC)
         for served in timer_topic.brokers if timer_topic else ():
             link = self.by_name.get(served.broker)
             if link is not None:

@@ -18,7 +18,7 @@ import grpc.aio
 from duemq.errors import DuemqError, OutOfSequence, Rejected, Unavailable
 from duemq.tracing import spans
 from duemq.transport import channel, status
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 from duemq.v1 import view_pb2
 from duemq_server.timer_service.edge.shard import SLEEP_S_MAX, Shard, now_ms, steady_ms, traced
 from duemq_server.timer_service.scheduling.clocks import BrokerClock

@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 from duemq.errors import DuemqError, InvalidArgument, Unavailable
+from duemq.protocol import checks
+from duemq.protocol.limits import HANDLES_MAX
 from duemq.transport import status
 from duemq.v1 import timer_pb2
 from duemq_server.timer_service.edge.broker_links import Links
@@ -16,7 +18,6 @@ from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 
 SERVICE = timer_pb2.DESCRIPTOR.services_by_name["Timer"]
-HANDLES_MAX = 10_000
 ARRIVAL_TIMEOUT_S = 5.0
 SLICE = 500  # handles read or answered at once
 _RESULTS = {
@@ -34,13 +35,7 @@ class TimerServicer:
 
     async def Cancel(self, request: timer_pb2.CancelRequest, _: Any) -> timer_pb2.CancelResponse:
         """Cancels delayed messages."""
-        if len(request.handles) > HANDLES_MAX:
-            raise InvalidArgument(
-                f"handles: {len(request.handles)} in a request, at most {HANDLES_MAX} are allowed",
-                field="handles",
-                value=len(request.handles),
-                limit=HANDLES_MAX,
-            )
+        checks.count("handles", len(request.handles), 0, HANDLES_MAX, "in a request")
         handles: list[Cancelled] = []
         refused: dict[int, DuemqError] = {}
         sources: dict[tuple[int, int], SourceId | DuemqError] = {}

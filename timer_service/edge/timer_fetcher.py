@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 
 from duemq.errors import Corrupt, DuemqError, FencedTimer, OffsetOutOfRange, Unavailable
+from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.tracing import spans
 from duemq.transport import status
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
 from duemq_server.timer_service.edge.shard import Shard
 from duemq_server.timer_service.timers import intake
@@ -24,8 +25,6 @@ from duemq_server.timer_service.timers.log_entries import SourceId
 
 log = logging.getLogger(__name__)
 
-TOPIC = "%TIMER%"
-GROUP = "%TIMER%"
 FETCH_BYTES_MAX = 512 * 1024
 FETCH_WAIT_MS = 20_000
 CALL_MARGIN_S = 10.0
@@ -84,7 +83,9 @@ class Fetcher:
                 level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
                 if isinstance(error, Corrupt | OffsetOutOfRange):
                     level = logging.ERROR
-                log.log(level, "%s, %s/%d: %s", self._broker, TOPIC, self.source.queue_id, error)
+                log.log(
+                    level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
+                )
                 await asyncio.sleep(backoff.next_s())
 
     async def _start(self) -> int:
@@ -92,7 +93,7 @@ class Fetcher:
         source = self._shard.scheduler.numbers.source(self.source)
         if source is not None:
             return source.next_offset
-        request = broker_pb2.GetOffsetsRequest(group=GROUP, topic=TOPIC)
+        request = broker_pb2.GetOffsetsRequest(group=TIMER_GROUP, topic=TIMER_TOPIC)
         answer = await status.answer(
             self._stub.GetOffsets(request, timeout=CALL_TIMEOUT_S), self._broker
         )
@@ -103,7 +104,7 @@ class Fetcher:
 
     async def _fetch(self, offset: int) -> int:
         request = broker_pb2.FetchFramesRequest(
-            topic=TOPIC,
+            topic=TIMER_TOPIC,
             queue_id=self.source.queue_id,
             offset=offset,
             max_bytes=FETCH_BYTES_MAX,

@@ -7,16 +7,15 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
-from duemq.errors import DuemqError, InvalidArgument
+from duemq.errors import DuemqError
 from duemq.producing import handle as handles
 from duemq.producing.receipt import Receipt
+from duemq.protocol import checks
+from duemq.protocol.limits import HANDLES_MAX
 from duemq.transport import retrying, status
 from duemq.transport.cluster_client import Client
 from duemq.v1 import timer_pb2
 from duemq.v1.message_pb2 import TimerHandle
-
-HANDLES_MAX = 10_000
-"""Of one request to a shard."""
 
 
 class CancelOutcome(enum.StrEnum):
@@ -53,11 +52,8 @@ def _text(handle: object) -> object:
     if not isinstance(handle, Receipt):
         return handle
     if handle.handle is None:
-        raise InvalidArgument(
-            f"message {handle.message_id} was not delayed: there is nothing to cancel",
-            field="handle",
-            value=handle.message_id,
-            limit="of a delayed message",
+        raise checks.wrong(
+            "handle", handle.message_id, "a delayed message: this one was not delayed"
         )
     return handle.handle
 

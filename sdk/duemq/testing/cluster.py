@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from duemq.consumer.settings import start_ms
-from duemq.errors import InvalidArgument
 from duemq.message import Message
 from duemq.outcomes import DeadLetter, RetryLater, errors_of
-from duemq.protocol import due
+from duemq.protocol import checks, due
+from duemq.protocol.limits import QUEUES_MAX
 from duemq.protocol.names import dead_letter_topic
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
 from duemq.testing.broker import MemoryBroker, Pending
@@ -23,7 +23,6 @@ from duemq.tracing import spans
 log = logging.getLogger(__name__)
 
 QUEUES = 4
-QUEUES_MAX = 1_024
 DELIVERIES_MAX = 100_000
 """Of one `deliver`: callbacks that send to what they consume would never end it."""
 
@@ -44,13 +43,7 @@ class ClusterCore:
         raise what a callback raised, RetryLater and DeadLetter excepted, once the message has been
         sent back; else it is logged, as consumers do.
         """
-        if not 1 <= queues <= QUEUES_MAX:
-            raise InvalidArgument(
-                f"queues must be 1 to {QUEUES_MAX}, not {queues!r}",
-                field="queues",
-                value=queues,
-                limit=f"1 to {QUEUES_MAX}",
-            )
+        checks.whole("queues", queues, 1, QUEUES_MAX)
         now_ms = time.time_ns() // 1_000_000 if now is None else start_ms(now)
         self._broker = MemoryBroker(now_ms, queues)
         self._groups = Groups(self._broker)

@@ -16,17 +16,19 @@ from duemq.errors import (
     ReadOnly,
     TopicNotFound,
 )
+from duemq.protocol import names
+from duemq.protocol.limits import SERVICE_IDS_FROM
+from duemq.protocol.names import TIMER_TOPIC
+from duemq.protocol.retry_policy import RetryPolicy
 from duemq_server.broker.groups.progress import retries_waiting
 from duemq_server.broker.groups.send_back import Failure, Outcome, SendBacks, SentBack
 from duemq_server.broker.reading import reader
 from duemq_server.broker.reading.reader import StoredRecord
-from duemq_server.broker.records import names, retry_record
+from duemq_server.broker.records import retry_record
 from duemq_server.broker.records.batch import Limits
-from duemq_server.broker.records.names import TIMER_TOPIC
 from duemq_server.broker.records.retry_record import Place, Story
-from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM
 from duemq_server.broker.store import offsets, recovery
-from duemq_server.broker.store.group_configs import GroupConfig, RetryPolicy
+from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store

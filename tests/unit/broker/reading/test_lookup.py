@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.errors import InvalidArgument
+from duemq.protocol.record_bytes import text_hash
 from duemq.v1 import message_pb2
 from duemq_server.broker.reading import lookup, time_search
 from duemq_server.broker.reading.lookup import Place, Query
-from duemq_server.broker.records.columns import text_hash
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store

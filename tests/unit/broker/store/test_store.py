@@ -18,12 +18,13 @@ from duemq.errors import (
     TooLarge,
     TopicNotFound,
 )
+from duemq.protocol.limits import SERVICE_IDS_FROM
+from duemq.protocol.names import TIMER_TOPIC
 from duemq.v1 import message_pb2
 from duemq_server.broker.groups.progress import lags
 from duemq_server.broker.reading import reader, time_search
 from duemq_server.broker.records import refused_fires
-from duemq_server.broker.records.names import TIMER_TOPIC
-from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM, Service
+from duemq_server.broker.records.timer_owners import Service
 from duemq_server.broker.store import checkpoint_state, journal, recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import WINDOW_BATCHES
