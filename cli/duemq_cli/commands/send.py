@@ -16,7 +16,8 @@ import click
 
 from duemq import Producer
 from duemq.errors import DuemqError, InvalidArgument
-from duemq.producing.receipt import PendingReceipt, Receipt
+from duemq.producing.receipt import PendingReceipt
+from duemq.sent import Receipt
 from duemq_cli import completion, inputs, times
 from duemq_cli.commands.tally import Tally, progress, quiet_option
 from duemq_cli.exits import Exit
