@@ -35,9 +35,10 @@ Which gRPC status each one travels as: status.py.
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from duemq.sent import PendingSend, Receipt
+if TYPE_CHECKING:
+    from duemq.sent import PendingSend, Receipt  # which know no errors
 
 __all__ = [
     "Closed",
@@ -320,9 +321,9 @@ class NotAllSent(DuemqError):
         self,
         message: str,
         *,
-        receipts: Sequence[Receipt] = (),
+        receipts: "Sequence[Receipt]" = (),
         failures: Mapping[int, DuemqError] | None = None,
-        unsent: Sequence[PendingSend] = (),
+        unsent: "Sequence[PendingSend]" = (),
     ) -> None:
         super().__init__(message)
         self.receipts = receipts
