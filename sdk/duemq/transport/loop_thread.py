@@ -220,7 +220,8 @@ def in_loop(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[An
     @wraps(method)
     def call(face: Face, /, *args: P.args, **kwargs: P.kwargs) -> T:
         async def later() -> T:
-            return method(face._hosted.client, *args, **kwargs)
+            answer: T = getattr(face._hosted.client, method.__name__)(*args, **kwargs)
+            return answer
 
         return face._hosted.run(later())
 
