@@ -27,10 +27,11 @@ from duemq.errors import (
     Unavailable,
 )
 from duemq.producing.producer import Producer
-from duemq.producing.receipt import AwaitableReceipt, Receipt
+from duemq.producing.receipt import AwaitableReceipt
 from duemq.protocol import checks
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import dead_letter_topic
+from duemq.sent import Receipt
 from duemq.settings import ProducerSettings
 from duemq.v1 import admin_pb2, admin_pb2_grpc, message_admin_pb2, message_admin_pb2_grpc
 

@@ -4,7 +4,7 @@ import re
 import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from duemq.errors import InvalidArgument
 from duemq.protocol import checks, limits
@@ -134,6 +134,17 @@ class ConsumerSettings:
         """These settings, but for what is given."""
         given: dict[str, Any] = {"start_from": start_from, "threads": threads}
         return replace(self, **{name: value for name, value in given.items() if value is not None})
+
+
+class PushOptions(TypedDict, total=False):
+    """What both push consumers take by name, and the twin's, but for `batch`."""
+
+    order: Order | None
+    broadcast: bool
+    member_name: str | None
+    start_from: StartFrom | None
+    threads: int | None
+    settings: ConsumerSettings | None
 
 
 def check_choices(*, group: object, callback: object, order: object, member_name: object) -> None:

@@ -6,12 +6,13 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import overload
 
 from duemq.errors import DuemqError
 from duemq.producing import handle as handles
-from duemq.producing.receipt import Receipt
 from duemq.protocol import checks
 from duemq.protocol.limits import HANDLES_MAX
+from duemq.sent import Receipt
 from duemq.transport import retrying, status
 from duemq.transport.cluster_client import Client
 from duemq.v1 import timer_pb2
@@ -39,6 +40,27 @@ _OUTCOMES = {
 Handle = str | Receipt
 """What tells a delayed message: its handle, or its receipt, which has one."""
 Handles = Sequence[Handle]
+
+
+class Cancelling:
+    """What the asyncio producer and the admin client have in common."""
+
+    @overload
+    async def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
+    @overload
+    async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
+    async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
+        """Cancels delayed messages: by their receipts, or the handles of these; one, or a list.
+
+        What is answered CANCELLED is never delivered.  May be repeated.  Raises InvalidArgument
+        for what is not a handle, Unavailable when a timer shard cannot be asked in time.
+        """
+        if isinstance(handle, Handle):
+            return (await self._cancel([handle]))[0]
+        return await self._cancel(handle)
+
+    async def _cancel(self, handles: Handles) -> list[CancelOutcome]:
+        raise NotImplementedError
 
 
 def decoded_all(given: object) -> list[TimerHandle]:

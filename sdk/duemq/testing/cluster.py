@@ -8,8 +8,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
-from duemq.consumer.settings import start_ms
+from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
+from duemq.consumer.fetching.subscription import Topics
+from duemq.consumer.settings import PushOptions, start_ms
 from duemq.message import Message
 from duemq.outcomes import DeadLetter, RetryLater, errors_of
 from duemq.protocol import checks, due
@@ -20,6 +23,8 @@ from duemq.testing.broker import MemoryBroker, Pending
 from duemq.testing.groups import Delivery, Groups
 from duemq.tracing import spans
 
+C = TypeVar("C")
+
 log = logging.getLogger(__name__)
 
 QUEUES = 4
@@ -27,8 +32,8 @@ DELIVERIES_MAX = 100_000
 """Of one `deliver`: callbacks that send to what they consume would never end it."""
 
 
-class ClusterCore:
-    """What the blocking and the asyncio cluster have in common."""
+class ClusterCore(Generic[C]):
+    """What the blocking and the asyncio cluster have in common.  C: their push consumers."""
 
     def __init__(
         self,
@@ -74,6 +79,54 @@ class ClusterCore:
     ) -> None:
         """As `Admin.put_group`: when what the group sends back comes again."""
         self._groups.put(name, policy_of(retries_max, retry_delays, exponential))
+
+    @overload
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessage,
+        *,
+        batch: Literal[False] = False,
+        **options: Unpack[PushOptions],
+    ) -> C: ...
+    @overload
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessages,
+        *,
+        batch: Literal[True],
+        **options: Unpack[PushOptions],
+    ) -> C: ...
+    @overload
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnEither,
+        *,
+        batch: bool,
+        **options: Unpack[PushOptions],
+    ) -> C: ...
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: Callback,
+        *,
+        batch: bool = False,
+        **options: Unpack[PushOptions],
+    ) -> C:
+        """A PushConsumer with the arguments of the real one.  Raises InvalidArgument.
+
+        It takes part from its `start` (or `with`) to its `close`.
+        """
+        return self._new_consumer(group, topics, callback, batch=batch, **options)
+
+    def _new_consumer(self, *args: Any, **options: Any) -> C:
+        raise NotImplementedError
 
     # ── after ────────────────────────────────────────────────────────────────────────
 
