@@ -1,4 +1,21 @@
-"""A broker process: its parts, how they are wired, in which order they start and stop."""
+"""A broker's process: its parts, how they are wired, in which order they start and stop.
+
+What runs by itself, all of it started here:
+
+commitlog-writer  two threads: write and sync what was appended, in groups (storage/writer.py)
+checkpoint        saves the state each interval, or sooner when much was written (checkpoints.py)
+key index         builds the runs of what a checkpoint holds, in a thread (key_indexer.py)
+upkeep            retention, idle producers, free space, the clock (upkeep.py)
+rates             samples how far queues and groups are (sampler.py)
+groups            sessions of groups' members (edge/coordinator_servicer.py)
+registration      heartbeats to the nameservers (serving/registration.py)
+routes            the cluster's routes, for the groups (duemq.transport)
+disk-reader       threads: pulls of what memory does not hold (edge/pull_requests.py)
+
+Shutdown, in this order: leave the nameservers, so that clients turn to others; health says
+NOT_SERVING; parked pulls are answered and streams end after their last answers; calls end; the
+loops end; the writer syncs what is left; the last checkpoint makes the next start short.
+"""
 
 import asyncio
 import logging
@@ -8,6 +25,7 @@ import time
 
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import group_pb2, nameserver_pb2
+from duemq_server.broker.checkpoints import Checkpoints
 from duemq_server.broker.edge import (
     admin_servicer,
     broker_servicer,
@@ -31,13 +49,15 @@ from duemq_server.broker.edge.timer_servicer import TimerQueues
 from duemq_server.broker.groups.coordinator import Coordinator
 from duemq_server.broker.groups.progress import Activity
 from duemq_server.broker.key_indexer import KeyIndexer
-from duemq_server.broker.log_loop import Checkpoints, LogLoop, Sampler
+from duemq_server.broker.log_loop import LogLoop
+from duemq_server.broker.sampler import Sampler
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.key_builder import KeyBuilder
 from duemq_server.broker.store.recovery import Opened
 from duemq_server.broker.upkeep import Upkeep
 from duemq_server.serving import process
+from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
 from duemq_server.storage import checkpoint
@@ -48,16 +68,6 @@ log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
 GROUPS_FILE = "groups"
-
-
-def now_ms() -> int:
-    """Unix time; what messages are stamped with."""
-    return time.time_ns() // 1_000_000
-
-
-def steady_ms() -> int:
-    """A clock that nobody sets; for waits."""
-    return time.monotonic_ns() // 1_000_000
 
 
 def _boot_id() -> bytes:
@@ -161,13 +171,12 @@ class Broker:
             store,
             commits,
             self._log_loop,
-            admin,
             meters,
             settings.data_dir,
             self._disk,
             self._key_indexer.saved,
         )
-        self._upkeep = Upkeep(store, admin, meters, settings, self._disk, now_ms, steady_ms)
+        self._upkeep = Upkeep(store, meters, settings, self._disk, now_ms, steady_ms)
         self._routes = RouteWatcher(settings.nameservers)
         server.registry.register(GroupCollector(store, activity, coordinator, now_ms))
         self._groups = GroupServicer(
@@ -250,7 +259,7 @@ class Broker:
         await process.until(stop, self._log_loop.failed, self.registration.refused, *self._tasks)
 
     async def stop(self) -> None:
-        """Clean stop; the order is explained in loops.py."""
+        """Clean stop; the order is explained above."""
         await process.end_trace(self.settings)  # through this broker: while it serves
         await self.registration.stop()
         await self._routes.stop()
@@ -259,9 +268,7 @@ class Broker:
         self._messages.close()
         self._sender.close()
         await self.server.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await process.end(*self._tasks)
         await asyncio.to_thread(self._key_indexer.close)
         healthy = await self._log_loop.stop()
         if healthy:

@@ -40,8 +40,6 @@ class AdminServicer:
         self._puller = puller
         self._about = about
         self._in_per_s = in_per_s
-        self.checkpoint_position = 0
-        """Where the last checkpoint was taken."""
 
     async def CreateTopic(
         self, request: admin_pb2.CreateTopicRequest, _: Any
@@ -113,7 +111,7 @@ class AdminServicer:
             started_ms=self._about.started_ms,
             log_start_position=log.start_position,
             log_durable_position=log.durable_position,
-            checkpoint_position=self.checkpoint_position,
+            checkpoint_position=self._store.checkpoint_position,
             read_only=not self._store.writable,
             delay_levels_ms=self._store.rules.delay_levels_ms,
         )

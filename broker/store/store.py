@@ -103,6 +103,7 @@ class Store:
         """Called for each queue that got records that consumers may see."""
         self.on_report: Callable[[], None] = lambda: None
         """Called when what nameservers are told has changed: topics, or whether it is writable."""
+        self._checkpoint_position = 0
         self._unindexed: deque[_Unindexed] = deque()
         self._held: dict[Queue, list[bytes]] = {}
         self.messages_in = 0
@@ -524,6 +525,18 @@ class Store:
         """Raises DiskFull while consume queues lack what the log has: no checkpoint may be made."""
         if self._held:
             raise DiskFull(f"{len(self._held)} consume queues wait for space")
+
+    @property
+    def checkpoint_position(self) -> int:
+        """Where this process took its last checkpoint; 0: it took none.
+
+        Retention keeps what follows.
+        """
+        return self._checkpoint_position
+
+    def checkpointed(self, position: int) -> None:
+        """A checkpoint that was taken at `position` is on the disk."""
+        self._checkpoint_position = position
 
     def close(self) -> None:
         """Closes the files."""

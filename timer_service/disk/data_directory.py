@@ -28,7 +28,7 @@ from duemq_server.timer_service.timers.rows import Home
 LOG_GROUP_BYTES_MAX = 1 << 20
 
 
-class Store(NamedTuple):
+class DataDirectory(NamedTuple):
     """An opened data directory."""
 
     log: SegmentedLog
@@ -38,7 +38,7 @@ class Store(NamedTuple):
     replayed: int  # entries of the log behind the checkpoint
 
 
-def open_store(
+def open_directory(
     directory: str,
     disk: Disk,
     limits: Limits,
@@ -46,7 +46,7 @@ def open_store(
     *,
     segments_type: type[Segments] = Segments,
     recovery_type: type[Recovery] = Recovery,
-) -> Store:
+) -> DataDirectory:
     """Opens, recovers and checkpoints a data directory that is locked by the caller.
 
     The types are others where damage is set aside (set_aside.py).  Raises Corrupt, CorruptLog,
@@ -90,7 +90,7 @@ def open_store(
     housekeeper = Housekeeper(scheduler, log, disk, path, producer_id, now_ms)
     if found is None:
         save_now(log, housekeeper, now_ms)
-    return Store(log, scheduler, housekeeper, producer_id, recovery.replayed)
+    return DataDirectory(log, scheduler, housekeeper, producer_id, recovery.replayed)
 
 
 def save_now(log: SegmentedLog, housekeeper: Housekeeper, now_ms: int) -> None:

@@ -25,8 +25,8 @@ from duemq.protocol.route import Broker, RouteCache
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.timer_service.edge.fire_stream import Sender
-from duemq_server.timer_service.edge.shard import Shard, now_ms, steady_ms
 from duemq_server.timer_service.edge.timer_fetcher import CALL_TIMEOUT_S, Fetcher
 from duemq_server.timer_service.scheduling.clocks import (
     SLACK_MS,
@@ -35,6 +35,7 @@ from duemq_server.timer_service.scheduling.clocks import (
     ClockWatch,
 )
 from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.log_entries import SourceId
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class Link:
         self.end()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            await self._shard.durable(self._shard.store.log.end_position)
+            await self._shard.log_loop.durable(self._shard.directory.log.end_position)
             await self._commit()
         except DuemqError as error:
             log.info("offsets of %s not committed: %s", self.broker.name, error)
@@ -200,7 +201,7 @@ class Links:
     def __init__(self, shard: Shard, routes: RouteCache, settings: Settings) -> None:
         self.by_name: dict[str, Link] = {}
         self.service = broker_pb2.TimerService(
-            id=shard.store.producer_id,
+            id=shard.directory.producer_id,
             name=settings.name,
             shard=settings.shard,
             shards=settings.shards,
@@ -217,7 +218,7 @@ class Links:
         self._clocks = asyncio.create_task(self._watch_clocks(), name="clocks")
         self._stopping: set[asyncio.Task[None]] = set()
         self._queues: Mapping[str, Mapping[str, int]] = {}
-        shard.on_sendable = self._kick
+        shard.log_loop.on_sendable = self._kick
 
     def changed(self) -> None:
         """The routes changed."""
@@ -319,7 +320,7 @@ class Links:
         behind_ms = min(known, default=0)
         if abs(behind_ms - self._behind_ms) >= SLACK_MS or not behind_ms:
             self._behind_ms = behind_ms
-            self._shard.keep_behind(behind_ms)
+            self._shard.firing.keep_behind(behind_ms)
 
     def _clock_problems(self) -> dict[str, str]:
         bound_ms = self._settings.clock_difference_max * 1000

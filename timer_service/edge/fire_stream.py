@@ -14,16 +14,19 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import grpc.aio
+import numpy as np
 
 from duemq.errors import DuemqError, OutOfSequence, Rejected, Unavailable
 from duemq.tracing import spans
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import view_pb2
-from duemq_server.timer_service.edge.shard import SLEEP_S_MAX, Shard, now_ms, steady_ms, traced
+from duemq_server.serving.clock import now_ms, steady_ms
+from duemq_server.timer_service.firing import SLEEP_S_MAX
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import NEVER
 from duemq_server.timer_service.scheduling.fire_lane import Batch, Outcome
+from duemq_server.timer_service.shard import Shard
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +143,7 @@ class Sender:
     async def _send(self, call: Any, batches: list[Batch]) -> None:
         self._next_id += 1
         self._requests.append(_Request(self._next_id, batches, time.time_ns()))
-        producer_id = self._shard.store.producer_id
+        producer_id = self._shard.directory.producer_id
         request = view_pb2.SendRequestView(
             request_id=self._next_id,
             batches=[
@@ -178,7 +181,7 @@ class Sender:
         if not result.HasField("error"):
             self._shard.answered(batch, Outcome.STORED, result.store_ms)
             if spans.enabled() and spans.traced(batch.lane.id.topic):
-                traced(batch, result.base_offset, result.store_ms, sent_ns)
+                _record_spans(batch, result.base_offset, result.store_ms, sent_ns)
             return
         error = status.from_proto(result.error)
         lane = batch.lane
@@ -190,3 +193,20 @@ class Sender:
             lane.reason = error.message
             log.log(level, "%s refused a batch, trying again: %s", lane.id, error)
         self._shard.answered(batch, outcome, 0)
+
+
+def _record_spans(batch: Batch, offset: int, store_ms: int, sent_ns: int) -> None:
+    """Of a stored batch."""
+    lane = batch.lane.id
+    spans.record_fire(
+        lane.topic,
+        lane.broker,
+        lane.queue_id,
+        offset,
+        batch.due_ms.tolist(),
+        store_ms=store_ms,
+        start_ns=sent_ns,
+        end_ns=time.time_ns(),
+        records=batch.records,
+        sizes=np.frombuffer(batch.sizes, dtype="<u4").tolist(),
+    )

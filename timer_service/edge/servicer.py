@@ -10,11 +10,12 @@ from duemq.protocol import checks
 from duemq.protocol.limits import HANDLES_MAX
 from duemq.transport import status
 from duemq.v1 import timer_pb2
+from duemq_server.serving.clock import now_ms
 from duemq_server.timer_service.edge.broker_links import Links
-from duemq_server.timer_service.edge.shard import Shard, now_ms
 from duemq_server.timer_service.scheduling import stuck
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
 from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 
 SERVICE = timer_pb2.DESCRIPTOR.services_by_name["Timer"]
@@ -121,7 +122,7 @@ class TimerServicer:
             lateness_max_ms=shard.lateness.max_ms(now),
             next_due_ms=scheduler.next_due_ms() or 0,
             near=scheduler.near.pending,
-            id=shard.store.producer_id,
+            id=shard.directory.producer_id,
             lost=ledger.lost,
             problems=self._links.problems(),
             stuck=[

@@ -19,7 +19,7 @@ from duemq.tracing import spans
 from duemq.transport import status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
-from duemq_server.timer_service.edge.shard import Shard
+from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers import intake
 from duemq_server.timer_service.timers.log_entries import SourceId
 
@@ -109,7 +109,7 @@ class Fetcher:
             offset=offset,
             max_bytes=FETCH_BYTES_MAX,
             wait_ms=FETCH_WAIT_MS,
-            timer_id=self._shard.store.producer_id,
+            timer_id=self._shard.directory.producer_id,
         )
         timeout_s = FETCH_WAIT_MS / 1000 + CALL_MARGIN_S
         asked_ns = time.time_ns()
@@ -132,7 +132,7 @@ class Fetcher:
         return answer.next_offset
 
     async def _trace(self, data: bytes, began_ns: int) -> None:
-        await self._shard.durable(self._shard.store.log.end_position)
+        await self._shard.log_loop.durable(self._shard.directory.log.end_position)
         for fetched in intake.frames_in(data):
             each = fetched.frame
             if spans.traced(each.target_topic):

@@ -3,7 +3,6 @@
 import errno
 import logging
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -48,9 +47,9 @@ class World:
             retention_bytes=retention_bytes,
         )
         self.registry = CollectorRegistry()
+        self.store.checkpointed(1 << 60)
         self.upkeep = Upkeep(
             self.store,
-            SimpleNamespace(checkpoint_position=1 << 60),  # type: ignore[arg-type]
             Meters(self.registry),
             settings,
             self.disk,

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from duemq_server.storage.errors import DiskFull
-from duemq_server.timer_service.edge import fire_stream, shard
+from duemq_server.timer_service import disk_jobs, firing, log_loop
+from duemq_server.timer_service.edge import fire_stream
 from duemq_server.timer_service.edge.fire_stream import Sender
-from duemq_server.timer_service.edge.shard import Shard
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
+from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.limits import Limits
 from tests.manual_loop import AtOnce, ManualLoop
 from tests.property.timer_world import BROKER, SOURCE, START_MS, World
@@ -54,11 +55,12 @@ class Quiet:
 
     def start(self) -> None:
         """The process starts, on what lies in the world."""
-        self.shard = Shard(self.world.store)
-        self.shard.start()
+        self.shard = Shard(self.world.directory)
+        self.shard.log_loop.start()
+        self.shard.firing.start()
         self._sender: Sender | None = None
-        self._tasks = [asyncio.create_task(self.shard.housekeeping())]
-        self.shard.on_sendable = lambda _: self._sender.kick() if self._sender else None
+        self._tasks = [asyncio.create_task(self.shard.disk_jobs.run())]
+        self.shard.log_loop.on_sendable = lambda _: self._sender.kick() if self._sender else None
 
     def connect(self) -> None:
         """The broker can be sent to."""
@@ -78,7 +80,7 @@ class Quiet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.shard._stopping = True
+        self.shard.firing.stop()
         self.world.now_ms = self.loop.wall_ms
         self.world.kill()
         self.start()
@@ -120,11 +122,11 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManualLoop]:
         clock = SimpleNamespace(
             time=lambda: loop.wall_s, time_ns=lambda: int(loop.wall_s * 1e6) * 1_000
         )
-        for module in (shard, fire_stream):
+        for module in (firing, fire_stream):
             monkeypatch.setattr(module, "time", clock)
             monkeypatch.setattr(module, "now_ms", lambda: loop.wall_ms)
-        monkeypatch.setattr(shard, "LogWriter", Writer)
-        monkeypatch.setattr(shard, "ThreadPoolExecutor", AtOnce)
+        monkeypatch.setattr(log_loop, "LogWriter", Writer)
+        monkeypatch.setattr(disk_jobs, "ThreadPoolExecutor", AtOnce)
         monkeypatch.setattr(Sender, "_run", nothing)
 
         async def send(self: Sender, call: Quiet, batches) -> None:
@@ -163,13 +165,13 @@ def test_what_is_durable_is_what_the_core_was_told_of(loop: ManualLoop) -> None:
 
     async def main(quiet: Quiet) -> None:
         await quiet.take(3_600 * SECOND_MS)
-        log = quiet.world.store.log
-        waiting = asyncio.create_task(quiet.shard.durable(log.end_position))
+        log = quiet.world.directory.log
+        waiting = asyncio.create_task(quiet.shard.log_loop.durable(log.end_position))
         while log.write_pending():  # and says nothing
             pass
         await loop.silence(SYNC_S / 2)
         assert not waiting.done()
-        quiet.shard._advance(log.durable_position)
+        quiet.shard.log_loop._advance(log.durable_position)
         await waiting
         (source,) = quiet.shard.sources()
         assert source.durable_offset == source.next_offset == 1
@@ -216,7 +218,7 @@ def test_one_timer_from_a_block_and_then_silence(loop: ManualLoop) -> None:
     async def main(quiet: Quiet) -> None:
         await quiet.take(5 * MINUTE_MS)
         quiet.shard.scheduler.limits = Limits(memtable_rows_max=1)
-        quiet.shard._work.set()
+        quiet.shard.disk_jobs.wake()
         await loop.silence(1)
         assert quiet.shard.scheduler.segments.pending == 1
         quiet.shard.scheduler.limits = Limits()
