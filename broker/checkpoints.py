@@ -12,7 +12,7 @@ from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.log_loop import LogLoop
 from duemq_server.broker.store import recovery
-from duemq_server.broker.store.checkpoint_state import State
+from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.disk import Disk
@@ -34,7 +34,7 @@ class Checkpoints:
         meters: Meters,
         data_dir: str,
         disk: Disk,
-        on_saved: Callable[[list[Queue], State], None],
+        on_saved: Callable[[list[Queue], CheckpointState], None],
     ) -> None:
         """`on_saved`: told of what a checkpoint holds, and of the queues there were then."""
         self._on_saved = on_saved

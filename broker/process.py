@@ -31,21 +31,21 @@ from duemq_server.broker.edge import (
     broker_servicer,
     group_admin_servicer,
     message_admin_servicer,
-    timer_servicer,
+    timer_admin_servicer,
 )
 from duemq_server.broker.edge.admin_servicer import About, AdminServicer
 from duemq_server.broker.edge.broker_servicer import BrokerServicer
 from duemq_server.broker.edge.commits import Commits
-from duemq_server.broker.edge.coordinator_servicer import GroupServicer
+from duemq_server.broker.edge.coordinator_servicer import CoordinatorServicer
 from duemq_server.broker.edge.group_admin_servicer import GroupAdminServicer
 from duemq_server.broker.edge.group_metrics import GroupCollector
 from duemq_server.broker.edge.message_admin_servicer import MessageAdminServicer
 from duemq_server.broker.edge.metrics import Meters, StoreCollector
-from duemq_server.broker.edge.offset_requests import OffsetService
-from duemq_server.broker.edge.pull_requests import Puller
-from duemq_server.broker.edge.send_back_requests import SendBackService
-from duemq_server.broker.edge.send_requests import Sender
-from duemq_server.broker.edge.timer_servicer import TimerQueues
+from duemq_server.broker.edge.offset_requests import OffsetRequests
+from duemq_server.broker.edge.pull_requests import PullRequests
+from duemq_server.broker.edge.send_back_requests import SendBackRequests
+from duemq_server.broker.edge.send_requests import SendRequests
+from duemq_server.broker.edge.timer_admin_servicer import TimerAdminServicer
 from duemq_server.broker.groups.coordinator import Coordinator
 from duemq_server.broker.groups.progress import Activity
 from duemq_server.broker.key_indexer import KeyIndexer
@@ -133,7 +133,7 @@ class Broker:
         return recovery.open_store(
             self.settings.data_dir,
             self._disk,
-            self.settings.rules(),
+            self.settings.store_settings(),
             segment_bytes=self.settings.segment_bytes,
             unsynced_boot=_boot_id() if self.settings.flush_mode == "async" else b"",
         )
@@ -146,8 +146,8 @@ class Broker:
         activity = Activity()
         self._sampler = Sampler(store, activity, steady_ms)
         coordinator = self._coordinator()
-        offsets = OffsetService(store, commits, activity, now_ms, coordinator.owner)
-        self._sender = Sender(
+        offsets = OffsetRequests(store, commits, activity, now_ms, coordinator.owner)
+        self._sends = SendRequests(
             store,
             commits,
             meters,
@@ -157,15 +157,15 @@ class Broker:
             store_id=opened.store_id,
             traced=settings.tracing != "off",
         )
-        self._puller = Puller(
+        self._pulls = PullRequests(
             store, offsets, meters, steady_ms, opened.store_id, activity, server.unsent
         )
-        puller = self._puller
+        pulls = self._pulls
         server.registry.register(
-            StoreCollector(store, lambda: len(puller), lambda: puller.parked_queues)
+            StoreCollector(store, lambda: len(pulls), lambda: pulls.parked_queues)
         )
         about = About(settings.name, opened.store_id, VERSION, now_ms())
-        admin = AdminServicer(store, commits, self._puller, about, self._sampler.in_per_s)
+        admin = AdminServicer(store, commits, self._pulls, about, self._sampler.in_per_s)
         self._key_indexer = KeyIndexer(store, KeyBuilder(settings.data_dir, self._disk), meters)
         self._checkpoints = Checkpoints(
             store,
@@ -179,7 +179,7 @@ class Broker:
         self._upkeep = Upkeep(store, meters, settings, self._disk, now_ms, steady_ms)
         self._routes = RouteWatcher(settings.nameservers)
         server.registry.register(GroupCollector(store, activity, coordinator, now_ms))
-        self._groups = GroupServicer(
+        self._groups = CoordinatorServicer(
             coordinator,
             self._routes.cache,
             store.offsets,
@@ -190,7 +190,7 @@ class Broker:
         group_admin = GroupAdminServicer(
             store,
             commits,
-            self._puller,
+            self._pulls,
             coordinator,
             activity,
             self._groups.forget,
@@ -199,14 +199,14 @@ class Broker:
         )
         self._messages = MessageAdminServicer(store, commits, activity, settings.name)
         self._routes.on_change(self._groups.routes_changed)
-        timers = TimerQueues(store, commits, opened.store_id, now_ms)
+        timers = TimerAdminServicer(store, commits, opened.store_id, now_ms)
         server.add(
             broker_servicer.SERVICE,
             BrokerServicer(
-                self._sender,
-                self._puller,
+                self._sends,
+                self._pulls,
                 offsets,
-                SendBackService(store, commits, now_ms, settings.name),
+                SendBackRequests(store, commits, now_ms, settings.name),
                 timers,
             ),
             broker_servicer.OVERRIDES,
@@ -215,7 +215,7 @@ class Broker:
         server.add(group_pb2.DESCRIPTOR.services_by_name["GroupCoordinator"], self._groups)
         server.add(group_admin_servicer.SERVICE, group_admin)
         server.add(message_admin_servicer.SERVICE, self._messages)
-        server.add(timer_servicer.SERVICE, timers)
+        server.add(timer_admin_servicer.SERVICE, timers)
 
     def _coordinator(self) -> Coordinator:
         coordinator = Coordinator(
@@ -264,9 +264,9 @@ class Broker:
         await self.registration.stop()
         await self._routes.stop()
         await self.server.drain()
-        self._puller.close()
+        self._pulls.close()
         self._messages.close()
-        self._sender.close()
+        self._sends.close()
         await self.server.stop()
         await process.end(*self._tasks)
         await asyncio.to_thread(self._key_indexer.close)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from duemq.protocol import limits, retry_policy
 from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
 from duemq.protocol.retry_policy import RetryPolicy
-from duemq_server.broker.records.batch import Limits
-from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.records.batch import BatchLimits
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.serving.settings import MemberSettings, setting
 
 
@@ -105,14 +105,16 @@ class Settings(MemberSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.rules()
+        self.store_settings()
 
-    def rules(self) -> Rules:
+    def store_settings(self) -> StoreSettings:
         """How the store treats what it is sent; raises InvalidArgument."""
-        return Rules(
+        return StoreSettings(
             auto_create_topics=self.auto_create_topics,
             default_queues=self.default_queues,
-            limits=Limits(self.message_bytes_max, self.batch_bytes_max, self.properties_bytes_max),
+            limits=BatchLimits(
+                self.message_bytes_max, self.batch_bytes_max, self.properties_bytes_max
+            ),
             delay_levels_ms=parse_levels(self.delay_levels),
             timer_queues=self.timer_queues,
             lane_idle_ms=int(self.producer_memory * 1000),

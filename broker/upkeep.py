@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 from itertools import pairwise
 
-from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq_server.broker.clock import SETTLED_MS, ClockWatch
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.settings import Settings

@@ -33,7 +33,7 @@ from duemq_server.storage.disk import RealDisk
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.data_directory import DataDirectory, open_directory
 from duemq_server.timer_service.edge import servicer
-from duemq_server.timer_service.edge.broker_links import Links
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.metrics import LinksCollector, Meters, ShardCollector
 from duemq_server.timer_service.edge.servicer import TimerServicer
 from duemq_server.timer_service.settings import Settings
@@ -71,7 +71,7 @@ class TimerService:
         meters = Meters(self.server.registry)
         self.shard = Shard(directory, meters.committed)
         self._routes = RouteWatcher(settings.nameservers)
-        self._links = Links(self.shard, self._routes.cache, settings)
+        self._links = BrokerLinks(self.shard, self._routes.cache, settings)
         self._links.on_claims = self._claims_changed.set
         self._routes.on_change(self._links.changed)
         self.server.registry.register(ShardCollector(self.shard, self._links.lag))

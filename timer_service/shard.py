@@ -20,7 +20,7 @@ from duemq_server.timer_service.far.numbering import Source
 from duemq_server.timer_service.firing import RETRY_S, Firing
 from duemq_server.timer_service.log_loop import LogLoop
 from duemq_server.timer_service.scheduling.cancelling import NOT_YET, source_of
-from duemq_server.timer_service.scheduling.fire_lane import Batch, Outcome
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.lateness import Lateness
 from duemq_server.timer_service.scheduling.scheduler import Ingested
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
@@ -89,13 +89,13 @@ class Shard:
             )
         return short
 
-    def answered(self, batch: Batch, outcome: Outcome, store_ms: int) -> None:
+    def answered(self, batch: FireBatch, outcome: FireOutcome, store_ms: int) -> None:
         """A broker answered a batch."""
         now = self.firing.now_ms()
         try:
             stored = self.scheduler.answered(batch, outcome, now)
         except (LogFull, DiskFull):
-            stored = outcome is Outcome.STORED  # the acknowledgements are kept for later
+            stored = outcome is FireOutcome.STORED  # the acknowledgements are kept for later
         if stored:
             self.lateness.record(batch.due_ms, store_ms, now, batch.past_due)
 

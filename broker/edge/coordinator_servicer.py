@@ -109,7 +109,7 @@ class Session:
         )
 
 
-class GroupServicer:
+class CoordinatorServicer:
     """The methods of duemq.v1.GroupCoordinator."""
 
     def __init__(

@@ -15,7 +15,7 @@ from duemq.protocol.retry_policy import ExponentialDelays, RetryPolicy
 from duemq.transport import status
 from duemq.v1 import group_admin_pb2
 from duemq_server.broker.edge.commits import Commits
-from duemq_server.broker.edge.pull_requests import Puller
+from duemq_server.broker.edge.pull_requests import PullRequests
 from duemq_server.broker.groups import progress
 from duemq_server.broker.groups.coordinator import Coordinator
 from duemq_server.broker.groups.progress import Activity, QueueState
@@ -46,7 +46,7 @@ class GroupAdminServicer:
         self,
         store: Store,
         commits: Commits,
-        puller: Puller,
+        pulls: PullRequests,
         coordinator: Coordinator,
         activity: Activity,
         forget: Callable[[str], None],
@@ -55,7 +55,7 @@ class GroupAdminServicer:
     ) -> None:
         self._store = store
         self._commits = commits
-        self._puller = puller
+        self._pulls = pulls
         self._coordinator = coordinator
         self._activity = activity
         self._forget = forget
@@ -84,7 +84,7 @@ class GroupAdminServicer:
         if self._store.knows_group(group):
             retries = self._retry_queues(group)
             settled = self._store.delete_group(group)
-            self._puller.wake(retries)
+            self._pulls.wake(retries)
             await self._commits.wait(settled)
         elif not coordinated:
             raise _unknown(group)
@@ -251,7 +251,7 @@ class GroupAdminServicer:
             for key, _ in changes:
                 self._activity.forget_pull(key)
             # Members that wait for records learn that they have lost the queue.
-            self._puller.wake(self._store.queue(key.topic, key.queue_id) for key, _ in changes)
+            self._pulls.wake(self._store.queue(key.topic, key.queue_id) for key, _ in changes)
             await self._commits.wait(settled)
         return answer
 

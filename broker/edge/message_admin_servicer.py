@@ -26,7 +26,7 @@ from duemq.v1 import message_admin_pb2, message_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.groups.progress import Activity, QueueState, state_of
 from duemq_server.broker.reading import lookup, reader
-from duemq_server.broker.reading.lookup import Found, Place, Query
+from duemq_server.broker.reading.lookup import Found, LookupStart, MessageQuery
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -77,19 +77,23 @@ class MessageAdminServicer:
             cursor=lookup.encode_cursor(step.following) if step.following else b"",
         )
 
-    def _range(self, request: message_admin_pb2.FindMessagesRequest) -> tuple[list[Queue], Place]:
+    def _range(
+        self, request: message_admin_pb2.FindMessagesRequest
+    ) -> tuple[list[Queue], LookupStart]:
         """The queues to look at, and where to begin in the first."""
         cursor = lookup.decode_cursor(request.cursor) if request.cursor else None
         if not request.HasField("queue_id"):
             if request.HasField("offset"):
                 raise checks.wrong("offset", request.offset, "together with queue_id")
-            return self._store.queues_of(request.topic), cursor or Place(0, 0)
+            return self._store.queues_of(request.topic), cursor or LookupStart(0, 0)
         queue = self._store.queue(request.topic, request.queue_id)
         if cursor is not None and cursor.queue_id != queue.queue_id:
             raise checks.wrong("cursor", cursor.queue_id, "that of an answer to the same request")
-        return [queue], cursor or Place(queue.queue_id, max(0, request.offset))
+        return [queue], cursor or LookupStart(queue.queue_id, max(0, request.offset))
 
-    async def _in_turn(self, queues: list[Queue], work: Callable[[], lookup.Step]) -> lookup.Step:
+    async def _in_turn(
+        self, queues: list[Queue], work: Callable[[], lookup.LookupStep]
+    ) -> lookup.LookupStep:
         if self._closed:
             raise Unavailable("the broker is stopping")
         if self._lookups >= LOOKUPS_MAX:
@@ -169,7 +173,7 @@ def _delivery(state: QueueState, offset: int) -> message_admin_pb2.DeliveryState
     return message_admin_pb2.WAITING
 
 
-def _query(request: message_admin_pb2.FindMessagesRequest) -> Query:
+def _query(request: message_admin_pb2.FindMessagesRequest) -> MessageQuery:
     """Raises InvalidArgument."""
     message_id, key = request.message_id, request.key
     if message_id and key:
@@ -179,7 +183,7 @@ def _query(request: message_admin_pb2.FindMessagesRequest) -> Query:
     for name, value in (("from_ms", request.from_ms), ("to_ms", request.to_ms)):
         checks.between(name, value, 0, TIME_MS_MAX)
     checks.between("limit", request.limit, 1, FOUND_MAX, zero=f"{LIMIT_DEFAULT}")
-    query = Query(from_ms=request.from_ms, to_ms=request.to_ms)
+    query = MessageQuery(from_ms=request.from_ms, to_ms=request.to_ms)
     if key:
         return replace(
             query,

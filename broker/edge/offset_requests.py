@@ -22,7 +22,7 @@ NO_OFFSET = -1
 Results = list[broker_pb2.OffsetResult]
 
 
-class OffsetService:
+class OffsetRequests:
     """Takes requests to the store's offsets."""
 
     def __init__(

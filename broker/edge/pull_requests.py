@@ -26,7 +26,7 @@ from duemq.transport import status
 from duemq.transport.unsent import Share, Unsent
 from duemq.v1 import broker_pb2, message_pb2
 from duemq_server.broker.edge.metrics import Meters
-from duemq_server.broker.edge.offset_requests import OffsetService
+from duemq_server.broker.edge.offset_requests import OffsetRequests
 from duemq_server.broker.edge.pull_stream import Parked, ParkedPull, PullStream
 from duemq_server.broker.filtering.filters import Filter
 from duemq_server.broker.filtering.sql_filter import Fields, SqlFilter
@@ -61,13 +61,13 @@ class Caller(Protocol):
         """To be called when the answer is gone, or the client."""
 
 
-class Puller:
+class PullRequests:
     """Answers Pull, PullStream and FetchFrames."""
 
     def __init__(
         self,
         store: Store,
-        offsets: OffsetService,
+        offsets: OffsetRequests,
         meters: Meters,
         now_ms: Callable[[], int],
         store_id: int,

@@ -31,7 +31,7 @@ class Parked:
 
     woken: "asyncio.Future[None] | None" = None
     knows: int = -1
-    """Which of the puller's changes it has looked at."""
+    """Which changes of `PullRequests` it has looked at."""
     peer: str
     """Its connection."""
 

@@ -32,7 +32,7 @@ Wanted = tuple[int, Queue]
 """A message by its index in the request, and the queue to read it from."""
 
 
-class SendBackService:
+class SendBackRequests:
     """Takes requests to the store."""
 
     def __init__(

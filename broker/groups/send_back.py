@@ -27,7 +27,7 @@ from duemq.protocol.retry_policy import DELAY_MS_MAX, RetryPolicy
 from duemq_server.broker.reading.reader import StoredRecord
 from duemq_server.broker.records import retry_record
 from duemq_server.broker.records.batch import Columns
-from duemq_server.broker.records.retry_record import Place, Story
+from duemq_server.broker.records.retry_record import MessagePlace, Story
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -157,7 +157,7 @@ class SendBacks:
         """The record as it is stored anew, and where it goes.  Raises Corrupt."""
         group, topic, queue_id = failure.key
         record = retry_record.content(stored.entry)
-        source = Place(topic, self._broker, queue_id, failure.offset)
+        source = MessagePlace(topic, self._broker, queue_id, failure.offset)
         # Only what this group sent back before has a story here; a producer may write anything.
         attempt, before = 0, None
         if topic == names.retry_topic(group):

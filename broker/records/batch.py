@@ -15,7 +15,7 @@ from duemq_server.broker.records import columns as layout
 
 
 @dataclass(slots=True)
-class Batch:
+class IncomingBatch:
     """The fields of duemq.v1.BatchView, each taken out of it once: that copies."""
 
     topic: str
@@ -34,7 +34,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Limits:
+class BatchLimits:
     """What one batch may hold, in bytes."""
 
     message_bytes_max: int = limits.MESSAGE_BYTES_DEFAULT
@@ -53,7 +53,7 @@ class Columns:
     key_hashes: bytes
 
 
-def bytes_to_walk(batch: Batch, limits: Limits, message_bytes_max: int) -> int:
+def bytes_to_walk(batch: IncomingBatch, limits: BatchLimits, message_bytes_max: int) -> int:
     """How much of the batch `check` has to walk through field by field; mostly nothing."""
     size = len(batch.records)
     if size > limits.batch_bytes_max:
@@ -67,7 +67,7 @@ def bytes_to_walk(batch: Batch, limits: Limits, message_bytes_max: int) -> int:
     return size if int(np.frombuffer(sizes, dtype="<u4").max()) > look_inside else 0
 
 
-def check(batch: Batch, limits: Limits, message_bytes_max: int) -> Columns:
+def check(batch: IncomingBatch, limits: BatchLimits, message_bytes_max: int) -> Columns:
     """The batch's columns, or InvalidArgument or TooLarge naming field, value and limit.
 
     `message_bytes_max` is the topic's; it is at most the broker's.

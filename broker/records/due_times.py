@@ -10,17 +10,17 @@ import numpy.typing as npt
 
 from duemq.protocol import checks
 from duemq.protocol.due import DUE_MS_MAX
-from duemq_server.broker.records.batch import Batch
+from duemq_server.broker.records.batch import IncomingBatch
 
 DueTimes = npt.NDArray[np.int64]
 
 
-def is_timed(batch: Batch) -> bool:
+def is_timed(batch: IncomingBatch) -> bool:
     """Whether the batch has due times."""
     return bool(batch.delays_ms or batch.due_ms or batch.delay_levels)
 
 
-def resolve(batch: Batch, count: int, now_ms: int, levels_ms: tuple[int, ...]) -> DueTimes:
+def resolve(batch: IncomingBatch, count: int, now_ms: int, levels_ms: tuple[int, ...]) -> DueTimes:
     """A due time for each of the batch's `count` records; raises InvalidArgument."""
     delays, dues, levels = batch.delays_ms, batch.due_ms, batch.delay_levels
     if bool(delays) + bool(dues) + bool(levels) > 1:

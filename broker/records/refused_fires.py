@@ -14,16 +14,16 @@ from duemq.protocol import names
 from duemq.protocol.limits import BATCH_RECORDS_MAX, ERROR_CHARACTERS_MAX
 from duemq.protocol.record_bytes import read_entry, varint
 from duemq_server.broker.records import columns, retry_record
-from duemq_server.broker.records.batch import Batch, Columns
-from duemq_server.broker.records.retry_record import Place, Story
+from duemq_server.broker.records.batch import Columns, IncomingBatch
+from duemq_server.broker.records.retry_record import MessagePlace, Story
 
 TOPIC = names.dead_letter_topic(names.TIMER_GROUP)
 _BODY_TAG, _MESSAGE_ID_TAG = b"\x0a", b"\x12"
 
 
-def letters_of(batch: Batch, reason: DuemqError, now_ms: int) -> Columns:
+def letters_of(batch: IncomingBatch, reason: DuemqError, now_ms: int) -> Columns:
     """The batch as dead letters: its records, or one with all its bytes if there are none."""
-    place = Place(batch.topic, "", batch.queue_id, 0)
+    place = MessagePlace(batch.topic, "", batch.queue_id, 0)
     error = reason.message[:ERROR_CHARACTERS_MAX]
     story = Story(names.TIMER_GROUP, place, now_ms, now_ms, error, place)
     try:

@@ -42,11 +42,11 @@ _SOURCE_OFFSET_TAG = 8 << 3 | VARINT
 _U64 = (1 << 64) - 1
 
 Buffer = bytes | memoryview
-Source = tuple[str, int, int]
+SentBackFrom = tuple[str, int, int]
 """Topic, queue id, offset: a place on this broker."""
 
 
-class Place(NamedTuple):
+class MessagePlace(NamedTuple):
     """Where a message lies, or lay."""
 
     topic: str
@@ -59,11 +59,11 @@ class Story(NamedTuple):
     """The fields of duemq.v1.Retry."""
 
     group: str
-    origin: Place
+    origin: MessagePlace
     first_failed_ms: int
     last_failed_ms: int
     error: str
-    source: Place
+    source: MessagePlace
 
 
 def _spans(data: bytes) -> list[tuple[int, int, int, int]]:
@@ -137,9 +137,9 @@ def _story(data: bytes) -> Story:
     )
 
 
-def _place(queue: Any, offset: Any) -> Place:
+def _place(queue: Any, offset: Any) -> MessagePlace:
     values = _values(queue) if isinstance(queue, bytes) else {}
-    return Place(
+    return MessagePlace(
         _text(values.get(1)), _text(values.get(2)), _number(values.get(3)), _number(offset)
     )
 
@@ -204,7 +204,7 @@ def _int_field(number: int, value: int) -> bytes:
     return varint(number << 3 | VARINT) + varint(value & _U64) if value else b""
 
 
-def sources(payload: memoryview, sizes: npt.NDArray[np.uint32]) -> Iterator[Source]:
+def sources(payload: memoryview, sizes: npt.NDArray[np.uint32]) -> Iterator[SentBackFrom]:
     """Where the records of a send-back frame were sent back from.  Raises Corrupt."""
     data = bytes(payload)
     places: dict[bytes, tuple[str, int]] = {}

@@ -7,7 +7,7 @@ than the size kept; never the last segment, and never what is still needed (`nee
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from duemq_server.broker.records.names import TIMER_GROUP, TIMER_TOPIC
+from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.store import Store
 

@@ -17,14 +17,14 @@ from duemq_server.broker.log_loop import LogLoop
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.errors import DiskFailed
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 
 DATA = "/data"
-RULES = Rules(default_queues=1, timer_queues=1)
+STORE_SETTINGS = StoreSettings(default_queues=1, timer_queues=1)
 KEY = GroupQueue("g", "orders", 0)
 
 
@@ -36,7 +36,7 @@ class Running(NamedTuple):
 
 @asynccontextmanager
 async def running(disk: FaultyDisk) -> AsyncIterator[Running]:
-    store = recovery.open_store(DATA, disk, RULES, unsynced_boot=b"first").store
+    store = recovery.open_store(DATA, disk, STORE_SETTINGS, unsynced_boot=b"first").store
     settings = Settings(name="b1", data_dir=DATA, flush_mode="async", nameservers=("127.0.0.1:1",))
     commits, meters = Commits(store.log.durable_position), Meters(CollectorRegistry())
     log_loop = LogLoop(store, commits, meters, settings)
@@ -83,7 +83,7 @@ async def test_a_checkpoint_is_never_ahead_of_the_log(
 ) -> None:
     monkeypatch.setattr(log_loops, "ASYNC_SYNC_INTERVAL_S", 3_600)
     disk = await cut_short(None if seed is None else Random(seed))
-    store = recovery.open_store(DATA, disk, RULES, unsynced_boot=b"second").store
+    store = recovery.open_store(DATA, disk, STORE_SETTINGS, unsynced_boot=b"second").store
     queue = store.queue("orders", 0)
     assert queue.records_from(0) >= 100
     progress = store.offsets.find(KEY)

@@ -18,15 +18,15 @@ from duemq_server.broker.records import retry_record
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage import frame
 from tests.crash.faulty_disk import FaultyDisk
 from tests.crash.test_store_power_cut import save, settle
 from tests.unit.broker.batches import batch
 
 DATA = "/data"
-RULES = Rules(default_queues=2, timer_queues=2)
+STORE_SETTINGS = StoreSettings(default_queues=2, timer_queues=2)
 NOW_MS = 1_000
 MESSAGES = 12
 GROUPS = ("a", "b")
@@ -79,7 +79,7 @@ class SendBackMachine(RuleBasedStateMachine):
             self.fill(topic)
 
     def start(self) -> None:
-        self.store = recovery.open_store(DATA, self.disk, RULES, segment_bytes=4_096).store
+        self.store = recovery.open_store(DATA, self.disk, STORE_SETTINGS, segment_bytes=4_096).store
         settle(self.store)
 
     def fill(self, topic: str) -> None:

@@ -33,7 +33,7 @@ from duemq_server.timer_service.scheduling.cancelling import (
     Cancelling,
 )
 from duemq_server.timer_service.scheduling.dispatch import NEVER
-from duemq_server.timer_service.scheduling.fire_lane import Batch, Outcome
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled, LaneId, SourceId
@@ -125,20 +125,20 @@ class BrokerModel:
         wanted = [data for base, data in self.frames if base >= offset]
         return b"".join(wanted[:count])
 
-    def store(self, batch: Batch, now_ms: int, *, refuse: bool) -> Outcome:
+    def store(self, batch: FireBatch, now_ms: int, *, refuse: bool) -> FireOutcome:
         key = batch.lane.id, batch.lane.epoch
         expected = self.lanes.get(key)
         if expected is not None and batch.sequence < expected:
-            return Outcome.STORED
+            return FireOutcome.STORED
         if expected is not None and batch.sequence > expected:
-            return Outcome.OUT_OF_SEQUENCE
+            return FireOutcome.OUT_OF_SEQUENCE
         if refuse:
-            return Outcome.REFUSED
+            return FireOutcome.REFUSED
         self.lanes[key] = batch.sequence + 1
         self._deliver(batch, now_ms)
-        return Outcome.STORED
+        return FireOutcome.STORED
 
-    def _deliver(self, batch: Batch, now_ms: int) -> None:
+    def _deliver(self, batch: FireBatch, now_ms: int) -> None:
         sizes = np.frombuffer(batch.sizes, dtype="<u4")
         assert int(sizes.sum()) == len(batch.records)
         records = message_pb2.RecordBatch.FromString(batch.records).records

@@ -177,7 +177,7 @@ async def test_what_is_no_record_is_passed_by_or_shown_as_a_body(
         ({"to_ms": -1}, "to_ms"),
         ({"offset": 1}, "offset"),
         ({"cursor": b"nonsense"}, "cursor"),
-        ({"queue_id": 0, "cursor": lookup.encode_cursor(lookup.Place(1, 0))}, "cursor"),
+        ({"queue_id": 0, "cursor": lookup.encode_cursor(lookup.LookupStart(1, 0))}, "cursor"),
     ],
 )
 async def test_illegal_requests_are_refused_by_field(

@@ -30,8 +30,7 @@ from duemq_server.broker.records import timer_owners
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.tools.set_aside import set_aside
 from duemq_server.timer_service import firing
-from duemq_server.timer_service.edge import broker_links
-from duemq_server.timer_service.edge import fire_stream as timer_sender
+from duemq_server.timer_service.edge import broker_links, fire_stream
 from duemq_server.timer_service.scheduling import scheduler
 from tests.service.running_broker import batch
 from tests.service.running_cluster import Cluster, running_cluster, until
@@ -271,9 +270,9 @@ async def test_a_clock_that_is_ahead_delays_nothing_that_is_due_sooner(
 
 def set_service_clock(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
     """The timer service reads this clock instead of the machine's."""
-    for module in (firing, timer_sender):
+    for module in (firing, fire_stream):
         monkeypatch.setattr(module, "time", clock)
-    for module in (firing, timer_sender, broker_links):
+    for module in (firing, fire_stream, broker_links):
         monkeypatch.setattr(module, "now_ms", lambda: clock.time_ns() // 1_000_000)
 
 

@@ -39,7 +39,7 @@ class Save:
     """Writes a checkpoint.  May only run when the log is durable up to `position`."""
 
     def __init__(
-        self, path: str, disk: Disk, segments: Segments, found: checkpoint_state.State
+        self, path: str, disk: Disk, segments: Segments, found: checkpoint_state.CheckpointState
     ) -> None:
         self.state = found
         self.position = found.position

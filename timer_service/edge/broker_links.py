@@ -1,8 +1,8 @@
 """Connections to brokers, as the routes name them.
 
-Owned by the event loop.  A link is a broker's sender, its fetchers and its commits.  A broker that
-leaves the routes keeps its link: routes may be stale, and only it can answer for batches it was
-sent.  A broker that comes back with another address or store gets a new link.
+Owned by the event loop.  A link is a broker's fire stream, its fetchers and its commits.  A broker
+that leaves the routes keeps its link: routes may be stale, and only it can answer for batches it
+was sent.  A broker that comes back with another address or store gets a new link.
 
 Before anything else a link claims its queues at the broker, which gives each to one data directory
 for good (broker/records/timer_owners.py).  While one of them is another service's, nothing is
@@ -26,13 +26,13 @@ from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
 from duemq_server.serving.clock import now_ms, steady_ms
-from duemq_server.timer_service.edge.fire_stream import Sender
-from duemq_server.timer_service.edge.timer_fetcher import CALL_TIMEOUT_S, Fetcher
+from duemq_server.timer_service.edge.fire_stream import FireStream
+from duemq_server.timer_service.edge.timer_fetcher import CALL_TIMEOUT_S, TimerFetcher
 from duemq_server.timer_service.scheduling.clocks import (
     SLACK_MS,
     STEP_MS_TO_SAY,
     BrokerClock,
-    ClockWatch,
+    ClockSteps,
 )
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
@@ -49,24 +49,24 @@ CLOCK_INTERVAL_S = 1.0
 SAY_AGAIN_S = 60.0
 
 
-class Link:
+class BrokerLink:
     """What a shard has to do with one broker."""
 
-    def __init__(self, links: Links, shard: Shard, broker: Broker) -> None:
+    def __init__(self, links: BrokerLinks, shard: Shard, broker: Broker) -> None:
         self.broker = broker
         self.clock = BrokerClock()
         self.refused: FencedTimer | None = None
         """Another timer service has queues of this shard."""
         self.granted = False
         """Queues were given to this service."""
-        self.fetchers: dict[int, Fetcher] = {}
+        self.fetchers: dict[int, TimerFetcher] = {}
         self._links = links
         self._shard = shard
         self._queues: list[int] = []
         self._look = asyncio.Event()
         self._channel = channel.connect(broker.address)
         self._stub = broker_pb2_grpc.BrokerStub(self._channel)
-        self._sender: Sender | None = None
+        self._fires: FireStream | None = None
         self._committed: dict[int, int] = {}
         self._tasks = [
             asyncio.create_task(self._claims(), name=f"claims {broker.name}"),
@@ -81,15 +81,15 @@ class Link:
 
     def kick(self) -> None:
         """There may be something to send."""
-        if self._sender is not None:
-            self._sender.kick()
+        if self._fires is not None:
+            self._fires.kick()
 
     def end(self) -> None:
         """Sends nothing any more."""
         for task in self._tasks:
             task.cancel()
-        if self._sender is not None:
-            self._sender.end()
+        if self._fires is not None:
+            self._fires.end()
 
     def holds_timers(self) -> bool:
         """Whether anything ever came from this broker's store."""
@@ -106,8 +106,8 @@ class Link:
             await self._commit()
         except DuemqError as error:
             log.info("offsets of %s not committed: %s", self.broker.name, error)
-        if self._sender is not None:
-            await self._sender.stop()
+        if self._fires is not None:
+            await self._fires.stop()
         await self._channel.close()
 
     # -- claims -----------------------------------------------------------
@@ -150,12 +150,12 @@ class Link:
         for queue_id in queues:
             if queue_id not in self.fetchers:
                 source = SourceId(self.broker.store_id, queue_id)
-                self.fetchers[queue_id] = Fetcher(
+                self.fetchers[queue_id] = TimerFetcher(
                     self._shard, self.broker.name, self._stub, source, self._look.set
                 )
-        if self._sender is None:
+        if self._fires is None:
             name, address = self.broker.name, self.broker.address
-            self._sender = Sender(self._shard, name, address, self.clock)
+            self._fires = FireStream(self._shard, name, address, self.clock)
         if self.refused is not None or (queues and not self.granted):
             self.granted, self.refused = bool(queues), None
             log.info("broker %s: %d queues are ours", self.broker.name, len(queues))
@@ -195,11 +195,11 @@ class Link:
                 self._committed[result.queue_id] = new[result.queue_id]
 
 
-class Links:
+class BrokerLinks:
     """A link to every broker of the cluster."""
 
     def __init__(self, shard: Shard, routes: RouteCache, settings: Settings) -> None:
-        self.by_name: dict[str, Link] = {}
+        self.by_name: dict[str, BrokerLink] = {}
         self.service = broker_pb2.TimerService(
             id=shard.directory.producer_id,
             name=settings.name,
@@ -214,7 +214,7 @@ class Links:
         self._turn = asyncio.Lock()
         self._said_s: dict[str, float] = {}
         self._behind_ms = 0
-        self._watch = ClockWatch(now_ms(), steady_ms())
+        self._watch = ClockSteps(now_ms(), steady_ms())
         self._clocks = asyncio.create_task(self._watch_clocks(), name="clocks")
         self._stopping: set[asyncio.Task[None]] = set()
         self._queues: Mapping[str, Mapping[str, int]] = {}
@@ -230,7 +230,7 @@ class Links:
                 self._end(known)
             if broker.store_id:
                 log.info("broker %s at %s", broker.name, broker.address)
-                self.by_name[broker.name] = Link(self, self._shard, broker)
+                self.by_name[broker.name] = BrokerLink(self, self._shard, broker)
         timer_topic = self._routes.route(TIMER_TOPIC)
         for served in timer_topic.brokers if timer_topic else ():
             link = self.by_name.get(served.broker)
@@ -266,7 +266,7 @@ class Links:
         return any(link.granted and link.refused is None for link in self.by_name.values())
 
     @asynccontextmanager
-    async def turn(self, link: Link) -> AsyncIterator[None]:
+    async def turn(self, link: BrokerLink) -> AsyncIterator[None]:
         """To be held while a link claims.  Raises Unavailable if it had better not."""
         if self.granted:
             yield
@@ -383,7 +383,7 @@ class Links:
         self.by_name = {}
         await asyncio.gather(self._clocks, *self._stopping, return_exceptions=True)
 
-    def _end(self, link: Link) -> None:
+    def _end(self, link: BrokerLink) -> None:
         link.end()  # before another one begins
         task = asyncio.create_task(link.stop(), name=f"end of {link.broker.name}")
         self._stopping.add(task)

@@ -18,7 +18,7 @@ from duemq_server.timer_service.scheduling.lateness import BOUNDS_MS
 
 if TYPE_CHECKING:
     from duemq_server.storage.writer import Commit
-    from duemq_server.timer_service.edge.broker_links import Links
+    from duemq_server.timer_service.edge.broker_links import BrokerLinks
     from duemq_server.timer_service.shard import Shard
 
 SYNC_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1)
@@ -90,7 +90,7 @@ class ShardCollector(Collector):
 class LinksCollector(Collector):
     """Reads what a shard knows of brokers when Prometheus asks."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: BrokerLinks) -> None:
         self._links = links
 
     def collect(self) -> Iterator[Metric]:

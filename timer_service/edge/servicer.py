@@ -11,7 +11,7 @@ from duemq.protocol.limits import HANDLES_MAX
 from duemq.transport import status
 from duemq.v1 import timer_pb2
 from duemq_server.serving.clock import now_ms
-from duemq_server.timer_service.edge.broker_links import Links
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.scheduling import stuck
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
 from duemq_server.timer_service.settings import Settings
@@ -29,7 +29,7 @@ _RESULTS = {
 class TimerServicer:
     """See protos/duemq/v1/timer.proto."""
 
-    def __init__(self, shard: Shard, links: Links, settings: Settings) -> None:
+    def __init__(self, shard: Shard, links: BrokerLinks, settings: Settings) -> None:
         self._shard = shard
         self._links = links
         self._settings = settings

@@ -43,7 +43,7 @@ EMPTY_NS_MIN = 1_000_000_000
 EMPTY_PAUSE_S = 0.1
 
 
-class Fetcher:
+class TimerFetcher:
     """One queue of one broker."""
 
     def __init__(

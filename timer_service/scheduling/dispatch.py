@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from duemq_server.timer_service.scheduling.fire_lane import Batch, Lane
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.timers.log_entries import LaneId, TargetId
 from duemq_server.timer_service.timers.wheel import Ids
 
@@ -56,8 +56,8 @@ class Peer:
     connected: bool = False
     down_since_ms: int = 0
     unacked_bytes: int = 0
-    lanes: dict[LaneId, Lane] = dataclasses.field(default_factory=dict)
-    busy: dict[LaneId, Lane] = dataclasses.field(default_factory=dict)  # with unacked batches
+    lanes: dict[LaneId, FireLane] = dataclasses.field(default_factory=dict)
+    busy: dict[LaneId, FireLane] = dataclasses.field(default_factory=dict)  # with unacked batches
 
 
 class Dispatcher:
@@ -157,19 +157,19 @@ class Dispatcher:
             lane.disconnected()
         self._stir()
 
-    def lane(self, lane_id: LaneId) -> Lane:
+    def lane(self, lane_id: LaneId) -> FireLane:
         """The lane of an id; made when first used."""
         lanes = self.peer(lane_id.broker).lanes
         if lane_id not in lanes:
-            lanes[lane_id] = Lane(lane_id)
+            lanes[lane_id] = FireLane(lane_id)
         return lanes[lane_id]
 
-    def lanes(self) -> Iterator[Lane]:
+    def lanes(self) -> Iterator[FireLane]:
         """Every lane ever used."""
         for peer in self.peers.values():
             yield from peer.lanes.values()
 
-    def choose(self, target: TargetId, now_ms: int) -> Lane | None:
+    def choose(self, target: TargetId, now_ms: int) -> FireLane | None:
         """The lane that the target's next batch belongs to; None: not now."""
         queues = self._routes.get(target.topic, {})
         if target.queue_id >= 0:
@@ -212,7 +212,7 @@ class Dispatcher:
         rejected = sum(lane.unacked_bytes for lane in peer.busy.values() if lane.rejected)
         return peer.unacked_bytes - min(rejected, REJECTED_BYTES_MAX) < BROKER_BYTES_MAX
 
-    def _next_lane(self, broker: str, topic: str, queues: int) -> Lane | None:
+    def _next_lane(self, broker: str, topic: str, queues: int) -> FireLane | None:
         first = self._next_queue.get((broker, topic), 0)
         for step in range(queues):
             queue = (first + step) % queues
@@ -222,13 +222,13 @@ class Dispatcher:
                 return lane
         return None
 
-    def _usable(self, lane_id: LaneId) -> Lane | None:
+    def _usable(self, lane_id: LaneId) -> FireLane | None:
         lane = self.lane(lane_id)
         return None if lane.full() or lane.failures else lane
 
     # -- on the way -------------------------------------------------------
 
-    def push(self, batch: Batch) -> None:
+    def push(self, batch: FireBatch) -> None:
         """A batch is bound to its lane."""
         batch.lane.push(batch)
         peer = self.peer(batch.lane.id.broker)
@@ -236,7 +236,7 @@ class Dispatcher:
         peer.busy[batch.lane.id] = batch.lane
         self._unanswered[batch.target] = self._unanswered.get(batch.target, 0) + 1
 
-    def stored(self, batch: Batch) -> None:
+    def stored(self, batch: FireBatch) -> None:
         """A batch of a lane was answered as stored."""
         peer = self.peer(batch.lane.id.broker)
         peer.unacked_bytes -= len(batch.records)
@@ -256,9 +256,9 @@ class Dispatcher:
             for lane in peer.busy.values():
                 lane.release_held(now_ms)
 
-    def sendable(self, broker: str, now_ms: int, bytes_max: int) -> list[Batch]:
+    def sendable(self, broker: str, now_ms: int, bytes_max: int) -> list[FireBatch]:
         """Batches to put on the wire to a broker now; at least one if there is any."""
-        batches: list[Batch] = []
+        batches: list[FireBatch] = []
         size = 0
         peer = self.peer(broker)
         if not peer.connected or self.fence:

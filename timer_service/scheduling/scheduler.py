@@ -44,7 +44,7 @@ from duemq_server.timer_service.scheduling.dispatch import (
     NEVER,
     Dispatcher,
 )
-from duemq_server.timer_service.scheduling.fire_lane import Batch, Lane, Outcome
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane, FireOutcome
 from duemq_server.timer_service.scheduling.fire_memory import FireMemory
 from duemq_server.timer_service.timers import intake, log_entries
 from duemq_server.timer_service.timers.fired_records import fired
@@ -111,7 +111,7 @@ class Scheduler:
         self.fires = FireMemory()
         self.ledger = Ledger()
         self.numbers = Numbering()
-        self._undurable: deque[tuple[int, Batch]] = deque()
+        self._undurable: deque[tuple[int, FireBatch]] = deque()
         self._arrivals: deque[tuple[int, Source, int]] = deque()
         self._acks: list[int] = []
         self._random = random.Random(0)  # jitter only
@@ -357,7 +357,7 @@ class Scheduler:
             brokers.add(batch.lane.id.broker)
         return brokers
 
-    def answered(self, batch: Batch, outcome: Outcome, now_ms: int) -> bool:
+    def answered(self, batch: FireBatch, outcome: FireOutcome, now_ms: int) -> bool:
         """A broker answered a batch; True if it is stored."""
         lane = batch.lane
         stored = lane.answered(batch, outcome, now_ms, self._random.random())
@@ -522,8 +522,8 @@ def _body_bytes(rows: Rows) -> int:
 
 
 def make_batch(
-    rows: Rows, blobs: Sequence[Blob | None], lane: Lane, sequence: int, position: int, end: int
-) -> Batch:
+    rows: Rows, blobs: Sequence[Blob | None], lane: FireLane, sequence: int, position: int, end: int
+) -> FireBatch:
     """A batch out of rows and the blobs that their bodies lie in."""
     slices = (
         (blob.data, home - blob.start, size, due_ms)
@@ -533,7 +533,7 @@ def make_batch(
         if blob is not None
     )
     pieces, sizes = fired(slices)
-    return Batch(
+    return FireBatch(
         lane,
         sequence,
         position,

@@ -11,7 +11,7 @@ import pytest
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service import disk_jobs, firing, log_loop
 from duemq_server.timer_service.edge import fire_stream
-from duemq_server.timer_service.edge.fire_stream import Sender
+from duemq_server.timer_service.edge.fire_stream import FireStream
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.limits import Limits
@@ -58,22 +58,22 @@ class Quiet:
         self.shard = Shard(self.world.directory)
         self.shard.log_loop.start()
         self.shard.firing.start()
-        self._sender: Sender | None = None
+        self._stream: FireStream | None = None
         self._tasks = [asyncio.create_task(self.shard.disk_jobs.run())]
-        self.shard.log_loop.on_sendable = lambda _: self._sender.kick() if self._sender else None
+        self.shard.log_loop.on_sendable = lambda _: self._stream.kick() if self._stream else None
 
     def connect(self) -> None:
         """The broker can be sent to."""
-        self._sender = Sender(self.shard, BROKER, "b:1", BrokerClock())
-        self.shard.connected(BROKER, self._sender)
-        self._tasks.append(asyncio.create_task(self._sender._write(self)))
+        self._stream = FireStream(self.shard, BROKER, "b:1", BrokerClock())
+        self.shard.connected(BROKER, self._stream)
+        self._tasks.append(asyncio.create_task(self._stream._write(self)))
 
     def disconnect(self) -> None:
         """It is away."""
-        assert self._sender is not None
+        assert self._stream is not None
         self._tasks.pop().cancel()
-        self.shard.disconnected(BROKER, self._sender)
-        self._sender = None
+        self.shard.disconnected(BROKER, self._stream)
+        self._stream = None
 
     async def kill(self) -> None:
         """The process is gone, another starts."""
@@ -107,8 +107,8 @@ class Quiet:
         await self.loop.silence(0.001)
         for batch, outcome in answers:
             self.shard.answered(batch, outcome, now_ms)
-        if self._sender is not None:
-            self._sender.kick()
+        if self._stream is not None:
+            self._stream.kick()
 
     def late_ms(self) -> list[int]:
         """How late each delivered message was."""
@@ -127,16 +127,16 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManualLoop]:
             monkeypatch.setattr(module, "now_ms", lambda: loop.wall_ms)
         monkeypatch.setattr(log_loop, "LogWriter", Writer)
         monkeypatch.setattr(disk_jobs, "ThreadPoolExecutor", AtOnce)
-        monkeypatch.setattr(Sender, "_run", nothing)
+        monkeypatch.setattr(FireStream, "_run", nothing)
 
-        async def send(self: Sender, call: Quiet, batches) -> None:
+        async def send(self: FireStream, call: Quiet, batches) -> None:
             await call.answer(batches)
 
-        monkeypatch.setattr(Sender, "_send", send)
+        monkeypatch.setattr(FireStream, "_send", send)
         yield loop
 
 
-async def nothing(_: Sender) -> None: ...
+async def nothing(_: FireStream) -> None: ...
 
 
 def run(loop: ManualLoop, main: Callable[[Quiet], object], limits: Limits | None = None) -> Quiet:

@@ -7,7 +7,7 @@ from duemq.errors import Corrupt, OffsetOutOfRange, Overloaded
 from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull
 from duemq_server.timer_service.disk.data_directory import open_directory
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
-from duemq_server.timer_service.scheduling.fire_lane import Outcome
+from duemq_server.timer_service.scheduling.fire_lane import FireOutcome
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.log_entries import Cancelled, Dispatched
@@ -604,6 +604,6 @@ def test_a_refused_batch_is_tried_again_later() -> None:
     world.sync()
     [batch] = world.scheduler.dispatcher.sendable(BROKER, START_MS, 1 << 20)
 
-    assert not world.scheduler.answered(batch, Outcome.REFUSED, START_MS)
+    assert not world.scheduler.answered(batch, FireOutcome.REFUSED, START_MS)
     world.drain()
     assert world.broker.delivered[0] == 1

@@ -14,7 +14,7 @@ from duemq_server.broker.store.store import Store
 SERVICE = timer_admin_pb2.DESCRIPTOR.services_by_name["TimerAdmin"]
 
 
-class TimerQueues:
+class TimerAdminServicer:
     """Who may read %TIMER%; the servicer of TimerAdmin."""
 
     def __init__(
