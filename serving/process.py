@@ -1,4 +1,4 @@
-"""A server process, from its command line to its exit status.  Needs the extra `duemq[server]`."""
+"""A server process, from its command line to its exit status."""
 
 import asyncio
 import logging
