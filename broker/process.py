@@ -25,6 +25,7 @@ import time
 
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import group_pb2, nameserver_pb2
+from duemq_server import __version__
 from duemq_server.broker.checkpoints import Checkpoints
 from duemq_server.broker.edge import (
     admin_servicer,
@@ -66,7 +67,6 @@ from duemq_server.storage.errors import DiskFull
 
 log = logging.getLogger(__name__)
 
-VERSION = "0.1.0"
 GROUPS_FILE = "groups"
 
 
@@ -164,7 +164,7 @@ class Broker:
         server.registry.register(
             StoreCollector(store, lambda: len(pulls), lambda: pulls.parked_queues)
         )
-        about = About(settings.name, opened.store_id, VERSION, now_ms())
+        about = About(settings.name, opened.store_id, __version__, now_ms())
         admin = AdminServicer(store, commits, self._pulls, about, self._sampler.in_per_s)
         self._key_indexer = KeyIndexer(store, KeyBuilder(settings.data_dir, self._disk), meters)
         self._checkpoints = Checkpoints(

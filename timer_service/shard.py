@@ -89,11 +89,13 @@ class Shard:
             )
         return short
 
-    def answered(self, batch: FireBatch, outcome: FireOutcome, store_ms: int) -> None:
-        """A broker answered a batch."""
+    def answered(
+        self, batch: FireBatch, outcome: FireOutcome, store_ms: int, reason: str = ""
+    ) -> None:
+        """A broker answered a batch, and why it refused it."""
         now = self.firing.now_ms()
         try:
-            stored = self.scheduler.answered(batch, outcome, now)
+            stored = self.scheduler.answered(batch, outcome, now, reason)
         except (LogFull, DiskFull):
             stored = outcome is FireOutcome.STORED  # the acknowledgements are kept for later
         if stored:

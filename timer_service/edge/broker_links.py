@@ -284,8 +284,7 @@ class BrokerLinks:
         fences = (str(x.refused) for x in self.by_name.values() if x.refused and x.holds_timers())
         fence = next(fences, "")
         dispatcher = self._shard.scheduler.dispatcher
-        if dispatcher.fence != fence:
-            dispatcher.fence = fence
+        if dispatcher.set_fence(fence):
             self._set_routes()
         self.on_claims()
 

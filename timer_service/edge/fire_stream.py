@@ -184,15 +184,15 @@ class FireStream:
                 _record_spans(batch, result.base_offset, result.store_ms, sent_ns)
             return
         error = status.from_proto(result.error)
-        lane = batch.lane
+        lane, reason = batch.lane, ""
         if isinstance(error, OutOfSequence):
             outcome = FireOutcome.OUT_OF_SEQUENCE
         else:
             outcome = FireOutcome.REJECTED if isinstance(error, Rejected) else FireOutcome.REFUSED
             level = logging.DEBUG if lane.failures else logging.WARNING
-            lane.reason = error.message
+            reason = error.message
             log.log(level, "%s refused a batch, trying again: %s", lane.id, error)
-        self._shard.answered(batch, outcome, 0)
+        self._shard.answered(batch, outcome, 0, reason)
 
 
 def _record_spans(batch: FireBatch, offset: int, store_ms: int, sent_ns: int) -> None:

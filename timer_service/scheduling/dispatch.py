@@ -65,8 +65,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.peers: dict[str, Peer] = {}
-        self.fence = ""
-        """Not empty: why nothing may be sent, to nobody."""
+        self._fence = ""
         self.waiting = 0  # rows in `_ready`, cancelled ones included
         self._ready: dict[int, deque[Ids]] = {}  # by target, the one served last at the end
         self._routes: Mapping[str, Queues] = {}
@@ -142,6 +141,16 @@ class Dispatcher:
             self.peers[name] = Peer(name)
         return self.peers[name]
 
+    @property
+    def fence(self) -> str:
+        """Not empty: why nothing may be sent, to nobody."""
+        return self._fence
+
+    def set_fence(self, fence: str) -> bool:
+        """Whether the fence is another now."""
+        changed, self._fence = fence != self._fence, fence
+        return changed
+
     def connected(self, name: str) -> None:
         """Batches can be sent to the broker."""
         self.peer(name).connected = True
@@ -205,7 +214,7 @@ class Dispatcher:
 
     def _open(self, broker: str) -> bool:
         peer = self.peer(broker)
-        if not peer.connected or self.fence:
+        if not peer.connected or self._fence:
             return False
         if peer.unacked_bytes < BROKER_BYTES_MAX:
             return True
@@ -261,7 +270,7 @@ class Dispatcher:
         batches: list[FireBatch] = []
         size = 0
         peer = self.peer(broker)
-        if not peer.connected or self.fence:
+        if not peer.connected or self._fence:
             return batches
         for lane in peer.busy.values():
             while size < bytes_max:
@@ -282,8 +291,8 @@ class Dispatcher:
 
     def why_not(self, target: TargetId) -> str:
         """Why nothing can be sent for a target; empty: as far as is known, it can."""
-        if self.fence:
-            return self.fence
+        if self._fence:
+            return self._fence
         queues = self._routes.get(target.topic, {})
         if not queues:
             return "no broker serves the topic"

@@ -143,11 +143,17 @@ class FireLane:
         """The batch is on the wire."""
         self._wire.append(batch)
 
-    def answered(self, batch: FireBatch, outcome: FireOutcome, now_ms: int, jitter: float) -> bool:
-        """Takes an answer in; True if the batch is stored.  `jitter` is 0 to 1."""
+    def answered(
+        self, batch: FireBatch, outcome: FireOutcome, now_ms: int, jitter: float, reason: str = ""
+    ) -> bool:
+        """Takes an answer in; True if the batch is stored.
+
+        `jitter` is 0 to 1; `reason` says why the broker refused it.
+        """
         if batch not in self._wire:
             return False  # of a connection that was given up
         first = self.unacked[0] is batch
+        self.reason = reason or self.reason
         self._wire.remove(batch)
         if outcome is FireOutcome.STORED:
             self.unacked.remove(batch)

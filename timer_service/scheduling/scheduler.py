@@ -357,10 +357,12 @@ class Scheduler:
             brokers.add(batch.lane.id.broker)
         return brokers
 
-    def answered(self, batch: FireBatch, outcome: FireOutcome, now_ms: int) -> bool:
-        """A broker answered a batch; True if it is stored."""
+    def answered(
+        self, batch: FireBatch, outcome: FireOutcome, now_ms: int, reason: str = ""
+    ) -> bool:
+        """A broker answered a batch, and why it refused it; True if it is stored."""
         lane = batch.lane
-        stored = lane.answered(batch, outcome, now_ms, self._random.random())
+        stored = lane.answered(batch, outcome, now_ms, self._random.random(), reason)
         if stored:
             self.dispatcher.stored(batch)
             self.ledger.in_flight -= batch.count

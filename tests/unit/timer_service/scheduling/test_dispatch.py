@@ -140,12 +140,13 @@ def test_a_fenced_shard_sends_nothing() -> None:
     lane = dispatcher.choose(ANY, NOW)
     assert lane is not None
     push(dispatcher, lane)
-    dispatcher.fence = "another has taken over"
+    assert dispatcher.set_fence("another has taken over")
 
     assert dispatcher.choose(ANY, NOW) is None
     assert dispatcher.sendable("home", NOW, 100) == []
     assert dispatcher.why_not(ANY) == "another has taken over"
-    dispatcher.fence = ""
+    assert dispatcher.set_fence("")
+    assert not dispatcher.set_fence("")
     assert len(dispatcher.sendable("home", NOW, 100)) == 1
 
 

@@ -138,3 +138,14 @@ def test_a_batch_is_kept_back_until_its_last_timer_is_due() -> None:
     lane.disconnected()
     assert put_on_wire(lane, NOW + 2) == []  # the clock went back
     assert put_on_wire(lane, NOW + 3) == [batch]
+
+
+def test_the_reason_of_the_last_refusal_is_told_until_a_batch_is_stored() -> None:
+    lane, batches = lane_with(1)
+    assert lane.next_to_send(NOW) is batches[0]
+    lane.sent(batches[0])
+    lane.answered(batches[0], FireOutcome.REFUSED, NOW, 0, "no space")
+    assert lane.reason == "no space"
+    lane.sent(batches[0])
+    lane.answered(batches[0], FireOutcome.STORED, NOW, 0)
+    assert lane.reason == ""
