@@ -20,7 +20,7 @@ from duemq_server.storage.log import SegmentedLog
 from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.housekeeping import Housekeeper
 from duemq_server.timer_service.disk.recovery import Recovery
-from duemq_server.timer_service.far.far_segments import Segments, read_bytes
+from duemq_server.timer_service.far.far_segments import FarSegments, read_bytes
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.rows import Home
@@ -44,7 +44,7 @@ def open_directory(
     limits: Limits,
     now_ms: int,
     *,
-    segments_type: type[Segments] = Segments,
+    segments_type: type[FarSegments] = FarSegments,
     recovery_type: type[Recovery] = Recovery,
 ) -> DataDirectory:
     """Opens, recovers and checkpoints a data directory that is locked by the caller.

@@ -30,9 +30,9 @@ from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.far_block import Index
 from duemq_server.timer_service.far.far_segments import (
     PIECE_ROWS_MAX,
+    FarSegments,
     Load,
     Piecewise,
-    Segments,
     cut_piece,
     read_index,
 )
@@ -106,7 +106,7 @@ class TolerantLoad(Load):
         return piece._replace(rows=piece.rows.take(good))
 
 
-class TolerantSegments(Segments):
+class TolerantSegments(FarSegments):
     """Far timers, without those that cannot be read."""
 
     def __init__(self, directory: str, disk: Disk) -> None:

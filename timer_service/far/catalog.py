@@ -1,6 +1,6 @@
 """Which blocks may hold a timer: what is known in memory of blocks on disk.
 
-Owned by: Segments.  Mutated by: the thread that owns the scheduler; a look-up in another thread
+Owned by: FarSegments.  Mutated by: the thread that owns the scheduler; a look-up in another thread
 (look_up.py) reads a `view`.  No clock, no I/O.
 
 A cancel knows its timer's due time, source and offset.  The period files that the due time can lie

@@ -34,7 +34,7 @@ import numpy as np
 from duemq.errors import InvariantError, OffsetOutOfRange
 from duemq_server.storage import record
 from duemq_server.storage.disk import Buffer
-from duemq_server.timer_service.far.far_segments import Flush, Load, Segments
+from duemq_server.timer_service.far.far_segments import FarSegments, Flush, Load
 from duemq_server.timer_service.far.memtable import Memtable, Piece
 from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.far.tombstones import Tombstones
@@ -96,7 +96,7 @@ class Ledger:
 class Scheduler:
     """A shard's timers.  See the module for the picture."""
 
-    def __init__(self, log: Log, segments: Segments, limits: Limits, now_ms: int) -> None:
+    def __init__(self, log: Log, segments: FarSegments, limits: Limits, now_ms: int) -> None:
         if not 0 < limits.near_window_ms < SPAN_MS:
             raise InvariantError(f"near_window_ms {limits.near_window_ms} is not below {SPAN_MS}")
         self.log = log
