@@ -176,3 +176,26 @@ def test_only_settings_read_the_environment():
             path = file.relative_to(ROOT).as_posix()
             if path not in allowed and not path.startswith("sdk/duemq/telemetry/"):
                 assert "os.environ" not in file.read_text(), f"{path} reads the environment"
+
+
+# Starts Java, which imports nothing.
+NO_PYTHON = {"trace_analytics/duemq_analytics/session.py"}
+
+
+def test_whoever_starts_a_child_says_what_it_inherits():
+    """Children must not import from the current folder: `duemq_server.local_cluster.safe_path`."""
+    names = {"Popen", "run", "call", "check_call", "check_output"}
+    for top in (*TOPS, "trace_analytics"):
+        for file in (ROOT / top).rglob("*.py"):
+            if str(file.relative_to(ROOT)) in NO_PYTHON or "examples" in file.parts:
+                continue
+            for node in ast.walk(ast.parse(file.read_text())):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and isinstance(node.func.value, ast.Name)
+                    and node.func.value.id == "subprocess"
+                    and node.func.attr in names
+                ):
+                    given = {keyword.arg for keyword in node.keywords}
+                    assert "env" in given, f"{file}, line {node.lineno}: env="

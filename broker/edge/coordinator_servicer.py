@@ -27,6 +27,7 @@ from duemq.errors import (
     Overloaded,
     Unavailable,
 )
+from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.pieces import parts
 from duemq.protocol.route import RouteCache
@@ -50,6 +51,8 @@ GATHER_S = 0.05
 EVENT_QUEUES_AT_ONCE = 512  # of an assignment or a hello: about a millisecond's work
 # So many queues may always be named as released: those that a group had before it lost a topic.
 RELEASED_MIN = 1_024
+
+HELLO_FIRST = "hello, a member's first event"
 
 Key = tuple[str, str]  # group, member id
 Told = Assignment | Moved | TurnedOut
@@ -106,7 +109,7 @@ class Session:
         )
 
 
-class GroupServicer:
+class CoordinatorServicer:
     """The methods of duemq.v1.GroupCoordinator."""
 
     def __init__(
@@ -296,9 +299,7 @@ class GroupServicer:
                 await self._rebalancer.done(lambda _: self._quit(key, session), key[0])
                 return
             else:
-                raise InvalidArgument(
-                    f"event: {kind} cannot follow hello", field="event", value=kind
-                )
+                raise checks.wrong("event", kind, "heartbeat, released or leave after a hello")
 
     async def _let_go(
         self, key: Key, session: Session, released: group_pb2.Released, slices: Slices
@@ -351,13 +352,7 @@ class GroupServicer:
             most = 0
         else:
             most = max(len(group.holdings), len(group.target))
-        if queues > max(most, RELEASED_MIN):
-            raise InvalidArgument(
-                f"released.queues: {queues}, group {group_name!r} has {most}",
-                field="released.queues",
-                value=queues,
-                limit=most,
-            )
+        checks.count("released.queues", queues, 0, max(most, RELEASED_MIN))
 
     async def _drained(self, session: Session) -> None:
         """When the broker stops: what is on its way to the member, then the end."""
@@ -408,9 +403,7 @@ def steady_clock() -> Callable[[], int]:
 async def hello_of(event: group_pb2.MemberEvent) -> Hello:
     """Raises InvalidArgument if the event is no hello or has an illegal filter."""
     if event.WhichOneof("event") != "hello":
-        raise InvalidArgument(
-            "event: a member's first event is hello", field="event", value=event.WhichOneof("event")
-        )
+        raise checks.wrong("event", event.WhichOneof("event"), HELLO_FIRST)
     hello = event.hello
     check_owned("owned", len(hello.owned))
     slices = Slices()
@@ -460,7 +453,7 @@ async def _first_event(requests: AsyncIterator[group_pb2.MemberEvent]) -> group_
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             return await anext(requests)
     except StopAsyncIteration:
-        raise InvalidArgument("event: a member's first event is hello", field="event") from None
+        raise checks.wrong("event", None, HELLO_FIRST) from None
     except TimeoutError:
         raise InvalidArgument(
             f"event: no hello within {HELLO_TIMEOUT_S:g} s", field="event"

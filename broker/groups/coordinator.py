@@ -1,7 +1,7 @@
 """Consumer groups: members come and go, queues are released before they are given away.
 
-Pure: `now_ms` in, `Step` out (what to tell whom).  Owner and only caller: GroupServicer on the
-event loop.  `next_ms` says when `tick` wants to be called.
+Pure: `now_ms` in, `Step` out (what to tell whom).  Owner and only caller: CoordinatorServicer on
+the event loop.  `next_ms` says when `tick` wants to be called.
 
 Words.  The *target* of a group says which member shall have which queue (allocation strategy).  The
 *holdings* say who has been given which queue and has not released it.  The *generation* counts the

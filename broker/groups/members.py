@@ -5,18 +5,18 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from duemq.errors import InvalidArgument
+from duemq.protocol import checks
 from duemq.protocol.balance import AVERAGE, WITHOUT_MEMORY, MessageQueue, strategy_named
+from duemq.protocol.limits import SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN
+from duemq.protocol.names import check_group
 from duemq.protocol.pieces import Pieces, parts
 from duemq_server.broker.groups import subscriptions
 from duemq_server.broker.groups.subscriptions import Subscriptions
-from duemq_server.broker.records.names import check_group
 from duemq_server.broker.store.offsets import check_generation
 
 MEMBER_ID_LENGTH_MAX = 255
 CLIENT_LENGTH_MAX = 1_024
 OWNED_MAX = 65_536  # queues in a hello
-SESSION_TIMEOUT_MS_MIN = 1_000
-SESSION_TIMEOUT_MS_MAX = 300_000
 SESSION_TIMEOUT_MS_DEFAULT = 10_000
 
 
@@ -38,28 +38,19 @@ class Hello:
     def check(self) -> None:
         """Raises InvalidArgument for what no member may say."""
         check_group(self.group)
-        if not 1 <= len(self.member_id) <= MEMBER_ID_LENGTH_MAX:
-            raise InvalidArgument(
-                f"member_id: {len(self.member_id)} characters, 1 to {MEMBER_ID_LENGTH_MAX} are"
-                " allowed",
-                field="member_id",
-                value=self.member_id[:MEMBER_ID_LENGTH_MAX],
-                limit=f"1 to {MEMBER_ID_LENGTH_MAX} characters",
-            )
-        _check_bound("client", len(self.client), CLIENT_LENGTH_MAX, "characters")
+        checks.length("member_id", self.member_id, 1, MEMBER_ID_LENGTH_MAX)
+        checks.length("client", self.client, 0, CLIENT_LENGTH_MAX)
         check_owned("owned", len(self.owned))
         longest = max(map(len, self.members), default=0)
-        _check_bound("members", longest, MEMBER_ID_LENGTH_MAX, "characters in a name")
+        checks.count("members", longest, 0, MEMBER_ID_LENGTH_MAX, "characters in a name")
         subscriptions.check(self.subscriptions)
-        timeout_ms = self.session_timeout_ms
-        if timeout_ms and not SESSION_TIMEOUT_MS_MIN <= timeout_ms <= SESSION_TIMEOUT_MS_MAX:
-            raise InvalidArgument(
-                f"session_timeout_ms: {timeout_ms} is not allowed: 0, or {SESSION_TIMEOUT_MS_MIN}"
-                f" to {SESSION_TIMEOUT_MS_MAX}",
-                field="session_timeout_ms",
-                value=str(timeout_ms),
-                limit=f"{SESSION_TIMEOUT_MS_MIN} to {SESSION_TIMEOUT_MS_MAX}",
-            )
+        checks.between(
+            "session_timeout_ms",
+            self.session_timeout_ms,
+            SESSION_TIMEOUT_MS_MIN,
+            SESSION_TIMEOUT_MS_MAX,
+            zero="the broker's own",
+        )
         check_generation(self.generation)
         strategy_named(self.strategy)
 
@@ -179,14 +170,4 @@ def check_agree(group: str, one: Hello | Member, other: Hello | Member) -> None:
 
 def check_owned(name: str, queues: int) -> None:
     """Raises InvalidArgument for more queues than a member may have."""
-    _check_bound(name, queues, OWNED_MAX, "queues")
-
-
-def _check_bound(name: str, found: int, most: int, what: str) -> None:
-    if found > most:
-        raise InvalidArgument(
-            f"{name}: {found} {what}, at most {most} are allowed",
-            field=name,
-            value=found,
-            limit=most,
-        )
+    checks.count(name, queues, 0, OWNED_MAX, "queues")

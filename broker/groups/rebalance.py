@@ -1,9 +1,9 @@
 """One group is rebalanced: target, grants, and what its members are to be told.  Pure.
 
-In pieces (duemq/pieces.py), as a group may have tens of thousands of queues.  Between two pieces
-the group may be read, and members may send heartbeats; nothing else may change it: the coordinator
-is given its events between rebalances.  Target and generation change in one piece, and members
-are told of nothing before the end.
+In pieces (duemq/protocol/pieces.py), as a group may have tens of thousands of queues.  Between two
+pieces the group may be read, and members may send heartbeats; nothing else may change it: the
+coordinator is given its events between rebalances.  Target and generation change in one piece, and
+members are told of nothing before the end.
 
 When queues came free and nothing else has changed, only these and their new owners are looked at.
 """

@@ -1,6 +1,6 @@
 """Which blocks may hold a timer: what is known in memory of blocks on disk.
 
-Owned by: Segments.  Mutated by: the thread that owns the scheduler; a look-up in another thread
+Owned by: FarSegments.  Mutated by: the thread that owns the scheduler; a look-up in another thread
 (look_up.py) reads a `view`.  No clock, no I/O.
 
 A cancel knows its timer's due time, source and offset.  The period files that the due time can lie
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from duemq.protocol.limits import OFFSET_MAX
 from duemq_server.timer_service.timers.log_entries import TargetId
 from duemq_server.timer_service.timers.rows import keys_of
 
@@ -45,7 +46,6 @@ ENTRY = np.dtype(
     ]
 )
 assert ENTRY.itemsize == 40
-_OFFSET_MAX = (1 << 63) - 1
 _DEAD_MIN = 64  # entries of blocks that are done, before they are thrown out
 
 
@@ -72,7 +72,7 @@ class Ranges(NamedTuple):
 
 
 UNKNOWN = Ranges(
-    np.array([ANY], dtype=np.uint32), np.array([0]), np.array([_OFFSET_MAX], dtype=np.int64)
+    np.array([ANY], dtype=np.uint32), np.array([0]), np.array([OFFSET_MAX], dtype=np.int64)
 )
 
 

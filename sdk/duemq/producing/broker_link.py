@@ -23,7 +23,7 @@ import grpc.aio
 
 from duemq.errors import DuemqError, Internal, Timeout, Unavailable
 from duemq.transport import status
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 from duemq.v1.view_pb2 import SendResponseView
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from duemq.errors import Closed, DuemqError, InvalidArgument, TooLarge
 from duemq.producing.batch import PLAIN, RECORD_BYTES, Batch, Way
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, NO_EXTRAS, Extras
 from duemq.protocol.due import Due
+from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB
 from duemq.protocol.message_ids import MessageIds
 from duemq.protocol.route import Queue
-from duemq.settings import FRAME_BYTES_MOST
 
 if TYPE_CHECKING:
     from duemq.tracing.spans import SendSpan
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # A batch that could not be sent takes no messages beyond this age (of the wall clock), so that its
 # messages' deadlines are at most so much too early.
 BATCH_AGE_MS_MAX = 1_000
-BODY_BYTES_MAX = FRAME_BYTES_MOST - 64 * 1024
+BODY_BYTES_MAX = BATCH_BYTES_DEFAULT - 64 * KIB
 """Of a message, whatever the brokers allow: more does not fit a batch."""
 
 

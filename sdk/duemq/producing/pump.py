@@ -39,8 +39,8 @@ from duemq.producing.sequence_lane import Lane
 from duemq.settings import ProducerSettings
 from duemq.tracing import spans
 from duemq.transport import status
-from duemq.transport.backoff import Backoff
 from duemq.transport.cluster_client import Client
+from duemq.transport.retrying import Backoff
 
 # While a frame is on its way to a broker, a further one to it leaves only when HOLD_BYTES wait:
 # below that, to wait for an answer makes fuller frames and less work for all.

@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from zlib import crc32
 
-from duemq.errors import InvalidArgument
+from duemq.protocol import checks
 from duemq.protocol.pieces import PIECE, Pieces, finish, parts
 
 
@@ -183,8 +183,7 @@ _IN_PIECES: Mapping[Strategy, Callable[..., Pieces[Shares]]] = {
 
 def register_strategy(name: str, strategy: Strategy) -> None:
     """Makes a strategy known by name in this process: a broker that coordinates groups."""
-    if not name:
-        raise InvalidArgument("a strategy needs a name", field="strategy", value=name)
+    checks.filled("strategy", name)
     _strategies[name] = strategy
 
 
@@ -193,12 +192,7 @@ def strategy_named(name: str) -> Strategy:
     try:
         return _strategies[name or AVERAGE]
     except KeyError:
-        raise InvalidArgument(
-            f"unknown allocation strategy {name!r}",
-            field="strategy",
-            value=name,
-            limit=", ".join(sorted(_strategies)),
-        ) from None
+        raise checks.wrong("strategy", name, ", ".join(sorted(_strategies))) from None
 
 
 def allocate(

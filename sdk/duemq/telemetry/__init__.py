@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from duemq.errors import InvalidArgument, Unavailable
+from duemq.errors import Unavailable
+from duemq.protocol import checks
 from duemq.settings import default_nameserver
 from duemq.telemetry.counts import REASONS
 
@@ -61,13 +62,7 @@ def configure(
     Unavailable where a package is missing.
     """
     global _pipeline, _last
-    if exporter not in EXPORTERS:
-        raise InvalidArgument(
-            f"tracing: {exporter!r} is unknown, choose one of {', '.join(EXPORTERS)}",
-            field="tracing",
-            value=exporter,
-            limit="|".join(EXPORTERS),
-        )
+    checks.one_of("tracing", exporter, EXPORTERS)
     shutdown()
     _put_by()
     if exporter == "off":

@@ -20,15 +20,12 @@ from duemq.errors import Closed, InvalidArgument
 from duemq.message import Message
 from duemq.outcomes import Outcome, RetryLater, errors_of, outcome_of
 from duemq.protocol.balance import MessageQueue, allocate, strategy_named
-from duemq.protocol.names import dead_letter_topic, retry_topic
-from duemq.protocol.retry_policy import RetryPolicy, policy_of
-from duemq.testing.broker import Entry, MemoryBroker, check_group
+from duemq.protocol.names import check_own_group, dead_letter_topic, retry_topic
+from duemq.protocol.retry_policy import DEFAULT_POLICY, RetryPolicy
+from duemq.testing.broker import Entry, MemoryBroker
 from duemq.v1.message_pb2 import QueueRef, Record
 
 log = logging.getLogger(__name__)
-
-DEFAULT_POLICY = policy_of(16, "10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
-"""As brokers are by default."""
 
 
 @dataclass
@@ -104,14 +101,15 @@ class Groups:
 
     def put(self, group: str, policy: RetryPolicy) -> None:
         """Sets when what the group sends back comes again."""
-        check_group(group)
-        self._policies[group] = policy
+        check_own_group(group)
+        policy.check()
+        self._policies[group] = policy.over(DEFAULT_POLICY)
 
     def join(self, member: Member) -> None:
         """Raises Closed the second time, InvalidArgument as the group's coordinator would."""
         if member.joined:
             raise Closed("a consumer is started once")
-        check_group(member.group)
+        check_own_group(member.group)
         for topic, wanted in member.filters.items():
             if wanted.filter_type:
                 raise InvalidArgument(
@@ -294,7 +292,7 @@ class Groups:
         lane.tries = lane.until_ms = 0
 
     def _send_back(self, group: str, message: Message, outcome: Outcome) -> None:
-        policy, now_ms = self._policies.get(group, RetryPolicy()), self._broker.now_ms
+        policy, now_ms = self._policies.get(group, DEFAULT_POLICY), self._broker.now_ms
         record = Record()
         record.CopyFrom(message._record)
         record.ClearField("due_ms")
@@ -308,11 +306,11 @@ class Groups:
         story.source.CopyFrom(source)
         story.source_offset, story.last_failed_ms = message.offset, now_ms
         story.group, story.error = group, outcome.error
-        if outcome.dead_letter or record.attempt > _retries_max(policy):
+        if outcome.dead_letter or record.attempt > (policy.retries_max or 0):
             self._broker.append(dead_letter_topic(group), 0, record)
             return
         chosen = outcome.delay_ms
-        after_ms = _policy_delay(policy, record.attempt) if chosen is None else chosen
+        after_ms = policy.delay_ms(record.attempt) if chosen is None else chosen
         self._broker.schedule(now_ms + after_ms, retry_topic(group), 0, record)
         self._broker.fire()
 
@@ -328,19 +326,6 @@ def _delivery(
     for _ in range(lane.tries if lane else 0):
         messages[0].again()
     return Delivery(member, queue, entries, messages, lane)
-
-
-def _retries_max(policy: RetryPolicy) -> int:
-    wanted = DEFAULT_POLICY.retries_max if policy.retries_max is None else policy.retries_max
-    return wanted or 0
-
-
-def _policy_delay(policy: RetryPolicy, retry: int) -> int:
-    if policy.exponential is not None:
-        grown = policy.exponential.initial_ms * policy.exponential.multiplier ** (retry - 1)
-        return int(min(grown, policy.exponential.max_ms))
-    delays_ms = policy.delays_ms or DEFAULT_POLICY.delays_ms
-    return delays_ms[min(retry, len(delays_ms)) - 1]
 
 
 def _check_same(there: Mapping[str, Filter], new: Mapping[str, Filter]) -> None:

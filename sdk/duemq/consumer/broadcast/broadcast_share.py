@@ -34,8 +34,8 @@ from duemq.errors import DuemqError, OffsetOutOfRange, QueueNotFound, TopicNotFo
 from duemq.message import Message
 from duemq.outcomes import Outcome
 from duemq.protocol.balance import MessageQueue
-from duemq.transport.backoff import Backoff
 from duemq.transport.cluster_client import Client
+from duemq.transport.retrying import Backoff
 from duemq.v1 import view_pb2
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from duemq.consumer.fetching.process_queue import Chunk, ProcessQueue
 from duemq.message import Message
 from duemq.outcomes import errors_of
 from duemq.tracing import spans
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 
 Indices = tuple[int, ...]
 

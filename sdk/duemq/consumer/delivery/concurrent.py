@@ -31,7 +31,7 @@ from duemq.consumer.fetching.process_queue import Chunk
 from duemq.consumer.settings import ConsumerSettings
 from duemq.message import Message
 from duemq.outcomes import NotTaken, Outcome, outcome_of
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 
 log = logging.getLogger(__name__)
 

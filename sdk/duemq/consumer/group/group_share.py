@@ -37,8 +37,8 @@ from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved
 from duemq.errors import DuemqError, FencedMember, NotCoordinator, OffsetOutOfRange
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.names import retry_topic
-from duemq.transport.backoff import Backoff
 from duemq.transport.cluster_client import Client
+from duemq.transport.retrying import Backoff
 from duemq.v1 import view_pb2
 
 log = logging.getLogger(__name__)

@@ -31,8 +31,8 @@ from duemq.errors import DuemqError, FencedMember, NotCoordinator, Rejected, Tim
 from duemq.protocol import balance
 from duemq.protocol.balance import MessageQueue
 from duemq.transport import status, streams
-from duemq.transport.backoff import Backoff
 from duemq.transport.cluster_client import Client
+from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, group_pb2, group_pb2_grpc, message_pb2
 
 log = logging.getLogger(__name__)

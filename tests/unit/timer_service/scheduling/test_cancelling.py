@@ -106,13 +106,13 @@ def test_a_timer_in_a_block_that_is_being_loaded_is_cancelled() -> None:
     world = far_world(FAR_MS)
     cancelling = asked(world, 0)
     world.now_ms += FAR_MS - LIMITS.near_window_ms + 5_000
-    job = world.store.housekeeper.next_job(world.now_ms)
+    job = world.directory.housekeeper.next_job(world.now_ms)
     assert job is not None
     job.run()
 
     assert cancelling.advance(world.now_ms)
     assert world.cancelled(cancelling, [handle(world, 0)]) == [CANCELLED]
-    world.store.housekeeper.finish(job, world.now_ms)
+    world.directory.housekeeper.finish(job, world.now_ms)
     nothing_comes(world)
 
 
@@ -149,7 +149,7 @@ def test_cancels_that_wait_for_the_same_look_up_become_one() -> None:
 def test_a_list_is_one_entry_of_the_log_and_one_look_at_each_block() -> None:
     world = far_world(*[FAR_MS + n for n in range(20)])
     cancelling = asked(world, *range(20))
-    before = world.store.log.end_position
+    before = world.directory.log.end_position
 
     assert cancelling.advance(world.now_ms)
     assert cancelling.end - before < 20 * 32 + 64
@@ -167,7 +167,7 @@ def test_a_log_that_is_full_cancels_nothing_and_the_call_can_be_repeated(
         raise LogFull("full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.store.log, "append", full)
+        patch.setattr(world.directory.log, "append", full)
         with pytest.raises(LogFull):
             cancelling.advance(world.now_ms)
     assert world.scheduler.ledger.cancelled == 0

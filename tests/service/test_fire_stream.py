@@ -32,24 +32,26 @@ async def test_a_batch_that_falls_due_between_two_looks_at_the_clock_is_sent(
 ) -> None:
     clock = count(first)
     monkeypatch.setattr(fire_stream, "now_ms", lambda: next(clock))
-    monkeypatch.setattr(fire_stream.Sender, "_run", lambda self: asyncio.sleep(0))
+    monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
     sent: asyncio.Future[list[SimpleNamespace]] = asyncio.get_running_loop().create_future()
 
     async def send(self, call, batches) -> None:
         sent.set_result(batches)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(fire_stream.Sender, "_send", send)
+    monkeypatch.setattr(fire_stream.FireStream, "_send", send)
     held = Held()
     shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=held))
-    writing = asyncio.create_task(fire_stream.Sender(shard, "b", "b:1", BrokerClock())._write(None))
+    writing = asyncio.create_task(
+        fire_stream.FireStream(shard, "b", "b:1", BrokerClock())._write(None)
+    )
     assert await asyncio.wait_for(sent, 30) is held.batches
     writing.cancel()
 
 
 async def test_an_idle_stream_sends_ahead_and_a_busy_one_when_due(monkeypatch) -> None:
     monkeypatch.setattr(fire_stream, "now_ms", lambda: DUE_MS - fire_stream.SENT_AHEAD_MS)
-    monkeypatch.setattr(fire_stream.Sender, "_run", lambda self: asyncio.sleep(0))
+    monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
     looked, sent = asyncio.Event(), asyncio.Event()
 
     async def send(self, call, batches) -> None:
@@ -61,9 +63,9 @@ async def test_an_idle_stream_sends_ahead_and_a_busy_one_when_due(monkeypatch) -
             looked.set()
             return super().next_retry_ms(broker, now_ms)
 
-    monkeypatch.setattr(fire_stream.Sender, "_send", send)
+    monkeypatch.setattr(fire_stream.FireStream, "_send", send)
     shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=Looked()))
-    stream = fire_stream.Sender(shard, "b", "b:1", BrokerClock())
+    stream = fire_stream.FireStream(shard, "b", "b:1", BrokerClock())
     stream._requests.append(fire_stream._Request(1, [], 0))
     writing = asyncio.create_task(stream._write(None))
     await asyncio.wait_for(looked.wait(), 30)

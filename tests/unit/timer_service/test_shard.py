@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from duemq_server.storage.errors import DiskFull
-from duemq_server.timer_service.edge import fire_stream, shard
-from duemq_server.timer_service.edge.fire_stream import Sender
-from duemq_server.timer_service.edge.shard import Shard
+from duemq_server.timer_service import disk_jobs, firing, log_loop
+from duemq_server.timer_service.edge import fire_stream
+from duemq_server.timer_service.edge.fire_stream import FireStream
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
+from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.limits import Limits
 from tests.manual_loop import AtOnce, ManualLoop
 from tests.property.timer_world import BROKER, SOURCE, START_MS, World
@@ -54,31 +55,32 @@ class Quiet:
 
     def start(self) -> None:
         """The process starts, on what lies in the world."""
-        self.shard = Shard(self.world.store)
-        self.shard.start()
-        self._sender: Sender | None = None
-        self._tasks = [asyncio.create_task(self.shard.housekeeping())]
-        self.shard.on_sendable = lambda _: self._sender.kick() if self._sender else None
+        self.shard = Shard(self.world.directory)
+        self.shard.log_loop.start()
+        self.shard.firing.start()
+        self._stream: FireStream | None = None
+        self._tasks = [asyncio.create_task(self.shard.disk_jobs.run())]
+        self.shard.log_loop.on_sendable = lambda _: self._stream.kick() if self._stream else None
 
     def connect(self) -> None:
         """The broker can be sent to."""
-        self._sender = Sender(self.shard, BROKER, "b:1", BrokerClock())
-        self.shard.connected(BROKER, self._sender)
-        self._tasks.append(asyncio.create_task(self._sender._write(self)))
+        self._stream = FireStream(self.shard, BROKER, "b:1", BrokerClock())
+        self.shard.connected(BROKER, self._stream)
+        self._tasks.append(asyncio.create_task(self._stream._write(self)))
 
     def disconnect(self) -> None:
         """It is away."""
-        assert self._sender is not None
+        assert self._stream is not None
         self._tasks.pop().cancel()
-        self.shard.disconnected(BROKER, self._sender)
-        self._sender = None
+        self.shard.disconnected(BROKER, self._stream)
+        self._stream = None
 
     async def kill(self) -> None:
         """The process is gone, another starts."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.shard._stopping = True
+        self.shard.firing.stop()
         self.world.now_ms = self.loop.wall_ms
         self.world.kill()
         self.start()
@@ -105,8 +107,8 @@ class Quiet:
         await self.loop.silence(0.001)
         for batch, outcome in answers:
             self.shard.answered(batch, outcome, now_ms)
-        if self._sender is not None:
-            self._sender.kick()
+        if self._stream is not None:
+            self._stream.kick()
 
     def late_ms(self) -> list[int]:
         """How late each delivered message was."""
@@ -120,21 +122,21 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManualLoop]:
         clock = SimpleNamespace(
             time=lambda: loop.wall_s, time_ns=lambda: int(loop.wall_s * 1e6) * 1_000
         )
-        for module in (shard, fire_stream):
+        for module in (firing, fire_stream):
             monkeypatch.setattr(module, "time", clock)
             monkeypatch.setattr(module, "now_ms", lambda: loop.wall_ms)
-        monkeypatch.setattr(shard, "LogWriter", Writer)
-        monkeypatch.setattr(shard, "ThreadPoolExecutor", AtOnce)
-        monkeypatch.setattr(Sender, "_run", nothing)
+        monkeypatch.setattr(log_loop, "LogWriter", Writer)
+        monkeypatch.setattr(disk_jobs, "ThreadPoolExecutor", AtOnce)
+        monkeypatch.setattr(FireStream, "_run", nothing)
 
-        async def send(self: Sender, call: Quiet, batches) -> None:
+        async def send(self: FireStream, call: Quiet, batches) -> None:
             await call.answer(batches)
 
-        monkeypatch.setattr(Sender, "_send", send)
+        monkeypatch.setattr(FireStream, "_send", send)
         yield loop
 
 
-async def nothing(_: Sender) -> None: ...
+async def nothing(_: FireStream) -> None: ...
 
 
 def run(loop: ManualLoop, main: Callable[[Quiet], object], limits: Limits | None = None) -> Quiet:
@@ -163,13 +165,13 @@ def test_what_is_durable_is_what_the_core_was_told_of(loop: ManualLoop) -> None:
 
     async def main(quiet: Quiet) -> None:
         await quiet.take(3_600 * SECOND_MS)
-        log = quiet.world.store.log
-        waiting = asyncio.create_task(quiet.shard.durable(log.end_position))
+        log = quiet.world.directory.log
+        waiting = asyncio.create_task(quiet.shard.log_loop.durable(log.end_position))
         while log.write_pending():  # and says nothing
             pass
         await loop.silence(SYNC_S / 2)
         assert not waiting.done()
-        quiet.shard._advance(log.durable_position)
+        quiet.shard.log_loop._advance(log.durable_position)
         await waiting
         (source,) = quiet.shard.sources()
         assert source.durable_offset == source.next_offset == 1
@@ -216,7 +218,7 @@ def test_one_timer_from_a_block_and_then_silence(loop: ManualLoop) -> None:
     async def main(quiet: Quiet) -> None:
         await quiet.take(5 * MINUTE_MS)
         quiet.shard.scheduler.limits = Limits(memtable_rows_max=1)
-        quiet.shard._work.set()
+        quiet.shard.disk_jobs.wake()
         await loop.silence(1)
         assert quiet.shard.scheduler.segments.pending == 1
         quiet.shard.scheduler.limits = Limits()

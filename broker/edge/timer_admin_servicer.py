@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from duemq.protocol import names
 from duemq.v1 import broker_pb2, timer_admin_pb2
 from duemq_server.broker.edge.commits import Commits
-from duemq_server.broker.records import names
 from duemq_server.broker.records.timer_owners import Service
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
@@ -14,7 +14,7 @@ from duemq_server.broker.store.store import Store
 SERVICE = timer_admin_pb2.DESCRIPTOR.services_by_name["TimerAdmin"]
 
 
-class TimerQueues:
+class TimerAdminServicer:
     """Who may read %TIMER%; the servicer of TimerAdmin."""
 
     def __init__(

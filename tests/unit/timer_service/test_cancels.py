@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from duemq_server.timer_service.edge import cancels
-from duemq_server.timer_service.edge.cancels import Cancels
+from duemq_server.timer_service import cancels
+from duemq_server.timer_service.cancels import Cancels
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED
 from duemq_server.timer_service.timers.log_entries import Cancelled
 from tests.property.timer_world import SOURCE, START_MS, World
