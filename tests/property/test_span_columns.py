@@ -94,6 +94,7 @@ def row_of(span, index):
                 "span_id": f"{link.context.span_id:016x}",
             }
             for link in span.links
+            if span.parent is None or link.context.span_id != span.parent.span_id
         ],
         "name": span.name or None,
         "kind": span.kind.name,
@@ -138,6 +139,16 @@ def test_every_span_comes_out_as_it_went_in(given_spans):
         row.pop("start_ts", None)
         row["attributes"] = sorted(row["attributes"])
     assert rows == [row_of(span, index) for index, span in enumerate(given_spans)]
+
+
+def test_a_link_to_the_parent_is_worth_no_bytes():
+    parent, other = (SpanContext(7, span_id, True, TraceFlags(1)) for span_id in (8, 9))
+    links = [Link(parent), Link(other)]
+    span = ReadableSpan("process", SpanContext(7, 10, False), parent, links=links)
+    batch = spans.to_arrow(columns.encode([span]), SOURCE, 9, schema.SPANS)
+    (row,) = batch.to_pylist()
+    assert row["parent_span_id"] == f"{8:016x}"
+    assert [link["span_id"] for link in row["links"]] == [f"{9:016x}"]
 
 
 @unhurried

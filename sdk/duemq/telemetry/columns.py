@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext
 
 from duemq.tracing import spans as tracing
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
@@ -82,12 +83,19 @@ def _put_times(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
 
 
 def _put_links(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
-    if not any(span.links for span in spans):
+    of_spans = [_links_of(span) for span in spans]
+    if not any(of_spans):
         return
-    links = [link.context for span in spans for link in span.links]
-    batch.link_counts.extend(len(span.links) for span in spans)
+    links = [context for of_span in of_spans for context in of_span]
+    batch.link_counts.extend(map(len, of_spans))
     batch.link_trace_ids = b"".join(c.trace_id.to_bytes(16, "big") for c in links)
     batch.link_span_ids = b"".join(c.span_id.to_bytes(8, "big") for c in links)
+
+
+def _links_of(span: ReadableSpan) -> list[SpanContext]:
+    """Without the parent, which has a column and is linked to by most spans."""
+    parent = span.parent.span_id if span.parent is not None else 0
+    return [link.context for link in span.links if link.context.span_id != parent]
 
 
 def _put_attributes(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
