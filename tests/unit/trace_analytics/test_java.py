@@ -31,3 +31,17 @@ def test_an_old_java_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(session.JavaMissing, match=r"bin/java is 8"):
         session.require_java()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ("", False),
+        ("--conf spark.app.name=--master pyspark-shell", False),
+        ("--master spark://h:7077 pyspark-shell", True),
+        ("--master=yarn pyspark-shell", True),
+    ],
+)
+def test_a_master_in_the_environment_is_seen(monkeypatch, arguments, given):
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
+    assert session._master_in_arguments() is given
