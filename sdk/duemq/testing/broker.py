@@ -98,6 +98,10 @@ class MemoryBroker:
 
     def send(self, batch: Batch) -> None:
         """Stores a producer's batch and answers it, as its broker would."""
+        self._store(batch)
+        batch.wake()
+
+    def _store(self, batch: Batch) -> None:
         wanted = None if batch.queue is None else batch.queue.queue_id
         request = batch.encode(-1 if wanted is None else wanted, Numbers(0, 0, 0))
         [sent] = broker_pb2.SendRequest.FromString(request).batches
