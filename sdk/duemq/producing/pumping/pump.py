@@ -208,8 +208,10 @@ class Pump:
         start = self._backlog.turn % len(names) if names else 0
         for name in names[start:] + names[:start]:
             in_flight = self._in_flight[name]
-            while in_flight.ready(now_ms) and (
-                not self._held(in_flight, now_ms, hold_over=hold_over)
+            while (
+                in_flight.ready(now_ms)
+                and self._backlog
+                and not self._held(in_flight, now_ms, hold_over=hold_over)
             ):
                 frame = self._backlog.next_frame(name, self.settings.frame_bytes, now_ms)
                 if frame is None:
@@ -227,6 +229,7 @@ class Pump:
     def _held(self, in_flight: InFlight, now_ms: float, *, hold_over: bool) -> bool:
         """What waits is little, and had better wait for an answer that is on its way."""
         everywhere = self._in_flight.values()
+        latest_ms = 0.0
         if not in_flight.awaited:
             latest_ms = max((each.put_ms for each in everywhere if each.awaited), default=0.0)
             if hold_over or latest_ms + HOLD_MS <= now_ms:
@@ -234,7 +237,7 @@ class Pump:
         if self._outbox.used_bytes - sum(each.bytes for each in everywhere) >= HOLD_BYTES:
             return False
         if not in_flight.awaited and self._hold_until_ms is None:
-            self._hold_until_ms = now_ms + HOLD_MS
+            self._hold_until_ms = latest_ms + HOLD_MS
         return True
 
     def _may_take(self, broker: str, topic: str, now_ms: float) -> bool:
