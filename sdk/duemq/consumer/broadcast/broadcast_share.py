@@ -49,7 +49,7 @@ BEGIN_REQUESTS_MAX = 16  # at a time, of a start or of queues that come
 
 
 class BroadcastShare:
-    """All queues of the topics (fetcher.Sink); has share.Share's face for push.py."""
+    """All queues of the topics (fetcher.Sink); has GroupShare's face for push.py."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class BroadcastShare:
 
     @property
     def trouble(self) -> str:
-        """As Share's; there is no group that would answer."""
+        """As GroupShare's; there is no group that would answer."""
         return ""
 
     def in_callback(self) -> bool:
