@@ -225,7 +225,8 @@ class Batch:
 
     def wake(self) -> None:
         """Its outcome is known: ends its spans and calls who waits."""
-        self._end_spans()
+        if self.spans:
+            self._end_spans()
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()

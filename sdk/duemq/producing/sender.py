@@ -15,7 +15,7 @@ from duemq.producing.broker_link import Link
 from duemq.producing.losses import Losses
 from duemq.producing.outbox import Outbox, Target
 from duemq.producing.pumping.in_flight import Frame
-from duemq.producing.pumping.pump import Answer, Pump, Step
+from duemq.producing.pumping.pump import NEVER, Answer, Pump, Step
 from duemq.producing.waiting import until_done
 from duemq.settings import ProducerSettings
 from duemq.tracing import spans
@@ -45,7 +45,7 @@ class Sender:
         self._finding: dict[str, asyncio.Task[None]] = {}
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms = 0.0
+        self._timer_ms = NEVER
         self._loop = asyncio.get_running_loop()
         client.on_routes_changed(self._routes_changed)
 
@@ -96,8 +96,11 @@ class Sender:
 
     def run(self) -> None:
         """Something may have changed: sends what can be sent now."""
+        self._run(_now_ms())
+
+    def _run(self, now_ms: float) -> None:
         if not self._closed:
-            self._carry_out(self.pump.run(_now_ms()))
+            self._carry_out(self.pump.run(now_ms))
 
     def _carry_out(self, step: Step) -> None:
         for broker in step.want:
@@ -106,7 +109,7 @@ class Sender:
             self._links[broker].reset(error)
         for broker, frame in step.frames:
             self._links[broker].put(frame)
-        if step.next_ms is not None and (self._timer is None or step.next_ms < self._timer_ms):
+        if step.next_ms < self._timer_ms:
             self._wake_at(step.next_ms)
         # At the end: who is woken may submit, and so come back here.
         for batch in step.done:
@@ -121,9 +124,10 @@ class Sender:
         self._timer = self._loop.call_at(when_ms / 1000, self._woken)
 
     def _woken(self) -> None:
-        self._timer = None
         # The loop's clock may be a little early.
-        self._carry_out(self.pump.run(max(_now_ms(), self._timer_ms)))
+        now_ms = max(_now_ms(), self._timer_ms)
+        self._timer_ms = NEVER
+        self._run(now_ms)
 
     def _link(self, broker: str) -> Link:
         link = self._links.get(broker)
@@ -144,13 +148,15 @@ class Sender:
             for each in answer.results
         ]
         told = Answer(answer.request_id, answer.broker, answer.store_id, results)
-        self.pump.answered(link.broker, told, _now_ms())
-        self.run()
+        now_ms = _now_ms()
+        self.pump.answered(link.broker, told, now_ms)
+        self._run(now_ms)
 
     def broken(self, link: Link, error: DuemqError) -> None:
         """The stream broke or did not come up."""
-        self.pump.broke(link.broker, error, _now_ms())
-        self.run()
+        now_ms = _now_ms()
+        self.pump.broke(link.broker, error, now_ms)
+        self._run(now_ms)
 
     def idle(self, link: Link) -> bool:
         """Nothing of what was sent is without an answer."""

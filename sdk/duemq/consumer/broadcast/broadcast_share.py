@@ -1,6 +1,6 @@
 """Broadcast: every member gets all messages; nobody shares queues, and offsets stay at home.
 
-    routes ──► queues ──► Source ──pull──► OrderedDispatcher ──► callback
+    routes ──► queues ──► Source ──pull──► InPlaceDispatcher ──► callback
                  ▲                               │ commit points
                  └── OffsetFile ◄── every commit_interval_s, and at close
 
@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from duemq.consumer.broadcast.offset_file import OffsetFile
-from duemq.consumer.delivery.in_order import OrderedDispatcher
+from duemq.consumer.delivery.in_place import InPlaceDispatcher
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.delivery.seams import Spawn
 from duemq.consumer.delivery.workers import Callback
@@ -79,9 +79,9 @@ class BroadcastShare:
         self._saving = asyncio.Lock()
         self._saved: dict[MessageQueue, int] | None = None
         self._offset_client = OffsetClient(client, group, member)
-        self._dispatcher = OrderedDispatcher(
+        self._dispatcher = InPlaceDispatcher(
             callback,
-            order=order,
+            lanes=order or "message",
             batch=batch,
             settings=settings,
             settler=Skipping(group),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from duemq.consumer.delivery.concurrent import ConcurrentDispatcher
-from duemq.consumer.delivery.in_order import OrderedDispatcher
+from duemq.consumer.delivery.in_place import InPlaceDispatcher
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.delivery.seams import Dispatcher, Spawn
 from duemq.consumer.delivery.workers import Callback
@@ -100,9 +100,9 @@ class GroupShare:
                 client_id=member_id,
             )
         else:
-            self._dispatcher = OrderedDispatcher(
+            self._dispatcher = InPlaceDispatcher(
                 callback,
-                order=order,
+                lanes=order,
                 batch=batch,
                 settings=settings,
                 settler=settler,

@@ -101,10 +101,14 @@ class InFlight:
         self.bytes += frame.size
         self._unanswered.append(frame)
 
-    def repeat(self, now_ms: float) -> list[Frame]:
-        """The frames that were kept, if it is time: they are sent again."""
-        if not (self._kept and self.up and not self._unanswered and now_ms >= self.paused_until_ms):
-            return []
+    def may_repeat(self, now_ms: float) -> bool:
+        """There are frames that were kept, and it is time to send them again."""
+        return bool(self._kept) and (
+            self.up and not self._unanswered and now_ms >= self.paused_until_ms
+        )
+
+    def repeat(self) -> list[Frame]:
+        """The frames that were kept: they are sent again."""
         kept, self._kept = self._kept, []
         return self._send_again(kept)
 

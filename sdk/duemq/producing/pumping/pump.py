@@ -10,7 +10,6 @@ Owner and only caller: Sender on the event loop.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from duemq.errors import (
@@ -38,6 +37,7 @@ from duemq.settings import ProducerSettings
 HOLD_BYTES = 32 * 1024
 # For the answer of another broker it waits as well, but no longer than this.
 HOLD_MS = 2.0
+NEVER = float("inf")
 
 
 class Waits(Protocol):
@@ -72,20 +72,22 @@ class Answer(NamedTuple):
     """One for each batch."""
 
 
-@dataclass(slots=True)
 class Step:
     """What is to be done, in this order."""
 
-    want: set[str] = field(default_factory=set)
-    """Brokers to connect to."""
-    resets: list[tuple[str, DuemqError]] = field(default_factory=list)
-    """Brokers whose stream is to be given up for a new one, and why."""
-    frames: list[tuple[str, Frame]] = field(default_factory=list)
-    """To be sent, to which broker."""
-    done: list[Batch] = field(default_factory=list)
-    """Stored or failed: who waits for them is to be woken, once all the rest is done."""
-    next_ms: float | None = None
-    """When `run` wants to be called next, if nothing happens before."""
+    __slots__ = ("done", "frames", "next_ms", "resets", "want")
+
+    def __init__(self) -> None:
+        self.want: set[str] = set()
+        """Brokers to connect to."""
+        self.resets: list[tuple[str, DuemqError]] = []
+        """Brokers whose stream is to be given up for a new one, and why."""
+        self.frames: list[tuple[str, Frame]] = []
+        """To be sent, to which broker."""
+        self.done: list[Batch] = []
+        """Stored or failed: who waits for them is to be woken, once all the rest is done."""
+        self.next_ms = NEVER
+        """When `run` wants to be called next, if nothing happens before."""
 
 
 class Pump:
@@ -176,9 +178,9 @@ class Pump:
         """Fills the brokers that have room, gives up what is too late."""
         self._take_in(now_ms)
         self._expire(now_ms)
-        frames = self._step.frames
         for broker, in_flight in self._in_flight.items():
-            frames += [(broker, frame) for frame in in_flight.repeat(now_ms)]
+            if in_flight.may_repeat(now_ms):
+                self._step.frames += [(broker, frame) for frame in in_flight.repeat()]
         hold_over = self._hold_until_ms is not None and self._hold_until_ms <= now_ms
         if hold_over:
             self._hold_until_ms = None
@@ -251,13 +253,14 @@ class Pump:
             for other in self._backlog.served_by(topic)
         )
 
-    def _next_ms(self, now_ms: float) -> float | None:
-        times = [each.paused_until_ms for each in self._in_flight.values()]
+    def _next_ms(self, now_ms: float) -> float:
+        next_ms = self.open[0].deadline_ms if self.open else NEVER
         if self._hold_until_ms is not None:
-            times.append(self._hold_until_ms)
-        if self.open:
-            times.append(self.open[0].deadline_ms)
-        return min((each for each in times if each > now_ms), default=None)
+            next_ms = min(next_ms, self._hold_until_ms)
+        for each in self._in_flight.values():
+            if now_ms < each.paused_until_ms < next_ms:
+                next_ms = each.paused_until_ms
+        return next_ms
 
     # ── what streams tell ────────────────────────────────────────────────────────────
 

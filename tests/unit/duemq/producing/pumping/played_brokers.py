@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from duemq.errors import FencedProducer, OutOfSequence, Overloaded, Unavailable
 from duemq.producing.outbox import Outbox
-from duemq.producing.pumping.pump import Answer, Pump
+from duemq.producing.pumping.pump import NEVER, Answer, Pump
 from duemq.protocol.route import Broker, BrokerQueues, Route, RouteCache, Update
 from duemq.settings import ProducerSettings
 
@@ -113,7 +113,7 @@ class PlayedCluster:
         self.pump = Pump(7 << 40, chosen, self.outbox, self.routes, FixedWaits)
         self.brokers = {name: PlayedBroker(name) for name in brokers}
         self.done = []
-        self.next_ms = None
+        self.next_ms = NEVER
         served = tuple(BrokerQueues(name, "h:1", queues) for name in brokers)
         self.serve(Route("t", served))
 
@@ -151,7 +151,7 @@ class PlayedCluster:
             batch.wake()
         self.done += step.done
         self.next_ms = step.next_ms
-        assert step.next_ms is None or step.next_ms > self.now_ms
+        assert step.next_ms > self.now_ms
         return step
 
     def _send(self, name, frame):

@@ -12,7 +12,7 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
-from duemq.producing.pumping.pump import HOLD_BYTES, HOLD_MS, Answer
+from duemq.producing.pumping.pump import HOLD_BYTES, HOLD_MS, NEVER, Answer
 from duemq.protocol.route import BrokerQueues, Route
 from tests.unit.duemq.producing.pumping.played_brokers import (
     SEND_TIMEOUT_S,
@@ -280,7 +280,7 @@ def test_what_waits_for_a_topic_leaves_in_order_when_it_is_found():
     assert cluster.pump.sought("t") is target
     keyed, other = (cluster.outbox.add(target, key, b"x", None, None, 1)[0] for key in ("k", None))
     step = cluster.run()
-    assert (step.want, step.next_ms) == (set(), None)
+    assert (step.want, step.next_ms) == (set(), NEVER)
     assert cluster.pump.found("t", cluster.now_ms, traced=False) is target
     assert cluster.pump.sought("t") is None
     cluster.run()
@@ -319,4 +319,4 @@ def test_a_close_fails_what_is_left_and_says_what_is_known_of_it(cluster):
 def test_nothing_to_do_needs_no_timer(cluster):
     cluster.submit()
     cluster.serve_all()
-    assert cluster.next_ms is None
+    assert cluster.next_ms == NEVER

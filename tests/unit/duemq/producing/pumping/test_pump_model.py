@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from duemq.errors import InvalidArgument, Timeout
+from duemq.producing.pumping.pump import NEVER
 from tests.unit.duemq.producing.pumping.played_brokers import (
     SEND_TIMEOUT_S,
     PlayedCluster,
@@ -68,7 +69,7 @@ class Machine(RuleBasedStateMachine):
     def pass_time(self, ms):
         self.cluster.pass_ms(ms)
 
-    @precondition(lambda self: self.cluster.next_ms is not None)
+    @precondition(lambda self: self.cluster.next_ms < NEVER)
     @rule()
     def come_when_asked(self):
         self.cluster.pass_ms(self.cluster.next_ms - self.cluster.now_ms)
@@ -117,7 +118,7 @@ class Machine(RuleBasedStateMachine):
                     self.cluster.connect(name)
                 self.cluster.serve_all(name)
             if not all(each.done for each in self.batches.values()):
-                assert self.cluster.next_ms is not None
+                assert self.cluster.next_ms < NEVER
                 self.cluster.pass_ms(self.cluster.next_ms - self.cluster.now_ms)
         for number in late:
             error = self.batches[number].error
