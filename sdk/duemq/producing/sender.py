@@ -42,7 +42,7 @@ class Sender:
         self._outbox = outbox
         self._losses = losses
         self._links: dict[str, Link] = {}
-        self._finding: dict[str, asyncio.Task[None]] = {}
+        self._finding: set[asyncio.Task[None]] = set()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = NEVER
@@ -73,7 +73,9 @@ class Sender:
         target = self.pump.sought(topic)
         if target is None:
             target = self.pump.seek(topic, traced=spans.traced(topic))
-            self._finding[topic] = self._loop.create_task(self._find(topic), name=f"find {topic}")
+            task = self._loop.create_task(self._find(topic), name=f"find {topic}")
+            self._finding.add(task)
+            task.add_done_callback(self._finding.discard)
         return target
 
     async def _find(self, topic: str) -> None:
@@ -83,8 +85,6 @@ class Sender:
             cause = error if isinstance(error, DuemqError) else Internal(f"{topic!r}: {error!r}")
             self.pump.not_found(topic, cause)
             self.run()
-        finally:
-            del self._finding[topic]
 
     def _routes_changed(self) -> None:
         self.pump.routes_changed()
@@ -186,7 +186,7 @@ class Sender:
         self._client.off_routes_changed(self._routes_changed)
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._finding.values():
+        for task in self._finding:
             task.cancel()
         await asyncio.gather(*(link.close() for link in self._links.values()))
         self._carry_out(self.pump.close(_now_ms()))

@@ -131,9 +131,17 @@ def test_a_lost_queue_is_dropped_and_the_coordinator_is_asked(holdings, limit, s
     assert (again.dropped, again.rejoin) == ([], None)
 
 
+def test_what_is_being_released_is_not_released_again(holdings):
+    take_over(holdings, 1, A0)
+    holdings.assigned(2, frozenset())
+    assert holdings.assigned(3, frozenset()).release == []
+
+
 def test_a_lost_queue_is_not_acquired_before_it_is_assigned_again(holdings):
     take_over(holdings, 1, A0, A1)
     holdings.lost(one(holdings, A0), FencedMember("m"))
+    again = holdings.out_of_range(one(holdings, A1))
+    assert queues_of(again.acquire.values()) == [[A1]]
     (going,) = holdings.assigned(2, frozenset([A1, B0])).acquire.values()
     assert [each.queue for each in going] == [B0]
 

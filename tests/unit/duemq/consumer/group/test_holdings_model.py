@@ -36,6 +36,7 @@ class Machine(RuleBasedStateMachine):
             self.told |= queues
         for holdings in step.release:
             assert all(each.state is HoldingState.RELEASING for each in holdings)
+            assert not any(each in under_way for under_way in self.releasing for each in holdings)
             self.releasing.append(holdings)
         for broker, holdings in step.acquire.items():
             assert {each.queue.broker for each in holdings} == {broker}
