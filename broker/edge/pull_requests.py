@@ -23,7 +23,7 @@ from duemq.errors import (
 from duemq.protocol import checks
 from duemq.protocol.limits import PULL_BYTES_MAX, PULL_WAIT_MS_MAX
 from duemq.transport import status
-from duemq.transport.unsent import Share, Unsent
+from duemq.transport.unsent import BudgetShare, Unsent
 from duemq.v1 import broker_pb2, message_pb2
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.edge.offset_requests import OffsetRequests
@@ -369,7 +369,7 @@ class PullRequests:
 
     async def _frames(
         self, queue: Queue, offset: int, bytes_max: int, peer: str
-    ) -> tuple[Frames, Share]:
+    ) -> tuple[Frames, BudgetShare]:
         """Frames and the share that they have of the unread answers; none: it is given back."""
         share = await self._unsent.take(peer, bytes_max)
         try:

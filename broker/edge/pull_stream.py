@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from duemq.errors import DuemqError, InvalidArgument, Overloaded
 from duemq.protocol import checks
-from duemq.transport.unsent import Share, Unsent
+from duemq.transport.unsent import BudgetShare, Unsent
 from duemq.v1 import broker_pb2
 from duemq_server.broker.reading import pull_encoding
 from duemq_server.broker.reading.pull import Pull, parse
@@ -44,7 +44,7 @@ class ParkedPull(Parked):
     cancelled: bool = False
     unwritten: "asyncio.Semaphore | None" = None
     """Bounds the answers of a stream whose client does not read."""
-    share: Share | None = None
+    share: BudgetShare | None = None
     """Of the answer that is there, or being read."""
 
     async def take_place(self, unsent: Unsent) -> None:

@@ -833,7 +833,7 @@ async def test_latest_leaves_out_the_old_of_a_broker_that_was_away_at_the_start(
 ) -> None:
     topic, sent = topic_name(), held_acquires(monkeypatch)
     consumer = await consumers.start(topics=topic, settings={"start_from": "latest"})
-    monkeypatch.setattr(consumer._share, "_began_ms", 4_000_000_000_000)
+    monkeypatch.setattr(consumer._share._holdings, "_began_ms", 4_000_000_000_000)
     await cluster.create_topic(topic, queues=1)
     await cluster.send(topic, [b"old"], broker="b0", queue_id=0)
     sent.set()

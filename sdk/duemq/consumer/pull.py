@@ -16,7 +16,7 @@ from typing import Literal
 
 from duemq.consumer.fetching.fetcher import Fetcher, Source
 from duemq.consumer.fetching.filter_check import check_filters
-from duemq.consumer.fetching.offset_client import Commit, OffsetClient, QueueRange
+from duemq.consumer.fetching.offset_client import Commit, OffsetClient, QueueOffsets
 from duemq.consumer.fetching.process_queue import Chunk
 from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import ALL, Filter
@@ -235,7 +235,7 @@ class PullConsumer:
         paused: list[Chunk[Message]] = []
         while self._ready and len(taken) < messages_max:
             chunk = self._ready.popleft()
-            if chunk.queue.dropped:
+            if chunk.pending.dropped:
                 continue
             first = chunk.messages[0]
             queue = MessageQueue(first.stored_topic, first.broker, first.queue)
@@ -248,7 +248,7 @@ class PullConsumer:
             chunk.finish_next(len(part))
             if chunk.unfinished:
                 self._ready.appendleft(chunk)
-            chunk.queue.settle(chunk)
+            chunk.pending.settle(chunk)
             self._fetcher(queue.broker).refill(self._sources[queue])
         self._ready.extendleft(reversed(paused))
         return taken
@@ -285,7 +285,7 @@ class PullConsumer:
 
     # --- inside -------------------------------------------------------------------------------
 
-    async def _ranges(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueRange]:
+    async def _ranges(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueOffsets]:
         wanted = list(queues)
         places = sorted({(queue.broker, queue.topic) for queue in wanted})
         answers = await asyncio.gather(
@@ -304,7 +304,7 @@ class PullConsumer:
     async def _starts(
         self,
         queues: Iterable[MessageQueue],
-        ranges: Mapping[MessageQueue, QueueRange],
+        ranges: Mapping[MessageQueue, QueueOffsets],
         place: StartFrom,
     ) -> dict[MessageQueue, int]:
         """Ends of queues and times as offsets."""

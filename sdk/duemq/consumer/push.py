@@ -10,7 +10,7 @@ from duemq.consumer.broadcast.broadcast_share import BroadcastShare
 from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
 from duemq.consumer.fetching.filter_check import check_filters
 from duemq.consumer.fetching.subscription import Topics, subscriptions_of
-from duemq.consumer.group.group_share import Share
+from duemq.consumer.group.group_share import GroupShare
 from duemq.consumer.group.membership import LEAVE_TIMEOUT_S
 from duemq.consumer.settings import (
     ConsumerSettings,
@@ -110,7 +110,7 @@ class PushConsumer:
         self._broadcast = broadcast
         self._member_name = member_name
         self._client = Client(nameserver, self.settings.client)
-        self._share: Share | BroadcastShare | None = None
+        self._share: GroupShare | BroadcastShare | None = None
         self._member: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] | None = None  # not None: started
@@ -200,8 +200,8 @@ class PushConsumer:
         """Brokers that are away: what they store comes when they are back."""
         return self._client.missing
 
-    def _new_share(self) -> Share | BroadcastShare:
-        kind = BroadcastShare if self._broadcast else Share
+    def _new_share(self) -> GroupShare | BroadcastShare:
+        kind = BroadcastShare if self._broadcast else GroupShare
         return kind(
             self._client,
             self._callback,
@@ -215,7 +215,7 @@ class PushConsumer:
         )
 
     async def _stay_member(
-        self, share: Share | BroadcastShare, ended: asyncio.Future[None]
+        self, share: GroupShare | BroadcastShare, ended: asyncio.Future[None]
     ) -> None:
         try:
             await share.run()

@@ -4,12 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from time import time_ns
 
-from duemq.errors import DuemqError, InvalidArgument, Overloaded, TooLarge, TopicNotFound
+from duemq.errors import DuemqError, InvalidArgument, Overloaded, TooLarge
 from duemq.message import Outgoing
 from duemq.producing.batch import RECORD_BYTES, Batch
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, Extras, extras_of
 from duemq.producing.outbox import BODY_BYTES_MAX, Outbox, Target, Trace, body_of, chunks_of
-from duemq.protocol.balance import queue_of_key
 from duemq.protocol.due import Due, due_of
 from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
@@ -59,7 +58,7 @@ class Intake:
             extras = extras_of(key, tag, ordering_key, properties)
             if ordering_key:
                 if target.found:
-                    queue = queue_for(target, ordering_key)
+                    queue = target.queue_for(ordering_key)
                 else:
                     queue = _early_key(target, ordering_key)
         if delay is not None or deliver_at is not None or delay_level is not None:
@@ -146,7 +145,7 @@ class Intake:
         self, target: Target, bodies: list[bytes], common: Outgoing, pieces: list[Piece]
     ) -> None:
         extras, due = _extras_and_due(common)
-        queue = queue_for(target, common.ordering_key) if common.ordering_key else None
+        queue = target.queue_for(common.ordering_key) if common.ordering_key else None
         now_ms = time_ns() // 1_000_000
         for part in self._parts(bodies, extras):
             batch = self._outbox.add_list(target, queue, part, extras, due, now_ms)
@@ -212,19 +211,6 @@ def _early_key(target: Target, ordering_key: str) -> str:
             limit=EARLY_BATCHES_MAX,
         )
     return ordering_key
-
-
-def queue_for(target: Target, ordering_key: str) -> Queue:
-    """The queue of an ordering key: the same for every client that knows the same queues."""
-    queues = target.queues
-    if not queues:
-        raise TopicNotFound(
-            f"no broker takes messages for topic {target.topic!r} now",
-            field="topic",
-            value=target.topic,
-            retryable=True,
-        )
-    return queues[queue_of_key(ordering_key, len(queues))]
 
 
 def _trace(

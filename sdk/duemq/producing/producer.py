@@ -16,8 +16,9 @@ from duemq.producing.cancels import Cancelling, CancelOutcome, Handles
 from duemq.producing.intake import Intake, Piece
 from duemq.producing.losses import Losses, log_unanswered
 from duemq.producing.outbox import Outbox, Target
-from duemq.producing.pump import Sender
 from duemq.producing.receipt import AwaitableReceipt, PendingReceipt, Receipts
+from duemq.producing.sender import Sender
+from duemq.producing.waiting import until_done
 from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.sent import Receipt
@@ -72,17 +73,17 @@ class Producer(Cancelling):
 
         def wake_pump() -> None:
             if self._blocking:
-                loop.call_soon_threadsafe(sender.pump)
+                loop.call_soon_threadsafe(sender.run)
             else:
-                sender.pump()
+                sender.run()
 
         self.outbox = Outbox(settings.buffer_bytes, settings.frame_bytes, wake_pump)
         self._sender = sender = Sender(self._client, settings, self.outbox, self._losses)
         self._unclosed = weakref.finalize(
-            self, log_unanswered, sender.open, sender.early, self.outbox.arrivals
+            self, log_unanswered, sender.pump.open, sender.pump.early, self.outbox.arrivals
         )
         self.intake = Intake(self.outbox, settings.frame_bytes)
-        self.targets = sender.targets
+        self.targets = sender.pump.targets
 
     async def send(self, topic: str, body: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """Sends a message and waits until it is stored durably.  As `duemq.Producer.send`."""
@@ -158,7 +159,7 @@ class Producer(Cancelling):
             self.intake.offer_chunk(target, chunk, common, pieces)
             await asyncio.sleep(0)  # the links' turn
         for batch, _, _ in pieces:
-            await batch.until_done()
+            await until_done(batch)
         return Receipts(pieces).checked()
 
     async def _cancel(self, handles: Handles) -> list[CancelOutcome]:

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, overload
 
 from duemq.errors import DuemqError, InvariantError, NotAllSent, Timeout
+from duemq.producing.waiting import until_done
 from duemq.sent import PendingSend, Receipt
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class AwaitableReceipt(PendingSend):
     def __await__(self) -> Generator[Any, None, Receipt]:
         if not self._batch.done:
             self._batch.tell(self._index)
-            yield from self._batch.until_done().__await__()
+            yield from until_done(self._batch).__await__()
         return receipt(self._batch, self._index)
 
 

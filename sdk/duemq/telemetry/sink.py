@@ -41,12 +41,12 @@ AVOID_S = 30.0
 
 
 @dataclass(frozen=True)
-class Lane:
+class TraceQueue:
     """A queue on a broker."""
 
     broker: str
     address: str
-    queue: int
+    queue_id: int
 
 
 class TraceSink:
@@ -57,13 +57,13 @@ class TraceSink:
         self._client = BlockingClient(nameservers, CALL_TIMEOUT_S)
         self._topic = topic
         self._timeout_s = timeout_s
-        self._lanes: list[Lane] = []
+        self._lanes: list[TraceQueue] = []
         self._lanes_at = 0.0
         self._avoided: dict[str, float] = {}
         self._turn = secrets.randbelow(1 << 16)  # processes begin at different queues
         self._producer_id = secrets.randbits(63)
         self._epoch = 0
-        self._sequences: dict[Lane, int] = {}
+        self._sequences: dict[TraceQueue, int] = {}
         self._message_ids = f"{secrets.token_hex(8)}-"
         self._messages = 0
 
@@ -86,7 +86,7 @@ class TraceSink:
         """Closes the connections."""
         self._client.close()
 
-    def _batch(self, lane: Lane, body: bytes) -> broker_pb2.Batch:
+    def _batch(self, lane: TraceQueue, body: bytes) -> broker_pb2.Batch:
         self._messages += 1
         record = message_pb2.Record(
             body=body,
@@ -95,7 +95,7 @@ class TraceSink:
         )
         return broker_pb2.Batch(
             topic=self._topic,
-            queue_id=lane.queue,
+            queue_id=lane.queue_id,
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
             sequence=self._sequences.get(lane, 0),
@@ -112,7 +112,7 @@ class TraceSink:
 
     # ── routes ───────────────────────────────────────────────────────────────────────
 
-    def _choose(self, stop_at: float) -> Lane:
+    def _choose(self, stop_at: float) -> TraceQueue:
         """The next lane in turn, of brokers that did not fail lately as far as there are any."""
         now = time.monotonic()
         if not self._lanes or now - self._lanes_at > ROUTE_AGE_S_MAX:
@@ -123,7 +123,7 @@ class TraceSink:
         self._turn += 1
         return lanes[self._turn % len(lanes)]
 
-    def _find(self) -> list[Lane]:
+    def _find(self) -> list[TraceQueue]:
         request = nameserver_pb2.GetRouteRequest(topic=self._topic)
         try:
             route: nameserver_pb2.TopicRoute = self._client.ask(
@@ -133,7 +133,7 @@ class TraceSink:
             self._create()
             raise NotReady(f"topic {self._topic} was just made", field="topic") from None
         lanes = [
-            Lane(served.broker, served.address, queue)
+            TraceQueue(served.broker, served.address, queue)
             for served in route.brokers
             if served.writable
             for queue in range(served.queues)

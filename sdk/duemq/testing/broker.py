@@ -32,7 +32,7 @@ STORE_ID = 1
 LEVELS_MS = parse_levels(DEFAULT_LEVELS)
 
 
-class Entry(NamedTuple):
+class StoredEntry(NamedTuple):
     """A stored message.  `number`: in the order of storing, whatever the queue."""
 
     number: int
@@ -65,7 +65,7 @@ class MemoryBroker:
     def __init__(self, now_ms: int, queues: int) -> None:
         self.now_ms = now_ms
         self._default_queues = queues
-        self._topics: dict[str, list[list[Entry]]] = {}
+        self._topics: dict[str, list[list[StoredEntry]]] = {}
         self._turns: defaultdict[str, int] = defaultdict(int)
         self._stored = 0
         self._timers: list[_Timer] = []  # by their place in %TIMER%; stay when they are done
@@ -85,7 +85,7 @@ class MemoryBroker:
         count = len(self._topics.get(topic, ()))
         return [MessageQueue(topic, NAME, queue_id) for queue_id in range(count)]
 
-    def log(self, queue: MessageQueue) -> Sequence[Entry]:
+    def log(self, queue: MessageQueue) -> Sequence[StoredEntry]:
         """All that was stored in a queue; an entry's index is its offset."""
         return self._topics[queue.topic][queue.queue_id]
 
@@ -98,6 +98,10 @@ class MemoryBroker:
 
     def send(self, batch: Batch) -> None:
         """Stores a producer's batch and answers it, as its broker would."""
+        self._store(batch)
+        batch.wake()
+
+    def _store(self, batch: Batch) -> None:
         wanted = None if batch.queue is None else batch.queue.queue_id
         request = batch.encode(-1 if wanted is None else wanted, Numbers(0, 0, 0))
         [sent] = broker_pb2.SendRequest.FromString(request).batches
@@ -129,7 +133,7 @@ class MemoryBroker:
         self._make(topic, 1)
         log = self._topics[topic][queue_id]
         message = Message(record, Origin(topic, NAME, queue_id), len(log), self.now_ms)
-        log.append(Entry(self._stored, message))
+        log.append(StoredEntry(self._stored, message))
         self._stored += 1
 
     def _make(self, topic: str, queues: int) -> None:

@@ -12,7 +12,7 @@ from duemq.consumer.settings import PushOptions
 from duemq.errors import InvalidArgument
 from duemq.protocol.balance import MessageQueue
 from duemq.testing.broker import NAME
-from duemq.testing.groups import Groups, Member
+from duemq.testing.groups import Groups, MemoryMember
 
 
 class ConsumerOptions(PushOptions, total=False):
@@ -101,9 +101,9 @@ class AioMemoryPushConsumer(push.PushConsumer):
         self._groups.leave(self._taking_part)
 
 
-def _member_of(consumer: push.PushConsumer) -> Member:
+def _member_of(consumer: push.PushConsumer) -> MemoryMember:
     """With what the real consumer made of its arguments."""
-    return Member(
+    return MemoryMember(
         consumer.group,
         consumer._filters,
         consumer._callback,

@@ -69,7 +69,7 @@ class Work:
         """It took too long: its result is not of interest any more."""
 
     @property
-    def queue(self) -> ProcessQueue[Message]:
+    def pending(self) -> ProcessQueue[Message]:
         """Where its messages come from."""
         return self.source.pending
 

@@ -56,7 +56,7 @@ class SentBack(NamedTuple):
     """When it comes again; 0: not, or it had been sent back before."""
 
 
-class QueueRange(NamedTuple):
+class QueueOffsets(NamedTuple):
     """What a queue holds: offsets from `min_offset`, below `max_offset`."""
 
     committed: int | None
@@ -188,13 +188,13 @@ class OffsetClient:
             if result.HasField("error")
         }
 
-    async def ranges(self, broker: str, topic: str) -> dict[MessageQueue, QueueRange]:
+    async def ranges(self, broker: str, topic: str) -> dict[MessageQueue, QueueOffsets]:
         """What one broker has of a topic, and the group's offsets in it."""
         request = broker_pb2.GetOffsetsRequest(group=self._group, topic=topic)
         stub, address = self._stub(broker)
         answer = await status.answer(stub.GetOffsets(request, timeout=REQUEST_TIMEOUT_S), address)
         return {
-            MessageQueue(result.topic, broker, result.queue_id): QueueRange(
+            MessageQueue(result.topic, broker, result.queue_id): QueueOffsets(
                 result.offset if result.offset >= 0 else None, result.min_offset, result.max_offset
             )
             for result in answer.queues

@@ -1,4 +1,4 @@
-"""The numbers of a lane's batches, and what a refusal does to them.  Pure; owned by the pump.
+"""The numbers of a lane's batches, and what a refusal does to them.  Owned by the pump.
 
 A lane is what a broker counts by: (broker, topic, queue asked for, with or without a due time).
 
@@ -23,7 +23,7 @@ from duemq.producing.batch_encoding import Numbers
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class SequenceLane:
     """Of one broker.  `queue_id` -1: any (with a due time only)."""
 
     producer_id: int

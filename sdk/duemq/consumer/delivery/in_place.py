@@ -1,9 +1,11 @@
-"""Ordered consumption: one message of a queue, or of an ordering key, at a time.
+"""Consumption in place: what failed is tried again here, and what is behind it in its lane waits.
 
-    pulled ──► Lanes (pure: what may run next) ──take──► OrderedRun ──► a worker ──ended──► Lanes
-                  ▲                                                                │ failed
-                  └── suspended: after suspend_s, or as RetryLater says ◄──────────┤
-                  └── passed: as a dead letter ◄── send_back ◄── too often ────────┘
+A lane is a queue, an ordering key of it, or (broadcast without order) a message for itself.
+
+    pulled ──► OrderLanes (pure) ──take──► OrderedRun ──► a worker ──ended──► OrderLanes
+                  ▲                                                      │ failed
+                  └── suspended: after suspend_s, or as RetryLater says ◄┤
+                  └── passed: as a dead letter ◄── send_back ◄ too often ┘
 
 A hand-over to a worker and back costs about as much as a hundred trivial callbacks, so a worker
 gets many messages at once: of one queue, or of many keys.  It comes back after a slice of time
@@ -21,10 +23,11 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from typing import Literal
 
 from duemq.consumer.delivery.failure_log import FailureLog
 from duemq.consumer.delivery.lease import Lease
-from duemq.consumer.delivery.order_lanes import Entry, Failure, Lane, Lanes
+from duemq.consumer.delivery.order_lanes import Failure, LaneEntry, OrderLane, OrderLanes
 from duemq.consumer.delivery.ordered_runs import Flow, OrderedCaller, OrderedRun
 from duemq.consumer.delivery.seams import Progressed, Settler, Spawn
 from duemq.consumer.delivery.workers import Callback, Pool, TaskWorkers, ThreadWorkers, is_async
@@ -35,6 +38,8 @@ from duemq.outcomes import NotTaken, Outcome, outcome_of
 from duemq.protocol.balance import MessageQueue
 
 log = logging.getLogger(__name__)
+
+LaneOf = Order | Literal["message"]
 
 # Of pulled messages that are counted together for the commit point.
 CHUNK_MESSAGES = 128
@@ -48,14 +53,14 @@ CALLBACK_S_MIN = 1e-7
 SMOOTHING = 0.2
 
 
-class OrderedDispatcher:
-    """dispatching.Dispatcher in order."""
+class InPlaceDispatcher:
+    """seams.Dispatcher that tries again in place."""
 
     def __init__(
         self,
         callback: Callback,
         *,
-        order: Order | None,
+        lanes: LaneOf,
         batch: bool,
         settings: ConsumerSettings,
         settler: Settler,
@@ -65,8 +70,8 @@ class OrderedDispatcher:
         group: str = "",
         client_id: str = "",
     ) -> None:
-        """`order` None: any order, but failures are tried again in place all the same."""
-        self._order = order
+        """`lanes`: what waits for one another; of "message" nothing does."""
+        self._lanes = lanes
         self._batch = batch
         self._settings = settings
         self._settler = settler
@@ -129,7 +134,7 @@ class OrderedDispatcher:
         for flow in flows:
             if flow.source is source:
                 return flow
-        flow = Flow(source, Lanes(_KEYS[self._order], lists=self._batch))
+        flow = Flow(source, OrderLanes(_KEYS[self._lanes], lists=self._batch))
         flows.append(flow)
         return flow
 
@@ -191,7 +196,7 @@ class OrderedDispatcher:
     def _run_messages(self) -> int:
         if self._batch:
             return self._settings.batch_messages_max
-        if self._order == "queue":
+        if self._lanes == "queue":
             return RUN_MESSAGES_MAX  # nobody else could do them meanwhile
         return max(1, min(RUN_KEYED_MESSAGES_MAX, int(RUN_S / self._callback_s)))
 
@@ -227,7 +232,7 @@ class OrderedDispatcher:
         self._settle(flow, [entry for segment in run.segments for entry in segment.entries])
         self._feed(flow)
 
-    def _settle(self, flow: Flow, entries: Sequence[Entry[Message]]) -> None:
+    def _settle(self, flow: Flow, entries: Sequence[LaneEntry[Message]]) -> None:
         pending = flow.source.pending
         for chunk in {entry.chunk for entry in entries}:
             pending.settle(chunk)
@@ -256,10 +261,10 @@ class OrderedDispatcher:
             entry.message.again()
         self._suspend(flow, lane, wait_s)
 
-    def _suspend(self, flow: Flow, lane: Lane[Message], wait_s: float) -> None:
+    def _suspend(self, flow: Flow, lane: OrderLane[Message], wait_s: float) -> None:
         flow.lanes.suspend(lane, self._now_ms() + round(wait_s * 1000))
 
-    async def _give_up(self, flow: Flow, lane: Lane[Message], outcome: Outcome) -> None:
+    async def _give_up(self, flow: Flow, lane: OrderLane[Message], outcome: Outcome) -> None:
         """What failed too often leaves the queue, and the lane goes on behind it."""
         dead = Outcome(outcome.error, dead_letter=True)
         first, pending = lane.first, flow.source.pending
@@ -280,8 +285,8 @@ class OrderedDispatcher:
         self._feed(flow)
 
     async def _send_back(
-        self, flow: Flow, entries: Sequence[Entry[Message]], outcome: Outcome
-    ) -> set[Entry[Message]]:
+        self, flow: Flow, entries: Sequence[LaneEntry[Message]], outcome: Outcome
+    ) -> set[LaneEntry[Message]]:
         """Answers what the broker has taken."""
         flow.sending += 1
         try:
@@ -298,7 +303,7 @@ class OrderedDispatcher:
             flow.quiet.set()
         return {entry for entry, is_taken in zip(entries, taken, strict=True) if is_taken}
 
-    def _log_failure(self, lane: Lane[Message], error: BaseException, what: str) -> None:
+    def _log_failure(self, lane: OrderLane[Message], error: BaseException, what: str) -> None:
         message = lane.waiting[0].message
         line = self._failure_log.line(error, time.monotonic())
         log.log(
@@ -329,8 +334,8 @@ def _free(message: Message) -> None:
     return None
 
 
-_KEYS: dict[Order | None, Callable[[Message], Hashable | None]] = {
+_KEYS: dict[LaneOf, Callable[[Message], Hashable | None]] = {
     "queue": _whole_queue,
     "key": _by_key,
-    None: _free,
+    "message": _free,
 }

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from duemq.consumer.delivery.in_order import OrderedDispatcher
+from duemq.consumer.delivery.in_place import InPlaceDispatcher
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.subscription import ALL
@@ -117,9 +117,9 @@ class Consumption:
     def __init__(self, order, callback, *, batch: bool = False, lease=None, **settings) -> None:
         self.settler = Settler()
         self.tasks: set[asyncio.Task] = set()
-        self.dispatcher = OrderedDispatcher(
+        self.dispatcher = InPlaceDispatcher(
             callback,
-            order=order,
+            lanes=order or "message",
             batch=batch,
             settings=ConsumerSettings(**{"threads": 4, "suspend_s": 0.001, **settings}),
             settler=self.settler,

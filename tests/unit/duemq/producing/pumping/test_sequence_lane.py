@@ -9,11 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from duemq.errors import InvariantError
 from duemq.producing.batch import Batch
-from duemq.producing.sequence_lane import Lane
+from duemq.producing.pumping.sequence_lane import SequenceLane
 
 
 def lane(established=True):
-    made = Lane(1, "a", "t", 0, False)
+    made = SequenceLane(1, "a", "t", 0, False)
     made.established = established
     return made
 

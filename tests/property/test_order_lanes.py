@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duemq.consumer.delivery.order_lanes import Lanes, Segment
+from duemq.consumer.delivery.order_lanes import OrderLanes, Segment
 from duemq.consumer.fetching.process_queue import ProcessQueue
 from duemq.outcomes import Failed
 
@@ -40,7 +40,7 @@ class World:
         self.lists = lists
         self.now_ms = 0
         self.pending: ProcessQueue[Sent] = ProcessQueue(0)
-        self.lanes: Lanes[Sent] = Lanes(self.lane_of, lists=lists)
+        self.lanes: OrderLanes[Sent] = OrderLanes(self.lane_of, lists=lists)
         self.chunks = []
         self.runs: list[Run] = []
         self.suspended: list[tuple[int, set[int]]] = []

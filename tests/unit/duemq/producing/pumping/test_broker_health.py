@@ -1,6 +1,6 @@
 import pytest
 
-from duemq.producing.broker_health import Health, avoidance_ms
+from duemq.producing.pumping.broker_health import Health, avoidance_ms
 
 
 @pytest.mark.parametrize(

@@ -1,43 +1,18 @@
-"""A queue in a member's hands, and how far the member has told its broker that it is."""
+"""Tells brokers how far a member's queues are."""
 
 import asyncio
-import enum
 import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from time import monotonic
 
-from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.offset_client import REQUEST_TIMEOUT_S, Commit, OffsetClient
+from duemq.consumer.group.holdings import Holding
 from duemq.errors import DuemqError, FencedMember
 from duemq.protocol.balance import MessageQueue
 from duemq.transport import retrying
 
 log = logging.getLogger(__name__)
-
-
-class HoldingState(enum.Enum):
-    """A queue's life at a member; drawn in group_share.py."""
-
-    ACQUIRING = enum.auto()
-    ACTIVE = enum.auto()
-    RELEASING = enum.auto()
-
-
-class Holding:
-    """A queue that the coordinator thinks is ours."""
-
-    __slots__ = ("committed", "queue", "settled", "source", "state")
-
-    def __init__(self, queue: MessageQueue) -> None:
-        self.queue = queue
-        self.state = HoldingState.ACQUIRING
-        self.source: Source | None = None
-        """Once ACTIVE."""
-        self.committed = -1
-        """The last offset that the broker confirmed."""
-        self.settled: frozenset[int] = frozenset()
-        """Offsets that were sent back before it was taken over: not to be delivered."""
 
 
 Lost = tuple[Holding, FencedMember]
