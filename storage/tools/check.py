@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from duemq_server.storage import checkpoint, durable_mark, frame, recovery
+from duemq_server.storage import catching_up, checkpoint, durable_mark, frame, recovery
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.errors import CorruptFile, CorruptLog, StorageError
 from duemq_server.storage.indexes import consume_queue, key_run
@@ -59,6 +59,7 @@ def check_log(directory: str, disk: Disk) -> Iterator[Finding]:
     """Every entry of a log, and its end."""
     segments = list_segments(directory, disk)
     mark = durable_mark.DurableMark(directory, disk).load()
+    behind = catching_up.is_set(directory, disk)
     if not segments:
         yield Finding(mark > 0, f"{directory}: no segment, durable up to {mark}")
     for segment, successor in zip(segments, [*segments[1:], None], strict=True):
@@ -71,7 +72,7 @@ def check_log(directory: str, disk: Disk) -> Iterator[Finding]:
         where = f"{segment.path}, offset {stop.position - segment.start}"
         if successor is not None and stop.position != successor.start:
             yield Finding(True, f"{where}, position {stop.position}: {stop.reason}")
-        elif successor is None and recovery.is_damage(stop, tail, mark):
+        elif successor is None and not behind and recovery.is_damage(stop, tail, mark):
             yield Finding(
                 True,
                 f"{where}, position {stop.position}: {stop.reason};"

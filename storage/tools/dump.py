@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from duemq_server.storage import checkpoint, durable_mark, frame, record, recovery
+from duemq_server.storage import checkpoint, durable_mark, epoch, frame, record, recovery
 from duemq_server.storage.disk import Disk, DiskFile
 from duemq_server.storage.indexes import consume_queue, key_run
 from duemq_server.storage.indexes.key_run import KeyRun
@@ -69,6 +69,11 @@ def describe(entry: Entry) -> str:
         f"position={entry.position} length={entry.end - entry.position} kind={entry.kind}"
         f" synced={entry.synced_position}"
     )
+    if entry.kind == epoch.KIND:
+        begun = epoch.decode(entry.body)
+        return (
+            f"{line} epoch={begun.epoch} disk={begun.disk_id.hex()} stored={_time(begun.stored_ms)}"
+        )
     if entry.kind != frame.KIND:
         return f"{line} body_bytes={len(entry.body)}"
     message = frame.decode(entry.body)
