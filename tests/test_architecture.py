@@ -20,10 +20,21 @@ SERVICES = ("nameserver", "broker", "timer_service")
 CORES = (
     *(f"broker/{each}" for each in ("filtering", "groups", "reading", "records", "store")),
     *(f"timer_service/{each}" for each in ("disk", "far", "scheduling", "timers")),
+    "replication/protocol",
     *("storage", "storage/indexes", "storage/tools", "sdk/duemq/protocol"),
 )
 FILES_IN_A_FOLDER_MAX = 16
-TOPS = (*SERVICES, "storage", "serving", "local_cluster", "bench", "demo", "sdk", "cli")
+TOPS = (
+    *SERVICES,
+    "replication",
+    "storage",
+    "serving",
+    "local_cluster",
+    "bench",
+    "demo",
+    "sdk",
+    "cli",
+)
 CLOCKS = {
     "time",
     "time_ns",
@@ -171,7 +182,7 @@ def test_only_settings_read_the_environment():
         "sdk/duemq/__init__.py",
         "sdk/duemq/transport/tuning.py",
     }
-    for top in (*SERVICES, "storage", "serving", "sdk/duemq"):
+    for top in (*SERVICES, "replication", "storage", "serving", "sdk/duemq"):
         for file in (ROOT / top).rglob("*.py"):
             path = file.relative_to(ROOT).as_posix()
             if path not in allowed and not path.startswith("sdk/duemq/telemetry/"):

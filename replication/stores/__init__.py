@@ -1,0 +1,7 @@
+"""Where the record of a group lies.
+
+| module  | what |
+|---------|------|
+| `store` | what a store can do |
+| `file`  | a directory, for replicas on one machine |
+"""
