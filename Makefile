@@ -8,7 +8,7 @@ RUN := .venv/bin/python -m
 # Side by side, a file in one process (tests/conftest.py); PYTEST=-n0 has one after the other.
 TESTS := pytest -q -n logical --maxprocesses 4
 
-.PHONY: help setup lock proto demo test fmt lint types contracts drift ci crash prove fuzz bench chart clients kind-prepare kind-test clean
+.PHONY: help setup lock proto demo test fmt lint types contracts drift ci crash prove simulate fuzz bench chart clients kind-prepare kind-test clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -68,6 +68,9 @@ crash: setup ## A longer crash campaign (CRASH_ROUNDS).
 
 prove: setup ## A longer proof of consumption under disturbance (CONSUMPTION_SECONDS, CRASH_SEED).
 	CONSUMPTION_SECONDS=$${CONSUMPTION_SECONDS:-600} $(RUN) pytest -q -s tests/cluster/test_consumption.py
+
+simulate: setup ## A longer simulation of replicas (SEEDS histories, from FIRST on).
+	SIMULATION_SEEDS=$${SEEDS:-20000} SIMULATION_FIRST=$${FIRST:-1000} $(RUN) pytest -q tests/simulation -k history --timeout=0
 
 fuzz: setup ## A longer property campaign; SEED=n repeats one.
 	seed=$${SEED:-$$(date +%s)}; echo "SEED=$$seed"; $(RUN) pytest -q tests/property --timeout=0 --hypothesis-profile=campaign --hypothesis-seed=$$seed

@@ -99,7 +99,7 @@ def test_no_folder_is_a_heap():
 
 
 def test_tests_without_processes_do_not_sleep():
-    for folder in ("unit", "property", "golden"):
+    for folder in ("unit", "property", "golden", "simulation"):
         for file in (ROOT / "tests" / folder).rglob("*.py"):
             tree = ast.parse(file.read_text())
             found = [*calls_of(tree, "time", {"sleep"}), *calls_of(tree, "asyncio", {"sleep"})]

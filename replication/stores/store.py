@@ -38,7 +38,8 @@ class Store(Protocol):
         ...
 
     def renew(self, leader: ReplicaId) -> None:
-        """Renews the lease of who leads by the record.  Raises StoreError."""
+        """Renews the lease of who leads, or begins it: also before a takeover, or others would
+        find that its lease has ended.  Raises StoreError."""
         ...
 
     def release(self, leader: ReplicaId) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
-from duemq_server.replication.protocol.record import Found, Record, decode, encode
+from duemq_server.replication.protocol.record import Found, Record, ReplicaId, decode, encode
 
 
 @dataclass
@@ -29,13 +30,21 @@ class ModelStore:
         self._random = random
         self._lost = lost
         self._versions = 0
+        self._renewals: Counter[ReplicaId] = Counter()
 
     @property
     def record(self) -> Record | None:
         return self.found.record if self.found else None
 
     def read(self) -> Found | None:
-        return self.found
+        if self.found is None or self.found.record.leader is None:
+            return self.found
+        renewals = self._renewals[self.found.record.leader]
+        return replace(self.found, lease=str(renewals) if renewals else None)
+
+    def renew(self, leader: ReplicaId) -> None:
+        """A lease ends by nobody's word: who waits sees that it stands still."""
+        self._renewals[leader] += 1
 
     def ask(self, request: Request) -> None:
         self.under_way.append(request)

@@ -15,8 +15,14 @@ from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
 from duemq_server.replication.protocol.in_sync import State, Swap
 from duemq_server.replication.protocol.leader import Leader
-from duemq_server.replication.protocol.messages import Answer, Chunk, Hello, Refusal, Welcome
-from duemq_server.replication.protocol.messages import Reason
+from duemq_server.replication.protocol.messages import (
+    Answer,
+    Chunk,
+    Hello,
+    Reason,
+    Refusal,
+    Welcome,
+)
 from duemq_server.replication.protocol.record import Found, Refused, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.storage import epoch
@@ -26,7 +32,7 @@ from tests.crash.faulty_disk import FaultyDisk
 from tests.simulation.model_store import ModelStore, Request
 
 DIRECTORY = "/log"
-SEGMENT_BYTES = 1024
+SEGMENT_BYTES = 4096
 TIMES = Times()
 NUMBERS = itertools.count(1)
 
@@ -133,7 +139,10 @@ class Node:
     # -- the store
 
     def ask(
-        self, swap: Swap, won: Callable[[str], None], lost: Callable[[Found | None], None],
+        self,
+        swap: Swap,
+        won: Callable[[str], None],
+        lost: Callable[[Found | None], None],
         gave_up: Callable[[], None],
     ) -> None:
         life = self.life
@@ -186,6 +195,7 @@ class Node:
         except Refused:
             return
         self.standing = True
+        self.store.renew(self.me)
 
         def won(version: str) -> None:
             self.standing = False

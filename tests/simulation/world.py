@@ -10,6 +10,7 @@ Anything may happen at any time: takeovers need no clock, for safety rests on no
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from random import Random
 
 from tests.simulation.model_store import ModelStore
@@ -19,19 +20,34 @@ TICK_MS = 250
 TICKS_TO_RECOVER = 120
 
 
-class World:
-    """`lost`: the share of the store's answers that get lost."""
+@dataclass(frozen=True)
+class Mood:
+    """How badly a history goes."""
 
-    def __init__(self, seed: int, *, lost: float = 0.25) -> None:
+    lost: float = 0.25
+    """Share of the store's answers that get lost."""
+    impatience: float = 0.02
+    """How often nobody waits for an answer, and what was asked for is done later."""
+    faults: float = 0.02
+    """How often a process dies; a disk does a fifth as often."""
+
+
+SLOW_STORE = Mood(lost=0.3, impatience=0.5, faults=0.005)
+MOODS = (Mood(), Mood(faults=0.05), SLOW_STORE)
+
+
+class World:
+    """Owns all there is; `mood`: how badly it goes, else the seed says."""
+
+    def __init__(self, seed: int, mood: Mood | None = None) -> None:
         self.random = random = Random(seed)
+        self.mood = mood = mood or random.choice(MOODS)
         names = ["a", "b", "c"][: random.choice((2, 3, 3))]
         self.min_insync = random.choice((1, 2))
-        self.store = ModelStore(random, lost)
+        self.store = ModelStore(random, mood.lost)
         self.streams: dict[int, Stream] = {}
         self.nodes = {
-            name: Node(
-                name, self.store, self.streams, frozenset(names), self.min_insync, random
-            )
+            name: Node(name, self.store, self.streams, frozenset(names), self.min_insync, random)
             for name in names
         }
         self.committed = bytearray()
@@ -100,27 +116,28 @@ class World:
             self._check()
 
     def step(self) -> None:
-        random = self.random
+        random, mood = self.random, self.mood
         node = random.choice(list(self.nodes.values()))
         what = random.random()
         if not node.up:
             if what < 0.3:
                 node.start(self.now_ms)
-        elif what < 0.02:
+        elif random.random() < mood.faults:
             self.counts["crashes"] += 1
             random.choice((node.kill, node.cut_power))()
-        elif what < 0.024:
+        elif random.random() < mood.faults / 5:
             self._lose_disk(node)
-        elif what < 0.05:
+        elif what < 0.025:
             if random.random() < 0.5:
                 node.leave()
             node.stand(self.now_ms)
         elif what < 0.40 and self.streams:
             self._deliver(random.choice(list(self.streams.values())))
         elif what < 0.48 and self.store.under_way:
-            self.store.apply_one()
-        elif what < 0.49 and self.store.under_way:
-            self.store.give_up_one()
+            if random.random() < mood.impatience:
+                self.store.give_up_one()
+            else:
+                self.store.apply_one()
         elif node.leader is not None:
             self._lead(node, random.random())
         else:
@@ -218,10 +235,10 @@ class World:
             record = self.store.record
             assert record is not None
             enough = len(up) >= self.min_insync and record.epoch > 0
-            if enough and any(each.me in record.in_sync for each in up):
-                if self.random.random() < 0.3:
-                    self.counts["left_down"] += 1
-                    node.kill()
+            electable = any(each.me in record.in_sync for each in up)
+            if enough and electable and self.random.random() < 0.3:
+                self.counts["left_down"] += 1
+                node.kill()
 
     def _all_in_sync(self, up: list[Node]) -> bool:
         record = self.store.record
@@ -233,6 +250,7 @@ class World:
             if node.leader is not None and node.leader.deposed:
                 node.reopen(self.now_ms)
             if node.leader is not None:
+                self.store.renew(node.me)
                 self._append(node)
                 node.change_set(self.now_ms)
                 node.ask_for(node.leader.read(self.store.read()))
