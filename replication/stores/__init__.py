@@ -4,4 +4,5 @@
 |---------|------|
 | `store` | what a store can do |
 | `file`  | a directory, for replicas on one machine |
+| `etcd`  | etcd, by stubs that `make proto` makes (`etcd_v3`) |
 """
