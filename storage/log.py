@@ -12,7 +12,7 @@ Owners: `append` is called by any thread.  `LogWriter`, or a test, writes by
 `write_group` and `sync`: one thread may write while another syncs what was written
 before.  Any thread reads.  `recover` comes before all of it.
 
-A log with replicas is a ReplicaLog (replica_log.py).
+A log with replicas is a ReplicaLog (replicas/replica_log.py).
 
 Files of the directory: segments (segment.py), `durable` (durable_mark.py), and
 `<segment>.broken-<position>`, what a recovery cut off (recovery.py).

@@ -17,7 +17,7 @@ The last row holds because a segment is synced before its successor is made.  A
 group's entries carry the position that was durable when the group was written,
 so the third row does not depend on the mark, which a power failure may set back.
 
-A log that is catching up with its leader's (log.py, `catching_up`) is cut at p in every case: its
+A log that is catching up with its leader's (replicas/catching_up.py) is cut at p in every case: its
 entries may say of themselves what is true on other disks only, nobody counts on it, and what goes
 is fetched anew.
 

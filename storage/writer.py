@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from duemq_server.storage.errors import DiskFailed, DiskFull
 from duemq_server.storage.log import GROUP_BYTES_MAX, Group, SegmentedLog
 from duemq_server.storage.record import ENTRY_BYTES_MAX
-from duemq_server.storage.replica_log import ReplicaLog
+from duemq_server.storage.replicas.replica_log import ReplicaLog
 
 RETRY_SECONDS = 0.25
 """How often a write is tried again while the disk is full."""

@@ -21,7 +21,7 @@ CORES = (
     *(f"broker/{each}" for each in ("filtering", "groups", "reading", "records", "store")),
     *(f"timer_service/{each}" for each in ("disk", "far", "scheduling", "timers")),
     "replication/protocol",
-    *("storage", "storage/indexes", "storage/tools", "sdk/duemq/protocol"),
+    *("storage", "storage/indexes", "storage/replicas", "storage/tools", "sdk/duemq/protocol"),
 )
 FILES_IN_A_FOLDER_MAX = 16
 TOPS = (

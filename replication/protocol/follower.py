@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.messages import Answer, Chunk, Hello, Welcome
 from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
-from duemq_server.storage import epoch, record
+from duemq_server.storage import record
+from duemq_server.storage.replicas import epoch
 
 
 class StreamBroken(Exception):

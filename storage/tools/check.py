@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from duemq_server.storage import catching_up, checkpoint, durable_mark, frame, recovery
+from duemq_server.storage import checkpoint, durable_mark, frame, recovery
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.errors import CorruptFile, CorruptLog, StorageError
 from duemq_server.storage.indexes import consume_queue, key_run
@@ -21,6 +21,7 @@ from duemq_server.storage.indexes.index import FixedIndex
 from duemq_server.storage.indexes.key_run import KeyRun
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import HEADER_BYTES
+from duemq_server.storage.replicas import catching_up
 from duemq_server.storage.segment import Segment, list_segments
 from duemq_server.storage.tools import set_aside
 

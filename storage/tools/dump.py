@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from duemq_server.storage import checkpoint, durable_mark, epoch, frame, record, recovery
+from duemq_server.storage import checkpoint, durable_mark, frame, record, recovery
 from duemq_server.storage.disk import Disk, DiskFile
 from duemq_server.storage.indexes import consume_queue, key_run
 from duemq_server.storage.indexes.key_run import KeyRun
 from duemq_server.storage.record import Entry
+from duemq_server.storage.replicas import epoch
 from duemq_server.storage.segment import NAME_DIGITS, Segment
 
 _HEAD_BYTES = 64

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from duemq_server.storage.disk import Disk
-from duemq_server.storage.replica_log import ReplicaLog
+from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 
 DIRECTORY = "/log"

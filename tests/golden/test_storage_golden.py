@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from duemq_server.storage import checkpoint, durable_mark, epoch, frame, record
+from duemq_server.storage import checkpoint, durable_mark, frame, record
 from duemq_server.storage.disk import write_all
 from duemq_server.storage.indexes import consume_queue, key_run
 from duemq_server.storage.indexes.key_run import KeyRun
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import Entry
+from duemq_server.storage.replicas import epoch
 from tests.crash.faulty_disk import FaultyDisk
 
 V1 = Path(__file__).parent / "v1"

@@ -16,8 +16,8 @@ from duemq_server.replication.protocol.follower import Follower
 from duemq_server.replication.protocol.in_sync import InSyncSet, State
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import Answer
-from duemq_server.storage import catching_up
-from duemq_server.storage.replica_log import ReplicaLog
+from duemq_server.storage.replicas import catching_up
+from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.simulation.node import Node
 
 Patch = Callable[[pytest.MonkeyPatch], None]

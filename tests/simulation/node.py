@@ -25,9 +25,9 @@ from duemq_server.replication.protocol.messages import (
 )
 from duemq_server.replication.protocol.record import Found, Refused, ReplicaId
 from duemq_server.replication.protocol.times import Times
-from duemq_server.storage import epoch
 from duemq_server.storage.errors import CorruptLog
-from duemq_server.storage.replica_log import ReplicaLog
+from duemq_server.storage.replicas import epoch
+from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.crash.faulty_disk import FaultyDisk
 from tests.simulation.model_store import ModelStore, Request
 

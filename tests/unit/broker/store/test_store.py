@@ -31,8 +31,8 @@ from duemq_server.broker.store.producers import WINDOW_BATCHES
 from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.topics import Topic
-from duemq_server.storage import epoch
 from duemq_server.storage.errors import CorruptLog, UnknownVersion
+from duemq_server.storage.replicas import epoch
 from duemq_server.storage.tools import set_aside
 from duemq_server.storage.tools.check import check_consume_queues, check_log
 from tests.crash.faulty_disk import FaultyDisk

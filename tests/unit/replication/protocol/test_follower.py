@@ -9,7 +9,8 @@ from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.follower import Extend, Follower, StreamBroken
 from duemq_server.replication.protocol.messages import Answer, Chunk, Welcome
 from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
-from duemq_server.storage import epoch, record
+from duemq_server.storage import record
+from duemq_server.storage.replicas import epoch
 
 A, B = (ReplicaId(name, name * 32) for name in "ab")
 RECORD = Record("g", 7, frozenset("ab"), frozenset({A, B}), 4, A)

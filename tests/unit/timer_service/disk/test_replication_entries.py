@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from duemq.errors import Corrupt
-from duemq_server.storage import epoch
+from duemq_server.storage.replicas import epoch
 from tests.property.timer_world import START_MS, World
 
 

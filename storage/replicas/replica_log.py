@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from duemq_server.storage import catching_up, record, recovery
+from duemq_server.storage import record, recovery
 from duemq_server.storage.disk import Buffer
 from duemq_server.storage.log import Pending, SegmentedLog
 from duemq_server.storage.record import Entry
+from duemq_server.storage.replicas import catching_up
 from duemq_server.storage.segment import Segment, SegmentWriter, path_of
 
 _RUN = -1

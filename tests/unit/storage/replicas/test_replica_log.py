@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from duemq_server.storage import catching_up, epoch, record
+from duemq_server.storage import record
 from duemq_server.storage.errors import CorruptLog, DiskFull
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import InvalidEntryError
-from duemq_server.storage.replica_log import ReplicaLog
+from duemq_server.storage.replicas import catching_up, epoch
+from duemq_server.storage.replicas.replica_log import ReplicaLog
 from duemq_server.storage.tools.check import check_log
 from duemq_server.storage.tools.dump import describe
 from duemq_server.storage.writer import LogWriter
