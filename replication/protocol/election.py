@@ -20,10 +20,9 @@ class Decision(Enum):
 
     WAIT = auto()
     """Somebody leads, or may; ask again later."""
-    STOP_FOLLOWING = auto()
-    """Answer the leader no more: it may serve for `heard_ms` by the last answer."""
     STAND = auto()
-    """Read the record, take it over."""
+    """Follow nobody any more, then take the record over: whoever still answers lets the old
+    leader serve.  If it fails, look again."""
 
 
 class Election:
@@ -37,7 +36,6 @@ class Election:
         self._since_ms = 0  # the record and its lease are as they are
         self._wait_ms = 0.0
         self._heard_ms: int | None = None
-        self._answered_ms: int | None = None
         self._asked = False
 
     def saw(self, found: Found | None, now_ms: int) -> None:
@@ -56,10 +54,6 @@ class Election:
         """A chunk or heartbeat of the leader came."""
         self._heard_ms = now_ms
 
-    def answered(self, now_ms: int) -> None:
-        """The leader was answered: it may serve for a second."""
-        self._answered_ms = now_ms
-
     def asked(self) -> None:
         """The leader hands over: it accepts and serves no more."""
         self._asked = True
@@ -74,13 +68,7 @@ class Election:
         leader = found.record.leader
         if self._asked or leader in (None, self._me):
             return Decision.STAND if self._past(self._since_ms, 0, now_ms) else Decision.WAIT
-        if not self._leader_is_away(found, now_ms):
-            return Decision.WAIT
-        if self._answered_ms is None:
-            return Decision.STAND
-        if now_ms - self._answered_ms >= self._times.heard_ms:
-            return Decision.STAND
-        return Decision.STOP_FOLLOWING
+        return Decision.STAND if self._leader_is_away(found, now_ms) else Decision.WAIT
 
     def _past(self, since_ms: int, duration_ms: int, now_ms: int) -> bool:
         if self._asked:
@@ -88,7 +76,10 @@ class Election:
         return now_ms - since_ms >= duration_ms + self._wait_ms
 
     def _leader_is_away(self, found: Found, now_ms: int) -> bool:
-        """By the store's word or by its silence; but who is heard is there."""
+        """By the store's word or by its silence; but who is heard is there.
+
+        A leader serves for `heard_ms` after it sent what was answered; that was heard later.
+        """
         if self._heard_ms is not None and now_ms - self._heard_ms < self._times.heard_ms:
             return False
         lease_ms = self._times.lease_ms if found.lease is not None else 0

@@ -89,6 +89,8 @@ class Leader:
         self._progress: dict[int, Progress] = {}  # by stream
         self._durable: dict[ReplicaId, int] = {}  # what disks have, also of streams that broke
         self._broke: set[ReplicaId] = set()
+        self.resigned = False
+        """It hands over: it accepts nothing and answers no reads."""
 
     @property
     def record(self) -> Record:
@@ -297,6 +299,13 @@ class Leader:
         """What the store holds, however that became known; what to try next."""
         return self.set.read(found)
 
+    def resign(self) -> None:
+        """The first step of a hand-over.
+
+        Then: wait for a `successor`, tell it by a chunk with `take_over`.
+        """
+        self.resigned = True
+
     def successor(self, end: int) -> ReplicaId | None:
         """Who may be asked to take over: in sync, following, and durable to the leader's end."""
         ready = [
@@ -318,10 +327,10 @@ class Leader:
 
         While its lease is valid, counted from before the renewal was sent, or while all in sync
         answered a heartbeat that was sent in the last second: so a store that is away stops
-        nothing while the group is whole, and a set of one goes on alone.  A candidate waits that
-        second after its last answer.
+        nothing while the group is whole, and a set of one goes on alone.  Who heard a heartbeat
+        does not stand for that second.
         """
-        if self.deposed:
+        if self.deposed or self.resigned:
             return False
         renewed_ms = self._renewed_ms
         if renewed_ms is not None and now_ms - renewed_ms < self._times.serve_ms:

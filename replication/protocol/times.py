@@ -18,8 +18,8 @@ class Times:
     heartbeat_ms: int = 500
     """A leader says something to each follower so often."""
     heard_ms: int = 1_000
-    """A heartbeat that all in sync answered lets the leader serve so long after it was sent; a
-    candidate waits so long after its last answer."""
+    """A heartbeat that all in sync answered lets the leader serve so long after it was sent; who
+    heard one does not stand for so long."""
     lag_max_ms: int = 3_000
     """A follower that was not at the leader's end for so long leaves the set."""
     jitter_ms: int = 300

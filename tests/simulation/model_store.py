@@ -46,6 +46,10 @@ class ModelStore:
         """A lease ends by nobody's word: who waits sees that it stands still."""
         self._renewals[leader] += 1
 
+    def lose_record(self) -> None:
+        """Somebody deletes it."""
+        self.found = None
+
     def ask(self, request: Request) -> None:
         self.under_way.append(request)
 

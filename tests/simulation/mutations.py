@@ -12,10 +12,12 @@ import pytest
 
 from duemq_server.replication.protocol import leader as leaders
 from duemq_server.replication.protocol import record as records
+from duemq_server.replication.protocol.election import Election
 from duemq_server.replication.protocol.follower import Follower
 from duemq_server.replication.protocol.in_sync import InSyncSet, State
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import Answer
+from duemq_server.replication.protocol.times import Times
 from duemq_server.storage.replicas import catching_up
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.simulation.node import Node
@@ -141,20 +143,46 @@ def truncate_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Node, "lead", lead)
 
 
-MUTATIONS: dict[str, Patch] = {
-    each.__name__.replace("_", "-"): each
-    for each in (
-        count_old_set,
-        enough_answers,
-        answer_before_sync,
-        names_for_disks,
-        truncate_without_epochs,
-        settle_by_read,
-        admit_early,
-        anybody_takes_over,
-        claim_what_is_durable,
-        no_catching_up,
-        answer_before_welcome,
-        truncate_what_is_committed,
-    )
-}
+# -- of time: nothing that is stored is at risk, but what is read
+
+
+def stand_while_it_is_heard(patch: pytest.MonkeyPatch) -> None:
+    """A candidate does not care whether it hears the leader."""
+    patch.setattr(Election, "heard", lambda self, now_ms: None)
+
+
+def serve_for_long(patch: pytest.MonkeyPatch) -> None:
+    """A leader serves longer than its lease is."""
+    long = Times(serve_ms=20_000)
+    real = Leader.__init__
+
+    def begin(self: Leader, *arguments: Any, **known: Any) -> None:
+        real(self, *arguments, **known | {"times": long})
+
+    patch.setattr(Leader, "__init__", begin)
+
+
+def serve_after_resigning(patch: pytest.MonkeyPatch) -> None:
+    """A leader that hands over answers reads until it hears that it was done."""
+    patch.setattr(Leader, "resign", lambda self: None)
+
+
+def _named(*mutations: Patch) -> dict[str, Patch]:
+    return {each.__name__.replace("_", "-"): each for each in mutations}
+
+
+MUTATIONS = _named(
+    count_old_set,
+    enough_answers,
+    answer_before_sync,
+    names_for_disks,
+    truncate_without_epochs,
+    settle_by_read,
+    admit_early,
+    anybody_takes_over,
+    claim_what_is_durable,
+    no_catching_up,
+    answer_before_welcome,
+    truncate_what_is_committed,
+)
+MUTATIONS_OF_TIME = _named(stand_while_it_is_heard, serve_for_long, serve_after_resigning)

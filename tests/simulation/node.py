@@ -52,6 +52,12 @@ class Stream:
     to_follower: deque[Any] = field(default_factory=deque)
 
 
+def lose_stream(stream: Stream) -> None:
+    """The leader notices that a follower's stream has ended."""
+    if stream.leader.up and stream.leader.leader is not None:
+        stream.leader.leader.broke(stream.number)
+
+
 class Node:
     """One name of the group, its disk, and the process that may run on it."""
 
@@ -73,6 +79,7 @@ class Node:
         self.store = store
         self.streams = streams
         self.on_commit: Callable[[Node], None] = lambda node: None
+        self.on_break: Callable[[Stream], None] = lose_stream
         self.life = 0  # of the process
         self.up = False
         self.truncated = 0
@@ -95,6 +102,7 @@ class Node:
         self.stream: Stream | None = None
         self.standing = False
         self.announcing = False
+        self.handing_over = False
         try:
             for entry in self.log.recover():
                 if entry.kind == epoch.KIND:
@@ -157,9 +165,24 @@ class Node:
 
         self.store.ask(Request(swap.version, swap.record, answer, silence))
 
+    def adopt(self) -> None:
+        """An operator says that this log is the group's: while nobody leads."""
+        found = self.store.read()
+        record = records.adopted(
+            found.record if found else None,
+            group="g",
+            members=self.members,
+            me=self.me,
+            store_id=1,
+            last_epoch=self.epochs.last,
+        )
+        self.store.ask(Request(found.version if found else None, record, None, None))
+
     def announce(self) -> None:
         """Rule 7."""
         found = self.store.read()
+        if self.announcing:
+            return
         try:
             record = records.announced(
                 found.record if found else None,
@@ -169,9 +192,9 @@ class Node:
                 store_id=1,
                 log_end=self.log.end_position,
             )
-        except Refused as refused:
-            raise Violation(f"{self.me} finds no record: {refused}") from refused
-        if record is not None and not self.announcing:
+        except Refused:
+            return  # the record is gone: an operator decides
+        if record is not None:
             self.announcing = True
 
             def done(*_: object) -> None:
@@ -261,6 +284,20 @@ class Node:
             data = self.log.read_run(position, min(most, self.random.choice((64, 400, 5_000))))
         stream.to_follower.append(leader.chunk(stream.number, data, now_ms))
 
+    def hand_over(self, now_ms: int) -> None:
+        """To whoever has all, as soon as somebody has."""
+        leader = self.leader
+        if leader is None:
+            return
+        self.handing_over = True
+        leader.resign()
+        successor = leader.successor(self.log.end_position)
+        for number, progress in leader.followers.items():
+            stream = self.streams.get(number)
+            if stream is not None and progress.replica == successor:
+                chunk = leader.chunk(stream.number, b"", now_ms, take_over=True)
+                stream.to_follower.append(chunk)
+
     def change_set(self, now_ms: int) -> None:
         leader = self.leader
         if leader is None:
@@ -287,10 +324,19 @@ class Node:
 
     # -- following
 
+    def look_up(self) -> None:
+        """Rule 6, while it follows: another leader, another stream."""
+        found = self.store.read()
+        followed = self.follower.record if self.follower is not None else None
+        if followed is not None and found is not None and found.record.epoch > followed.epoch:
+            self.leave()
+
     def follow(self, nodes: dict[str, Node]) -> None:
         """Rule 6: whom the record names."""
         found = self.store.read()
-        if self.stream is not None or found is None or found.record.leader is None:
+        if self.stream is not None or self.standing or self.leader is not None:
+            return
+        if found is None or found.record.leader is None:
             return
         try:
             self.follower = Follower(
@@ -317,11 +363,10 @@ class Node:
 
     def hang_up(self, stream: Stream) -> None:
         self.streams.pop(stream.number, None)
-        leader, follower = stream.leader, stream.follower
-        if leader.up and leader.leader is not None:
-            leader.leader.broke(stream.number)
+        follower = stream.follower
         if follower.stream is stream:
             follower.stream = follower.follower = None
+        self.on_break(stream)
 
     def deliver_to_leader(self, stream: Stream, now_ms: int) -> None:
         message = stream.to_leader.popleft()
@@ -351,6 +396,8 @@ class Node:
                 if extend is not None:
                     self.log.extend(extend.position, [extend.data])
                 self.committed = max(self.committed, follower.committed)
+                if follower.asked_to_lead:
+                    self.election.asked()
             else:
                 self.truncate(follower.welcome(message))
         except StreamBroken:
@@ -369,19 +416,16 @@ class Node:
             self.log.caught_up()
             self.caught_up += 1
 
-    def answer(self, now_ms: int) -> None:
+    def answer(self) -> None:
         if self.follower is None or self.stream is None:
             return
         answer = self.follower.answer()
         if answer is not None:
             self.stream.to_leader.append(answer)
-            self.election.answered(now_ms)
 
     def vote(self, now_ms: int) -> None:
         """By the clock, as a process does."""
         self.election.saw(self.store.read(), now_ms)
-        decision = self.election.decide(now_ms)
-        if decision is Decision.STAND:
-            self.stand(now_ms)
-        elif decision is Decision.STOP_FOLLOWING:
+        if self.election.decide(now_ms) is Decision.STAND:
             self.leave()
+            self.stand(now_ms)

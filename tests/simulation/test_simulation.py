@@ -13,14 +13,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simulation.mutations import MUTATIONS
+from tests.simulation.mutations import MUTATIONS, MUTATIONS_OF_TIME
 from tests.simulation.node import Violation
+from tests.simulation.timed import TimedWorld
 from tests.simulation.world import SLOW_STORE, Mood, World
 
 STEPS = 1_000
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1000"))
 FIRST = int(os.environ.get("SIMULATION_FIRST", "0"))
 SEEDS_A_TEST = 50
+TICKS = 1_000
+TIMED_SEEDS = SEEDS // 20
 # Most are found in one of ten histories.
 SEEDS_OF_A_MUTATION = 400
 MOOD_OF = {"settle-by-read": SLOW_STORE, "count-old-set": SLOW_STORE}
@@ -72,3 +75,31 @@ def test_a_mutation_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         except (Violation, ValueError):  # ValueError: a log that is to be cut within an entry
             return
     pytest.fail(f"{SEEDS_OF_A_MUTATION} histories did not find {MUTATIONS[name].__doc__}")
+
+
+def test_a_history_by_the_clock_is_read_from_who_leads() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(FIRST, FIRST + TIMED_SEEDS):
+        world = TimedWorld(seed)
+        try:
+            world.run(TICKS)
+            world.heal()
+        except Violation as violation:
+            raise AssertionError(f"seed {seed}: {violation}") from violation
+        seen.update(world.counts)
+        seen["takeovers"] += sum(node.takeovers for node in world.nodes.values())
+    if TIMED_SEEDS >= 50:
+        assert seen["served"] > 10_000, seen
+        assert seen["takeovers"] > 100, seen
+        assert seen["hand-overs"] > 20, seen
+
+
+@pytest.mark.parametrize("name", MUTATIONS_OF_TIME)
+def test_a_mutation_of_time_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTATIONS_OF_TIME[name](monkeypatch)
+    for seed in range(SEEDS_OF_A_MUTATION):
+        try:
+            TimedWorld(seed).run(TICKS)
+        except Violation:
+            return
+    pytest.fail(f"{SEEDS_OF_A_MUTATION} histories did not find {name}")

@@ -31,9 +31,12 @@ class Mood:
     faults: float = 0.02
     """How often a process dies; a disk does a fifth as often."""
 
+    deletions: float = 0.0
+    """How often somebody deletes the record."""
+
 
 SLOW_STORE = Mood(lost=0.3, impatience=0.5, faults=0.005)
-MOODS = (Mood(), Mood(faults=0.05), SLOW_STORE)
+MOODS = (Mood(), Mood(faults=0.05), SLOW_STORE, Mood(deletions=0.002))
 
 
 class World:
@@ -57,14 +60,10 @@ class World:
         for node in self.nodes.values():
             node.on_commit = self._on_commit
             node.start(0)
-        for _ in range(4 * len(names)):
-            self._each_announces()
-
-    def _each_announces(self) -> None:
-        for node in self.nodes.values():
-            node.announce()
-        while self.store.under_way:
-            self.store.apply_one(healthy=True)
+        if random.random() < 0.7:  # else it is founded while anything may happen
+            for node in self.nodes.values():
+                node.announce()
+                self.store.apply_one(healthy=True)
 
     # -- what is judged
 
@@ -89,8 +88,8 @@ class World:
 
     def _check(self) -> None:
         record = self.store.record
-        if record is None:
-            raise Violation("the record is gone")
+        if record is None or record.epoch == 0:
+            return  # gone, or being founded: nobody counts as in sync
         if record.leader is not None and record.leader not in record.in_sync:
             raise Violation(f"{record.leader} leads and is not in sync")
         for node in self.nodes.values():
@@ -127,6 +126,9 @@ class World:
             random.choice((node.kill, node.cut_power))()
         elif random.random() < mood.faults / 5:
             self._lose_disk(node)
+        elif random.random() < mood.deletions:
+            self.store.lose_record()
+            self.counts["records lost"] += 1
         elif what < 0.025:
             if random.random() < 0.5:
                 node.leave()
@@ -203,7 +205,7 @@ class World:
         elif what < 0.60:
             node.sync()
         elif what < 0.95:
-            node.answer(self.now_ms)
+            node.answer()
         else:
             node.leave()
 
@@ -211,13 +213,15 @@ class World:
 
     def heal(self) -> None:
         """The store answers, nothing breaks, and enough replicas are up: then all goes on."""
-        while self.store.under_way:
-            self.store.apply_one(healthy=True)
-        record = self.store.record
-        assert record is not None
+        self._settle_store()
         for node in self.nodes.values():
             if not node.up:
                 node.start(self.now_ms)
+        record = self.store.record
+        if (record is None or record.epoch == 0) and any(
+            node.log.end_position for node in self.nodes.values()
+        ):
+            self._adopt()
         self._leave_some_down()
         up = [node for node in self.nodes.values() if node.up]
         goal = len(self.committed) + 1_000
@@ -228,13 +232,27 @@ class World:
                 return
         raise Violation(f"no progress: {len(self.committed)} of {goal}, {self.store.record}")
 
+    def _settle_store(self) -> None:
+        while self.store.under_way:
+            self.store.apply_one(healthy=True)
+
+    def _adopt(self) -> None:
+        """Rule 7: nobody leads any more; the log of the last epoch that is the longest has all."""
+        for node in self.nodes.values():
+            node.reopen(self.now_ms)
+        best = max(self.nodes.values(), key=lambda each: (each.epochs.last, each.log.end_position))
+        best.adopt()
+        self._settle_store()
+        self.counts["adopted"] += 1
+
     def _leave_some_down(self) -> None:
         """As many as may be: who can take over, and `min_insync` with it, stay."""
         for node in self.nodes.values():
             up = [each for each in self.nodes.values() if each.up and each is not node]
             record = self.store.record
-            assert record is not None
-            enough = len(up) >= self.min_insync and record.epoch > 0
+            if record is None or record.epoch == 0:
+                return
+            enough = len(up) >= self.min_insync
             electable = any(each.me in record.in_sync for each in up)
             if enough and electable and self.random.random() < 0.3:
                 self.counts["left_down"] += 1
@@ -262,8 +280,7 @@ class World:
             while node.log.pending_bytes:
                 node.write()
             node.sync()
-        while self.store.under_way:
-            self.store.apply_one(healthy=True)
+        self._settle_store()
         for stream in list(self.streams.values()):
             self._deliver_all(stream)
 
@@ -277,7 +294,7 @@ class World:
             while stream.follower.up and stream.follower.log.pending_bytes:
                 stream.follower.write()
             stream.follower.sync()
-            stream.follower.answer(self.now_ms)
+            stream.follower.answer()
             while stream.to_leader:
                 stream.leader.deliver_to_leader(stream, self.now_ms)
 

@@ -14,7 +14,7 @@ TIMES = Times()
 NOW_MS = 1_000_000
 JITTER = 0.5
 JITTER_MS = 150
-WAIT, STOP, STAND = Decision.WAIT, Decision.STOP_FOLLOWING, Decision.STAND
+WAIT, STAND = Decision.WAIT, Decision.STAND
 
 
 def waiting(me: ReplicaId = B, lease: str | None = "1", record: Record = RECORD) -> Election:
@@ -56,20 +56,13 @@ def test_who_hears_the_leader_does_not_stand() -> None:
         now_ms = NOW_MS + 900 * second
         election.heard(now_ms)
         assert election.decide(now_ms + 100) is WAIT
-
-
-def test_who_answered_stops_and_waits_as_long_as_the_leader_may_serve() -> None:
-    election = waiting()
-    end_ms = NOW_MS + TIMES.lease_ms + JITTER_MS
-    election.answered(end_ms - 10)
-    assert election.decide(end_ms) is STOP
-    assert election.decide(end_ms - 10 + TIMES.heard_ms) is STAND
+    assert election.decide(now_ms + TIMES.heard_ms - 1) is WAIT
+    assert election.decide(now_ms + TIMES.heard_ms) is STAND
 
 
 def test_who_is_asked_stands_at_once_while_the_record_is_as_it_was() -> None:
     election = waiting()
     election.heard(NOW_MS)
-    election.answered(NOW_MS)
     election.asked()
     assert election.decide(NOW_MS) is STAND
     election.saw(Found("v2", replace(RECORD, leader=C), "1"), NOW_MS)
