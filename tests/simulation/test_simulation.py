@@ -23,7 +23,7 @@ SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1000"))
 FIRST = int(os.environ.get("SIMULATION_FIRST", "0"))
 SEEDS_A_TEST = 50
 TICKS = 1_000
-TIMED_SEEDS = SEEDS // 20
+TIMED_SEEDS = max(1, SEEDS // 20)
 # Most are found in one of ten histories.
 SEEDS_OF_A_MUTATION = 400
 MOOD_OF = {"settle-by-read": SLOW_STORE, "count-old-set": SLOW_STORE}
@@ -58,10 +58,10 @@ def test_a_history_is_safe_and_ends_well(first: int) -> None:
             seen["takeovers"] += node.takeovers
             seen["truncations"] += node.truncated
             seen["caught up"] += node.caught_up
-    if SEEDS >= SEEDS_A_TEST:
-        few = ("truncations", "caught up", "disks", "left_down")
-        assert all(seen[each] >= 3 for each in few), seen
-        assert all(seen[each] >= 30 for each in ("commits", "takeovers", "lost answers")), seen
+    if first + SEEDS_A_TEST <= FIRST + SEEDS:
+        rare = ("truncations", "caught up", "disks", "left_down")
+        assert all(seen[each] for each in rare), seen
+        assert all(seen[each] > 10 for each in ("commits", "takeovers", "lost answers")), seen
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
