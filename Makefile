@@ -8,7 +8,7 @@ RUN := .venv/bin/python -m
 # Side by side, a file in one process (tests/conftest.py); PYTEST=-n0 has one after the other.
 TESTS := pytest -q -n logical --maxprocesses 4
 
-.PHONY: help setup lock proto demo test fmt lint types contracts drift ci crash prove simulate fuzz bench chart clients kind-prepare kind-test clean
+.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove simulate fuzz bench chart clients kind-prepare kind-test clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -61,7 +61,13 @@ contracts: setup
 chart: setup ## Lints, renders and validates the chart with a real Helm.
 	$(RUN) pytest -q tests/chart
 
-ci: lint types contracts drift ## All that CI runs.
+dist: setup ## Builds the four distributions into dist/.
+	rm -rf dist && mkdir dist
+	for project in sdk cli server trace_analytics; do \
+	  $(RUN) build --no-isolation --outdir dist $$project >dist/build.log 2>&1 || { cat dist/build.log; exit 1; }; tail -n 1 dist/build.log; \
+	done; rm dist/build.log
+
+ci: lint types contracts drift dist ## What must be true of every commit: style, types, layers, stubs, distributions, tests.
 	$(RUN) $(TESTS) $(PYTEST)
 
 crash: setup ## A longer crash campaign (CRASH_ROUNDS).
@@ -80,7 +86,10 @@ bench: setup ## Runs every benchmark and writes bench.json.
 	$(RUN) duemq_server.bench.run_all bench.json
 
 clients: .venv-proto/.ready ## Builds the generated clients of tests/clients for the toolchains that are here.
-	for pair in go:go node:npm java:mvn; do if command -v $${pair#*:} >/dev/null; then tests/clients/build.sh $${pair%:*}; else echo "no $${pair#*:}: the $${pair%:*} client is not built"; fi; done
+	failed=; for pair in go:go node:npm java:mvn; do \
+	  if ! command -v $${pair#*:} >/dev/null; then echo "no $${pair#*:}: the $${pair%:*} client is not built"; continue; fi; \
+	  tests/clients/build.sh $${pair%:*} || failed="$$failed $${pair%:*}"; \
+	done; [ -z "$$failed" ] || { echo "FAILED to build the clients of:$$failed"; exit 1; }
 
 kind-prepare: setup ## Fetches what the image needs (a wheelhouse).
 	helm/kind-prepare.sh

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from duemq_server.broker.edge.metrics import Meters
-from duemq_server.broker.store.checkpoint_state import State
+from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.key_builder import KeyBuilder
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -35,7 +35,7 @@ class KeyIndexer:
         self._queues: Sequence[Queue] = ()
         self._ends: Mapping[str, Sequence[int]] = {}
 
-    def saved(self, queues: list[Queue], state: State) -> None:
+    def saved(self, queues: list[Queue], state: CheckpointState) -> None:
         """A checkpoint of these queues is on the disk."""
         self._queues, self._ends = queues, state.queues
         self._wake.set()

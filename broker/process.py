@@ -1,4 +1,21 @@
-"""A broker process: its parts, how they are wired, in which order they start and stop."""
+"""A broker's process: its parts, how they are wired, in which order they start and stop.
+
+What runs by itself, all of it started here:
+
+commitlog-writer  two threads: write and sync what was appended, in groups (storage/writer.py)
+checkpoint        saves the state each interval, or sooner when much was written (checkpoints.py)
+key index         builds the runs of what a checkpoint holds, in a thread (key_indexer.py)
+upkeep            retention, idle producers, free space, the clock (upkeep.py)
+rates             samples how far queues and groups are (sampler.py)
+groups            sessions of groups' members (edge/coordinator_servicer.py)
+registration      heartbeats to the nameservers (serving/registration.py)
+routes            the cluster's routes, for the groups (duemq.transport)
+disk-reader       threads: pulls of what memory does not hold (edge/pull_requests.py)
+
+Shutdown, in this order: leave the nameservers, so that clients turn to others; health says
+NOT_SERVING; parked pulls are answered and streams end after their last answers; calls end; the
+loops end; the writer syncs what is left; the last checkpoint makes the next start short.
+"""
 
 import asyncio
 import logging
@@ -8,36 +25,40 @@ import time
 
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import group_pb2, nameserver_pb2
+from duemq_server import __version__
+from duemq_server.broker.checkpoints import Checkpoints
 from duemq_server.broker.edge import (
     admin_servicer,
     broker_servicer,
     group_admin_servicer,
     message_admin_servicer,
-    timer_servicer,
+    timer_admin_servicer,
 )
 from duemq_server.broker.edge.admin_servicer import About, AdminServicer
 from duemq_server.broker.edge.broker_servicer import BrokerServicer
 from duemq_server.broker.edge.commits import Commits
-from duemq_server.broker.edge.coordinator_servicer import GroupServicer
+from duemq_server.broker.edge.coordinator_servicer import CoordinatorServicer
 from duemq_server.broker.edge.group_admin_servicer import GroupAdminServicer
 from duemq_server.broker.edge.group_metrics import GroupCollector
 from duemq_server.broker.edge.message_admin_servicer import MessageAdminServicer
 from duemq_server.broker.edge.metrics import Meters, StoreCollector
-from duemq_server.broker.edge.offset_requests import OffsetService
-from duemq_server.broker.edge.pull_requests import Puller
-from duemq_server.broker.edge.send_back_requests import SendBackService
-from duemq_server.broker.edge.send_requests import Sender
-from duemq_server.broker.edge.timer_servicer import TimerQueues
+from duemq_server.broker.edge.offset_requests import OffsetRequests
+from duemq_server.broker.edge.pull_requests import PullRequests
+from duemq_server.broker.edge.send_back_requests import SendBackRequests
+from duemq_server.broker.edge.send_requests import SendRequests
+from duemq_server.broker.edge.timer_admin_servicer import TimerAdminServicer
 from duemq_server.broker.groups.coordinator import Coordinator
 from duemq_server.broker.groups.progress import Activity
 from duemq_server.broker.key_indexer import KeyIndexer
-from duemq_server.broker.log_loop import Checkpoints, LogLoop, Sampler
+from duemq_server.broker.log_loop import LogLoop
+from duemq_server.broker.sampler import Sampler
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.key_builder import KeyBuilder
 from duemq_server.broker.store.recovery import Opened
 from duemq_server.broker.upkeep import Upkeep
 from duemq_server.serving import process
+from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
 from duemq_server.storage import checkpoint
@@ -46,18 +67,7 @@ from duemq_server.storage.errors import DiskFull
 
 log = logging.getLogger(__name__)
 
-VERSION = "0.1.0"
 GROUPS_FILE = "groups"
-
-
-def now_ms() -> int:
-    """Unix time; what messages are stamped with."""
-    return time.time_ns() // 1_000_000
-
-
-def steady_ms() -> int:
-    """A clock that nobody sets; for waits."""
-    return time.monotonic_ns() // 1_000_000
 
 
 def _boot_id() -> bytes:
@@ -123,7 +133,7 @@ class Broker:
         return recovery.open_store(
             self.settings.data_dir,
             self._disk,
-            self.settings.rules(),
+            self.settings.store_settings(),
             segment_bytes=self.settings.segment_bytes,
             unsynced_boot=_boot_id() if self.settings.flush_mode == "async" else b"",
         )
@@ -136,8 +146,8 @@ class Broker:
         activity = Activity()
         self._sampler = Sampler(store, activity, steady_ms)
         coordinator = self._coordinator()
-        offsets = OffsetService(store, commits, activity, now_ms, coordinator.owner)
-        self._sender = Sender(
+        offsets = OffsetRequests(store, commits, activity, now_ms, coordinator.owner)
+        self._sends = SendRequests(
             store,
             commits,
             meters,
@@ -147,30 +157,29 @@ class Broker:
             store_id=opened.store_id,
             traced=settings.tracing != "off",
         )
-        self._puller = Puller(
+        self._pulls = PullRequests(
             store, offsets, meters, steady_ms, opened.store_id, activity, server.unsent
         )
-        puller = self._puller
+        pulls = self._pulls
         server.registry.register(
-            StoreCollector(store, lambda: len(puller), lambda: puller.parked_queues)
+            StoreCollector(store, lambda: len(pulls), lambda: pulls.parked_queues)
         )
-        about = About(settings.name, opened.store_id, VERSION, now_ms())
-        admin = AdminServicer(store, commits, self._puller, about, self._sampler.in_per_s)
+        about = About(settings.name, opened.store_id, __version__, now_ms())
+        admin = AdminServicer(store, commits, self._pulls, about, self._sampler.in_per_s)
         self._key_indexer = KeyIndexer(store, KeyBuilder(settings.data_dir, self._disk), meters)
         self._checkpoints = Checkpoints(
             store,
             commits,
             self._log_loop,
-            admin,
             meters,
             settings.data_dir,
             self._disk,
             self._key_indexer.saved,
         )
-        self._upkeep = Upkeep(store, admin, meters, settings, self._disk, now_ms, steady_ms)
+        self._upkeep = Upkeep(store, meters, settings, self._disk, now_ms, steady_ms)
         self._routes = RouteWatcher(settings.nameservers)
         server.registry.register(GroupCollector(store, activity, coordinator, now_ms))
-        self._groups = GroupServicer(
+        self._groups = CoordinatorServicer(
             coordinator,
             self._routes.cache,
             store.offsets,
@@ -181,7 +190,7 @@ class Broker:
         group_admin = GroupAdminServicer(
             store,
             commits,
-            self._puller,
+            self._pulls,
             coordinator,
             activity,
             self._groups.forget,
@@ -190,14 +199,14 @@ class Broker:
         )
         self._messages = MessageAdminServicer(store, commits, activity, settings.name)
         self._routes.on_change(self._groups.routes_changed)
-        timers = TimerQueues(store, commits, opened.store_id, now_ms)
+        timers = TimerAdminServicer(store, commits, opened.store_id, now_ms)
         server.add(
             broker_servicer.SERVICE,
             BrokerServicer(
-                self._sender,
-                self._puller,
+                self._sends,
+                self._pulls,
                 offsets,
-                SendBackService(store, commits, now_ms, settings.name),
+                SendBackRequests(store, commits, now_ms, settings.name),
                 timers,
             ),
             broker_servicer.OVERRIDES,
@@ -206,7 +215,7 @@ class Broker:
         server.add(group_pb2.DESCRIPTOR.services_by_name["GroupCoordinator"], self._groups)
         server.add(group_admin_servicer.SERVICE, group_admin)
         server.add(message_admin_servicer.SERVICE, self._messages)
-        server.add(timer_servicer.SERVICE, timers)
+        server.add(timer_admin_servicer.SERVICE, timers)
 
     def _coordinator(self) -> Coordinator:
         coordinator = Coordinator(
@@ -250,18 +259,16 @@ class Broker:
         await process.until(stop, self._log_loop.failed, self.registration.refused, *self._tasks)
 
     async def stop(self) -> None:
-        """Clean stop; the order is explained in loops.py."""
+        """Clean stop; the order is explained above."""
         await process.end_trace(self.settings)  # through this broker: while it serves
         await self.registration.stop()
         await self._routes.stop()
         await self.server.drain()
-        self._puller.close()
+        self._pulls.close()
         self._messages.close()
-        self._sender.close()
+        self._sends.close()
         await self.server.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await process.end(*self._tasks)
         await asyncio.to_thread(self._key_indexer.close)
         healthy = await self._log_loop.stop()
         if healthy:

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from duemq_server.broker.records import due_times
-from duemq_server.broker.records.batch import Limits
-from duemq_server.broker.store import group_configs
-from duemq_server.broker.store.group_configs import RetryPolicy
-from duemq_server.broker.store.rules import Rules
-from duemq_server.broker.store.topics import QUEUES_MAX
+from duemq.protocol import limits, retry_policy
+from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
+from duemq.protocol.retry_policy import RetryPolicy
+from duemq_server.broker.records.batch import BatchLimits
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.serving.settings import MemberSettings, setting
 
 
@@ -24,36 +23,44 @@ class Settings(MemberSettings):
     )
     auto_create_topics: bool = setting(True, "make a topic that something is sent to")
     default_queues: int = setting(
-        4, "queues of a topic that does not say how many", minimum=1, maximum=QUEUES_MAX
+        4, "queues of a topic that does not say how many", minimum=1, maximum=limits.QUEUES_MAX
     )
     message_bytes_max: int = setting(
-        4 << 20, "largest body of a message", unit="bytes", minimum=1, maximum=8 << 20
+        limits.MESSAGE_BYTES_DEFAULT,
+        "largest body of a message",
+        unit="bytes",
+        minimum=1,
+        maximum=8 << 20,
     )
     batch_bytes_max: int = setting(
-        8 << 20, "largest batch of messages", unit="bytes", minimum=1024, maximum=12 << 20
+        limits.BATCH_BYTES_DEFAULT,
+        "largest batch of messages",
+        unit="bytes",
+        minimum=1024,
+        maximum=12 << 20,
     )
     properties_bytes_max: int = setting(
-        32 << 10,
+        limits.PROPERTIES_BYTES_DEFAULT,
         "largest properties of a message, encoded",
         unit="bytes",
         minimum=0,
         maximum=1 << 20,
     )
-    delay_levels: str = setting(due_times.DEFAULT_LEVELS, "delay of each level, level 1 first")
+    delay_levels: str = setting(DEFAULT_LEVELS, "delay of each level, level 1 first")
     auto_create_groups: bool = setting(
         True, "take a group in that was never put; else it is refused until then"
     )
     retries_max: int = setting(
-        group_configs.DEFAULT_RETRIES,
+        retry_policy.DEFAULT_RETRIES,
         "deliveries after the first, of a group that does not say so itself; then a dead letter",
         minimum=0,
-        maximum=group_configs.RETRIES_MAX,
+        maximum=retry_policy.RETRIES_MAX,
     )
     retry_delays: str = setting(
-        group_configs.DEFAULT_DELAYS, "delay before each retry, the last one for all beyond"
+        retry_policy.DEFAULT_DELAYS, "delay before each retry, the last one for all beyond"
     )
     timer_queues: int = setting(
-        4, "queues of %TIMER%; taken at the first start", minimum=1, maximum=QUEUES_MAX
+        4, "queues of %TIMER%; taken at the first start", minimum=1, maximum=limits.QUEUES_MAX
     )
     segment_bytes: int = setting(
         1 << 30, "size of a file of the log", unit="bytes", minimum=1 << 16, maximum=1 << 40
@@ -79,8 +86,8 @@ class Settings(MemberSettings):
         10.0,
         "silence after which a group's member is dead, where it does not say so itself",
         unit="s",
-        minimum=1,
-        maximum=300,
+        minimum=limits.SESSION_TIMEOUT_MS_MIN // 1000,
+        maximum=limits.SESSION_TIMEOUT_MS_MAX // 1000,
     )
     groups_max: int = setting(
         10_000,
@@ -98,15 +105,17 @@ class Settings(MemberSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.rules()
+        self.store_settings()
 
-    def rules(self) -> Rules:
+    def store_settings(self) -> StoreSettings:
         """How the store treats what it is sent; raises InvalidArgument."""
-        return Rules(
+        return StoreSettings(
             auto_create_topics=self.auto_create_topics,
             default_queues=self.default_queues,
-            limits=Limits(self.message_bytes_max, self.batch_bytes_max, self.properties_bytes_max),
-            delay_levels_ms=due_times.parse_levels(self.delay_levels),
+            limits=BatchLimits(
+                self.message_bytes_max, self.batch_bytes_max, self.properties_bytes_max
+            ),
+            delay_levels_ms=parse_levels(self.delay_levels),
             timer_queues=self.timer_queues,
             lane_idle_ms=int(self.producer_memory * 1000),
             auto_create_groups=self.auto_create_groups,
@@ -115,7 +124,7 @@ class Settings(MemberSettings):
 
     def _retry(self) -> RetryPolicy:
         policy = RetryPolicy(
-            self.retries_max, due_times.parse_levels(self.retry_delays, field="retry_delays")
+            self.retries_max, parse_levels(self.retry_delays, field="retry_delays")
         )
         policy.check()
         return policy

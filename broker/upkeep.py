@@ -10,12 +10,9 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from duemq_server.broker.clock import SETTLED_MS, ClockWatch
-from duemq_server.broker.edge.admin_servicer import AdminServicer
 from duemq_server.broker.edge.metrics import Meters
-from duemq_server.broker.records.names import TIMER_GROUP, TIMER_TOPIC
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import retention
-from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.retention import SegmentAge
 from duemq_server.broker.store.store import Store
 from duemq_server.storage import frame
@@ -36,7 +33,6 @@ class Upkeep:
     def __init__(
         self,
         store: Store,
-        admin: AdminServicer,
         meters: Meters,
         settings: Settings,
         disk: Disk,
@@ -45,7 +41,6 @@ class Upkeep:
     ) -> None:
         """`steady_ms`: a clock that nobody sets."""
         self._store = store
-        self._admin = admin
         self._meters = meters
         self._settings = settings
         self._disk = disk
@@ -117,7 +112,7 @@ class Upkeep:
             self._now_ms(),
             keep_ms if self._clock.is_settled(self._steady_ms()) else 0,
             self._settings.retention_bytes,
-            self._hold(),
+            retention.needed_from(self._store),
         )
         if position <= commit_log.start_position:
             return 0
@@ -126,20 +121,6 @@ class Upkeep:
         removed = await asyncio.to_thread(commit_log.delete_before, position)
         log.info("removed %d segments: the log begins at %d", removed, commit_log.start_position)
         return removed
-
-    def _hold(self) -> int:
-        """The oldest position that is still needed."""
-        hold = self._admin.checkpoint_position
-        for queue in self._store.queues_of(TIMER_TOPIC):
-            progress = self._store.offsets.find(
-                GroupQueue(TIMER_GROUP, TIMER_TOPIC, queue.queue_id)
-            )
-            offset = max(progress.offset if progress else 0, queue.min_offset)
-            entry = queue.entry_from(offset)
-            if entry is not None:
-                position, _, frame_back, *_ = entry
-                hold = min(hold, position - frame_back)
-        return hold
 
     def _ages(self) -> list[SegmentAge]:
         """Nothing in a segment is younger than the first frame of a later one."""

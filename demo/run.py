@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from duemq_server.demo.day import Departure, load_day, schedule
 from duemq_server.demo.ledger import Audit, Delivery, Ledger, Stored
 from duemq_server.demo.live import Screen, Status
 from duemq_server.demo.outage import Killing
-from duemq_server.local_cluster import EmbeddedCluster
+from duemq_server.local_cluster import EmbeddedCluster, safe_path
 
 TOPIC = "departures"
 # Group → members.
@@ -217,7 +218,13 @@ class Day:
         command += ["--nameserver", nameserver, "--output", str(output)]
         # Spark and Java talk a lot on standard error; it is shown when they fail.
         with (self._options.directory / "report.log").open("w+", encoding="utf-8") as log:
-            done = subprocess.run(command, stderr=log, check=False, timeout=REPORT_TIMEOUT_S)
+            done = subprocess.run(
+                command,
+                env=safe_path.environment(os.environ),
+                stderr=log,
+                check=False,
+                timeout=REPORT_TIMEOUT_S,
+            )
             if done.returncode:
                 log.seek(0)
                 raise ReportFailed(log.read().strip()[-REPORT_ERROR_CHARS_MAX:])

@@ -63,7 +63,7 @@ kill_process_of() {
         kill -9 "${process#/proc/}" && exit 0
       fi
     done
-    exit 1' kill "$pod" "$module"
+    exit 1' kill "$pod" "$command"
 }
 
 run_load() {

@@ -19,6 +19,7 @@ import grpc
 import tenacity
 
 from duemq.errors import InvalidArgument
+from duemq.protocol import checks
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 from duemq_server.local_cluster import safe_path
 from duemq_server.local_cluster.layout import Layout
@@ -232,13 +233,7 @@ class EmbeddedCluster:
     def _plan(self) -> None:
         known = len(self._layout.members("broker-"))
         brokers = self._brokers or known or BROKERS_DEFAULT
-        if not 1 <= brokers <= BROKERS_MAX:
-            raise InvalidArgument(
-                f"brokers must be 1 to {BROKERS_MAX}, not {brokers}",
-                field="brokers",
-                value=str(brokers),
-                limit=str(BROKERS_MAX),
-            )
+        checks.between("brokers", brokers, 1, BROKERS_MAX)
         if brokers < known:
             raise InvalidArgument(
                 f"{self._layout.directory} holds data of {known} brokers: with {brokers} some of "

@@ -1,7 +1,7 @@
 """Where a child process of Python imports from: what is installed, before all else.
 
 `python -m` puts the current folder first on the path, and what PYTHONPATH names comes before what
-is installed: in a folder with a package `broker`, a child would run that.
+is installed: in a folder with a file `grpc.py`, a child would run that.
 """
 
 from __future__ import annotations

@@ -1,25 +1,25 @@
 """Brokers, timer shards and the routes that follow from their reports.
 
-The core: no clock, no I/O.  Owner: the nameserver's event loop; nobody else touches it.
+The core: no clock, no I/O.  Owned by: the event loop, which alone changes it; the thread that
+serves the metrics counts what is in it.
 
-Invariants - An instance is known by (kind, name) and by the version (epoch, counter) of its newest
-report.  A report
-  with an older version changes nothing, wherever it was delayed.
+Invariants:
+
+- An instance is known by (kind, name) and by the version (epoch, counter) of its newest report.
+  A report with an older version changes nothing, wherever it was delayed.
 - A name belongs to one store (a data directory) while its process is heard.  Only in a nameserver
   that has just started, and may have met the wrong one first, the older process displaces the
   younger.
 - An instance vanishes when its report was not refreshed in time (`expire`), or at once when it says
-so
-  (`deregister`).  The version of one that said so is remembered for GONE_MS, so that a heartbeat
+  so (`deregister`).  The version of one that said so is remembered for GONE_MS, so that a heartbeat
   that it sent before, and that was overtaken, does not bring it back.
 - An instance that vanished is *lost* until one of its name comes back, or LOST_MAX others were lost
   after it, or `lost_kept_ms` have passed: what it has is missing from the answers of the others,
   unless an operator has given it up (`forget`).
 - `revision` counts changes.  `changes_since(revision)` tells what a watcher has to be told; the
-journal
-  behind it is bounded, and one who is behind its end gets everything.
+  journal behind it is bounded, and one who is behind its end gets everything.
 - A registry that has just started knows half of the cluster: until `ready_at_ms` it answers
-nothing.
+  nothing.
 """
 
 from collections import deque
@@ -351,12 +351,13 @@ class Registry:
         )
 
     def _of(self, kind: type[Report]) -> tuple[Instance, ...]:
+        # The items as they are now: another thread may count them while one vanishes.
         return tuple(
-            self._instances[key] for key in sorted(self._instances, key=_name) if key.kind is kind
+            one for key, one in sorted(self._instances.items(), key=_name) if key.kind is kind
         )
 
     def _lost_of(self, kind: type[Report]) -> tuple[Lost, ...]:
-        return tuple(self._lost[key] for key in sorted(self._lost, key=_name) if key.kind is kind)
+        return tuple(one for key, one in sorted(self._lost.items(), key=_name) if key.kind is kind)
 
     def _lose(self, key: _Key, version: Version, now_ms: int, *, stopped: bool) -> None:
         last = self._instances.pop(key)
@@ -403,8 +404,8 @@ def _same_store(one: int, other: int) -> bool:
     return one == other or not (one and other)
 
 
-def _name(key: _Key) -> str:
-    return key.name
+def _name(item: tuple[_Key, object]) -> str:
+    return item[0].name
 
 
 def _served(report: Report | None) -> dict[str, Served]:

@@ -1,4 +1,4 @@
-"""A server process, from its command line to its exit status.  Needs the extra `duemq[server]`."""
+"""A server process, from its command line to its exit status."""
 
 import asyncio
 import logging
@@ -57,7 +57,7 @@ async def _with_signals(serve: Callable[[asyncio.Event], Awaitable[None]]) -> No
 
 
 class Process(Protocol):
-    """What lives: a broker, a timer shard."""
+    """What lives: a nameserver, a broker, a timer shard."""
 
     async def start(self) -> None:
         """Ready for clients when it returns."""
@@ -87,6 +87,13 @@ async def until(stop: asyncio.Event, *loops: asyncio.Future[Any]) -> None:
             end.result()
     finally:
         stopped.cancel()
+
+
+async def end(*loops: asyncio.Task[None]) -> None:
+    """Cancels the loops of a process and returns when they have ended."""
+    for task in loops:
+        task.cancel()
+    await asyncio.gather(*loops, return_exceptions=True)
 
 
 def trace(service: str, settings: MemberSettings) -> None:

@@ -17,7 +17,7 @@ from datetime import datetime
 
 from duemq.errors import DuemqError, InvalidArgument
 from duemq.transport import channel, status
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 
 log = logging.getLogger(__name__)

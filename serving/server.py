@@ -1,4 +1,4 @@
-"""What every server of DueMQ does alike.  Needs the extra `duemq[server]`.
+"""What every server of DueMQ does alike.
 
     Server             bind, services, health, reflection, metrics, drain
     add_service        a servicer behind the error table and the metrics

@@ -229,9 +229,9 @@ def _wrong(name: str, value: object, limit: str, source: str = "") -> InvalidArg
 
 def _parser(kind: type[Any]) -> argparse.ArgumentParser:
     summary = (kind.__doc__ or "").strip().split("\n")[0]
-    module = kind.__module__.partition(".")[0]
+    service = kind.__module__.split(".")[-2].replace("_", "-")
     parser = argparse.ArgumentParser(
-        prog=f"python -m {module}",
+        prog=f"duemq-{service}",
         description=summary,
         epilog=f"Each flag can also be given as {variable('<name>')} or in the file of --config.",
         allow_abbrev=False,

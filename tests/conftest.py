@@ -23,11 +23,15 @@ CLOSE_S = 20.0
 
 
 class ByFixtures(LoadFileScheduling):
-    """Gives a file to one worker, as its tests share a cluster; all of Spark's share a session."""
+    """Gives a file to one worker, as its tests share a cluster.
+
+    A folder whose files share what is dear, a Spark session or built wheels, goes to one, too.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith("tests/spark/"):
-            return "tests/spark"
+        for folder in ("tests/spark", "tests/packaging"):
+            if nodeid.startswith(f"{folder}/"):
+                return folder
         return super()._split_scope(nodeid)
 
 

@@ -21,7 +21,18 @@ CORES = (
     *(f"broker/{each}" for each in ("filtering", "groups", "reading", "records", "store")),
     *(f"timer_service/{each}" for each in ("disk", "far", "scheduling", "timers")),
     "replication/protocol",
-    *("storage", "storage/indexes", "storage/replicas", "storage/tools", "sdk/duemq/protocol"),
+    *("storage", "storage/indexes", "storage/replicas", "storage/tools"),
+    *("sdk/duemq/protocol", "sdk/duemq/producing/pumping"),
+)
+# Cores that stand beside what runs them.
+CORE_FILES = (
+    *(
+        f"sdk/duemq/consumer/delivery/{each}.py"
+        for each in ("failure_log", "order_lanes", "stalls")
+    ),
+    "sdk/duemq/consumer/fetching/process_queue.py",
+    *(f"sdk/duemq/consumer/group/{each}.py" for each in ("holdings", "standing")),
+    *(f"sdk/duemq/producing/{each}.py" for each in ("batch", "batch_encoding", "outbox")),
 )
 FILES_IN_A_FOLDER_MAX = 16
 TOPS = (
@@ -50,6 +61,7 @@ def cores():
     """Their files; storage/writer.py is a thread."""
     for folder in CORES:
         yield from sorted(set((ROOT / folder).glob("*.py")) - {ROOT / "storage" / "writer.py"})
+    yield from (ROOT / file for file in CORE_FILES)
 
 
 def calls_of(tree, module, names):
@@ -71,14 +83,21 @@ def test_the_import_contracts_hold():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_core_is_named_in_the_contract():
+def test_every_core_is_named_in_a_contract():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (cores_only,) = [each for each in contracts["contracts"] if each["name"].startswith("cores:")]
-    for folder in CORES:
-        name = "duemq.protocol" if folder.startswith("sdk/") else "duemq_server." + folder
-        parts = name.replace("/", ".").split(".")
+    named = {
+        module
+        for each in contracts["contracts"]
+        if each["name"].startswith("cores")
+        for module in each["source_modules"]
+    }
+    for folder in (*CORES, *CORE_FILES):
+        name = (
+            folder.removeprefix("sdk/") if folder.startswith("sdk/") else f"duemq_server/{folder}"
+        )
+        parts = name.removesuffix(".py").split("/")
         above = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
-        assert above & set(cores_only["source_modules"]), folder
+        assert above & named, folder
 
 
 @pytest.mark.parametrize("file", list(cores()), ids=lambda file: str(file.relative_to(ROOT)))
@@ -190,3 +209,26 @@ def test_only_settings_read_the_environment():
             path = file.relative_to(ROOT).as_posix()
             if path not in allowed and not path.startswith("sdk/duemq/telemetry/"):
                 assert "os.environ" not in file.read_text(), f"{path} reads the environment"
+
+
+# Starts Java, which imports nothing.
+NO_PYTHON = {"trace_analytics/duemq_analytics/session.py"}
+
+
+def test_whoever_starts_a_child_says_what_it_inherits():
+    """Children must not import from the current folder: `duemq_server.local_cluster.safe_path`."""
+    names = {"Popen", "run", "call", "check_call", "check_output"}
+    for top in (*TOPS, "trace_analytics"):
+        for file in (ROOT / top).rglob("*.py"):
+            if str(file.relative_to(ROOT)) in NO_PYTHON or "examples" in file.parts:
+                continue
+            for node in ast.walk(ast.parse(file.read_text())):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and isinstance(node.func.value, ast.Name)
+                    and node.func.value.id == "subprocess"
+                    and node.func.attr in names
+                ):
+                    given = {keyword.arg for keyword in node.keywords}
+                    assert "env" in given, f"{file}, line {node.lineno}: env="

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from duemq.errors import DuemqError
 from duemq_server.serving import process
+from duemq_server.serving.clock import now_ms
 from duemq_server.storage.dirlock import DirLock
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import StorageError
+from duemq_server.timer_service import malloc
 from duemq_server.timer_service.disk import set_aside
-from duemq_server.timer_service.edge import malloc
-from duemq_server.timer_service.edge.shard import now_ms
 from duemq_server.timer_service.process import TimerService
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.timers.limits import Limits

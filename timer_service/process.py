@@ -3,16 +3,16 @@
 What runs by itself, all of it started here:
 
 timerlog-writer  two threads: write and sync what was appended, in groups (storage/writer.py)
-timer-disk       a thread: flushes, loads, checkpoints, one at a time (housekeeping.py)
-firing           a timer of the event loop, set to the next due millisecond (shard.py)
-housekeeping     chooses jobs (shard.py)
-links            to each broker claims, a sender, a fetcher a queue, commits (broker_links.py)
+firing           a timer of the event loop, set to the next due millisecond (firing.py)
+disk jobs        flushes, loads, checkpoints, one at a time, in the thread timer-disk (disk_jobs.py)
+timer-look-up    a thread: looks for timers to cancel that are not in memory (cancels.py)
+links            to each broker claims, fires, a fetcher a queue, commits (edge/broker_links.py)
 registration     heartbeats to the nameservers; routes: what they know (duemq.transport)
 announcing       ready and registered while brokers let this service serve its shard
 
 Shutdown, in this order: leave the nameservers, so that cancels turn elsewhere; health says
-NOT_SERVING and calls end; links end, with a last commit, so that nothing new comes; housekeeping
-ends; the writer syncs what is left; the last checkpoint makes the next start short.
+NOT_SERVING and calls end; links end, with a last commit, so that nothing new comes; disk jobs
+end; the writer syncs what is left; the last checkpoint makes the next start short.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ import time
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2
 from duemq_server.serving import process
+from duemq_server.serving.clock import now_ms
 from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk
 from duemq_server.timer_service.disk import place
-from duemq_server.timer_service.disk.data_directory import Store, open_store
+from duemq_server.timer_service.disk.data_directory import DataDirectory, open_directory
 from duemq_server.timer_service.edge import servicer
-from duemq_server.timer_service.edge.broker_links import Links
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.metrics import LinksCollector, Meters, ShardCollector
 from duemq_server.timer_service.edge.servicer import TimerServicer
-from duemq_server.timer_service.edge.shard import Shard, now_ms
 from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.shard import Shard
 
 log = logging.getLogger(__name__)
 
@@ -58,38 +59,39 @@ class TimerService:
         """Opens the data, fires, serves, and registers.  Raises StorageError, OSError."""
         began = time.monotonic()
         settings = self.settings
-        store = await asyncio.to_thread(self._open)
-        ledger = store.scheduler.ledger
+        directory = await asyncio.to_thread(self._open)
+        ledger = directory.scheduler.ledger
         log.info(
             "%d timers pending, %d in flight, %d entries replayed, open after %.3f s",
             ledger.pending,
             ledger.in_flight,
-            store.replayed,
+            directory.replayed,
             time.monotonic() - began,
         )
         meters = Meters(self.server.registry)
-        self.shard = Shard(store, meters.committed)
+        self.shard = Shard(directory, meters.committed)
         self._routes = RouteWatcher(settings.nameservers)
-        self._links = Links(self.shard, self._routes.cache, settings)
+        self._links = BrokerLinks(self.shard, self._routes.cache, settings)
         self._links.on_claims = self._claims_changed.set
         self._routes.on_change(self._links.changed)
         self.server.registry.register(ShardCollector(self.shard, self._links.lag))
         self.server.registry.register(LinksCollector(self._links))
         timer = TimerServicer(self.shard, self._links, settings)
         self.server.add(servicer.SERVICE, timer)
-        self.shard.start()
+        self.shard.log_loop.start()
+        self.shard.firing.start()
         self._routes.start()
         await self.server.start(announced=announced)
         gc.collect()
         gc.freeze()  # what was made by now stays: later collections need not look at it
-        self._housekeeping = asyncio.create_task(self.shard.housekeeping(), name="housekeeping")
+        self._disk_jobs = asyncio.create_task(self.shard.disk_jobs.run(), name="disk jobs")
         self._announcing = asyncio.create_task(self._announce(), name="announcing")
         process.trace("duemq-timer", settings)
 
-    def _open(self) -> Store:
+    def _open(self) -> DataDirectory:
         settings = self.settings
         place.check(settings.data_dir, self._disk, settings.shard, settings.shards)
-        return open_store(settings.data_dir, self._disk, settings.limits(), now_ms())
+        return open_directory(settings.data_dir, self._disk, settings.limits(), now_ms())
 
     async def _announce(self) -> None:
         """Others are sent here unless brokers refuse this service, and have given it nothing."""
@@ -118,23 +120,21 @@ class TimerService:
             address=self.server.advertised,
             shard=self.settings.shard,
             shards=self.settings.shards,
-            store_id=self.shard.store.producer_id,
+            store_id=self.shard.directory.producer_id,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set.  Raises Internal or StorageError when the disk or a loop fails."""
-        await process.until(stop, self.shard.failed, self._housekeeping, self._announcing)
+        await process.until(stop, self.shard.log_loop.failed, self._disk_jobs, self._announcing)
 
     async def stop(self) -> None:
         """Clean stop; the order is explained above."""
         await process.end_trace(self.settings)
-        self._announcing.cancel()
-        await asyncio.gather(self._announcing, return_exceptions=True)
+        await process.end(self._announcing)
         if self._registration is not None:
             await self._registration.stop()
         await self._routes.stop()
         await self.server.stop()
         await self._links.stop()
-        self._housekeeping.cancel()
-        await asyncio.gather(self._housekeeping, return_exceptions=True)
+        await process.end(self._disk_jobs)
         await self.shard.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duemq.errors import InvalidArgument
+from duemq.protocol.limits import SHARDS_MAX
 from duemq_server.serving.settings import MemberSettings, setting
 from duemq_server.timer_service.timers.limits import Limits
 
@@ -14,9 +15,12 @@ class Settings(MemberSettings):
     """A DueMQ timer shard: holds delayed messages until they are due."""
 
     listen: str = setting("0.0.0.0:9872", "HOST:PORT to serve gRPC on; port 0: any free one")
-    shard: int = setting(0, "number of this shard, from 0", minimum=0, maximum=1023)
+    shard: int = setting(0, "number of this shard, from 0", minimum=0, maximum=SHARDS_MAX - 1)
     shards: int = setting(
-        1, "shards of the cluster; the same everywhere, never changed", minimum=1, maximum=1024
+        1,
+        "shards of the cluster; the same everywhere, never changed",
+        minimum=1,
+        maximum=SHARDS_MAX,
     )
     clock_difference_max: float = setting(
         0.25,

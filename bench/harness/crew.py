@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from typing import Self
 from duemq.errors import Internal, Timeout
 from duemq_server.bench.harness.counts import Tally
 from duemq_server.bench.harness.traffic import STALL_S
+from duemq_server.local_cluster import safe_path
 
 POLL_S = 0.002
 END_S = 30.0
@@ -26,7 +28,11 @@ class Member:
     def __init__(self, command: list[str], tally: Tally) -> None:
         self.tally = tally
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            env=safe_path.environment(os.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     @property

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from duemq import Message, Producer, PushConsumer
-from duemq.errors import InvalidArgument, Timeout
+from duemq.errors import Timeout
+from duemq.protocol import checks
 from duemq_server.bench.harness.arrivals import NUMBER_BYTES, Arrivals, numbered
 
 # A run whose messages stop coming for this long has lost some.
@@ -18,13 +19,7 @@ STALL_S = 30.0
 
 def bodies(count: int, size: int) -> Iterator[bytes]:
     """Numbered bodies of `size` bytes.  Their rest is random, so that nothing compresses it."""
-    if size < NUMBER_BYTES:
-        raise InvalidArgument(
-            f"size must be at least {NUMBER_BYTES}: a message carries its number",
-            field="size",
-            value=size,
-            limit=NUMBER_BYTES,
-        )
+    checks.at_least("size", size, NUMBER_BYTES)  # a message carries its number
     filler = os.urandom(size - NUMBER_BYTES)
     return (numbered(number, filler) for number in range(count))
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from duemq.errors import TopicNotFound
+from duemq.protocol import names
 from duemq.v1 import admin_pb2
 from duemq_server.broker.edge.commits import Commits
-from duemq_server.broker.edge.pull_requests import Puller
-from duemq_server.broker.records import names
+from duemq_server.broker.edge.pull_requests import PullRequests
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.topics import Topic
@@ -31,17 +31,15 @@ class AdminServicer:
         self,
         store: Store,
         commits: Commits,
-        puller: Puller,
+        pulls: PullRequests,
         about: About,
         in_per_s: Callable[[Queue], float],
     ) -> None:
         self._store = store
         self._commits = commits
-        self._puller = puller
+        self._pulls = pulls
         self._about = about
         self._in_per_s = in_per_s
-        self.checkpoint_position = 0
-        """Where the last checkpoint was taken."""
 
     async def CreateTopic(
         self, request: admin_pb2.CreateTopicRequest, _: Any
@@ -52,7 +50,7 @@ class AdminServicer:
             # It may be on its way to the disk for somebody else.
             await self._commits.wait(self._store.log.end_position)
             return self._describe(self._store.topics.find(wanted.name))
-        if request.if_missing and not self._store.rules.auto_create_topics:
+        if request.if_missing and not self._store.settings.auto_create_topics:
             raise TopicNotFound(
                 f"topic: {wanted.name!r} is not here, and auto_create_topics is off",
                 field="topic",
@@ -70,7 +68,7 @@ class AdminServicer:
         """Deletes a topic and its messages."""
         queues = self._store.queues_of(request.name)
         settled = self._store.delete_topic(request.name)
-        self._puller.wake(queues)
+        self._pulls.wake(queues)
         await self._commits.wait(settled)
         return admin_pb2.DeleteTopicResponse()
 
@@ -113,9 +111,9 @@ class AdminServicer:
             started_ms=self._about.started_ms,
             log_start_position=log.start_position,
             log_durable_position=log.durable_position,
-            checkpoint_position=self.checkpoint_position,
+            checkpoint_position=self._store.checkpoint_position,
             read_only=not self._store.writable,
-            delay_levels_ms=self._store.rules.delay_levels_ms,
+            delay_levels_ms=self._store.settings.delay_levels_ms,
         )
 
     def _describe(self, topic: Topic) -> admin_pb2.TopicDescription:

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from duemq.v1 import broker_pb2, view_pb2
-from duemq_server.broker.edge.offset_requests import OffsetService
-from duemq_server.broker.edge.pull_requests import Puller
-from duemq_server.broker.edge.send_back_requests import SendBackService
-from duemq_server.broker.edge.send_requests import Sender
-from duemq_server.broker.edge.timer_servicer import TimerQueues
+from duemq_server.broker.edge.offset_requests import OffsetRequests
+from duemq_server.broker.edge.pull_requests import PullRequests
+from duemq_server.broker.edge.send_back_requests import SendBackRequests
+from duemq_server.broker.edge.send_requests import SendRequests
+from duemq_server.broker.edge.timer_admin_servicer import TimerAdminServicer
 from duemq_server.serving.server import Codec
 
 SERVICE = broker_pb2.DESCRIPTOR.services_by_name["Broker"]
@@ -33,42 +33,42 @@ class BrokerServicer:
 
     def __init__(
         self,
-        sender: Sender,
-        puller: Puller,
-        offsets: OffsetService,
-        send_backs: SendBackService,
-        timers: TimerQueues,
+        sends: SendRequests,
+        pulls: PullRequests,
+        offsets: OffsetRequests,
+        send_backs: SendBackRequests,
+        timers: TimerAdminServicer,
     ) -> None:
-        self._sender = sender
-        self._puller = puller
+        self._sends = sends
+        self._pulls = pulls
         self._offsets = offsets
         self._send_backs = send_backs
         self._timers = timers
 
     async def Send(self, request: view_pb2.SendRequestView, _: Any) -> view_pb2.SendResponseView:
         """Stores batches."""
-        return await self._sender.send(request)
+        return await self._sends.send(request)
 
     async def SendStream(
         self, requests: AsyncIterator[view_pb2.SendRequestView], context: Any
     ) -> None:
         """Stores batches of many requests."""
-        await self._sender.stream(requests, context.write)
+        await self._sends.stream(requests, context.write)
 
     async def Pull(self, request: broker_pb2.PullRequest, context: Any) -> bytes:
         """Reads records."""
-        return await self._puller.pull(request, context)
+        return await self._pulls.pull(request, context)
 
     async def PullStream(
         self, requests: AsyncIterator[broker_pb2.PullRequest], context: Any
     ) -> None:
         """Reads records for many requests."""
-        await self._puller.stream(requests, context.write, context.peer())
+        await self._pulls.stream(requests, context.write, context.peer())
 
     async def FetchFrames(self, request: broker_pb2.FetchFramesRequest, context: Any) -> bytes:
         """Reads whole frames."""
         self._timers.check_fetch(request)
-        return await self._puller.fetch(request, context)
+        return await self._pulls.fetch(request, context)
 
     async def ClaimTimerQueues(
         self, request: broker_pb2.ClaimTimerQueuesRequest, _: Any

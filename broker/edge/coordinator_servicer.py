@@ -1,7 +1,7 @@
 """Serves GroupCoordinator: a stream a member, in front of the coordinator core.
 
-    Join stream ──events──► Coordinator ──Step──► _unsent ──(snapshot saved)──► sessions' outboxes
-    ──► streams
+    Join stream ──events──► Rebalancer ──► Coordinator ──told──► _unsent ──(snapshot saved)──►
+    sessions' outboxes ──► streams
 
 What members are told leaves only after the generation and members behind it are on disk, so that a
 restarted coordinator knows every member that may hold a queue.  If the disk refuses, groups go on
@@ -15,7 +15,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from duemq.errors import (
@@ -26,15 +27,18 @@ from duemq.errors import (
     Overloaded,
     Unavailable,
 )
+from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
+from duemq.protocol.pieces import parts
 from duemq.protocol.route import RouteCache
 from duemq.transport import status
 from duemq.transport.streams import first_of
 from duemq.v1 import broker_pb2, group_pb2, message_pb2
 from duemq_server.broker.filtering.filters import Expressions, check_filter
-from duemq_server.broker.groups.coordinator import Assignment, Coordinator, Moved, Step, TurnedOut
+from duemq_server.broker.groups.coordinator import Assignment, Coordinator, Moved, TurnedOut
 from duemq_server.broker.groups.members import Group, Hello, check_owned
 from duemq_server.broker.groups.subscriptions import TopicFilter, check_count
+from duemq_server.broker.rebalancer import Rebalancer, Slices
 from duemq_server.broker.store.offsets import Offsets
 
 log = logging.getLogger(__name__)
@@ -44,10 +48,11 @@ LAST_WORDS_S = 1.0  # at a stop: for assignments to be saved and told
 OUTBOX_EVENTS_MAX = 256  # to one member; one that does not read them loses its stream
 
 GATHER_S = 0.05
-LONG_TURN_S = 0.005
-EVENT_QUEUES_AT_ONCE = 1_000  # of an assignment: about two milliseconds' work
+EVENT_QUEUES_AT_ONCE = 512  # of an assignment or a hello: about a millisecond's work
 # So many queues may always be named as released: those that a group had before it lost a topic.
 RELEASED_MIN = 1_024
+
+HELLO_FIRST = "hello, a member's first event"
 
 Key = tuple[str, str]  # group, member id
 Told = Assignment | Moved | TurnedOut
@@ -104,7 +109,7 @@ class Session:
         )
 
 
-class GroupServicer:
+class CoordinatorServicer:
     """The methods of duemq.v1.GroupCoordinator."""
 
     def __init__(
@@ -131,23 +136,30 @@ class GroupServicer:
         self._clock = clock or steady_clock()
         self._sessions: dict[Key, Session] = {}
         self._unsent: list[tuple[Session, Told]] = []
+        self._unsent_at: dict[Session, int] = {}  # where the last of each is
         self._to_send = asyncio.Event()
+        self._stale = False  # the coordinator is still to be told of newer routes
         self._idle = asyncio.Event()  # nothing is to be sent or being saved
         self._idle.set()
-        self._rebalancing = asyncio.Lock()  # guards the order of turns, see `_turn`
+        self._rebalancer = Rebalancer(coordinator, self._clock, self._publish)
         self._earlier = asyncio.Event()  # `next_ms` may have become earlier
 
     # --- background ---------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Watches sessions and tells members; until cancelled."""
-        await first_of(self._tick(), self._deliver())
+        await first_of(self._rebalancer.run(), self._tick(), self._deliver())
 
     def routes_changed(self) -> None:
         """To be called after every change of the route cache."""
+        if not self._stale:
+            self._stale = True
+            self._rebalancer.post(self._set_routes)
+
+    async def _set_routes(self, _slices: Slices) -> None:
+        self._stale = False
         brokers = [broker.name for broker in self._routes.brokers]
-        queues = _Readable(self._routes)
-        self._publish(self._coordinator.routes_changed(queues, brokers, self._clock()))
+        self._publish(self._coordinator.set_routes(_Readable(self._routes), brokers))
 
     def forget(self, group: str) -> None:
         """The group is deleted.  Raises InvalidArgument while it has members."""
@@ -163,19 +175,27 @@ class GroupServicer:
                 async with asyncio.timeout(wait_s):
                     await self._earlier.wait()
             except TimeoutError:
-                self._publish(self._coordinator.tick(self._clock()))
+                await self._rebalancer.done(self._expire)
             else:  # one look at all groups for many changes; no deadline is as near as that
                 await asyncio.sleep(GATHER_S)
+
+    async def _expire(self, _slices: Slices) -> None:
+        self._coordinator.expire(self._clock())
 
     async def _deliver(self) -> None:
         while True:
             await self._to_send.wait()
             self._to_send.clear()
             unsent, self._unsent = self._unsent, []
+            self._unsent_at.clear()
             if self._coordinator.changed:
-                await self._persist(self._coordinator.snapshot())
+                await self._persist(await Slices().work(self._coordinator.snapshotting()))
+            slices = Slices()
             for session, told in unsent:
-                session.tell(told.error if isinstance(told, TurnedOut) else await self._event(told))
+                if isinstance(told, TurnedOut):
+                    session.tell(told.error)
+                elif self._sessions.get((told.group, told.member_id)) is session:
+                    session.tell(await self._event(told, slices))
             if not self._unsent:
                 self._idle.set()
 
@@ -185,57 +205,69 @@ class GroupServicer:
         except Exception:
             log.exception("the groups' generations and members could not be saved")
 
-    def _publish(self, step: Step) -> None:
+    def _publish(self, everything: Sequence[Told]) -> None:
         """To the streams as they are now: over a later one its hello is answered, nothing older."""
-        everything: list[Told] = [*step.turned_out, *step.moved, *step.assignments]
         for told in everything:
             session = self._sessions.get((told.group, told.member_id))
             if session is not None:
-                self._unsent.append((session, told))
+                self._put(session, told)
         self._idle.clear()
         self._to_send.set()
         self._earlier.set()
+
+    def _put(self, session: Session, told: Told) -> None:
+        """Within a generation an assignment only grows: the newest says it all."""
+        at = self._unsent_at.get(session)
+        before = self._unsent[at][1] if at is not None else None
+        if (
+            at is not None
+            and isinstance(told, Assignment)
+            and isinstance(before, Assignment)
+            and before.generation == told.generation
+        ):
+            self._unsent[at] = session, told
+            return
+        self._unsent_at[session] = len(self._unsent)
+        self._unsent.append((session, told))
 
     # --- Join ---------------------------------------------------------------------------------
 
     async def Join(self, requests: AsyncIterator[group_pb2.MemberEvent], context: Any) -> None:
         """A member's life, or the part of it that goes over one stream."""
-        hello = hello_of(await _first_event(requests))
+        hello = await hello_of(await _first_event(requests))
         key = (hello.group, hello.member_id)
         session = Session(hello.incarnation)
         try:
-            async with self._turn():
-                known_generation = self._offsets.generation_of(hello.group)
-                step = self._coordinator.join(hello, self._clock(), known_generation)
-                if (before := self._sessions.get(key)) is not None:
-                    before.replace(session)
-                self._sessions[key] = session
-                self._publish(step)
-        except NotCoordinator as error:
-            await context.write(self._elsewhere(error, error.limit))
-            raise
-        # They end the stream through the outbox: a write that is under way must not be cancelled.
-        others = [
-            asyncio.create_task(self._hear(requests, key, session)),
-            asyncio.create_task(self._drained(session)),
-        ]
-        try:
-            await _speak(session, context)
+            await self._joined(hello, session, context)
+            # They end the stream through the outbox: a write under way must not be cancelled.
+            others = [
+                asyncio.create_task(self._hear(requests, key, session)),
+                asyncio.create_task(self._drained(session)),
+            ]
+            try:
+                await _speak(session, context)
+            finally:
+                for task in others:
+                    task.cancel()
         finally:
-            for task in others:
-                task.cancel()
             if self._sessions.get(key) is session:
                 del self._sessions[key]
 
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """One rebalance after the other; after a long one, others have the loop for as long."""
-        async with self._rebalancing:
-            began = time.perf_counter()
-            yield
-            took_s = time.perf_counter() - began
-            if took_s > LONG_TURN_S:
-                await asyncio.sleep(took_s)
+    async def _joined(self, hello: Hello, session: Session, context: Any) -> None:
+        try:
+            await self._rebalancer.done(lambda _: self._enter(hello, session), hello.group)
+        except NotCoordinator as error:
+            await context.write(self._elsewhere(error, error.limit))
+            raise
+
+    async def _enter(self, hello: Hello, session: Session) -> None:
+        known_generation = self._offsets.generation_of(hello.group)
+        turned_out = self._coordinator.enter(hello, self._clock(), known_generation)
+        key = (hello.group, hello.member_id)
+        if (before := self._sessions.get(key)) is not None:
+            before.replace(session)
+        self._sessions[key] = session
+        self._publish(turned_out)
 
     async def _hear(
         self, requests: AsyncIterator[group_pb2.MemberEvent], key: Key, session: Session
@@ -260,21 +292,30 @@ class GroupServicer:
                 session.tell(group_pb2.CoordinatorEvent(heartbeat_ack=ack))
             elif kind == "released":
                 self._check_released(key[0], len(event.released.queues))
-                queues = map(queue_of, event.released.queues)
-                generation = event.released.generation
-                async with self._turn():
-                    step = self._coordinator.released(*key, generation, queues, self._clock())
-                    self._publish(step)
+                self._coordinator.heartbeat(*key, self._clock())  # it may have to wait
+                let_go = partial(self._let_go, key, session, event.released)
+                await self._rebalancer.done(let_go, key[0])
             elif kind == "leave":
-                async with self._turn():
-                    self._publish(self._coordinator.leave(*key, self._clock()))
+                await self._rebalancer.done(lambda _: self._quit(key, session), key[0])
                 return
             else:
-                raise InvalidArgument(
-                    f"event: {kind} cannot follow hello", field="event", value=kind
-                )
+                raise checks.wrong("event", kind, "heartbeat, released or leave after a hello")
 
-    async def _event(self, told: Assignment | Moved) -> group_pb2.CoordinatorEvent:
+    async def _let_go(
+        self, key: Key, session: Session, released: group_pb2.Released, slices: Slices
+    ) -> None:
+        for part in parts(released.queues, EVENT_QUEUES_AT_ONCE):
+            if self._sessions.get(key) is not session:
+                return  # the member speaks over another stream now
+            queues = map(queue_of, part)
+            self._coordinator.let_go(*key, released.generation, queues, self._clock())
+            await slices.pause()
+
+    async def _quit(self, key: Key, session: Session) -> None:
+        if self._sessions.get(key) is session:
+            self._coordinator.quit(*key, self._clock())
+
+    async def _event(self, told: Assignment | Moved, slices: Slices) -> group_pb2.CoordinatorEvent:
         if isinstance(told, Moved):
             error = NotCoordinator(
                 f"group {told.group!r} is now coordinated by {told.coordinator!r}"
@@ -282,14 +323,13 @@ class GroupServicer:
             return self._elsewhere(error, told.coordinator)
         assignment = group_pb2.Assignment(generation=told.generation, members=told.members)
         names: set[str] = set()
-        for start in range(0, len(told.queues), EVENT_QUEUES_AT_ONCE):
-            part = told.queues[start : start + EVENT_QUEUES_AT_ONCE]
+        for part in parts(told.queues, EVENT_QUEUES_AT_ONCE):
             names.update(queue.broker for queue in part)
             assignment.queues.extend(
                 message_pb2.QueueRef(topic=topic, broker=broker, queue_id=queue_id)
                 for topic, broker, queue_id in part
             )
-            await asyncio.sleep(0)  # let others have a turn
+            await slices.pause()
         found = [broker for name in sorted(names) if (broker := self._routes.broker(name))]
         assignment.brokers.extend(
             group_pb2.BrokerAddress(name=b.name, address=b.address) for b in found
@@ -312,19 +352,14 @@ class GroupServicer:
             most = 0
         else:
             most = max(len(group.holdings), len(group.target))
-        if queues > max(most, RELEASED_MIN):
-            raise InvalidArgument(
-                f"released.queues: {queues}, group {group_name!r} has {most}",
-                field="released.queues",
-                value=queues,
-                limit=most,
-            )
+        checks.count("released.queues", queues, 0, max(most, RELEASED_MIN))
 
     async def _drained(self, session: Session) -> None:
         """When the broker stops: what is on its way to the member, then the end."""
         await self._draining.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
+                await self._rebalancer.idle.wait()
                 await self._idle.wait()
         session.tell(Unavailable("this broker is stopping"))
 
@@ -347,7 +382,7 @@ class GroupServicer:
     ) -> group_pb2.GroupDescription:
         """One group as this broker sees it."""
         try:
-            return _description(self._coordinator.group(request.group))
+            return await _description(self._coordinator.group(request.group))
         except GroupNotFound:
             if request.group not in self._known():
                 raise
@@ -365,14 +400,17 @@ def steady_clock() -> Callable[[], int]:
     return lambda: int((base_s + time.monotonic()) * 1000)
 
 
-def hello_of(event: group_pb2.MemberEvent) -> Hello:
+async def hello_of(event: group_pb2.MemberEvent) -> Hello:
     """Raises InvalidArgument if the event is no hello or has an illegal filter."""
     if event.WhichOneof("event") != "hello":
-        raise InvalidArgument(
-            "event: a member's first event is hello", field="event", value=event.WhichOneof("event")
-        )
+        raise checks.wrong("event", event.WhichOneof("event"), HELLO_FIRST)
     hello = event.hello
     check_owned("owned", len(hello.owned))
+    slices = Slices()
+    owned: list[MessageQueue] = []
+    for part in parts(hello.owned, EVENT_QUEUES_AT_ONCE):
+        owned += map(queue_of, part)
+        await slices.pause()
     return Hello(
         group=hello.group,
         member_id=hello.member_id,
@@ -380,7 +418,7 @@ def hello_of(event: group_pb2.MemberEvent) -> Hello:
         session_timeout_ms=hello.session_timeout_ms,
         strategy=hello.strategy,
         generation=hello.generation,
-        owned=tuple(map(queue_of, hello.owned)),
+        owned=tuple(owned),
         client=hello.client,
         members=tuple(hello.members),
         incarnation=hello.incarnation,
@@ -415,7 +453,7 @@ async def _first_event(requests: AsyncIterator[group_pb2.MemberEvent]) -> group_
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             return await anext(requests)
     except StopAsyncIteration:
-        raise InvalidArgument("event: a member's first event is hello", field="event") from None
+        raise checks.wrong("event", None, HELLO_FIRST) from None
     except TimeoutError:
         raise InvalidArgument(
             f"event: no hello within {HELLO_TIMEOUT_S:g} s", field="event"
@@ -442,12 +480,15 @@ def _summary(name: str, group: Group | None) -> group_pb2.GroupSummary:
     )
 
 
-def _description(group: Group) -> group_pb2.GroupDescription:
+async def _description(group: Group) -> group_pb2.GroupDescription:
     description = group_pb2.GroupDescription(
         group=group.name, coordinator=True, generation=group.generation, strategy=group.strategy
     )
-    for member in sorted(group.members.values(), key=lambda each: each.member_id):
-        description.members.add(
+    members = sorted(group.members.values(), key=lambda each: each.member_id)
+    slices = Slices()
+    held = await slices.work(group.held())
+    for member in members:
+        described = description.members.add(
             member_id=member.member_id,
             client=member.client,
             subscriptions=[
@@ -458,11 +499,14 @@ def _description(group: Group) -> group_pb2.GroupDescription:
                 )
                 for topic, wanted in member.subscriptions.items()
             ],
-            queues=[
-                message_pb2.QueueRef(**queue._asdict()) for queue in group.held_by(member.member_id)
-            ],
             last_heartbeat_ms=member.last_heard_ms,
             session_timeout_ms=member.session_timeout_ms,
             incarnation=member.incarnation,
         )
+        for part in parts(held.get(member.member_id, ()), EVENT_QUEUES_AT_ONCE):
+            described.queues.extend(
+                message_pb2.QueueRef(topic=topic, broker=broker, queue_id=queue_id)
+                for topic, broker, queue_id in part
+            )
+            await slices.pause()
     return description

@@ -8,20 +8,20 @@ from duemq.errors import (
     Corrupt,
     DuemqError,
     GroupNotFound,
-    InvalidArgument,
     OffsetOutOfRange,
 )
+from duemq.protocol import checks, names
+from duemq.protocol.retry_policy import ExponentialDelays, RetryPolicy
 from duemq.transport import status
 from duemq.v1 import group_admin_pb2
 from duemq_server.broker.edge.commits import Commits
-from duemq_server.broker.edge.pull_requests import Puller
+from duemq_server.broker.edge.pull_requests import PullRequests
 from duemq_server.broker.groups import progress
 from duemq_server.broker.groups.coordinator import Coordinator
 from duemq_server.broker.groups.progress import Activity, QueueState
 from duemq_server.broker.reading import time_search
 from duemq_server.broker.reading.pull import QUEUES_MAX
-from duemq_server.broker.records import names
-from duemq_server.broker.store.group_configs import ExponentialDelays, GroupConfig, RetryPolicy
+from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -46,7 +46,7 @@ class GroupAdminServicer:
         self,
         store: Store,
         commits: Commits,
-        puller: Puller,
+        pulls: PullRequests,
         coordinator: Coordinator,
         activity: Activity,
         forget: Callable[[str], None],
@@ -55,7 +55,7 @@ class GroupAdminServicer:
     ) -> None:
         self._store = store
         self._commits = commits
-        self._puller = puller
+        self._pulls = pulls
         self._coordinator = coordinator
         self._activity = activity
         self._forget = forget
@@ -84,7 +84,7 @@ class GroupAdminServicer:
         if self._store.knows_group(group):
             retries = self._retry_queues(group)
             settled = self._store.delete_group(group)
-            self._puller.wake(retries)
+            self._pulls.wake(retries)
             await self._commits.wait(settled)
         elif not coordinated:
             raise _unknown(group)
@@ -166,24 +166,10 @@ class GroupAdminServicer:
     async def _targets(self, request: group_admin_pb2.ResetOffsetsRequest) -> list[_Move]:
         to = request.WhichOneof("to")
         if to is None or (to in ("earliest", "latest") and not getattr(request, to)):
-            raise InvalidArgument(
-                "to: it is not said where to", field="to", limit="earliest, latest, at_ms or offset"
-            )
-        if to == "at_ms" and request.at_ms < 0:
-            raise InvalidArgument(
-                f"at_ms: {request.at_ms} is before 1970",
-                field="at_ms",
-                value=request.at_ms,
-                limit="0 and more",
-            )
+            raise checks.wrong("to", to, "earliest, latest, at_ms or offset")
+        checks.at_least("at_ms", request.at_ms, 0)
         queues = self._store.queues_of(request.topic)
-        if len(request.queue_ids) > QUEUES_MAX:
-            raise InvalidArgument(
-                f"queue_ids: {len(request.queue_ids)} of them, at most {QUEUES_MAX} are allowed",
-                field="queue_ids",
-                value=len(request.queue_ids),
-                limit=QUEUES_MAX,
-            )
+        checks.count("queue_ids", len(request.queue_ids), 0, QUEUES_MAX)
         wanted = sorted(set(request.queue_ids)) or [queue.queue_id for queue in queues]
 
         def find() -> list[_Move]:
@@ -224,12 +210,7 @@ class GroupAdminServicer:
         names.check_own_group(request.to_group, "to_group")
         names.check_group(request.group)
         if request.group == request.to_group:
-            raise InvalidArgument(
-                f"to_group: {request.to_group} is the group itself",
-                field="to_group",
-                value=request.to_group,
-                limit="another group",
-            )
+            raise checks.wrong("to_group", request.to_group, "another group than the source")
         if request.group not in self._store.offsets:
             raise _unknown(request.group)
         if not request.dry_run:
@@ -270,7 +251,7 @@ class GroupAdminServicer:
             for key, _ in changes:
                 self._activity.forget_pull(key)
             # Members that wait for records learn that they have lost the queue.
-            self._puller.wake(self._store.queue(key.topic, key.queue_id) for key, _ in changes)
+            self._pulls.wake(self._store.queue(key.topic, key.queue_id) for key, _ in changes)
             await self._commits.wait(settled)
         return answer
 

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 
-class Tally(Collector):
+class HotHistogram(Collector):
     """How many observations fell into each bucket, and their sum."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Tally(Collector):
         yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
 
 
-class Count(Collector):
+class HotCounter(Collector):
     """A counter for the hot path, without a lock: of one thread."""
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:

@@ -14,19 +14,19 @@ from google.protobuf.message import DecodeError
 
 from duemq.errors import (
     Corrupt,
-    InvalidArgument,
     OffsetOutOfRange,
     Overloaded,
     TopicNotFound,
     Unavailable,
 )
+from duemq.protocol import checks, names
+from duemq.protocol.limits import FOUND_MAX
+from duemq.protocol.record_bytes import text_hash
 from duemq.v1 import message_admin_pb2, message_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.groups.progress import Activity, QueueState, state_of
 from duemq_server.broker.reading import lookup, reader
-from duemq_server.broker.reading.lookup import Found, Place, Query
-from duemq_server.broker.records import names
-from duemq_server.broker.records.columns import text_hash
+from duemq_server.broker.reading.lookup import Found, LookupStart, MessageQuery
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -35,7 +35,7 @@ from duemq_server.storage.errors import StorageError
 log = logging.getLogger(__name__)
 
 SERVICE = message_admin_pb2.DESCRIPTOR.services_by_name["MessageAdmin"]
-LIMIT_DEFAULT, LIMIT_MAX = 64, 1_000
+LIMIT_DEFAULT = 64
 TEXT_BYTES_MAX = 4_096
 MESSAGE_ID_BYTES_MAX = 255
 TIME_MS_MAX = 1 << 62
@@ -77,19 +77,23 @@ class MessageAdminServicer:
             cursor=lookup.encode_cursor(step.following) if step.following else b"",
         )
 
-    def _range(self, request: message_admin_pb2.FindMessagesRequest) -> tuple[list[Queue], Place]:
+    def _range(
+        self, request: message_admin_pb2.FindMessagesRequest
+    ) -> tuple[list[Queue], LookupStart]:
         """The queues to look at, and where to begin in the first."""
         cursor = lookup.decode_cursor(request.cursor) if request.cursor else None
         if not request.HasField("queue_id"):
             if request.HasField("offset"):
-                raise _illegal("offset", request.offset, "together with queue_id")
-            return self._store.queues_of(request.topic), cursor or Place(0, 0)
+                raise checks.wrong("offset", request.offset, "together with queue_id")
+            return self._store.queues_of(request.topic), cursor or LookupStart(0, 0)
         queue = self._store.queue(request.topic, request.queue_id)
         if cursor is not None and cursor.queue_id != queue.queue_id:
-            raise _illegal("cursor", cursor.queue_id, "that of an answer to the same request")
-        return [queue], cursor or Place(queue.queue_id, max(0, request.offset))
+            raise checks.wrong("cursor", cursor.queue_id, "that of an answer to the same request")
+        return [queue], cursor or LookupStart(queue.queue_id, max(0, request.offset))
 
-    async def _in_turn(self, queues: list[Queue], work: Callable[[], lookup.Step]) -> lookup.Step:
+    async def _in_turn(
+        self, queues: list[Queue], work: Callable[[], lookup.LookupStep]
+    ) -> lookup.LookupStep:
         if self._closed:
             raise Unavailable("the broker is stopping")
         if self._lookups >= LOOKUPS_MAX:
@@ -169,21 +173,17 @@ def _delivery(state: QueueState, offset: int) -> message_admin_pb2.DeliveryState
     return message_admin_pb2.WAITING
 
 
-def _query(request: message_admin_pb2.FindMessagesRequest) -> Query:
+def _query(request: message_admin_pb2.FindMessagesRequest) -> MessageQuery:
     """Raises InvalidArgument."""
     message_id, key = request.message_id, request.key
     if message_id and key:
-        raise _illegal("key", key[:64], "message_id or key, not both")
-    if len(message_id.encode()) > MESSAGE_ID_BYTES_MAX:
-        raise _illegal("message_id", message_id[:64], f"at most {MESSAGE_ID_BYTES_MAX} bytes")
-    if len(key.encode()) > TEXT_BYTES_MAX:
-        raise _illegal("key", key[:64], f"at most {TEXT_BYTES_MAX} bytes")
+        raise checks.wrong("key", key[:64], "message_id or key, not both")
+    checks.count("message_id", len(message_id.encode()), 0, MESSAGE_ID_BYTES_MAX, "bytes")
+    checks.count("key", len(key.encode()), 0, TEXT_BYTES_MAX, "bytes")
     for name, value in (("from_ms", request.from_ms), ("to_ms", request.to_ms)):
-        if not 0 <= value <= TIME_MS_MAX:
-            raise _illegal(name, value, f"0 to {TIME_MS_MAX}")
-    if not 0 <= request.limit <= LIMIT_MAX:
-        raise _illegal("limit", request.limit, f"0 to {LIMIT_MAX}")
-    query = Query(from_ms=request.from_ms, to_ms=request.to_ms)
+        checks.between(name, value, 0, TIME_MS_MAX)
+    checks.between("limit", request.limit, 1, FOUND_MAX, zero=f"{LIMIT_DEFAULT}")
+    query = MessageQuery(from_ms=request.from_ms, to_ms=request.to_ms)
     if key:
         return replace(
             query,
@@ -208,9 +208,3 @@ def _record(entry: bytes | memoryview) -> message_pb2.Record | None:
     except DecodeError:
         return None
     return batch.records[0] if len(batch.records) == 1 else None
-
-
-def _illegal(field: str, value: object, limit: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"{field}: {value} is not allowed: {limit}", field=field, value=value, limit=limit
-    )

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from duemq.errors import DuemqError
-from duemq_server.broker.edge.hot_metrics import Count, Tally
+from duemq_server.broker.edge.hot_metrics import HotCounter, HotHistogram
 from duemq_server.broker.groups import progress
 
 if TYPE_CHECKING:
@@ -24,25 +24,25 @@ class Meters:
     """What is counted as it happens."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.send_seconds = Tally(
+        self.send_seconds = HotHistogram(
             "duemq_broker_send_seconds",
             "From a request's arrival to its durability",
             SECONDS_BUCKETS,
             registry,
         )
-        self.sync_seconds = Tally(
+        self.sync_seconds = HotHistogram(
             "duemq_broker_sync_seconds",
             "Duration of fdatasync of the log",
             SECONDS_BUCKETS,
             registry,
         )
-        self.commit_bytes = Tally(
+        self.commit_bytes = HotHistogram(
             "duemq_broker_commit_bytes",
             "Size of a group commit",
             BYTES_BUCKETS,
             registry,
         )
-        self.commit_entries = Tally(
+        self.commit_entries = HotHistogram(
             "duemq_broker_commit_entries",
             "Log entries of a group commit",
             ENTRIES_BUCKETS,
@@ -51,8 +51,10 @@ class Meters:
         self._refused = Counter(
             "duemq_broker_refused_batches", "Batches refused", ("code",), registry=registry
         )
-        self._messages_out = Count("duemq_broker_messages_out", "Messages handed out", registry)
-        self._bytes_out = Count("duemq_broker_bytes_out", "Bytes handed out", registry)
+        self._messages_out = HotCounter(
+            "duemq_broker_messages_out", "Messages handed out", registry
+        )
+        self._bytes_out = HotCounter("duemq_broker_bytes_out", "Bytes handed out", registry)
         self.checkpoint_seconds = Gauge(
             "duemq_broker_checkpoint_seconds", "Duration of the last checkpoint", registry=registry
         )

@@ -4,25 +4,25 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from duemq.errors import DuemqError, InvalidArgument, NotCoordinator
+from duemq.errors import DuemqError, NotCoordinator
+from duemq.protocol import checks, names
+from duemq.protocol.limits import OFFSET_QUEUES_MAX
 from duemq.transport import status
 from duemq.v1 import broker_pb2, message_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.groups.progress import Activity
 from duemq_server.broker.reading import time_search
-from duemq_server.broker.records import names
 from duemq_server.broker.store.offsets import GroupQueue, Progress, check_claim
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 
-QUEUES_MAX = 4_096
 QUEUES_AT_ONCE = 512
 NO_OFFSET = -1
 
 Results = list[broker_pb2.OffsetResult]
 
 
-class OffsetService:
+class OffsetRequests:
     """Takes requests to the store's offsets."""
 
     def __init__(
@@ -47,12 +47,7 @@ class OffsetService:
         self._store.check_group_known(request.group)
         check_claim(request.generation, self._now_ms())
         if not request.generation:
-            raise InvalidArgument(
-                f"generation: {request.generation} is not that of an assignment",
-                field="generation",
-                value=request.generation,
-                limit="above 0",
-            )
+            raise checks.wrong("generation", request.generation, "that of an assignment, above 0")
         self._check_coordinator(request)
         starts = await self._starts(request)
         changes: list[tuple[GroupQueue, Progress]] = []
@@ -79,13 +74,7 @@ class OffsetService:
         """Where a new group begins with AT_TIME; found in a thread, for it may read the disk."""
         if request.start_from != broker_pb2.AT_TIME:
             return {}
-        if request.start_ms < 0:
-            raise InvalidArgument(
-                f"start_ms: {request.start_ms} is before 1970",
-                field="start_ms",
-                value=request.start_ms,
-                limit="0 and more",
-            )
+        checks.at_least("start_ms", request.start_ms, 0)
         new: list[Queue] = []
         for ref in request.queues:
             if not self._store.offsets.find(GroupQueue(request.group, ref.topic, ref.queue_id)):
@@ -185,13 +174,7 @@ class OffsetService:
 
 def _check(group: str, queues: int) -> None:
     names.check_group(group)
-    if not 0 < queues <= QUEUES_MAX:
-        raise InvalidArgument(
-            f"queues: {queues} in a request, 1 to {QUEUES_MAX} are allowed",
-            field="queues",
-            value=queues,
-            limit=QUEUES_MAX,
-        )
+    checks.count("queues", queues, 1, OFFSET_QUEUES_MAX, "in a request")
 
 
 def _result(queue: Queue, offset: int) -> broker_pb2.OffsetResult:

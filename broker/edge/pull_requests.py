@@ -17,28 +17,22 @@ from google.protobuf.message import DecodeError
 from duemq.errors import (
     Corrupt,
     DuemqError,
-    InvalidArgument,
     OffsetOutOfRange,
     Unavailable,
 )
+from duemq.protocol import checks
+from duemq.protocol.limits import PULL_BYTES_MAX, PULL_WAIT_MS_MAX
 from duemq.transport import status
-from duemq.transport.unsent import Share, Unsent
+from duemq.transport.unsent import BudgetShare, Unsent
 from duemq.v1 import broker_pb2, message_pb2
 from duemq_server.broker.edge.metrics import Meters
-from duemq_server.broker.edge.offset_requests import OffsetService
+from duemq_server.broker.edge.offset_requests import OffsetRequests
 from duemq_server.broker.edge.pull_stream import Parked, ParkedPull, PullStream
 from duemq_server.broker.filtering.filters import Filter
 from duemq_server.broker.filtering.sql_filter import Fields, SqlFilter
 from duemq_server.broker.groups.progress import Activity
 from duemq_server.broker.reading import filtered_read, pull_encoding, reader
-from duemq_server.broker.reading.pull import (
-    BYTES_MAX,
-    WAIT_MS_MAX,
-    Pull,
-    QueueRead,
-    check_range,
-    parse,
-)
+from duemq_server.broker.reading.pull import Pull, QueueRead, parse
 from duemq_server.broker.reading.pull_encoding import QueueAnswer
 from duemq_server.broker.reading.reader import Frames, Records
 from duemq_server.broker.reading.waiters import QueueKey, Waiters
@@ -67,13 +61,13 @@ class Caller(Protocol):
         """To be called when the answer is gone, or the client."""
 
 
-class Puller:
+class PullRequests:
     """Answers Pull, PullStream and FetchFrames."""
 
     def __init__(
         self,
         store: Store,
-        offsets: OffsetService,
+        offsets: OffsetRequests,
         meters: Meters,
         now_ms: Callable[[], int],
         store_id: int,
@@ -123,11 +117,10 @@ class Puller:
         """The encoded PullResponse."""
         pull = parse(request)
         if pull.standing or request.credit_request_id:
-            raise InvalidArgument(
-                "credit_records: only a pull of PullStream can stand",
-                field="credit_records",
-                value=request.credit_records,
-                limit=0,
+            raise checks.wrong(
+                "credit_records",
+                request.credit_records,
+                "0: only a pull of PullStream can stand",
             )
         head = await self.head(request)
         parked = ParkedPull(pull=pull, peer=caller.peer())
@@ -352,8 +345,8 @@ class Puller:
 
     async def fetch(self, request: broker_pb2.FetchFramesRequest, caller: Caller) -> bytes:
         """Whole frames of one queue: the encoded FetchFramesResponse."""
-        check_range("wait_ms", request.wait_ms, WAIT_MS_MAX)
-        check_range("max_bytes", request.max_bytes, BYTES_MAX)
+        checks.between("wait_ms", request.wait_ms, 0, PULL_WAIT_MS_MAX)
+        checks.between("max_bytes", request.max_bytes, 0, PULL_BYTES_MAX)
         deadline_ms = self._now_ms() + request.wait_ms
         bytes_max = request.max_bytes or FRAMES_BYTES_DEFAULT
         parked = Parked(peer=caller.peer())
@@ -376,7 +369,7 @@ class Puller:
 
     async def _frames(
         self, queue: Queue, offset: int, bytes_max: int, peer: str
-    ) -> tuple[Frames, Share]:
+    ) -> tuple[Frames, BudgetShare]:
         """Frames and the share that they have of the unread answers; none: it is given back."""
         share = await self._unsent.take(peer, bytes_max)
         try:

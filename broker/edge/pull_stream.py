@@ -13,7 +13,8 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from duemq.errors import DuemqError, InvalidArgument, Overloaded
-from duemq.transport.unsent import Share, Unsent
+from duemq.protocol import checks
+from duemq.transport.unsent import BudgetShare, Unsent
 from duemq.v1 import broker_pb2
 from duemq_server.broker.reading import pull_encoding
 from duemq_server.broker.reading.pull import Pull, parse
@@ -30,7 +31,7 @@ class Parked:
 
     woken: "asyncio.Future[None] | None" = None
     knows: int = -1
-    """Which of the puller's changes it has looked at."""
+    """Which changes of `PullRequests` it has looked at."""
     peer: str
     """Its connection."""
 
@@ -43,7 +44,7 @@ class ParkedPull(Parked):
     cancelled: bool = False
     unwritten: "asyncio.Semaphore | None" = None
     """Bounds the answers of a stream whose client does not read."""
-    share: Share | None = None
+    share: BudgetShare | None = None
     """Of the answer that is there, or being read."""
 
     async def take_place(self, unsent: Unsent) -> None:
@@ -174,11 +175,8 @@ class PullStream:
 def _extend(parked: ParkedPull | None, request: broker_pb2.PullRequest) -> None:
     """Raises the credit of a standing pull, unless it is over.  Raises InvalidArgument."""
     if request.queues or request.cancel_request_id:
-        raise InvalidArgument(
-            "credit_request_id: goes in a request of its own",
-            field="credit_request_id",
-            value=request.credit_request_id,
-            limit=0,
+        raise checks.wrong(
+            "credit_request_id", request.credit_request_id, "0: it goes in a request of its own"
         )
     if parked is not None:
         parked.pull.extend(request)

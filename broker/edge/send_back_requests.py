@@ -8,14 +8,14 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from duemq.errors import DuemqError, InvalidArgument, Overloaded
+from duemq.errors import DuemqError, Overloaded
+from duemq.protocol import checks, names
 from duemq.transport import status
 from duemq.v1 import broker_pb2
 from duemq_server.broker.edge.commits import PENDING_BYTES_HIGH, ROOM_TIMEOUT_S, Commits
 from duemq_server.broker.groups.send_back import Failure, Outcome, SendBacks, SentBack
 from duemq_server.broker.reading import reader
 from duemq_server.broker.reading.reader import StoredRecord
-from duemq_server.broker.records import names
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -32,7 +32,7 @@ Wanted = tuple[int, Queue]
 """A message by its index in the request, and the queue to read it from."""
 
 
-class SendBackService:
+class SendBackRequests:
     """Takes requests to the store."""
 
     def __init__(
@@ -51,14 +51,7 @@ class SendBackService:
         """
         group = request.group
         names.check_own_group(group)
-        count = len(request.messages)
-        if not 0 < count <= MESSAGES_MAX:
-            raise InvalidArgument(
-                f"messages: {count} in a request, 1 to {MESSAGES_MAX} are allowed",
-                field="messages",
-                value=count,
-                limit=MESSAGES_MAX,
-            )
+        checks.count("messages", len(request.messages), 1, MESSAGES_MAX, "in a request")
         self._store.check_group_known(group)
         failures = [_failure(group, message) for message in request.messages]
         async with self._turns:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from duemq.errors import DuemqError, InvalidArgument, NotReady, Overloaded, Unavailable
+from duemq.protocol import checks
 from duemq.tracing import spans
 from duemq.transport import status
 from duemq.v1 import message_pb2, view_pb2
@@ -16,7 +17,7 @@ from duemq_server.broker.clock import DueClock
 from duemq_server.broker.edge.commits import PENDING_BYTES_HIGH, ROOM_TIMEOUT_S, Commits
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.records import batch as batches
-from duemq_server.broker.records.batch import Batch, Columns, Limits
+from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
 from duemq_server.broker.store.store import Accepted, Store
 
 BATCHES_MAX = 1_024
@@ -27,7 +28,7 @@ WALK_INLINE_BYTES = 16 << 10
 # A batch that is ahead of its time is held for so long, and what follows it on the stream.
 HOLD_MS_MAX = 1_000
 
-Outcome = Accepted | DuemqError
+BatchOutcome = Accepted | DuemqError
 Checked = dict[int, Columns | DuemqError]
 """By the batch's place in its request."""
 
@@ -35,11 +36,11 @@ Checked = dict[int, Columns | DuemqError]
 class _InFlight(NamedTuple):
     request_id: int
     settled: int
-    outcomes: list[Outcome]
+    outcomes: list[BatchOutcome]
     began: float
 
 
-class Sender:
+class SendRequests:
     """Takes requests to the store and answers when they are durable."""
 
     def __init__(
@@ -132,9 +133,11 @@ class Sender:
         while self._store.log.pending_bytes > PENDING_BYTES_HIGH and not self._store.log.disk_full:
             await self._commits.progress()
 
-    def _slow(self, received: list[Batch]) -> list[tuple[int, Batch, Limits, int]]:
+    def _slow(
+        self, received: list[IncomingBatch]
+    ) -> list[tuple[int, IncomingBatch, BatchLimits, int]]:
         """What would hold up the event loop: batches whose records are looked into one by one."""
-        slow: list[tuple[int, Batch, Limits, int]] = []
+        slow: list[tuple[int, IncomingBatch, BatchLimits, int]] = []
         size = 0
         for index, batch in enumerate(received):
             limits, message_bytes_max = self._store.limits_of(batch)
@@ -144,7 +147,7 @@ class Sender:
                 slow.append((index, batch, limits, message_bytes_max))
         return slow if size > WALK_INLINE_BYTES else []
 
-    def _refused(self, received: list[Batch]) -> Checked:
+    def _refused(self, received: list[IncomingBatch]) -> Checked:
         """Batches whose records are none.
 
         Not looked at: what `_check_all` decodes in a thread, and what was accepted before it fired.
@@ -165,13 +168,7 @@ class Sender:
         """`refusal`: nothing new is taken, but a repeat is answered."""
         began = time.perf_counter()
         count = len(request.batches)
-        if not 0 < count <= BATCHES_MAX:
-            raise InvalidArgument(
-                f"batches: {count} in a request, 1 to {BATCHES_MAX} are allowed",
-                field="batches",
-                value=count,
-                limit=BATCHES_MAX,
-            )
+        checks.count("batches", count, 1, BATCHES_MAX, "in a request")
         received = [_taken(view) for view in request.batches]
         checked: Checked
         if refusal is not None:
@@ -183,7 +180,7 @@ class Sender:
         due_ms = await self._hold(max(batch.not_before_ms for batch in received))
         now_ms = self._now_ms()
         settled = 0
-        outcomes: list[Outcome] = []
+        outcomes: list[BatchOutcome] = []
         for index, batch in enumerate(received):
             try:
                 _check_time(batch, due_ms)
@@ -240,7 +237,9 @@ class Sender:
         self._meters.send_seconds.observe(time.perf_counter() - in_flight.began)
         return response
 
-    def _trace(self, received: list[Batch], outcomes: list[Outcome], settled: int) -> None:
+    def _trace(
+        self, received: list[IncomingBatch], outcomes: list[BatchOutcome], settled: int
+    ) -> None:
         """Records a span for each frame once it is durable."""
         frames = [
             (batch.topic, batch.records, outcome)
@@ -271,8 +270,8 @@ class Sender:
         self._commits.call(settled, record)
 
 
-def _taken(view: view_pb2.BatchView) -> Batch:
-    return Batch(
+def _taken(view: view_pb2.BatchView) -> IncomingBatch:
+    return IncomingBatch(
         view.topic,
         view.queue_id,
         view.producer_id,
@@ -289,7 +288,7 @@ def _taken(view: view_pb2.BatchView) -> Batch:
     )
 
 
-def _check_time(batch: Batch, due_ms: int) -> None:
+def _check_time(batch: IncomingBatch, due_ms: int) -> None:
     if batch.not_before_ms > due_ms:
         raise NotReady(
             f"not_before_ms: {batch.not_before_ms} is {batch.not_before_ms - due_ms} ms ahead of"
@@ -300,7 +299,7 @@ def _check_time(batch: Batch, due_ms: int) -> None:
         )
 
 
-def _check_all(slow: list[tuple[int, Batch, Limits, int]]) -> Checked:
+def _check_all(slow: list[tuple[int, IncomingBatch, BatchLimits, int]]) -> Checked:
     checked: Checked = {}
     for index, batch, limits, message_bytes_max in slow:
         try:
@@ -311,7 +310,7 @@ def _check_all(slow: list[tuple[int, Batch, Limits, int]]) -> Checked:
     return checked
 
 
-def _check_decodable(batch: Batch) -> None:
+def _check_decodable(batch: IncomingBatch) -> None:
     """Raises InvalidArgument where a batch holds anything but records.
 
     A generated client could not decode an answer with such a record in it, now or later.
@@ -331,10 +330,10 @@ class _Stream:
     """The requests of one stream between the log and their answers."""
 
     def __init__(
-        self, sender: Sender, write: Callable[[view_pb2.SendResponseView], Awaitable[None]]
+        self, sends: SendRequests, write: Callable[[view_pb2.SendResponseView], Awaitable[None]]
     ) -> None:
-        self._sender = sender
-        self._commits = sender._commits
+        self._sends = sends
+        self._commits = sends._commits
         self._write = write
         self._in_flight: deque[_InFlight] = deque()
         self._taken = asyncio.Event()
@@ -375,7 +374,7 @@ class _Stream:
         """Until all is answered after `end`."""
         while True:
             while self._in_flight and self._in_flight[0].settled <= self._commits.position:
-                await self._write(await self._sender._answer(self._in_flight[0]))
+                await self._write(await self._sends._answer(self._in_flight[0]))
                 self._in_flight.popleft()
                 self._taken.set()
             if self._ended and not self._in_flight:
@@ -384,7 +383,7 @@ class _Stream:
             await self._waiting
 
 
-def _first_error(outcomes: list[Outcome]) -> DuemqError | None:
+def _first_error(outcomes: list[BatchOutcome]) -> DuemqError | None:
     """The first error if there is nothing else: then the whole call fails with it."""
     if outcomes and all(isinstance(outcome, DuemqError) for outcome in outcomes):
         first = outcomes[0]

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
 from duemq.errors import InvalidArgument
+from duemq.protocol import checks
+from duemq.protocol.sql import SQL92, TAG
 from duemq.protocol.tag_filter import TagFilter
 from duemq_server.broker.filtering.sql_filter import SqlFilter
 
-# Numbers of duemq.v1.FilterType.
-TAG, SQL92 = 0, 1
 # Of all the expressions that are kept compiled, and of those that one request may bring along.
 CHARACTERS_KEPT_MAX = 256 * 1024
 # An entry of the cache costs at least as much as so many characters.
@@ -78,12 +78,7 @@ def parse(text: str, filter_type: int = TAG) -> Filter:
         if isinstance(made, SqlFilter):
             return made
         raise InvalidArgument(made.message, field=made.field, value=made.value, limit=made.limit)
-    raise InvalidArgument(
-        f"filter_type: {filter_type} is unknown",
-        field="filter_type",
-        value=filter_type,
-        limit=f"{TAG} (tags) or {SQL92} (SQL-92)",
-    )
+    raise checks.wrong("filter_type", filter_type, f"{TAG} (tags) or {SQL92} (SQL-92)")
 
 
 class Expressions:
@@ -98,14 +93,9 @@ class Expressions:
         if filter_type != TAG and text not in self._texts:
             self._texts.add(text)
             self._characters += len(text)
-            if self._characters > CHARACTERS_KEPT_MAX:
-                raise InvalidArgument(
-                    f"filter: {len(self._texts)} expressions of more than {CHARACTERS_KEPT_MAX}"
-                    " characters in one request",
-                    field="filter",
-                    value=self._characters,
-                    limit=CHARACTERS_KEPT_MAX,
-                )
+            checks.count(
+                "filter", self._characters, 0, CHARACTERS_KEPT_MAX, "characters in one request"
+            )
         return parse(text, filter_type)
 
 

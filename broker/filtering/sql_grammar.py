@@ -12,9 +12,10 @@ from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from duemq.errors import InvalidArgument
+from duemq.protocol import checks
+from duemq.protocol.limits import FILTER_CHARACTERS_MAX
 from duemq_server.broker.filtering.sql_numbers import number_of
 
-CHARACTERS_MAX = 4_096
 # NOT, AND, OR within each other; parentheses alone do not count.
 DEPTH_MAX = 64
 IN_VALUES_MAX = 256
@@ -303,13 +304,7 @@ _parser = Lark(
 
 def parse(text: str) -> Node:
     """The tree of an expression.  Raises InvalidArgument that says where it is wrong."""
-    if len(text) > CHARACTERS_MAX:
-        raise InvalidArgument(
-            f"filter: {len(text)} characters, at most {CHARACTERS_MAX} are allowed",
-            field="filter",
-            value=len(text),
-            limit=f"at most {CHARACTERS_MAX} characters",
-        )
+    checks.length("filter", text, 0, FILTER_CHARACTERS_MAX)
     try:
         return _parser.parse(text)  # type: ignore[return-value]  # the transformer's, not a Tree
     except UnexpectedInput as error:

@@ -1,7 +1,7 @@
 """Consumer groups: members come and go, queues are released before they are given away.
 
-Pure: `now_ms` in, `Step` out (what to tell whom).  Owner and only caller: GroupServicer on the
-event loop.  `next_ms` says when `tick` wants to be called.
+Pure: `now_ms` in, `Step` out (what to tell whom).  Owner and only caller: CoordinatorServicer on
+the event loop.  `next_ms` says when `tick` wants to be called.
 
 Words.  The *target* of a group says which member shall have which queue (allocation strategy).  The
 *holdings* say who has been given which queue and has not released it.  The *generation* counts the
@@ -35,7 +35,7 @@ before decide what that is, and a newcomer that differs is turned out.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from zlib import crc32
@@ -51,13 +51,11 @@ from duemq.errors import (
 )
 from duemq.protocol.balance import (
     AVERAGE,
-    NOBODY,
-    WITHOUT_MEMORY,
     MessageQueue,
-    allocate,
     coordinator,
-    strategy_named,
 )
+from duemq.protocol.pieces import Pieces, finish
+from duemq_server.broker.groups import group_snapshot
 from duemq_server.broker.groups.members import (
     SESSION_TIMEOUT_MS_DEFAULT,
     Group,
@@ -66,7 +64,10 @@ from duemq_server.broker.groups.members import (
     Member,
     check_agree,
 )
+from duemq_server.broker.groups.rebalance import Assignment, TopicQueues, rebalancing
 from duemq_server.broker.store.offsets import GENERATION_MARKS, newest_generation
+
+__all__ = ["Assignment", "Coordinator", "Moved", "Step", "TurnedOut"]
 
 GROUPS_MAX = 10_000
 MEMBERS_MAX = 1_000  # a group
@@ -79,16 +80,6 @@ STALL_MS_MAX = 1_000
 # Raised when an older broker must not read a snapshot; what is only added has a default instead.
 SNAPSHOT_VERSION = 1
 DROPPED_MAX = 1_000  # groups that are not here any more, remembered for their generations
-
-
-class Assignment(NamedTuple):
-    """The whole of what a member shall own."""
-
-    group: str
-    member_id: str
-    generation: int
-    queues: tuple[MessageQueue, ...]
-    members: tuple[str, ...] = ()  # of the group
 
 
 class Moved(NamedTuple):
@@ -136,17 +127,86 @@ class Coordinator:
         self._groups: dict[str, Group] = {}
         self._dropped: dict[str, int] = {}  # the last groups that were, and their generations
         self._readable: Mapping[str, Iterable[MessageQueue]] = {}
-        self._queues: dict[str, tuple[MessageQueue, ...]] = {}  # sorted, of topics that are read
+        # Sorted, of topics that are read; and as they were before the routes changed last.
+        self._queues: TopicQueues = {}
+        self._queues_before: TopicQueues = {}
+        self._touched: dict[str, None] = {}  # groups to rebalance
         self._brokers: frozenset[str] = frozenset()
         self._next_ms: int | None = None
         # Groups that the snapshot holds otherwise than they are, and what it holds of each.
         self._changed: set[str] = set()
         self._kept: dict[str, bytes] = {}
 
-    # --- events -------------------------------------------------------------------------------
+    # --- events, and the rebalance that follows -----------------------------------------------
 
     def join(self, hello: Hello, now_ms: int, known_generation: int = 0) -> Step:
-        """A member came or came back; it is always told its assignment.
+        """As `enter`; the member is always told its assignment."""
+        turned_out = self.enter(hello, now_ms, known_generation)
+        return Step(turned_out, assignments=self._rebalance(now_ms))
+
+    def released(
+        self,
+        group_name: str,
+        member_id: str,
+        generation: int,
+        queues: Iterable[MessageQueue],
+        now_ms: int,
+    ) -> Step:
+        """As `let_go`."""
+        self.let_go(group_name, member_id, generation, queues, now_ms)
+        return Step(assignments=self._rebalance(now_ms))
+
+    def leave(self, group_name: str, member_id: str, now_ms: int) -> Step:
+        """As `quit`."""
+        self.quit(group_name, member_id, now_ms)
+        return Step(assignments=self._rebalance(now_ms))
+
+    def routes_changed(
+        self, queues: Mapping[str, Iterable[MessageQueue]], brokers: Iterable[str], now_ms: int
+    ) -> Step:
+        """As `set_routes`."""
+        moved = self.set_routes(queues, brokers)
+        return Step(moved=moved, assignments=self._rebalance(now_ms))
+
+    def tick(self, now_ms: int) -> Step:
+        """As `expire`."""
+        self.expire(now_ms)
+        return Step(assignments=self._rebalance(now_ms))
+
+    def _rebalance(self, now_ms: int) -> list[Assignment]:
+        told: list[Assignment] = []
+        while (name := self.touched()) is not None:
+            told += finish(self.rebalancing(name, now_ms))
+        return told
+
+    def touched(self) -> str | None:
+        """Answers a group that events have changed since it was rebalanced, once."""
+        if not self._touched:
+            return None
+        name = next(iter(self._touched))
+        del self._touched[name]
+        return name
+
+    def rebalancing(self, name: str, now_ms: int) -> Pieces[list[Assignment]]:
+        """Rebalances a group that events have changed; members are always told before the next
+        events.
+
+        Between the pieces there may be heartbeats, snapshots and readers, no other events.
+        """
+        group = self._groups.get(name)
+        if group is None:
+            return []
+        queues = yield from self._queues_of(group)
+        before = group.generation
+        told = yield from rebalancing(group, queues, self._mark, now_ms)
+        if group.generation != before:
+            self._changed.add(name)
+        return told
+
+    # --- events -------------------------------------------------------------------------------
+
+    def enter(self, hello: Hello, now_ms: int, known_generation: int = 0) -> list[TurnedOut]:
+        """A member came or came back.  Answers who does not fit the group as is known now.
 
         `known_generation` is the newest one that the broker has seen of this group in its
         offsets: not 0 means that the group lived before.  Raises InvalidArgument, NotCoordinator,
@@ -159,8 +219,7 @@ class Coordinator:
         turned_out = self._misfits(group, hello, now_ms)
         if not turned_out:
             self._check_fits(group, hello)
-        for each in turned_out:
-            self._remove(group, each.member_id, now_ms)
+        self._remove(group, [each.member_id for each in turned_out], now_ms)
         group.strategy = hello.strategy or AVERAGE
         newest = max(min(hello.generation, newest_generation(now_ms)), known_generation)
         if newest > group.generation:  # another coordinator was at work: be newer than it
@@ -178,13 +237,14 @@ class Coordinator:
             was_member=hello.generation > 0,
         )
         self._await_members(group, hello)
-        self._claim(group, hello)
-        if not returning:
+        if returning:
+            self._drop_unowned(group, hello)
+        else:
             self._changed.add(group.name)
+        self._claim(group, hello)
         self._incarnate(group, hello)
-        step = self._rebalance([group], now_ms)
-        step.turned_out = turned_out
-        return step
+        self._shake(group)
+        return turned_out
 
     def heartbeat(self, group_name: str, member_id: str, now_ms: int) -> int:
         """Answers the group's generation.
@@ -195,14 +255,14 @@ class Coordinator:
         member.last_heard_ms = now_ms
         return group.generation
 
-    def released(
+    def let_go(
         self,
         group_name: str,
         member_id: str,
         generation: int,
         queues: Iterable[MessageQueue],
         now_ms: int,
-    ) -> Step:
+    ) -> None:
         """A member has let go of queues, as the assignment of `generation` told it.
 
         Raises as `heartbeat`.
@@ -213,9 +273,10 @@ class Coordinator:
             holding = group.holdings.get(queue)
             if holding and holding.member_id == member_id and generation > holding.granted:
                 del group.holdings[queue]
-        return self._rebalance([group], now_ms)
+                group.freed.append(queue)
+        self._touched[group_name] = None
 
-    def leave(self, group_name: str, member_id: str, now_ms: int) -> Step:
+    def quit(self, group_name: str, member_id: str, now_ms: int) -> None:
         """A member has let go of everything.  Idempotent.
 
         Raises NotCoordinator when the group has moved: it is awaited there.
@@ -224,49 +285,49 @@ class Coordinator:
         if group is None:
             self._check_coordinator(group_name)
         if group is None or member_id not in group.members:
-            return Step()
-        self._remove(group, member_id, now_ms)
+            return
+        self._remove(group, [member_id], now_ms)
         if group.hold_until_ms is not None and len(group.left) < MEMBERS_MAX:
             group.left.add(member_id)
-        return self._rebalance([group], now_ms)
+        self._shake(group)
 
-    def routes_changed(
-        self, queues: Mapping[str, Iterable[MessageQueue]], brokers: Iterable[str], now_ms: int
-    ) -> Step:
+    def set_routes(
+        self, queues: Mapping[str, Iterable[MessageQueue]], brokers: Iterable[str]
+    ) -> list[Moved]:
         """The readable queues of every topic and the brokers, as the nameservers know them now.
 
-        `queues` is asked, for as long as it holds, for topics that some group reads.
+        `queues` is asked, for as long as it holds, for topics that some group reads.  Answers who
+        must ask another broker.
         """
-        self._readable, self._queues = queues, {}
+        self._readable = queues
+        self._queues_before, self._queues = self._queues, {}
         self._brokers = frozenset(brokers)
-        step = Step()
+        moved: list[Moved] = []
         for group in list(self._groups.values()):
             owner = self.owner(group.name)
             if owner is not None and owner != self._broker:
-                step.moved += [Moved(group.name, member, owner) for member in group.members]
+                moved += [Moved(group.name, member, owner) for member in group.members]
                 self._drop(group)
-        step.assignments += self._rebalance(self._groups.values(), now_ms).assignments
-        return step
+            else:
+                self._shake(group)
+        return moved
 
-    def tick(self, now_ms: int) -> Step:
+    def expire(self, now_ms: int) -> None:
         """Ends sessions and holds whose time is over."""
         if self._next_ms is not None and now_ms - self._next_ms > STALL_MS_MAX:
             self._forgive(now_ms - self._next_ms + STALL_MS_MAX)
         self._next_ms = None
-        touched = []
         for group in list(self._groups.values()):
             expired = [
                 member.member_id
                 for member in group.members.values()
                 if member.last_heard_ms + member.session_timeout_ms <= now_ms
             ]
-            for member_id in expired:
-                self._remove(group, member_id, now_ms)
+            self._remove(group, expired, now_ms)
             if expired or (group.hold_until_ms is not None and group.hold_until_ms <= now_ms):
-                touched.append(group)
+                self._shake(group)
             if not group.members and group.empty_since_ms + EMPTY_GROUP_KEPT_MS <= now_ms:
                 self._drop(group)
-        return self._rebalance(touched, now_ms)
 
     def next_ms(self) -> int | None:
         """Answers when `tick` must be called again; None: not before another event."""
@@ -324,17 +385,24 @@ class Coordinator:
         return bool(self._changed)
 
     def snapshot(self) -> bytes:
+        """As `snapshotting`, at once."""
+        return finish(self.snapshotting())
+
+    def snapshotting(self) -> Pieces[bytes]:
         """Answers what must survive a restart: generations and members (JSON).
 
-        Only groups that have changed since the last one are encoded anew.
+        Only groups that have changed since the last one are encoded anew, each as it is now or
+        later; one that changes in between is `changed` again.
         """
-        for name in self._changed:
+        changed, self._changed = self._changed, set()
+        for name in changed:
             group = self._groups.get(name)
             if group is None:
                 self._kept.pop(name, None)
             else:
-                self._kept[name] = f"{json.dumps(name)}: {json.dumps(_kept(group))}".encode()
-        self._changed.clear()
+                encoded = yield from group_snapshot.encoding(group)
+                self._kept[name] = f"{json.dumps(name)}: ".encode() + encoded
+            yield
         groups = b", ".join(self._kept.values())
         return b'{"version": %d, "groups": {%s}}' % (SNAPSHOT_VERSION, groups)
 
@@ -491,10 +559,15 @@ class Coordinator:
         if group.absent is not None:
             group.absent.pop(hello.member_id, None)
 
+    def _drop_unowned(self, group: Group, hello: Hello) -> None:
+        """What a member that came back does not have: its release, or our grant, was lost."""
+        owned = set(hello.owned)
+        for queue in group.all_held_by({hello.member_id}):
+            if queue not in owned:
+                del group.holdings[queue]
+
     def _claim(self, group: Group, hello: Hello) -> None:
         """Takes a member's word for what it holds, as far as it does not take from others."""
-        for queue in set(group.held_by(hello.member_id)) - set(hello.owned):
-            del group.holdings[queue]  # its release, or our grant, was lost on the way
         if group.hold_until_ms is not None:
             for queue in hello.owned:
                 other = group.holdings.get(queue)
@@ -502,10 +575,13 @@ class Coordinator:
                     claim = Holding(hello.member_id, hello.generation, hello.generation)
                     group.holdings[queue] = claim
 
-    def _remove(self, group: Group, member_id: str, now_ms: int) -> None:
-        for queue in group.held_by(member_id):
+    def _remove(self, group: Group, member_ids: Collection[str], now_ms: int) -> None:
+        if not member_ids:
+            return
+        for queue in group.all_held_by(set(member_ids)):
             del group.holdings[queue]
-        del group.members[member_id]
+        for member_id in member_ids:
+            del group.members[member_id]
         group.empty_since_ms = now_ms
         self._changed.add(group.name)
 
@@ -519,110 +595,27 @@ class Coordinator:
 
     # --- rebalance ----------------------------------------------------------------------------
 
-    def _rebalance(self, groups: Iterable[Group], now_ms: int) -> Step:
-        step = Step()
-        for group in groups:
-            if self._holding_back(group, now_ms):
-                self._keep_claims(group, now_ms)
-            else:
-                self._retarget(group, now_ms)
-            self._grant(group)
-            step.assignments += self._tell(group)
-        return step
+    def _shake(self, group: Group) -> None:
+        """It is to be rebalanced as a whole."""
+        group.shaken = True
+        self._touched[group.name] = None
 
-    def _holding_back(self, group: Group, now_ms: int) -> bool:
-        """Tells whether members may still be missing that hold queues; ends the hold if not."""
-        if group.hold_until_ms is None:
-            return False
-        if now_ms < group.hold_until_ms:
-            if group.absent is None:
-                queues = self._queues_of(group)
-                missing = not queues or not group.holdings.keys() >= set(queues)
-            else:
-                missing = bool(group.absent)
-            if missing:
-                return True
-        group.hold_until_ms = None
-        group.absent = {}
-        group.left.clear()
-        group.outdated = True
-        return False
-
-    def _keep_claims(self, group: Group, now_ms: int) -> None:
-        """The target is what members say.  Assignments of before may still be on their way."""
-        claims = {queue: holding.member_id for queue, holding in group.holdings.items()}
-        if claims != group.target:
-            group.target = claims
-            self._renew(group, now_ms)
-
-    def _renew(self, group: Group, now_ms: int) -> None:
-        time_ms = max(group.generation // GENERATION_MARKS + 1, now_ms)
-        group.generation = time_ms * GENERATION_MARKS + self._mark
-        self._changed.add(group.name)
-
-    def _retarget(self, group: Group, now_ms: int) -> None:
-        queues = self._queues_of(group)
-        topics = {m.member_id: frozenset(m.subscriptions) for m in group.members.values()}
-        made_of = group.strategy, queues, topics
-        if made_of == group.made_of and not group.outdated:
-            return
-        current = NOBODY if group.strategy in WITHOUT_MEMORY else group.current()
-        target = allocate(strategy_named(group.strategy), queues, topics, current)
-        names = group.member_ids()
-        if target != group.target or names != group.names or group.outdated:
-            group.target, group.names = target, names
-            group.allocated = target
-            self._renew(group, now_ms)
-        group.made_of, group.outdated = made_of, False
-
-    def _queues_of(self, group: Group) -> list[MessageQueue]:
+    def _queues_of(self, group: Group) -> Pieces[TopicQueues]:
         topics = {topic for member in group.members.values() for topic in member.subscriptions}
-        return [queue for topic in sorted(topics) for queue in self._queues_of_topic(topic)]
-
-    def _queues_of_topic(self, topic: str) -> tuple[MessageQueue, ...]:
-        queues = self._queues.get(topic)
-        if queues is None:
-            queues = self._queues[topic] = tuple(sorted(self._readable.get(topic, ())))
+        queues: TopicQueues = {}
+        for topic in sorted(topics):
+            if topic not in self._queues:
+                yield from self._look_up(topic)
+            queues[topic] = self._queues[topic]
         return queues
 
-    def _grant(self, group: Group) -> None:
-        for queue, member_id in group.target.items():
-            if queue not in group.holdings:
-                group.holdings[queue] = Holding(member_id, group.generation)
-
-    def _tell(self, group: Group) -> list[Assignment]:
-        shares: dict[str, list[MessageQueue]] = {member_id: [] for member_id in group.members}
-        granted: dict[str, list[Holding]] = {member_id: [] for member_id in group.members}
-        target = group.target
-        for queue, holding in group.holdings.items():
-            member_id = holding.member_id
-            if target.get(queue) == member_id:
-                shares[member_id].append(queue)
-                granted[member_id].append(holding)
-        told = []
-        members = group.member_ids()
-        for member_id, share in shares.items():
-            share.sort()
-            queues = tuple(share)
-            member = group.members[member_id]
-            if member.told == (queues, members):
-                continue
-            member.told = queues, members
-            for holding in granted[member_id]:
-                holding.granted = group.generation
-            told.append(Assignment(group.name, member_id, group.generation, queues, members))
-        return told
-
-
-def _kept(group: Group) -> dict[str, object]:
-    """What a snapshot holds of a group."""
-    return {
-        "generation": group.generation,
-        "strategy": group.strategy,
-        "members": {
-            **(group.absent or {}),
-            **{m.member_id: m.session_timeout_ms for m in group.members.values()},
-        },
-        "incarnations": group.incarnations,
-        "shares": group.shares(),
-    }
+    def _look_up(self, topic: str) -> Pieces[None]:
+        """What is as it was before stays the same object: quick to compare."""
+        found = list(self._readable.get(topic, ()))
+        yield
+        found.sort()
+        queues = tuple(found)
+        yield
+        before = self._queues_before.get(topic)
+        self._queues[topic] = before if before is not None and before == queues else queues
+        yield

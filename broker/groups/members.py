@@ -1,19 +1,22 @@
 """What a coordinator knows of a group and its members.  Pure."""
 
+from collections import defaultdict
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from duemq.errors import InvalidArgument
+from duemq.protocol import checks
 from duemq.protocol.balance import AVERAGE, WITHOUT_MEMORY, MessageQueue, strategy_named
+from duemq.protocol.limits import SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN
+from duemq.protocol.names import check_group
+from duemq.protocol.pieces import Pieces, parts
 from duemq_server.broker.groups import subscriptions
 from duemq_server.broker.groups.subscriptions import Subscriptions
-from duemq_server.broker.records.names import check_group
 from duemq_server.broker.store.offsets import check_generation
 
 MEMBER_ID_LENGTH_MAX = 255
 CLIENT_LENGTH_MAX = 1_024
 OWNED_MAX = 65_536  # queues in a hello
-SESSION_TIMEOUT_MS_MIN = 1_000
-SESSION_TIMEOUT_MS_MAX = 300_000
 SESSION_TIMEOUT_MS_DEFAULT = 10_000
 
 
@@ -35,28 +38,19 @@ class Hello:
     def check(self) -> None:
         """Raises InvalidArgument for what no member may say."""
         check_group(self.group)
-        if not 1 <= len(self.member_id) <= MEMBER_ID_LENGTH_MAX:
-            raise InvalidArgument(
-                f"member_id: {len(self.member_id)} characters, 1 to {MEMBER_ID_LENGTH_MAX} are"
-                " allowed",
-                field="member_id",
-                value=self.member_id[:MEMBER_ID_LENGTH_MAX],
-                limit=f"1 to {MEMBER_ID_LENGTH_MAX} characters",
-            )
-        _check_bound("client", len(self.client), CLIENT_LENGTH_MAX, "characters")
+        checks.length("member_id", self.member_id, 1, MEMBER_ID_LENGTH_MAX)
+        checks.length("client", self.client, 0, CLIENT_LENGTH_MAX)
         check_owned("owned", len(self.owned))
         longest = max(map(len, self.members), default=0)
-        _check_bound("members", longest, MEMBER_ID_LENGTH_MAX, "characters in a name")
+        checks.count("members", longest, 0, MEMBER_ID_LENGTH_MAX, "characters in a name")
         subscriptions.check(self.subscriptions)
-        timeout_ms = self.session_timeout_ms
-        if timeout_ms and not SESSION_TIMEOUT_MS_MIN <= timeout_ms <= SESSION_TIMEOUT_MS_MAX:
-            raise InvalidArgument(
-                f"session_timeout_ms: {timeout_ms} is not allowed: 0, or {SESSION_TIMEOUT_MS_MIN}"
-                f" to {SESSION_TIMEOUT_MS_MAX}",
-                field="session_timeout_ms",
-                value=str(timeout_ms),
-                limit=f"{SESSION_TIMEOUT_MS_MIN} to {SESSION_TIMEOUT_MS_MAX}",
-            )
+        checks.between(
+            "session_timeout_ms",
+            self.session_timeout_ms,
+            SESSION_TIMEOUT_MS_MIN,
+            SESSION_TIMEOUT_MS_MAX,
+            zero="the broker's own",
+        )
         check_generation(self.generation)
         strategy_named(self.strategy)
 
@@ -97,6 +91,9 @@ class Group:
     target: dict[MessageQueue, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()  # the members that `target` was made for
     made_of: object = None  # all else that `target` depends on
+    # Dicts of queues are replaced, or changed between two pieces of a rebalance only.
+    shaken: bool = True  # more has changed since the last rebalance than that queues came free
+    freed: list[MessageQueue] = field(default_factory=list)  # those
     # The last target that the strategy made; `target` is another one while holding back.
     allocated: dict[MessageQueue, str] = field(default_factory=dict)
     outdated: bool = False  # a new generation is due, whatever the target
@@ -115,26 +112,46 @@ class Group:
         """Answers who may hold queues, present or awaited, sorted; none while that is unknown."""
         return () if self.absent is None else tuple(sorted({*self.members, *self.absent}))
 
-    def held_by(self, member_id: str) -> list[MessageQueue]:
-        """Answers the queues that a member has, sorted."""
-        return sorted(q for q, holding in self.holdings.items() if holding.member_id == member_id)
+    def held(self) -> Pieces[dict[str, list[MessageQueue]]]:
+        """Answers the queues that each member has now, sorted, whatever happens meanwhile."""
+        held: defaultdict[str, list[MessageQueue]] = defaultdict(list)
+        holders = [(queue, holding.member_id) for queue, holding in self.holdings.items()]
+        for part in parts(holders):
+            yield
+            for queue, member_id in part:
+                held[member_id].append(queue)
+        for queues in held.values():
+            yield
+            queues.sort()
+        return held
 
-    def current(self) -> dict[MessageQueue, str]:
+    def all_held_by(self, member_ids: Set[str]) -> list[MessageQueue]:
+        """Answers the queues that some members have, in no order."""
+        return [q for q, holding in self.holdings.items() if holding.member_id in member_ids]
+
+    def current(self) -> Pieces[dict[MessageQueue, str]]:
         """Answers who has, or else shall have, which queue; what is being given up comes last."""
         settled: dict[MessageQueue, str] = {}
         leaving: dict[MessageQueue, str] = {}
-        for queue, holding in self.holdings.items():
-            stays = self.allocated.get(queue, holding.member_id) == holding.member_id
-            (settled if stays else leaving)[queue] = holding.member_id
-        nobodys = {q: m for q, m in self.allocated.items() if q not in self.holdings}
-        return {**settled, **nobodys, **leaving}
+        for held in parts(self.holdings.items()):
+            for queue, holding in held:
+                stays = self.allocated.get(queue, holding.member_id) == holding.member_id
+                (settled if stays else leaving)[queue] = holding.member_id
+            yield
+        for given in parts(self.allocated.items()):
+            settled.update((queue, m) for queue, m in given if queue not in self.holdings)
+            yield
+        settled.update(leaving)
+        return settled
 
-    def shares(self) -> dict[str, list[MessageQueue]]:
+    def shares(self) -> Pieces[dict[str, list[MessageQueue]]]:
         """Member → its queues, for strategies that look at what they answered last."""
         shares: dict[str, list[MessageQueue]] = {}
         if self.strategy not in WITHOUT_MEMORY:
-            for queue, member in self.allocated.items():
-                shares.setdefault(member, []).append(queue)
+            for part in parts(self.allocated.items()):
+                for queue, member in part:
+                    shares.setdefault(member, []).append(queue)
+                yield
         return shares
 
 
@@ -153,14 +170,4 @@ def check_agree(group: str, one: Hello | Member, other: Hello | Member) -> None:
 
 def check_owned(name: str, queues: int) -> None:
     """Raises InvalidArgument for more queues than a member may have."""
-    _check_bound(name, queues, OWNED_MAX, "queues")
-
-
-def _check_bound(name: str, found: int, most: int, what: str) -> None:
-    if found > most:
-        raise InvalidArgument(
-            f"{name}: {found} {what}, at most {most} are allowed",
-            field=name,
-            value=found,
-            limit=most,
-        )
+    checks.count(name, queues, 0, OWNED_MAX, "queues")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from duemq.errors import DuemqError
-from duemq_server.broker.records import names
+from duemq.protocol import names
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store

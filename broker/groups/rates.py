@@ -1,6 +1,6 @@
 """Rates over the last minute, from samples of counters.  Pure.
 
-Owned by: the event loop, which samples every SAMPLE_INTERVAL_MS (loops.py).  A message costs
+Owned by: the event loop, which samples every SAMPLE_INTERVAL_MS (sampler.py).  A message costs
 nothing.  A counter that stands still is one dict entry; one that moved within the window has at
 most SAMPLES_MAX samples more.
 """

@@ -20,12 +20,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from duemq.errors import DuemqError, InvalidArgument, OffsetOutOfRange
+from duemq.errors import DuemqError, OffsetOutOfRange
+from duemq.protocol import checks, names
+from duemq.protocol.limits import ATTEMPT_MAX, ERROR_CHARACTERS_MAX
+from duemq.protocol.retry_policy import DELAY_MS_MAX, RetryPolicy
 from duemq_server.broker.reading.reader import StoredRecord
-from duemq_server.broker.records import names, retry_record
+from duemq_server.broker.records import retry_record
 from duemq_server.broker.records.batch import Columns
-from duemq_server.broker.records.retry_record import ATTEMPT_MAX, ERROR_CHARACTERS_MAX, Place, Story
-from duemq_server.broker.store.group_configs import DELAY_MS_MAX, RetryPolicy
+from duemq_server.broker.records.retry_record import MessagePlace, Story
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -83,8 +85,8 @@ class SendBacks:
         """
         key = failure.key
         if failure.delay_ms is not None:
-            _check_range("delay_ms", failure.delay_ms, DELAY_MS_MAX)
-        _check_range("deliveries", failure.deliveries, ATTEMPT_MAX)
+            checks.between("delay_ms", failure.delay_ms, 0, DELAY_MS_MAX)
+        checks.between("deliveries", failure.deliveries, 0, ATTEMPT_MAX)
         queue = self._store.queue(key.topic, key.queue_id)
         self._store.offsets.check_fence(key, failure.generation)
         if self._store.offsets.is_done(key, failure.offset):
@@ -155,7 +157,7 @@ class SendBacks:
         """The record as it is stored anew, and where it goes.  Raises Corrupt."""
         group, topic, queue_id = failure.key
         record = retry_record.content(stored.entry)
-        source = Place(topic, self._broker, queue_id, failure.offset)
+        source = MessagePlace(topic, self._broker, queue_id, failure.offset)
         # Only what this group sent back before has a story here; a producer may write anything.
         attempt, before = 0, None
         if topic == names.retry_topic(group):
@@ -221,13 +223,3 @@ def _columns(records: list[_Again]) -> Columns:
         pack(*(each.stored.tag_hash for each in records)),
         pack(*(each.stored.key_hash for each in records)),
     )
-
-
-def _check_range(field: str, value: int, high: int) -> None:
-    if not 0 <= value <= high:
-        raise InvalidArgument(
-            f"{field}: {value} is not allowed: 0 to {high}",
-            field=field,
-            value=value,
-            limit=f"0 to {high}",
-        )

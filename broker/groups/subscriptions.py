@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from duemq.errors import InvalidArgument
+from duemq.protocol import checks
+from duemq.protocol.limits import SUBSCRIPTIONS_MAX
+from duemq.protocol.names import check_topic, retry_topic
+from duemq.protocol.sql import TAG
 from duemq.protocol.tag_filter import TagFilter
-from duemq_server.broker.filtering.filters import TAG
-from duemq_server.broker.records.names import check_topic, retry_topic
-
-SUBSCRIPTIONS_MAX = 1_000  # a member
 
 
 class TopicFilter(NamedTuple):
@@ -43,13 +43,7 @@ def check(subscriptions: Subscriptions) -> None:
 
 def check_count(subscriptions: int) -> None:
     """Raises InvalidArgument for none, or too many."""
-    if not 1 <= subscriptions <= SUBSCRIPTIONS_MAX:
-        raise InvalidArgument(
-            f"subscriptions: {subscriptions}, a member has 1 to {SUBSCRIPTIONS_MAX}",
-            field="subscriptions",
-            value=subscriptions,
-            limit=f"1 to {SUBSCRIPTIONS_MAX}",
-        )
+    checks.count("subscriptions", subscriptions, 1, SUBSCRIPTIONS_MAX)
 
 
 def difference(group: str, one: Subscriptions, other: Subscriptions) -> str | None:

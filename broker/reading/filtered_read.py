@@ -8,11 +8,11 @@ lets others have a turn between.
 from collections.abc import Callable
 from typing import TypeAlias
 
+from duemq.protocol.record_bytes import BODY_TAG, read_varint
 from duemq_server.broker.filtering.sql_filter import Fields, SqlFilter
 from duemq_server.broker.reading import reader, selection
 from duemq_server.broker.reading.reader import Records
-from duemq_server.broker.reading.selection import Run
-from duemq_server.broker.records.columns import BODY_TAG, read_varint
+from duemq_server.broker.reading.selection import FrameRun
 from duemq_server.broker.store.queues import Queue
 from duemq_server.storage.indexes import consume_queue
 from duemq_server.storage.log import SegmentedLog
@@ -52,7 +52,7 @@ def read_matching(
     seen = selection.select(page, offset, count, BYTES_MAX)
     sizes = consume_queue.decode(page)["size"].tolist()
     taken: list[memoryview] = []
-    runs: list[Run] = []
+    runs: list[FrameRun] = []
     size = 0
     found = reader.without_gaps(seen.runs, lambda left: reader.cut_out(log, left, nowait))
     for run, data in zip(*found, strict=True):
@@ -91,10 +91,10 @@ def _record(data: memoryview, at: int, end: int) -> bytes:
     return bytes(data[head:end])
 
 
-def _add(runs: list[Run], whole: Run, offset: int, start: int, end: int) -> None:
+def _add(runs: list[FrameRun], whole: FrameRun, offset: int, start: int, end: int) -> None:
     """Notes that a record of `whole` is taken."""
     last = runs[-1] if runs else None
     if last and last.offset + last.records == offset and last.frame == whole.frame:
         runs[-1] = last._replace(records=last.records + 1, end=end)
     else:
-        runs.append(Run(offset, 1, start, end, whole.frame, whole.store_ms))
+        runs.append(FrameRun(offset, 1, start, end, whole.frame, whole.store_ms))

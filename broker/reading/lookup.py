@@ -19,9 +19,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from duemq.errors import InvalidArgument
+from duemq.protocol import checks
 from duemq_server.broker.reading import reader, time_search
-from duemq_server.broker.reading.selection import Run
+from duemq_server.broker.reading.selection import FrameRun
 from duemq_server.broker.store.queues import Queue
 from duemq_server.storage.indexes import consume_queue
 from duemq_server.storage.log import SegmentedLog
@@ -49,7 +49,7 @@ _CURSOR_VERSION = 1
 _FIELD_MESSAGE_ID = 0x12
 
 
-class Place(NamedTuple):
+class LookupStart(NamedTuple):
     """Where a step begins."""
 
     queue_id: int
@@ -65,15 +65,15 @@ class Found(NamedTuple):
     entry: bytes
 
 
-class Step(NamedTuple):
+class LookupStep(NamedTuple):
     """`following`: where the next step begins; None: that was all."""
 
     found: list[Found]
-    following: Place | None
+    following: LookupStart | None
 
 
 @dataclass(frozen=True)
-class Query:
+class MessageQuery:
     """What is looked for; `matches` has the last word on a candidate's entry."""
 
     from_ms: int = 0
@@ -122,34 +122,29 @@ def message_id_field(message_id: str) -> bytes:
     return bytes([_FIELD_MESSAGE_ID]) + length + text
 
 
-def encode_cursor(place: Place) -> bytes:
+def encode_cursor(place: LookupStart) -> bytes:
     """What a client hands back to go on."""
     body = struct.pack("<Biq", _CURSOR_VERSION, *place)
     return body + struct.pack("<I", zlib.crc32(body))
 
 
-def decode_cursor(cursor: bytes) -> Place:
+def decode_cursor(cursor: bytes) -> LookupStart:
     """Raises InvalidArgument for what `encode_cursor` never gave."""
     if len(cursor) == _CURSOR.size:
         version, queue_id, offset, crc = _CURSOR.unpack(cursor)
         if version == _CURSOR_VERSION and crc == zlib.crc32(cursor[:-4]):
-            return Place(queue_id, offset)
-    raise InvalidArgument(
-        "cursor: it is not that of an answer of this broker",
-        field="cursor",
-        value=cursor[:32].hex(),
-        limit="the last answer's cursor, unchanged",
-    )
+            return LookupStart(queue_id, offset)
+    raise checks.wrong("cursor", cursor[:32].hex(), "that of this broker's last answer, unchanged")
 
 
 def search(
     log: SegmentedLog,
     queues: Sequence[Queue],
-    query: Query,
-    start: Place,
+    query: MessageQuery,
+    start: LookupStart,
     records_max: int,
     **bounds: int,
-) -> Step:
+) -> LookupStep:
     """One step, in the order queue, offset.  `bounds`: of the budget, in place of the constants.
 
     Raises Corrupt and what reads of the disk raise.
@@ -162,14 +157,14 @@ def search(
         offset = start.offset if queue.queue_id == start.queue_id else 0
         stopped = _search_queue(log, queue, query, offset, budget, found)
         if stopped is not None:
-            return Step(found, Place(queue.queue_id, stopped))
-    return Step(found, None)
+            return LookupStep(found, LookupStart(queue.queue_id, stopped))
+    return LookupStep(found, None)
 
 
 def _search_queue(
     log: SegmentedLog,
     queue: Queue,
-    query: Query,
+    query: MessageQuery,
     offset: int,
     budget: _Budget,
     found: list[Found],
@@ -196,7 +191,7 @@ def _search_queue(
 def _search_page(
     log: SegmentedLog,
     queue: Queue,
-    query: Query,
+    query: MessageQuery,
     low: int,
     high: int,
     budget: _Budget,
@@ -230,7 +225,9 @@ def _search_page(
     return page.following
 
 
-def _by_key_index(queue: Queue, query: Query, low: int, high: int, budget: _Budget) -> _Page | None:
+def _by_key_index(
+    queue: Queue, query: MessageQuery, low: int, high: int, budget: _Budget
+) -> _Page | None:
     """The candidates of a span, or of a part of it that has as many as may be found; None: no run
     says."""
     high = min(high, queue.keys.end_of_span(low))
@@ -260,7 +257,7 @@ def _entries_at(queue: Queue, offsets: Offsets) -> consume_queue.Entries:
     return np.concatenate(pieces)
 
 
-def _compared(queue: Queue, query: Query, low: int, high: int, budget: _Budget) -> _Page:
+def _compared(queue: Queue, query: MessageQuery, low: int, high: int, budget: _Budget) -> _Page:
     """The candidates of a page of the consume queue, which for a key ends with its span."""
     selective = query.key_hash or query.needle
     count = min(PAGE_ENTRIES, high - low, budget.entries if selective else budget.records)
@@ -274,7 +271,7 @@ def _compared(queue: Queue, query: Query, low: int, high: int, budget: _Budget) 
     return _Page(page[chosen], chosen + low, low + len(page))
 
 
-def _chunks(page: _Page) -> Iterator[tuple[list[Run], list[list[int]]]]:
+def _chunks(page: _Page) -> Iterator[tuple[list[FrameRun], list[list[int]]]]:
     """Runs, one a frame, and the entries in each; so many that they are read at once."""
     entries = page.entries
     if not len(entries):
@@ -285,7 +282,7 @@ def _chunks(page: _Page) -> Iterator[tuple[list[Run], list[list[int]]]]:
     breaks = np.flatnonzero(np.diff(frame)) + 1
     firsts = np.concatenate(([0], breaks))
     pasts = np.concatenate((breaks, [len(entries)]))
-    runs: list[Run] = []
+    runs: list[FrameRun] = []
     indexes: list[list[int]] = []
     size = 0
     rows = zip(
@@ -300,7 +297,7 @@ def _chunks(page: _Page) -> Iterator[tuple[list[Run], list[list[int]]]]:
         if runs and size + end - at > CHUNK_BYTES:
             yield runs, indexes
             runs, indexes, size = [], [], 0
-        runs.append(Run(page.offset(first), past - first, start, end, at, 0))
+        runs.append(FrameRun(page.offset(first), past - first, start, end, at, 0))
         indexes.append(list(range(first, past)))
         size += end - at
     yield runs, indexes

@@ -9,19 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from duemq.errors import InvalidArgument
+from duemq.protocol import checks, names
+from duemq.protocol.limits import PULL_BYTES_MAX, PULL_RECORDS_MAX, PULL_WAIT_MS_MAX
 from duemq_server.broker.filtering.filters import Expressions, Filter
 from duemq_server.broker.reading.waiters import QueueKey
-from duemq_server.broker.records import names
 from duemq_server.broker.store.queues import Queue
 
 if TYPE_CHECKING:
     from duemq.v1 import broker_pb2
 
 QUEUES_MAX = 1_024
-WAIT_MS_MAX = 30_000
-RECORDS_DEFAULT, RECORDS_MAX = 4_096, 65_536
-BYTES_DEFAULT, BYTES_MAX = 1 << 20, 8 << 20
+RECORDS_DEFAULT = 4_096
+BYTES_DEFAULT = 1 << 20
 CREDIT_RECORDS_MAX, CREDIT_BYTES_MAX = 65_536, 1 << 40
 
 
@@ -93,16 +92,16 @@ class Pull:
         _check_credit(request)
         records = self.credit_records + request.credit_records
         size = self.credit_bytes + request.credit_bytes
-        check_range("credit_records", records, CREDIT_RECORDS_MAX)
-        check_range("credit_bytes", size, CREDIT_BYTES_MAX)
+        checks.between("credit_records", records, 0, CREDIT_RECORDS_MAX)
+        checks.between("credit_bytes", size, 0, CREDIT_BYTES_MAX)
         self.credit_records, self.credit_bytes = records, size
 
 
 def parse(request: broker_pb2.PullRequest) -> Pull:
     """Raises InvalidArgument."""
-    check_range("wait_ms", request.wait_ms, WAIT_MS_MAX)
-    check_range("max_records", request.max_records, RECORDS_MAX)
-    check_range("max_bytes", request.max_bytes, BYTES_MAX)
+    checks.between("wait_ms", request.wait_ms, 0, PULL_WAIT_MS_MAX)
+    checks.between("max_records", request.max_records, 0, PULL_RECORDS_MAX)
+    checks.between("max_bytes", request.max_bytes, 0, PULL_BYTES_MAX)
     _check_credit(request)
     return Pull(
         request.group,
@@ -111,19 +110,13 @@ def parse(request: broker_pb2.PullRequest) -> Pull:
         request.max_records or RECORDS_DEFAULT,
         request.max_bytes or BYTES_DEFAULT,
         request.credit_records > 0,
-        request.credit_records or RECORDS_MAX,
+        request.credit_records or PULL_RECORDS_MAX,
         request.credit_bytes or CREDIT_BYTES_MAX,
     )
 
 
 def _reads(request: broker_pb2.PullRequest) -> list[QueueRead]:
-    if not 0 < len(request.queues) <= QUEUES_MAX:
-        raise InvalidArgument(
-            f"queues: {len(request.queues)} in a pull, 1 to {QUEUES_MAX} are allowed",
-            field="queues",
-            value=len(request.queues),
-            limit=QUEUES_MAX,
-        )
+    checks.count("queues", len(request.queues), 1, QUEUES_MAX, "in a pull")
     if request.group:
         names.check_group(request.group)
     expressions = Expressions()
@@ -142,13 +135,5 @@ def _reads(request: broker_pb2.PullRequest) -> list[QueueRead]:
 
 
 def _check_credit(request: broker_pb2.PullRequest) -> None:
-    check_range("credit_records", request.credit_records, CREDIT_RECORDS_MAX)
-    check_range("credit_bytes", request.credit_bytes, CREDIT_BYTES_MAX)
-
-
-def check_range(name: str, value: int, high: int) -> None:
-    """Raises InvalidArgument unless `value` is 0 to `high`."""
-    if not 0 <= value <= high:
-        raise InvalidArgument(
-            f"{name}: {value} is not allowed: 0 to {high}", field=name, value=value, limit=high
-        )
+    checks.between("credit_records", request.credit_records, 0, CREDIT_RECORDS_MAX)
+    checks.between("credit_bytes", request.credit_bytes, 0, CREDIT_BYTES_MAX)

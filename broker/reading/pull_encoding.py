@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from duemq.protocol.record_bytes import varint
-from duemq_server.broker.reading.selection import Run
+from duemq_server.broker.reading.selection import FrameRun
 
 _RESPONSE_QUEUES = b"\x12"  # field 2, length-delimited
 _QUEUE_RECORDS = b"\x22"  # field 4
@@ -24,7 +24,7 @@ class QueueAnswer(NamedTuple):
     queue_id: int
     slices: Sequence[memoryview] = ()
     size: int = 0
-    runs: Sequence[Run] = ()
+    runs: Sequence[FrameRun] = ()
     next_offset: int = 0
     min_offset: int = 0
     max_offset: int = 0

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from duemq.errors import Corrupt, DuemqError, InvalidArgument, OffsetOutOfRange
+from duemq.protocol.record_bytes import read_entry
 from duemq_server.broker.reading import selection
-from duemq_server.broker.reading.selection import Run
-from duemq_server.broker.records.columns import ENTRY_TAG, read_varint
+from duemq_server.broker.reading.selection import FrameRun
 from duemq_server.broker.store.queues import Queue
 from duemq_server.storage import frame as frame_layout
 from duemq_server.storage import record, recovery
@@ -50,7 +50,7 @@ class Records(NamedTuple):
 
     slices: list[memoryview]
     size: int
-    runs: list[Run]
+    runs: list[FrameRun]
     records: int
     next_offset: int
 
@@ -102,7 +102,7 @@ def read_records(
     BlockingIOError with `nowait`.
     """
     check_offset(queue, offset)
-    runs: list[Run] = []
+    runs: list[FrameRun] = []
     count = size = 0
     last = min(queue.max_offset, offset + SCAN_ENTRIES_MAX)
     # One more than wanted tells whether the last frame is whole.
@@ -137,8 +137,8 @@ def read_records(
 
 
 def without_gaps(
-    runs: list[Run], cut: Callable[[list[Run]], list[memoryview]]
-) -> tuple[list[Run], list[memoryview]]:
+    runs: list[FrameRun], cut: Callable[[list[FrameRun]], list[memoryview]]
+) -> tuple[list[FrameRun], list[memoryview]]:
     """The runs that are not in entries set aside, and the bytes of each."""
     while True:
         try:
@@ -171,7 +171,7 @@ def read_frames(
 
 
 def _whole_frames(
-    log: SegmentedLog, runs: list[Run], offset: int, bytes_max: int, nowait: bool
+    log: SegmentedLog, runs: list[FrameRun], offset: int, bytes_max: int, nowait: bool
 ) -> Frames:
     """Up to what was set aside; raises SetAsideError if that is the first."""
     slices: list[memoryview] = []
@@ -233,7 +233,7 @@ def read_each(
     # In the order of the log, so that a frame is read and verified once.
     found.sort(key=lambda each: each[1][0])
     runs = [
-        Run(places[at][1], 1, position, position + size, position - back, store_ms)
+        FrameRun(places[at][1], 1, position, position + size, position - back, store_ms)
         for at, (position, size, back, _, _, store_ms) in found
     ]
     read: dict[int, StoredRecord | DuemqError] = {}
@@ -250,7 +250,7 @@ def _entry_at(queue: Queue, offset: int, nowait: bool) -> tuple[int, ...]:
 
 
 def _cut_out_each(
-    log: SegmentedLog, runs: list[Run], nowait: bool
+    log: SegmentedLog, runs: list[FrameRun], nowait: bool
 ) -> list[memoryview | DuemqError]:
     """As `cut_out`; where that fails, each run by itself."""
     try:
@@ -277,7 +277,7 @@ def _extent_of(entry: memoryview) -> tuple[int, int]:
     return fields[0], fields[6]
 
 
-def cut_out(log: SegmentedLog, runs: list[Run], nowait: bool = False) -> list[memoryview]:
+def cut_out(log: SegmentedLog, runs: list[FrameRun], nowait: bool = False) -> list[memoryview]:
     """The bytes of each run, verified.  Raises Corrupt, and BlockingIOError with `nowait`."""
     frames = _verified(log, runs, nowait)
     slices: list[memoryview] = []
@@ -290,7 +290,7 @@ def cut_out(log: SegmentedLog, runs: list[Run], nowait: bool = False) -> list[me
 
 
 def _cut_out_filtered(
-    log: SegmentedLog, runs: list[Run], trusted_from: int, nowait: bool
+    log: SegmentedLog, runs: list[FrameRun], trusted_from: int, nowait: bool
 ) -> list[memoryview]:
     """As `cut_out`; of a sparse frame that is trusted the runs alone."""
     taken: defaultdict[int, int] = defaultdict(int)
@@ -306,12 +306,12 @@ def _cut_out_filtered(
     return [_alone(log, run, nowait) if run.frame in sparse else next(whole) for run in runs]
 
 
-def _alone(log: SegmentedLog, run: Run, nowait: bool) -> memoryview:
+def _alone(log: SegmentedLog, run: FrameRun, nowait: bool) -> memoryview:
     """The bytes of a run; its first record must be one, as far as that can be told."""
     data = log.read(run.start, run.end - run.start, nowait)
-    length, head = read_varint(data, 1, len(data)) if len(data) > 1 else (0, -1)
-    fits = head + length == len(data) if run.records == 1 else head + length < len(data)
-    if head < 0 or data[0] != ENTRY_TAG or not fits:
+    start, end = read_entry(data, 0, len(data))
+    fits = end == len(data) if run.records == 1 else end < len(data)
+    if start < 0 or not fits:
         raise Corrupt(
             f"{log.directory}, position {run.start}: no record begins there."
             f" Run `duemq-storage check {log.directory}`"
@@ -319,7 +319,9 @@ def _alone(log: SegmentedLog, run: Run, nowait: bool) -> memoryview:
     return data
 
 
-def _verified(log: SegmentedLog, runs: list[Run], nowait: bool) -> Iterator[tuple[int, memoryview]]:
+def _verified(
+    log: SegmentedLog, runs: list[FrameRun], nowait: bool
+) -> Iterator[tuple[int, memoryview]]:
     """(position, bytes) of every entry that the runs lie in, once, in order."""
     frames = selection.frames_of(runs)
     base, data = 0, memoryview(b"")

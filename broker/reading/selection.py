@@ -26,7 +26,7 @@ _ENTRY = struct.Struct("<QIIIIQ")
 assert _ENTRY.size == consume_queue.ENTRY_BYTES
 
 
-class Run(NamedTuple):
+class FrameRun(NamedTuple):
     """Records [offset, offset + records) lie at log positions [start, end) in one frame."""
 
     offset: int
@@ -42,7 +42,7 @@ class Run(NamedTuple):
 class Selection(NamedTuple):
     """`next_offset`: past the last record, and past what the filter left out."""
 
-    runs: list[Run]
+    runs: list[FrameRun]
     next_offset: int
     records: int
     bytes: int
@@ -95,7 +95,7 @@ def _select_loop(
             while chosen and entries[chosen[-1]][0] - entries[chosen[-1]][2] == frame:
                 cut = chosen.pop()
                 taken -= entries[cut][1]
-    runs: list[Run] = []
+    runs: list[FrameRun] = []
     for index in chosen:
         position, size, back, _, _, store_ms = entries[index]
         last = runs[-1] if runs else None
@@ -103,7 +103,7 @@ def _select_loop(
             runs[-1] = last._replace(records=last.records + 1, end=position + size)
         else:
             runs.append(
-                Run(offset + index, 1, position, position + size, position - back, store_ms)
+                FrameRun(offset + index, 1, position, position + size, position - back, store_ms)
             )
     if wanted is not None:
         ends = {position - back: position + size for position, size, back, *_ in entries}
@@ -162,7 +162,7 @@ def _select_vector(
         seen_ends,
         strict=True,
     )
-    return Selection([Run(*row) for row in rows], offset + cut, fit, int(ends[fit - 1]))
+    return Selection([FrameRun(*row) for row in rows], offset + cut, fit, int(ends[fit - 1]))
 
 
 def _is_wanted(hashes: npt.NDArray[np.uint32], wanted: frozenset[int]) -> npt.NDArray[np.bool_]:
@@ -176,7 +176,7 @@ def _is_wanted(hashes: npt.NDArray[np.uint32], wanted: frozenset[int]) -> npt.ND
     return found
 
 
-def frames_of(runs: Iterable[Run]) -> list[tuple[int, int]]:
+def frames_of(runs: Iterable[FrameRun]) -> list[tuple[int, int]]:
     """(frame, end of what is wanted of it), each frame once, in order."""
     frames: list[tuple[int, int]] = []
     for run in runs:

@@ -1,9 +1,11 @@
 """Parked pulls: who waits for which queues until when.  Pure.
 
-Owned by: Puller.  Mutated by: the event loop.
+Owned by: `PullRequests`, which alone calls it, on the event loop; the thread
+that serves the metrics reads how many wait.
 
-A parked pull is an entry in a dict per queue and in one heap of deadlines; it costs nothing until
-an append wakes it or its deadline comes.  `next_ms` tells the shell when to call `expire`.
+A parked pull is an entry in a dict, in one more for each queue it waits for, and in one heap of
+deadlines, and counts for its connection.  Beyond that it costs nothing until an append wakes it or
+its deadline comes.  `next_ms` tells the shell when to call `expire`.
 """
 
 import heapq

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from duemq.errors import InvalidArgument, TooLarge
+from duemq.protocol import checks, limits
+from duemq.protocol.limits import BATCH_RECORDS_MAX
 from duemq_server.broker.records import columns as layout
-
-BATCH_RECORDS_MAX = 65_536
 
 
 @dataclass(slots=True)
-class Batch:
+class IncomingBatch:
     """The fields of duemq.v1.BatchView, each taken out of it once: that copies."""
 
     topic: str
@@ -34,12 +34,12 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Limits:
+class BatchLimits:
     """What one batch may hold, in bytes."""
 
-    message_bytes_max: int = 4 << 20
-    batch_bytes_max: int = 8 << 20
-    properties_bytes_max: int = 32 << 10
+    message_bytes_max: int = limits.MESSAGE_BYTES_DEFAULT
+    batch_bytes_max: int = limits.BATCH_BYTES_DEFAULT
+    properties_bytes_max: int = limits.PROPERTIES_BYTES_DEFAULT
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Columns:
     key_hashes: bytes
 
 
-def bytes_to_walk(batch: Batch, limits: Limits, message_bytes_max: int) -> int:
+def bytes_to_walk(batch: IncomingBatch, limits: BatchLimits, message_bytes_max: int) -> int:
     """How much of the batch `check` has to walk through field by field; mostly nothing."""
     size = len(batch.records)
     if size > limits.batch_bytes_max:
@@ -67,7 +67,7 @@ def bytes_to_walk(batch: Batch, limits: Limits, message_bytes_max: int) -> int:
     return size if int(np.frombuffer(sizes, dtype="<u4").max()) > look_inside else 0
 
 
-def check(batch: Batch, limits: Limits, message_bytes_max: int) -> Columns:
+def check(batch: IncomingBatch, limits: BatchLimits, message_bytes_max: int) -> Columns:
     """The batch's columns, or InvalidArgument or TooLarge naming field, value and limit.
 
     `message_bytes_max` is the topic's; it is at most the broker's.
@@ -111,13 +111,7 @@ def _check_lengths(sizes: bytes, tags: bytes, keys: bytes) -> None:
 
 
 def _check_count(count: int) -> None:
-    if not 0 < count <= BATCH_RECORDS_MAX:
-        raise InvalidArgument(
-            f"sizes: {count} records in a batch, 1 to {BATCH_RECORDS_MAX} are allowed",
-            field="sizes",
-            value=count,
-            limit=BATCH_RECORDS_MAX,
-        )
+    checks.count("sizes", count, 1, BATCH_RECORDS_MAX, "records in a batch")
 
 
 def _check_large(

@@ -1,9 +1,6 @@
 """The layout of records inside a batch, checked without decoding messages.  Pure.
 
-A batch's `records` are the encoding of duemq.v1.RecordBatch: entry after entry of
-
-    0x0A  varint(length of the record)  record (duemq.v1.Record)
-
+A batch's `records` are entry after entry of duemq.v1.RecordBatch (record_bytes.py).
 The sender says each entry's size beside it.  `check_layout` proves that the sizes are those of the
 entries, for the whole batch at once; so every later slice by these sizes is a whole entry.
 A record itself is looked into only where it is large (batch.py) or where the sender gave no side
@@ -11,24 +8,30 @@ arrays: then `scan` walks over its top-level fields.
 """
 
 import struct
-import zlib
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from duemq.errors import InvalidArgument
+from duemq.protocol.record_bytes import (
+    ENTRY_TAG,
+    FIXED32,
+    FIXED64,
+    LENGTH_DELIMITED,
+    VARINT,
+    read_entry,
+    read_varint,
+    text_hash,
+)
 
 # Below this many records a loop is faster than NumPy's fixed cost per call.
 VECTOR_RECORDS_MIN = 64
 
-# Of an entry in a RecordBatch, and of the body in a Record.
-ENTRY_TAG = BODY_TAG = 0x0A
 # Largest entry of 1, 2, 3 and 4 bytes of length: tag + length bytes + 2^(7 * bytes) - 1.
 _ENTRY_BYTES_MAX = np.array([1 + k + (1 << (7 * k)) - 1 for k in range(1, 5)], dtype=np.int64)
 
 _FIELD_BODY, _FIELD_KEY, _FIELD_TAG, _FIELD_PROPERTIES = 1, 3, 4, 6
-_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 U32Array = npt.NDArray[np.uint32]
 
@@ -40,11 +43,6 @@ class RecordShape(NamedTuple):
     properties_bytes: int
     tag_hash: int
     key_hash: int
-
-
-def text_hash(text: bytes) -> int:
-    """CRC-32 of a tag's or key's UTF-8; 0 only for none."""
-    return (zlib.crc32(text) or 1) if text else 0
 
 
 def check_layout(records: bytes, sizes: U32Array) -> None:
@@ -107,19 +105,6 @@ def _wrong_entry_vector(records: bytes, sizes: U32Array) -> int | None:
     return None if good.all() else int(np.argmin(good))
 
 
-def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
-    """(value, position after it); position -1: malformed."""
-    value = shift = 0
-    while at < end and shift < 64:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    return 0, -1
-
-
 def scan(records: bytes | memoryview, start: int, end: int) -> RecordShape:
     """The shape of the record in records[start:end] (without its entry's tag and length).
 
@@ -132,7 +117,7 @@ def scan(records: bytes | memoryview, start: int, end: int) -> RecordShape:
         if at < 0 or tag >> 3 == 0:
             raise _malformed(start)
         field, kind = tag >> 3, tag & 7
-        if kind == _LENGTH_DELIMITED:
+        if kind == LENGTH_DELIMITED:
             length, at = read_varint(records, at, end)
             if at < 0 or at + length > end:
                 raise _malformed(start)
@@ -145,12 +130,12 @@ def scan(records: bytes | memoryview, start: int, end: int) -> RecordShape:
             elif field == _FIELD_PROPERTIES:
                 properties_bytes += length
             at += length
-        elif kind == _VARINT:
+        elif kind == VARINT:
             _, at = read_varint(records, at, end)
             if at < 0:
                 raise _malformed(start)
-        elif kind in (_FIXED64, _FIXED32):
-            at += 8 if kind == _FIXED64 else 4
+        elif kind in (FIXED64, FIXED32):
+            at += 8 if kind == FIXED64 else 4
         else:
             raise _malformed(start)
     if at != end:
@@ -175,13 +160,13 @@ def derive_columns(records: bytes, records_max: int) -> tuple[bytes, bytes, byte
     keys: list[int] = []
     at, end = 0, len(records)
     while at < end and len(sizes) <= records_max:
-        length, head = read_varint(records, at + 1, end)
-        if records[at] != ENTRY_TAG or head < 0 or head + length > end:
+        head, following = read_entry(records, at, end)
+        if head < 0:
             raise _malformed(at)
-        shape = scan(records, head, head + length)
-        sizes.append(head + length - at)
+        shape = scan(records, head, following)
+        sizes.append(following - at)
         tags.append(shape.tag_hash)
         keys.append(shape.key_hash)
-        at = head + length
+        at = following
     pack = struct.Struct(f"<{len(sizes)}I").pack
     return pack(*sizes), pack(*tags), pack(*keys)

@@ -10,18 +10,20 @@ import secrets
 from collections.abc import Iterator
 
 from duemq.errors import Corrupt, DuemqError
-from duemq.protocol.record_bytes import varint
-from duemq_server.broker.records import columns, names, retry_record
-from duemq_server.broker.records.batch import BATCH_RECORDS_MAX, Batch, Columns
-from duemq_server.broker.records.retry_record import ERROR_CHARACTERS_MAX, Place, Story
+from duemq.protocol import names
+from duemq.protocol.limits import BATCH_RECORDS_MAX, ERROR_CHARACTERS_MAX
+from duemq.protocol.record_bytes import read_entry, varint
+from duemq_server.broker.records import columns, retry_record
+from duemq_server.broker.records.batch import Columns, IncomingBatch
+from duemq_server.broker.records.retry_record import MessagePlace, Story
 
 TOPIC = names.dead_letter_topic(names.TIMER_GROUP)
 _BODY_TAG, _MESSAGE_ID_TAG = b"\x0a", b"\x12"
 
 
-def letters_of(batch: Batch, reason: DuemqError, now_ms: int) -> Columns:
+def letters_of(batch: IncomingBatch, reason: DuemqError, now_ms: int) -> Columns:
     """The batch as dead letters: its records, or one with all its bytes if there are none."""
-    place = Place(batch.topic, "", batch.queue_id, 0)
+    place = MessagePlace(batch.topic, "", batch.queue_id, 0)
     error = reason.message[:ERROR_CHARACTERS_MAX]
     story = Story(names.TIMER_GROUP, place, now_ms, now_ms, error, place)
     try:
@@ -39,11 +41,11 @@ def letters_of(batch: Batch, reason: DuemqError, now_ms: int) -> Columns:
 def _records(data: bytes) -> Iterator[bytes]:
     at = 0
     while at < len(data):
-        length, head = columns.read_varint(data, at + 1, len(data))
-        if data[at] != columns.ENTRY_TAG or head < 0 or head + length > len(data):
+        head, end = read_entry(data, at, len(data))
+        if head < 0:
             raise Corrupt(f"byte {at}: no record begins there")
-        yield data[head : head + length]
-        at = head + length
+        yield data[head:end]
+        at = end
 
 
 def _wrapped(body: bytes) -> bytes:

@@ -20,28 +20,33 @@ import numpy as np
 import numpy.typing as npt
 
 from duemq.errors import Corrupt
-from duemq.protocol.record_bytes import varint
-from duemq_server.broker.records.columns import ENTRY_TAG, read_varint
-
-ERROR_CHARACTERS_MAX = 1_024
-ATTEMPT_MAX = (1 << 31) - 1
+from duemq.protocol.limits import ATTEMPT_MAX
+from duemq.protocol.record_bytes import (
+    ENTRY_TAG,
+    FIXED32,
+    FIXED64,
+    LENGTH_DELIMITED,
+    VARINT,
+    read_entry,
+    read_varint,
+    varint,
+)
 
 _DUE_MS, _ATTEMPT, _RETRY = 8, 9, 10
 _OURS = frozenset((_DUE_MS, _ATTEMPT, _RETRY))
-_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
-_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 _ENTRY_TAG = bytes((ENTRY_TAG,))
-_ATTEMPT_TAG = _ATTEMPT << 3 | _VARINT
-_RETRY_TAG, _SOURCE_TAG = _RETRY << 3 | _LENGTH_DELIMITED, 7 << 3 | _LENGTH_DELIMITED
-_SOURCE_OFFSET_TAG = 8 << 3 | _VARINT
+_ATTEMPT_TAG = _ATTEMPT << 3 | VARINT
+_RETRY_TAG, _SOURCE_TAG = _RETRY << 3 | LENGTH_DELIMITED, 7 << 3 | LENGTH_DELIMITED
+_SOURCE_OFFSET_TAG = 8 << 3 | VARINT
 _U64 = (1 << 64) - 1
 
 Buffer = bytes | memoryview
-Source = tuple[str, int, int]
+SentBackFrom = tuple[str, int, int]
 """Topic, queue id, offset: a place on this broker."""
 
 
-class Place(NamedTuple):
+class MessagePlace(NamedTuple):
     """Where a message lies, or lay."""
 
     topic: str
@@ -54,11 +59,11 @@ class Story(NamedTuple):
     """The fields of duemq.v1.Retry."""
 
     group: str
-    origin: Place
+    origin: MessagePlace
     first_failed_ms: int
     last_failed_ms: int
     error: str
-    source: Place
+    source: MessagePlace
 
 
 def _spans(data: bytes) -> list[tuple[int, int, int, int]]:
@@ -73,10 +78,10 @@ def _spans(data: bytes) -> list[tuple[int, int, int, int]]:
         tag, at = read_varint(data, at, end) if data[at] >= 0x80 else (data[at], at + 1)
         value_at = at
         kind = tag & 7
-        if kind == _LENGTH_DELIMITED:
+        if kind == LENGTH_DELIMITED:
             length, value_at = read_varint(data, at, end)
             at = value_at + length
-        elif kind == _VARINT:
+        elif kind == VARINT:
             _, at = read_varint(data, at, end)
         elif kind in _FIXED_BYTES:
             at += _FIXED_BYTES[kind]
@@ -90,8 +95,8 @@ def _spans(data: bytes) -> list[tuple[int, int, int, int]]:
 
 def content(entry: Buffer) -> bytes:
     """A record without its entry's tag and length.  Raises Corrupt."""
-    length, head = read_varint(entry, 1, len(entry))
-    if len(entry) < 2 or entry[0] != ENTRY_TAG or head < 0 or head + length != len(entry):
+    head, end = read_entry(entry, 0, len(entry))
+    if head < 0 or end != len(entry):
         raise Corrupt("what is stored is no entry of a RecordBatch")
     return bytes(entry[head:])
 
@@ -113,9 +118,9 @@ def _values(data: bytes) -> dict[int, Any]:
     values: dict[int, Any] = {}
     for tag, _, value_at, end in _spans(data):
         kind = tag & 7
-        if kind == _LENGTH_DELIMITED:
+        if kind == LENGTH_DELIMITED:
             values[tag >> 3] = data[value_at:end]
-        elif kind == _VARINT:
+        elif kind == VARINT:
             values[tag >> 3], _ = read_varint(data, value_at, end)
     return values
 
@@ -132,9 +137,9 @@ def _story(data: bytes) -> Story:
     )
 
 
-def _place(queue: Any, offset: Any) -> Place:
+def _place(queue: Any, offset: Any) -> MessagePlace:
     values = _values(queue) if isinstance(queue, bytes) else {}
-    return Place(
+    return MessagePlace(
         _text(values.get(1)), _text(values.get(2)), _number(values.get(3)), _number(offset)
     )
 
@@ -192,14 +197,14 @@ def _queue(topic: str, broker: str, queue_id: int) -> bytes:
 def _bytes_field(number: int, value: bytes) -> bytes:
     if not value:
         return b""
-    return b"".join((varint(number << 3 | _LENGTH_DELIMITED), varint(len(value)), value))
+    return b"".join((varint(number << 3 | LENGTH_DELIMITED), varint(len(value)), value))
 
 
 def _int_field(number: int, value: int) -> bytes:
-    return varint(number << 3 | _VARINT) + varint(value & _U64) if value else b""
+    return varint(number << 3 | VARINT) + varint(value & _U64) if value else b""
 
 
-def sources(payload: memoryview, sizes: npt.NDArray[np.uint32]) -> Iterator[Source]:
+def sources(payload: memoryview, sizes: npt.NDArray[np.uint32]) -> Iterator[SentBackFrom]:
     """Where the records of a send-back frame were sent back from.  Raises Corrupt."""
     data = bytes(payload)
     places: dict[bytes, tuple[str, int]] = {}

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from duemq.errors import FencedTimer, InvalidArgument, Overloaded
+from duemq.protocol import checks
+from duemq.protocol.limits import SERVICE_IDS_FROM, SHARDS_MAX
 
-SERVICE_IDS_FROM = 1 << 63
 # Claimed ids, fenced ones included.
 SERVICES_MAX = 4_096
-SHARDS_MAX = 1_024
 NAME_CHARACTERS_MAX = 255
 # An owner that was here more recently is alive: its queues are not released.
 ALIVE_MS = 60_000
@@ -216,32 +216,15 @@ class TimerOwners:
 
 
 def _check_service(service: Service, queues: tuple[int, ...]) -> None:
-    if service.id < SERVICE_IDS_FROM:
-        raise InvalidArgument(
-            f"service.id: {service.id} is not that of a timer service",
-            field="service.id",
-            value=service.id,
-            limit=f"{SERVICE_IDS_FROM} and above",
-        )
-    if not 0 < len(service.name) <= NAME_CHARACTERS_MAX:
-        raise InvalidArgument(
-            f"service.name: {len(service.name)} characters, 1 to {NAME_CHARACTERS_MAX} are allowed",
-            field="service.name",
-            value=len(service.name),
-            limit=NAME_CHARACTERS_MAX,
-        )
-    if not 0 <= service.shard < service.shards <= SHARDS_MAX:
-        raise InvalidArgument(
-            f"service.shard: {service.shard} of {service.shards} shards",
-            field="service.shard",
-            value=service.shard,
-            limit=f"0 to shards - 1, at most {SHARDS_MAX} shards",
-        )
+    checks.at_least("service.id", service.id, SERVICE_IDS_FROM)
+    checks.length("service.name", service.name, 1, NAME_CHARACTERS_MAX)
+    checks.between("service.shards", service.shards, 1, SHARDS_MAX)
+    checks.between("service.shard", service.shard, 0, service.shards - 1)
     for queue_id in queues:
         if queue_id % service.shards != service.shard:
-            raise InvalidArgument(
-                f"queue_ids: {queue_id} belongs to shard {queue_id % service.shards} of"
-                f" {service.shards}, this is shard {service.shard}",
-                field="queue_ids",
-                value=queue_id,
+            raise checks.wrong(
+                "queue_ids",
+                queue_id,
+                f"queues of shard {service.shard} of {service.shards}; this one is of shard"
+                f" {queue_id % service.shards}",
             )

@@ -25,7 +25,7 @@ _READABLE = (1, 2, VERSION)
 _HEAD = struct.Struct("<I")
 
 
-class State(NamedTuple):
+class CheckpointState(NamedTuple):
     """`position`: where the state was taken; `verify_from`: where a start begins to verify."""
 
     position: int
@@ -41,7 +41,7 @@ class State(NamedTuple):
     timer_owners: dict[str, Any]
 
 
-def encode(state: State) -> bytes:
+def encode(state: CheckpointState) -> bytes:
     """The checkpoint's payload."""
     fields = state._asdict()
     del fields["lanes"]
@@ -49,7 +49,7 @@ def encode(state: State) -> bytes:
     return b"".join((_HEAD.pack(len(text)), text, state.lanes))
 
 
-def decode(payload: bytes) -> State:
+def decode(payload: bytes) -> CheckpointState:
     """Raises UnknownVersion."""
     (length,) = _HEAD.unpack_from(payload)
     fields = json.loads(payload[_HEAD.size : _HEAD.size + length])
@@ -60,4 +60,4 @@ def decode(payload: bytes) -> State:
         fields |= {"settled": [], "groups": [], "retries": {}}
     if version < 3:
         fields |= {"timer_owners": {}}
-    return State(**fields, lanes=payload[_HEAD.size + length :])
+    return CheckpointState(**fields, lanes=payload[_HEAD.size + length :])

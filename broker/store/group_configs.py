@@ -6,88 +6,15 @@ A group need not be put to exist: without settings of its own the broker's are i
 are entries of the commit log (journal.py), answered when durable.
 """
 
-import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from duemq.errors import GroupNotFound, InvalidArgument, Overloaded
-from duemq_server.broker.records import due_times, names
+from duemq.errors import GroupNotFound, Overloaded
+from duemq.protocol import names
+from duemq.protocol.retry_policy import ExponentialDelays, RetryPolicy
 
 GROUPS_MAX = 10_000
-RETRIES_MAX = 1_000
-DELAYS_MAX = 256
-DELAY_MS_MAX = 366 * 86_400_000
-MULTIPLIER_MAX = 100.0
-
-DEFAULT_RETRIES = 16
-# Sixteen retries: with the first delivery seventeen, the last 4 h 46 min after the first.
-DEFAULT_DELAYS = "10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-
-
-@dataclass(frozen=True, slots=True)
-class ExponentialDelays:
-    """`initial_ms * multiplier ^ (retry - 1)`, but `max_ms` at most."""
-
-    initial_ms: int
-    multiplier: float
-    max_ms: int
-
-    def delay_ms(self, retry: int) -> int:
-        """The delay before a retry, the first of which is 1."""
-        try:
-            delay = self.initial_ms * self.multiplier ** (retry - 1)
-        except OverflowError:
-            return self.max_ms
-        return int(min(delay, self.max_ms))
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """`retries_max`: deliveries after the first; None: the broker's.
-
-    The delays are a table, the last one for all retries beyond it, or exponential; with neither the
-    broker's table is in force.
-    """
-
-    retries_max: int | None = None
-    delays_ms: tuple[int, ...] = ()
-    exponential: ExponentialDelays | None = None
-
-    def check(self) -> None:
-        """Raises InvalidArgument naming field, value and limit."""
-        if self.retries_max is not None:
-            _check_range("retries_max", self.retries_max, 0, RETRIES_MAX)
-        if self.delays_ms and self.exponential:
-            raise _illegal("exponential", "given with delays_ms", "a table or exponential delays")
-        if len(self.delays_ms) > DELAYS_MAX:
-            raise _illegal("delays_ms", f"{len(self.delays_ms)} delays", f"at most {DELAYS_MAX}")
-        for delay_ms in self.delays_ms:
-            _check_range("delays_ms", delay_ms, 0, DELAY_MS_MAX)
-        if self.exponential:
-            initial_ms, multiplier = self.exponential.initial_ms, self.exponential.multiplier
-            _check_range("initial_ms", initial_ms, 1, DELAY_MS_MAX)
-            if not (math.isfinite(multiplier) and 1 <= multiplier <= MULTIPLIER_MAX):
-                raise _illegal("multiplier", multiplier, f"1 to {MULTIPLIER_MAX:g}")
-            _check_range("max_ms", self.exponential.max_ms, initial_ms, DELAY_MS_MAX)
-
-    def over(self, defaults: "RetryPolicy") -> "RetryPolicy":
-        """With what `defaults` says where this says nothing."""
-        own_delays = bool(self.delays_ms or self.exponential)
-        return RetryPolicy(
-            defaults.retries_max if self.retries_max is None else self.retries_max,
-            self.delays_ms if own_delays else defaults.delays_ms,
-            self.exponential if own_delays else defaults.exponential,
-        )
-
-    def delay_ms(self, retry: int) -> int:
-        """The delay before a retry, the first of which is 1; of a policy that says everything."""
-        if self.exponential:
-            return self.exponential.delay_ms(retry)
-        return self.delays_ms[min(retry, len(self.delays_ms)) - 1]
-
-
-DEFAULT_POLICY = RetryPolicy(DEFAULT_RETRIES, due_times.parse_levels(DEFAULT_DELAYS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +22,7 @@ class GroupConfig:
     """The settings of one group."""
 
     group: str
-    retry: RetryPolicy = RetryPolicy()
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
 
 
 class GroupConfigs:
@@ -174,15 +101,4 @@ def not_found(group: str) -> GroupNotFound:
         f"group: {group!r} is not here, and auto_create_groups is off: put it first",
         field="group",
         value=group,
-    )
-
-
-def _check_range(field: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise _illegal(field, value, f"{low} to {high}")
-
-
-def _illegal(field: str, value: object, limit: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"{field}: {value} is not allowed: {limit}", field=field, value=value, limit=limit
     )

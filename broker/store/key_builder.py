@@ -21,7 +21,7 @@ PLANNED_MAX = 64
 PAGE_ENTRIES = 16 << 10
 
 
-class Span(NamedTuple):
+class KeySpan(NamedTuple):
     """What a run is to be built of; `base` is its first offset."""
 
     queue: Queue
@@ -31,7 +31,7 @@ class Span(NamedTuple):
 class Plan(NamedTuple):
     """`spans`: to be built now, PLANNED_MAX at most; `missing`: how many have no run in all."""
 
-    spans: list[Span]
+    spans: list[KeySpan]
     missing: int
     built: int
 
@@ -49,7 +49,7 @@ class KeyBuilder:
     @staticmethod
     def plan(queues: Sequence[Queue], saved: Mapping[str, Sequence[int]]) -> Plan:
         """What to build; `saved`: the ends of the queues by topic as of a saved checkpoint."""
-        spans: list[Span] = []
+        spans: list[KeySpan] = []
         missing = built = 0
         for queue in queues:
             ends = saved.get(queue.topic, ())
@@ -61,10 +61,10 @@ class KeyBuilder:
             missing += here
             built += len(queue.keys)
             if here and len(spans) < PLANNED_MAX:
-                spans += [Span(queue, base) for base in queue.keys.bases_missing(low, high)]
+                spans += [KeySpan(queue, base) for base in queue.keys.bases_missing(low, high)]
         return Plan(spans[:PLANNED_MAX], missing, built)
 
-    def build(self, span: Span) -> bool:
+    def build(self, span: KeySpan) -> bool:
         """Builds a run; False: the records are gone meanwhile.
 
         Raises DiskFull, DiskFailed, CorruptFile, OSError.

@@ -17,8 +17,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from duemq.errors import FencedMember, InvalidArgument, OffsetOutOfRange, Overloaded
-from duemq_server.broker.records.names import HIDDEN_GROUPS
+from duemq.errors import FencedMember, OffsetOutOfRange, Overloaded
+from duemq.protocol import checks
+from duemq.protocol.names import HIDDEN_GROUPS
 
 ENTRIES_MAX = 200_000
 # Of one queue, and of all: more than that past one commit means that nobody commits.
@@ -38,13 +39,7 @@ CLOCK_MS_MIN = 1_790_000_000_000
 
 def check_generation(generation: int) -> None:
     """Raises InvalidArgument unless a member may have got this generation; 0: no membership."""
-    if not 0 <= generation <= GENERATION_MAX:
-        raise InvalidArgument(
-            f"generation: {generation} was never given to a member",
-            field="generation",
-            value=generation,
-            limit=f"0 to {GENERATION_MAX}",
-        )
+    checks.between("generation", generation, 0, GENERATION_MAX)
 
 
 def newest_generation(now_ms: int) -> int:
@@ -62,12 +57,7 @@ def check_claim(generation: int, now_ms: int) -> None:
     check_generation(generation)
     newest = newest_generation(now_ms)
     if generation > newest:
-        raise InvalidArgument(
-            f"generation: {generation} was never given to a member: it is far ahead of the clock",
-            field="generation",
-            value=generation,
-            limit=f"0 to {newest}",
-        )
+        raise checks.wrong("generation", generation, f"0 to {newest}: it is far ahead of the clock")
 
 
 class GroupQueue(NamedTuple):

@@ -34,15 +34,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from duemq.errors import FencedProducer, InvalidArgument, OutOfSequence, Overloaded
+from duemq.protocol import checks
+from duemq.protocol.limits import SEQUENCE_MAX, WINDOW_BATCHES
 
-WINDOW_BATCHES = 64
 # More than a timer service has unanswered in a lane.
 SERVICE_WINDOW_BATCHES = 8
 LANES_MAX = 50_000
 # A lane may be put out for a new one after this long without a batch when the table is full.
 EVICT_IDLE_MS = 60_000
-# The one after it must fit into 64 bits too.
-SEQUENCE_MAX = (1 << 64) - 2
 
 _LANE = struct.Struct("<QHBBiIQ")
 _STORED = struct.Struct("<QQQiI")
@@ -69,7 +68,7 @@ class Stored(NamedTuple):
     records: int
 
 
-class Lane:
+class ProducerLane:
     """One lane.  The window's last entry is that of `next_sequence - 1`.
 
     The window is kept packed, as it lies in the checkpoint: 2 KiB a lane, and nothing to collect.
@@ -108,14 +107,14 @@ class Producers:
         self._idle_ms = idle_ms
         self._lanes_max = lanes_max
         # In the order of last use.
-        self._lanes: dict[LaneKey, Lane] = {}
+        self._lanes: dict[LaneKey, ProducerLane] = {}
         self._uptime_ms = 0
-        self._services: dict[int, dict[LaneKey, Lane]] = {}  # by id
+        self._services: dict[int, dict[LaneKey, ProducerLane]] = {}  # by id
 
     def __len__(self) -> int:
         return len(self._lanes) + sum(map(len, self._services.values()))
 
-    def _table(self, key: LaneKey) -> dict[LaneKey, Lane]:
+    def _table(self, key: LaneKey) -> dict[LaneKey, ProducerLane]:
         return self._services.get(key.producer_id, self._lanes)
 
     def trust_service(self, service_id: int) -> None:
@@ -189,7 +188,7 @@ class Producers:
             if idle is not None:
                 del table[idle]
         if lane is None or lane.epoch != epoch or lane.next_sequence != sequence:
-            lane = Lane(epoch, sequence)
+            lane = ProducerLane(epoch, sequence)
         lane.add(stored, WINDOW_BATCHES if ordinary else SERVICE_WINDOW_BATCHES)
         lane.used_at_ms = self._uptime_ms
         table[key] = lane
@@ -252,7 +251,7 @@ class Producers:
             self._table(key)[key] = lane
 
 
-def _pack(key: LaneKey, lane: Lane) -> tuple[bytes, bytes, bytes]:
+def _pack(key: LaneKey, lane: ProducerLane) -> tuple[bytes, bytes, bytes]:
     topic = key.topic.encode()
     head = _LANE.pack(
         key.producer_id,
@@ -266,7 +265,7 @@ def _pack(key: LaneKey, lane: Lane) -> tuple[bytes, bytes, bytes]:
     return head, topic, bytes(lane.window)
 
 
-def _unpack(data: bytes) -> Iterator[tuple[LaneKey, Lane]]:
+def _unpack(data: bytes) -> Iterator[tuple[LaneKey, ProducerLane]]:
     at = 0
     while at < len(data):
         fields = _LANE.unpack_from(data, at)
@@ -276,18 +275,17 @@ def _unpack(data: bytes) -> Iterator[tuple[LaneKey, Lane]]:
         at += topic_length
         end = at + entries * _STORED.size
         key = LaneKey(producer_id, topic, queue_id, bool(timed))
-        yield key, Lane(epoch, next_sequence, data[at:end])
+        yield key, ProducerLane(epoch, next_sequence, data[at:end])
         at = end
 
 
 def check_identity(producer_id: int, epoch: int, sequence: int) -> None:
     """Raises InvalidArgument for an epoch or sequence without a producer, or the last sequence."""
     if sequence > SEQUENCE_MAX:
-        raise InvalidArgument(
-            f"sequence: {sequence} has no successor: raise producer_epoch and number anew",
-            field="sequence",
-            value=sequence,
-            limit=SEQUENCE_MAX,
+        raise checks.wrong(
+            "sequence",
+            sequence,
+            f"0 to {SEQUENCE_MAX}: it has no successor; raise producer_epoch and number anew",
         )
     if not producer_id and (epoch or sequence):
         raise InvalidArgument(

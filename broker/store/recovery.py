@@ -24,13 +24,13 @@ import os
 import secrets
 from typing import NamedTuple
 
-from duemq_server.broker.records import names
+from duemq.protocol import names
 from duemq_server.broker.store import checkpoint_state as states
-from duemq_server.broker.store.checkpoint_state import State
+from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.queues import QueueTable
 from duemq_server.broker.store.replay import Replay
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
 from duemq_server.storage import checkpoint, frame
 from duemq_server.storage.disk import Disk
@@ -62,7 +62,7 @@ class Opened(NamedTuple):
 def open_store(
     data_dir: str,
     disk: Disk,
-    rules: Rules,
+    settings: StoreSettings,
     *,
     segment_bytes: int = SEGMENT_BYTES,
     unsynced_boot: bytes = b"",
@@ -75,7 +75,7 @@ def open_store(
     store_id = _store_id(os.path.join(data_dir, STORE_ID), disk)
     payload = checkpoint.load(os.path.join(data_dir, CHECKPOINT), disk)
     state = states.decode(payload) if payload else None
-    opening = _Opening(data_dir, disk, rules, segment_bytes)
+    opening = _Opening(data_dir, disk, settings, segment_bytes)
     replayed = opening.from_checkpoint(state) if state else None
     whole = replayed is None
     if replayed is None:
@@ -91,7 +91,7 @@ def open_store(
         unsynced.put(unsynced_boot)
     else:
         unsynced.remove()
-    store = Store(opening.log, opening.tables, rules)
+    store = Store(opening.log, opening.tables, settings)
     store.ensure_timer_topic()
     position = state.position if state else 0
     return Opened(store, store_id, position, replayed)
@@ -131,10 +131,12 @@ class _Opening:
     log: SegmentedLog
     tables: Tables
 
-    def __init__(self, data_dir: str, disk: Disk, rules: Rules, segment_bytes: int) -> None:
+    def __init__(
+        self, data_dir: str, disk: Disk, settings: StoreSettings, segment_bytes: int
+    ) -> None:
         self._data_dir = data_dir
         self._disk = disk
-        self._rules = rules
+        self._settings = settings
         self._segment_bytes = segment_bytes
         self._was_durable_to = 0
 
@@ -147,9 +149,9 @@ class _Opening:
             start_at=start_at,
             files=files,
         )
-        self.tables = Tables(QueueTable(self._data_dir, self._disk, files), self._rules)
+        self.tables = Tables(QueueTable(self._data_dir, self._disk, files), self._settings)
 
-    def from_checkpoint(self, state: State) -> int | None:
+    def from_checkpoint(self, state: CheckpointState) -> int | None:
         """Entries replayed; None: the checkpoint does not fit the other files."""
         if _Marker(self._data_dir, REBUILDING, self._disk).value is not None:
             log.error("consume queues were being rebuilt when the process ended: once more")
@@ -172,7 +174,7 @@ class _Opening:
             return None
         return replayed
 
-    def from_the_whole_log(self, state: State | None) -> int:
+    def from_the_whole_log(self, state: CheckpointState | None) -> int:
         """Entries replayed."""
         self._begin(None)
         if state:
@@ -184,7 +186,7 @@ class _Opening:
             self.tables.keep_topics_of(state)
         return replayed
 
-    def skip_lost(self, state: State | None, may_be_lost: int) -> bool:
+    def skip_lost(self, state: CheckpointState | None, may_be_lost: int) -> bool:
         """Leaves out the offsets that were given to what the log has lost, if it has lost anything.
 
         `state`: a checkpoint that may be ahead of the log; `may_be_lost`: bytes that may have been
@@ -196,7 +198,7 @@ class _Opening:
         since_end = (lost_to - end) // frame.RECORD_BYTES_MIN
         since_checkpoint = max(0, lost_to - known_to) // frame.RECORD_BYTES_MIN
         if since_end and names.TIMER_TOPIC not in self.tables.topics:
-            timer_topic = self.tables.topics.plan(names.TIMER_TOPIC, self._rules.timer_queues)
+            timer_topic = self.tables.topics.plan(names.TIMER_TOPIC, self._settings.timer_queues)
             self.tables.put_topic(timer_topic)
         skipped = self.tables.skip_lost(state, since_checkpoint, since_end)
         for queue, offset in skipped[:NAMED_MAX]:
@@ -225,8 +227,8 @@ class _Opening:
         state = self.tables.snapshot(position, self.log.recovery_start(position))
         save_checkpoint(self._data_dir, state, self._disk)
 
-    def _replay(self, position: int, state: State | None) -> int:
-        replay = Replay(self.tables, self._rules, state.position if state else 0)
+    def _replay(self, position: int, state: CheckpointState | None) -> int:
+        replay = Replay(self.tables, self._settings, state.position if state else 0)
         replayed = replay.run(self.log.recover(position))
         self._was_durable_to = max(self._was_durable_to, self.log.was_durable_to)
         # The files of the consume queues may begin earlier: they shrink by whole files.
@@ -243,6 +245,6 @@ def _store_id(path: str, disk: Disk) -> int:
     return int.from_bytes(saved, "little")
 
 
-def save_checkpoint(data_dir: str, state: State, disk: Disk) -> None:
+def save_checkpoint(data_dir: str, state: CheckpointState, disk: Disk) -> None:
     """Raises DiskFull, DiskFailed."""
     checkpoint.save(os.path.join(data_dir, CHECKPOINT), states.encode(state), disk)

@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from duemq.errors import InvariantError
-from duemq_server.broker.records import names, retry_record
+from duemq.protocol import names
+from duemq_server.broker.records import retry_record
 from duemq_server.broker.store import journal
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import LaneKey, Stored
 from duemq_server.broker.store.queues import Queue
-from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
 from duemq_server.storage import frame, record
 from duemq_server.storage.indexes import consume_queue
@@ -24,9 +25,9 @@ from duemq_server.storage.tools import set_aside
 class Replay:
     """`counted_to`: up to that position of the log the tables have counted retries already."""
 
-    def __init__(self, tables: Tables, rules: Rules, counted_to: int = 0) -> None:
+    def __init__(self, tables: Tables, settings: StoreSettings, counted_to: int = 0) -> None:
         self._tables = tables
-        self._rules = rules
+        self._settings = settings
         self._counted_to = counted_to
 
     def run(self, entries: Iterable[Entry]) -> int:
@@ -108,7 +109,7 @@ class Replay:
         tables = self._tables
         known = tables.topics.find(name) if name in tables.topics else None
         if known is None:
-            queues = max(self._rules.default_queues, queue_id + 1)
+            queues = max(self._settings.default_queues, queue_id + 1)
             tables.put_topic(tables.topics.plan(name, queues))
         elif queue_id >= known.queues:
             grown = replace(known, queues=queue_id + 1)

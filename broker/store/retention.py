@@ -1,12 +1,15 @@
 """How much of the log may go.  Pure.
 
 Whole segments go, oldest first, when they are older than the time kept or when the log is larger
-than the size kept; never the last segment, and never anything from `hold` on: the oldest byte that
-a timer shard has not taken over yet, or that lies beyond the last checkpoint.
+than the size kept; never the last segment, and never what is still needed (`needed_from`).
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
+from duemq_server.broker.store.offsets import GroupQueue
+from duemq_server.broker.store.store import Store
 
 
 class SegmentAge(NamedTuple):
@@ -21,6 +24,19 @@ class SegmentAge(NamedTuple):
     followed_ms: int | None
 
 
+def needed_from(store: Store) -> int:
+    """The oldest byte that a new start replays, or that a timer shard has not taken over yet."""
+    needed = store.checkpoint_position
+    for queue in store.queues_of(TIMER_TOPIC):
+        progress = store.offsets.find(GroupQueue(TIMER_GROUP, TIMER_TOPIC, queue.queue_id))
+        offset = max(progress.offset if progress else 0, queue.min_offset)
+        entry = queue.entry_from(offset)
+        if entry is not None:
+            position, _, frame_back, *_ = entry
+            needed = min(needed, position - frame_back)
+    return needed
+
+
 def cut_position(
     segments: Sequence[SegmentAge],
     end_position: int,
@@ -29,7 +45,10 @@ def cut_position(
     keep_bytes: int,
     hold: int,
 ) -> int:
-    """The segments that end at or before the answer may go.  A limit of 0 does not apply."""
+    """The segments that end at or before the answer may go.  A limit of 0 does not apply.
+
+    `hold`: what is needed from there on, however old it is (`needed_from`).
+    """
     position = segments[0].start if segments else 0
     for segment, newest_ms in zip(segments, newest_times(segments, now_ms), strict=True):
         too_old = keep_ms > 0 and newest_ms < now_ms - keep_ms

@@ -30,18 +30,20 @@ from duemq.errors import (
     Rejected,
     TopicNotFound,
 )
+from duemq.protocol import names
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.broker.group_counts import GroupCounts
 from duemq_server.broker.records import batch as batches
-from duemq_server.broker.records import due_times, names, refused_fires
-from duemq_server.broker.records.batch import Batch, Columns, Limits
-from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM, Service
+from duemq_server.broker.records import due_times, refused_fires
+from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
+from duemq_server.broker.records.timer_owners import Service
 from duemq_server.broker.store import group_configs, journal
-from duemq_server.broker.store.checkpoint_state import State
+from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import LaneKey, Stored, check_identity
 from duemq_server.broker.store.queues import Queue
-from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
 from duemq_server.broker.store.topics import Topic, no_queue
 from duemq_server.storage import frame
@@ -55,7 +57,7 @@ log = logging.getLogger(__name__)
 ANY_QUEUE = -1
 # Of what comes back from a retry, or is due: it was accepted before, whatever the limits are now.
 # A gRPC message is not larger.
-_ACCEPTED_BEFORE = Limits(1 << 24, 1 << 24, 1 << 24)
+_ACCEPTED_BEFORE = BatchLimits(1 << 24, 1 << 24, 1 << 24)
 
 
 class Accepted(NamedTuple):
@@ -83,9 +85,9 @@ class _Unindexed(NamedTuple):
 class Store:
     """See the module.  Made by recovery.open_store."""
 
-    def __init__(self, log: SegmentedLog, tables: Tables, rules: Rules) -> None:
+    def __init__(self, log: SegmentedLog, tables: Tables, settings: StoreSettings) -> None:
         self.log = log
-        self.rules = rules
+        self.settings = settings
         self.tables = tables
         # To be read by all; they are changed by the methods below, and what is built on them.
         self.topics = tables.topics
@@ -101,6 +103,7 @@ class Store:
         """Called for each queue that got records that consumers may see."""
         self.on_report: Callable[[], None] = lambda: None
         """Called when what nameservers are told has changed: topics, or whether it is writable."""
+        self._checkpoint_position = 0
         self._unindexed: deque[_Unindexed] = deque()
         self._held: dict[Queue, list[bytes]] = {}
         self.messages_in = 0
@@ -113,7 +116,7 @@ class Store:
     # -- sending ----------------------------------------------------------------------------------
 
     def send(
-        self, batch: Batch, now_ms: int, checked: Columns | DuemqError | None = None
+        self, batch: IncomingBatch, now_ms: int, checked: Columns | DuemqError | None = None
     ) -> Accepted:
         """Stores a batch, or finds that it was stored before.
 
@@ -156,7 +159,7 @@ class Store:
             self.refused_fires += columns.count
             log.error("due messages for %s cannot be stored, see %s: %s", key, topic.name, error)
         due_ms = (
-            due_times.resolve(batch, columns.count, now_ms, self.rules.delay_levels_ms).tobytes()
+            due_times.resolve(batch, columns.count, now_ms, self.settings.delay_levels_ms).tobytes()
             if timed
             else None
         )
@@ -175,16 +178,16 @@ class Store:
             self.producers.record(key, epoch, sequence, accepted.stored)
         return accepted
 
-    def fires(self, batch: Batch) -> bool:
+    def fires(self, batch: IncomingBatch) -> bool:
         """Whether a timer service sends what this or another broker accepted before."""
         return self.timer_owners.knows(batch.producer_id) and not due_times.is_timed(batch)
 
-    def limits_of(self, batch: Batch) -> tuple[Limits, int]:
+    def limits_of(self, batch: IncomingBatch) -> tuple[BatchLimits, int]:
         """The limits of a batch, and of a body; its topic may not be there yet."""
         topic = batch.topic
         if names.is_retry(topic) or self.fires(batch):
             return _ACCEPTED_BEFORE, _ACCEPTED_BEFORE.message_bytes_max
-        limits = self.rules.limits
+        limits = self.settings.limits
         if topic in self.topics:
             return limits, self.topics.limit(self.topics.find(topic))
         return limits, limits.message_bytes_max
@@ -206,7 +209,7 @@ class Store:
                     limit="not %TIMER%",
                 )
             return self.topics.find(name)
-        if not self.rules.auto_create_topics:
+        if not self.settings.auto_create_topics:
             raise TopicNotFound(
                 f"topic: {name!r} is not here, and auto_create_topics is off",
                 field="topic",
@@ -392,7 +395,7 @@ class Store:
     def ensure_timer_topic(self) -> None:
         """Makes %TIMER% on the first start; its number of queues never changes."""
         if names.TIMER_TOPIC not in self.topics:
-            self.create_topic(names.TIMER_TOPIC, self.rules.timer_queues)
+            self.create_topic(names.TIMER_TOPIC, self.settings.timer_queues)
 
     # -- timer services ---------------------------------------------------------------------------
 
@@ -424,7 +427,7 @@ class Store:
 
     def check_group_known(self, group: str) -> None:
         """Raises GroupNotFound for an unknown group where groups must be put first."""
-        if not (self.rules.auto_create_groups or self.knows_group(group)):
+        if not (self.settings.auto_create_groups or self.knows_group(group)):
             raise group_configs.not_found(group)
 
     def put_group(self, config: GroupConfig) -> int:
@@ -510,7 +513,7 @@ class Store:
 
     # -- checkpoint and stop ----------------------------------------------------------------------
 
-    def snapshot(self) -> State:
+    def snapshot(self) -> CheckpointState:
         """The state as of everything appended so far.
 
         It must not be saved before the log is durable up to its position.
@@ -522,6 +525,18 @@ class Store:
         """Raises DiskFull while consume queues lack what the log has: no checkpoint may be made."""
         if self._held:
             raise DiskFull(f"{len(self._held)} consume queues wait for space")
+
+    @property
+    def checkpoint_position(self) -> int:
+        """Where this process took its last checkpoint; 0: it took none.
+
+        Retention keeps what follows.
+        """
+        return self._checkpoint_position
+
+    def checkpointed(self, position: int) -> None:
+        """A checkpoint that was taken at `position` is on the disk."""
+        self._checkpoint_position = position
 
     def close(self) -> None:
         """Closes the files."""

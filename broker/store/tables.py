@@ -10,14 +10,14 @@ method, which both call.  All of it can be rebuilt from the log; `snapshot` and 
 
 from collections.abc import Iterable
 
-from duemq_server.broker.records import names
+from duemq.protocol import names
 from duemq_server.broker.records.timer_owners import Service, TimerOwners
-from duemq_server.broker.store.checkpoint_state import State
+from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfigs
 from duemq_server.broker.store.offsets import GroupQueue, Offsets, Progress
 from duemq_server.broker.store.producers import Producers
 from duemq_server.broker.store.queues import Queue, QueueTable
-from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.topics import Topic, Topics
 from duemq_server.storage.errors import StorageError
 
@@ -28,12 +28,12 @@ STORE_AHEAD_MAX_MS = 600_000
 class Tables:
     """See the module."""
 
-    def __init__(self, queues: QueueTable, rules: Rules) -> None:
+    def __init__(self, queues: QueueTable, settings: StoreSettings) -> None:
         self.queues = queues
-        self.topics = Topics(rules.default_queues, rules.limits.message_bytes_max)
-        self.producers = Producers(rules.lane_idle_ms)
+        self.topics = Topics(settings.default_queues, settings.limits.message_bytes_max)
+        self.producers = Producers(settings.lane_idle_ms)
         self.offsets = Offsets()
-        self.groups = GroupConfigs(rules.retry)
+        self.groups = GroupConfigs(settings.retry)
         self.timer_owners = TimerOwners()
         self.retries: dict[str, int] = {}
         """Records ever sent back for another delivery, by group."""
@@ -105,7 +105,7 @@ class Tables:
             self.store_ms = now_ms
         return self.store_ms
 
-    def keep_topics_of(self, state: State) -> None:
+    def keep_topics_of(self, state: CheckpointState) -> None:
         """Of a checkpoint that is ahead of the log: what was deleted since does not come back."""
         rows = {row["name"]: row for row in state.topics["topics"]}
         for topic in list(self.topics):
@@ -116,7 +116,7 @@ class Tables:
                     self.put_topic(Topic(**row))
 
     def skip_lost(
-        self, state: State | None, since_checkpoint: int, since_end: int
+        self, state: CheckpointState | None, since_checkpoint: int, since_end: int
     ) -> list[tuple[Queue, int]]:
         """The log has lost its end: offsets that lay there are never given to anything new.
 
@@ -148,9 +148,9 @@ class Tables:
 
     # -- the checkpoint --------------------------------------------------------------------------
 
-    def snapshot(self, position: int, verify_from: int) -> State:
+    def snapshot(self, position: int, verify_from: int) -> CheckpointState:
         """All of it, as of a position of the log."""
-        return State(
+        return CheckpointState(
             position=position,
             verify_from=verify_from,
             store_ms=self.store_ms,
@@ -167,7 +167,7 @@ class Tables:
             timer_owners=self.timer_owners.encode(),
         )
 
-    def without_deleted(self, state: State) -> State:
+    def without_deleted(self, state: CheckpointState) -> CheckpointState:
         """The snapshot without topics that were deleted since: their queues get no more entries.
 
         To be called when the log is durable up to its position.
@@ -181,12 +181,12 @@ class Tables:
         queues = {name: offsets for name, offsets in state.queues.items() if name in kept}
         return state._replace(topics={**state.topics, "topics": rows}, queues=queues)
 
-    def erase_deleted(self, saved: State) -> None:
+    def erase_deleted(self, saved: CheckpointState) -> None:
         """Removes the files of topics that were deleted before the checkpoint of `saved`."""
         of_checkpoint = [Topic(**row) for row in saved.topics["topics"]]
         self.queues.erase_unknown([*self.topics, *of_checkpoint])
 
-    def restore(self, state: State, *, rebuild: bool = False) -> None:
+    def restore(self, state: CheckpointState, *, rebuild: bool = False) -> None:
         """Takes a checkpoint over; with `rebuild` only what the log cannot tell again.
 
         Raises IndexError if a consume queue does not reach as far as the checkpoint says.

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from duemq.errors import InvalidArgument, QueueNotFound, TopicExists, TopicNotFound
-from duemq_server.broker.records import names
+from duemq.protocol import checks, names
+from duemq.protocol.limits import QUEUES_MAX, TOPICS_MAX
 
-QUEUES_MAX = 1_024
-TOPICS_MAX = 10_000
+OWN = "the broker's own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,11 @@ class Topics:
         names.check_topic(name)
         if name in self._topics:
             raise TopicExists(f"topic: {name!r} exists", field="topic", value=name)
-        _check_range("queues", queues, QUEUES_MAX)
-        _check_range("message_bytes_max", message_bytes_max, self._message_bytes_max)
+        checks.between("queues", queues, 1, QUEUES_MAX, zero=OWN)
+        most = self._message_bytes_max
+        checks.between("message_bytes_max", message_bytes_max, 1, most, zero=OWN)
         if len(self._topics) >= TOPICS_MAX:
-            raise InvalidArgument(
-                f"topic: {len(self._topics)} topics exist, the most allowed",
-                field="topic",
-                value=name,
-                limit=TOPICS_MAX,
-            )
+            raise checks.wrong("topic", name, f"at most {TOPICS_MAX} topics, and so many exist")
         own = 1 if names.group_of(name) else self._default_queues
         return Topic(name, self._next_id, queues or own, message_bytes_max)
 
@@ -119,13 +115,3 @@ def no_queue(topic: Topic, queue_id: int, lowest: int = 0) -> QueueNotFound:
         value=queue_id,
         limit=limit,
     )
-
-
-def _check_range(field: str, value: int, high: int) -> None:
-    if not 0 <= value <= high:
-        raise InvalidArgument(
-            f"{field}: {value} is not allowed: 1 to {high}, or 0 for the broker's own",
-            field=field,
-            value=value,
-            limit=high,
-        )

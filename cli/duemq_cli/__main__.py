@@ -3,7 +3,7 @@
 import sys
 
 if not sys.flags.safe_path:
-    # `-m` has put the current folder first: a package `broker` in it is not ours.
+    # `-m` has put the current folder first: a file `click.py` in it is not what we mean.
     sys.path.pop(0)
 
 from duemq_cli import main

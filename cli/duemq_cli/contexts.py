@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from duemq.errors import InvalidArgument
+from duemq.protocol import checks
 from duemq.transport.cluster_client import nameservers_of
 
 VERSION = 1
@@ -46,10 +47,7 @@ class Contexts:
 
         Raises InvalidArgument.
         """
-        if not NAME.fullmatch(name):
-            raise InvalidArgument(
-                f"context {name!r} is not {NAME_LIMIT}", field="name", value=name, limit=NAME_LIMIT
-            )
+        checks.matches("context", name, NAME, NAME_LIMIT)
         nameservers_of(nameserver)
         self.by_name[name] = nameserver
         self.current = self.current or name
@@ -70,7 +68,7 @@ class Contexts:
         if name not in self.by_name:
             known = ", ".join(sorted(self.by_name)) or "none"
             raise InvalidArgument(
-                f"no context {name!r}; there are: {known}", field="name", value=name, limit=known
+                f"no context {name!r}; there are: {known}", field="context", value=name, limit=known
             )
 
 

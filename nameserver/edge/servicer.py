@@ -11,6 +11,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from duemq.errors import InvalidArgument, Overloaded
+from duemq.protocol import checks
+from duemq.protocol.limits import QUEUES_MAX, SHARDS_MAX, TOPICS_MAX
+from duemq.protocol.names import SYSTEM_TOPIC_CHARACTERS_MAX
 from duemq.transport.unsent import Unsent
 from duemq.v1 import nameserver_pb2 as pb
 from duemq_server.nameserver.registry import (
@@ -27,12 +30,6 @@ from duemq_server.nameserver.registry import (
 from duemq_server.serving.server import Codec
 from duemq_server.serving.settings import check_address, check_name
 
-# Of one broker.
-TOPICS_MAX = 10_000
-# A broker's 127, and %RETRY% before a group's name.
-TOPIC_CHARS_MAX = 134
-QUEUES_MAX = 1_024
-SHARDS_MAX = 1_024
 EXPIRY_MS_MAX = 3_600_000
 # Of a WatchRoutes request.
 WATCHED_TOPICS_MAX = 10_000
@@ -79,7 +76,7 @@ class NameserverServicer:
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         """See nameserver.proto."""
         report = _report_of(request)
-        expiry_ms = _between("expiry_ms", request.expiry_ms, 0, EXPIRY_MS_MAX)
+        checks.between("expiry_ms", request.expiry_ms, 0, EXPIRY_MS_MAX)
         version, now_ms = _version_of(request.version), self._now_ms()
         holder = self._registry.holder(version, report, now_ms)
         if holder is not None:
@@ -87,7 +84,7 @@ class NameserverServicer:
         if request.dry_run:
             return pb.RegisterResponse(accepted=True)
         before = self._registry.revision
-        accepted = self._registry.register(version, report, now_ms, expiry_ms)
+        accepted = self._registry.register(version, report, now_ms, request.expiry_ms)
         self._wake_after(before)
         return pb.RegisterResponse(accepted=accepted)
 
@@ -148,7 +145,7 @@ class NameserverServicer:
     ) -> AsyncIterator[bytes]:
         """See nameserver.proto.  Answers are encoded RouteUpdates."""
         self._registry.check_ready(self._now_ms())
-        _between("topics", len(request.topics), 0, WATCHED_TOPICS_MAX)
+        checks.count("topics", len(request.topics), 0, WATCHED_TOPICS_MAX)
         if self.watchers >= self._watchers_max:
             raise Overloaded(
                 f"{self.watchers} routes are watched, at most {self._watchers_max} can be",
@@ -288,13 +285,14 @@ def _report_of(request: pb.RegisterRequest) -> Report:
         check_address(f"{kind}.address", address)
     if kind == "broker":
         return BrokerReport(name, address, _topics_of(request.broker), request.broker.store_id)
-    shards = _between("timer.shards", request.timer.shards, 1, SHARDS_MAX)
-    shard = _between("timer.shard", request.timer.shard, 0, shards - 1)
+    shard, shards = request.timer.shard, request.timer.shards
+    checks.between("timer.shards", shards, 1, SHARDS_MAX)
+    checks.between("timer.shard", shard, 0, shards - 1)
     return TimerReport(name, address, shard, shards, request.timer.store_id)
 
 
 def _topics_of(report: pb.BrokerReport) -> tuple[TopicQueues, ...]:
-    _between("broker.topics", len(report.topics), 0, TOPICS_MAX)
+    checks.count("broker.topics", len(report.topics), 0, TOPICS_MAX)
     return tuple(
         TopicQueues(_topic_name(one.topic), _queues(one), one.readable, one.writable)
         for one in sorted(report.topics, key=lambda one: one.topic)
@@ -302,31 +300,11 @@ def _topics_of(report: pb.BrokerReport) -> tuple[TopicQueues, ...]:
 
 
 def _topic_name(topic: str) -> str:
-    if not 1 <= len(topic) <= TOPIC_CHARS_MAX:
-        raise InvalidArgument(
-            f"a topic name has {len(topic)} characters, must have 1 to {TOPIC_CHARS_MAX}",
-            field="broker.topics.topic",
-            value=topic,
-            limit=TOPIC_CHARS_MAX,
-        )
-    if not _TOPIC.fullmatch(topic):
-        raise InvalidArgument(
-            f"a topic is named {topic!r}: letters, digits and signs of ASCII",
-            field="broker.topics.topic",
-            value=topic,
-            limit="no spaces and control characters",
-        )
+    checks.length("broker.topics.topic", topic, 1, SYSTEM_TOPIC_CHARACTERS_MAX)
+    checks.matches("broker.topics.topic", topic, _TOPIC, "letters, digits and signs of ASCII")
     return topic
 
 
 def _queues(topic: pb.TopicQueues) -> int:
-    return _between("broker.topics.queues", topic.queues, 0, QUEUES_MAX)
-
-
-def _between(field: str, value: int, lowest: int, highest: int) -> int:
-    if not lowest <= value <= highest:
-        limit = f"{lowest} to {highest}"
-        raise InvalidArgument(
-            f"{field} is {value}, must be {limit}", field=field, value=value, limit=limit
-        )
-    return value
+    checks.between("broker.topics.queues", topic.queues, 0, QUEUES_MAX)
+    return topic.queues

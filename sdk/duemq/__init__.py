@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from duemq.consumer.blocking import PullConsumer, PushConsumer
     from duemq.consumer.settings import ConsumerSettings
     from duemq.errors import DuemqError
-    from duemq.message import Message, Outgoing
+    from duemq.message import Message, Outgoing, SendOptions
     from duemq.outcomes import BatchFailed, DeadLetter, RetryLater
     from duemq.producing.blocking import Producer
     from duemq.producing.cancels import CancelOutcome
-    from duemq.producing.receipt import PendingReceipt, Receipt, Receipts
+    from duemq.producing.receipt import PendingReceipt, Receipts
     from duemq.protocol.sql import Sql
+    from duemq.sent import Receipt
     from duemq.settings import ClientSettings, ProducerSettings
     from duemq.transport.tuning import tune_process
 
@@ -52,6 +53,7 @@ __all__ = [
     "Receipt",
     "Receipts",
     "RetryLater",
+    "SendOptions",
     "Sql",
     "aio",
     "errors",
@@ -73,9 +75,10 @@ _HOMES = {
     "ProducerSettings": "duemq.settings",
     "PullConsumer": "duemq.consumer.blocking",
     "PushConsumer": "duemq.consumer.blocking",
-    "Receipt": "duemq.producing.receipt",
+    "Receipt": "duemq.sent",
     "Receipts": "duemq.producing.receipt",
     "RetryLater": "duemq.outcomes",
+    "SendOptions": "duemq.message",
     "Sql": "duemq.protocol.sql",
     "tune_process": "duemq.transport.tuning",
 }

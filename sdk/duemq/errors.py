@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from duemq.producing.receipt import AwaitableReceipt, PendingReceipt, Receipt
+    from duemq.sent import PendingSend, Receipt  # which know no errors
 
 __all__ = [
     "Closed",
@@ -321,12 +321,12 @@ class NotAllSent(DuemqError):
         self,
         message: str,
         *,
-        receipts: "Sequence[Receipt] | None" = None,
-        failures: "Mapping[int, DuemqError] | None" = None,
-        unsent: "Sequence[PendingReceipt | AwaitableReceipt]" = (),
+        receipts: "Sequence[Receipt]" = (),
+        failures: Mapping[int, DuemqError] | None = None,
+        unsent: "Sequence[PendingSend]" = (),
     ) -> None:
         super().__init__(message)
-        self.receipts = receipts if receipts is not None else ()
+        self.receipts = receipts
         self.failures = failures or {}
         self.unsent = unsent
 

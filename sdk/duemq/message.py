@@ -8,21 +8,19 @@ brought it (up to a few MiB): copy what you store for long.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
+from duemq.protocol.moments import Moment
+from duemq.protocol.names import SYSTEM_SIGN
+from duemq.protocol.retry_policy import Delay
 from duemq.v1.message_pb2 import Record, RecordBatch
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
-
     from duemq.v1.view_pb2 import QueueRecordsView
 
-__all__ = ["Message", "Origin", "Outgoing", "Retry", "messages_of"]
-
-# Names of the system's own topics begin so.
-_SYSTEM = "%"
+__all__ = ["Message", "Origin", "Outgoing", "Retry", "SendOptions", "messages_of"]
 
 
 class Origin(NamedTuple):
@@ -72,7 +70,7 @@ class Message:
     def topic(self) -> str:
         """The topic that it was sent to."""
         topic = self._origin.topic
-        if topic.startswith(_SYSTEM) and self._record.HasField("retry"):
+        if topic.startswith(SYSTEM_SIGN) and self._record.HasField("retry"):
             return self._record.retry.origin.topic
         return topic
 
@@ -208,36 +206,35 @@ def messages_of(pulled: QueueRecordsView, broker: str) -> list[Message]:
     return list(map(Message, records, repeat(origin), offsets, times))
 
 
-@dataclass(slots=True, kw_only=True)
+class SendOptions(TypedDict, total=False):
+    """What may be said of a message that is sent, by name: `send`, `submit`, `send_many`."""
+
+    key: str | None
+    """For look-up."""
+    tag: str | None
+    """For filtering."""
+    ordering_key: str | None
+    """Messages of one ordering key go to one queue, in the order sent."""
+    properties: Mapping[str, str] | None
+    """Text by name."""
+    delay: Delay | None
+    """From the broker's clock.  At most one of this and the next two."""
+    deliver_at: Moment | None
+    """An aware datetime, epoch milliseconds or RFC 3339 text."""
+    delay_level: int | None
+    """1 to the number of the broker's levels."""
+
+
+@dataclass(slots=True)
 class Outgoing:
-    """A message for `send_many`; the fields are `Producer.send`'s."""
+    """A message for `send_many`: a body and its SendOptions."""
 
     body: bytes
+    _: KW_ONLY
     key: str | None = None
     tag: str | None = None
     ordering_key: str | None = None
     properties: Mapping[str, str] | None = None
-    delay: float | timedelta | str | None = None
-    deliver_at: datetime | int | str | None = None
+    delay: Delay | None = None
+    deliver_at: Moment | None = None
     delay_level: int | None = None
-
-    def __init__(
-        self,
-        body: bytes,
-        *,
-        key: str | None = None,
-        tag: str | None = None,
-        ordering_key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        delay: float | timedelta | str | None = None,
-        deliver_at: datetime | int | str | None = None,
-        delay_level: int | None = None,
-    ) -> None:
-        self.body = body
-        self.key = key
-        self.tag = tag
-        self.ordering_key = ordering_key
-        self.properties = properties
-        self.delay = delay
-        self.deliver_at = deliver_at
-        self.delay_level = delay_level

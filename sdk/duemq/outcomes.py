@@ -14,15 +14,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from duemq.errors import InvalidArgument
-from duemq.protocol.due import delay_ms
+from duemq.protocol import checks
+from duemq.protocol.due import UNITS_MS, delay_ms
+from duemq.protocol.limits import ERROR_CHARACTERS_MAX
+from duemq.protocol.retry_policy import DELAY_MS_MAX
 
 if TYPE_CHECKING:
     from duemq.message import Message
-
-ERROR_CHARACTERS_MAX = 1_024
-"""Of the reason that travels along with a message; brokers cut off the rest."""
-RETRY_DELAY_MS_MAX = 366 * 86_400_000
-"""The longest delay of a retry that brokers take."""
 
 
 class RetryLater(Exception):
@@ -36,13 +34,8 @@ class RetryLater(Exception):
 
     def __init__(self, delay: float | timedelta | str, reason: str = "") -> None:
         self.delay_ms = delay_ms(delay)
-        if self.delay_ms > RETRY_DELAY_MS_MAX:
-            raise InvalidArgument(
-                f"delay: {delay!r} is more than a retry may wait: 366 days",
-                field="delay",
-                value=str(delay),
-                limit="366d",
-            )
+        if self.delay_ms > DELAY_MS_MAX:
+            raise checks.wrong("delay", delay, f"at most {DELAY_MS_MAX // UNITS_MS['d']} days")
         self.reason = reason
         super().__init__(reason or f"again in {self.delay_ms / 1000:g} s")
 
@@ -91,10 +84,7 @@ def _checked(failures: Mapping[Message, BaseException]) -> dict[Message, BaseExc
 
 
 def _no_failures(given: str) -> InvalidArgument:
-    limit = "{message: exception}, none of them a BatchFailed"
-    return InvalidArgument(
-        f"failures: {given} given, not {limit}", field="failures", value=given, limit=limit
-    )
+    return checks.wrong("failures", given, "{message: exception}, none of them a BatchFailed")
 
 
 class NotTaken(Exception):

@@ -3,17 +3,12 @@
 import os
 from dataclasses import dataclass, field, fields
 
-from duemq.errors import InvalidArgument
+from duemq.protocol import checks
+from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB, MIB, WINDOW_BATCHES
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
 NAMESERVER_PORT = 9876
 NAMESERVER_VARIABLE = "DUEMQ_NAMESERVER"
-KIB = 1024
-MIB = 1024 * 1024
-# Of one request: the broker's batch limit is 8 MiB, gRPC's here 16 MiB.
-FRAME_BYTES_MOST = 8 * MIB
-# The broker remembers the last 64 batches of a lane; more in flight could not be told apart.
-IN_FLIGHT_MOST = 64
 
 
 def default_nameserver() -> str:
@@ -55,25 +50,13 @@ class ProducerSettings:
 
     def __post_init__(self) -> None:
         _positive(self)
-        _at_most(self, "frame_bytes", FRAME_BYTES_MOST)
-        _at_most(self, "in_flight", IN_FLIGHT_MOST)
+        checks.at_most("frame_bytes", self.frame_bytes, BATCH_BYTES_DEFAULT)
+        # More in flight could not be told apart.
+        checks.at_most("in_flight", self.in_flight, WINDOW_BATCHES)
 
 
 def _positive(settings: ClientSettings | ProducerSettings) -> None:
     for setting in fields(settings):
         value = getattr(settings, setting.name)
         if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
-            raise InvalidArgument(
-                f"{setting.name} must be above 0, not {value}",
-                field=setting.name,
-                value=value,
-                limit="> 0",
-            )
-
-
-def _at_most(settings: ProducerSettings, name: str, limit: int) -> None:
-    value = getattr(settings, name)
-    if value > limit:
-        raise InvalidArgument(
-            f"{name} must be at most {limit}, not {value}", field=name, value=value, limit=limit
-        )
+            raise checks.wrong(setting.name, value, "above 0")

@@ -26,14 +26,14 @@ from pathlib import Path
 
 import numpy as np
 
+from duemq.protocol.record_bytes import text_hash
 from duemq_server.broker.reading import lookup
-from duemq_server.broker.reading.lookup import Place, Query
-from duemq_server.broker.records.columns import text_hash
+from duemq_server.broker.reading.lookup import LookupStart, MessageQuery
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.key_builder import KeyBuilder
 from duemq_server.broker.store.key_index import SPAN_RECORDS
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.indexes import consume_queue
 
@@ -131,9 +131,9 @@ def drop_from_memory(directory: str) -> None:
             os.close(fd)
 
 
-def search(store: Store, topic: str, query: Query) -> int:
+def search(store: Store, topic: str, query: MessageQuery) -> int:
     """All steps; how many records were found."""
-    place: Place | None = Place(0, 0)
+    place: LookupStart | None = LookupStart(0, 0)
     found = 0
     while place is not None:
         step = lookup.search(store.log, store.queues_of(topic), query, place, 64)
@@ -170,12 +170,12 @@ def main(parent: str) -> None:
     )
     directory = tempfile.mkdtemp(prefix="duemq-bench-", dir=parent)
     try:
-        rules = Rules(default_queues=1, timer_queues=1)
-        store = recovery.open_store(directory, RealDisk(), rules).store
+        settings = StoreSettings(default_queues=1, timer_queues=1)
+        store = recovery.open_store(directory, RealDisk(), settings).store
         count = fill_with_keys(store)
         fill(store, "ids", ID_RECORDS, ID_BODY_BYTES)
         key = b"%08x" % (FRAME_RECORDS - 7)
-        by_key = Query(
+        by_key = MessageQuery(
             key_hash=text_hash(key), matches=lambda found: bytes(found).endswith(b"\x1a\x08" + key)
         )
         queue = store.queue(TOPIC, 0)
@@ -205,7 +205,7 @@ def main(parent: str) -> None:
         data = os.urandom(64 << 20)
         with measured("floor: bytes.find", len(data) / 1e6, "MB"):
             data.find(needle)
-        by_id = Query(needle=needle, matches=lambda found: needle in bytes(found))
+        by_id = MessageQuery(needle=needle, matches=lambda found: needle in bytes(found))
         repeat("by id", size / 1e6, "MB", cold, lambda: search(store, "ids", by_id))
         store.close()
     finally:

@@ -4,27 +4,27 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from duemq_server.broker import log_loop as loops
+from duemq_server.broker import log_loop as log_loops
+from duemq_server.broker.checkpoints import Checkpoints
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.metrics import Meters
-from duemq_server.broker.log_loop import Checkpoints, LogLoop
+from duemq_server.broker.log_loop import LogLoop
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.errors import DiskFailed
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 
 DATA = "/data"
-RULES = Rules(default_queues=1, timer_queues=1)
+STORE_SETTINGS = StoreSettings(default_queues=1, timer_queues=1)
 KEY = GroupQueue("g", "orders", 0)
 
 
@@ -36,16 +36,14 @@ class Running(NamedTuple):
 
 @asynccontextmanager
 async def running(disk: FaultyDisk) -> AsyncIterator[Running]:
-    store = recovery.open_store(DATA, disk, RULES, unsynced_boot=b"first").store
+    store = recovery.open_store(DATA, disk, STORE_SETTINGS, unsynced_boot=b"first").store
     settings = Settings(name="b1", data_dir=DATA, flush_mode="async", nameservers=("127.0.0.1:1",))
     commits, meters = Commits(store.log.durable_position), Meters(CollectorRegistry())
     log_loop = LogLoop(store, commits, meters, settings)
-    admin = SimpleNamespace(checkpoint_position=0)
     checkpoints = Checkpoints(
         store,
         commits,
         log_loop,
-        admin,  # type: ignore[arg-type]
         meters,
         DATA,
         disk,
@@ -83,9 +81,9 @@ async def cut_short(keep: Random | None) -> FaultyDisk:
 async def test_a_checkpoint_is_never_ahead_of_the_log(
     seed: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loops, "ASYNC_SYNC_INTERVAL_S", 3_600)
+    monkeypatch.setattr(log_loops, "ASYNC_SYNC_INTERVAL_S", 3_600)
     disk = await cut_short(None if seed is None else Random(seed))
-    store = recovery.open_store(DATA, disk, RULES, unsynced_boot=b"second").store
+    store = recovery.open_store(DATA, disk, STORE_SETTINGS, unsynced_boot=b"second").store
     queue = store.queue("orders", 0)
     assert queue.records_from(0) >= 100
     progress = store.offsets.find(KEY)

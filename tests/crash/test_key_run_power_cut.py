@@ -10,17 +10,17 @@ from random import Random
 import pytest
 
 from duemq.v1 import message_pb2
-from duemq_server.broker.reading.lookup import Query
+from duemq_server.broker.reading.lookup import MessageQuery
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.key_builder import TEMPORARY, KeyBuilder
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.errors import DiskFailed, DiskFull
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.unit.broker.reading.test_lookup import KEYS, batch_of, by_key, settle, walk
 from tests.unit.broker.short_spans import DATA, SPAN, runs_of, save, short_spans
 
-RULES = Rules(default_queues=1, timer_queues=1)
+STORE_SETTINGS = StoreSettings(default_queues=1, timer_queues=1)
 SEEDS = range(2)
 
 
@@ -31,7 +31,7 @@ def _short_spans() -> Iterator[None]:
 
 
 def opened(disk: FaultyDisk) -> Store:
-    store = recovery.open_store(DATA, disk, RULES, segment_bytes=8_192).store
+    store = recovery.open_store(DATA, disk, STORE_SETTINGS, segment_bytes=8_192).store
     settle(store)
     return store
 
@@ -87,7 +87,7 @@ def check(disk: FaultyDisk) -> None:
 def found_as_stored(store: Store) -> None:
     if "orders" not in store.topics:
         return
-    everything = walk(store, Query(), records_max=1_000)
+    everything = walk(store, MessageQuery(), records_max=1_000)
     for key in KEYS[1:]:
         wanted = [each for each in everything if each.record.key == key]
         assert walk(store, by_key(key), records_max=1_000) == wanted

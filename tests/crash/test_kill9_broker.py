@@ -22,7 +22,7 @@ from duemq.transport import channel
 from duemq.v1 import broker_pb2
 from tests.service.running_broker import Client, batch
 
-ROUNDS = int(os.environ.get("CRASH_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("CRASH_ROUNDS", "1"))
 SEED = int(os.environ.get("CRASH_SEED", str(random.randrange(1 << 32))))
 START_TIMEOUT_S = 60
 KILLS = 3

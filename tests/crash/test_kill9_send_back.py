@@ -16,9 +16,9 @@ import grpc.aio
 import pytest
 
 from duemq.errors import TopicNotFound
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.transport import channel, status
 from duemq.v1 import broker_pb2, message_pb2
-from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM
 from duemq_server.storage import frame, record
 from tests.crash.test_kill9_broker import ROUNDS, SEED, BrokerProcess
 from tests.service.played_timer import claim_queues

@@ -10,14 +10,14 @@ from random import Random
 import pytest
 
 from duemq.errors import OffsetOutOfRange
+from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.broker.groups.progress import Activity, lags, state_of
 from duemq_server.broker.reading import reader, time_search
-from duemq_server.broker.records.names import TIMER_TOPIC
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.queues import Queue
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage import frame, record
 from duemq_server.storage.tools.cut import cut
 from duemq_server.storage.writer import UNSYNCED_BYTES_MAX
@@ -26,7 +26,7 @@ from tests.unit.broker.batches import batch
 
 DATA = "/data"
 LOG = f"{DATA}/{recovery.LOG_DIRECTORY}"
-RULES = Rules(default_queues=1, timer_queues=1)
+STORE_SETTINGS = StoreSettings(default_queues=1, timer_queues=1)
 SEGMENT_BYTES = 4_096
 NOW_MS = 1_000
 KEY = GroupQueue("g", "orders", 0)
@@ -35,7 +35,9 @@ BEFORE, AFTER = 40, 60
 
 
 def opened(disk: FaultyDisk, boot: bytes = b"") -> Store:
-    opened = recovery.open_store(DATA, disk, RULES, segment_bytes=SEGMENT_BYTES, unsynced_boot=boot)
+    opened = recovery.open_store(
+        DATA, disk, STORE_SETTINGS, segment_bytes=SEGMENT_BYTES, unsynced_boot=boot
+    )
     return opened.store
 
 

@@ -11,16 +11,18 @@ from random import Random
 import pytest
 
 from duemq.errors import TopicNotFound
+from duemq.protocol import names
+from duemq.protocol.names import TIMER_TOPIC
+from duemq.protocol.retry_policy import RetryPolicy
 from duemq_server.broker.groups.progress import retries_waiting
 from duemq_server.broker.groups.send_back import Failure, SendBacks, SentBack
 from duemq_server.broker.reading import reader
-from duemq_server.broker.records import names, retry_record
-from duemq_server.broker.records.names import TIMER_TOPIC
+from duemq_server.broker.records import retry_record
 from duemq_server.broker.store import recovery
-from duemq_server.broker.store.group_configs import GroupConfig, RetryPolicy
+from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage import frame
 from duemq_server.storage.disk import Disk
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
@@ -29,7 +31,7 @@ from tests.unit.broker.batches import batch
 
 DATA = "/data"
 SEGMENT_BYTES = 4_096
-RULES = Rules(default_queues=1, timer_queues=1)
+STORE_SETTINGS = StoreSettings(default_queues=1, timer_queues=1)
 NOW_MS = 1_000
 GROUP = "billing"
 KEY = GroupQueue(GROUP, "orders", 0)
@@ -41,7 +43,7 @@ MESSAGES = 12
 
 
 def opened(disk: Disk) -> Store:
-    return recovery.open_store(DATA, disk, RULES, segment_bytes=SEGMENT_BYTES).store
+    return recovery.open_store(DATA, disk, STORE_SETTINGS, segment_bytes=SEGMENT_BYTES).store
 
 
 @dataclass

@@ -12,27 +12,27 @@ from random import Random
 import pytest
 
 from duemq.errors import TopicNotFound
+from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.broker.reading import reader
-from duemq_server.broker.records.batch import Batch
-from duemq_server.broker.records.names import TIMER_TOPIC
+from duemq_server.broker.records.batch import IncomingBatch
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.disk import Disk
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.unit.broker.batches import batch
 
 DATA = "/data"
 SEGMENT_BYTES = 4_096
-RULES = Rules(default_queues=1, timer_queues=1)
+STORE_SETTINGS = StoreSettings(default_queues=1, timer_queues=1)
 NOW_MS = 1_000
 PRODUCER = 7
 SEEDS = range(4)
 
 
 def opened(disk: Disk) -> Store:
-    return recovery.open_store(DATA, disk, RULES, segment_bytes=SEGMENT_BYTES).store
+    return recovery.open_store(DATA, disk, STORE_SETTINGS, segment_bytes=SEGMENT_BYTES).store
 
 
 def settle(store: Store) -> None:
@@ -56,12 +56,12 @@ def save(store: Store, disk: Disk) -> None:
 class Client:
     """Numbers its batches per topic; remembers which are acknowledged."""
 
-    batches: dict[tuple[str, bool], list[Batch]] = field(default_factory=dict)
+    batches: dict[tuple[str, bool], list[IncomingBatch]] = field(default_factory=dict)
     acknowledged: dict[tuple[str, bool], int] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
     committed: int = 0
 
-    def send(self, store: Store, topic: str, size: int, *, timed: bool = False) -> Batch:
+    def send(self, store: Store, topic: str, size: int, *, timed: bool = False) -> IncomingBatch:
         lane = self.batches.setdefault((topic, timed), [])
         number = len(lane)
         bodies = [f"{topic}-{timed}-{number}-{n}".encode().ljust(size) for n in range(1 + size % 3)]

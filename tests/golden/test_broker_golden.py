@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+from duemq.protocol.retry_policy import ExponentialDelays, RetryPolicy
 from duemq_server.broker.records import retry_record
-from duemq_server.broker.records.retry_record import Place, Story
+from duemq_server.broker.records.retry_record import MessagePlace, Story
 from duemq_server.broker.records.timer_owners import Service, TimerOwners
 from duemq_server.broker.store import checkpoint_state, group_configs, journal
-from duemq_server.broker.store.checkpoint_state import State
-from duemq_server.broker.store.group_configs import ExponentialDelays, GroupConfig, RetryPolicy
+from duemq_server.broker.store.checkpoint_state import CheckpointState
+from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import LaneKey, Producers, Stored
 from duemq_server.broker.store.topics import Topic
@@ -51,8 +52,8 @@ def owners() -> TimerOwners:
     return made
 
 
-def checkpoint() -> State:
-    return State(
+def checkpoint() -> CheckpointState:
+    return CheckpointState(
         position=16_777_312,
         verify_from=96,
         store_ms=1_700_000_000_125,
@@ -130,9 +131,9 @@ def test_journal_entries_of_groups_are_written_and_read_as_ever() -> None:
 
 def send_back_frame() -> bytes:
     """One record that came from a queue, and one that had failed before."""
-    origin = Place("größe", "b1", 3, 41)
+    origin = MessagePlace("größe", "b1", 3, 41)
     first = Story("billing", origin, 1_700_000_000_000, 1_700_000_000_000, "boom ✗", origin)
-    source = Place("%RETRY%billing", "b1", 0, 1 << 40)
+    source = MessagePlace("%RETRY%billing", "b1", 0, 1 << 40)
     second = first._replace(last_failed_ms=1_700_000_010_000, source=source)
     entries = [
         retry_record.rewritten(b"\x0a\x04body\x12\x02id", attempt, story)

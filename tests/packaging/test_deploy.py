@@ -20,11 +20,15 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 ENVIRONMENTS = sorted((DEPLOY / "systemd").glob("*.env"))
 SETTINGS = {
-    "nameserver": duemq_server.nameserver.settings.Settings,
-    "broker": duemq_server.broker.settings.Settings,
-    "timer_service": duemq_server.timer_service.settings.Settings,
+    "duemq-nameserver": duemq_server.nameserver.settings.Settings,
+    "duemq-broker": duemq_server.broker.settings.Settings,
+    "duemq-timer-service": duemq_server.timer_service.settings.Settings,
 }
-MODULES = {"nameserver": "nameserver", "broker-0": "broker", "timer-0": "timer_service"}
+COMMANDS = {
+    "nameserver": "duemq-nameserver",
+    "broker-0": "duemq-broker",
+    "timer-0": "duemq-timer-service",
+}
 
 
 class Unit(configparser.RawConfigParser):
@@ -47,13 +51,13 @@ def compose() -> dict:
 
 def test_there_is_a_unit_for_every_service() -> None:
     commands = {Unit(path)["Service"]["ExecStart"] for path in UNITS}
-    assert commands == {f"/opt/duemq/bin/python -P -m {module}" for module in SETTINGS}
+    assert commands == {f"/opt/duemq/bin/{command}" for command in SETTINGS}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_systemd_takes_the_unit(path: Path, tmp_path: Path) -> None:
-    text = path.read_text().replace("/opt/duemq/bin/python", sys.executable)
+    text = path.read_text().replace("/opt/duemq/bin", str(Path(sys.executable).parent))
     copy = tmp_path / path.name.replace("@.", "@broker-0.")
     # The user and the group need not exist here.
     copy.write_text(re.sub(r"^(User|Group)=.*\n", "", text, flags=re.MULTILINE))
@@ -78,15 +82,16 @@ def test_a_unit_gives_up_what_it_does_not_need(path: Path) -> None:
     assert service["CapabilityBoundingSet"] == ""
 
 
-@pytest.mark.parametrize(("file", "module"), sorted(MODULES.items()))
-def test_a_service_takes_what_its_environment_files_say(file: str, module: str) -> None:
+@pytest.mark.parametrize(("file", "command"), sorted(COMMANDS.items()))
+def test_a_service_takes_what_its_environment_files_say(file: str, command: str) -> None:
     common = variables((DEPLOY / "systemd" / "duemq.env").read_text())
     own = variables((DEPLOY / "systemd" / f"{file}.env").read_text())
-    kind = SETTINGS[module]
+    kind = SETTINGS[command]
     assert set(own) <= {variable(name) for name in names(kind)}
     known_somewhere = {variable(name) for each in SETTINGS.values() for name in names(each)}
     assert set(common) <= known_somewhere
-    unit = {"DUEMQ_NAME": file, "DUEMQ_DATA_DIR": "/var/lib/duemq"} if module != file else {}
+    named = {"DUEMQ_NAME": file, "DUEMQ_DATA_DIR": "/var/lib/duemq"}
+    unit = {} if file == "nameserver" else named
     settings = read(kind, [], common | own | unit)
     assert settings.listen == own["DUEMQ_LISTEN"]
 
@@ -100,11 +105,10 @@ def services() -> Iterator[tuple[str, dict]]:
 def test_compose_runs_services_that_take_their_settings() -> None:
     ports = []
     for name, service in services():
-        *python, module = service["command"]
-        assert python == ["python", "-m"]
+        (command,) = service["command"]
         given = service["environment"]
-        assert set(given) <= {variable(each) for each in names(SETTINGS[module])}, name
-        settings = read(SETTINGS[module], [], given)
+        assert set(given) <= {variable(each) for each in names(SETTINGS[command])}, name
+        settings = read(SETTINGS[command], [], given)
         # What others are told is what is listened on, by the name of the service.
         port = settings.listen.rpartition(":")[2]
         assert settings.advertise == f"{name}:{port}"

@@ -83,7 +83,7 @@ class Races(RuleBasedStateMachine):
             if flush and scheduler.memtable.rows:
                 self.job = scheduler.begin_flush(world.now_ms)
             else:
-                self.job = world.store.housekeeper.next_job(world.now_ms)
+                self.job = world.directory.housekeeper.next_job(world.now_ms)
             self.job_ran = False
         elif not self.job_ran:
             if isinstance(self.job, Save):
@@ -91,7 +91,7 @@ class Races(RuleBasedStateMachine):
             self.job.run()
             self.job_ran = True
         else:
-            world.store.housekeeper.finish(self.job, world.now_ms)
+            world.directory.housekeeper.finish(self.job, world.now_ms)
             self.job = None
 
     @precondition(lambda self: self.job is None)

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from duemq.errors import FencedMember
 from duemq.protocol.balance import AVERAGE, STICKY, MessageQueue, allocate, average
+from duemq.protocol.pieces import Pieces, finish
 from duemq_server.broker.groups.coordinator import Assignment, Coordinator, Step
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
@@ -57,6 +58,32 @@ class Member:
     dead: bool = False
 
 
+class Interrupted(Coordinator):
+    """Between the pieces of a rebalance it is saved, read, and sent heartbeats."""
+
+    def __init__(self, broker: str, history: "GroupHistory", **options: int) -> None:
+        super().__init__(broker, **options)
+        self._history = history
+
+    def rebalancing(self, name: str, now_ms: int) -> Pieces[list[Assignment]]:
+        work = super().rebalancing(name, now_ms)
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                return end.value
+            self._interrupt(now_ms)
+            yield
+
+    def _interrupt(self, now_ms: int) -> None:
+        if self.changed:
+            self._history.saved = self.snapshot()
+        for group in self.groups():
+            finish(group.held())
+            for member_id in group.members:
+                self.heartbeat(group.name, member_id, now_ms)
+
+
 class GroupHistory(RuleBasedStateMachine):
     """One group, one coordinator that may be killed."""
 
@@ -75,7 +102,7 @@ class GroupHistory(RuleBasedStateMachine):
         self.moved = False  # the coordinator has not heard of the group yet
         self.has_moved = False
         self.newest_ms = 0
-        self.coordinator = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
+        self.coordinator = Interrupted("b1", self, session_timeout_ms=TIMEOUT_MS)
 
     # --- the shell around the core --------------------------------------------------------
 
@@ -297,7 +324,7 @@ class GroupHistory(RuleBasedStateMachine):
     @rule(backwards=st.booleans(), lost=st.booleans())
     def restart_coordinator(self, backwards: bool, lost: bool) -> None:
         """Killed after it saved; what it said is lost with the streams, or still to be read."""
-        self.coordinator = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
+        self.coordinator = Interrupted("b1", self, session_timeout_ms=TIMEOUT_MS)
         if self.saved is not None:
             if backwards and not self.has_moved:  # there the time tells generations apart too
                 self.newest_ms = max(self.newest_ms, self.now_ms)

@@ -7,11 +7,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from duemq.v1 import message_pb2
 from duemq_server.broker.reading import lookup
-from duemq_server.broker.reading.lookup import Place
+from duemq_server.broker.reading.lookup import LookupStart
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.queues import Queue
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.reading.test_lookup import (
     COLLIDING,
@@ -27,7 +27,7 @@ from tests.unit.broker.reading.test_lookup import (
 from tests.unit.broker.short_spans import DATA, SPAN, runs_of, save, short_spans
 
 QUEUES = 2
-RULES = Rules(default_queues=QUEUES, timer_queues=1)
+STORE_SETTINGS = StoreSettings(default_queues=QUEUES, timer_queues=1)
 TOPIC = "orders"
 
 
@@ -50,7 +50,7 @@ class KeyIndexModel(RuleBasedStateMachine):
         self.make_topic()
 
     def opened(self) -> Store:
-        return recovery.open_store(DATA, self.disk, RULES, segment_bytes=1 << 15).store
+        return recovery.open_store(DATA, self.disk, STORE_SETTINGS, segment_bytes=1 << 15).store
 
     def make_topic(self) -> None:
         self.store.create_topic(TOPIC, QUEUES)
@@ -156,7 +156,7 @@ def test_with_runs_and_without_them_alike(batches, from_ms, to_ms, records_max, 
         store, _ = filled(batches, disk)
         without = walk(store, query, records_max, entries=entries)
         queues = store.queues_of("orders")
-        first = lookup.search(store.log, queues, query, Place(0, 0), 1, entries=entries)
+        first = lookup.search(store.log, queues, query, LookupStart(0, 0), 1, entries=entries)
         save(store, disk)
         assert walk(store, query, records_max, entries=entries) == without
     found, place = first

@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 from random import Random
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -69,7 +70,7 @@ class Group:
             {"t": TopicFilter()},
             strategy=self.strategy,
             generation=generation,
-            owned=tuple(self.owned[member]),
+            owned=tuple(sorted(self.owned[member])),
             members=members,
             incarnation=self._incarnations[member],
         )
@@ -322,3 +323,42 @@ def test_moves_of_48_queues_among_4_members(
     group = started(strategy, 48, 4)
     roll(group, 4)
     assert (group.moves.total(), max(group.moves.values())) == (restart, of_one_queue)
+
+
+# Pinned: what members are told does not depend on how the coordinator does its work.
+@pytest.mark.parametrize(
+    ("strategy", "digest"),
+    [
+        (AVERAGE, 3427956348),
+        (AVERAGE_BY_CIRCLE, 1853701653),
+        (CONSISTENT_HASH, 197635926),
+        (STICKY, 2074146220),
+    ],
+)
+def test_a_history_is_what_it_always_was(strategy, digest):
+    group = Group(strategy, 300, seed=5)
+    seen = 0
+
+    def note() -> None:
+        nonlocal seen
+        for member, (_, members, wanted) in sorted(group._told.items()):
+            seen = crc32(repr((member, members, sorted(wanted))).encode(), seen)
+
+    for number in range(5):
+        group.join(f"m{number}")
+        note()
+        for _ in range(20):
+            group.release()
+            note()
+    group.settle()
+    group.leave("m2")
+    note()
+    group.lose_coordinator(restarts=True)
+    note()
+    group.settle()
+    group.join("m7")
+    group.leave("m0")
+    note()
+    group.settle()
+    note()
+    assert seen == digest

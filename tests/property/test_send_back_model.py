@@ -8,23 +8,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from duemq.protocol import names
+from duemq.protocol.names import TIMER_TOPIC
+from duemq.protocol.retry_policy import RetryPolicy
 from duemq_server.broker.groups.progress import retries_waiting
 from duemq_server.broker.groups.send_back import Failure, SendBacks, SentBack
 from duemq_server.broker.reading import reader
-from duemq_server.broker.records import names, retry_record
-from duemq_server.broker.records.names import TIMER_TOPIC
+from duemq_server.broker.records import retry_record
 from duemq_server.broker.store import recovery
-from duemq_server.broker.store.group_configs import GroupConfig, RetryPolicy
+from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage import frame
 from tests.crash.faulty_disk import FaultyDisk
 from tests.crash.test_store_power_cut import save, settle
 from tests.unit.broker.batches import batch
 
 DATA = "/data"
-RULES = Rules(default_queues=2, timer_queues=2)
+STORE_SETTINGS = StoreSettings(default_queues=2, timer_queues=2)
 NOW_MS = 1_000
 MESSAGES = 12
 GROUPS = ("a", "b")
@@ -77,7 +79,7 @@ class SendBackMachine(RuleBasedStateMachine):
             self.fill(topic)
 
     def start(self) -> None:
-        self.store = recovery.open_store(DATA, self.disk, RULES, segment_bytes=4_096).store
+        self.store = recovery.open_store(DATA, self.disk, STORE_SETTINGS, segment_bytes=4_096).store
         settle(self.store)
 
     def fill(self, topic: str) -> None:

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from duemq.errors import OutOfSequence, Overloaded, ReadOnly
+from duemq.protocol.names import TIMER_TOPIC
 from duemq.v1 import message_pb2
 from duemq_server.broker.reading import reader
-from duemq_server.broker.records.names import TIMER_TOPIC
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import Stored
 from duemq_server.broker.store.queues import Queue
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.errors import DiskFailed, DiskFull
 from duemq_server.storage.tools.cut import cut
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
@@ -38,7 +38,7 @@ DATA = "/data"
 LOG = f"{DATA}/{recovery.LOG_DIRECTORY}"
 SEGMENT_BYTES = 3_000
 QUEUES = 2
-RULES = Rules(default_queues=QUEUES, timer_queues=QUEUES)
+STORE_SETTINGS = StoreSettings(default_queues=QUEUES, timer_queues=QUEUES)
 TOPICS = ("a", "b")
 PRODUCER = 7
 NOW_MS = 1_760_000_000_000
@@ -99,7 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
         while True:
             try:
                 return recovery.open_store(
-                    DATA, self.disk, RULES, segment_bytes=SEGMENT_BYTES, unsynced_boot=boot
+                    DATA, self.disk, STORE_SETTINGS, segment_bytes=SEGMENT_BYTES, unsynced_boot=boot
                 ).store
             except PowerCut:
                 self.disk = self.disk.after_power_cut(self.random)

@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq_server.broker.records import names
+from duemq.protocol import names
 from duemq_server.broker.store.queues import QueueTable
 from duemq_server.broker.store.topics import Topic
 from duemq_server.storage.disk import RealDisk

@@ -4,7 +4,7 @@ The model is what the brokers know: every delayed message they accepted, what wa
 (and refused as a duplicate), which cancels were answered.  Its own checks run as things happen;
 `drain` runs the world to its end and checks that nothing is missing.
 
-The world does what the shell (timer_service/edge/shard.py) does: it tries again what a full disk
+The world does what the shell (timer_service/shard.py) does: it tries again what a full disk
 refused, runs one job at a time, and ticks `AHEAD_MS` before the time.
 """
 
@@ -22,7 +22,7 @@ from duemq.errors import DuemqError
 from duemq.v1 import message_pb2
 from duemq_server.storage import frame, record
 from duemq_server.storage.errors import DiskFull, LogFull
-from duemq_server.timer_service.disk.data_directory import Store, open_store
+from duemq_server.timer_service.disk.data_directory import DataDirectory, open_directory
 from duemq_server.timer_service.disk.housekeeping import Job, Save
 from duemq_server.timer_service.far.look_up import LookUp, Query
 from duemq_server.timer_service.scheduling.cancelling import (
@@ -33,7 +33,7 @@ from duemq_server.timer_service.scheduling.cancelling import (
     Cancelling,
 )
 from duemq_server.timer_service.scheduling.dispatch import NEVER
-from duemq_server.timer_service.scheduling.fire_lane import Batch, Outcome
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled, LaneId, SourceId
@@ -125,20 +125,20 @@ class BrokerModel:
         wanted = [data for base, data in self.frames if base >= offset]
         return b"".join(wanted[:count])
 
-    def store(self, batch: Batch, now_ms: int, *, refuse: bool) -> Outcome:
+    def store(self, batch: FireBatch, now_ms: int, *, refuse: bool) -> FireOutcome:
         key = batch.lane.id, batch.lane.epoch
         expected = self.lanes.get(key)
         if expected is not None and batch.sequence < expected:
-            return Outcome.STORED
+            return FireOutcome.STORED
         if expected is not None and batch.sequence > expected:
-            return Outcome.OUT_OF_SEQUENCE
+            return FireOutcome.OUT_OF_SEQUENCE
         if refuse:
-            return Outcome.REFUSED
+            return FireOutcome.REFUSED
         self.lanes[key] = batch.sequence + 1
         self._deliver(batch, now_ms)
-        return Outcome.STORED
+        return FireOutcome.STORED
 
-    def _deliver(self, batch: Batch, now_ms: int) -> None:
+    def _deliver(self, batch: FireBatch, now_ms: int) -> None:
         sizes = np.frombuffer(batch.sizes, dtype="<u4")
         assert int(sizes.sum()) == len(batch.records)
         records = message_pb2.RecordBatch.FromString(batch.records).records
@@ -166,11 +166,11 @@ class World:
         self._away: set[str] = {OTHER}
         self._job: Job | None = None  # taken and not finished
         self._cancels: list[tuple[int, int]] = []  # (offset, log end) not yet answered
-        self.store: Store = self._open()
+        self.directory: DataDirectory = self._open()
 
     @property
     def scheduler(self) -> Scheduler:
-        return self.store.scheduler
+        return self.directory.scheduler
 
     @property
     def now_ms(self) -> int:
@@ -192,7 +192,7 @@ class World:
         source = self.scheduler.numbers.source(SOURCE)
         offset = source.next_offset if source else 0
         data = self.broker.frames_from(offset, frames)
-        if data and not self.store.housekeeper.short_of_space():
+        if data and not self.directory.housekeeper.short_of_space():
             with suppress(LogFull, DiskFull):
                 self.scheduler.ingest(SOURCE, BROKER, data, self.now_ms)
 
@@ -202,12 +202,12 @@ class World:
 
     def sync(self) -> None:
         with suppress(DiskFull):
-            while self.store.log.write_pending():
+            while self.directory.log.write_pending():
                 pass
         self._settle()
 
     def _settle(self) -> None:
-        durable = self.store.log.durable_position
+        durable = self.directory.log.durable_position
         self.scheduler.durable(durable)
         done = [offset for offset, end in self._cancels if end <= durable]
         self._cancels = [each for each in self._cancels if each[1] > durable]
@@ -223,7 +223,7 @@ class World:
     def _send(self, name: str, refuse_share: float, *, drop: bool) -> None:
         batches = self.scheduler.dispatcher.sendable(name, self.now_ms, WIRE_BYTES)
         assert all(
-            batch.durable and batch.end <= self.store.log.durable_position for batch in batches
+            batch.durable and batch.end <= self.directory.log.durable_position for batch in batches
         )
         answers = [
             (
@@ -290,10 +290,10 @@ class World:
 
     def housekeep(self) -> bool:
         """Runs one job, if any; a checkpoint waits for the log."""
-        return self._do(lambda: self.store.housekeeper.next_job(self.now_ms))
+        return self._do(lambda: self.directory.housekeeper.next_job(self.now_ms))
 
     def checkpoint(self) -> None:
-        self._do(lambda: self.store.housekeeper.save(self.now_ms))
+        self._do(lambda: self.directory.housekeeper.save(self.now_ms))
 
     def _do(self, choose: Callable[[], Job | None]) -> bool:
         """Runs the job that a full disk has stopped, or else another; True if one is done."""
@@ -304,7 +304,7 @@ class World:
                 return False
             if isinstance(self._job, Save):
                 self.sync()
-                if self.store.log.durable_position < self._job.position:
+                if self.directory.log.durable_position < self._job.position:
                     return False
             self.run(self._job)
             self._job = None
@@ -314,7 +314,7 @@ class World:
     def run(self, job: Job) -> None:
         """Runs a job; a checkpoint only when the log is durable."""
         job.run()
-        self.store.housekeeper.finish(job, self.now_ms)
+        self.directory.housekeeper.finish(job, self.now_ms)
 
     # -- what goes wrong
 
@@ -338,12 +338,12 @@ class World:
     def fill_disk(self, left_bytes: int) -> None:
         """Somebody else's files leave only so much; 0: and a write of the log has met it."""
         self.disk.capacity_bytes = self.disk.used_bytes() + left_bytes
-        self.store.log.disk_full = not left_bytes
+        self.directory.log.disk_full = not left_bytes
 
     def free_disk(self) -> None:
         """There is space again."""
         self.disk.capacity_bytes = None
-        self.store.log.disk_full = False
+        self.directory.log.disk_full = False
 
     def restart(self, disk: FaultyDisk) -> None:
         """The process is gone; another starts on what the disk kept."""
@@ -353,7 +353,7 @@ class World:
         while True:
             self.disk = disk
             try:
-                self.store = self._open()
+                self.directory = self._open()
                 break
             except PowerCut:
                 disk = disk.after_power_cut(self.random)
@@ -369,15 +369,15 @@ class World:
         """The power goes within so many operations on the disk."""
         self.disk.cut_at = self.disk.operations + operations
 
-    def _open(self) -> Store:
+    def _open(self) -> DataDirectory:
         self.disk.makedirs(DATA)
         self.disk.makedirs(f"{DATA}/log")
         self.disk.makedirs(f"{DATA}/segments")
-        self.store = open_store(DATA, self.disk, self.limits, self.now_ms)
+        self.directory = open_directory(DATA, self.disk, self.limits, self.now_ms)
         self._route()
         for name in sorted({BROKER, OTHER} - self._away):
             self.scheduler.dispatcher.connected(name)
-        return self.store
+        return self.directory
 
     # -- the end
 

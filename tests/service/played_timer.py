@@ -1,8 +1,8 @@
 """The timer service as a test plays it: it fetches frames of %TIMER% and sends them on."""
 
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.transport import status
 from duemq.v1 import broker_pb2, message_pb2
-from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM
 from duemq_server.storage import frame, record
 from tests.service.running_broker import Client
 

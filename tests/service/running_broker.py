@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from duemq.protocol.record_bytes import text_hash
 from duemq.transport import channel, status
 from duemq.v1 import (
     admin_pb2_grpc,
@@ -20,7 +21,6 @@ from duemq.v1 import (
     message_pb2,
 )
 from duemq_server.broker.process import Broker
-from duemq_server.broker.records.columns import text_hash
 from duemq_server.broker.settings import Settings
 from duemq_server.storage.dirlock import DirLock
 

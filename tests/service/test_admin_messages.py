@@ -101,7 +101,7 @@ async def test_by_id_time_and_place(topic, admin, producer) -> None:
 async def test_a_look_up_goes_on_over_many_steps(topic, admin, cluster, monkeypatch) -> None:
     for broker in BROKERS:
         await cluster.send(topic, [b"%d" % n for n in range(50)], broker=broker)
-    monkeypatch.setattr(finding, "STEP_LIMIT_MAX", 7)
+    monkeypatch.setattr(finding, "FOUND_MAX", 7)
     assert len((await admin.find_messages(topic, limit=1_000)).messages) == 100
 
 
@@ -121,7 +121,7 @@ async def test_a_look_up_that_is_not_through_in_time_says_so(
     topic, admin, cluster, monkeypatch
 ) -> None:
     await cluster.send(topic, [b"%d" % n for n in range(50)])
-    monkeypatch.setattr(finding, "STEP_LIMIT_MAX", 7)
+    monkeypatch.setattr(finding, "FOUND_MAX", 7)
     found = await admin.find_messages(topic, broker="b0", limit=1_000, timeout_s=0.0)
     assert [each.name for each in found.missing] == ["b0"]
     assert len(found.messages) < 50

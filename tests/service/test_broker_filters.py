@@ -33,7 +33,7 @@ def client(both: tuple[Broker, Client]) -> Client:
 
 async def parked(broker: Broker, count: int) -> None:
     async with asyncio.timeout(20):
-        while len(broker._puller) != count:  # noqa: ASYNC110
+        while len(broker._pulls) != count:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -223,7 +223,7 @@ async def test_what_is_no_record_matches_nothing_and_holds_nothing_up(
         ("price >", SQL, "filter", "line 1, column 8"),
         ("", SQL, "filter", "line 1, column 1"),
         ("a ||", 0, "filter", "a || b"),
-        ("a", 7, "filter_type", "unknown"),
+        ("a", 7, "filter_type", "0 (tags) or 1 (SQL-92)"),
     ],
 )
 async def test_what_is_no_filter_is_refused_at_pull_and_at_join(
@@ -333,8 +333,8 @@ def test_a_record_that_is_none_is_not_handed_out() -> None:
             return memoryview(b"\x0a\x05wrong")[:length]
 
     from duemq.errors import Corrupt
-    from duemq_server.broker.reading.selection import Run
+    from duemq_server.broker.reading.selection import FrameRun
 
-    run = Run(0, 1, 100, 106, 50, 0, 10_000)
+    run = FrameRun(0, 1, 100, 106, 50, 0, 10_000)
     with pytest.raises(Corrupt):
         reader._cut_out_filtered(Log(), [run], 0, False)  # type: ignore[arg-type]

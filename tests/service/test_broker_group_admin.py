@@ -160,7 +160,7 @@ async def test_a_reset_wakes_a_parked_pull_and_leaves_other_queues(
         )
         for queue_id, end in ((0, 5), (1, 7))
     ]
-    await until(lambda: len(broker._puller) == len(pulls))
+    await until(lambda: len(broker._pulls) == len(pulls))
     await reset(client, topic, earliest=True, queue_ids=[0])
     [refused] = (await pulls[0]).queues
     assert refused.error.code == error_pb2.FENCED_MEMBER

@@ -17,11 +17,11 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
+from duemq.protocol.record_bytes import text_hash
 from duemq.transport import status
 from duemq.v1 import broker_pb2, message_admin_pb2, message_pb2, view_pb2
 from duemq_server.broker.edge import message_admin_servicer, send_requests
 from duemq_server.broker.reading import lookup
-from duemq_server.broker.records.columns import text_hash
 from tests.service.running_broker import Client, running_broker, topic_name
 from tests.unit.broker.reading.test_lookup import COLLIDING
 
@@ -177,7 +177,7 @@ async def test_what_is_no_record_is_passed_by_or_shown_as_a_body(
         ({"to_ms": -1}, "to_ms"),
         ({"offset": 1}, "offset"),
         ({"cursor": b"nonsense"}, "cursor"),
-        ({"queue_id": 0, "cursor": lookup.encode_cursor(lookup.Place(1, 0))}, "cursor"),
+        ({"queue_id": 0, "cursor": lookup.encode_cursor(lookup.LookupStart(1, 0))}, "cursor"),
     ],
 )
 async def test_illegal_requests_are_refused_by_field(

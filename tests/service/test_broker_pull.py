@@ -9,11 +9,11 @@ import grpc.aio
 import pytest
 
 from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2
 from duemq_server.broker.process import Broker
 from duemq_server.broker.reading import reader
-from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM
 from duemq_server.storage import frame, record
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.tools.cut import cut
@@ -38,7 +38,7 @@ def client(both: tuple[Broker, Client]) -> Client:
 async def parked(broker: Broker, count: int) -> None:
     """Returns when so many pulls are parked."""
     async with asyncio.timeout(20):
-        while len(broker._puller) != count:  # noqa: ASYNC110
+        while len(broker._pulls) != count:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -111,7 +111,7 @@ async def test_an_append_wakes_a_parked_pull(both: tuple[Broker, Client]) -> Non
     await client.send(batch(topic, [b"b"]))
     [records] = (await waiting).queues
     assert [each.body for each in records.records.records] == [b"b"]
-    assert len(broker._puller) == 0
+    assert len(broker._pulls) == 0
 
 
 async def test_a_parked_pull_gives_what_any_of_its_queues_got_in_one_commit(
@@ -343,8 +343,8 @@ async def test_what_is_appended_while_a_fetch_reads_from_the_disk_is_not_missed(
     await asyncio.to_thread(reading.wait, 30)
     await client.send(batch(topic, [b"b"]))
     appended.set()
-    await until(lambda: waiting.done() or len(broker._puller) > 0)
-    assert len(broker._puller) == 0
+    await until(lambda: waiting.done() or len(broker._pulls) > 0)
+    assert len(broker._pulls) == 0
     assert (await waiting).next_offset == 2
 
 
@@ -369,7 +369,7 @@ async def test_a_clean_stop_answers_those_who_wait(tmp_path: Path) -> None:
         waiting = asyncio.ensure_future(client.pull("orders", offset=1, wait_ms=WAIT_MS))
         await parked(broker, 1)
         await broker.server.drain()
-        broker._puller.close()
+        broker._pulls.close()
         assert not (await waiting).queues
 
 

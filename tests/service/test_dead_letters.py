@@ -14,7 +14,7 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
-from duemq.producing.receipt import Receipt
+from duemq.sent import Receipt
 from duemq.settings import ClientSettings
 from duemq.v1 import broker_pb2, message_pb2
 from tests.service.running_broker import topic_name

@@ -92,7 +92,7 @@ async def test_no_queue_is_given_more_than_its_window(cluster, topic, asked) -> 
             )
         pending = {
             holding.queue.queue_id: holding.source.pending
-            for holding in consumer._share._holdings.values()
+            for holding in consumer._share._holdings.all
             if holding.queue.topic == topic
         }
         await until(lambda: all(pending[number].unfinished >= 25 for number in range(4)))

@@ -25,8 +25,10 @@ from duemq.v1 import (
     group_pb2_grpc,
     message_pb2,
 )
+from duemq_server.broker import rebalancer
 from duemq_server.broker.edge import coordinator_servicer
 from duemq_server.broker.groups.coordinator import Assignment
+from duemq_server.broker.rebalancer import Slices
 from tests.service.running_broker import running_broker, topic_name
 from tests.service.running_cluster import Cluster, running_cluster
 
@@ -463,29 +465,11 @@ async def test_a_release_of_more_queues_than_there_are_ends_the_stream(
         assert (refused.value.field, refused.value.value) == ("released.queues", "1025")
 
 
-async def test_after_a_long_rebalance_others_have_a_turn(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coordinator_servicer, "LONG_TURN_S", 0.0)
-    servicer = cluster.brokers["b0"]._groups
-    order: list[str] = []
-
-    async def rebalance() -> None:
-        async with servicer._turn():
-            order.append("rebalance")
-
-    async def other() -> None:
-        await asyncio.sleep(0)
-        order.append("other")
-
-    await asyncio.gather(rebalance(), rebalance(), other())
-    assert order == ["rebalance", "other", "rebalance"]
-
-
 async def test_others_have_turns_while_a_long_assignment_is_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_servicer, "EVENT_QUEUES_AT_ONCE", 2)
+    monkeypatch.setattr(rebalancer, "SLICE_S", 0.0)
     servicer = cluster.brokers["b0"]._groups
     queues = tuple(
         balance.MessageQueue("t", broker, n) for broker in ("b0", "b1") for n in range(3)
@@ -499,7 +483,7 @@ async def test_others_have_turns_while_a_long_assignment_is_written(
             turns += 1
 
     counting = asyncio.create_task(count())
-    written = await servicer._event(Assignment("g", "m1", 7, queues, ("m1", "m2")))
+    written = await servicer._event(Assignment("g", "m1", 7, queues, ("m1", "m2")), Slices())
     counting.cancel()
     assert turns >= 2
     assignment = written.assignment

@@ -20,7 +20,7 @@ from duemq_server.broker.edge.pull_stream import UNWRITTEN_MAX
 from duemq_server.broker.process import Broker
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.offsets import Offsets
-from duemq_server.broker.store.rules import Rules
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.disk import RealDisk
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 
@@ -166,7 +166,7 @@ async def test_offsets_beyond_their_number_are_refused_and_not_logged(tmp_path: 
     async with running_broker(tmp_path) as (broker, client):
         await client.send(batch(topic, [b"a"]))
         broker.store.offsets = Offsets(entries_max=3)
-        broker._puller._offsets._store.offsets = broker.store.offsets
+        broker._pulls._offsets._store.offsets = broker.store.offsets
         commits = [broker_pb2.OffsetCommit(topic=topic, queue_id=number) for number in range(4)]
         request = broker_pb2.CommitOffsetsRequest(group="g", commits=commits)
         with pytest.raises(Overloaded):
@@ -190,7 +190,7 @@ async def test_a_topic_deleted_while_a_checkpoint_is_made_keeps_its_files_until_
         delete = admin_pb2.DeleteTopicRequest(name=topic)
         await asyncio.gather(saving, status.answer(client.admin.DeleteTopic(delete)))
         before = copy_of(tmp_path)
-    opened = await asyncio.to_thread(recovery.open_store, str(before), RealDisk(), Rules())
+    opened = await asyncio.to_thread(recovery.open_store, str(before), RealDisk(), StoreSettings())
     assert opened.checkpoint_position > 0
     assert opened.replayed_entries < 4  # not from the whole log
     assert topic not in opened.store.topics
@@ -233,7 +233,7 @@ async def test_who_does_not_read_his_answers_holds_no_more_than_a_few(
                 request_id=number + 1, queues=[broker_pb2.QueuePull(topic=topic)]
             )
 
-    reads = broker._puller._read
+    reads = broker._pulls._read
     read = 0
 
     async def counted(*arguments: Any) -> Any:
@@ -241,8 +241,8 @@ async def test_who_does_not_read_his_answers_holds_no_more_than_a_few(
         read += 1
         return await reads(*arguments)
 
-    broker._puller._read = counted  # type: ignore[method-assign]
-    stream = asyncio.create_task(broker._puller.stream(requests(), write))
+    broker._pulls._read = counted  # type: ignore[method-assign]
+    stream = asyncio.create_task(broker._pulls.stream(requests(), write))
     for _ in range(1_000):
         await asyncio.sleep(0)
     assert len(made) == 1
@@ -269,7 +269,7 @@ async def test_a_send_stream_whose_answer_fails_ends_with_an_error(
 
     with pytest.raises(OSError, match="broken"):
         async with asyncio.timeout(20):
-            await broker._sender.stream(requests(), write)
+            await broker._sends.stream(requests(), write)
 
 
 def copy_of(data_dir: Path) -> Path:
@@ -305,7 +305,7 @@ async def test_a_topic_deleted_before_its_last_batch_is_durable_spoils_no_checkp
         broker.store.delete_topic(topic)
         await saving
         before = copy_of(tmp_path)
-    opened = await asyncio.to_thread(recovery.open_store, str(before), RealDisk(), Rules())
+    opened = await asyncio.to_thread(recovery.open_store, str(before), RealDisk(), StoreSettings())
     assert opened.replayed_entries == 1  # the deletion
     assert topic not in opened.store.topics
     opened.store.close()

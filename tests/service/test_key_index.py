@@ -7,7 +7,7 @@ import pytest
 
 from duemq.v1 import admin_pb2
 from duemq_server.broker.process import Broker
-from duemq_server.broker.store.key_builder import TEMPORARY, KeyBuilder, Span
+from duemq_server.broker.store.key_builder import TEMPORARY, KeyBuilder, KeySpan
 from duemq_server.storage.errors import CorruptFile, DiskFull
 from tests.service.running_broker import Client, running_broker
 from tests.service.running_cluster import until
@@ -118,7 +118,7 @@ async def test_without_space_it_waits(
     build = KeyBuilder.build
     refused: list[int] = []
 
-    def full(_: KeyBuilder, span: Span) -> bool:
+    def full(_: KeyBuilder, span: KeySpan) -> bool:
         refused.append(span.base)
         raise DiskFull("no space")
 
@@ -137,7 +137,7 @@ async def test_a_span_that_cannot_be_read_does_not_hold_up_the_others(
     broker, client = started
     build = KeyBuilder.build
 
-    def broken(self: KeyBuilder, span: Span) -> bool:
+    def broken(self: KeyBuilder, span: KeySpan) -> bool:
         if span.base == SPAN:
             raise CorruptFile("queue", 0, "entries are missing", "")
         return build(self, span)

@@ -12,7 +12,7 @@ from duemq.transport import channel, status
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1.nameserver_pb2_grpc import NameserverStub
-from duemq_server.nameserver import loops
+from duemq_server.nameserver import process
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
 from duemq_server.nameserver.registry import BrokerReport, Registry, Version
 from duemq_server.nameserver.settings import Settings
@@ -539,16 +539,20 @@ async def test_a_route_that_does_not_come_is_a_timeout(nameserver):
             await watcher.wait_for(knows("t"), 0.05)
 
 
-async def test_the_loops_expire_get_ready_and_stop(nameserver, stub):
-    await stub.Register(register(broker(), expiry_ms=1))
-    stop = asyncio.Event()
-    now_ms = nameserver.clock.now_ms
-    serving = asyncio.create_task(
-        loops.serve(nameserver.registry, nameserver.servicer, nameserver.server, now_ms, stop)
-    )
-    nameserver.clock.ms += 1
-    async with watching([nameserver.address]) as watcher:
+async def test_a_process_expires_gets_ready_and_stops():
+    clock, stop = Clock(), asyncio.Event()
+    settings = Settings(listen="127.0.0.1:0", ready_after=0.0, drain_timeout=0.0)
+    nameserver = process.Nameserver(settings, clock)
+    await nameserver.start(announced=False)
+    running = asyncio.create_task(nameserver.run(stop))
+    address = nameserver.server.address
+    async with channel.connect(address) as connection:
+        await NameserverStub(connection).Register(register(broker(), expiry_ms=1))
+    async with watching([address]) as watcher:
+        await watcher.wait_for(knows("t"), WAIT_S)
+        clock.ms += 1
         await watcher.wait_for(lacks("t"), WAIT_S)
         stop.set()
-        await serving
+        await running
+        await nameserver.stop()
     assert nameserver.server.draining.is_set()

@@ -17,9 +17,9 @@ from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Timeout
 from duemq.protocol import balance
 from duemq.protocol.balance import MessageQueue
-from duemq_server.nameserver import loops
 from duemq_server.nameserver.clock import SteadyClock
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
+from duemq_server.nameserver.expiry import Expiry
 from duemq_server.nameserver.registry import BrokerReport, Registry, Version
 from duemq_server.nameserver.settings import Settings
 from duemq_server.serving.server import Server
@@ -54,7 +54,7 @@ class Nameserver:
         self.address = server.address
         stack.push_async_callback(server.stop)
         stack.callback(servicer.close)
-        expiry = asyncio.create_task(loops.expiry(self.registry, servicer, self.clock.now_ms))
+        expiry = asyncio.create_task(Expiry(self.registry, servicer, self.clock.now_ms).run())
         stack.push_async_callback(_ended, expiry)
 
     @property

@@ -95,13 +95,13 @@ async def test_a_broker_that_does_not_answer_holds_up_little_for_long(two):
     """Little that waits waits for answers of other brokers, but not for ever."""
     async with aio.Producer(two.nameserver) as producer:
         await producer.send("t", b"x")
-        sender = producer._sender
+        in_flight = producer._sender.pump.to("a")
         two.brokers["a"].gate.clear()
         stuck = producer.submit("t", b"x")
-        await until(lambda: stuck.done() or sender._links["a"].in_flight > 0)
+        await until(lambda: stuck.done() or in_flight.awaited)
         while stuck.done():  # it was the other broker's turn
             stuck = producer.submit("t", b"x")
-            await until(lambda stuck=stuck: stuck.done() or sender._links["a"].in_flight > 0)
+            await until(lambda stuck=stuck: stuck.done() or in_flight.awaited)
         receipt = await producer.submit("t", b"little")
         assert receipt.broker == "b"
         assert not stuck.done()
@@ -263,11 +263,11 @@ async def test_a_keyed_message_never_goes_elsewhere_when_its_time_is_over(two):
 def in_a_hurry(producer):
     """What is sent within may time out soon; what must succeed before and after may take long."""
     patient = producer._settings
-    producer._settings = producer._sender._settings = QUICK
+    producer._settings = producer._sender.pump.settings = QUICK
     try:
         yield
     finally:
-        producer._settings = producer._sender._settings = patient
+        producer._settings = producer._sender.pump.settings = patient
 
 
 def place(receipt):
@@ -294,7 +294,7 @@ async def noticed(producer, broker):
         wait=tenacity.wait_fixed(0.001), stop=tenacity.stop_after_delay(10)
     ):
         with attempt:
-            assert not producer._sender._links[broker.name].up
+            assert not producer._sender.pump.to(broker.name).up
 
 
 async def test_a_message_that_cannot_be_sent_times_out_and_says_that_it_was_not(cluster):

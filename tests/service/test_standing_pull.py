@@ -83,7 +83,7 @@ async def stream(client: Client) -> AsyncIterator[Stream]:
 
 
 async def parked(broker: Broker, count: int) -> None:
-    await until(lambda: len(broker._puller) == count)
+    await until(lambda: len(broker._pulls) == count)
 
 
 async def test_one_request_is_answered_by_each_append(client, stream, topic) -> None:
@@ -114,7 +114,7 @@ async def test_credit_can_be_added(broker, client, stream, topic) -> None:
     await stream.ask(topic, credit=1)
     await parked(broker, 1)
     await stream.tell(credit_request_id=1, credit_records=2)
-    await until(lambda: any(p.pull.credit_records == 3 for p in broker._puller._waiters._parked))
+    await until(lambda: any(p.pull.credit_records == 3 for p in broker._pulls._waiters._parked))
     await client.send(batch(topic, [b"0", b"1"]))
     assert await stream.bodies() == ([b"0", b"1"], True)
     await client.send(batch(topic, [b"2", b"3"]))

@@ -64,7 +64,7 @@ async def test_unary_pulls_wait_until_answers_before_them_are_read(
         queues=[broker_pb2.QueuePull(topic=topic)], max_bytes=OF_CONNECTION
     )
     callers = [Caller("unread") for _ in range(20)]
-    pulls = [asyncio.create_task(broker._puller.pull(request, each)) for each in callers]
+    pulls = [asyncio.create_task(broker._pulls.pull(request, each)) for each in callers]
     await until(lambda: unsent.waiting == 19)
     assert len(await pulls[0]) > 3 * len(BODY)
     assert unsent.held <= OF_CONNECTION + 4096
@@ -85,8 +85,8 @@ async def test_fetched_frames_wait_their_turn_too(pair: tuple[Broker, Client], t
     unsent = broker.server.unsent
     request = broker_pb2.FetchFramesRequest(topic=topic, max_bytes=OF_CONNECTION)
     caller = Caller("unread")
-    await broker._puller.fetch(request, caller)
-    second = asyncio.create_task(broker._puller.fetch(request, caller))
+    await broker._pulls.fetch(request, caller)
+    second = asyncio.create_task(broker._pulls.fetch(request, caller))
     await until(lambda: unsent.waiting == 1)
     caller.done[0](None)
     assert broker_pb2.FetchFramesResponse.FromString(await second).frames

@@ -159,7 +159,7 @@ def test_a_damaged_trace_message_is_named(spark, cluster):
 
 
 def test_the_formats_are_found_without_registering():
-    root = Path(schema.__file__).parent.parent
+    root = Path(schema.__file__).parents[2]
     found = {module.name for module in pkgutil.iter_modules([str(root)])}
     assert {"pyspark_duemq", "pyspark_duemq_spans"} <= found
     import pyspark_duemq

@@ -33,8 +33,8 @@ from duemq.errors import Corrupt
 from duemq_server.storage import record
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.numbering import Source
-from duemq_server.timer_service.scheduling.fire_lane import Batch, Lane
-from duemq_server.timer_service.scheduling.fire_memory import PAGE_BYTES, Page
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
+from duemq_server.timer_service.scheduling.fire_memory import PAGE_BYTES, SavedPage
 from duemq_server.timer_service.scheduling.scheduler import Ledger, Scheduler
 from duemq_server.timer_service.timers.log_entries import LaneId, SourceId, TargetId
 from duemq_server.timer_service.timers.rows import NARROW, WIDE, Blob, Home, Rows, concatenate, runs
@@ -58,7 +58,7 @@ class Held:
 
 
 @dataclasses.dataclass
-class State:
+class CheckpointState:
     """What a checkpoint says."""
 
     position: int  # of the timer log; entries before it are contained
@@ -67,7 +67,7 @@ class State:
     ledger: Ledger
     sources: list[Source]
     targets: list[TargetId]
-    lanes: list[Lane]
+    lanes: list[FireLane]
     tombstones: list[tuple[int, int, int, bool]]
     lengths: dict[str, int]
     blocks: list[Block]
@@ -76,19 +76,21 @@ class State:
     # What a cancel must know of timers that are gone; older checkpoints have none of it.
     forgotten_ms: int = 0
     fired_until_ms: int = 0
-    fired_late: list[Page] = dataclasses.field(default_factory=list)
+    fired_late: list[SavedPage] = dataclasses.field(default_factory=list)
 
     def files(self) -> set[str]:
         """Period files that must stay."""
         return set(self.lengths)
 
 
-def capture(scheduler: Scheduler, position: int, recovery_start: int, producer_id: int) -> State:
+def capture(
+    scheduler: Scheduler, position: int, recovery_start: int, producer_id: int
+) -> CheckpointState:
     """The scheduler's state; no job may be running.  Cheap: it is encoded by `encode`."""
     held = _held(scheduler)
     files = {each.home.file for each in held if each.home.file} | scheduler.segments.unfinished()
     in_log = [each.home.position + each.start for each in held if not each.home.file]
-    return State(
+    return CheckpointState(
         position=position,
         recovery_start=recovery_start,
         producer_id=producer_id,
@@ -107,8 +109,8 @@ def capture(scheduler: Scheduler, position: int, recovery_start: int, producer_i
     )
 
 
-def _copy(lane: Lane) -> Lane:
-    copy = Lane(lane.id, lane.epoch, lane.next_sequence)
+def _copy(lane: FireLane) -> FireLane:
+    copy = FireLane(lane.id, lane.epoch, lane.next_sequence)
     copy.unacked.extend(dataclasses.replace(batch) for batch in lane.unacked)
     return copy
 
@@ -136,7 +138,7 @@ def _held_in(blob: Blob, rows: Rows) -> Held:
     return Held(blob.home, start, end - start, rows, data=data)
 
 
-def encode(state: State) -> bytes:
+def encode(state: CheckpointState) -> bytes:
     """The payload."""
     batches = [batch for lane in state.lanes for batch in lane.unacked]
     files = sorted(state.lengths)
@@ -208,7 +210,7 @@ def encode(state: State) -> bytes:
     return b"".join(parts)
 
 
-def decode(payload: bytes) -> State:
+def decode(payload: bytes) -> CheckpointState:
     """Reads a payload.  Raises Corrupt if it is not one of ours."""
     magic, version, _, length = _HEADER.unpack_from(payload)
     if magic != MAGIC or version != VERSION:
@@ -219,7 +221,7 @@ def decode(payload: bytes) -> State:
     arrays = _read_arrays(payload, _HEADER.size + length + -length % 8, header["arrays"])
     files = [name for name, _ in header["files"]]
     targets = [TargetId(*target) for target in header["targets"]]
-    return State(
+    return CheckpointState(
         position=header["position"],
         recovery_start=header["recovery_start"],
         producer_id=header["producer_id"],
@@ -262,14 +264,14 @@ def _decode_blocks(
     return blocks
 
 
-def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[Lane]:
+def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[FireLane]:
     batches = iter(arrays["batches"].reshape(-1, 5).tolist())
     due_ms, columns = arrays["batch_due_ms"], arrays["batch_columns"].tobytes()
     records = arrays["batch_records"].tobytes()
     rows = at = 0
     lanes = []
     for broker, topic, queue_id, epoch, next_sequence, unacked in table:
-        lane = Lane(LaneId(broker, topic, queue_id), epoch)
+        lane = FireLane(LaneId(broker, topic, queue_id), epoch)
         for _ in range(unacked):
             sequence, position, end, count, length = next(batches)
             sizes, tags, keys = (
@@ -277,7 +279,7 @@ def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[Lane]:
             )
             dues = due_ms[rows : rows + count]
             body = records[at : at + length]
-            batch = Batch(lane, sequence, position, end, body, sizes, tags, keys, dues, True)
+            batch = FireBatch(lane, sequence, position, end, body, sizes, tags, keys, dues, True)
             lane.push(batch)
             rows += count
             at += length
@@ -286,13 +288,13 @@ def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[Lane]:
     return lanes
 
 
-def _decode_pages(arrays: Arrays) -> list[Page]:
+def _decode_pages(arrays: Arrays) -> list[SavedPage]:
     if "late_pages" not in arrays:
         return []
     bits = arrays["late_bits"].reshape(-1, PAGE_BYTES)
     table = arrays["late_pages"].reshape(-1, 2).tolist()
     return [
-        Page(key, fired_ms, each.tobytes())
+        SavedPage(key, fired_ms, each.tobytes())
         for (key, fired_ms), each in zip(table, bits, strict=True)
     ]
 

@@ -13,22 +13,22 @@ import secrets
 from typing import NamedTuple
 
 from duemq.errors import Corrupt
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.housekeeping import Housekeeper
 from duemq_server.timer_service.disk.recovery import Recovery
-from duemq_server.timer_service.far.far_segments import Segments, read_bytes
+from duemq_server.timer_service.far.far_segments import FarSegments, read_bytes
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.rows import Home
 
 LOG_GROUP_BYTES_MAX = 1 << 20
-SERVICE_PRODUCER = 1 << 63  # producer ids from here on belong to services and never expire
 
 
-class Store(NamedTuple):
+class DataDirectory(NamedTuple):
     """An opened data directory."""
 
     log: SegmentedLog
@@ -38,15 +38,15 @@ class Store(NamedTuple):
     replayed: int  # entries of the log behind the checkpoint
 
 
-def open_store(
+def open_directory(
     directory: str,
     disk: Disk,
     limits: Limits,
     now_ms: int,
     *,
-    segments_type: type[Segments] = Segments,
+    segments_type: type[FarSegments] = FarSegments,
     recovery_type: type[Recovery] = Recovery,
-) -> Store:
+) -> DataDirectory:
     """Opens, recovers and checkpoints a data directory that is locked by the caller.
 
     The types are others where damage is set aside (set_aside.py).  Raises Corrupt, CorruptLog,
@@ -86,11 +86,11 @@ def open_store(
         segments.recover({}, [])
     recovery.replay(log.entries(position))
     recovery.finish()
-    producer_id = found.producer_id if found else SERVICE_PRODUCER | secrets.randbits(63)
+    producer_id = found.producer_id if found else SERVICE_IDS_FROM | secrets.randbits(63)
     housekeeper = Housekeeper(scheduler, log, disk, path, producer_id, now_ms)
     if found is None:
         save_now(log, housekeeper, now_ms)
-    return Store(log, scheduler, housekeeper, producer_id, recovery.replayed)
+    return DataDirectory(log, scheduler, housekeeper, producer_id, recovery.replayed)
 
 
 def save_now(log: SegmentedLog, housekeeper: Housekeeper, now_ms: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 from duemq_server.timer_service.disk import checkpoint_state
-from duemq_server.timer_service.far.far_segments import Flush, Load, Segments
+from duemq_server.timer_service.far.far_segments import FarSegments, Flush, Load
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 
 LOAD_ROWS_MAX = 16_384
@@ -39,7 +39,7 @@ class Save:
     """Writes a checkpoint.  May only run when the log is durable up to `position`."""
 
     def __init__(
-        self, path: str, disk: Disk, segments: Segments, found: checkpoint_state.State
+        self, path: str, disk: Disk, segments: FarSegments, found: checkpoint_state.CheckpointState
     ) -> None:
         self.state = found
         self.position = found.position

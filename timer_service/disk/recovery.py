@@ -33,11 +33,11 @@ from duemq.errors import Corrupt
 from duemq_server.storage import record
 from duemq_server.storage.record import Entry
 from duemq_server.storage.tools.set_aside import GAP
-from duemq_server.timer_service.disk.checkpoint_state import Held, State
+from duemq_server.timer_service.disk.checkpoint_state import CheckpointState, Held
 from duemq_server.timer_service.far.far_block import REMEDY
 from duemq_server.timer_service.far.far_segments import Load
 from duemq_server.timer_service.scheduling.dispatch import NEVER
-from duemq_server.timer_service.scheduling.fire_lane import Batch, Lane
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.scheduler import Scheduler, make_batch
 from duemq_server.timer_service.timers import intake, log_entries
 from duemq_server.timer_service.timers.limits import AHEAD_MS
@@ -56,7 +56,7 @@ NAMED_MAX = 5  # batches that an error names
 class Replayed:
     """A DISPATCH entry whose timers are being looked for."""
 
-    lane: Lane
+    lane: FireLane
     sequence: int
     position: int
     end: int
@@ -139,7 +139,7 @@ class Recovery:
         self._unseen = Unseen()
         self.replayed = 0  # entries
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: CheckpointState) -> None:
         """Takes a checkpoint over."""
         scheduler = self._scheduler
         scheduler.ledger = dataclasses.replace(state.ledger)
@@ -168,7 +168,7 @@ class Recovery:
             raise Corrupt(f"bodies of timers at {place} are not what was written. {REMEDY}")
         self._scheduler.admit(rows, Blob(data, held.home, held.start), self._now_ms)
 
-    def _restore_lane(self, saved: Lane) -> None:
+    def _restore_lane(self, saved: FireLane) -> None:
         lane = self._scheduler.dispatcher.lane(saved.id)
         lane.epoch = saved.epoch
         for batch in saved.unacked:
@@ -396,7 +396,7 @@ class Recovery:
         rows = concatenate([rows for _, rows, _ in batch.found])
         blobs = [blob for places, _, blob in batch.found for _ in range(len(places))]
         order = np.argsort(places)
-        built: Batch = make_batch(
+        built: FireBatch = make_batch(
             rows.take(order),
             [blobs[at] for at in order.tolist()],
             batch.lane,

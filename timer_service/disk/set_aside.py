@@ -24,15 +24,15 @@ from duemq_server.storage import record
 from duemq_server.storage.disk import Disk, write_all
 from duemq_server.storage.errors import CorruptFile, StorageError
 from duemq_server.timer_service.disk.checkpoint_state import Held
-from duemq_server.timer_service.disk.data_directory import open_store, save_now
+from duemq_server.timer_service.disk.data_directory import open_directory, save_now
 from duemq_server.timer_service.disk.recovery import ReadBody, Recovery, Replayed
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.far_block import Index
 from duemq_server.timer_service.far.far_segments import (
     PIECE_ROWS_MAX,
+    FarSegments,
     Load,
     Piecewise,
-    Segments,
     cut_piece,
     read_index,
 )
@@ -106,7 +106,7 @@ class TolerantLoad(Load):
         return piece._replace(rows=piece.rows.take(good))
 
 
-class TolerantSegments(Segments):
+class TolerantSegments(FarSegments):
     """Far timers, without those that cannot be read."""
 
     def __init__(self, directory: str, disk: Disk) -> None:
@@ -306,7 +306,7 @@ def set_aside(directory: str, disk: Disk, limits: Limits, now_ms: int) -> Iterat
 
     Raises Corrupt, StorageError for what cannot be mended here; then nothing has changed.
     """
-    store = open_store(
+    opened = open_directory(
         directory,
         disk,
         limits,
@@ -314,18 +314,18 @@ def set_aside(directory: str, disk: Disk, limits: Limits, now_ms: int) -> Iterat
         segments_type=TolerantSegments,
         recovery_type=TolerantRecovery,
     )
-    segments = store.scheduler.segments
+    segments = opened.scheduler.segments
     assert isinstance(segments, TolerantSegments)
     for name in sorted(segments.damaged_files):
         yield f"kept aside: {_copy(directory, segments.path(name), disk)}"
     yield from segments.lost
-    if store.scheduler.memtable.rows:
-        flush = store.scheduler.begin_flush(now_ms)
+    if opened.scheduler.memtable.rows:
+        flush = opened.scheduler.begin_flush(now_ms)
         flush.run()
-        store.scheduler.end_flush(flush)
-    save_now(store.log, store.housekeeper, now_ms)
-    store.log.close()
-    yield f"{segments.lost_timers} timers lost; {store.scheduler.ledger.pending} are pending"
+        opened.scheduler.end_flush(flush)
+    save_now(opened.log, opened.housekeeper, now_ms)
+    opened.log.close()
+    yield f"{segments.lost_timers} timers lost; {opened.scheduler.ledger.pending} are pending"
 
 
 def _copy(directory: str, path: str, disk: Disk) -> str:

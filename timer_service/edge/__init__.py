@@ -1,1 +1,1 @@
-"""Where the timer service meets gRPC: its service, brokers, the loop of a shard."""
+"""Where the timer service meets gRPC: its service, its streams to brokers, metrics."""

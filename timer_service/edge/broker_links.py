@@ -1,8 +1,8 @@
 """Connections to brokers, as the routes name them.
 
-Owned by the event loop.  A link is a broker's sender, its fetchers and its commits.  A broker that
-leaves the routes keeps its link: routes may be stale, and only it can answer for batches it was
-sent.  A broker that comes back with another address or store gets a new link.
+Owned by the event loop.  A link is a broker's fire stream, its fetchers and its commits.  A broker
+that leaves the routes keeps its link: routes may be stale, and only it can answer for batches it
+was sent.  A broker that comes back with another address or store gets a new link.
 
 Before anything else a link claims its queues at the broker, which gives each to one data directory
 for good (broker/records/timer_owners.py).  While one of them is another service's, nothing is
@@ -20,20 +20,22 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from duemq.errors import DuemqError, FencedTimer, Unavailable
+from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.protocol.route import Broker, RouteCache
 from duemq.transport import channel, status
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
-from duemq_server.timer_service.edge.fire_stream import Sender
-from duemq_server.timer_service.edge.shard import Shard, now_ms, steady_ms
-from duemq_server.timer_service.edge.timer_fetcher import CALL_TIMEOUT_S, GROUP, TOPIC, Fetcher
+from duemq_server.serving.clock import now_ms, steady_ms
+from duemq_server.timer_service.edge.fire_stream import FireStream
+from duemq_server.timer_service.edge.timer_fetcher import CALL_TIMEOUT_S, TimerFetcher
 from duemq_server.timer_service.scheduling.clocks import (
     SLACK_MS,
     STEP_MS_TO_SAY,
     BrokerClock,
-    ClockWatch,
+    ClockSteps,
 )
 from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.log_entries import SourceId
 
 log = logging.getLogger(__name__)
@@ -47,24 +49,24 @@ CLOCK_INTERVAL_S = 1.0
 SAY_AGAIN_S = 60.0
 
 
-class Link:
+class BrokerLink:
     """What a shard has to do with one broker."""
 
-    def __init__(self, links: Links, shard: Shard, broker: Broker) -> None:
+    def __init__(self, links: BrokerLinks, shard: Shard, broker: Broker) -> None:
         self.broker = broker
         self.clock = BrokerClock()
         self.refused: FencedTimer | None = None
         """Another timer service has queues of this shard."""
         self.granted = False
         """Queues were given to this service."""
-        self.fetchers: dict[int, Fetcher] = {}
+        self.fetchers: dict[int, TimerFetcher] = {}
         self._links = links
         self._shard = shard
         self._queues: list[int] = []
         self._look = asyncio.Event()
         self._channel = channel.connect(broker.address)
         self._stub = broker_pb2_grpc.BrokerStub(self._channel)
-        self._sender: Sender | None = None
+        self._fires: FireStream | None = None
         self._committed: dict[int, int] = {}
         self._tasks = [
             asyncio.create_task(self._claims(), name=f"claims {broker.name}"),
@@ -79,15 +81,15 @@ class Link:
 
     def kick(self) -> None:
         """There may be something to send."""
-        if self._sender is not None:
-            self._sender.kick()
+        if self._fires is not None:
+            self._fires.kick()
 
     def end(self) -> None:
         """Sends nothing any more."""
         for task in self._tasks:
             task.cancel()
-        if self._sender is not None:
-            self._sender.end()
+        if self._fires is not None:
+            self._fires.end()
 
     def holds_timers(self) -> bool:
         """Whether anything ever came from this broker's store."""
@@ -100,12 +102,12 @@ class Link:
         self.end()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            await self._shard.durable(self._shard.store.log.end_position)
+            await self._shard.log_loop.durable(self._shard.directory.log.end_position)
             await self._commit()
         except DuemqError as error:
             log.info("offsets of %s not committed: %s", self.broker.name, error)
-        if self._sender is not None:
-            await self._sender.stop()
+        if self._fires is not None:
+            await self._fires.stop()
         await self._channel.close()
 
     # -- claims -----------------------------------------------------------
@@ -148,12 +150,12 @@ class Link:
         for queue_id in queues:
             if queue_id not in self.fetchers:
                 source = SourceId(self.broker.store_id, queue_id)
-                self.fetchers[queue_id] = Fetcher(
+                self.fetchers[queue_id] = TimerFetcher(
                     self._shard, self.broker.name, self._stub, source, self._look.set
                 )
-        if self._sender is None:
+        if self._fires is None:
             name, address = self.broker.name, self.broker.address
-            self._sender = Sender(self._shard, name, address, self.clock)
+            self._fires = FireStream(self._shard, name, address, self.clock)
         if self.refused is not None or (queues and not self.granted):
             self.granted, self.refused = bool(queues), None
             log.info("broker %s: %d queues are ours", self.broker.name, len(queues))
@@ -179,9 +181,9 @@ class Link:
         if not new:
             return
         request = broker_pb2.CommitOffsetsRequest(
-            group=GROUP,
+            group=TIMER_GROUP,
             commits=[
-                broker_pb2.OffsetCommit(topic=TOPIC, queue_id=queue_id, offset=offset)
+                broker_pb2.OffsetCommit(topic=TIMER_TOPIC, queue_id=queue_id, offset=offset)
                 for queue_id, offset in new.items()
             ],
             timer_id=self._links.service.id,
@@ -193,13 +195,13 @@ class Link:
                 self._committed[result.queue_id] = new[result.queue_id]
 
 
-class Links:
+class BrokerLinks:
     """A link to every broker of the cluster."""
 
     def __init__(self, shard: Shard, routes: RouteCache, settings: Settings) -> None:
-        self.by_name: dict[str, Link] = {}
+        self.by_name: dict[str, BrokerLink] = {}
         self.service = broker_pb2.TimerService(
-            id=shard.store.producer_id,
+            id=shard.directory.producer_id,
             name=settings.name,
             shard=settings.shard,
             shards=settings.shards,
@@ -212,11 +214,11 @@ class Links:
         self._turn = asyncio.Lock()
         self._said_s: dict[str, float] = {}
         self._behind_ms = 0
-        self._watch = ClockWatch(now_ms(), steady_ms())
+        self._watch = ClockSteps(now_ms(), steady_ms())
         self._clocks = asyncio.create_task(self._watch_clocks(), name="clocks")
         self._stopping: set[asyncio.Task[None]] = set()
         self._queues: Mapping[str, Mapping[str, int]] = {}
-        shard.on_sendable = self._kick
+        shard.log_loop.on_sendable = self._kick
 
     def changed(self) -> None:
         """The routes changed."""
@@ -228,8 +230,8 @@ class Links:
                 self._end(known)
             if broker.store_id:
                 log.info("broker %s at %s", broker.name, broker.address)
-                self.by_name[broker.name] = Link(self, self._shard, broker)
-        timer_topic = self._routes.route(TOPIC)
+                self.by_name[broker.name] = BrokerLink(self, self._shard, broker)
+        timer_topic = self._routes.route(TIMER_TOPIC)
         for served in timer_topic.brokers if timer_topic else ():
             link = self.by_name.get(served.broker)
             if link is not None:
@@ -264,7 +266,7 @@ class Links:
         return any(link.granted and link.refused is None for link in self.by_name.values())
 
     @asynccontextmanager
-    async def turn(self, link: Link) -> AsyncIterator[None]:
+    async def turn(self, link: BrokerLink) -> AsyncIterator[None]:
         """To be held while a link claims.  Raises Unavailable if it had better not."""
         if self.granted:
             yield
@@ -282,8 +284,7 @@ class Links:
         fences = (str(x.refused) for x in self.by_name.values() if x.refused and x.holds_timers())
         fence = next(fences, "")
         dispatcher = self._shard.scheduler.dispatcher
-        if dispatcher.fence != fence:
-            dispatcher.fence = fence
+        if dispatcher.set_fence(fence):
             self._set_routes()
         self.on_claims()
 
@@ -318,7 +319,7 @@ class Links:
         behind_ms = min(known, default=0)
         if abs(behind_ms - self._behind_ms) >= SLACK_MS or not behind_ms:
             self._behind_ms = behind_ms
-            self._shard.keep_behind(behind_ms)
+            self._shard.firing.keep_behind(behind_ms)
 
     def _clock_problems(self) -> dict[str, str]:
         bound_ms = self._settings.clock_difference_max * 1000
@@ -381,7 +382,7 @@ class Links:
         self.by_name = {}
         await asyncio.gather(self._clocks, *self._stopping, return_exceptions=True)
 
-    def _end(self, link: Link) -> None:
+    def _end(self, link: BrokerLink) -> None:
         link.end()  # before another one begins
         task = asyncio.create_task(link.stop(), name=f"end of {link.broker.name}")
         self._stopping.add(task)

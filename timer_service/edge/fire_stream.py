@@ -14,16 +14,19 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import grpc.aio
+import numpy as np
 
 from duemq.errors import DuemqError, OutOfSequence, Rejected, Unavailable
 from duemq.tracing import spans
 from duemq.transport import channel, status
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 from duemq.v1 import view_pb2
-from duemq_server.timer_service.edge.shard import SLEEP_S_MAX, Shard, now_ms, steady_ms, traced
+from duemq_server.serving.clock import now_ms, steady_ms
+from duemq_server.timer_service.firing import SLEEP_S_MAX
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import NEVER
-from duemq_server.timer_service.scheduling.fire_lane import Batch, Outcome
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
+from duemq_server.timer_service.shard import Shard
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +42,11 @@ _METHOD = "/duemq.v1.Broker/SendStream"
 
 class _Request(NamedTuple):
     request_id: int
-    batches: list[Batch]
+    batches: list[FireBatch]
     sent_ns: int
 
 
-class Sender:
+class FireStream:
     """The stream to one broker."""
 
     def __init__(self, shard: Shard, broker: str, address: str, clock: BrokerClock) -> None:
@@ -55,7 +58,7 @@ class Sender:
         self._requests: deque[_Request] = deque()
         self._next_id = 0
         self._refused: set[str] = set()
-        self._task = asyncio.create_task(self._run(), name=f"sender {broker}")
+        self._task = asyncio.create_task(self._run(), name=f"fire stream {broker}")
 
     def kick(self) -> None:
         """There may be something to send."""
@@ -137,10 +140,10 @@ class Sender:
             except TimeoutError:
                 continue
 
-    async def _send(self, call: Any, batches: list[Batch]) -> None:
+    async def _send(self, call: Any, batches: list[FireBatch]) -> None:
         self._next_id += 1
         self._requests.append(_Request(self._next_id, batches, time.time_ns()))
-        producer_id = self._shard.store.producer_id
+        producer_id = self._shard.directory.producer_id
         request = view_pb2.SendRequestView(
             request_id=self._next_id,
             batches=[
@@ -174,19 +177,36 @@ class Sender:
                 self._take(batch, result, request.sent_ns)
             self._more.set()
 
-    def _take(self, batch: Batch, result: view_pb2.BatchResultView, sent_ns: int) -> None:
+    def _take(self, batch: FireBatch, result: view_pb2.BatchResultView, sent_ns: int) -> None:
         if not result.HasField("error"):
-            self._shard.answered(batch, Outcome.STORED, result.store_ms)
+            self._shard.answered(batch, FireOutcome.STORED, result.store_ms)
             if spans.enabled() and spans.traced(batch.lane.id.topic):
-                traced(batch, result.base_offset, result.store_ms, sent_ns)
+                _record_spans(batch, result.base_offset, result.store_ms, sent_ns)
             return
         error = status.from_proto(result.error)
-        lane = batch.lane
+        lane, reason = batch.lane, ""
         if isinstance(error, OutOfSequence):
-            outcome = Outcome.OUT_OF_SEQUENCE
+            outcome = FireOutcome.OUT_OF_SEQUENCE
         else:
-            outcome = Outcome.REJECTED if isinstance(error, Rejected) else Outcome.REFUSED
+            outcome = FireOutcome.REJECTED if isinstance(error, Rejected) else FireOutcome.REFUSED
             level = logging.DEBUG if lane.failures else logging.WARNING
-            lane.reason = error.message
+            reason = error.message
             log.log(level, "%s refused a batch, trying again: %s", lane.id, error)
-        self._shard.answered(batch, outcome, 0)
+        self._shard.answered(batch, outcome, 0, reason)
+
+
+def _record_spans(batch: FireBatch, offset: int, store_ms: int, sent_ns: int) -> None:
+    """Of a stored batch."""
+    lane = batch.lane.id
+    spans.record_fire(
+        lane.topic,
+        lane.broker,
+        lane.queue_id,
+        offset,
+        batch.due_ms.tolist(),
+        store_ms=store_ms,
+        start_ns=sent_ns,
+        end_ns=time.time_ns(),
+        records=batch.records,
+        sizes=np.frombuffer(batch.sizes, dtype="<u4").tolist(),
+    )

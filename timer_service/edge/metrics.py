@@ -18,8 +18,8 @@ from duemq_server.timer_service.scheduling.lateness import BOUNDS_MS
 
 if TYPE_CHECKING:
     from duemq_server.storage.writer import Commit
-    from duemq_server.timer_service.edge.broker_links import Links
-    from duemq_server.timer_service.edge.shard import Shard
+    from duemq_server.timer_service.edge.broker_links import BrokerLinks
+    from duemq_server.timer_service.shard import Shard
 
 SYNC_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1)
 LATENESS_BUCKETS_MS = (1, 2, 3, 5, 8, 10, 16, 32, 64, 128, 256, 512, 1024, 8192, 65536)
@@ -53,7 +53,7 @@ class ShardCollector(Collector):
             ),
         ):
             yield CounterMetricFamily(f"duemq_timer_{name}", text, value=value)
-        log = self._shard.store.log
+        log = self._shard.directory.log
         for name, text, value in (
             ("pending", "Delayed messages not yet due", ledger.pending),
             ("in_flight", "Fired and not yet answered by a broker", ledger.in_flight),
@@ -90,7 +90,7 @@ class ShardCollector(Collector):
 class LinksCollector(Collector):
     """Reads what a shard knows of brokers when Prometheus asks."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: BrokerLinks) -> None:
         self._links = links
 
     def collect(self) -> Iterator[Metric]:

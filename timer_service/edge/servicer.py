@@ -6,17 +6,19 @@ import asyncio
 from typing import Any
 
 from duemq.errors import DuemqError, InvalidArgument, Unavailable
+from duemq.protocol import checks
+from duemq.protocol.limits import HANDLES_MAX
 from duemq.transport import status
 from duemq.v1 import timer_pb2
-from duemq_server.timer_service.edge.broker_links import Links
-from duemq_server.timer_service.edge.shard import Shard, now_ms
+from duemq_server.serving.clock import now_ms
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.scheduling import stuck
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
 from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 
 SERVICE = timer_pb2.DESCRIPTOR.services_by_name["Timer"]
-HANDLES_MAX = 10_000
 ARRIVAL_TIMEOUT_S = 5.0
 SLICE = 500  # handles read or answered at once
 _RESULTS = {
@@ -27,20 +29,14 @@ _RESULTS = {
 class TimerServicer:
     """See protos/duemq/v1/timer.proto."""
 
-    def __init__(self, shard: Shard, links: Links, settings: Settings) -> None:
+    def __init__(self, shard: Shard, links: BrokerLinks, settings: Settings) -> None:
         self._shard = shard
         self._links = links
         self._settings = settings
 
     async def Cancel(self, request: timer_pb2.CancelRequest, _: Any) -> timer_pb2.CancelResponse:
         """Cancels delayed messages."""
-        if len(request.handles) > HANDLES_MAX:
-            raise InvalidArgument(
-                f"handles: {len(request.handles)} in a request, at most {HANDLES_MAX} are allowed",
-                field="handles",
-                value=len(request.handles),
-                limit=HANDLES_MAX,
-            )
+        checks.count("handles", len(request.handles), 0, HANDLES_MAX, "in a request")
         handles: list[Cancelled] = []
         refused: dict[int, DuemqError] = {}
         sources: dict[tuple[int, int], SourceId | DuemqError] = {}
@@ -126,7 +122,7 @@ class TimerServicer:
             lateness_max_ms=shard.lateness.max_ms(now),
             next_due_ms=scheduler.next_due_ms() or 0,
             near=scheduler.near.pending,
-            id=shard.store.producer_id,
+            id=shard.directory.producer_id,
             lost=ledger.lost,
             problems=self._links.problems(),
             stuck=[

@@ -14,18 +14,17 @@ import time
 from collections.abc import Callable
 
 from duemq.errors import Corrupt, DuemqError, FencedTimer, OffsetOutOfRange, Unavailable
+from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.tracing import spans
 from duemq.transport import status
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
-from duemq_server.timer_service.edge.shard import Shard
+from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers import intake
 from duemq_server.timer_service.timers.log_entries import SourceId
 
 log = logging.getLogger(__name__)
 
-TOPIC = "%TIMER%"
-GROUP = "%TIMER%"
 FETCH_BYTES_MAX = 512 * 1024
 FETCH_WAIT_MS = 20_000
 CALL_MARGIN_S = 10.0
@@ -44,7 +43,7 @@ EMPTY_NS_MIN = 1_000_000_000
 EMPTY_PAUSE_S = 0.1
 
 
-class Fetcher:
+class TimerFetcher:
     """One queue of one broker."""
 
     def __init__(
@@ -84,7 +83,9 @@ class Fetcher:
                 level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
                 if isinstance(error, Corrupt | OffsetOutOfRange):
                     level = logging.ERROR
-                log.log(level, "%s, %s/%d: %s", self._broker, TOPIC, self.source.queue_id, error)
+                log.log(
+                    level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
+                )
                 await asyncio.sleep(backoff.next_s())
 
     async def _start(self) -> int:
@@ -92,7 +93,7 @@ class Fetcher:
         source = self._shard.scheduler.numbers.source(self.source)
         if source is not None:
             return source.next_offset
-        request = broker_pb2.GetOffsetsRequest(group=GROUP, topic=TOPIC)
+        request = broker_pb2.GetOffsetsRequest(group=TIMER_GROUP, topic=TIMER_TOPIC)
         answer = await status.answer(
             self._stub.GetOffsets(request, timeout=CALL_TIMEOUT_S), self._broker
         )
@@ -103,12 +104,12 @@ class Fetcher:
 
     async def _fetch(self, offset: int) -> int:
         request = broker_pb2.FetchFramesRequest(
-            topic=TOPIC,
+            topic=TIMER_TOPIC,
             queue_id=self.source.queue_id,
             offset=offset,
             max_bytes=FETCH_BYTES_MAX,
             wait_ms=FETCH_WAIT_MS,
-            timer_id=self._shard.store.producer_id,
+            timer_id=self._shard.directory.producer_id,
         )
         timeout_s = FETCH_WAIT_MS / 1000 + CALL_MARGIN_S
         asked_ns = time.time_ns()
@@ -131,7 +132,7 @@ class Fetcher:
         return answer.next_offset
 
     async def _trace(self, data: bytes, began_ns: int) -> None:
-        await self._shard.durable(self._shard.store.log.end_position)
+        await self._shard.log_loop.durable(self._shard.directory.log.end_position)
         for fetched in intake.frames_in(data):
             each = fetched.frame
             if spans.traced(each.target_topic):

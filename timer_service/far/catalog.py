@@ -1,6 +1,6 @@
 """Which blocks may hold a timer: what is known in memory of blocks on disk.
 
-Owned by: Segments.  Mutated by: the thread that owns the scheduler; a look-up in another thread
+Owned by: FarSegments.  Mutated by: the thread that owns the scheduler; a look-up in another thread
 (look_up.py) reads a `view`.  No clock, no I/O.
 
 A cancel knows its timer's due time, source and offset.  The period files that the due time can lie
@@ -13,6 +13,8 @@ lie leave one block to be read, or two.  40 bytes a block and source:
     first, last  offsets
     due, until   due times
 
+and 20 more once a look-up needed the file: the order of its entries.
+
 What is not known is learnt by the first look-up that has to read the block.
 """
 
@@ -20,12 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from duemq.protocol.limits import OFFSET_MAX
 from duemq_server.timer_service.timers.log_entries import TargetId
+from duemq_server.timer_service.timers.rows import keys_of
 
 Entries = npt.NDArray[Any]
 
@@ -41,7 +46,6 @@ ENTRY = np.dtype(
     ]
 )
 assert ENTRY.itemsize == 40
-_OFFSET_MAX = (1 << 63) - 1
 _DEAD_MIN = 64  # entries of blocks that are done, before they are thrown out
 
 
@@ -68,7 +72,7 @@ class Ranges(NamedTuple):
 
 
 UNKNOWN = Ranges(
-    np.array([ANY], dtype=np.uint32), np.array([0]), np.array([_OFFSET_MAX], dtype=np.int64)
+    np.array([ANY], dtype=np.uint32), np.array([0]), np.array([OFFSET_MAX], dtype=np.int64)
 )
 
 
@@ -81,13 +85,46 @@ def ranges_of(source: npt.NDArray[np.uint32], offset: npt.NDArray[np.int64]) -> 
     return Ranges(source[starts], offset[starts], offset[ends])
 
 
+class Order(NamedTuple):
+    """Known entries by source and first offset, so that an offset is found by bisection."""
+
+    at: npt.NDArray[np.uint32]  # which entry
+    begins: npt.NDArray[np.uint64]  # keys (rows.keys_of) of the first offsets
+    ends: npt.NDArray[np.uint64]  # of the last ones: the largest up to here
+
+
+class Table:
+    """Entries of a period file as they were at one time; they stay as they are."""
+
+    def __init__(self, entries: Entries) -> None:
+        self.entries = entries
+
+    @cached_property
+    def order(self) -> Order:
+        """Made by the first look-up that needs it, in its thread, and kept with the entries.
+
+        20 bytes an entry.
+        """
+        known = np.flatnonzero(self.entries["source"] != ANY)
+        entries = self.entries[known]
+        begins = keys_of(entries["source"], entries["first"])
+        order = np.argsort(begins, kind="stable")
+        ends = keys_of(entries["source"], entries["last"])[order]
+        return Order(known[order].astype(np.uint32), begins[order], np.maximum.accumulate(ends))
+
+    @cached_property
+    def unknown(self) -> npt.NDArray[np.int64]:
+        """Which entries are of blocks that nothing is known of."""
+        return np.flatnonzero(self.entries["source"] == ANY)
+
+
 class View(NamedTuple):
     """The entries of each period file, as they were at one time."""
 
     names: list[str]
     begin_ms: npt.NDArray[np.int64]
     end_ms: npt.NDArray[np.int64]
-    entries: list[Entries]
+    tables: list[Table]
 
 
 class _File:
@@ -97,6 +134,13 @@ class _File:
         self.blocks: set[int] = set()  # not loaded to their ends
         self.count = 0
         self.entries: Entries = np.empty(4, dtype=ENTRY)
+        self._table: Table | None = None
+
+    def table(self) -> Table:
+        """The entries as of now; the same one until they change."""
+        if self._table is None:
+            self._table = Table(self.entries[: self.count])
+        return self._table
 
     def append(self, entries: Entries) -> None:
         end = self.count + len(entries)
@@ -105,12 +149,12 @@ class _File:
             grown[: self.count] = self.entries[: self.count]
             self.entries = grown
         self.entries[self.count : end] = entries
-        self.count = end
+        self.count, self._table = end, None
 
     def without(self, gone: npt.NDArray[np.bool_]) -> None:
         """In a new array: a view of the old one may be in use."""
         self.entries = self.entries[: self.count][~gone]
-        self.count = len(self.entries)
+        self.count, self._table = len(self.entries), None
 
 
 class Catalog:
@@ -160,7 +204,7 @@ class Catalog:
                 list(self._files),
                 np.array([file.begin_ms for file in files], dtype=np.int64),
                 np.array([file.end_ms for file in files], dtype=np.int64),
-                [file.entries[: file.count] for file in files],
+                [file.table() for file in files],
             )
         return self._view
 

@@ -140,15 +140,40 @@ def decode_index(body: memoryview) -> Index:
 
 def decode_rows(body: memoryview) -> tuple[list[SourceId], npt.NDArray[Any]]:
     """The sources and rows of an INDEX body.  Raises ValueError if the lengths do not add up."""
+    count, at = rows_at(body)
+    rows = np.frombuffer(body, dtype=_ROW, count=count, offset=at)
+    return decode_sources(source_table(body)), rows
+
+
+class RowsAt(NamedTuple):
+    """How many rows an INDEX body has, and where they begin."""
+
+    rows: int
+    start: int
+
+
+def rows_at(body: memoryview) -> RowsAt:
+    """Where the rows lie.  Raises ValueError if the lengths do not add up."""
     if len(body) < _HEADER.size:
         raise ValueError(f"a block index of {len(body)} bytes, less than {_HEADER.size}")
     count, sources, targets, names_length, _, _ = _HEADER.unpack_from(body)
-    at = _HEADER.size
-    pairs = [
-        SourceId(store_id, queue_id)
-        for store_id, queue_id, _ in _SOURCE.iter_unpack(body[at : at + _SOURCE.size * sources])
-    ]
-    at += _SOURCE.size * sources + _TARGET.size * targets + names_length
-    if at + count * ROW_BYTES != len(body):
-        raise ValueError(f"a block index of {len(body)} bytes, not {at + count * ROW_BYTES}")
-    return pairs, np.frombuffer(body, dtype=_ROW, count=count, offset=at)
+    start = _HEADER.size + _SOURCE.size * sources + _TARGET.size * targets + names_length
+    if start + count * ROW_BYTES != len(body):
+        raise ValueError(f"a block index of {len(body)} bytes, not {start + count * ROW_BYTES}")
+    return RowsAt(count, start)
+
+
+def due_column(body: memoryview, rows: RowsAt) -> npt.NDArray[np.int64]:
+    """The due times of the rows, as a view."""
+    return np.ndarray((rows.rows,), "<i8", body, rows.start, (ROW_BYTES,))
+
+
+def source_table(body: memoryview) -> bytes:
+    """The source table of an INDEX body as it lies there."""
+    _, sources, _, _, _, _ = _HEADER.unpack_from(body)
+    return bytes(body[_HEADER.size : _HEADER.size + _SOURCE.size * sources])
+
+
+def decode_sources(table: bytes) -> list[SourceId]:
+    """The sources of a source table."""
+    return [SourceId(store_id, queue_id) for store_id, queue_id, _ in _SOURCE.iter_unpack(table)]

@@ -61,7 +61,7 @@ PIECE_ROWS_MAX = 4_096  # rows a load takes from one block before it looks at th
 PIECE_BYTES_MAX = 1024 * 1024
 
 
-class Tables(NamedTuple):
+class NumberTables(NamedTuple):
     """What the numbers in the columns `source` and `target` mean."""
 
     sources: Sequence[SourceId]
@@ -93,7 +93,7 @@ def period_of(name: str) -> tuple[int, int]:
     return start * HOUR_MS, (start + width) * HOUR_MS
 
 
-class Segments:
+class FarSegments:
     """The far timers.  `directory` is a folder of their own."""
 
     def __init__(self, directory: str, disk: Disk) -> None:
@@ -155,7 +155,7 @@ class Segments:
     def flush(
         self,
         pieces: Sequence[Piece],
-        tables: Tables,
+        tables: NumberTables,
         now_ms: int,
         parked: TargetId | None = None,
     ) -> Flush:
@@ -258,7 +258,7 @@ class Flush:
         directory: str,
         disk: Disk,
         pieces: Sequence[Piece],
-        tables: Tables,
+        tables: NumberTables,
         lengths: dict[str, int],
         now_ms: int,
         parked: TargetId | None,

@@ -4,9 +4,10 @@
 nothing but its results.  They may be out of date when it is done: what is loaded or flushed
 meanwhile is the caller's business (cancelling.py).
 
-A block costs some 15 us to read and to verify, however many timers are looked for in it, and each
-timer 6 us more: rows are sorted, so that a dozen are looked at.  Few of ten million random timers
-share a block, so nothing is kept; the page cache has what is read again.
+A block costs some 10 us to read and to verify, most of it the read, and each timer a few more:
+rows are sorted, so that its due time is bisected.  Each look-up also costs 5 ms if it needs every
+file of ten million timers; so it pays to look up many at once.  Few of ten million random timers
+share a block, so no block is kept; the page cache has what is read again.
 """
 
 from __future__ import annotations
@@ -23,14 +24,22 @@ from duemq_server.storage import record
 from duemq_server.storage.disk import Disk, DiskFile
 from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far import far_block as block
-from duemq_server.timer_service.far.catalog import ANY, Block, Catalog, Entries, Ranges, ranges_of
+from duemq_server.timer_service.far.catalog import (
+    ANY,
+    Block,
+    Catalog,
+    Entries,
+    Ranges,
+    Table,
+    ranges_of,
+)
 from duemq_server.timer_service.timers.log_entries import SourceId
-from duemq_server.timer_service.timers.rows import runs
+from duemq_server.timer_service.timers.rows import keys_of, runs
 
 Numbers = npt.NDArray[np.int64]
 
 _PAIRS_MAX = 1 << 20  # compared at once
-_PAUSE_EVERY = 16  # blocks read: less than half a millisecond of work
+_PAUSE_EVERY = 64  # blocks read: less than a millisecond of work; a pause costs 0.2 ms and more
 
 
 class Place(NamedTuple):
@@ -97,7 +106,7 @@ class LookUp:
             np.concatenate([query.due_ms for query in queries]),
             np.concatenate([query.since for query in queries]),
         )
-        ends = np.cumsum([len(query) for query in queries]).tolist()
+        homes = [(query.places, at) for query in queries for at in range(len(query))]
         order = np.argsort(asked.due_ms, kind="stable")
         dues = asked.due_ms[order]
         view = self._view
@@ -105,21 +114,21 @@ class LookUp:
         last = np.searchsorted(dues, view.end_ms, side="left")
         for number in np.flatnonzero(first < last).tolist():
             mine = order[first[number] : last[number]]
-            found = self._in_file(view.names[number], view.entries[number], asked.take(mine))
+            found = self._in_file(view.names[number], view.tables[number], asked.take(mine))
+            whose = mine.tolist()
             for timer, place in found:
-                at = int(mine[timer])
-                which = bisect.bisect_right(ends, at)
-                query = queries[which]
-                query.places.setdefault(at - ends[which] + len(query), []).append(place)
+                places, at = homes[whose[timer]]
+                places.setdefault(at, []).append(place)
 
-    def _in_file(self, name: str, entries: Entries, asked: _Asked) -> Iterator[tuple[int, Place]]:
-        with _Reader(self._disk, os.path.join(self._directory, name)) as reader:
-            entries = self._known(name, entries, asked, reader)
-            timers, numbers = candidates(entries, asked)
+    def _in_file(self, name: str, table: Table, asked: _Asked) -> Iterator[tuple[int, Place]]:
+        with _Reader(self._disk, os.path.join(self._directory, name), self._number_of) as reader:
+            table = self._known(name, table, asked, reader)
+            timers, numbers = candidates(table, asked)
             order = np.argsort(numbers, kind="stable")
             timers, numbers = timers[order], numbers[order]
             source, offset = asked.source[timers].tolist(), asked.offset[timers].tolist()
             wanted = list(zip(asked.due_ms[timers].tolist(), source, offset, strict=True))
+            whose = timers.tolist()
             for start, end in runs(numbers):
                 each = self._block(int(numbers[start]))
                 if each is None:
@@ -127,22 +136,20 @@ class LookUp:
                 try:
                     index = self._read(each, reader)
                 except CorruptFile as error:
-                    for timer in timers[start:end].tolist():
+                    for timer in whose[start:end]:
                         yield timer, Place(each, 0, error)
                     continue
-                for timer, identity in zip(
-                    timers[start:end].tolist(), wanted[start:end], strict=True
-                ):
-                    row = index.row_of(*identity)
+                for at in range(start, end):
+                    row = index.row_of(*wanted[at])
                     if row is not None:
-                        yield timer, Place(each, row)
+                        yield whose[at], Place(each, row)
 
-    def _known(self, name: str, entries: Entries, asked: _Asked, reader: _Reader) -> Entries:
+    def _known(self, name: str, table: Table, asked: _Asked, reader: _Reader) -> Table:
         """The entries of the file; those that were unknown and are needed are learnt."""
-        unknown = np.flatnonzero(entries["source"] == ANY)
+        unknown = table.unknown
         if not len(unknown):
-            return entries
-        dues = np.sort(asked.due_ms)
+            return table
+        entries, dues = table.entries, np.sort(asked.due_ms)
         first = np.searchsorted(dues, entries["due"][unknown], side="left")
         last = np.searchsorted(dues, entries["until"][unknown], side="right")
         learnt: dict[int, Ranges] = {}
@@ -162,13 +169,13 @@ class LookUp:
             parts.append(exact)
         if learnt:
             self.learnt[name] = learnt
-        return np.concatenate(parts)
+        return Table(np.concatenate(parts))
 
     def _read(self, each: Block, reader: _Reader) -> _Index:
         self._reads += 1
         if self._reads % _PAUSE_EVERY == 0:
             self._pause()
-        return reader.index(each, self._number_of)
+        return reader.index(each)
 
 
 class _Asked(NamedTuple):
@@ -182,29 +189,32 @@ class _Asked(NamedTuple):
     def take(self, index: Any) -> _Asked:
         return _Asked(*(column[index] for column in self))
 
-    def upright(self) -> _Asked:
-        """Each to be paired with every entry of a row."""
-        return self.take((slice(None), None))
-
 
 class _Index:
     """A block's rows, and what its numbers of sources mean."""
 
-    def __init__(self, body: memoryview, number_of: Callable[[SourceId], int | None]) -> None:
-        """Raises ValueError if the lengths do not add up."""
-        sources, self._rows = block.decode_rows(body)
-        numbers = [number_of(source) for source in sources]
-        self._sources = [ANY if number is None else number for number in numbers]
+    def __init__(self, body: memoryview, sources: Sequence[int], rows: block.RowsAt) -> None:
         self._body = body
-        self._start = len(body) - len(self._rows) * block.ROW_BYTES
+        self._sources = sources
+        self._count, self._start = rows
+        self._due_ms = block.due_column(body, rows)
 
     def row_of(self, due_ms: int, source: int, offset: int) -> int | None:
         """The row of a timer."""
         if source not in self._sources:
             return None
         wanted = (due_ms, self._sources.index(source), offset)
-        row = bisect.bisect_left(range(len(self._rows)), wanted, key=self._place)
-        return row if row < len(self._rows) and self._place(row) == wanted else None
+        row = int(self._due_ms.searchsorted(due_ms))
+        if row == self._count:
+            return None
+        found = self._place(row)
+        if found < wanted and found[0] == due_ms:  # others are due in the same millisecond
+            end = int(self._due_ms.searchsorted(due_ms, side="right"))
+            row = bisect.bisect_left(range(end), wanted, row, end, key=self._place)
+            if row == end:
+                return None
+            found = self._place(row)
+        return row if found == wanted else None
 
     def _place(self, row: int) -> tuple[int, int, int]:
         """What rows are sorted by."""
@@ -214,16 +224,19 @@ class _Index:
 
     def ranges(self) -> Ranges:
         numbers = np.array(self._sources, dtype=np.uint32)
-        return ranges_of(numbers[self._rows["source"]], self._rows["offset"])
+        _, rows = block.decode_rows(self._body)
+        return ranges_of(numbers[rows["source"]], rows["offset"])
 
 
 class _Reader:
     """Reads blocks of one file; a context manager."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, number_of: Callable[[SourceId], int | None]) -> None:
         self._disk = disk
         self._path = path
         self._file: DiskFile | None = None
+        self._number_of = number_of
+        self._sources: dict[bytes, list[int]] = {}  # blocks of a file mostly have the same ones
 
     def __enter__(self) -> _Reader:
         return self
@@ -232,41 +245,43 @@ class _Reader:
         if self._file is not None:
             self._file.close()
 
-    def index(self, each: Block, number_of: Callable[[SourceId], int | None]) -> _Index:
+    def index(self, each: Block) -> _Index:
         """Raises CorruptFile."""
         try:
             if self._file is None:
                 self._file = self._disk.open(self._path)
             data = self._file.pread(each.index_length, each.position)
-            return _Index(record.decode(data, 0, each.position).body, number_of)
+            body = record.decode(data, 0, each.position).body
+            rows = block.rows_at(body)
         except (ValueError, OSError) as error:
             raise CorruptFile(
                 self._path, each.position, f"block index: {error}", block.REMEDY
             ) from error
+        table = block.source_table(body)
+        sources = self._sources.get(table)
+        if sources is None:
+            sources = self._sources[table] = self._numbers(table)
+        return _Index(body, sources, rows)
+
+    def _numbers(self, table: bytes) -> list[int]:
+        numbers = [self._number_of(source) for source in block.decode_sources(table)]
+        return [ANY if number is None else number for number in numbers]
 
 
-def candidates(entries: Entries, asked: _Asked) -> tuple[Numbers, Numbers]:
+def candidates(table: Table, asked: _Asked) -> tuple[Numbers, Numbers]:
     """Pairs (timer, block) such that the timer may lie in the block."""
-    if len(entries) * len(asked.offset) <= _PAIRS_MAX // 16:  # few: not worth sorting
-        timers, at = np.nonzero(_fits(entries, asked.upright()))
-        return timers, entries["block"][at].astype(np.int64)
-    found_timers: list[Numbers] = [np.empty(0, dtype=np.int64)]
-    found_blocks: list[Numbers] = [np.empty(0, dtype=np.int64)]
-    for source in {*asked.source.tolist(), ANY}:
-        mine = entries[entries["source"] == source]
-        asking = np.arange(len(asked.source))
-        if source != ANY:
-            asking = np.flatnonzero(asked.source == source)
-        for timers, at in _overlaps(mine, asked.offset, asking):
-            found = mine[at]
-            fits = _fits(found, asked.take(timers))
-            found_timers.append(timers[fits])
-            found_blocks.append(found["block"][fits].astype(np.int64))
+    found_timers: list[Numbers] = []
+    found_blocks: list[Numbers] = []
+    for timers, at in _overlaps(table, asked):
+        found = table.entries[at]
+        fits = _fits(found, asked.take(timers))
+        found_timers.append(timers[fits])
+        found_blocks.append(found["block"][fits].astype(np.int64))
     return np.concatenate(found_timers), np.concatenate(found_blocks)
 
 
 def _fits(entries: Entries, asked: _Asked) -> npt.NDArray[np.bool_]:
-    """Whether a timer may lie in a block; NumPy pairs them."""
+    """Whether each timer may lie in the block beside it."""
     return np.asarray(
         ((entries["source"] == asked.source) | (entries["source"] == ANY))
         & (entries["first"] <= asked.offset)
@@ -277,27 +292,31 @@ def _fits(entries: Entries, asked: _Asked) -> npt.NDArray[np.bool_]:
     )
 
 
-def _overlaps(
-    entries: Entries, offset: Numbers, asking: Numbers
-) -> Iterator[tuple[Numbers, Numbers]]:
-    """Pairs (timer, entry), some at a time: all whose offsets fit, and some more.
+def _overlaps(table: Table, asked: _Asked) -> Iterator[tuple[Numbers, Numbers]]:
+    """Pairs (timer, entry), some at a time: all whose source and offset fit, and some more.
 
     Ranges of offsets hardly overlap: sorted by their begin, those that an offset can lie in follow
     one another.
     """
-    if not len(asking) or not len(entries):
-        return
-    order = np.argsort(entries["first"], kind="stable")
-    begins, ends = entries["first"][order], np.maximum.accumulate(entries["last"][order])
-    low = np.searchsorted(ends, offset[asking], side="left")
-    high = np.searchsorted(begins, offset[asking], side="right")
-    widths = np.maximum(high - low, 0)
+    order, keys = table.order, keys_of(asked.source, asked.offset)
+    low = np.searchsorted(order.ends, keys, side="left")
+    high = np.searchsorted(order.begins, keys, side="right")
+    for timers, within in _pairs(np.maximum(high - low, 0)):
+        yield timers, order.at[low[timers] + within]
+    unknown = table.unknown
+    if len(unknown):
+        for timers, within in _pairs(np.full(len(keys), len(unknown))):
+            yield timers, unknown[within]
+
+
+def _pairs(widths: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
+    """Each place with 0, 1, ... up to its width, some at a time."""
     totals = np.cumsum(widths)
     start = 0
-    while start < len(asking):
+    while start < len(widths):
         before = int(totals[start - 1]) if start else 0
         end = max(start + 1, int(np.searchsorted(totals, before + _PAIRS_MAX, side="right")))
         width = widths[start:end]
         within = np.arange(int(width.sum())) - np.repeat(np.cumsum(width) - width, width)
-        yield np.repeat(asking[start:end], width), order[np.repeat(low[start:end], width) + within]
+        yield np.repeat(np.arange(start, end), width), within
         start = end

@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from duemq_server.timer_service.far.far_segments import Tables
+from duemq_server.timer_service.far.far_segments import NumberTables
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
 from duemq_server.timer_service.timers.rows import Rows
 
@@ -67,9 +67,9 @@ class Numbering:
             self.targets.append(target)
         return number
 
-    def tables(self) -> Tables:
+    def tables(self) -> NumberTables:
         """What the numbers mean, as of now."""
-        return Tables([source.id for source in self.sources], list(self.targets))
+        return NumberTables([source.id for source in self.sources], list(self.targets))
 
     def translate(self, rows: Rows, sources: list[SourceId], targets: list[TargetId]) -> Rows:
         """Rows in these numbers instead of those of a block."""

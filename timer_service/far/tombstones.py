@@ -47,6 +47,27 @@ class Tombstones:
         else:
             heapq.heappush(self._expiry, (since_ms, source, offset))
 
+    def add_all(
+        self,
+        source: npt.NDArray[np.uint32],
+        offset: npt.NDArray[np.int64],
+        since_ms: npt.NDArray[np.int64],
+        *,
+        unmet: bool,
+    ) -> None:
+        """`add` of many, none of which is here yet."""
+        for number in np.unique(source).tolist():
+            mine = source == number
+            offsets, since = offset[mine].tolist(), since_ms[mine].tolist()
+            self._since.setdefault(number, {}).update(zip(offsets, since, strict=True))
+            if unmet:
+                self._unmet.setdefault(number, set()).update(offsets)
+                continue
+            for each, each_ms in zip(offsets, since, strict=True):
+                heapq.heappush(self._expiry, (each_ms, number, each))
+        self._count += len(offset)
+        self.unmet += len(offset) if unmet else 0
+
     def has(self, source: int, offset: int) -> bool:
         """Whether the timer was cancelled and is remembered."""
         return offset in self._since.get(source, ())

@@ -16,17 +16,20 @@ So each answer is true at the moment when it is decided.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from duemq.errors import Corrupt, DuemqError, Overloaded
 from duemq_server.timer_service.far.look_up import Place, Query
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.keys import NOWHERE
-from duemq_server.timer_service.timers.log_entries import Cancelled
-from duemq_server.timer_service.timers.rows import key_of
+from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
+from duemq_server.timer_service.timers.rows import keys_of
+from duemq_server.timer_service.timers.wheel import Ids
 
 if TYPE_CHECKING:
     from duemq_server.timer_service.scheduling.scheduler import Scheduler
@@ -35,11 +38,20 @@ CANCELLED, FIRED, UNKNOWN, NOT_YET = "CANCELLED", "FIRED", "UNKNOWN", "NOT_YET"
 
 
 class _Asked(NamedTuple):
-    """A handle whose timer arrived, and was not cancelled as far as is remembered."""
+    """Handles whose timers arrived, and were not cancelled as far as is remembered; in columns."""
 
-    handle: Cancelled
-    source: int
-    key: int
+    at: list[int]  # place in the list of handles
+    source: npt.NDArray[np.uint32]
+    offset: npt.NDArray[np.int64]
+    due_ms: npt.NDArray[np.int64]
+
+    def take(self, index: list[int]) -> _Asked:
+        return _Asked(
+            [self.at[n] for n in index],
+            self.source[index],
+            self.offset[index],
+            self.due_ms[index],
+        )
 
 
 class _Sought(NamedTuple):
@@ -50,6 +62,7 @@ class _Sought(NamedTuple):
 
 
 _NOT_SOUGHT = _Sought(0, ())
+_PENDING = "PENDING"  # not an outcome: found, to be cancelled
 
 
 def source_of(scheduler: Scheduler, handle: Cancelled) -> int | None:
@@ -68,26 +81,37 @@ class Cancelling:
         self.end = 0
         """Position up to which the log must be durable before the outcomes are told."""
         self._scheduler = scheduler
-        self._open = list(dict.fromkeys(handles))  # each once
-        self._outcomes: dict[Cancelled, str | DuemqError] = {}
-        self._sought: dict[Cancelled, _Sought] = {}
-        self._missing: dict[Cancelled, _Asked] = {}  # to be looked for
+        self._at: dict[Cancelled, int] = {}
+        self._handles: list[Cancelled] = []  # each once
+        self._outcomes: list[str | DuemqError | None] = []
+        self._sought: dict[int, _Sought] = {}  # by place in `_handles`, as the rest
+        self._missing: _Asked | None = None  # to be looked for
+        self._places(handles)
+        self._open = list(range(len(self._handles)))
 
     def outcomes(self, handles: Sequence[Cancelled]) -> list[str | DuemqError] | None:
         """CANCELLED, FIRED, UNKNOWN, NOT_YET or an error of each; None: not all are decided.
 
         NOT_YET: the timer has not arrived from its broker.
         """
-        found = [self._outcomes.get(handle) for handle in handles]
-        decided = [outcome for outcome in found if outcome is not None]
-        return decided if len(decided) == len(found) else None
+        decided = []
+        for handle in handles:
+            outcome = self._outcomes[self._at[handle]]
+            if outcome is None:
+                return None
+            decided.append(outcome)
+        return decided
 
     def join(self, other: Cancelling) -> None:
         """Takes over the handles of another one; both wait for a look-up."""
-        self._outcomes |= other._outcomes
-        self._sought |= other._sought
-        self._missing |= other._missing
-        self._open = list(self._missing)
+        places = self._places(other._handles)
+        for at, outcome in zip(places, other._outcomes, strict=True):
+            if outcome is not None:
+                self._outcomes[at] = outcome
+        for theirs, sought in other._sought.items():
+            self._sought[places[theirs]] = sought
+        self._open = list(dict.fromkeys([*self._open, *(places[at] for at in other._open)]))
+        self._missing = None  # the columns lack what came
         self.end = max(self.end, other.end)
 
     def advance(self, now_ms: int) -> bool:
@@ -96,118 +120,143 @@ class Cancelling:
         Raises LogFull, DiskFull: this call cancelled nothing and can be repeated.
         """
         asked = self._arrived()
-        wanted: list[tuple[_Asked, int]] = []
-        missing: list[_Asked] = []
-        for each, (row, due_ms) in zip(asked, self._in_memory(asked), strict=True):
-            if due_ms == each.handle.due_ms:
-                wanted.append((each, row))
-            elif due_ms != NOWHERE:
-                self._outcomes[each.handle] = UNKNOWN
+        rows, due_ms = self._in_memory(asked)
+        wanted = np.flatnonzero(due_ms == asked.due_ms).tolist()
+        for n in np.flatnonzero((due_ms != asked.due_ms) & (due_ms != NOWHERE)).tolist():
+            self._outcomes[asked.at[n]] = UNKNOWN
+        missing: list[int] = []
+        for n in np.flatnonzero(due_ms == NOWHERE).tolist():
+            outcome = self._on_disk(asked, n, now_ms)
+            if outcome is None:
+                missing.append(n)
+            elif outcome is _PENDING:
+                wanted.append(n)
             else:
-                self._on_disk(each, now_ms, wanted, missing)
-        self._cancel(wanted, now_ms)
-        self._missing = {each.handle: each for each in missing}
-        self._open = list(self._missing)
+                self._outcomes[asked.at[n]] = outcome
+        self._cancel(asked.take(wanted), rows[wanted], now_ms)
+        self._missing = asked.take(missing)
+        self._open = self._missing.at
         return not missing
 
     def query(self) -> Query:
         """What to look for; to be handed to `answered` once it was run."""
-        missing = self._missing.values()
-        sought = [self._sought.get(handle, _NOT_SOUGHT).until for handle in self._missing]
+        missing = self._missing = self._missing or self._arrived()
+        self._open = missing.at
+        sought = [self._sought.get(at, _NOT_SOUGHT).until for at in missing.at]
         return Query(
-            np.array([each.source for each in missing], dtype=np.uint32),
-            np.array([each.handle.offset for each in missing], dtype=np.int64),
-            np.array([each.handle.due_ms for each in missing], dtype=np.int64),
-            np.array(sought, dtype=np.int64),
+            missing.source, missing.offset, missing.due_ms, np.array(sought, dtype=np.int64)
         )
 
     def answered(self, query: Query) -> None:
         """The last query was run."""
-        for at, handle in enumerate(self._missing):
-            before = self._sought.get(handle, _NOT_SOUGHT).places
-            found = query.places.get(at, ())
-            self._sought[handle] = _Sought(query.until, [*before, *found] if before else found)
+        for n, at in enumerate(self._open):
+            before = self._sought.get(at, _NOT_SOUGHT).places
+            found = query.places.get(n, ())
+            self._sought[at] = _Sought(query.until, [*before, *found] if before else found)
 
-    def _arrived(self) -> list[_Asked]:
-        tombstones = self._scheduler.tombstones
-        arrived = []
-        for handle in self._open:
-            number = source_of(self._scheduler, handle)
-            if number is None:
-                self._outcomes[handle] = NOT_YET
-            elif tombstones.has(number, handle.offset):
-                self._outcomes[handle] = CANCELLED
-                self.end = self._scheduler.log.end_position
+    def _places(self, handles: Sequence[Cancelled]) -> list[int]:
+        """Their places in the list; those that are not in it yet are appended."""
+        at = self._at
+        places = [at.setdefault(handle, len(at)) for handle in handles]
+        added = list(itertools.islice(at, len(self._handles), None))
+        self._handles += added
+        self._outcomes += [None] * len(added)
+        return places
+
+    def _arrived(self) -> _Asked:
+        """Those of the open handles that memory and disk are asked about; decides on the others."""
+        scheduler = self._scheduler
+        sources: dict[SourceId, tuple[int, int]] = {}
+        arrived: list[tuple[int, int, int, int]] = []
+        for at in self._open:
+            source_id, offset, due_ms = self._handles[at]
+            found = sources.get(source_id)
+            if found is None:
+                found = sources[source_id] = _arrived_from(scheduler, source_id)
+            number, end = found
+            if offset >= end:
+                self._outcomes[at] = NOT_YET
+            elif scheduler.tombstones.has(number, offset):
+                self._outcomes[at] = CANCELLED
+                self.end = scheduler.log.end_position
             else:
-                arrived.append(_Asked(handle, number, key_of(number, handle.offset)))
-        return arrived
+                arrived.append((at, number, offset, due_ms))
+        places, numbers, offsets, dues = zip(*arrived, strict=True) if arrived else ((),) * 4
+        return _Asked(
+            list(places),
+            np.array(numbers, dtype=np.uint32),
+            np.array(offsets, dtype=np.int64),
+            np.array(dues, dtype=np.int64),
+        )
 
-    def _in_memory(self, asked: Sequence[_Asked]) -> list[tuple[int, int]]:
+    def _in_memory(self, asked: _Asked) -> tuple[Ids, npt.NDArray[np.int64]]:
         """Row of the near table and due time of each; NOWHERE if it is not there."""
         scheduler = self._scheduler
-        keys, which = np.unique(
-            np.array([each.key for each in asked], dtype=np.uint64), return_inverse=True
-        )
+        keys, which = np.unique(keys_of(asked.source, asked.offset), return_inverse=True)
         rows = scheduler.near.find_all(keys)
         far_ms = np.maximum(scheduler.memtable.keys.find(keys), scheduler.frozen.find(keys))
         due_ms = np.where(rows >= 0, scheduler.near.table.due_ms[rows], far_ms)
-        return list(zip(rows[which].tolist(), due_ms[which].tolist(), strict=True))
+        return rows[which], due_ms[which]
 
-    def _on_disk(
-        self,
-        each: _Asked,
-        now_ms: int,
-        wanted: list[tuple[_Asked, int]],
-        missing: list[_Asked],
-    ) -> None:
-        sought = self._sought.get(each.handle)
+    def _on_disk(self, asked: _Asked, n: int, now_ms: int) -> str | DuemqError | None:
+        """The outcome of a timer that is not in memory; None: a look-up is needed."""
+        sought = self._sought.get(asked.at[n])
         if sought is None:
-            missing.append(each)
-            return
+            return None
         for place in sought.places:
             if place.error is None and place.row >= place.block.cursor:
-                wanted.append((each, NOWHERE))
-                return
+                return _PENDING
         if sought.until < self._scheduler.segments.catalog.added:
-            missing.append(each)
-            return
+            return None
         for place in sought.places:
             if place.error is not None and place.block.cursor < place.block.count:
-                self._outcomes[each.handle] = Corrupt(str(place.error))
-                return
-        self._outcomes[each.handle] = self._outcome_of_gone(each, now_ms)
+                return Corrupt(str(place.error))
+        return self._outcome_of_gone(int(asked.source[n]), self._handles[asked.at[n]], now_ms)
 
-    def _outcome_of_gone(self, each: _Asked, now_ms: int) -> str:
+    def _outcome_of_gone(self, source: int, handle: Cancelled, now_ms: int) -> str:
         """Of a timer that arrived, is not pending, and is not remembered as cancelled."""
-        scheduler, handle = self._scheduler, each.handle
-        if handle.offset < scheduler.numbers.sources[each.source].first_offset:
+        scheduler = self._scheduler
+        if handle.offset < scheduler.numbers.sources[source].first_offset:
             return UNKNOWN
-        if scheduler.fires.fired_late(each.source, handle.offset):
+        if scheduler.fires.fired_late(source, handle.offset):
             return FIRED
         if handle.due_ms > max(now_ms, scheduler.fires.until_ms):
             return UNKNOWN  # nothing with this due time can have fired
         kept_ms = max(now_ms - scheduler.tombstones.keep_ms, scheduler.tombstones.forgotten_ms + 1)
         return FIRED if handle.due_ms >= kept_ms else UNKNOWN
 
-    def _cancel(self, wanted: Sequence[tuple[_Asked, int]], now_ms: int) -> None:
+    def _cancel(self, wanted: _Asked, rows: Ids, now_ms: int) -> None:
+        """`rows`: of the near table, NOWHERE for what lies far."""
         scheduler = self._scheduler
         tombstones, limit = scheduler.tombstones, scheduler.limits.tombstones_max
         room = max(0, limit - len(tombstones))
-        for each, _ in wanted[room:]:
-            self._outcomes[each.handle] = Overloaded(
+        for at in wanted.at[room:]:
+            self._outcomes[at] = Overloaded(
                 f"{limit} cancelled timers are remembered, no more can be",
                 field="handles",
                 limit=limit,
             )
-        wanted = wanted[:room]
-        if not wanted:
+        if len(wanted.at) > room:
+            wanted, rows = wanted.take(list(range(room))), rows[:room]
+        if not wanted.at:
             return
-        body = log_entries.encode_cancel([each.handle for each, _ in wanted])
+        body = log_entries.encode_cancel([self._handles[at] for at in wanted.at])
         _, self.end = scheduler.log.append(log_entries.CANCEL, [body])
-        rows = np.array([row for _, row in wanted if row != NOWHERE], dtype=np.int32)
-        scheduler.near.drop(rows)
-        for (handle, number, _), row in wanted:
-            since_ms = max(handle.due_ms, now_ms)
-            tombstones.add(number, handle.offset, since_ms, unmet=row == NOWHERE)
-            self._outcomes[handle] = CANCELLED
-        scheduler.ledger.cancelled += len(wanted)
+        far = rows == NOWHERE
+        scheduler.near.drop(rows[~far])
+        since_ms = np.maximum(wanted.due_ms, now_ms)
+        for unmet in (True, False):
+            mine = far == unmet
+            tombstones.add_all(
+                wanted.source[mine], wanted.offset[mine], since_ms[mine], unmet=unmet
+            )
+        for at in wanted.at:
+            self._outcomes[at] = CANCELLED
+        scheduler.ledger.cancelled += len(wanted.at)
+
+
+def _arrived_from(scheduler: Scheduler, source_id: SourceId) -> tuple[int, int]:
+    """A source's number, and the offset before which its timers have arrived."""
+    numbers = scheduler.numbers
+    number = numbers.find_source(source_id)
+    return (0, 0) if number is None else (number, numbers.sources[number].next_offset)

@@ -53,7 +53,7 @@ class BrokerClock:
         self._now = self._before = 0
 
 
-class ClockWatch:
+class ClockSteps:
     """Notices that this machine's clock was set."""
 
     def __init__(self, wall_ms: int, steady_ms: int) -> None:

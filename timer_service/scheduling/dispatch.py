@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from duemq_server.timer_service.scheduling.fire_lane import Batch, Lane
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.timers.log_entries import LaneId, TargetId
 from duemq_server.timer_service.timers.wheel import Ids
 
@@ -56,8 +56,8 @@ class Peer:
     connected: bool = False
     down_since_ms: int = 0
     unacked_bytes: int = 0
-    lanes: dict[LaneId, Lane] = dataclasses.field(default_factory=dict)
-    busy: dict[LaneId, Lane] = dataclasses.field(default_factory=dict)  # with unacked batches
+    lanes: dict[LaneId, FireLane] = dataclasses.field(default_factory=dict)
+    busy: dict[LaneId, FireLane] = dataclasses.field(default_factory=dict)  # with unacked batches
 
 
 class Dispatcher:
@@ -65,8 +65,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.peers: dict[str, Peer] = {}
-        self.fence = ""
-        """Not empty: why nothing may be sent, to nobody."""
+        self._fence = ""
         self.waiting = 0  # rows in `_ready`, cancelled ones included
         self._ready: dict[int, deque[Ids]] = {}  # by target, the one served last at the end
         self._routes: Mapping[str, Queues] = {}
@@ -142,6 +141,16 @@ class Dispatcher:
             self.peers[name] = Peer(name)
         return self.peers[name]
 
+    @property
+    def fence(self) -> str:
+        """Not empty: why nothing may be sent, to nobody."""
+        return self._fence
+
+    def set_fence(self, fence: str) -> bool:
+        """Whether the fence is another now."""
+        changed, self._fence = fence != self._fence, fence
+        return changed
+
     def connected(self, name: str) -> None:
         """Batches can be sent to the broker."""
         self.peer(name).connected = True
@@ -157,19 +166,19 @@ class Dispatcher:
             lane.disconnected()
         self._stir()
 
-    def lane(self, lane_id: LaneId) -> Lane:
+    def lane(self, lane_id: LaneId) -> FireLane:
         """The lane of an id; made when first used."""
         lanes = self.peer(lane_id.broker).lanes
         if lane_id not in lanes:
-            lanes[lane_id] = Lane(lane_id)
+            lanes[lane_id] = FireLane(lane_id)
         return lanes[lane_id]
 
-    def lanes(self) -> Iterator[Lane]:
+    def lanes(self) -> Iterator[FireLane]:
         """Every lane ever used."""
         for peer in self.peers.values():
             yield from peer.lanes.values()
 
-    def choose(self, target: TargetId, now_ms: int) -> Lane | None:
+    def choose(self, target: TargetId, now_ms: int) -> FireLane | None:
         """The lane that the target's next batch belongs to; None: not now."""
         queues = self._routes.get(target.topic, {})
         if target.queue_id >= 0:
@@ -205,14 +214,14 @@ class Dispatcher:
 
     def _open(self, broker: str) -> bool:
         peer = self.peer(broker)
-        if not peer.connected or self.fence:
+        if not peer.connected or self._fence:
             return False
         if peer.unacked_bytes < BROKER_BYTES_MAX:
             return True
         rejected = sum(lane.unacked_bytes for lane in peer.busy.values() if lane.rejected)
         return peer.unacked_bytes - min(rejected, REJECTED_BYTES_MAX) < BROKER_BYTES_MAX
 
-    def _next_lane(self, broker: str, topic: str, queues: int) -> Lane | None:
+    def _next_lane(self, broker: str, topic: str, queues: int) -> FireLane | None:
         first = self._next_queue.get((broker, topic), 0)
         for step in range(queues):
             queue = (first + step) % queues
@@ -222,13 +231,13 @@ class Dispatcher:
                 return lane
         return None
 
-    def _usable(self, lane_id: LaneId) -> Lane | None:
+    def _usable(self, lane_id: LaneId) -> FireLane | None:
         lane = self.lane(lane_id)
         return None if lane.full() or lane.failures else lane
 
     # -- on the way -------------------------------------------------------
 
-    def push(self, batch: Batch) -> None:
+    def push(self, batch: FireBatch) -> None:
         """A batch is bound to its lane."""
         batch.lane.push(batch)
         peer = self.peer(batch.lane.id.broker)
@@ -236,7 +245,7 @@ class Dispatcher:
         peer.busy[batch.lane.id] = batch.lane
         self._unanswered[batch.target] = self._unanswered.get(batch.target, 0) + 1
 
-    def stored(self, batch: Batch) -> None:
+    def stored(self, batch: FireBatch) -> None:
         """A batch of a lane was answered as stored."""
         peer = self.peer(batch.lane.id.broker)
         peer.unacked_bytes -= len(batch.records)
@@ -256,12 +265,12 @@ class Dispatcher:
             for lane in peer.busy.values():
                 lane.release_held(now_ms)
 
-    def sendable(self, broker: str, now_ms: int, bytes_max: int) -> list[Batch]:
+    def sendable(self, broker: str, now_ms: int, bytes_max: int) -> list[FireBatch]:
         """Batches to put on the wire to a broker now; at least one if there is any."""
-        batches: list[Batch] = []
+        batches: list[FireBatch] = []
         size = 0
         peer = self.peer(broker)
-        if not peer.connected or self.fence:
+        if not peer.connected or self._fence:
             return batches
         for lane in peer.busy.values():
             while size < bytes_max:
@@ -282,8 +291,8 @@ class Dispatcher:
 
     def why_not(self, target: TargetId) -> str:
         """Why nothing can be sent for a target; empty: as far as is known, it can."""
-        if self.fence:
-            return self.fence
+        if self._fence:
+            return self._fence
         queues = self._routes.get(target.topic, {})
         if not queues:
             return "no broker serves the topic"

@@ -42,7 +42,7 @@ RETRY_MS_MIN = 20
 RETRY_MS_MAX = 5_000
 
 
-class Outcome(enum.Enum):
+class FireOutcome(enum.Enum):
     """What a broker said of a batch."""
 
     STORED = enum.auto()
@@ -54,10 +54,10 @@ class Outcome(enum.Enum):
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Batch:
+class FireBatch:
     """Dispatched timers: bytes to send, and what to remember until they are stored."""
 
-    lane: Lane
+    lane: FireLane
     sequence: int
     position: int  # of its DISPATCH entry
     end: int  # of that entry
@@ -87,25 +87,25 @@ class Batch:
         return len(self.due_ms)
 
 
-class Lane:
+class FireLane:
     """One lane's batches, oldest first."""
 
     def __init__(self, lane_id: LaneId, epoch: int = 0, next_sequence: int = 0) -> None:
         self.id = lane_id
         self.epoch = epoch
         self.next_sequence = next_sequence
-        self.unacked: deque[Batch] = deque()
+        self.unacked: deque[FireBatch] = deque()
         self.unacked_bytes = 0
         self.failures = 0  # in a row
         self.retry_at_ms = 0
         self.rejected = False
         self.reason = ""  # of the last refusal
-        self._wire: list[Batch] = []
+        self._wire: list[FireBatch] = []
         self._proven = False
         self._failed = False
         self._forgotten = False
 
-    def push(self, batch: Batch) -> None:
+    def push(self, batch: FireBatch) -> None:
         """Adds a batch that was built; its sequence is `next_sequence`."""
         self.unacked.append(batch)
         self.unacked_bytes += len(batch.records)
@@ -115,7 +115,7 @@ class Lane:
         """Whether no further batch should be built."""
         return len(self.unacked) >= UNACKED_MAX
 
-    def next_to_send(self, now_ms: int) -> Batch | None:
+    def next_to_send(self, now_ms: int) -> FireBatch | None:
         """The batch to put on the wire now, or None."""
         batch = self._next()
         if batch is None or now_ms < max(self.retry_at_ms, batch.ready_ms):
@@ -127,7 +127,7 @@ class Lane:
         batch = self._next()
         return 0 if batch is None else max(self.retry_at_ms, batch.ready_ms)
 
-    def _next(self) -> Batch | None:
+    def _next(self) -> FireBatch | None:
         sent = len(self._wire)
         if self._failed or sent >= (WIRE_MAX if self._proven else 1) or sent >= len(self.unacked):
             return None
@@ -139,17 +139,23 @@ class Lane:
         for batch in self.unacked:
             batch.ready_ms = min(batch.ready_ms, now_ms)
 
-    def sent(self, batch: Batch) -> None:
+    def sent(self, batch: FireBatch) -> None:
         """The batch is on the wire."""
         self._wire.append(batch)
 
-    def answered(self, batch: Batch, outcome: Outcome, now_ms: int, jitter: float) -> bool:
-        """Takes an answer in; True if the batch is stored.  `jitter` is 0 to 1."""
+    def answered(
+        self, batch: FireBatch, outcome: FireOutcome, now_ms: int, jitter: float, reason: str = ""
+    ) -> bool:
+        """Takes an answer in; True if the batch is stored.
+
+        `jitter` is 0 to 1; `reason` says why the broker refused it.
+        """
         if batch not in self._wire:
             return False  # of a connection that was given up
         first = self.unacked[0] is batch
+        self.reason = reason or self.reason
         self._wire.remove(batch)
-        if outcome is Outcome.STORED:
+        if outcome is FireOutcome.STORED:
             self.unacked.remove(batch)
             self.unacked_bytes -= len(batch.records)
             self.failures = 0
@@ -158,15 +164,15 @@ class Lane:
             self._proven = True
         elif not self._failed:
             self._failed = True
-            self.rejected = outcome is Outcome.REJECTED
-            self._forgotten = first and outcome is Outcome.OUT_OF_SEQUENCE
+            self.rejected = outcome is FireOutcome.REJECTED
+            self._forgotten = first and outcome is FireOutcome.OUT_OF_SEQUENCE
             self.retry_at_ms = now_ms + self._backoff_ms(jitter)
             self.failures += 1
         if not self._wire:
             self._failed = False
             if self.failures:
                 self._proven = False
-        return outcome is Outcome.STORED
+        return outcome is FireOutcome.STORED
 
     def must_restart(self) -> bool:
         """Whether the broker has forgotten the lane's sequence: see `restart`."""

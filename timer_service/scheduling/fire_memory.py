@@ -25,7 +25,7 @@ PAGE_BYTES = (1 << PAGE_BITS) // 8
 PAGES_MAX = 1_024
 
 
-class Page(NamedTuple):
+class SavedPage(NamedTuple):
     """As it lies in a checkpoint."""
 
     key: int  # of its first offset, see rows.key_of, shifted by PAGE_BITS
@@ -69,11 +69,11 @@ class FireMemory:
         for number in [n for n, page in self._pages.items() if page.fired_ms < before_ms]:
             del self._pages[number]
 
-    def pages(self) -> list[Page]:
+    def pages(self) -> list[SavedPage]:
         """A copy, for a checkpoint."""
-        return [Page(n, page.fired_ms, page.bits.tobytes()) for n, page in self._pages.items()]
+        return [SavedPage(n, page.fired_ms, page.bits.tobytes()) for n, page in self._pages.items()]
 
-    def restore(self, until_ms: int, pages: Iterable[Page]) -> None:
+    def restore(self, until_ms: int, pages: Iterable[SavedPage]) -> None:
         """Takes over what a checkpoint has."""
         self.until_ms = until_ms
         for page in pages:

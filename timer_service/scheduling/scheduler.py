@@ -34,7 +34,7 @@ import numpy as np
 from duemq.errors import InvariantError, OffsetOutOfRange
 from duemq_server.storage import record
 from duemq_server.storage.disk import Buffer
-from duemq_server.timer_service.far.far_segments import Flush, Load, Segments
+from duemq_server.timer_service.far.far_segments import FarSegments, Flush, Load
 from duemq_server.timer_service.far.memtable import Memtable, Piece
 from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.far.tombstones import Tombstones
@@ -44,7 +44,7 @@ from duemq_server.timer_service.scheduling.dispatch import (
     NEVER,
     Dispatcher,
 )
-from duemq_server.timer_service.scheduling.fire_lane import Batch, Lane, Outcome
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane, FireOutcome
 from duemq_server.timer_service.scheduling.fire_memory import FireMemory
 from duemq_server.timer_service.timers import intake, log_entries
 from duemq_server.timer_service.timers.fired_records import fired
@@ -96,7 +96,7 @@ class Ledger:
 class Scheduler:
     """A shard's timers.  See the module for the picture."""
 
-    def __init__(self, log: Log, segments: Segments, limits: Limits, now_ms: int) -> None:
+    def __init__(self, log: Log, segments: FarSegments, limits: Limits, now_ms: int) -> None:
         if not 0 < limits.near_window_ms < SPAN_MS:
             raise InvariantError(f"near_window_ms {limits.near_window_ms} is not below {SPAN_MS}")
         self.log = log
@@ -111,7 +111,7 @@ class Scheduler:
         self.fires = FireMemory()
         self.ledger = Ledger()
         self.numbers = Numbering()
-        self._undurable: deque[tuple[int, Batch]] = deque()
+        self._undurable: deque[tuple[int, FireBatch]] = deque()
         self._arrivals: deque[tuple[int, Source, int]] = deque()
         self._acks: list[int] = []
         self._random = random.Random(0)  # jitter only
@@ -357,10 +357,12 @@ class Scheduler:
             brokers.add(batch.lane.id.broker)
         return brokers
 
-    def answered(self, batch: Batch, outcome: Outcome, now_ms: int) -> bool:
-        """A broker answered a batch; True if it is stored."""
+    def answered(
+        self, batch: FireBatch, outcome: FireOutcome, now_ms: int, reason: str = ""
+    ) -> bool:
+        """A broker answered a batch, and why it refused it; True if it is stored."""
         lane = batch.lane
-        stored = lane.answered(batch, outcome, now_ms, self._random.random())
+        stored = lane.answered(batch, outcome, now_ms, self._random.random(), reason)
         if stored:
             self.dispatcher.stored(batch)
             self.ledger.in_flight -= batch.count
@@ -522,8 +524,8 @@ def _body_bytes(rows: Rows) -> int:
 
 
 def make_batch(
-    rows: Rows, blobs: Sequence[Blob | None], lane: Lane, sequence: int, position: int, end: int
-) -> Batch:
+    rows: Rows, blobs: Sequence[Blob | None], lane: FireLane, sequence: int, position: int, end: int
+) -> FireBatch:
     """A batch out of rows and the blobs that their bodies lie in."""
     slices = (
         (blob.data, home - blob.start, size, due_ms)
@@ -533,7 +535,7 @@ def make_batch(
         if blob is not None
     )
     pieces, sizes = fired(slices)
-    return Batch(
+    return FireBatch(
         lane,
         sequence,
         position,

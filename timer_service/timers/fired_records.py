@@ -8,25 +8,16 @@ written anew.  About 0.6 us a record of 256 bytes, most of it slicing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
-ENTRY_TAG = 0x0A  # field 1 of RecordBatch, length-delimited
+from duemq.protocol.record_bytes import read_entry, varint
+
 _DUE_TAG = b"\x40"  # field 8 of Record, varint
 
 Slices = Iterable[tuple[bytes | memoryview, int, int, int]]
-
-
-def varint(value: int) -> bytes:
-    """Protobuf's encoding of a number >= 0."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -74,14 +65,7 @@ def fired(slices: Slices) -> tuple[list[bytes | memoryview], npt.NDArray[np.uint
     return pieces, np.array(sizes, dtype=np.uint32)
 
 
-def _message_start(buffer: Sequence[int], start: int, size: int) -> int:
+def _message_start(buffer: bytes | memoryview, start: int, size: int) -> int:
     """Where the message of an entry begins whose length is not encoded canonically, or -1."""
-    if size < 2 or buffer[start] != ENTRY_TAG:
-        return -1
-    length = shift = 0
-    for at in range(start + 1, min(start + size, start + 11)):
-        length |= (buffer[at] & 0x7F) << shift
-        shift += 7
-        if buffer[at] < 0x80:
-            return at + 1 if at + 1 + length == start + size else -1
-    return -1
+    message, end = read_entry(buffer, start, start + size)
+    return message if end == start + size else -1

@@ -148,9 +148,8 @@ def decode_add(body: memoryview) -> Added:
 
 def encode_cancel(cancelled: Sequence[Cancelled]) -> bytes:
     """A CANCEL body."""
-    return b"".join(
-        _CANCEL.pack(c.source.store_id, c.source.queue_id, 0, c.offset, c.due_ms) for c in cancelled
-    )
+    pack = _CANCEL.pack
+    return b"".join([pack(*source, 0, offset, due_ms) for source, offset, due_ms in cancelled])
 
 
 def decode_cancel(body: memoryview) -> list[Cancelled]:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DuemqError as error:
         return _failed(arguments, error, 1)
     except ModuleNotFoundError as error:
-        text = f"{error.name} is missing: pip install 'duemq-server[analytics]'"
+        text = f"{error.name} is missing: pip install duemq-analytics"
         return _failed(arguments, text, 2)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

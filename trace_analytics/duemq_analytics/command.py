@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,5 +49,7 @@ def report(session: Session, output: Path, topics: tuple[str, ...]) -> int:
         command += ["--topic", topic]
     if session.json:
         command += ["--json"]
+    # Neither the job nor Spark's workers may import what lies in the current folder.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     # The job prints the result or its error itself; a process of its own, as Spark brings Java.
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(command, env=environment, check=False).returncode

@@ -11,7 +11,8 @@ import click
 
 from duemq.descriptions import GroupDescription, MemberDescription, Progress
 from duemq.errors import InvalidArgument
-from duemq.protocol.retry_policy import RetryPolicy
+from duemq.protocol.names import is_retry, is_system
+from duemq.protocol.retry_policy import RETRIES_MAX, RetryPolicy
 from duemq_cli import completion
 from duemq_cli.commands import offsets
 from duemq_cli.exits import Exit
@@ -64,7 +65,7 @@ def list_groups(session: Session, /, system: bool, no_lag: bool) -> Exit:
             "age": duration(each.lag_ms) if each.lag_ms else None,
         }
         for each in found
-        if system or not each.name.startswith("%")
+        if system or not is_system(each.name)
     )
     if session.json:
         rows = ({name: row[name] for name in row if name != "age"} for row in rows)
@@ -191,7 +192,7 @@ def _print(session: Session, found: GroupDescription) -> None:
         topics = ", ".join(
             f"{topic} ({text})" if text not in ("", "*") else topic
             for topic, text in member.topics.items()
-            if not topic.startswith("%RETRY%")  # which every member reads
+            if not is_retry(topic)  # which every member reads
         )
         say(f"  {member.member_id}  {member.client}{static}  {topics}")
     now_ms = time.time_ns() // 1_000_000
@@ -238,7 +239,7 @@ def policy_options(command: F) -> F:
     """Adds the options that say how failed messages come again."""
     retries = click.option(
         "--retries-max",
-        type=click.IntRange(0, 1_000),
+        type=click.IntRange(0, RETRIES_MAX),
         help="Deliveries after the first; then it is a dead letter.",
     )
     delays = click.option(

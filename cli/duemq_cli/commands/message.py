@@ -8,7 +8,9 @@ import click
 
 from duemq import Message
 from duemq.administering.finding import LOOKUP_TIMEOUT_S
+from duemq.administering.messages import LIMIT_MAX
 from duemq.descriptions import MessageTrace
+from duemq.protocol.names import is_dead_letter, is_retry
 from duemq_cli import completion
 from duemq_cli.exits import Exit
 from duemq_cli.output import one_line
@@ -36,7 +38,7 @@ def message() -> None:
 @click.option("--offset", type=click.IntRange(0), help="From there on, with --queue.")
 @click.option(
     "--limit",
-    type=click.IntRange(1, 10_000),
+    type=click.IntRange(1, LIMIT_MAX),
     default=64,
     show_default=True,
     help="At most so many.",
@@ -159,8 +161,9 @@ def _life(trace: MessageTrace) -> list[dict[str, Any]]:
 
 
 def _kind(copy: Message) -> str:
-    kinds = {"%DLQ%": "dead-letter", "%RETRY%": "retry"}
-    return next((kinds[each] for each in kinds if copy.stored_topic.startswith(each)), "waiting")
+    if is_dead_letter(copy.stored_topic):
+        return "dead-letter"
+    return "retry" if is_retry(copy.stored_topic) else "waiting"
 
 
 def _failure(copy: Message) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import click
 
 from duemq import Admin
 from duemq.descriptions import OffsetChange
-from duemq.errors import InvalidArgument
+from duemq.protocol import checks
 from duemq_cli import completion
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, confirmed, known, pass_session, session_options, yes_option
@@ -192,10 +192,5 @@ def _print_changes(
 def _place(text: str) -> tuple[str, int]:
     broker, slash, queue = text.rpartition("/")
     if not slash or not broker or not (queue.isascii() and queue.isdecimal()):
-        raise InvalidArgument(
-            f"queue {text!r} is not BROKER/N, such as broker-0/2",
-            field="queue",
-            value=text,
-            limit="BROKER/N",
-        )
+        raise checks.wrong("queue", text, "BROKER/N, such as broker-0/2")
     return broker, int(queue)

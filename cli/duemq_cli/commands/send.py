@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import click
 
-from duemq import Producer
+from duemq import Producer, SendOptions
 from duemq.errors import DuemqError, InvalidArgument
-from duemq.producing.receipt import PendingReceipt, Receipt
+from duemq.producing.receipt import PendingReceipt
+from duemq.sent import Receipt
 from duemq_cli import completion, inputs, times
 from duemq_cli.commands.tally import Tally, progress, quiet_option
 from duemq_cli.exits import Exit
@@ -28,6 +29,7 @@ from duemq_cli.text import local_time
 # Messages sent and not yet reported.  Bounds memory; large enough to keep the producer busy.
 PENDING_MAX = 10_000
 
+_FromColumn = Literal["key", "tag", "ordering_key", "delay", "deliver_at"]
 _Sent = tuple[Entry, PendingReceipt | DuemqError]
 
 
@@ -36,8 +38,8 @@ class Template:
     """What the options say of every message: fixed values, and columns of the file."""
 
     topic: str
-    fixed: dict[str, Any]
-    columns: dict[str, str]
+    fixed: SendOptions
+    columns: dict[_FromColumn, str]
     properties: dict[str, str]
 
     def check(self, entry: Entry) -> None:
@@ -46,18 +48,18 @@ class Template:
             if entry.error is None and column not in entry.columns:
                 raise self._no_column(name, column, entry)
 
-    def arguments(self, entry: Entry) -> dict[str, Any]:
-        """The keyword arguments for `Producer.submit`; raises InvalidArgument."""
-        arguments = {name: value for name, value in self.fixed.items() if value is not None}
+    def options(self, entry: Entry) -> SendOptions:
+        """Of the entry's message; raises InvalidArgument."""
+        options = self.fixed.copy()
         for name, column in self.columns.items():
             if column not in entry.columns:
                 raise self._no_column(name, column, entry)
             value = entry.columns[column]
             if value not in (None, ""):
-                arguments[name] = str(value)
+                options[name] = str(value)
         if self.properties:
-            arguments["properties"] = self.properties
-        return arguments
+            options["properties"] = self.properties
+        return options
 
     @staticmethod
     def _no_column(name: str, column: str, entry: Entry) -> InvalidArgument:
@@ -201,7 +203,7 @@ class _Sender:
         if entry.error is not None:
             return entry.error
         try:
-            return producer.submit(self._topic, entry.body, **template.arguments(entry))
+            return producer.submit(self._topic, entry.body, **template.options(entry))
         except DuemqError as error:
             return error
 
@@ -248,7 +250,7 @@ def _check_sources(body: str | None, file: Path | None) -> None:
 
 
 def _template(topic: str, options: dict[str, Any], properties: tuple[str, ...]) -> Template:
-    fixed = {
+    fixed: SendOptions = {
         "key": options["key"],
         "tag": options["tag"],
         "ordering_key": options["ordering_key"],
@@ -256,7 +258,7 @@ def _template(topic: str, options: dict[str, Any], properties: tuple[str, ...]) 
         "deliver_at": options["at"],
         "delay_level": options["delay_level"],
     }
-    named = {
+    named: dict[_FromColumn, str | None] = {
         "key": options["key_column"],
         "tag": options["tag_column"],
         "ordering_key": options["ordering_key_column"],

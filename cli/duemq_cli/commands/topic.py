@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from duemq.protocol.limits import QUEUES_MAX
 from duemq_cli import completion
 from duemq_cli.commands import purge
 from duemq_cli.exits import Exit
@@ -20,7 +21,7 @@ def topic() -> None:
 @click.argument("name")
 @click.option(
     "--queues",
-    type=click.IntRange(0, 1024),
+    type=click.IntRange(0, QUEUES_MAX),
     default=0,
     help="On each broker; 0: the broker's default.",
 )

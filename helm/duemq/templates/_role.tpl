@@ -2,7 +2,6 @@
 What the three roles have in common.  Each template takes a dict:
   root     the chart's context
   role     nameserver | broker | timer-service
-  module   the Python package that is the process
   service  the gRPC service by whose health readiness is judged
   values   the role's values
 */}}

@@ -22,15 +22,16 @@ from duemq.administering.resending import Letter, copy_of, target_of
 from duemq.errors import (
     DuemqError,
     Internal,
-    InvalidArgument,
     MissingBroker,
     TopicNotFound,
     Unavailable,
 )
 from duemq.producing.producer import Producer
-from duemq.producing.receipt import AwaitableReceipt, Receipt
+from duemq.producing.receipt import AwaitableReceipt
+from duemq.protocol import checks
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import dead_letter_topic
+from duemq.sent import Receipt
 from duemq.settings import ProducerSettings
 from duemq.v1 import admin_pb2, admin_pb2_grpc, message_admin_pb2, message_admin_pb2_grpc
 
@@ -57,15 +58,9 @@ class Selection(NamedTuple):
 
     def request(self) -> message_admin_pb2.FindMessagesRequest:
         """Raises InvalidArgument."""
-        if not self.group:
-            raise InvalidArgument("group: it is empty", field="group")
-        if self.limit is not None and self.limit < 1:
-            raise InvalidArgument(
-                f"limit: {self.limit} is not allowed: from 1",
-                field="limit",
-                value=self.limit,
-                limit=">= 1",
-            )
+        checks.filled("group", self.group)
+        if self.limit is not None:
+            checks.at_least("limit", self.limit, 1)
         request = finding.request_of(
             dead_letter_topic(self.group),
             message_id=self.message_id,

@@ -11,20 +11,18 @@ from duemq.administering.asking import Asker
 from duemq.administering.resending import Letter
 from duemq.errors import (
     Internal,
-    InvalidArgument,
     MissingBroker,
     QueueNotFound,
     TopicNotFound,
     Unavailable,
 )
 from duemq.message import Message, Origin
-from duemq.protocol import message_ids
+from duemq.protocol import checks, message_ids
+from duemq.protocol.limits import FOUND_MAX
 from duemq.protocol.moments import Moment, epoch_ms
-from duemq.protocol.names import dead_letter_topic
+from duemq.protocol.names import is_dead_letter, is_system
 from duemq.v1 import message_admin_pb2, message_admin_pb2_grpc
 
-STEP_LIMIT_MAX = 1_000
-DEAD_LETTER_PREFIX = dead_letter_topic("")
 LOOKUP_TIMEOUT_S = 60.0
 """Of a look-up at all brokers; it may have to read whole logs."""
 # A message is stored soon after its id was made, by clocks that differ little: so long before and
@@ -50,28 +48,13 @@ def request_of(
     """
     for field, value in (("message_id", message_id), ("key", key)):
         if value == "":
-            raise InvalidArgument(
-                f"{field}: it is empty; leave it out to choose all",
-                field=field,
-                limit="1 character or more",
-            )
-    if message_id is not None and key is not None:
-        raise InvalidArgument(
-            "key: give a message id or a key, not both",
-            field="key",
-            value=key,
-            limit="message_id or key",
-        )
+            raise checks.wrong(field, value, "text that is not empty, or None for all")
+    checks.at_most_one(message_id=message_id, key=key)
     now_ms = time.time_ns() // 1_000_000
     from_ms = 0 if since is None else epoch_ms(since, now_ms, "since")
     to_ms = None if until is None else epoch_ms(until, now_ms, "until")
     if to_ms is not None and to_ms <= from_ms:
-        raise InvalidArgument(
-            f"until {until!r} is not after since {since!r}: nothing lies between",
-            field="until",
-            value=until,
-            limit=f"after {since}",
-        )
+        raise checks.wrong("until", until, f"after since, {since}: nothing lies between")
     return message_admin_pb2.FindMessagesRequest(
         topic=topic, message_id=message_id, key=key, from_ms=from_ms, to_ms=to_ms
     )
@@ -120,7 +103,7 @@ async def messages_at(
 def message_of(found: message_admin_pb2.FoundMessage) -> Message:
     """As consumers get it."""
     origin = Origin(found.queue.topic, found.queue.broker, found.queue.queue_id)
-    if found.queue.topic.startswith(DEAD_LETTER_PREFIX):
+    if is_dead_letter(found.queue.topic):
         return Letter(found.record, origin, found.offset, found.store_ms, found.resent)
     return Message(found.record, origin, found.offset, found.store_ms)
 
@@ -165,7 +148,7 @@ def _ranges(
     Topics of the system hold copies of a message, made long after it: all of them are wanted.
     """
     begun_ms = message_ids.begun_ms(request.message_id)
-    if begun_ms is None or begun_ms > now_ms + CLOCKS_APART_MS_MAX or "%" in request.topic:
+    if begun_ms is None or begun_ms > now_ms + CLOCKS_APART_MS_MAX or is_system(request.topic):
         return [request]
     near = message_admin_pb2.FindMessagesRequest()
     near.CopyFrom(request)
@@ -184,7 +167,7 @@ async def _find(
     step = message_admin_pb2.FindMessagesRequest()
     step.CopyFrom(request)
     # One more than wanted tells whether there are more.
-    step.limit = min(limit + 1, STEP_LIMIT_MAX)
+    step.limit = min(limit + 1, FOUND_MAX)
     missing: list[MissingBroker] = []
     gathered: list[Message] = []
     served = False

@@ -30,13 +30,14 @@ from duemq.errors import (
     PartialAnswer,
     TopicNotFound,
 )
-from duemq.protocol import moments
+from duemq.protocol import checks, moments
+from duemq.protocol.limits import OFFSET_MAX, QUEUES_MAX
 from duemq.protocol.moments import Moment
+from duemq.protocol.names import is_system
 from duemq.protocol.retry_policy import ExponentialDelays, RetryPolicy
 from duemq.transport import status
 from duemq.v1 import group_admin_pb2, group_admin_pb2_grpc, group_pb2, group_pb2_grpc
 
-QUEUES_MAX = 1_024  # of a topic on one broker
 # Groups whose lag is asked for side by side.
 LAGS_AT_ONCE = 16
 
@@ -203,7 +204,7 @@ class Groups:
         if not dry_run:
             refuse_missing(found.missing, "nothing was changed")
         changes: list[OffsetChange] = []
-        for each in sorted({each.topic for each in found.progress if "%" not in each.topic}):
+        for each in sorted({each.topic for each in found.progress if not is_system(each.topic)}):
             try:
                 changes += await self.reset(group, each, "latest", None, None, dry_run)
             except PartialAnswer as error:
@@ -293,22 +294,17 @@ def _done(by_broker: Iterable[str], what: str) -> str:
 def _by_broker(queues: Iterable[tuple[str, int]] | None) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for broker, queue in queues or ():
-        if not 0 <= queue < QUEUES_MAX:
-            raise InvalidArgument(
-                f"queues: {queue} is no queue", field="queues", value=queue, limit=QUEUES_MAX - 1
-            )
+        checks.between("queues", queue, 0, QUEUES_MAX - 1)
         found.setdefault(broker, []).append(queue)
     if queues is not None and not found:
-        raise InvalidArgument(
-            "queues: none is named", field="queues", limit="(broker, queue) pairs, or None for all"
-        )
+        raise checks.wrong("queues", [], "(broker, queue) pairs, or None for all")
     return found
 
 
 def _check_topic(topic: str | None) -> None:
     """Raises InvalidArgument for an empty name, which on the wire is all topics."""
     if topic == "":
-        raise InvalidArgument("topic: it is empty", field="topic", limit="a topic's name")
+        raise checks.wrong("topic", topic, "a topic's name")
 
 
 def _reset_of(
@@ -317,18 +313,10 @@ def _reset_of(
     """Raises InvalidArgument."""
     _check_topic(topic)
     if (to is None) == (offset is None):
-        raise InvalidArgument(
-            "to: either to (earliest, latest, a time) or offset says where to",
-            field="to",
-            value=to,
-            limit="one of the two",
-        )
+        raise checks.wrong("to", to, "one of the two: to (earliest, latest, a time), or offset")
     request = group_admin_pb2.ResetOffsetsRequest(group=group, topic=topic)
     if offset is not None:
-        if not 0 <= offset < 1 << 63:
-            raise InvalidArgument(
-                f"offset: {offset} is no offset", field="offset", value=offset, limit="0 and more"
-            )
+        checks.between("offset", offset, 0, OFFSET_MAX)
         request.offset = offset
     elif to == "earliest":
         request.earliest = True

@@ -18,24 +18,22 @@ from duemq.descriptions import (
     StoredMessage,
 )
 from duemq.errors import (
-    InvalidArgument,
     MissingBroker,
     OffsetOutOfRange,
     QueueNotFound,
     TopicNotFound,
 )
 from duemq.message import Message
-from duemq.protocol import moments
+from duemq.protocol import checks, moments
+from duemq.protocol.limits import OFFSET_MAX, QUEUE_ID_MAX
 from duemq.protocol.moments import Moment
+from duemq.protocol.names import TIMER_TOPIC, group_of, is_retry
 from duemq.v1 import admin_pb2, admin_pb2_grpc, message_admin_pb2, message_admin_pb2_grpc
 
 LIMIT_MAX = 10_000
 # Of messages with one id: a producer that sends itself twice, not one that the SDK repeats.
 STORED_MAX = 10
 COPIES_MAX = 1_000
-TIMER_TOPIC = "%TIMER%"
-RETRY_PREFIX = "%RETRY%"
-COPY_PREFIXES = (RETRY_PREFIX, "%DLQ%")
 
 
 class Messages:
@@ -59,13 +57,7 @@ class Messages:
         timeout_s: float = finding.LOOKUP_TIMEOUT_S,
     ) -> FoundMessages:
         """See Admin.find_messages."""
-        if not 1 <= limit <= LIMIT_MAX:
-            raise InvalidArgument(
-                f"limit: {limit} is not allowed: 1 to {LIMIT_MAX}",
-                field="limit",
-                value=limit,
-                limit=LIMIT_MAX,
-            )
+        checks.between("limit", limit, 1, LIMIT_MAX)
         request = finding.request_of(
             topic, message_id=message_id, key=key, since=since, until=until
         )
@@ -101,8 +93,7 @@ class Messages:
         timeout_s: float = finding.LOOKUP_TIMEOUT_S,
     ) -> MessageTrace:
         """See Admin.describe_message."""
-        if not message_id:
-            raise InvalidArgument("message_id: it is empty", field="message_id")
+        checks.filled("message_id", message_id)
         now_ms = time.time_ns() // 1_000_000
         from_ms = 0 if since is None else moments.epoch_ms(since, now_ms, "since")
         missing: list[MissingBroker] = []
@@ -224,7 +215,7 @@ class Messages:
         returning = {
             broker
             for topic, brokers in served.items()
-            if topic.startswith(RETRY_PREFIX)  # made when a message is sent back the first time
+            if is_retry(topic)  # made when a message is sent back the first time
             for broker in brokers
         }
         return copies, sorted(returning)
@@ -243,7 +234,7 @@ def _waiting(timed: Iterable[Message], copies: Iterable[Message]) -> list[Messag
     fired = Counter(
         (copy.retry.group, copy.deliveries)
         for copy in copies
-        if copy.retry is not None and copy.stored_topic.startswith(RETRY_PREFIX)
+        if copy.retry is not None and is_retry(copy.stored_topic)
     )
     waiting = []
     for each in timed:
@@ -272,28 +263,19 @@ def _with_failures(one: StoredMessage, copies: Iterable[Message]) -> StoredMessa
 
 
 def _may_hold_copies(topic: str, groups: Iterable[str] | None) -> bool:
-    if groups is None:
-        return topic.startswith(COPY_PREFIXES)
-    return any(topic == prefix + group for group in groups for prefix in COPY_PREFIXES)
+    group = group_of(topic)
+    return bool(group) and (groups is None or group in groups)
 
 
 def _place(
     request: message_admin_pb2.FindMessagesRequest, queue: int | None, offset: int | None
 ) -> None:
     """Raises InvalidArgument."""
-    for name, value, past in (("queue", queue, 1 << 31), ("offset", offset, 1 << 63)):
-        if value is not None and not 0 <= value < past:
-            raise InvalidArgument(
-                f"{name}: {value} is not allowed: 0 and more",
-                field=name,
-                value=value,
-                limit=past - 1,
-            )
     if queue is not None:
+        checks.between("queue", queue, 0, QUEUE_ID_MAX)
         request.queue_id = queue
     if offset is not None:
         if queue is None:
-            raise InvalidArgument(
-                "offset: it is that of a queue: say which", field="offset", value=offset
-            )
+            raise checks.wrong("offset", offset, "given with a queue: it is that of one")
+        checks.between("offset", offset, 0, OFFSET_MAX)
         request.offset = offset

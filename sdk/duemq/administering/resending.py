@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from duemq.errors import DuemqError, InvalidArgument
 from duemq.message import Message, Origin, Outgoing
-from duemq.producing.receipt import Receipt
+from duemq.sent import Receipt
 from duemq.v1.message_pb2 import Record
 
 DEAD_LETTER_ID = "duemq-dead-letter-id"

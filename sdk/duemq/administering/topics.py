@@ -10,7 +10,8 @@ import grpc.aio
 
 from duemq.administering.asking import Asker, Method, refuse_missing
 from duemq.descriptions import PurgedQueue, QueueRange, TopicDescription, TopicSummary
-from duemq.errors import InvalidArgument, MissingBroker, TopicExists, TopicNotFound
+from duemq.errors import MissingBroker, TopicExists, TopicNotFound
+from duemq.protocol import checks
 from duemq.protocol.route import Broker
 from duemq.v1 import admin_pb2, admin_pb2_grpc
 
@@ -52,9 +53,7 @@ class Topics:
             return self._asker.brokers()
         chosen = [self._client.broker(name) for name in sorted(set(names))]
         if not chosen:
-            raise InvalidArgument(
-                "brokers: none is named", field="brokers", limit="names of brokers, or None for all"
-            )
+            raise checks.wrong("brokers", [], "names of brokers, or None for all")
         return chosen
 
     async def _create_at(self, broker: str, config: admin_pb2.TopicConfig) -> bool:

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from duemq.consumer.push import PushConsumer
     from duemq.consumer.settings import ConsumerSettings
     from duemq.errors import DuemqError
-    from duemq.message import Message, Outgoing
+    from duemq.message import Message, Outgoing, SendOptions
     from duemq.outcomes import BatchFailed, DeadLetter, RetryLater
     from duemq.producing.cancels import CancelOutcome
     from duemq.producing.producer import Producer
     from duemq.producing.receipt import AwaitableReceipt as PendingReceipt
-    from duemq.producing.receipt import Receipt, Receipts
+    from duemq.producing.receipt import Receipts
     from duemq.protocol.sql import Sql
+    from duemq.sent import Receipt
     from duemq.settings import ClientSettings, ProducerSettings
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Receipt",
     "Receipts",
     "RetryLater",
+    "SendOptions",
     "Sql",
 ]
 

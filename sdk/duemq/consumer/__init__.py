@@ -2,8 +2,10 @@
 
 push.py                     a push consumer's life
    └── group/group_share.py its share of the group's queues: taken over, consumed, given up
+       ├── holdings.py      pure: which queues are held, and what is to be done about them
        ├── membership.py    the group: one stream to its coordinator
-       ├── holding.py       a queue in its hands; commits
+       │   └── standing.py  pure: whom it asks, what an error means
+       ├── committing.py    how far its queues are
        └── send_backs.py    what failed goes back to its broker
    └── broadcast/broadcast_share.py   in its place: all queues, offsets in a file
        └── offset_file.py   which is replaced as a whole
@@ -18,7 +20,7 @@ delivery/                   from process queues to callbacks
    ├── concurrent.py        chunks, failures, what takes long
    │   ├── chunk_work.py    a worker's way through a chunk
    │   └── stalls.py        pure: who has been busy with one message for how long
-   ├── in_order.py          the same in order: one of a queue, or of a key, at a time
+   ├── in_place.py          in order, and broadcast: what failed is tried again here
    │   ├── ordered_runs.py  what a worker does in one go
    │   ├── order_lanes.py   pure: which message may be next
    │   └── lease.py         pure: whether the queues are still ours

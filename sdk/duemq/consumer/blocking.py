@@ -4,23 +4,17 @@ Callbacks of a push consumer run in worker threads of their own, never in "duemq
 """
 
 import threading
-from collections.abc import Coroutine, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 from duemq.consumer import pull, push
-from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
+from duemq.consumer.delivery.workers import OnEither, OnMessage, OnMessages
 from duemq.consumer.fetching.subscription import Topics
-from duemq.consumer.pull import Place
-from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
+from duemq.consumer.settings import ConsumerSettings, PushOptions
 from duemq.errors import Closed, MissingBroker
-from duemq.message import Message
 from duemq.protocol.balance import MessageQueue
-from duemq.protocol.sql import Sql
 from duemq.transport.cluster_client import Addresses
-from duemq.transport.loop_thread import Hosted, LoopThread
-
-T = TypeVar("T")
+from duemq.transport.loop_thread import Face, Hosted, LoopThread, blocking, described_as, in_loop
 
 
 class PushConsumer:
@@ -49,13 +43,8 @@ class PushConsumer:
         callback: OnMessage,
         *,
         batch: Literal[False] = False,
-        order: Order | None = None,
-        broadcast: bool = False,
-        member_name: str | None = None,
-        start_from: StartFrom | None = None,
-        threads: int | None = None,
         nameserver: Addresses | None = None,
-        settings: ConsumerSettings | None = None,
+        **options: Unpack[PushOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -65,13 +54,8 @@ class PushConsumer:
         callback: OnMessages,
         *,
         batch: Literal[True],
-        order: Order | None = None,
-        broadcast: bool = False,
-        member_name: str | None = None,
-        start_from: StartFrom | None = None,
-        threads: int | None = None,
         nameserver: Addresses | None = None,
-        settings: ConsumerSettings | None = None,
+        **options: Unpack[PushOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -81,56 +65,12 @@ class PushConsumer:
         callback: OnEither,
         *,
         batch: bool,
-        order: Order | None = None,
-        broadcast: bool = False,
-        member_name: str | None = None,
-        start_from: StartFrom | None = None,
-        threads: int | None = None,
         nameserver: Addresses | None = None,
-        settings: ConsumerSettings | None = None,
+        **options: Unpack[PushOptions],
     ) -> None: ...
-    def __init__(
-        self,
-        group: str,
-        topics: Topics,
-        callback: Callback,
-        *,
-        batch: bool = False,
-        order: Order | None = None,
-        broadcast: bool = False,
-        member_name: str | None = None,
-        start_from: StartFrom | None = None,
-        threads: int | None = None,
-        nameserver: Addresses | None = None,
-        settings: ConsumerSettings | None = None,
-    ) -> None:
-        """`topics`: a name, several, or {name: filter}; a filter is tags like "a || b", or Sql.
-
-        The callback runs in up to `threads` threads at a time.
-
-        `batch`: it gets lists of one queue's messages.  `order`: "queue", one message of a queue at
-        a time, or "key", one of an ordering key at a time.  `broadcast`: this consumer gets all
-        messages, whatever others of the group get; how far it is stands in a file here.
-        `member_name`: a name that is this consumer's alone, for as long as it runs; who comes back
-        under it within `session_timeout_s` goes on with the same queues, and an older process of
-        that name ends with FencedMember.  (Broadcast: names the file; by default the host's name.)
-        `start_from`: where the group begins in queues that it has no offset for: "earliest",
-        "latest", an aware datetime, ms since the epoch, or "-1h".  `start_from` and `threads`
-        override `settings`.  Raises InvalidArgument.
-        """
-        self._consumer = push.PushConsumer(
-            group,
-            topics,
-            callback,
-            batch=batch,
-            order=order,
-            broadcast=broadcast,
-            member_name=member_name,
-            start_from=start_from,
-            threads=threads,
-            nameserver=nameserver,
-            settings=settings,
-        )
+    @described_as(push.PushConsumer.__init__)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._consumer = push.PushConsumer(*args, **options)
         self._thread: LoopThread | None = None
         self._releasing = threading.Lock()  # guards _thread: `run` and `close` both end it
         self._started = False
@@ -231,7 +171,7 @@ class PushConsumer:
             thread.release()
 
 
-class PullConsumer:
+class PullConsumer(Face):
     """Reads queues that the application names, from where it says, when it asks."""
 
     def __init__(
@@ -246,30 +186,19 @@ class PullConsumer:
         Raises InvalidArgument.
         """
         self._consumer = pull.PullConsumer(group, nameserver=nameserver, settings=settings)
-        self._hosted: Hosted | None = None
+        self._hosted = Hosted(self._consumer, "the consumer")
 
     def start(self) -> None:
         """Connects.  Raises Unavailable if no nameserver answers in time, Closed if repeated."""
-        if self._hosted is not None:
-            raise Closed("a consumer is started once")
-        self._hosted = Hosted(self._consumer, "the consumer")
+        self._hosted.start()
 
     def close(self) -> None:
         """Ends; commits nothing by itself.  Idempotent."""
-        if self._hosted is not None:
-            self._hosted.close()
+        self._hosted.close()
 
-    def __enter__(self) -> "PullConsumer":
+    def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def missing(self) -> tuple[MissingBroker, ...]:
@@ -279,77 +208,20 @@ class PullConsumer:
         """
         return self._consumer.missing
 
-    def queues(self, topic: str) -> list[MessageQueue]:
-        """Answers the topic's queues, sorted, without those of `missing`.  Raises TopicNotFound."""
-        return self._run(self._consumer.queues(topic))
-
-    def assign(
-        self,
-        queues: str | Iterable[MessageQueue],
-        *,
-        filter: str | Sql = "",
-        start_from: StartFrom | None = None,
-    ) -> None:
-        """Reads these queues, or all of a topic, in place of those before.
-
-        Each begins at the group's committed offset; without one, at `start_from` (by default the
-        settings'): see StartFrom.  `filter`: tags, as "a || b", or Sql.  Raises InvalidArgument,
-        TopicNotFound, QueueNotFound, Unavailable.
-        """
-        self._run(self._consumer.assign(queues, filter=filter, start_from=start_from))
-
     @property
     def assignment(self) -> frozenset[MessageQueue]:
         """The queues that are read."""
         return self._consumer.assignment
 
-    def seek(self, queue: MessageQueue, to: Place) -> None:
-        """Goes on at an offset, an end of the queue, or a time.
-
-        Raises InvalidArgument.  An offset that the broker does not have is told by `poll`.
-        """
-        self._run(self._consumer.seek(queue, to))
-
     def position(self, queue: MessageQueue) -> int:
         """The offset that `poll` goes on from.  Raises InvalidArgument if it is not assigned."""
         return self._consumer.position(queue)
 
-    def pause(self, *queues: MessageQueue) -> None:
-        """`poll` leaves these queues out until `resume`."""
-        self._run(_later(self._consumer.pause, *queues))
-
-    def resume(self, *queues: MessageQueue) -> None:
-        """Takes `pause` back."""
-        self._run(_later(self._consumer.resume, *queues))
-
-    def poll(self, timeout_s: float = 1.0, messages_max: int = 500) -> list[Message]:
-        """Answers what has come, at once if there is any; an empty list after `timeout_s`.
-
-        Messages of one queue come in its order.  Raises what a broker said about a queue, once;
-        after OffsetOutOfRange, `seek` to go on with that queue.  Raises Closed, InvalidArgument.
-        """
-        return self._run(self._consumer.poll(timeout_s, messages_max))
-
-    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Stores the positions of all assigned queues, or those given, for the group.
-
-        Nothing fences this consumer out: what it says goes, also after a reset of the offsets.
-        Raises InvalidArgument without a group or for what is no offset, and the first error of a
-        broker.
-        """
-        self._run(self._consumer.commit(offsets))
-
-    def committed(self, queue: MessageQueue) -> int | None:
-        """The group's offset in a queue; None: it has none."""
-        return self._run(self._consumer.committed(queue))
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._hosted is None:
-            work.close()
-            raise Closed("the consumer is not started: use `with` or `start()`")
-        return self._hosted.run(work)
-
-
-async def _later(method: Any, *queues: MessageQueue) -> None:
-    """Runs a method in the loop that owns the consumer's state."""
-    method(*queues)
+    queues = blocking(pull.PullConsumer.queues)
+    assign = blocking(pull.PullConsumer.assign)
+    seek = blocking(pull.PullConsumer.seek)
+    pause = in_loop(pull.PullConsumer.pause)
+    resume = in_loop(pull.PullConsumer.resume)
+    poll = blocking(pull.PullConsumer.poll)
+    commit = blocking(pull.PullConsumer.commit)
+    committed = blocking(pull.PullConsumer.committed)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from duemq.consumer.fetching.fetcher import Fetcher, Source
 from duemq.consumer.fetching.filter_check import check_filters
-from duemq.consumer.fetching.offset_client import Commit, OffsetClient, QueueRange
+from duemq.consumer.fetching.offset_client import Commit, OffsetClient, QueueOffsets
 from duemq.consumer.fetching.process_queue import Chunk
 from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import ALL, Filter
@@ -24,16 +24,15 @@ from duemq.consumer.settings import (
     ConsumerSettings,
     StartFrom,
     check_group,
-    check_number,
     check_start_from,
-    check_whole,
-    refuse,
     resolved,
     start_ms,
 )
 from duemq.errors import Closed, DuemqError, Internal, InvalidArgument, MissingBroker, QueueNotFound
 from duemq.message import Message
+from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
+from duemq.protocol.limits import OFFSET_MAX
 from duemq.protocol.moments import epoch_ms
 from duemq.protocol.sql import Sql
 from duemq.transport.cluster_client import Addresses, Client
@@ -44,7 +43,6 @@ log = logging.getLogger(__name__)
 Place = int | Literal["earliest", "latest"] | datetime
 """An offset, an end of the queue, or the first message stored at a time or later."""
 
-OFFSET_MAX = (1 << 63) - 1  # what the wire takes
 POLL_S_MAX = 86_400.0
 POLL_MESSAGES_MAX = 1_000_000
 
@@ -176,7 +174,7 @@ class PullConsumer:
         """
         self._source(queue)
         if type(to) is int:
-            check_whole("to", to, 0, OFFSET_MAX)
+            checks.whole("to", to, 0, OFFSET_MAX)
             offset = to
         elif to in ("earliest", "latest") or isinstance(to, datetime):
             if isinstance(to, datetime):
@@ -184,7 +182,7 @@ class PullConsumer:
             offsets = await self._starts([queue], await self._ranges([queue]), to)
             offset = offsets[queue]
         else:
-            refuse("to", to, "an offset, earliest, latest, or an aware datetime")
+            raise checks.wrong("to", to, "an offset, earliest, latest, or an aware datetime")
         self._end(self._source(queue))
         self._begin(queue, offset)
 
@@ -213,8 +211,8 @@ class PullConsumer:
         Messages of one queue come in its order.  Raises what a broker said about a queue, once;
         after OffsetOutOfRange, `seek` to go on with that queue.  Raises Closed, InvalidArgument.
         """
-        check_number("timeout_s", timeout_s, 0, POLL_S_MAX)
-        check_whole("messages_max", messages_max, 1, POLL_MESSAGES_MAX)
+        checks.number("timeout_s", timeout_s, 0, POLL_S_MAX)
+        checks.whole("messages_max", messages_max, 1, POLL_MESSAGES_MAX)
         deadline = monotonic() + timeout_s
         while True:
             if self._closed or not self._started:
@@ -237,7 +235,7 @@ class PullConsumer:
         paused: list[Chunk[Message]] = []
         while self._ready and len(taken) < messages_max:
             chunk = self._ready.popleft()
-            if chunk.queue.dropped:
+            if chunk.pending.dropped:
                 continue
             first = chunk.messages[0]
             queue = MessageQueue(first.stored_topic, first.broker, first.queue)
@@ -250,7 +248,7 @@ class PullConsumer:
             chunk.finish_next(len(part))
             if chunk.unfinished:
                 self._ready.appendleft(chunk)
-            chunk.queue.settle(chunk)
+            chunk.pending.settle(chunk)
             self._fetcher(queue.broker).refill(self._sources[queue])
         self._ready.extendleft(reversed(paused))
         return taken
@@ -272,7 +270,7 @@ class PullConsumer:
             offsets = {queue: self.position(queue) for queue in self._sources}
         by_broker: dict[str, list[Commit]] = {}
         for queue, offset in offsets.items():
-            check_whole("offset", offset, 0, OFFSET_MAX)
+            checks.whole("offset", offset, 0, OFFSET_MAX)
             by_broker.setdefault(queue.broker, []).append(Commit(queue, offset, 0))
         answers = await asyncio.gather(
             *(self._offsets.commit(broker, each) for broker, each in by_broker.items())
@@ -287,7 +285,7 @@ class PullConsumer:
 
     # --- inside -------------------------------------------------------------------------------
 
-    async def _ranges(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueRange]:
+    async def _ranges(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueOffsets]:
         wanted = list(queues)
         places = sorted({(queue.broker, queue.topic) for queue in wanted})
         answers = await asyncio.gather(
@@ -306,7 +304,7 @@ class PullConsumer:
     async def _starts(
         self,
         queues: Iterable[MessageQueue],
-        ranges: Mapping[MessageQueue, QueueRange],
+        ranges: Mapping[MessageQueue, QueueOffsets],
         place: StartFrom,
     ) -> dict[MessageQueue, int]:
         """Ends of queues and times as offsets."""

@@ -4,15 +4,21 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from duemq.consumer.broadcast.broadcast_share import BroadcastShare
 from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
 from duemq.consumer.fetching.filter_check import check_filters
 from duemq.consumer.fetching.subscription import Topics, subscriptions_of
-from duemq.consumer.group.group_share import Share
+from duemq.consumer.group.group_share import GroupShare
 from duemq.consumer.group.membership import LEAVE_TIMEOUT_S
-from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, check_choices
+from duemq.consumer.settings import (
+    ConsumerSettings,
+    Order,
+    PushOptions,
+    StartFrom,
+    check_choices,
+)
 from duemq.errors import Closed, FencedMember, MissingBroker, Rejected, Timeout
 from duemq.protocol.balance import MessageQueue, strategy_named
 from duemq.transport.cluster_client import Addresses, Client
@@ -24,16 +30,8 @@ log = logging.getLogger(__name__)
 class PushConsumer:
     """Receives a group's messages and calls `callback` with each, or with lists of them.
 
-    Members of one group share the queues of its topics; every group receives everything.  At least
-    once: what was not committed when a consumer died comes again.  A message (or list) for which
-    the callback raises, or runs for longer than `processing_timeout_s`, is sent back to its broker:
-    it comes again when the group's retry policy says, to any member, and after the last retry it is
-    a dead letter.  `raise duemq.RetryLater(delay)` chooses the delay, `raise
-    duemq.DeadLetter(reason)` gives up at once, `raise duemq.BatchFailed({message: error})` says
-    which messages of a list failed.  None of this holds up other messages.
-
-    In order, a failure suspends the queue or key for `suspend_s` and the callback is called again
-    in place, up to `retries_in_order_max` times, before the message is a dead letter.
+    As `duemq.PushConsumer`: `await start()` (or `async with`) joins the group, `await run()`
+    consumes until closed.
     """
 
     @overload
@@ -44,13 +42,8 @@ class PushConsumer:
         callback: OnMessage,
         *,
         batch: Literal[False] = False,
-        order: Order | None = None,
-        broadcast: bool = False,
-        member_name: str | None = None,
-        start_from: StartFrom | None = None,
-        threads: int | None = None,
         nameserver: Addresses | None = None,
-        settings: ConsumerSettings | None = None,
+        **options: Unpack[PushOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -60,13 +53,8 @@ class PushConsumer:
         callback: OnMessages,
         *,
         batch: Literal[True],
-        order: Order | None = None,
-        broadcast: bool = False,
-        member_name: str | None = None,
-        start_from: StartFrom | None = None,
-        threads: int | None = None,
         nameserver: Addresses | None = None,
-        settings: ConsumerSettings | None = None,
+        **options: Unpack[PushOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -76,13 +64,8 @@ class PushConsumer:
         callback: OnEither,
         *,
         batch: bool,
-        order: Order | None = None,
-        broadcast: bool = False,
-        member_name: str | None = None,
-        start_from: StartFrom | None = None,
-        threads: int | None = None,
         nameserver: Addresses | None = None,
-        settings: ConsumerSettings | None = None,
+        **options: Unpack[PushOptions],
     ) -> None: ...
     def __init__(
         self,
@@ -101,8 +84,8 @@ class PushConsumer:
     ) -> None:
         """`topics`: a name, several, or {name: filter}; a filter is tags like "a || b", or Sql.
 
-        A coroutine function as callback is awaited in the loop, any other runs in threads; up to
-        `threads` at a time.
+        The callback runs in up to `threads` threads at a time.  (In `duemq.aio` a coroutine
+        function is awaited in the loop, up to `threads` at a time.)
 
         `batch`: it gets lists of one queue's messages.  `order`: "queue", one message of a queue at
         a time, or "key", one of an ordering key at a time.  `broadcast`: this consumer gets all
@@ -127,7 +110,7 @@ class PushConsumer:
         self._broadcast = broadcast
         self._member_name = member_name
         self._client = Client(nameserver, self.settings.client)
-        self._share: Share | BroadcastShare | None = None
+        self._share: GroupShare | BroadcastShare | None = None
         self._member: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] | None = None  # not None: started
@@ -217,8 +200,8 @@ class PushConsumer:
         """Brokers that are away: what they store comes when they are back."""
         return self._client.missing
 
-    def _new_share(self) -> Share | BroadcastShare:
-        kind = BroadcastShare if self._broadcast else Share
+    def _new_share(self) -> GroupShare | BroadcastShare:
+        kind = BroadcastShare if self._broadcast else GroupShare
         return kind(
             self._client,
             self._callback,
@@ -232,7 +215,7 @@ class PushConsumer:
         )
 
     async def _stay_member(
-        self, share: Share | BroadcastShare, ended: asyncio.Future[None]
+        self, share: GroupShare | BroadcastShare, ended: asyncio.Future[None]
     ) -> None:
         try:
             await share.run()

@@ -4,11 +4,13 @@ import re
 import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, TypedDict
 
 from duemq.errors import InvalidArgument
+from duemq.protocol import checks, limits
 from duemq.protocol.balance import AVERAGE
 from duemq.protocol.moments import MOMENT_MS_MAX, epoch_ms
+from duemq.protocol.retry_policy import RETRIES_MAX
 from duemq.settings import ClientSettings
 
 StartFrom = str | datetime | int
@@ -27,7 +29,8 @@ START_FROM_LIMIT = (
 MEMBER_NAME_CHARACTERS_MAX = 127
 _MEMBER_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MEMBER_NAME_CHARACTERS_MAX - 1}}}")
 THREADS_MAX = 1_024
-POLL_WAIT_S_MAX = 30.0  # what a broker parks a pull for at most
+# From the least to the most.
+SESSION_TIMEOUT_S = (limits.SESSION_TIMEOUT_MS_MIN / 1000, limits.SESSION_TIMEOUT_MS_MAX / 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,26 +102,26 @@ class ConsumerSettings:
 
     def __post_init__(self) -> None:
         check_start_from(self.start_from)
-        check_whole("threads", self.threads, 1, THREADS_MAX)
-        check_whole("batch_messages_max", self.batch_messages_max, 1, 1_000_000)
-        check_number("processing_timeout_s", self.processing_timeout_s, 0.01, 86_400)
-        check_whole("queue_messages_max", self.queue_messages_max, 1, 65_536)
-        check_whole("queue_bytes_max", self.queue_bytes_max, 1, 1 << 40)
-        check_whole("queue_span_max", self.queue_span_max, 1, 1 << 40)
-        check_whole("pull_bytes_max", self.pull_bytes_max, 1, 8 * 1024 * 1024)
-        check_number("pull_wait_s", self.pull_wait_s, 0, POLL_WAIT_S_MAX)
-        check_number("session_timeout_s", self.session_timeout_s, 1, 300)
-        check_number("commit_interval_s", self.commit_interval_s, 0.01, 3_600)
-        check_number("retry_wait_s_min", self.retry_wait_s_min, 0.001, 3_600)
-        check_number("retry_wait_s_max", self.retry_wait_s_max, self.retry_wait_s_min, 86_400)
-        check_number("suspend_s", self.suspend_s, 0.001, 3_600)
-        check_whole("retries_in_order_max", self.retries_in_order_max, 0, 1_000)
-        check_number("release_timeout_s", self.release_timeout_s, 0, 3_600)
-        check_number("close_timeout_s", self.close_timeout_s, 0, 3_600)
-        check_number("start_timeout_s", self.start_timeout_s, 0.1, 3_600)
+        checks.whole("threads", self.threads, 1, THREADS_MAX)
+        checks.whole("batch_messages_max", self.batch_messages_max, 1, 1_000_000)
+        checks.number("processing_timeout_s", self.processing_timeout_s, 0.01, 86_400)
+        checks.whole("queue_messages_max", self.queue_messages_max, 1, limits.PULL_RECORDS_MAX)
+        checks.whole("queue_bytes_max", self.queue_bytes_max, 1, 1 << 40)
+        checks.whole("queue_span_max", self.queue_span_max, 1, 1 << 40)
+        checks.whole("pull_bytes_max", self.pull_bytes_max, 1, limits.PULL_BYTES_MAX)
+        checks.number("pull_wait_s", self.pull_wait_s, 0, limits.PULL_WAIT_MS_MAX / 1000)
+        checks.number("session_timeout_s", self.session_timeout_s, *SESSION_TIMEOUT_S)
+        checks.number("commit_interval_s", self.commit_interval_s, 0.01, 3_600)
+        checks.number("retry_wait_s_min", self.retry_wait_s_min, 0.001, 3_600)
+        checks.number("retry_wait_s_max", self.retry_wait_s_max, self.retry_wait_s_min, 86_400)
+        checks.number("suspend_s", self.suspend_s, 0.001, 3_600)
+        checks.whole("retries_in_order_max", self.retries_in_order_max, 0, RETRIES_MAX)
+        checks.number("release_timeout_s", self.release_timeout_s, 0, 3_600)
+        checks.number("close_timeout_s", self.close_timeout_s, 0, 3_600)
+        checks.number("start_timeout_s", self.start_timeout_s, 0.1, 3_600)
         for name in ("strategy", "offsets_dir"):
             if not isinstance(getattr(self, name), str):
-                refuse(name, getattr(self, name), "text")
+                raise checks.wrong(name, getattr(self, name), "text")
 
     @property
     def window(self) -> Window:
@@ -133,39 +136,48 @@ class ConsumerSettings:
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
+class PushOptions(TypedDict, total=False):
+    """What both push consumers take by name, and the twin's, but for `batch`."""
+
+    order: Order | None
+    broadcast: bool
+    member_name: str | None
+    start_from: StartFrom | None
+    threads: int | None
+    settings: ConsumerSettings | None
+
+
 def check_choices(*, group: object, callback: object, order: object, member_name: object) -> None:
     """Raises InvalidArgument for what a push consumer cannot be."""
     check_group(group)
     if not callable(callback):
-        refuse("callback", callback, "a function of a message, or of a list of them")
+        raise checks.wrong("callback", callback, "a function of a message, or of a list of them")
     if order not in (None, "queue", "key"):
-        refuse("order", order, "queue or key")
+        raise checks.wrong("order", order, "queue or key")
     if member_name is None:
         return
     limit = f"1 to {MEMBER_NAME_CHARACTERS_MAX} of A-Z a-z 0-9 . _ -, not beginning with a dot"
-    if not isinstance(member_name, str) or not _MEMBER_NAME.fullmatch(member_name):
-        refuse("member_name", member_name, limit)
+    checks.matches("member_name", member_name, _MEMBER_NAME, limit)
 
 
 def check_group(group: object) -> None:
     """Raises InvalidArgument for what names no group; brokers say which characters it may have."""
-    if not isinstance(group, str) or not group:
-        refuse("group", group, "a name")
+    checks.filled("group", group)
 
 
 def check_start_from(start_from: object) -> None:
     """Raises InvalidArgument for what is no StartFrom."""
     if isinstance(start_from, str):
         if start_from == "now":  # "latest" is meant
-            refuse("start_from", start_from, START_FROM_LIMIT)
+            raise checks.wrong("start_from", start_from, START_FROM_LIMIT)
         try:
             resolved(start_from, time.time_ns() // 1_000_000)
         except InvalidArgument:
-            refuse("start_from", start_from, START_FROM_LIMIT)
+            raise checks.wrong("start_from", start_from, START_FROM_LIMIT) from None
     elif isinstance(start_from, datetime | int) and not isinstance(start_from, bool):
         start_ms(start_from)
     else:
-        refuse("start_from", start_from, START_FROM_LIMIT)
+        raise checks.wrong("start_from", start_from, START_FROM_LIMIT)
 
 
 def resolved(start_from: StartFrom, now_ms: int) -> StartFrom:
@@ -178,22 +190,3 @@ def resolved(start_from: StartFrom, now_ms: int) -> StartFrom:
 def start_ms(start_from: datetime | int) -> int:
     """A time to start from, in ms since the epoch.  Raises InvalidArgument."""
     return epoch_ms(start_from, 0, "start_from")
-
-
-def check_number(name: str, value: float, lowest: float, highest: float) -> None:
-    """Raises InvalidArgument, naming the field, for what is no number of the range."""
-    if type(value) not in (int, float) or not lowest <= value <= highest:  # bool is no number
-        refuse(name, value, f"{lowest:g} to {highest:g}")
-
-
-def check_whole(name: str, value: int, lowest: int, highest: int) -> None:
-    """Raises InvalidArgument, naming the field, for what is no whole number of the range."""
-    if type(value) is not int or not lowest <= value <= highest:
-        refuse(name, value, f"a whole number, {lowest:,} to {highest:,}")
-
-
-def refuse(name: str, value: object, limit: str) -> NoReturn:
-    """Raises InvalidArgument."""
-    raise InvalidArgument(
-        f"{name} must be {limit}, not {value!r}", field=name, value=value, limit=limit
-    )

@@ -6,10 +6,10 @@
              while
              they wait
 
-`encoding` bytes of a batch · `batch` messages that travel together · `outbox` what waits, bounded
-· `lane` sequence numbers and what a refusal does to them · `health` brokers to avoid ·
-`link` one broker's stream · `sender` the pump that brings them together.
+`batch_encoding` bytes of a batch · `batch` messages that travel together · `outbox` what waits,
+bounded · `pumping/` what leaves when, and where to · `broker_link` one broker's stream · `sender`
+runs the pump.
 
-`encoding`, `outbox`, `lane` and `health` are pure.  Callers' threads touch the outbox
+`batch_encoding`, `batch`, `outbox` and `pumping/` are pure.  Callers' threads touch the outbox
 only, under its lock; everything else belongs to the event loop.
 """

@@ -10,7 +10,6 @@ message costs no object of its own while it is on its way.
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +19,6 @@ from duemq.producing.batch_encoding import Extras, Numbers
 
 if TYPE_CHECKING:
     from duemq.errors import DuemqError
-    from duemq.producing.sequence_lane import Lane
     from duemq.protocol.route import Queue
     from duemq.tracing.spans import SendSpan
 
@@ -49,7 +47,7 @@ class Batch:
         "born",
         "born_ms",
         "broker",
-        "deadline",
+        "deadline_ms",
         "done",
         "due_field",
         "due_ms",
@@ -62,7 +60,6 @@ class Batch:
         "id_head",
         "in_flight",
         "key_hashes",
-        "lane",
         "number",
         "queue",
         "queue_id",
@@ -96,7 +93,7 @@ class Batch:
         self.number = number
         self.id_head = id_head
         self.begun_ms = now_ms
-        self.deadline = 0.0  # monotonic; the pump sets it
+        self.deadline_ms = 0.0  # monotonic; the pump sets it
         self._count = 0
         self.size = 0
 
@@ -109,7 +106,6 @@ class Batch:
         self.born_ms = now_ms
         self.spans: dict[int, SendSpan] = {}
 
-        self.lane: Lane | None = None
         self.in_flight = False
         self.encoded = b""
         self.epoch = 0
@@ -118,6 +114,7 @@ class Batch:
         self.done = False
         self.error: DuemqError | None = None
         self.broker = ""
+        """Whose lane numbered it; at last the one that has it."""
         self.queue_id = 0
         self.base_offset = 0
         self.store_ms = 0
@@ -209,23 +206,27 @@ class Batch:
         store_ms: int,
         due_ms: bytes,
     ) -> None:
-        """The broker has it."""
+        """The broker has it.  `wake` then tells who waits."""
         self.broker, self.store_id = broker, store_id
         self.queue_id, self.base_offset = queue_id, base_offset
         self.store_ms, self.due_ms = store_ms, due_ms
         self._settle()
 
     def failed(self, error: DuemqError) -> None:
-        """It is given up."""
+        """It is given up.  `wake` then tells who waits."""
         self.error = error
         self._settle()
 
     def _settle(self) -> None:
         self._count = self.count
-        self.bodies, self.extras, self.encoded, self.lane = [], None, b"", None
-        self._end_spans()
-        # `done` first: a waiter that came after the list was taken looks at `done` again.
+        self.bodies, self.extras, self.encoded = [], None, b""
+        # Before `wake`: a waiter that comes after the list was taken looks at `done` again.
         self.done = True
+
+    def wake(self) -> None:
+        """Its outcome is known: ends its spans and calls who waits."""
+        if self.spans:
+            self._end_spans()
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()
@@ -259,17 +260,6 @@ class Batch:
         """The messages of whose outcome nobody knows."""
         told = {index for first, count in self.told or () for index in range(first, first + count)}
         return [index for index in range(self.count) if index not in told]
-
-    async def until_done(self) -> None:
-        """Waits, in the producer's event loop, until the batch is done."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def wake() -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        if self.on_done(wake):
-            await waiter
 
     def message_id(self, index: int) -> str:
         """Of the message at `index`."""

@@ -21,17 +21,17 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
-from zlib import crc32
 
-from duemq.errors import InvalidArgument, TooLarge
+from duemq.errors import TooLarge
+from duemq.protocol import checks
 from duemq.protocol.due import DELAY_LEVELS
+from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
 from duemq.protocol.message_ids import ID_CHARS
+from duemq.protocol.record_bytes import text_hash, varint
 from duemq.v1.view_pb2 import SendRequestView
 
 BLOCK_MESSAGES = 4096
 """Messages of one batch at most: three hex digits of their ids count them."""
-EXTRAS_BYTES_MAX = 32 * 1024
-"""Key, tag, ordering key and properties of a message, encoded; the broker's default limit."""
 
 _INDEX = tuple(b"%03x" % index for index in range(BLOCK_MESSAGES))
 _ID_FIELD = b"\x12" + bytes([ID_CHARS])
@@ -40,28 +40,6 @@ _ID_FIELD_BYTES = len(_ID_FIELD) + ID_CHARS
 _LENGTHS_MAX = 65_536
 # Lanes whose head is kept encoded; of more, some are encoded again each time.
 _LANES_MAX = 4_096
-
-
-_SMALL = tuple(bytes([number]) for number in range(128))
-
-
-def varint(number: int) -> bytes:
-    """The base-128 encoding of a number from 0 on."""
-    if number <= 0x7F:
-        return _SMALL[number]
-    if number <= 0x3FFF:
-        return bytes((number & 0x7F | 0x80, number >> 7))
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-def text_hash(text: bytes) -> int:
-    """The hash of a tag or key on the wire; 0 is left to mean that there is none."""
-    return crc32(text) or 1
 
 
 class Extras(NamedTuple):
@@ -81,28 +59,28 @@ def extras_of(
     ordering_key: str | None,
     properties: Mapping[str, str] | None,
 ) -> Extras:
-    """Raises InvalidArgument for what is not text, TooLarge beyond EXTRAS_BYTES_MAX."""
+    """Raises InvalidArgument for what is not text, TooLarge beyond PROPERTIES_BYTES_DEFAULT."""
     encoded, tag_hash, key_hash = b"", 0, 0
     if key:
         text = _utf8("key", key)
         encoded = b"\x1a" + varint(len(text)) + text
-        key_hash = crc32(text) or 1
+        key_hash = text_hash(text)
     if tag:
         text = _utf8("tag", tag)
         encoded += b"\x22" + varint(len(text)) + text
-        tag_hash = crc32(text) or 1
+        tag_hash = text_hash(text)
     if ordering_key:
         text = _utf8("ordering_key", ordering_key)
         encoded += b"\x2a" + varint(len(text)) + text
     if properties:
         encoded += b"".join(_property(name, value) for name, value in properties.items())
-    if len(encoded) > EXTRAS_BYTES_MAX:
+    if len(encoded) > PROPERTIES_BYTES_DEFAULT:
         raise TooLarge(
             f"key, tag, ordering key and properties have {len(encoded)} bytes, "
-            f"{EXTRAS_BYTES_MAX} are allowed",
+            f"{PROPERTIES_BYTES_DEFAULT} are allowed",
             field="properties",
             value=len(encoded),
-            limit=EXTRAS_BYTES_MAX,
+            limit=PROPERTIES_BYTES_DEFAULT,
         )
     return Extras(encoded, tag_hash, key_hash)
 
@@ -120,15 +98,11 @@ def _property(name: str, value: str) -> bytes:
 
 def _utf8(field: str, text: str) -> bytes:
     if not isinstance(text, str):
-        raise InvalidArgument(
-            f"{field} must be text, not {type(text).__name__}", field=field, value=text, limit="str"
-        )
+        raise checks.wrong(field, text, f"text, not {type(text).__name__}")
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(
-            f"{field} {text!r} is not valid Unicode", field=field, value=ascii(text), limit="UTF-8"
-        ) from None
+        raise checks.wrong(field, ascii(text), "valid Unicode") from None
 
 
 class _Heads(dict[tuple[int, int], bytes]):

@@ -10,26 +10,28 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, overload
+from typing import Unpack
 
 from duemq.errors import DuemqError, NotAllSent
-from duemq.message import Outgoing
+from duemq.message import Outgoing, SendOptions
 from duemq.producing import receipt
-from duemq.producing.cancels import CancelOutcome, Handle, Handles
-from duemq.producing.intake import Delay, Moment, Options, Piece
+from duemq.producing.intake import Piece
 from duemq.producing.outbox import Target
 from duemq.producing.producer import Producer as AsyncProducer
 from duemq.producing.producer import no_room
-from duemq.producing.receipt import PendingReceipt, Receipt, Receipts
+from duemq.producing.receipt import PendingReceipt, Receipts
+from duemq.protocol.moments import Moment
+from duemq.protocol.retry_policy import Delay
+from duemq.sent import Receipt
 from duemq.settings import ProducerSettings
 from duemq.transport.cluster_client import Addresses
-from duemq.transport.loop_thread import Hosted
+from duemq.transport.loop_thread import Face, Hosted, blocking
 
 # The sender fails a message at its deadline; should it not, this much later the caller is told.
 GRACE_S = 5.0
 
 
-class Producer:
+class Producer(Face):
     """Sends messages.  Safe to use from many threads; not across fork.
 
     Messages that wait for the same broker travel together; nothing waits while the way is free.
@@ -54,25 +56,14 @@ class Producer:
         core = AsyncProducer(nameserver, settings=self._settings)
         core._serve_blocking(on_error)
         self._hosted = Hosted(core, "the producer")
+        self._hosted.start()
         self._core = core
         self._outbox = core.outbox
         self._offer = core.intake.offer
         self._targets = core.targets
         _open_producers.add(self)
 
-    def send(
-        self,
-        topic: str,
-        body: bytes,
-        *,
-        key: str | None = None,
-        tag: str | None = None,
-        ordering_key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        delay: Delay | None = None,
-        deliver_at: Moment | None = None,
-        delay_level: int | None = None,
-    ) -> Receipt:
+    def send(self, topic: str, body: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """Sends a message and waits until it is stored durably.
 
         `key` is for look-up, `tag` for filtering; messages of one `ordering_key` go to one queue,
@@ -86,17 +77,7 @@ class Producer:
         Raises InvalidArgument or TooLarge, naming field, value and limit; TopicNotFound; Timeout
         after `send_timeout_s`, saying whether the message may have been stored; Closed.
         """
-        pending = self.submit(
-            topic,
-            body,
-            key=key,
-            tag=tag,
-            ordering_key=ordering_key,
-            properties=properties,
-            delay=delay,
-            deliver_at=deliver_at,
-            delay_level=delay_level,
-        )
+        pending = self.submit(topic, body, **options)
         return pending.result(self._settings.send_timeout_s + GRACE_S)
 
     def submit(
@@ -114,9 +95,9 @@ class Producer:
     ) -> PendingReceipt:
         """Hands a message over; `result()` of the answer waits for its Receipt or error.
 
-        The arguments are `send`'s.  Blocks only while the buffer is full, and raises Timeout if it
-        stays so for `send_timeout_s`.  Not asking for the result is fire and forget, to which
-        `flush` and `close` put an end.
+        The options are `send`'s, written out: a dict for each message would cost.  Blocks only
+        while the buffer is full, and raises Timeout if it stays so for `send_timeout_s`.  Not
+        asking for the result is fire and forget, to which `flush` and `close` put an end.
         """
         target = self._targets.get(topic)
         if target is None:
@@ -140,14 +121,7 @@ class Producer:
         self,
         topic: str,
         messages: Iterable[bytes | Outgoing],
-        *,
-        key: str | None = None,
-        tag: str | None = None,
-        ordering_key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        delay: Delay | None = None,
-        deliver_at: Moment | None = None,
-        delay_level: int | None = None,
+        **options: Unpack[SendOptions],
     ) -> Receipts:
         """Sends many messages and waits for all.
 
@@ -159,39 +133,21 @@ class Producer:
         front of a wrong message is sent.  The error (InvalidArgument, TooLarge) names the message
         by its number.  If the iterable raises, what had been read before may be sent.
         """
-        options = Options(key, tag, ordering_key, properties, delay, deliver_at, delay_level)
+        common = Outgoing(b"", **options)
         intake = self._core.intake
         pieces: list[Piece] = []
-        for chunk in intake.chunks(messages, options):
+        for chunk in intake.chunks(messages, common):
             target = self._targets.get(topic) or self._open(topic)
             if self._outbox.full:
                 self._wait_for_room()
-            intake.offer_chunk(target, chunk, options, pieces)
+            intake.offer_chunk(target, chunk, common, pieces)
         for batch, _, _ in pieces:
             if not batch.done:
                 receipt.wait(batch, self._settings.send_timeout_s + GRACE_S)
         return Receipts(pieces).checked()
 
-    @overload
-    def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
-    @overload
-    def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
-    def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
-        """Cancels delayed messages: by their receipts, or the handles of these; one, or a list.
-
-        What is answered CANCELLED is never delivered.  May be repeated.  Raises InvalidArgument
-        for what is not a handle, Unavailable when a timer shard cannot be asked in time.
-        """
-        if isinstance(handle, Handle):
-            return self._hosted.run(self._core.cancel(handle))
-        return self._hosted.run(self._core.cancel(handle))
-
-    def flush(self) -> None:
-        """Waits until all that was handed over before is stored or failed.
-
-        Raises Timeout after `send_timeout_s`.
-        """
-        self._hosted.run(self._core.flush())
+    cancel = blocking(AsyncProducer.cancel)
+    flush = blocking(AsyncProducer.flush)
 
     def close(self) -> None:
         """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
@@ -202,9 +158,6 @@ class Producer:
         """
         _open_producers.discard(self)
         self._hosted.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,

@@ -6,17 +6,17 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import overload
 
-from duemq.errors import DuemqError, InvalidArgument
+from duemq.errors import DuemqError
 from duemq.producing import handle as handles
-from duemq.producing.receipt import Receipt
+from duemq.protocol import checks
+from duemq.protocol.limits import HANDLES_MAX
+from duemq.sent import Receipt
 from duemq.transport import retrying, status
 from duemq.transport.cluster_client import Client
 from duemq.v1 import timer_pb2
 from duemq.v1.message_pb2 import TimerHandle
-
-HANDLES_MAX = 10_000
-"""Of one request to a shard."""
 
 
 class CancelOutcome(enum.StrEnum):
@@ -42,6 +42,27 @@ Handle = str | Receipt
 Handles = Sequence[Handle]
 
 
+class Cancelling:
+    """What the asyncio producer and the admin client have in common."""
+
+    @overload
+    async def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
+    @overload
+    async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
+    async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
+        """Cancels delayed messages: by their receipts, or the handles of these; one, or a list.
+
+        What is answered CANCELLED is never delivered.  May be repeated.  Raises InvalidArgument
+        for what is not a handle, Unavailable when a timer shard cannot be asked in time.
+        """
+        if isinstance(handle, Handle):
+            return (await self._cancel([handle]))[0]
+        return await self._cancel(handle)
+
+    async def _cancel(self, handles: Handles) -> list[CancelOutcome]:
+        raise NotImplementedError
+
+
 def decoded_all(given: object) -> list[TimerHandle]:
     """Raises InvalidArgument for what is no list of handles, and for a receipt that has none."""
     if isinstance(given, list | tuple):
@@ -53,11 +74,8 @@ def _text(handle: object) -> object:
     if not isinstance(handle, Receipt):
         return handle
     if handle.handle is None:
-        raise InvalidArgument(
-            f"message {handle.message_id} was not delayed: there is nothing to cancel",
-            field="handle",
-            value=handle.message_id,
-            limit="of a delayed message",
+        raise checks.wrong(
+            "handle", handle.message_id, "a delayed message: this one was not delayed"
         )
     return handle.handle
 

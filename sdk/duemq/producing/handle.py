@@ -11,7 +11,7 @@ from zlib import crc32
 
 from google.protobuf.message import DecodeError
 
-from duemq.errors import InvalidArgument
+from duemq.protocol import checks
 from duemq.v1.message_pb2 import TimerHandle
 
 PREFIX = "dmq1"
@@ -30,35 +30,29 @@ def encode(store_id: int, queue_id: int, offset: int, due_ms: int) -> str:
 def decode(handle: str) -> TimerHandle:
     """Raises InvalidArgument for what `encode` cannot have made."""
     if handle is None:
-        raise _malformed(handle, "a string (a message without a due time has no handle)")
+        raise checks.wrong(
+            "handle", handle, "a timer handle (a message without a due time has none)"
+        )
     if not isinstance(handle, str) or not handle.startswith(PREFIX) or len(handle) > CHARS_MAX:
-        raise _malformed(handle, f"a string that starts with {PREFIX}")
+        raise checks.wrong("handle", handle, f"a timer handle: text that starts with {PREFIX}")
     text = handle[len(PREFIX) :]
     try:
         packed = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
     except (binascii.Error, UnicodeEncodeError):
-        raise _malformed(handle, "URL-safe base64") from None
+        raise checks.wrong("handle", handle, "a timer handle in URL-safe base64") from None
     body, crc = packed[: -_CRC.size], packed[-_CRC.size :]
     if len(crc) != _CRC.size or _CRC.unpack(crc)[0] != crc32(body):
-        raise _malformed(handle, "a matching checksum: copy the whole handle")
+        raise checks.wrong(
+            "handle", handle, "a timer handle whose checksum matches: copy all of it"
+        )
     try:
         return TimerHandle.FromString(body)
     except DecodeError:
-        raise _malformed(handle, "a timer handle") from None
+        raise checks.wrong("handle", handle, "a timer handle") from None
 
 
 def decode_all(handles: object) -> list[TimerHandle]:
     """`decode` of each.  Raises InvalidArgument, also for what is no list of handles."""
     if not isinstance(handles, list | tuple):
-        raise _malformed(handles, "a handle or a list of them")
+        raise checks.wrong("handle", handles, "a handle or a list of them")
     return [decode(handle) for handle in handles]
-
-
-def _malformed(handle: object, limit: str) -> InvalidArgument:
-    shown = str(handle)[:CHARS_MAX]
-    return InvalidArgument(
-        f"{shown!r} is not a timer handle: expected {limit}",
-        field="handle",
-        value=shown,
-        limit=limit,
-    )

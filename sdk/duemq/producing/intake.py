@@ -1,24 +1,21 @@
 """From a call's arguments to messages in the outbox.  Runs in callers' threads; does not wait."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
 from itertools import islice
 from time import time_ns
-from typing import NamedTuple
 
-from duemq.errors import DuemqError, InvalidArgument, Overloaded, TooLarge, TopicNotFound
+from duemq.errors import DuemqError, InvalidArgument, Overloaded, TooLarge
 from duemq.message import Outgoing
 from duemq.producing.batch import RECORD_BYTES, Batch
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, Extras, extras_of
 from duemq.producing.outbox import BODY_BYTES_MAX, Outbox, Target, Trace, body_of, chunks_of
-from duemq.protocol.balance import queue_of_key
 from duemq.protocol.due import Due, due_of
+from duemq.protocol.moments import Moment
+from duemq.protocol.retry_policy import Delay
 from duemq.protocol.route import Queue
 from duemq.tracing import spans
 from duemq.tracing.spans import SendSpan
 
-Delay = float | timedelta | str
-Moment = datetime | int | str
 # The first bite taken from an iterable; later ones as many as fill a frame.
 FIRST_CHUNK_MESSAGES = 512
 # A list may overshoot the frame by so much before it is cut one by one.
@@ -30,18 +27,6 @@ Piece = tuple[Batch, int, int]
 """Messages that a call put into a batch: (batch, first index, count)."""
 Chunk = tuple[list[bytes | Outgoing], bool]
 """Messages of a `send_many`, and whether all are bodies that are not too long."""
-
-
-class Options(NamedTuple):
-    """What the messages of a call have in common."""
-
-    key: str | None = None
-    tag: str | None = None
-    ordering_key: str | None = None
-    properties: Mapping[str, str] | None = None
-    delay: Delay | None = None
-    deliver_at: Moment | None = None
-    delay_level: int | None = None
 
 
 class Intake:
@@ -73,7 +58,7 @@ class Intake:
             extras = extras_of(key, tag, ordering_key, properties)
             if ordering_key:
                 if target.found:
-                    queue = queue_for(target, ordering_key)
+                    queue = target.queue_for(ordering_key)
                 else:
                     queue = _early_key(target, ordering_key)
         if delay is not None or deliver_at is not None or delay_level is not None:
@@ -86,11 +71,11 @@ class Intake:
         now_ms = time_ns() // 1_000_000
         return self._outbox.add(target, queue, body, extras, due, now_ms, trace)
 
-    def chunks(self, messages: Iterable[bytes | Outgoing], options: Options) -> Iterator[Chunk]:
+    def chunks(self, messages: Iterable[bytes | Outgoing], common: Outgoing) -> Iterator[Chunk]:
         """Cuts an iterable to what roughly fills a frame each.
 
-        Raises InvalidArgument, TooLarge before the first, for the options and for a wrong message
-        of a list or tuple.
+        `common`: the options of what is only a body.  Raises InvalidArgument, TooLarge before the
+        first, for them and for a wrong message of a list or tuple.
         """
         if isinstance(messages, bytes | bytearray | memoryview | str):
             raise InvalidArgument(
@@ -99,7 +84,7 @@ class Intake:
                 value=type(messages).__name__,
                 limit="an iterable of bytes or Outgoing",
             )
-        _extras_and_due(*options)
+        _extras_and_due(common)
         all_bodies = isinstance(messages, list | tuple) and _check_all(messages)
         rest = iter(messages)
         count = FIRST_CHUNK_MESSAGES
@@ -110,16 +95,16 @@ class Intake:
                 count = max(1, min(BLOCK_MESSAGES, self._frame_bytes // mean_bytes))
 
     def offer_chunk(
-        self, target: Target, chunk: Chunk, options: Options, pieces: list[Piece]
+        self, target: Target, chunk: Chunk, common: Outgoing, pieces: list[Piece]
     ) -> None:
-        """Adds a chunk's messages to `pieces`, the call's options for all bytes in it.
+        """Adds a chunk's messages to `pieces`, bodies with the options of `common`.
 
         The caller will be told of their outcome.  Raises InvalidArgument, TooLarge, naming the
         message by its number in the call; those in front of it are sent.
         """
         added: list[Piece] = []
         try:
-            self._offer_all(target, chunk, options, added)
+            self._offer_all(target, chunk, common, added)
         except (InvalidArgument, TooLarge) as error:
             number = sum(count for _, _, count in pieces + added)
             raise _of_message(number, error, "those in front of it are sent") from None
@@ -128,27 +113,28 @@ class Intake:
         pieces += added
 
     def _offer_all(
-        self, target: Target, chunk: Chunk, options: Options, pieces: list[Piece]
+        self, target: Target, chunk: Chunk, common: Outgoing, pieces: list[Piece]
     ) -> None:
         messages, bodies_only = chunk
         if bodies_only and not (target.traced and spans.enabled()):
-            self._offer_bodies(target, messages, options, pieces)  # type: ignore[arg-type]
+            self._offer_bodies(target, messages, common, pieces)  # type: ignore[arg-type]
             return
         for message in messages:
             if isinstance(message, Outgoing):
-                batch, index = self.offer(
-                    target,
-                    message.body,
-                    message.key,
-                    message.tag,
-                    message.ordering_key,
-                    message.properties,
-                    message.delay,
-                    message.deliver_at,
-                    message.delay_level,
-                )
+                own, body = message, message.body
             else:
-                batch, index = self.offer(target, message, *options)
+                own, body = common, message
+            batch, index = self.offer(
+                target,
+                body,
+                own.key,
+                own.tag,
+                own.ordering_key,
+                own.properties,
+                own.delay,
+                own.deliver_at,
+                own.delay_level,
+            )
             last = pieces[-1] if pieces else None
             if last is not None and last[0] is batch and last[1] + last[2] == index:
                 pieces[-1] = (batch, last[1], last[2] + 1)
@@ -156,10 +142,10 @@ class Intake:
                 pieces.append((batch, index, 1))
 
     def _offer_bodies(
-        self, target: Target, bodies: list[bytes], options: Options, pieces: list[Piece]
+        self, target: Target, bodies: list[bytes], common: Outgoing, pieces: list[Piece]
     ) -> None:
-        extras, due = _extras_and_due(*options)
-        queue = queue_for(target, options.ordering_key) if options.ordering_key else None
+        extras, due = _extras_and_due(common)
+        queue = target.queue_for(common.ordering_key) if common.ordering_key else None
         now_ms = time_ns() // 1_000_000
         for part in self._parts(bodies, extras):
             batch = self._outbox.add_list(target, queue, part, extras, due, now_ms)
@@ -173,20 +159,12 @@ class Intake:
         return chunks_of(bodies, message_bytes, self._frame_bytes)
 
 
-def _extras_and_due(
-    key: str | None,
-    tag: str | None,
-    ordering_key: str | None,
-    properties: Mapping[str, str] | None,
-    delay: Delay | None,
-    deliver_at: Moment | None,
-    delay_level: int | None,
-) -> tuple[Extras | None, Due | None]:
+def _extras_and_due(message: Outgoing) -> tuple[Extras | None, Due | None]:
     """Of a message's options.  Raises InvalidArgument, TooLarge."""
     extras = None
-    if key or tag or ordering_key or properties:
-        extras = extras_of(key, tag, ordering_key, properties)
-    return extras, due_of(delay, deliver_at, delay_level)
+    if message.key or message.tag or message.ordering_key or message.properties:
+        extras = extras_of(message.key, message.tag, message.ordering_key, message.properties)
+    return extras, due_of(message.delay, message.deliver_at, message.delay_level)
 
 
 def _are_bodies(messages: Sequence[object]) -> bool:
@@ -205,15 +183,7 @@ def _check_all(messages: Sequence[bytes | Outgoing]) -> bool:
         try:
             if isinstance(message, Outgoing):
                 body_of(message.body)
-                _extras_and_due(
-                    message.key,
-                    message.tag,
-                    message.ordering_key,
-                    message.properties,
-                    message.delay,
-                    message.deliver_at,
-                    message.delay_level,
-                )
+                _extras_and_due(message)
             else:
                 body_of(message)
         except (InvalidArgument, TooLarge) as error:
@@ -241,19 +211,6 @@ def _early_key(target: Target, ordering_key: str) -> str:
             limit=EARLY_BATCHES_MAX,
         )
     return ordering_key
-
-
-def queue_for(target: Target, ordering_key: str) -> Queue:
-    """The queue of an ordering key: the same for every client that knows the same queues."""
-    queues = target.queues
-    if not queues:
-        raise TopicNotFound(
-            f"no broker takes messages for topic {target.topic!r} now",
-            field="topic",
-            value=target.topic,
-            retryable=True,
-        )
-    return queues[queue_of_key(ordering_key, len(queues))]
 
 
 def _trace(

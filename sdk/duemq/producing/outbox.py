@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from duemq.errors import Closed, DuemqError, InvalidArgument, TooLarge
+from duemq.errors import Closed, DuemqError, InvalidArgument, TooLarge, TopicNotFound
 from duemq.producing.batch import PLAIN, RECORD_BYTES, Batch, Way
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, NO_EXTRAS, Extras
+from duemq.protocol.balance import queue_of_key
 from duemq.protocol.due import Due
+from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB
 from duemq.protocol.message_ids import MessageIds
 from duemq.protocol.route import Queue
-from duemq.settings import FRAME_BYTES_MOST
 
 if TYPE_CHECKING:
     from duemq.tracing.spans import SendSpan
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 # A batch that could not be sent takes no messages beyond this age (of the wall clock), so that its
 # messages' deadlines are at most so much too early.
 BATCH_AGE_MS_MAX = 1_000
-BODY_BYTES_MAX = FRAME_BYTES_MOST - 64 * 1024
+BODY_BYTES_MAX = BATCH_BYTES_DEFAULT - 64 * KIB
 """Of a message, whatever the brokers allow: more does not fit a batch."""
 
 
@@ -43,6 +44,20 @@ class Target:
     """False until `queues` is known: what is sent to it waits."""
     growing: dict[Way, Batch] = field(default_factory=dict)
     """The batch that takes messages now, for each way to travel."""
+
+    def queue_for(self, ordering_key: str) -> Queue:
+        """The queue of an ordering key: the same for every client that knows the same queues.
+
+        Raises TopicNotFound.
+        """
+        if not self.queues:
+            raise TopicNotFound(
+                f"no broker takes messages for topic {self.topic!r} now",
+                field="topic",
+                value=self.topic,
+                retryable=True,
+            )
+        return self.queues[queue_of_key(ordering_key, len(self.queues))]
 
 
 # Given a message's id: its extras and the span that follows it.
@@ -166,6 +181,8 @@ class Outbox:
 
     def take_arrivals(self) -> list[Batch]:
         """The batches begun since the last call, in that order.  They may still be growing."""
+        if not self.arrivals:
+            return []  # who begins one from now on wakes the pump
         with self._lock:
             arrivals = list(self.arrivals)
             self.arrivals.clear()

@@ -7,22 +7,26 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Self, overload
+from typing import Self, Unpack
 
 from duemq.errors import Closed, DuemqError, NotAllSent, Overloaded, Timeout
-from duemq.message import Outgoing
+from duemq.message import Outgoing, SendOptions
 from duemq.producing import cancels
-from duemq.producing.cancels import CancelOutcome, Handle, Handles
-from duemq.producing.intake import Delay, Intake, Moment, Options, Piece
+from duemq.producing.cancels import Cancelling, CancelOutcome, Handles
+from duemq.producing.intake import Intake, Piece
 from duemq.producing.losses import Losses, log_unanswered
 from duemq.producing.outbox import Outbox, Target
-from duemq.producing.pump import Sender
-from duemq.producing.receipt import AwaitableReceipt, PendingReceipt, Receipt, Receipts
+from duemq.producing.receipt import AwaitableReceipt, PendingReceipt, Receipts
+from duemq.producing.sender import Sender
+from duemq.producing.waiting import until_done
+from duemq.protocol.moments import Moment
+from duemq.protocol.retry_policy import Delay
+from duemq.sent import Receipt
 from duemq.settings import ProducerSettings
 from duemq.transport.cluster_client import Addresses, Client
 
 
-class Producer:
+class Producer(Cancelling):
     """Sends messages.  Safe to use from many tasks of one event loop.
 
     Messages that wait for the same broker travel together; nothing waits while the way is free.
@@ -69,44 +73,22 @@ class Producer:
 
         def wake_pump() -> None:
             if self._blocking:
-                loop.call_soon_threadsafe(sender.pump)
+                loop.call_soon_threadsafe(sender.run)
             else:
-                sender.pump()
+                sender.run()
 
         self.outbox = Outbox(settings.buffer_bytes, settings.frame_bytes, wake_pump)
         self._sender = sender = Sender(self._client, settings, self.outbox, self._losses)
         self._unclosed = weakref.finalize(
-            self, log_unanswered, sender.open, sender.early, self.outbox.arrivals
+            self, log_unanswered, sender.pump.open, sender.pump.early, self.outbox.arrivals
         )
         self.intake = Intake(self.outbox, settings.frame_bytes)
-        self.targets = sender.targets
+        self.targets = sender.pump.targets
 
-    async def send(
-        self,
-        topic: str,
-        body: bytes,
-        *,
-        key: str | None = None,
-        tag: str | None = None,
-        ordering_key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        delay: Delay | None = None,
-        deliver_at: Moment | None = None,
-        delay_level: int | None = None,
-    ) -> Receipt:
+    async def send(self, topic: str, body: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """Sends a message and waits until it is stored durably.  As `duemq.Producer.send`."""
         await self._ready(topic)
-        return await self.submit(
-            topic,
-            body,
-            key=key,
-            tag=tag,
-            ordering_key=ordering_key,
-            properties=properties,
-            delay=delay,
-            deliver_at=deliver_at,
-            delay_level=delay_level,
-        )
+        return await self.submit(topic, body, **options)
 
     def submit(
         self,
@@ -166,41 +148,30 @@ class Producer:
         self,
         topic: str,
         messages: Iterable[bytes | Outgoing],
-        *,
-        key: str | None = None,
-        tag: str | None = None,
-        ordering_key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        delay: Delay | None = None,
-        deliver_at: Moment | None = None,
-        delay_level: int | None = None,
+        **options: Unpack[SendOptions],
     ) -> Receipts:
         """Sends many messages and waits for all.  As `duemq.Producer.send_many`."""
-        options = Options(key, tag, ordering_key, properties, delay, deliver_at, delay_level)
+        common = Outgoing(b"", **options)
         await self._ready(topic)
         pieces: list[Piece] = []
-        for chunk in self.intake.chunks(messages, options):
+        for chunk in self.intake.chunks(messages, common):
             target = await self._ready(topic)
-            self.intake.offer_chunk(target, chunk, options, pieces)
+            self.intake.offer_chunk(target, chunk, common, pieces)
             await asyncio.sleep(0)  # the links' turn
         for batch, _, _ in pieces:
-            await batch.until_done()
+            await until_done(batch)
         return Receipts(pieces).checked()
 
-    @overload
-    async def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
-    @overload
-    async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
-    async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
-        """Cancels delayed messages.  As `duemq.Producer.cancel`."""
+    async def _cancel(self, handles: Handles) -> list[CancelOutcome]:
         self._running()
         timeout_s = self._settings.client.request_timeout_s
-        if isinstance(handle, Handle):
-            return (await cancels.cancel(self._client, [handle], timeout_s))[0]
-        return await cancels.cancel(self._client, handle, timeout_s)
+        return await cancels.cancel(self._client, handles, timeout_s)
 
     async def flush(self) -> None:
-        """Waits until all that was handed over before is stored or failed.  Raises Timeout."""
+        """Waits until all that was handed over before is stored or failed.
+
+        Raises Timeout after `send_timeout_s`.
+        """
         await self._running().flush(self._settings.send_timeout_s)
 
     async def close(self) -> None:

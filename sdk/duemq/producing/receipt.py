@@ -1,135 +1,28 @@
-"""What a producer answers: a receipt a message, a view of the batch that carried it."""
+"""What a producer answers: a receipt a message, now or to come."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from duemq.errors import DuemqError, InvariantError, NotAllSent, Timeout
+from duemq.producing.waiting import until_done
+from duemq.sent import PendingSend, Receipt
 
 if TYPE_CHECKING:
     from duemq.producing.batch import Batch
 
-__all__ = ["AwaitableReceipt", "PendingReceipt", "Receipt", "Receipts"]
-
-log = logging.getLogger("duemq.producer")
-
-T = TypeVar("T")
+__all__ = ["AwaitableReceipt", "PendingReceipt", "Receipts"]
 
 
-class Receipt:
-    """A message is stored, durably.
-
-    A message without due time: `queue`, `offset`.  A delayed one: `handle`, `due_ms`.  The others
-    of these are None.
-    """
-
-    __slots__ = ("_batch", "_index")
-
-    def __init__(self, batch: Batch, index: int) -> None:
-        """Made by producers."""
-        self._batch = batch
-        self._index = index
-
-    @property
-    def message_id(self) -> str:
-        """Unique."""
-        return self._batch.message_id(self._index)
-
-    @property
-    def topic(self) -> str:
-        """Where it was sent."""
-        return self._batch.topic
-
-    @property
-    def broker(self) -> str:
-        """The broker that stored it."""
-        return self._batch.broker
-
-    @property
-    def queue(self) -> int | None:
-        """The number of its queue."""
-        return None if self._batch.timed else self._batch.queue_id
-
-    @property
-    def offset(self) -> int | None:
-        """Its place in the queue."""
-        return None if self._batch.timed else self._batch.base_offset + self._index
-
-    @property
-    def store_ms(self) -> int:
-        """When the broker stored it, ms since the epoch, by the broker's clock."""
-        return self._batch.store_ms
-
-    @property
-    def handle(self) -> str | None:
-        """What `cancel` takes."""
-        return self._batch.handle_of(self._index) if self._batch.timed else None
-
-    @property
-    def due_ms(self) -> int | None:
-        """When it will be delivered, ms since the epoch, as the broker resolved it."""
-        return self._batch.due_ms_of(self._index) if self._batch.timed else None
-
-    def __repr__(self) -> str:
-        where = (
-            f"due_ms={self.due_ms} handle={self.handle}"
-            if self._batch.timed
-            else f"{self.broker}/{self.queue}@{self.offset}"
-        )
-        return f"<Receipt {self.message_id} {self.topic} {where}>"
-
-
-class _Pending:
-    """A message on its way."""
-
-    __slots__ = ("_batch", "_index")
-
-    def __init__(self, batch: Batch, index: int) -> None:
-        """Made by producers."""
-        self._batch = batch
-        self._index = index
-
-    def done(self) -> bool:
-        """It is stored, or has failed: its result is there."""
-        return self._batch.done
-
-    @property
-    def message_id(self) -> str:
-        """Unique; known before the message is stored."""
-        return self._batch.message_id(self._index)
-
-    @property
-    def topic(self) -> str:
-        """Where it was sent."""
-        return self._batch.topic
-
-    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Calls `callback` with this receipt once it is done; at once, and here, if it is.
-
-        Else in the producer's event loop (of a blocking producer: the thread "duemq-io"), which it
-        must not hold up: no blocking call of a client in it.  What it raises is logged.
-        """
-        self._batch.tell(self._index)
-        once = [callback]
-
-        def call() -> None:
-            with suppress(IndexError):
-                _call(once.pop(), self)
-
-        if not self._batch.on_done(call):
-            call()
-
-
-class PendingReceipt(_Pending):
+class PendingReceipt(PendingSend):
     """A message on its way (synchronous clients)."""
 
     __slots__ = ()
+    _batch: Batch
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Waits until the message is stored, `timeout` seconds at most.
@@ -143,15 +36,16 @@ class PendingReceipt(_Pending):
         return receipt(self._batch, self._index)
 
 
-class AwaitableReceipt(_Pending):
+class AwaitableReceipt(PendingSend):
     """A message on its way (asyncio): `await` it for its Receipt, or the error."""
 
     __slots__ = ()
+    _batch: Batch
 
     def __await__(self) -> Generator[Any, None, Receipt]:
         if not self._batch.done:
             self._batch.tell(self._index)
-            yield from self._batch.until_done().__await__()
+            yield from until_done(self._batch).__await__()
         return receipt(self._batch, self._index)
 
 
@@ -228,13 +122,6 @@ def _copied(error: DuemqError) -> DuemqError:
     copy = type(error)(error.message)
     copy.__dict__.update(error.__dict__)
     return copy
-
-
-def _call(callback: Callable[[T], object], pending: T) -> None:
-    try:
-        callback(pending)
-    except Exception:
-        log.exception("the callback of a receipt failed")
 
 
 def wait(batch: Batch, timeout_s: float | None) -> None:

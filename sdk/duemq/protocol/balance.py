@@ -24,12 +24,13 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import NamedTuple
 from zlib import crc32
 
-from duemq.errors import InvalidArgument
+from duemq.protocol import checks
+from duemq.protocol.pieces import PIECE, Pieces, finish, parts
 
 
 class MessageQueue(NamedTuple):
@@ -56,7 +57,7 @@ WITHOUT_MEMORY = frozenset({AVERAGE, AVERAGE_BY_CIRCLE, CONSISTENT_HASH})
 
 VIRTUAL_NODES = 10  # points of a member on the ring of `consistent-hash`; as RocketMQ
 RINGS_KEPT = 64
-PLACES_KEPT = 65_536
+PLACES_KEPT = 64  # pieces of topics: 65,536 queues
 NOBODY: Current = MappingProxyType({})
 
 
@@ -87,24 +88,32 @@ def average_by_circle(
 
 
 def consistent_hash(
-    queues: Sequence[MessageQueue], members: Sequence[str], _current: Current
-) -> dict[str, Sequence[MessageQueue]]:
+    queues: Sequence[MessageQueue], members: Sequence[str], current: Current
+) -> Shares:
     """Each queue goes to the next of the members' points on a ring of hashes.
 
     Not bounded, as RocketMQ's: with few queues some members have several times the share of
     others, or nothing.  In return it needs no memory of who had what.
     """
+    return finish(_hashing(queues, members, current))
+
+
+def _hashing(
+    queues: Sequence[MessageQueue], members: Sequence[str], _current: Current
+) -> Pieces[Shares]:
     points, owners = _ring(tuple(members))
     shares: dict[str, list[MessageQueue]] = {member: [] for member in members}
-    for queue in queues:
-        shares[owners[bisect_left(points, _place(queue)) % len(owners)]].append(queue)
-    return dict(shares)
+    for part in parts(queues):
+        for queue, place in zip(part, _places(part), strict=True):
+            shares[owners[bisect_left(points, place) % len(owners)]].append(queue)
+        yield
+    return shares
 
 
 @lru_cache(PLACES_KEPT)
-def _place(queue: MessageQueue) -> int:
-    """Of a queue on the ring."""
-    return _mixed(f"{queue.topic}|{queue.broker}|{queue.queue_id}")
+def _places(queues: tuple[MessageQueue, ...]) -> list[int]:
+    """Of queues on the ring."""
+    return [_mixed(f"{topic}|{broker}|{queue_id}") for topic, broker, queue_id in queues]
 
 
 @lru_cache(RINGS_KEPT)
@@ -118,30 +127,43 @@ def _ring(members: tuple[str, ...]) -> tuple[list[int], list[str]]:
     return [point for point, _ in ring], [member for _, member in ring]
 
 
-def sticky(
-    queues: Sequence[MessageQueue], members: Sequence[str], current: Current
-) -> dict[str, Sequence[MessageQueue]]:
+def sticky(queues: Sequence[MessageQueue], members: Sequence[str], current: Current) -> Shares:
     """As even as possible, and of all such shares one that moves the fewest queues.
 
     Those who have most get the odd queues, so that they keep most; what is above a share goes to
     those who are below theirs.  Ties are broken by a hash of topic and member, so that not the
     same members have the odd queues of all topics.
     """
+    return finish(_sticking(queues, members, current))
+
+
+def _sticking(
+    queues: Sequence[MessageQueue], members: Sequence[str], current: Current
+) -> Pieces[Shares]:
     had: dict[str, list[MessageQueue]] = {member: [] for member in members}
     shared = set(queues)
-    for queue, member in current.items():
-        if member in had and queue in shared:
-            had[member].append(queue)
+    for held in parts(current.items()):
+        for queue, member in held:
+            if member in had and queue in shared:
+                had[member].append(queue)
+        yield
     topic = queues[0].topic if queues else ""
     most_first = sorted(members, key=lambda m: (-len(had[m]), _mixed(f"{topic}|{m}"), m))
     size, odd = divmod(len(queues), len(members))
     sizes = {member: size + (rank < odd) for rank, member in enumerate(most_first)}
-    shares = {member: had[member][: sizes[member]] for member in members}
-    kept = {queue for share in shares.values() for queue in share}
-    moving = (queue for queue in queues if queue not in kept)
-    for member, share in shares.items():
-        share += islice(moving, sizes[member] - len(share))
-    return {member: sorted(share) for member, share in shares.items()}
+    owners: dict[MessageQueue, str] = {}
+    for member in members:
+        owners.update(dict.fromkeys(had[member][: sizes[member]], member))
+    yield
+    free = (repeat(member, sizes[member] - len(had[member])) for member in members)
+    places = chain.from_iterable(free)  # a negative number of times is none
+    shares: dict[str, list[MessageQueue]] = {member: [] for member in members}
+    for part in parts(queues):
+        for queue in part:
+            owner = owners.get(queue)
+            shares[next(places) if owner is None else owner].append(queue)
+        yield
+    return shares
 
 
 _strategies: dict[str, Strategy] = {
@@ -152,10 +174,16 @@ _strategies: dict[str, Strategy] = {
 }
 
 
+# The same in pieces, of those that take long.
+_IN_PIECES: Mapping[Strategy, Callable[..., Pieces[Shares]]] = {
+    consistent_hash: _hashing,
+    sticky: _sticking,
+}
+
+
 def register_strategy(name: str, strategy: Strategy) -> None:
     """Makes a strategy known by name in this process: a broker that coordinates groups."""
-    if not name:
-        raise InvalidArgument("a strategy needs a name", field="strategy", value=name)
+    checks.filled("strategy", name)
     _strategies[name] = strategy
 
 
@@ -164,12 +192,7 @@ def strategy_named(name: str) -> Strategy:
     try:
         return _strategies[name or AVERAGE]
     except KeyError:
-        raise InvalidArgument(
-            f"unknown allocation strategy {name!r}",
-            field="strategy",
-            value=name,
-            limit=", ".join(sorted(_strategies)),
-        ) from None
+        raise checks.wrong("strategy", name, ", ".join(sorted(_strategies))) from None
 
 
 def allocate(
@@ -183,24 +206,41 @@ def allocate(
     Topic by topic among the members that subscribe to it (`subscriptions`: member → topics).  A
     queue of a topic that nobody subscribes to is left out.  `current`: who has which queue now.
     """
-    members_of: dict[str, list[str]] = defaultdict(list)
-    for member in sorted(subscriptions):
-        for topic in set(subscriptions[member]):
-            members_of[topic].append(member)
     queues_of: dict[str, list[MessageQueue]] = defaultdict(list)
     for queue in dict.fromkeys(queues):
         queues_of[queue.topic].append(queue)
     for found in queues_of.values():
         found.sort()  # a topic at a time: they mostly come in order
+    return finish(allocating(strategy, queues_of, subscriptions, current))
+
+
+def allocating(
+    strategy: Strategy,
+    queues: Mapping[str, Sequence[MessageQueue]],
+    subscriptions: Mapping[str, Iterable[str]],
+    current: Current = NOBODY,
+) -> Pieces[dict[MessageQueue, str]]:
+    """As `allocate`, in pieces.  `queues`: of each topic, sorted, each once."""
+    members_of: dict[str, list[str]] = defaultdict(list)
+    for member in sorted(subscriptions):
+        for topic in set(subscriptions[member]):
+            members_of[topic].append(member)
     current_of: dict[str, dict[MessageQueue, str]] = defaultdict(dict)
-    for queue, member in current.items():
-        current_of[queue.topic][queue] = member
-    return {
-        queue: member
-        for topic, members in members_of.items()
-        for member, share in strategy(queues_of[topic], members, current_of[topic]).items()
-        for queue in share
-    }
+    for part in parts(current.items()):
+        for queue, member in part:
+            current_of[queue.topic][queue] = member
+        yield
+    target: dict[MessageQueue, str] = {}
+    for topic, members in members_of.items():
+        asked = queues.get(topic, ()), members, current_of[topic]
+        in_pieces = _IN_PIECES.get(strategy)
+        shares = (yield from in_pieces(*asked)) if in_pieces else strategy(*asked)
+        for member, share in shares.items():
+            target.update(dict.fromkeys(share, member))
+            if len(share) > PIECE:
+                yield
+        yield
+    return target
 
 
 def coordinator(group: str, broker_names: Iterable[str]) -> str | None:

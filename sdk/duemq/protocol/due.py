@@ -10,6 +10,7 @@ from decimal import ROUND_CEILING, Decimal, InvalidOperation
 from typing import NamedTuple
 
 from duemq.errors import InvalidArgument
+from duemq.protocol import checks
 
 DUE_MS_MAX = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z."""
@@ -47,23 +48,13 @@ def due_of(
     if not given:
         return None
     if given > 1:
-        raise InvalidArgument(
-            "delay, deliver_at and delay_level exclude each other",
-            field="delay",
-            value=delay,
-            limit="one of the three",
-        )
+        checks.at_most_one(delay=delay, deliver_at=deliver_at, delay_level=delay_level)
     if delay is not None:
         return Due(DELAYS_MS, delay_ms(delay))
     if deliver_at is not None:
         return Due(DUE_MS, deliver_at_ms(deliver_at))
     if type(delay_level) is not int or not 1 <= delay_level <= LEVEL_MAX:
-        raise InvalidArgument(
-            f"delay_level must be a level's number, 1 or more, not {delay_level!r}",
-            field="delay_level",
-            value=delay_level,
-            limit="1 to the broker's number of levels",
-        )
+        raise checks.wrong("delay_level", delay_level, "1 to the broker's number of levels")
     return Due(DELAY_LEVELS, delay_level)
 
 
@@ -116,11 +107,10 @@ def refuse_seconds(moment: object, field: str) -> None:
     As milliseconds it would be one of the years 1970 to 1973, which nobody means.
     """
     if type(moment) is int and SECONDS_FROM <= moment < SECONDS_BEFORE:
-        raise InvalidArgument(
-            f"{field}: milliseconds since 1970 are expected; {moment} looks like seconds",
-            field=field,
-            value=moment,
-            limit=f"milliseconds, not {SECONDS_FROM} to {SECONDS_BEFORE - 1}",
+        raise checks.wrong(
+            field,
+            moment,
+            f"milliseconds since 1970 are expected; {moment} looks like seconds",
         )
 
 
@@ -148,20 +138,18 @@ def _ceiling(number: Decimal) -> int:
 
 
 def _bad_delay(delay: object) -> InvalidArgument:
-    return InvalidArgument(
-        f"delay {delay!r}: seconds, a timedelta, or text as 250ms, 5s, 1h30m; from 0 on, and due "
-        "before the year 10000",
-        field="delay",
-        value=delay,
-        limit=f"0 to {DUE_MS_MAX} ms",
+    return checks.wrong(
+        "delay",
+        delay,
+        "seconds, a timedelta, or text as 250ms, 5s, 1h30m; from 0 on, and due before the year"
+        " 10000",
     )
 
 
 def _bad_moment(moment: object, reason: str = "") -> InvalidArgument:
-    return InvalidArgument(
-        f"deliver_at {moment!r}: {reason or 'not a time from 1970 to 9999'} (expected an aware "
-        "datetime, epoch milliseconds or RFC 3339 text)",
-        field="deliver_at",
-        value=moment,
-        limit=f"0 to {DUE_MS_MAX} ms since the epoch",
+    return checks.wrong(
+        "deliver_at",
+        moment,
+        "an aware datetime, epoch milliseconds or RFC 3339 text, from 1970 to 9999"
+        + (f"; {reason}" if reason else ""),
     )

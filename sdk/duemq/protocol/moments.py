@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from duemq.errors import InvalidArgument
-from duemq.protocol import due
+from duemq.protocol import checks, due
 
 Moment = datetime | int | str
 """See `epoch_ms`."""
@@ -32,12 +32,7 @@ def epoch_ms(moment: Moment, now_ms: int, field: str) -> int:
         due.refuse_seconds(moment, field)
         found = moment if type(moment) is int else None
     if found is None or not 0 <= found <= MOMENT_MS_MAX:
-        raise InvalidArgument(
-            f"{field} {moment!r} is no moment from 1970 to 9999: {_RULE}",
-            field=field,
-            value=moment,
-            limit=_RULE,
-        )
+        raise checks.wrong(field, moment, f"a moment from 1970 to 9999: {_RULE}")
     return found
 
 

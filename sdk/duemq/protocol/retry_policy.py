@@ -1,13 +1,22 @@
 """How often, and after which delays, what a group sends back comes again.  Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from duemq.errors import InvalidArgument
-from duemq.protocol import due
+from duemq.protocol import checks, due
+from duemq.protocol.delay_levels import LEVELS_MAX, parse_levels
 
 RETRIES_MAX = 1_000
+DELAYS_MAX = LEVELS_MAX
+DELAY_MS_MAX = 366 * due.UNITS_MS["d"]
+"""The longest that a retry may wait."""
+MULTIPLIER_MAX = 100.0
+
+DEFAULT_RETRIES = 16
+# Sixteen retries: with the first delivery seventeen, the last 4 h 46 min after the first.
+DEFAULT_DELAYS = "10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 Delay = float | timedelta | str
 """Seconds, a timedelta, or text as `250ms`, `5s`, `1h30m`."""
@@ -26,6 +35,21 @@ class ExponentialDelays:
         """As callers write delays.  Raises InvalidArgument."""
         return cls(due.delay_ms(initial), multiplier, due.delay_ms(longest))
 
+    def check(self) -> None:
+        """Raises InvalidArgument."""
+        checks.between("initial_ms", self.initial_ms, 1, DELAY_MS_MAX)
+        if not (math.isfinite(self.multiplier) and 1 <= self.multiplier <= MULTIPLIER_MAX):
+            raise checks.wrong("multiplier", self.multiplier, f"1 to {MULTIPLIER_MAX:g}")
+        checks.between("max_ms", self.max_ms, self.initial_ms, DELAY_MS_MAX)
+
+    def delay_ms(self, retry: int) -> int:
+        """The delay before a retry, the first of which is 1."""
+        try:
+            delay = self.initial_ms * self.multiplier ** (retry - 1)
+        except OverflowError:
+            return self.max_ms
+        return int(min(delay, self.max_ms))
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -38,6 +62,36 @@ class RetryPolicy:
     exponential: ExponentialDelays | None = None
     """In place of a table."""
 
+    def check(self) -> None:
+        """Raises InvalidArgument naming field, value and limit."""
+        if self.retries_max is not None:
+            checks.between("retries_max", self.retries_max, 0, RETRIES_MAX)
+        checks.at_most_one(delays_ms=self.delays_ms or None, exponential=self.exponential)
+        checks.count("delays_ms", len(self.delays_ms), 0, DELAYS_MAX, "delays")
+        for delay_ms in self.delays_ms:
+            checks.between("delays_ms", delay_ms, 0, DELAY_MS_MAX)
+        if self.exponential:
+            self.exponential.check()
+
+    def over(self, defaults: "RetryPolicy") -> "RetryPolicy":
+        """With what `defaults` says where this says nothing."""
+        own_delays = bool(self.delays_ms or self.exponential)
+        return RetryPolicy(
+            defaults.retries_max if self.retries_max is None else self.retries_max,
+            self.delays_ms if own_delays else defaults.delays_ms,
+            self.exponential if own_delays else defaults.exponential,
+        )
+
+    def delay_ms(self, retry: int) -> int:
+        """The delay before a retry, the first of which is 1; of a policy that says everything."""
+        if self.exponential:
+            return self.exponential.delay_ms(retry)
+        return self.delays_ms[min(retry, len(self.delays_ms)) - 1]
+
+
+DEFAULT_POLICY = RetryPolicy(DEFAULT_RETRIES, parse_levels(DEFAULT_DELAYS))
+"""As brokers are set by default."""
+
 
 def policy_of(
     retries_max: int | None = None,
@@ -48,28 +102,13 @@ def policy_of(
 
     Raises InvalidArgument.  Brokers check the delays.
     """
-    if retries_max is not None and not 0 <= retries_max <= RETRIES_MAX:
-        raise InvalidArgument(
-            f"retries_max: {retries_max} is not allowed: 0 to {RETRIES_MAX}",
-            field="retries_max",
-            value=retries_max,
-            limit=RETRIES_MAX,
-        )
-    if retry_delays is not None and exponential is not None:
-        raise InvalidArgument(
-            "retry_delays and exponential exclude each other",
-            field="exponential",
-            value=exponential,
-            limit="one of the two",
-        )
+    if retries_max is not None:
+        checks.between("retries_max", retries_max, 0, RETRIES_MAX)
+    checks.at_most_one(retry_delays=retry_delays, exponential=exponential)
     if isinstance(retry_delays, str):
         retry_delays = retry_delays.split()
     if retry_delays is not None and not retry_delays:
-        raise InvalidArgument(
-            "retry_delays: there is none; leave it out for the brokers' own",
-            field="retry_delays",
-            limit="1 delay or more",
-        )
+        raise checks.wrong("retry_delays", "", "1 delay or more; None for the brokers' own")
     if isinstance(exponential, tuple):
         exponential = ExponentialDelays.of(*exponential)
     return RetryPolicy(retries_max, tuple(map(due.delay_ms, retry_delays or ())), exponential)

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from duemq.errors import InvalidArgument
+from duemq.protocol import checks
+from duemq.protocol.limits import FILTER_CHARACTERS_MAX
 
-EXPRESSION_CHARACTERS_MAX = 4_096
+# Numbers of duemq.v1.FilterType.
+TAG, SQL92 = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +24,9 @@ class Sql:
     def __post_init__(self) -> None:
         """Raises InvalidArgument if the expression is no text, blank or too long."""
         if not isinstance(self.expression, str):
-            raise InvalidArgument(
-                "an SQL filter is text", field="filter", value=self.expression, limit="str"
-            )
-        if not self.expression.strip() or len(self.expression) > EXPRESSION_CHARACTERS_MAX:
-            limit = f"1 to {EXPRESSION_CHARACTERS_MAX} characters"
-            raise InvalidArgument(
-                f"an SQL filter has {limit}",
-                field="filter",
-                value=len(self.expression),
-                limit=limit,
-            )
+            raise checks.wrong("filter", self.expression, "an SQL filter as text")
+        checks.length("filter", self.expression, 0, FILTER_CHARACTERS_MAX)
+        checks.filled("filter", self.expression.strip())
 
     def __str__(self) -> str:
         return self.expression

@@ -4,19 +4,19 @@ A broker compares hashes (CRC-32 of UTF-8, 0 for no tag); the consumer compares 
 """
 
 from dataclasses import dataclass
-from zlib import crc32
 
-from duemq.errors import InvalidArgument
+from duemq.protocol import checks
+from duemq.protocol.limits import FILTER_CHARACTERS_MAX
+from duemq.protocol.record_bytes import text_hash
 
 ALL = "*"
 SEPARATOR = "||"
 TAGS_MAX = 64
-FILTER_CHARACTERS_MAX = 4_096
 
 
 def tag_hash(tag: str | None) -> int:
     """Answers the hash that stands for a tag; 0 only for none."""
-    return (crc32(tag.encode()) or 1) if tag else 0
+    return text_hash(tag.encode()) if tag else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +29,13 @@ class TagFilter:
     @classmethod
     def parse(cls, text: str) -> "TagFilter":
         """Raises InvalidArgument for an empty alternative, too many of them, or too long a text."""
-        if len(text) > FILTER_CHARACTERS_MAX:
-            limit = f"at most {FILTER_CHARACTERS_MAX} characters"
-            message = f"filter: {len(text)} characters, {limit} are allowed"
-            raise InvalidArgument(message, field="filter", value=len(text), limit=limit)
+        checks.length("filter", text, 0, FILTER_CHARACTERS_MAX)
         if text.strip() in ("", ALL):
             return cls()
         tags = [tag.strip() for tag in text.split(SEPARATOR)]
-        limit = f"1 to {TAGS_MAX} tags separated by {SEPARATOR}, or {ALL}"
         if "" in tags:
-            message = f"filter {text!r:.200} is not of the form a || b: a tag is missing"
-            raise InvalidArgument(message, field="filter", value=text, limit=limit)
-        if len(tags) > TAGS_MAX:
-            message = f"filter: {len(tags)} tags, 1 to {TAGS_MAX} are allowed"
-            raise InvalidArgument(message, field="filter", value=len(tags), limit=limit)
+            raise checks.wrong("filter", text, f"tags as a {SEPARATOR} b: one is missing")
+        checks.count("filter", len(tags), 1, TAGS_MAX, "tags")
         return cls() if ALL in tags else cls(frozenset(tags))
 
     @property

@@ -14,7 +14,8 @@ import atexit
 import os
 from typing import TYPE_CHECKING
 
-from duemq.errors import InvalidArgument, Unavailable
+from duemq.errors import Unavailable
+from duemq.protocol import checks
 from duemq.settings import default_nameserver
 
 if TYPE_CHECKING:
@@ -51,13 +52,7 @@ def configure(
     Unavailable where a package is missing.
     """
     global _pipeline
-    if exporter not in EXPORTERS:
-        raise InvalidArgument(
-            f"tracing: {exporter!r} is unknown, choose one of {', '.join(EXPORTERS)}",
-            field="tracing",
-            value=exporter,
-            limit="|".join(EXPORTERS),
-        )
+    checks.one_of("tracing", exporter, EXPORTERS)
     shutdown()
     if exporter == "off":
         return None

@@ -17,79 +17,28 @@ What the twin leaves out stands in sdk/README.md, "Testing your code".
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal, Unpack, overload
+from typing import Any
 
 from duemq.consumer.blocking import PushConsumer
-from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages, is_async
-from duemq.consumer.fetching.subscription import Topics
-from duemq.errors import InvalidArgument
 from duemq.producing.blocking import Producer
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import Pending
 from duemq.testing.cluster import ClusterCore
-from duemq.testing.consumers import ConsumerOptions, MemoryPushConsumer, OtherOptions
+from duemq.testing.consumers import ConsumerOptions, MemoryPushConsumer
 from duemq.testing.producers import MemoryProducer
 
 __all__ = ["ConsumerOptions", "MemoryCluster", "Pending"]
 
 
-class MemoryCluster(ClusterCore):
+class MemoryCluster(ClusterCore[PushConsumer]):
     """A cluster in memory, with a clock that the test moves."""
 
     def producer(self, *, settings: ProducerSettings | None = None) -> Producer:
         """A `duemq.Producer` whose sends are stored when they return."""
         return MemoryProducer(self._broker, self._lock, settings)
 
-    @overload
-    def push_consumer(
-        self,
-        group: str,
-        topics: Topics,
-        callback: OnMessage,
-        *,
-        batch: Literal[False] = False,
-        **options: Unpack[OtherOptions],
-    ) -> PushConsumer: ...
-    @overload
-    def push_consumer(
-        self,
-        group: str,
-        topics: Topics,
-        callback: OnMessages,
-        *,
-        batch: Literal[True],
-        **options: Unpack[OtherOptions],
-    ) -> PushConsumer: ...
-    @overload
-    def push_consumer(
-        self,
-        group: str,
-        topics: Topics,
-        callback: OnEither,
-        *,
-        batch: bool,
-        **options: Unpack[OtherOptions],
-    ) -> PushConsumer: ...
-    def push_consumer(
-        self,
-        group: str,
-        topics: Topics,
-        callback: Callback,
-        *,
-        batch: bool = False,
-        **options: Unpack[OtherOptions],
-    ) -> PushConsumer:
-        """A `duemq.PushConsumer`, with its arguments.  Raises InvalidArgument.
-
-        It takes part from its `start` (or `with`) to its `close`.
-        """
-        if is_async(callback):
-            raise InvalidArgument(
-                "callback: a coroutine function needs duemq.testing.aio", field="callback"
-            )
-        return MemoryPushConsumer(
-            self._groups, self.deliver, group, topics, callback, batch, options
-        )
+    def _new_consumer(self, *args: Any, **options: Any) -> PushConsumer:
+        return MemoryPushConsumer(self._groups, self.deliver, *args, **options)
 
     def deliver(self) -> int:
         """Has everything processed that is there now; answers how many messages were delivered.

@@ -10,70 +10,27 @@ from __future__ import annotations
 
 import inspect
 from datetime import timedelta
-from typing import Literal, Unpack, overload
+from typing import Any
 
 from duemq import aio
-from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
-from duemq.consumer.fetching.subscription import Topics
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import Pending
 from duemq.testing.cluster import ClusterCore
-from duemq.testing.consumers import AioMemoryPushConsumer, ConsumerOptions, OtherOptions
+from duemq.testing.consumers import AioMemoryPushConsumer, ConsumerOptions
 from duemq.testing.producers import AioMemoryProducer
 
 __all__ = ["ConsumerOptions", "MemoryCluster", "Pending"]
 
 
-class MemoryCluster(ClusterCore):
+class MemoryCluster(ClusterCore[aio.PushConsumer]):
     """A cluster in memory, with a clock that the test moves."""
 
     def producer(self, *, settings: ProducerSettings | None = None) -> aio.Producer:
         """A `duemq.aio.Producer`, to be started."""
         return AioMemoryProducer(self._broker, self._lock, settings)
 
-    @overload
-    def push_consumer(
-        self,
-        group: str,
-        topics: Topics,
-        callback: OnMessage,
-        *,
-        batch: Literal[False] = False,
-        **options: Unpack[OtherOptions],
-    ) -> aio.PushConsumer: ...
-    @overload
-    def push_consumer(
-        self,
-        group: str,
-        topics: Topics,
-        callback: OnMessages,
-        *,
-        batch: Literal[True],
-        **options: Unpack[OtherOptions],
-    ) -> aio.PushConsumer: ...
-    @overload
-    def push_consumer(
-        self,
-        group: str,
-        topics: Topics,
-        callback: OnEither,
-        *,
-        batch: bool,
-        **options: Unpack[OtherOptions],
-    ) -> aio.PushConsumer: ...
-    def push_consumer(
-        self,
-        group: str,
-        topics: Topics,
-        callback: Callback,
-        *,
-        batch: bool = False,
-        **options: Unpack[OtherOptions],
-    ) -> aio.PushConsumer:
-        """A `duemq.aio.PushConsumer`, to be started.  Raises InvalidArgument."""
-        return AioMemoryPushConsumer(
-            self._groups, self.deliver, group, topics, callback, batch, options
-        )
+    def _new_consumer(self, *args: Any, **options: Any) -> aio.PushConsumer:
+        return AioMemoryPushConsumer(self._groups, self.deliver, *args, **options)
 
     async def deliver(self) -> int:
         """As `duemq.testing.MemoryCluster.deliver`; coroutine functions are awaited."""

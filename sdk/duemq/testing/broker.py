@@ -7,7 +7,6 @@ arguments, encoding and receipts are the real ones.
 from __future__ import annotations
 
 import heapq
-import re
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,26 +18,21 @@ from duemq.producing import handle
 from duemq.producing.batch import Batch
 from duemq.producing.batch_encoding import Numbers
 from duemq.producing.cancels import CancelOutcome, Handle, decoded_all
-from duemq.protocol import due
+from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
+from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
 from duemq.protocol.due import DUE_MS_MAX
+from duemq.protocol.limits import MESSAGE_BYTES_DEFAULT, QUEUES_MAX
+from duemq.protocol.names import check_topic
 from duemq.v1 import broker_pb2
 from duemq.v1.message_pb2 import Record, TimerHandle
 
 NAME = "memory"
 STORE_ID = 1
-BODY_BYTES_MAX = 4 << 20
-"""Of a message; as brokers are by default, like the levels."""
-LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-LEVELS_MS = tuple(map(due.delay_ms, LEVELS.split()))
-GROUP_RULE = "1 to 127 of [A-Za-z0-9_%|-]"
-TOPIC_RULE = "1 to 127 of [A-Za-z0-9_.|-], and neither . nor .."
-
-_GROUP = re.compile(r"[A-Za-z0-9_%|-]{1,127}\Z")
-_TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.|-]{1,127}\Z")
+LEVELS_MS = parse_levels(DEFAULT_LEVELS)
 
 
-class Entry(NamedTuple):
+class StoredEntry(NamedTuple):
     """A stored message.  `number`: in the order of storing, whatever the queue."""
 
     number: int
@@ -71,7 +65,7 @@ class MemoryBroker:
     def __init__(self, now_ms: int, queues: int) -> None:
         self.now_ms = now_ms
         self._default_queues = queues
-        self._topics: dict[str, list[list[Entry]]] = {}
+        self._topics: dict[str, list[list[StoredEntry]]] = {}
         self._turns: defaultdict[str, int] = defaultdict(int)
         self._stored = 0
         self._timers: list[_Timer] = []  # by their place in %TIMER%; stay when they are done
@@ -82,21 +76,16 @@ class MemoryBroker:
 
     def create_topic(self, topic: str, queues: int | None = None) -> None:
         """If it is missing.  Raises InvalidArgument."""
-        if not _TOPIC.match(topic):
-            raise InvalidArgument(
-                f"topic: {topic[:200]!r} is not a legal name: {TOPIC_RULE}",
-                field="topic",
-                value=topic[:200],
-                limit=TOPIC_RULE,
-            )
-        self._make(topic, self._default_queues if queues is None else queues)
+        check_topic(topic)
+        checks.whole("queues", queues or 0, 0, QUEUES_MAX)
+        self._make(topic, queues or self._default_queues)
 
     def queues_of(self, topic: str) -> list[MessageQueue]:
         """Answers none if there is no such topic."""
         count = len(self._topics.get(topic, ()))
         return [MessageQueue(topic, NAME, queue_id) for queue_id in range(count)]
 
-    def log(self, queue: MessageQueue) -> Sequence[Entry]:
+    def log(self, queue: MessageQueue) -> Sequence[StoredEntry]:
         """All that was stored in a queue; an entry's index is its offset."""
         return self._topics[queue.topic][queue.queue_id]
 
@@ -109,6 +98,10 @@ class MemoryBroker:
 
     def send(self, batch: Batch) -> None:
         """Stores a producer's batch and answers it, as its broker would."""
+        self._store(batch)
+        batch.wake()
+
+    def _store(self, batch: Batch) -> None:
         wanted = None if batch.queue is None else batch.queue.queue_id
         request = batch.encode(-1 if wanted is None else wanted, Numbers(0, 0, 0))
         [sent] = broker_pb2.SendRequest.FromString(request).batches
@@ -140,7 +133,7 @@ class MemoryBroker:
         self._make(topic, 1)
         log = self._topics[topic][queue_id]
         message = Message(record, Origin(topic, NAME, queue_id), len(log), self.now_ms)
-        log.append(Entry(self._stored, message))
+        log.append(StoredEntry(self._stored, message))
         self._stored += 1
 
     def _make(self, topic: str, queues: int) -> None:
@@ -157,23 +150,25 @@ class MemoryBroker:
         if topic not in self._topics:
             raise TopicNotFound(f"topic {topic!r} does not exist", field="topic", value=topic)
         longest = max(len(record.body) for record in records)
-        if longest > BODY_BYTES_MAX:
+        if longest > MESSAGE_BYTES_DEFAULT:
             raise TooLarge(
-                f"body: {longest} bytes, at most {BODY_BYTES_MAX}",
+                f"body: {longest} bytes, at most {MESSAGE_BYTES_DEFAULT}",
                 field="body",
                 value=longest,
-                limit=BODY_BYTES_MAX,
+                limit=MESSAGE_BYTES_DEFAULT,
             )
 
     def _dues_of(self, sent: broker_pb2.Batch, count: int) -> list[int]:
         for level in sent.delay_levels:
             if level > len(LEVELS_MS):
-                raise _illegal("delay_levels", level, f"1 to {len(LEVELS_MS)}")
+                raise checks.wrong("delay_levels", level, f"1 to {len(LEVELS_MS)}")
         dues = [self.now_ms + delay for delay in sent.delays_ms] or list(sent.due_ms)
         dues = dues or [self.now_ms + LEVELS_MS[level - 1] for level in sent.delay_levels]
         for due_ms in dues:
             if due_ms > DUE_MS_MAX:
-                raise _illegal("delays_ms", due_ms - self.now_ms, f"0 to {DUE_MS_MAX} ms from 1970")
+                raise checks.wrong(
+                    "delays_ms", due_ms - self.now_ms, f"0 to {DUE_MS_MAX} ms from 1970"
+                )
         return dues * count if len(dues) == 1 else dues
 
     # ── timers ───────────────────────────────────────────────────────────────────────
@@ -220,20 +215,3 @@ class MemoryBroker:
         due_ms, topic, _, record = self._timers[place]
         text = handle.encode(STORE_ID, 0, place, due_ms)
         return Pending(due_ms, topic, record.message_id, record.key or None, record.body, text)
-
-
-def check_group(group: str) -> None:
-    """Raises InvalidArgument unless `group` may name a group."""
-    if not _GROUP.match(group):
-        raise InvalidArgument(
-            f"group: {group[:200]!r} is not a legal name: {GROUP_RULE}",
-            field="group",
-            value=group[:200],
-            limit=GROUP_RULE,
-        )
-
-
-def _illegal(field: str, value: object, limit: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"{field}: {value} is not allowed: {limit}", field=field, value=value, limit=limit
-    )

@@ -8,28 +8,32 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
-from duemq.consumer.settings import start_ms
-from duemq.errors import InvalidArgument
+from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
+from duemq.consumer.fetching.subscription import Topics
+from duemq.consumer.settings import PushOptions, start_ms
 from duemq.message import Message
 from duemq.outcomes import DeadLetter, RetryLater, errors_of
-from duemq.protocol import due
+from duemq.protocol import checks, due
+from duemq.protocol.limits import QUEUES_MAX
 from duemq.protocol.names import dead_letter_topic
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
 from duemq.testing.broker import MemoryBroker, Pending
 from duemq.testing.groups import Delivery, Groups
 from duemq.tracing import spans
 
+C = TypeVar("C")
+
 log = logging.getLogger(__name__)
 
 QUEUES = 4
-QUEUES_MAX = 1_024
 DELIVERIES_MAX = 100_000
 """Of one `deliver`: callbacks that send to what they consume would never end it."""
 
 
-class ClusterCore:
-    """What the blocking and the asyncio cluster have in common."""
+class ClusterCore(Generic[C]):
+    """What the blocking and the asyncio cluster have in common.  C: their push consumers."""
 
     def __init__(
         self,
@@ -44,13 +48,7 @@ class ClusterCore:
         raise what a callback raised, RetryLater and DeadLetter excepted, once the message has been
         sent back; else it is logged, as consumers do.
         """
-        if not 1 <= queues <= QUEUES_MAX:
-            raise InvalidArgument(
-                f"queues must be 1 to {QUEUES_MAX}, not {queues!r}",
-                field="queues",
-                value=queues,
-                limit=f"1 to {QUEUES_MAX}",
-            )
+        checks.whole("queues", queues, 1, QUEUES_MAX)
         now_ms = time.time_ns() // 1_000_000 if now is None else start_ms(now)
         self._broker = MemoryBroker(now_ms, queues)
         self._groups = Groups(self._broker)
@@ -81,6 +79,54 @@ class ClusterCore:
     ) -> None:
         """As `Admin.put_group`: when what the group sends back comes again."""
         self._groups.put(name, policy_of(retries_max, retry_delays, exponential))
+
+    @overload
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessage,
+        *,
+        batch: Literal[False] = False,
+        **options: Unpack[PushOptions],
+    ) -> C: ...
+    @overload
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnMessages,
+        *,
+        batch: Literal[True],
+        **options: Unpack[PushOptions],
+    ) -> C: ...
+    @overload
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: OnEither,
+        *,
+        batch: bool,
+        **options: Unpack[PushOptions],
+    ) -> C: ...
+    def push_consumer(
+        self,
+        group: str,
+        topics: Topics,
+        callback: Callback,
+        *,
+        batch: bool = False,
+        **options: Unpack[PushOptions],
+    ) -> C:
+        """A PushConsumer with the arguments of the real one.  Raises InvalidArgument.
+
+        It takes part from its `start` (or `with`) to its `close`.
+        """
+        return self._new_consumer(group, topics, callback, batch=batch, **options)
+
+    def _new_consumer(self, *args: Any, **options: Any) -> C:
+        raise NotImplementedError
 
     # ── after ────────────────────────────────────────────────────────────────────────
 

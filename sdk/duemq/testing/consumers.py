@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypedDict
+from typing import Any
 
 import duemq
 from duemq.consumer import push
-from duemq.consumer.delivery.workers import Callback
-from duemq.consumer.fetching.subscription import Topics
-from duemq.consumer.settings import ConsumerSettings, Order, StartFrom
+from duemq.consumer.delivery.workers import is_async
+from duemq.consumer.settings import PushOptions
+from duemq.errors import InvalidArgument
 from duemq.protocol.balance import MessageQueue
 from duemq.testing.broker import NAME
-from duemq.testing.groups import Groups, Member
+from duemq.testing.groups import Groups, MemoryMember
 
 
-class OtherOptions(TypedDict, total=False):
-    """The keyword arguments of `duemq.PushConsumer`, but for `nameserver` and `batch`."""
-
-    order: Order | None
-    broadcast: bool
-    member_name: str | None
-    start_from: StartFrom | None
-    threads: int | None
-    settings: ConsumerSettings | None
-
-
-class ConsumerOptions(OtherOptions, total=False):
+class ConsumerOptions(PushOptions, total=False):
     """The keyword arguments of `duemq.PushConsumer`, but for `nameserver`."""
 
     batch: bool
@@ -39,13 +28,14 @@ class MemoryPushConsumer(duemq.PushConsumer):
         self,
         groups: Groups,
         deliver: Callable[[], int],
-        group: str,
-        topics: Topics,
-        callback: Callback,
-        batch: bool,
-        options: OtherOptions,
+        *args: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(group, topics, callback, batch=batch, nameserver=NAME, **options)
+        super().__init__(*args, nameserver=NAME, **options)
+        if is_async(self._consumer._callback):
+            raise InvalidArgument(
+                "callback: a coroutine function needs duemq.testing.aio", field="callback"
+            )
         self._groups = groups
         self._member = _member_of(self._consumer)
         self._deliver = deliver
@@ -80,13 +70,10 @@ class AioMemoryPushConsumer(push.PushConsumer):
         self,
         groups: Groups,
         deliver: Callable[[], Awaitable[int]],
-        group: str,
-        topics: Topics,
-        callback: Callback,
-        batch: bool,
-        options: OtherOptions,
+        *args: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(group, topics, callback, batch=batch, nameserver=NAME, **options)
+        super().__init__(*args, nameserver=NAME, **options)
         self._groups = groups
         self._taking_part = _member_of(self)
         self._deliver = deliver
@@ -114,9 +101,9 @@ class AioMemoryPushConsumer(push.PushConsumer):
         self._groups.leave(self._taking_part)
 
 
-def _member_of(consumer: push.PushConsumer) -> Member:
+def _member_of(consumer: push.PushConsumer) -> MemoryMember:
     """With what the real consumer made of its arguments."""
-    return Member(
+    return MemoryMember(
         consumer.group,
         consumer._filters,
         consumer._callback,

@@ -20,22 +20,19 @@ from duemq.errors import Closed, InvalidArgument
 from duemq.message import Message
 from duemq.outcomes import Outcome, RetryLater, errors_of, outcome_of
 from duemq.protocol.balance import MessageQueue, allocate, strategy_named
-from duemq.protocol.names import dead_letter_topic, retry_topic
-from duemq.protocol.retry_policy import RetryPolicy, policy_of
-from duemq.testing.broker import Entry, MemoryBroker, check_group
+from duemq.protocol.names import check_own_group, dead_letter_topic, retry_topic
+from duemq.protocol.retry_policy import DEFAULT_POLICY, RetryPolicy
+from duemq.testing.broker import MemoryBroker, StoredEntry
 from duemq.v1.message_pb2 import QueueRef, Record
 
 log = logging.getLogger(__name__)
 
-DEFAULT_POLICY = policy_of(16, "10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
-"""As brokers are by default."""
-
 
 @dataclass
-class Lane:
+class RetryLane:
     """Messages that wait for the first of them to be tried again."""
 
-    waiting: deque[Entry]
+    waiting: deque[StoredEntry]
     tries: int = 0
     """Of the first, failed."""
     until_ms: int = 0
@@ -47,13 +44,13 @@ class Progress:
 
     next: dict[MessageQueue, int] = field(default_factory=dict)
     """Queues that are not in it begin at 0."""
-    lanes: dict[MessageQueue, dict[Hashable, Lane]] = field(default_factory=dict)
+    lanes: dict[MessageQueue, dict[Hashable, RetryLane]] = field(default_factory=dict)
     topics: set[str] = field(default_factory=set)
     """All that were ever subscribed to."""
 
 
 @dataclass(eq=False)
-class Member:
+class MemoryMember:
     """A consumer."""
 
     group: str
@@ -77,12 +74,12 @@ class Member:
 class Delivery:
     """Messages that a callback is to be given now."""
 
-    member: Member
+    member: MemoryMember
     queue: MessageQueue
-    entries: list[Entry]
+    entries: list[StoredEntry]
     messages: list[Message]
     """Copies: callbacks may keep them."""
-    lane: Lane | None
+    lane: RetryLane | None
 
     @property
     def argument(self) -> Message | list[Message]:
@@ -95,7 +92,7 @@ class Groups:
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
-        self._members: list[Member] = []
+        self._members: list[MemoryMember] = []
         self._progress: dict[tuple[str, str], Progress] = {}  # (group, "" or broadcast member)
         self._policies: dict[str, RetryPolicy] = {}
         self._numbers = count(1)
@@ -104,14 +101,15 @@ class Groups:
 
     def put(self, group: str, policy: RetryPolicy) -> None:
         """Sets when what the group sends back comes again."""
-        check_group(group)
-        self._policies[group] = policy
+        check_own_group(group)
+        policy.check()
+        self._policies[group] = policy.over(DEFAULT_POLICY)
 
-    def join(self, member: Member) -> None:
+    def join(self, member: MemoryMember) -> None:
         """Raises Closed the second time, InvalidArgument as the group's coordinator would."""
         if member.joined:
             raise Closed("a consumer is started once")
-        check_group(member.group)
+        check_own_group(member.group)
         for topic, wanted in member.filters.items():
             if wanted.filter_type:
                 raise InvalidArgument(
@@ -136,12 +134,12 @@ class Groups:
         member.joined = True
         self._members.append(member)
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: MemoryMember) -> None:
         """Its queues are the others' from now on."""
         if member in self._members:
             self._members.remove(member)
 
-    def queues_of(self, member: Member) -> list[MessageQueue]:
+    def queues_of(self, member: MemoryMember) -> list[MessageQueue]:
         """The queues that a member consumes now."""
         if member not in self._members:
             return []
@@ -198,7 +196,7 @@ class Groups:
         ]
         return min(times, default=None)
 
-    def _of_queue(self, member: Member, queue: MessageQueue) -> Iterator[Delivery]:
+    def _of_queue(self, member: MemoryMember, queue: MessageQueue) -> Iterator[Delivery]:
         size = member.settings.batch_messages_max if member.batch else 1
         lanes = member.progress.lanes.setdefault(queue, {})
         for lane in lanes.values():
@@ -208,10 +206,10 @@ class Groups:
             yield _delivery(member, queue, entries, None)
 
     def _fresh(
-        self, member: Member, queue: MessageQueue, lanes: dict[Hashable, Lane], size: int
-    ) -> list[Entry]:
+        self, member: MemoryMember, queue: MessageQueue, lanes: dict[Hashable, RetryLane], size: int
+    ) -> list[StoredEntry]:
         """Messages of one lane that were never tried; passes over what is not wanted."""
-        stored, entries = self._broker.log(queue), list[Entry]()
+        stored, entries = self._broker.log(queue), list[StoredEntry]()
         wanted = member.filters.get(queue.topic)
         at = member.progress.next.setdefault(queue, 0)
         while at < len(stored) and len(entries) < size:
@@ -251,7 +249,7 @@ class Groups:
         for index, entry in enumerate(delivery.entries):
             key = (entry.message.offset,)
             if index in failed:
-                lane = lanes.setdefault(key, Lane(deque([entry])))
+                lane = lanes.setdefault(key, RetryLane(deque([entry])))
                 self._suspend(delivery.member, lane, failed[index], [delivery.messages[index]])
             if index not in failed or not lanes[key].waiting:
                 lanes.pop(key, None)
@@ -261,7 +259,7 @@ class Groups:
         member, entries = delivery.member, delivery.entries
         lanes = member.progress.lanes[delivery.queue]
         key = member.lane_of(delivery.messages[0])
-        lane = lanes.setdefault(key, delivery.lane or Lane(deque(entries)))
+        lane = lanes.setdefault(key, delivery.lane or RetryLane(deque(entries)))
         done = min(failed, default=len(entries))
         for _ in range(done):
             lane.waiting.popleft()
@@ -274,7 +272,7 @@ class Groups:
             del lanes[key]
 
     def _suspend(
-        self, member: Member, lane: Lane, error: BaseException, first: Sequence[Message]
+        self, member: MemoryMember, lane: RetryLane, error: BaseException, first: Sequence[Message]
     ) -> None:
         """The first of a lane failed, as one: they wait, or are passed."""
         lane.tries += 1
@@ -294,7 +292,7 @@ class Groups:
         lane.tries = lane.until_ms = 0
 
     def _send_back(self, group: str, message: Message, outcome: Outcome) -> None:
-        policy, now_ms = self._policies.get(group, RetryPolicy()), self._broker.now_ms
+        policy, now_ms = self._policies.get(group, DEFAULT_POLICY), self._broker.now_ms
         record = Record()
         record.CopyFrom(message._record)
         record.ClearField("due_ms")
@@ -308,17 +306,17 @@ class Groups:
         story.source.CopyFrom(source)
         story.source_offset, story.last_failed_ms = message.offset, now_ms
         story.group, story.error = group, outcome.error
-        if outcome.dead_letter or record.attempt > _retries_max(policy):
+        if outcome.dead_letter or record.attempt > (policy.retries_max or 0):
             self._broker.append(dead_letter_topic(group), 0, record)
             return
         chosen = outcome.delay_ms
-        after_ms = _policy_delay(policy, record.attempt) if chosen is None else chosen
+        after_ms = policy.delay_ms(record.attempt) if chosen is None else chosen
         self._broker.schedule(now_ms + after_ms, retry_topic(group), 0, record)
         self._broker.fire()
 
 
 def _delivery(
-    member: Member, queue: MessageQueue, entries: list[Entry], lane: Lane | None
+    member: MemoryMember, queue: MessageQueue, entries: list[StoredEntry], lane: RetryLane | None
 ) -> Delivery:
     messages = []
     for _, stored in entries:
@@ -328,19 +326,6 @@ def _delivery(
     for _ in range(lane.tries if lane else 0):
         messages[0].again()
     return Delivery(member, queue, entries, messages, lane)
-
-
-def _retries_max(policy: RetryPolicy) -> int:
-    wanted = DEFAULT_POLICY.retries_max if policy.retries_max is None else policy.retries_max
-    return wanted or 0
-
-
-def _policy_delay(policy: RetryPolicy, retry: int) -> int:
-    if policy.exponential is not None:
-        grown = policy.exponential.initial_ms * policy.exponential.multiplier ** (retry - 1)
-        return int(min(grown, policy.exponential.max_ms))
-    delays_ms = policy.delays_ms or DEFAULT_POLICY.delays_ms
-    return delays_ms[min(retry, len(delays_ms)) - 1]
 
 
 def _check_same(there: Mapping[str, Filter], new: Mapping[str, Filter]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from duemq import aio
 from duemq.errors import Closed, TopicNotFound
 from duemq.producing.blocking import Producer
-from duemq.producing.cancels import CancelOutcome, Handle, Handles
+from duemq.producing.cancels import CancelOutcome, Handles
 from duemq.producing.intake import Intake
 from duemq.producing.outbox import Outbox, Target
 from duemq.protocol.route import Queue
@@ -50,17 +50,10 @@ class AioMemoryProducer(aio.Producer):
             self.outbox.close()
             self._losses.at_the_end()
 
-    @overload
-    async def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
-    @overload
-    async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
-    async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
-        """Cancels delayed messages.  As `duemq.Producer.cancel`."""
+    async def _cancel(self, handles: Handles) -> list[CancelOutcome]:
         self._check_open()
         with self._lock:
-            if isinstance(handle, Handle):
-                return self._broker.cancel([handle])[0]
-            return self._broker.cancel(handle)
+            return self._broker.cancel(handles)
 
     async def _ready(self, topic: str) -> Target:
         self._check_open()
@@ -110,6 +103,7 @@ class MemoryProducer(Producer):
         core._serve_blocking(None)
         self._settings = core._settings
         self._hosted = _AtOnce(core, "the producer")
+        self._hosted.start()
         self._core = core
         self._outbox = core.outbox
         self._offer = core.intake.offer
@@ -119,11 +113,8 @@ class MemoryProducer(Producer):
 class _AtOnce(Hosted):
     """Runs a client whose coroutines never wait, in the caller's thread."""
 
-    def __init__(self, client: AioMemoryProducer, name: str) -> None:
-        self._client = client
-        self._name = name
-        self.closed = False
-        self.run(client.start())
+    def start(self) -> None:
+        self.run(self.client.start())
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self.closed:
@@ -138,6 +129,6 @@ class _AtOnce(Hosted):
     def close(self) -> None:
         if not self.closed:
             try:
-                self.run(self._client.close())
+                self.run(self.client.close())
             finally:
                 self.closed = True

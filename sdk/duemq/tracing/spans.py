@@ -41,6 +41,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
+from duemq.protocol.names import SYSTEM_SIGN
 from duemq.tracing.contexts import contexts_in, extract, properties_of
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def enabled() -> bool:
 
 def traced(topic: str) -> bool:
     """Whether messages of this topic are traced: those of the system are not."""
-    return not topic.startswith("%")
+    return not topic.startswith(SYSTEM_SIGN)
 
 
 # ── producer ─────────────────────────────────────────────────────────────────────────

@@ -41,7 +41,7 @@ class CancelCalls:
 
     def __init__(self, channel: Callable[[str], grpc.aio.Channel]) -> None:
         self._channel = channel
-        self._lanes: dict[str, _Lane] = {}  # by address; those with something under way
+        self._shared: dict[str, _SharedCalls] = {}  # by address; those with something under way
 
     async def ask(
         self, address: str, handles: Sequence[TimerHandle], left_s: float, *, may_share: bool
@@ -50,12 +50,12 @@ class CancelCalls:
         if not may_share or len(handles) > SHARE_MAX:
             request = timer_pb2.CancelRequest(handles=handles)
             return await call(self._channel(address), address, request, left_s)
-        lane = self._lanes.get(address)
-        if lane is None:
-            lane = self._lanes[address] = _Lane(self._channel, address)
-            lane.on_idle = lambda: self._lanes.pop(address)
+        shared = self._shared.get(address)
+        if shared is None:
+            shared = self._shared[address] = _SharedCalls(self._channel, address)
+            shared.on_idle = lambda: self._shared.pop(address)
         part = _Part(handles, left_s, asyncio.get_running_loop().create_future())
-        lane.add(part)
+        shared.add(part)
         try:
             async with asyncio.timeout(left_s):
                 return await part.results
@@ -63,7 +63,7 @@ class CancelCalls:
             raise Timeout(f"{address}: no answer to a cancel within {left_s:g} s") from None
 
 
-class _Lane:
+class _SharedCalls:
     """Requests that are shared, to one address."""
 
     def __init__(self, channel: Callable[[str], grpc.aio.Channel], address: str) -> None:

@@ -21,6 +21,7 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
+from duemq.protocol import checks
 from duemq.protocol.route import Broker, LostBroker, Route, RouteCache, TimerShard
 from duemq.settings import NAMESERVER_PORT, ClientSettings, default_nameserver
 from duemq.transport import channel, retrying, status
@@ -75,12 +76,7 @@ def _with_port(address: str) -> str:
     if not colon or address.endswith("]"):
         return f"{address}:{NAMESERVER_PORT}"
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidArgument(
-            f"nameserver {address!r} is not host:port",
-            field="nameserver",
-            value=address,
-            limit="host:port, port 1 to 65535",
-        )
+        raise checks.wrong("nameserver", address, "host:port, port 1 to 65535")
     return address
 
 

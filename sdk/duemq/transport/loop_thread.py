@@ -8,11 +8,14 @@ what it makes while its parent has a client, answers `Closed` instead of waiting
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Protocol, TypeVar
+from functools import wraps
+from inspect import signature
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from duemq.errors import Closed, Timeout
 from duemq.transport.event_loops import new_event_loop
@@ -23,6 +26,8 @@ STOP_TIMEOUT_S = 5.0
 LINGER_S = 0.02
 FORK_REMEDY = "fork before the first client, or start processes by spawn"
 
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -133,37 +138,119 @@ class Hosted:
     """An asyncio client that lives in the loop thread, for the synchronous one in front of it."""
 
     def __init__(self, client: Client, name: str) -> None:
-        """Starts it.  Raises what its start raises, and Closed as `LoopThread.acquire`."""
-        self._client = client
-        self._name = name
+        self.client = client
         self.closed = False
+        self._name = name
         self._closing = threading.Lock()  # guards closed
-        self._thread = LoopThread.acquire()
+        self._thread: LoopThread | None = None
+
+    def start(self) -> None:
+        """Raises what the client's start raises, and Closed as `LoopThread.acquire`."""
+        if self._thread is not None:
+            raise Closed(f"{self._name} is started once")
+        thread = LoopThread.acquire()
         try:
-            self._thread.run(client.start())
+            thread.run(self.client.start())
         except BaseException:
-            self._thread.release()
+            thread.release()
             raise
+        self._thread = thread
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs `coroutine` in the loop and waits for it.  Raises Closed."""
-        if self.closed:
+        thread = self._thread
+        if thread is None or self.closed:
             coroutine.close()
-            raise Closed(f"{self._name} is closed")
-        return self._thread.run(coroutine)
+            state = "closed" if self.closed else "not started: use `with` or `start()`"
+            raise Closed(f"{self._name} is {state}")
+        return thread.run(coroutine)
 
     def close(self) -> None:
-        """Closes it.  Idempotent; in a forked child it does nothing."""
+        """Closes it.  Idempotent; nothing before the start, nor in a forked child."""
         with self._closing:
-            if self.closed:
+            thread = self._thread
+            if thread is None or self.closed:
                 return
             self.closed = True
-        if self._thread.foreign:
+        if thread.foreign:
             return
         try:
-            self._thread.run(self._client.close())
+            thread.run(self.client.close())
         finally:
-            self._thread.release()
+            thread.release()
+
+
+class Face:
+    """A synchronous client: what all have in common."""
+
+    _hosted: Hosted
+
+    def close(self) -> None:
+        """Ends the connections.  Idempotent."""
+        self._hosted.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """A coroutine method of an asyncio client, for its Face: the same, but it waits."""
+
+    @wraps(method)
+    def call(face: Face, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        own = getattr(face._hosted.client, method.__name__)  # a subclass may have its own
+        return face._hosted.run(own(*args, **kwargs))
+
+    return call
+
+
+def in_loop(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A plain method of an asyncio client, for its Face: called in the loop, which it needs."""
+
+    @wraps(method)
+    def call(face: Face, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async def later() -> T:
+            answer: T = getattr(face._hosted.client, method.__name__)(*args, **kwargs)
+            return answer
+
+        return face._hosted.run(later())
+
+    return call
+
+
+def as_in(
+    method: Callable[Concatenate[Any, P], object],
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """Decorates what a Face does in its own way: arguments and description are the method's."""
+
+    def adopt(function: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+        return described_as(method)(function)
+
+    return adopt
+
+
+def described_as(method: Callable[..., object]) -> Callable[[F], F]:
+    """Decorates with the documentation of `method`, and its parameters as `help` shows them."""
+
+    def describe(function: F) -> F:
+        answers = signature(function).return_annotation
+        function.__doc__ = method.__doc__
+        function.__signature__ = signature(method).replace(  # type: ignore[attr-defined]
+            return_annotation=answers
+        )
+        return function
+
+    return describe
 
 
 def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -1,33 +1,33 @@
-"""How requests are repeated: tenacity, with jitter, until a deadline.
+"""How calls are repeated: exponential waits with full jitter, so that clients do not come in step.
 
-Only for what may be repeated: a request that is idempotent, and an error that says that the same
-request can succeed later (`DuemqError.retryable`).
+A call with a deadline is repeated by tenacity (`until`, `until_blocking`): only what may be
+repeated, a request that is idempotent and an error that says that the same request can succeed
+later (`DuemqError.retryable`).  A loop without a deadline, which begins anew after each success
+(reconnecting, joining a group), waits as its `Backoff` says.
 """
 
+import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
-from tenacity.stop import stop_base
+from tenacity import (
+    AsyncRetrying,
+    Retrying,
+    retry_if_exception,
+    stop_before_delay,
+    wait_random_exponential,
+)
 
 from duemq.errors import DuemqError
 
 # The first wait is drawn from [0, WAIT_S_MIN), each further one from twice that, up to WAIT_S_MAX.
 WAIT_S_MIN = 0.05
 WAIT_S_MAX = 1.0
+# More would leave the range of floats.
+_DOUBLINGS_MAX = 64
 
 T = TypeVar("T")
-
-
-class _BeforeDeadline(stop_base):
-    """Stops when the next attempt would start after `deadline` (time.monotonic)."""
-
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
-
-    def __call__(self, retry_state: RetryCallState) -> bool:
-        return time.monotonic() + retry_state.upcoming_sleep >= self._deadline
 
 
 def is_retryable(error: BaseException) -> bool:
@@ -35,9 +35,14 @@ def is_retryable(error: BaseException) -> bool:
     return isinstance(error, DuemqError) and error.retryable
 
 
-def backoff(wait_s_max: float = WAIT_S_MAX) -> wait_random_exponential:
-    """The waits between attempts: exponential, full jitter."""
-    return wait_random_exponential(multiplier=WAIT_S_MIN, max=wait_s_max)
+def _rules(deadline: float) -> dict[str, Any]:
+    """No attempt starts after `deadline`; the last one's error is raised."""
+    return {
+        "retry": retry_if_exception(is_retryable),
+        "wait": wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),
+        "stop": stop_before_delay(deadline - time.monotonic()),
+        "reraise": True,
+    }
 
 
 async def until(deadline: float, attempt: Callable[[float], Awaitable[T]]) -> T:
@@ -45,12 +50,32 @@ async def until(deadline: float, attempt: Callable[[float], Awaitable[T]]) -> T:
 
     `deadline` is in time.monotonic's seconds.  Raises the last attempt's error.
     """
-    async for trial in AsyncRetrying(
-        retry=retry_if_exception(is_retryable),
-        wait=backoff(),
-        stop=_BeforeDeadline(deadline),
-        reraise=True,
-    ):
+    async for trial in AsyncRetrying(**_rules(deadline)):
         with trial:
             return await attempt(max(0.001, deadline - time.monotonic()))
     raise AssertionError("tenacity neither returned nor raised")  # pragma: no cover
+
+
+def until_blocking(deadline: float, attempt: Callable[[], T]) -> T:
+    """As `until`, of a function that blocks."""
+    return Retrying(**_rules(deadline))(attempt)
+
+
+class Backoff:
+    """The waits of one loop: between `shortest_s` and `longest_s`, which they reach by doubling."""
+
+    def __init__(self, shortest_s: float, longest_s: float) -> None:
+        self.attempts = 0
+        """Failed attempts since the last success."""
+        self._shortest_s = shortest_s
+        self._longest_s = longest_s
+
+    def next_s(self) -> float:
+        """Counts a failed attempt; how long to wait before the next, in seconds."""
+        highest_s = self._shortest_s * 2.0 ** min(self.attempts, _DOUBLINGS_MAX)
+        self.attempts += 1
+        return max(self._shortest_s, random.uniform(0, min(highest_s, self._longest_s)))
+
+    def reset(self) -> None:
+        """An attempt succeeded."""
+        self.attempts = 0

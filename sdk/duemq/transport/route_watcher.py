@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from duemq.errors import DuemqError, Timeout, Unavailable
+from duemq.protocol.limits import QUEUES_MAX
 from duemq.protocol.route import (
     Broker,
     BrokerQueues,
@@ -23,7 +24,7 @@ from duemq.protocol.route import (
     Update,
 )
 from duemq.transport import channel, status
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 from duemq.transport.route_views import Views
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 
@@ -35,8 +36,6 @@ RETRY_WAIT_S_MAX = 2.0
 FIRST_UPDATE_TIMEOUT_S = 3.0
 # How long the first answer waits for those of the other nameservers.
 SETTLE_S = 0.5
-# Of a topic on a broker.
-QUEUES_MAX = 1_024
 
 
 def update_of(pushed: nameserver_pb2.RouteUpdate) -> Update:

@@ -23,7 +23,7 @@ CONNECTION_PART = 8
 WAITING_MAX = 10_000
 
 
-class Share:
+class BudgetShare:
     """What one answer takes of the budget, until `give_back`."""
 
     __slots__ = ("_connection", "_unsent", "since", "size")
@@ -53,8 +53,8 @@ class _Connection:
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.held = 0
-        self.shares: dict[Share, None] = {}  # the oldest first
-        self.waiting: deque[tuple[int, asyncio.Future[Share]]] = deque()
+        self.shares: dict[BudgetShare, None] = {}  # the oldest first
+        self.waiting: deque[tuple[int, asyncio.Future[BudgetShare]]] = deque()
 
 
 class Unsent:
@@ -84,21 +84,21 @@ class Unsent:
         # Those with waiters and room of their own, in the order of their turns.
         self._turns: dict[_Connection, None] = {}
 
-    def take_now(self, peer: str, size: int) -> Share:
+    def take_now(self, peer: str, size: int) -> BudgetShare:
         """A share for an answer that exists already.  Raises Overloaded where there is no room."""
         connection = self._of(peer)
         if not self._fits(connection, size):
             raise self._overloaded(connection, size)
-        return Share(self, connection, size)
+        return BudgetShare(self, connection, size)
 
-    async def take(self, peer: str, size: int) -> Share:
+    async def take(self, peer: str, size: int) -> BudgetShare:
         """A share as soon as it is this connection's turn.  Raises Overloaded after `timeout_s`."""
         connection = self._of(peer)
         if not connection.waiting and self._fits(connection, size):
-            return Share(self, connection, size)
+            return BudgetShare(self, connection, size)
         if self.waiting >= WAITING_MAX:
             raise self._overloaded(connection, size)
-        future: asyncio.Future[Share] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[BudgetShare] = asyncio.get_running_loop().create_future()
         connection.waiting.append((size, future))
         self.waiting += 1
         self._grant(connection)
@@ -164,9 +164,11 @@ class Unsent:
             first.waiting.popleft()
             self.waiting -= 1
             if not future.done():
-                future.set_result(Share(self, first, size))
+                future.set_result(BudgetShare(self, first, size))
 
-    def _leave(self, connection: _Connection, size: int, future: "asyncio.Future[Share]") -> None:
+    def _leave(
+        self, connection: _Connection, size: int, future: "asyncio.Future[BudgetShare]"
+    ) -> None:
         with suppress(ValueError):
             connection.waiting.remove((size, future))
             self.waiting -= 1

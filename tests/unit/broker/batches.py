@@ -3,7 +3,7 @@
 import struct
 from dataclasses import dataclass
 
-from duemq_server.broker.records.columns import text_hash
+from duemq.protocol.record_bytes import text_hash
 
 
 def varint(value: int) -> bytes:

@@ -3,7 +3,6 @@
 import errno
 import logging
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -13,8 +12,8 @@ from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.upkeep import RETENTION_INTERVAL_MS, Upkeep
 from tests.crash import faulty_disk
 from tests.crash.faulty_disk import FaultyDisk
@@ -24,7 +23,7 @@ NOW_MS = 1_760_000_000_000
 HOUR_MS = 3_600_000
 SEGMENT_BYTES = 20_000
 KEEP_HOURS = 72
-RULES = Rules(default_queues=1, timer_queues=1)
+STORE_SETTINGS = StoreSettings(default_queues=1, timer_queues=1)
 
 
 class World:
@@ -48,9 +47,9 @@ class World:
             retention_bytes=retention_bytes,
         )
         self.registry = CollectorRegistry()
+        self.store.checkpointed(1 << 60)
         self.upkeep = Upkeep(
             self.store,
-            SimpleNamespace(checkpoint_position=1 << 60),  # type: ignore[arg-type]
             Meters(self.registry),
             settings,
             self.disk,
@@ -73,7 +72,7 @@ class World:
 
 
 def opened(disk: FaultyDisk) -> Store:
-    return recovery.open_store("/data", disk, RULES, segment_bytes=SEGMENT_BYTES).store
+    return recovery.open_store("/data", disk, STORE_SETTINGS, segment_bytes=SEGMENT_BYTES).store
 
 
 def settle(store: Store) -> None:
@@ -192,10 +191,10 @@ async def test_a_segment_that_cannot_be_read_holds_up_nothing_else(
 
 async def test_idle_producers_are_forgotten_by_a_clock_that_nobody_sets(world: World) -> None:
     world.store.send(batch([b"a"], producer_id=1), world.now_ms)
-    await world.passes(1_000, RULES.lane_idle_ms * 50)
+    await world.passes(1_000, STORE_SETTINGS.lane_idle_ms * 50)
     assert len(world.store.producers) == 1
-    await world.passes(1_000, -RULES.lane_idle_ms * 50)
-    await world.passes(RULES.lane_idle_ms - 2_000, 0)
+    await world.passes(1_000, -STORE_SETTINGS.lane_idle_ms * 50)
+    await world.passes(STORE_SETTINGS.lane_idle_ms - 2_000, 0)
     assert len(world.store.producers) == 1
     await world.passes(1, 0)
     assert len(world.store.producers) == 0

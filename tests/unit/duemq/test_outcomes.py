@@ -7,7 +7,6 @@ import duemq
 from duemq.errors import InvalidArgument
 from duemq.message import Message, Origin
 from duemq.outcomes import (
-    ERROR_CHARACTERS_MAX,
     BatchFailed,
     DeadLetter,
     Failed,
@@ -17,6 +16,7 @@ from duemq.outcomes import (
     failures_of,
     outcome_of,
 )
+from duemq.protocol.limits import ERROR_CHARACTERS_MAX
 from duemq.v1.message_pb2 import Record
 
 ORIGIN = Origin("orders", "b0", 0)

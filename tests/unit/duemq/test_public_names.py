@@ -5,11 +5,14 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 import duemq
 from duemq import aio
+from duemq.testing import MemoryCluster
+from duemq.testing.aio import MemoryCluster as AioMemoryCluster
 from duemq.transport.cluster_client import nameservers_of
 
 NAMES = {
@@ -30,13 +33,17 @@ NAMES = {
     "Receipt",
     "Receipts",
     "RetryLater",
+    "SendOptions",
     "Sql",
 }
-BOTH = ["Admin", "Producer", "PullConsumer", "PushConsumer"]
 
 
 def public(kind):
-    return {name for name in vars(kind) if not name.startswith("_")}
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def signature_of(function):
+    return list(inspect.signature(function).parameters.values())
 
 
 def test_names():
@@ -52,18 +59,67 @@ def test_an_unknown_name_is_an_attribute_error():
         duemq.Produzer  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["Producer", "Admin"])
-def test_both_faces_have_the_same_methods_and_parameters(name):
+@pytest.mark.parametrize(
+    ("name", "only_blocking", "only_asyncio"),
+    [
+        ("Admin", set(), {"start"}),
+        ("Producer", set(), {"start", "ready"}),
+        ("PullConsumer", set(), {"pulled", "refused"}),
+        ("PushConsumer", {"group", "settings"}, {"begin_close", "in_callback"}),  # of instances
+    ],
+)
+def test_both_faces_have_the_same_methods_and_parameters(name, only_blocking, only_asyncio):
     blocking, awaiting = getattr(duemq, name), getattr(aio, name)
-    assert public(blocking) == public(awaiting) - {"start", "ready"}
-    for method in public(blocking):
+    assert public(blocking) - public(awaiting) == only_blocking
+    assert public(awaiting) - public(blocking) == only_asyncio
+    for method in (public(blocking) & public(awaiting)) | {"__init__"}:
         ours, theirs = getattr(blocking, method), getattr(awaiting, method)
-        assert list(inspect.signature(ours).parameters.values()) == list(
-            inspect.signature(theirs).parameters.values()
-        )
+        assert not inspect.iscoroutinefunction(ours)
+        assert not inspect.isasyncgenfunction(ours)
+        if isinstance(ours, property):
+            continue
+        assert inspect.getdoc(ours)
+        kinds = [
+            [each.replace(annotation=None) if each.name == "on_error" else each for each in listed]
+            for listed in (signature_of(ours), signature_of(theirs))
+        ]
+        assert kinds[0] == kinds[1]
+
+
+@pytest.mark.parametrize("name", ["Admin", "Producer"])
+def test_what_waits_is_awaited(name):
+    awaiting = getattr(aio, name)
+    for method in public(awaiting) & public(getattr(duemq, name)):
+        theirs = getattr(awaiting, method)
         waits = inspect.iscoroutinefunction(theirs) or inspect.isasyncgenfunction(theirs)
         assert waits is (method != "submit")
-        assert not inspect.iscoroutinefunction(ours)
+
+
+def test_send_options_are_the_same_everywhere():
+    options = get_type_hints(duemq.SendOptions)
+    outgoing = get_type_hints(duemq.Outgoing)
+    assert {name: outgoing[name] for name in options} == options
+    fields = [field.name for field in dataclasses.fields(duemq.Outgoing)]
+    assert fields == ["body", *options]
+    for producer in (duemq.Producer, aio.Producer):
+        written_out = get_type_hints(producer.submit)
+        assert {name: written_out[name] for name in options} == options
+        named = signature_of(producer.submit)
+        assert [each.name for each in named if each.kind is each.KEYWORD_ONLY] == list(options)
+
+
+@pytest.mark.parametrize("call", ["send", "submit", "send_many"])
+async def test_an_unknown_option_is_a_type_error(call):
+    sent = [b"x"] if call == "send_many" else b"x"
+    cluster = MemoryCluster()
+    with pytest.raises(TypeError, match="'kye'"), cluster.producer() as producer:
+        getattr(producer, call)("t", sent, kye="k")
+    assert cluster.messages("t") == []
+    cluster = AioMemoryCluster()
+    with pytest.raises(TypeError, match="'kye'"):
+        async with cluster.producer() as producer:
+            await getattr(producer, call)("t", sent, kye="k")
+    assert cluster.messages("t") == []
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))

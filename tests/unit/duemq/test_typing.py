@@ -1,6 +1,8 @@
 """What a type checker says of programs: the right ones pass, wrong callbacks do not."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,12 @@ README = ROOT / "sdk" / "README.md"
 GOOD = """
 from __future__ import annotations
 
+from typing import assert_type
+
 import duemq
 from duemq import Message, aio
+from duemq.descriptions import TopicSummary
+from duemq.errors import NotAllSent
 from duemq.testing import MemoryCluster
 from duemq.testing.aio import MemoryCluster as AioMemoryCluster
 
@@ -54,6 +60,37 @@ with duemq.Producer(on_error=lost) as producer:
     outcome: duemq.CancelOutcome = producer.cancel(receipt)
     outcomes: list[duemq.CancelOutcome] = producer.cancel([receipt, receipt.handle or ""])
     producer.cancel(list(producer.send_many("t", [b"x"], delay=1)))
+    options: duemq.SendOptions = {"key": "k", "delay": "1h"}
+    producer.send("t", b"x", **options)
+    try:
+        producer.send_many("t", [b"x", duemq.Outgoing(b"y", key="k")], tag="t")
+    except NotAllSent as error:
+        stored: duemq.Receipt = error.receipts[0]
+        why: duemq.DuemqError = error.failures[0]
+        lost_id: str = error.unsent[0].message_id
+
+with duemq.Admin() as admin:
+    assert_type(admin.create_topic("t", queues=4), TopicSummary)
+    assert_type(admin.delete_topic("t"), None)
+    assert_type(admin.topics(system=True), list[TopicSummary])
+    assert_type(admin.find_messages("t", key="k", since="-1h").more, bool)
+    assert_type(admin.cancel(receipt), duemq.CancelOutcome)
+    assert_type(admin.cancel([receipt]), list[duemq.CancelOutcome])
+    for letter in admin.dead_letters("g", limit=3):
+        assert_type(letter.resent, bool)
+    assert_type(admin.resend_dead_letters("g", on_sent=print).sent, int)
+
+with duemq.PullConsumer("g") as reader:
+    reader.assign(reader.queues("t"), start_from="earliest")
+    reader.pause(*reader.assignment)
+    assert_type(reader.poll(0.5), list[Message])
+
+
+async def asks(admin: aio.Admin) -> None:
+    assert_type(await admin.create_topic("t", queues=4), TopicSummary)
+    assert_type(await admin.cancel([receipt]), list[duemq.CancelOutcome])
+    async for letter in admin.dead_letters("g", limit=3):
+        assert_type(letter.resent, bool)
 """
 
 BAD = [
@@ -71,6 +108,21 @@ BAD = [
     'duemq.Producer().submit("t", b"x").add_done_callback(text)',
     "duemq.Producer().cancel(7)",
     'aio.Producer().submit("t", b"x").offset',
+    'duemq.Producer().send("t", b"x", dealy="5s")',
+    'duemq.Producer().send("t", b"x", delay=b"5s")',
+    'duemq.Producer().send_many("t", [b"x"], key=7)',
+    'aio.Producer().send("t", b"x", tag=7)',
+    'MemoryCluster().producer().submit("t", b"x", dealy="5s")',
+    'duemq.PushConsumer("g", "t", one, thrads=3)',
+    'duemq.Admin().create_topic("t", quues=4)',
+    "duemq.Admin().create_topic(7)",
+    "duemq.Admin().topics().name",
+    'duemq.Admin().dead_letters("g", resent="no")',
+    'duemq.Admin().resend_dead_letters("g", on_snt=print)',
+    "duemq.Admin().cancel(7)",
+    'duemq.PullConsumer().poll("1s")',
+    'duemq.PullConsumer().pause("t")',
+    "aio.Admin().delete_topic(7)",
 ]
 BAD_HEAD = """
 import duemq
@@ -86,16 +138,22 @@ def many(messages: list[Message]) -> None: ...
 
 
 @pytest.fixture(scope="module")
-def checked(tmp_path_factory):
-    """Runs mypy once over all programs; answers file name → lines with errors."""
+def programs(tmp_path_factory):
+    """A folder with the right, the wrong, and the README's program."""
     folder = tmp_path_factory.mktemp("typed")
     (folder / "good.py").write_text(GOOD)
     (folder / "bad.py").write_text(BAD_HEAD + "\n".join(BAD))
     [first, *_] = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     (folder / "readme.py").write_text(first)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checked(programs):
+    """Runs mypy once over all programs; answers file name → lines with errors."""
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-incremental", "."],
-        cwd=folder,
+        cwd=programs,
         env={"MYPYPATH": str(ROOT / "sdk"), "PATH": ""},
         capture_output=True,
         text=True,
@@ -122,3 +180,25 @@ def test_the_first_program_of_the_readme_passes(checked):
 def test_wrong_programs_fail(checked, line):
     number = BAD_HEAD.count("\n") + 1 + BAD.index(line)
     assert number in checked["bad.py"]
+
+
+@pytest.mark.toolchain
+@pytest.mark.skipif(shutil.which("pyright") is None, reason="no pyright")
+def test_pyright_says_the_same(programs):
+    (programs / "pyrightconfig.json").write_text(
+        json.dumps({"extraPaths": [str(ROOT / "sdk")], "typeCheckingMode": "standard"})
+    )
+    done = subprocess.run(
+        ["pyright", "--outputjson", "--pythonpath", sys.executable],
+        cwd=programs,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = {
+        (Path(each["file"]).name, each["range"]["start"]["line"] + 1)
+        for each in json.loads(done.stdout)["generalDiagnostics"]
+        if each["severity"] == "error"
+    }
+    first = BAD_HEAD.count("\n") + 1
+    assert found == {("bad.py", first + number) for number in range(len(BAD))}

@@ -370,3 +370,17 @@ def test_the_topics_of_the_lost_are_bounded(registry, monkeypatch):
         registry.deregister(BrokerReport, name, NEW, 0)
     told = [registry.forget(BrokerReport, name, 0).topics for name in ("a", "b")]
     assert told == [(TopicQueues("t", 4),), None]
+
+
+def test_an_instance_may_vanish_while_another_thread_lists_them(registry, monkeypatch):
+    registry.register(OLD, broker("a"), 0)
+    registry.register(OLD, broker("b"), 0)
+    name = module._name
+
+    def meanwhile(item):
+        registry.deregister(BrokerReport, "a", OLD, 0, store_id=7)
+        return name(item)
+
+    monkeypatch.setattr(module, "_name", meanwhile)
+    assert [one.report.name for one in registry.brokers] == ["a", "b"]
+    assert [one.report.name for one in registry.brokers] == ["b"]

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from importlib import import_module
 
 import pytest
 
@@ -122,6 +123,14 @@ def test_help_names_every_setting(capsys):
         settings.load(Settings, ["--help"], {})
     shown = capsys.readouterr().out
     assert all(settings.flag(name) in shown for name in settings.names(Settings))
+
+
+@pytest.mark.parametrize("service", ["nameserver", "broker", "timer_service"])
+def test_help_names_the_command(service, capsys):
+    kind = import_module(f"duemq_server.{service}.settings").Settings
+    with pytest.raises(SystemExit):
+        settings.load(kind, ["--help"], {})
+    assert f"usage: duemq-{service.replace('_', '-')} " in capsys.readouterr().out
 
 
 def member(**given):

@@ -10,7 +10,7 @@ from duemq_server.timer_service.disk import checkpoint_state as state
 from duemq_server.timer_service.far import far_block
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.numbering import Source
-from duemq_server.timer_service.scheduling.fire_lane import Batch, Lane
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.scheduler import Ledger
 from duemq_server.timer_service.timers import log_entries as entries
 from duemq_server.timer_service.timers.log_entries import (
@@ -73,16 +73,16 @@ def _entries(bodies: list[tuple[int, list[bytes | memoryview]]]) -> bytes:
     return out
 
 
-def checkpoint_state() -> state.State:
-    lane = Lane(LANE, epoch=1)
+def checkpoint_state() -> state.CheckpointState:
+    lane = FireLane(LANE, epoch=1)
     hashes = np.array([1, 2], dtype="<u4").tobytes()
     due_ms = np.array(DUE_MS[:2], dtype=np.int64)
     records = BODIES[0] + BODIES[1]
     sizes = np.array([6, 7], dtype="<u4").tobytes()
-    lane.push(Batch(lane, 41, 144, 280, records, sizes, hashes, hashes, due_ms, True))
+    lane.push(FireBatch(lane, 41, 144, 280, records, sizes, hashes, hashes, due_ms, True))
     lane.next_sequence = 42
     body = b"".join(BODIES)
-    return state.State(
+    return state.CheckpointState(
         position=4_096,
         recovery_start=0,
         producer_id=(1 << 63) | 5,

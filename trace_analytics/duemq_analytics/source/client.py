@@ -1,20 +1,18 @@
 """Reads ranges of queues over plain unary calls, without a consumer group.
 
-Synchronous gRPC: it runs in Spark's Python workers, which are forked and short-lived.  Made
-inside the worker that uses it: channels do not survive a fork or a pickle.
+Blocking: it runs in Spark's Python workers, which are forked and short-lived.  Made inside the
+worker that uses it: channels do not survive a fork or a pickle.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TypeVar
-
-import grpc
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from duemq.errors import (
     Corrupt,
@@ -25,19 +23,14 @@ from duemq.errors import (
     Unavailable,
 )
 from duemq.protocol.route import BrokerQueues, RouteCache
-from duemq.transport import channel, status
+from duemq.transport import retrying
+from duemq.transport.blocking_client import BlockingClient
 from duemq.transport.cluster_client import story_of
 from duemq.transport.route_views import Views
 from duemq.transport.route_watcher import FIRST_UPDATE_TIMEOUT_S, update_of
-from duemq.v1 import (
-    admin_pb2,
-    admin_pb2_grpc,
-    broker_pb2,
-    broker_pb2_grpc,
-    message_pb2,
-    nameserver_pb2,
-    nameserver_pb2_grpc,
-)
+from duemq.v1 import admin_pb2, broker_pb2, message_pb2, nameserver_pb2
+from duemq.v1.admin_pb2_grpc import BrokerAdminStub
+from duemq.v1.nameserver_pb2_grpc import NameserverStub
 from duemq_analytics.options import Options
 from duemq_analytics.source.plan import QueueBounds, QueueRange, require_whole
 
@@ -49,7 +42,6 @@ PULL_WAIT_MS = 1_000
 """Data that exists is answered at once; this only bounds a broker that thinks otherwise."""
 
 EMPTY_PULLS_MAX = 5
-RETRY_WAIT_S_MAX = 2.0
 
 T = TypeVar("T")
 
@@ -69,9 +61,8 @@ class QueueClient:
     """A connection to the cluster for reading; a context manager."""
 
     def __init__(self, nameservers: tuple[str, ...], timeout_s: float) -> None:
-        self._nameservers = nameservers
+        self._client = BlockingClient(nameservers, CALL_TIMEOUT_S)
         self._timeout_s = timeout_s
-        self._channels: dict[str, grpc.Channel] = {}
 
     def __enter__(self) -> QueueClient:
         return self
@@ -82,9 +73,7 @@ class QueueClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for opened in self._channels.values():
-            opened.close()
-        self._channels.clear()
+        self._client.close()
 
     def queues(self, options: Options) -> list[QueueBounds]:
         """The topic's queues on all brokers that serve it, with the offsets there now.
@@ -133,9 +122,15 @@ class QueueClient:
         """The topic's route and who is lost, as all nameservers together know."""
         views, routes = Views(), RouteCache()
         failures: list[DuemqError] = []
-        for address in self._nameservers:
+        request = nameserver_pb2.WatchRoutesRequest(topics=[topic])
+        for address in self._client.nameservers:
             try:
-                pushed = _call(address, partial(self._first_push, address, topic))
+                pushed: nameserver_pb2.RouteUpdate = self._client.first(
+                    address,
+                    lambda to: NameserverStub(to).WatchRoutes,
+                    request,
+                    FIRST_UPDATE_TIMEOUT_S,
+                )
             except DuemqError as error:
                 failures.append(error)
             else:
@@ -144,24 +139,13 @@ class QueueClient:
             raise failures[0]
         return routes
 
-    def _first_push(self, address: str, topic: str) -> nameserver_pb2.RouteUpdate:
-        stub = nameserver_pb2_grpc.NameserverStub(self._channel(address))
-        request = nameserver_pb2.WatchRoutesRequest(topics=[topic])
-        stream = stub.WatchRoutes(request, timeout=FIRST_UPDATE_TIMEOUT_S)
-        try:
-            for pushed in stream:
-                assert isinstance(pushed, nameserver_pb2.RouteUpdate)
-                return pushed
-        finally:
-            stream.cancel()
-        raise Unavailable(f"{address}: the nameserver ended the stream")
-
     def _bounds(self, topic: str, served: BrokerQueues) -> list[QueueBounds]:
         address = served.address
-        stub = admin_pb2_grpc.BrokerAdminStub(self._channel(address))
         request = admin_pb2.DescribeTopicRequest(name=topic)
         described: admin_pb2.TopicDescription = self._retried(
-            partial(_call, address, partial(stub.DescribeTopic, request, CALL_TIMEOUT_S))
+            lambda: self._client.call(
+                address, lambda to: BrokerAdminStub(to).DescribeTopic, request
+            )
         )
         return [
             QueueBounds(served.broker, address, q.queue_id, q.min_offset, q.max_offset)
@@ -169,34 +153,16 @@ class QueueClient:
         ]
 
     def _pull(self, topic: str, wanted: QueueRange, offset: int) -> broker_pb2.QueueRecords:
-        stub = broker_pb2_grpc.BrokerStub(self._channel(wanted.address))
         request = broker_pb2.PullRequest(
             queues=[broker_pb2.QueuePull(topic=topic, queue_id=wanted.queue, offset=offset)],
             max_bytes=PULL_BYTES,
             wait_ms=PULL_WAIT_MS,
         )
-        answer: broker_pb2.PullResponse = _call(
-            wanted.address, partial(stub.Pull, request, CALL_TIMEOUT_S)
-        )
-        for queue in answer.queues:
-            if queue.HasField("error"):
-                raise status.from_proto(queue.error)
-            return queue
-        return broker_pb2.QueueRecords(next_offset=offset)
-
-    def _channel(self, address: str) -> grpc.Channel:
-        if address not in self._channels:
-            self._channels[address] = grpc.insecure_channel(address, options=channel.OPTIONS)
-        return self._channels[address]
+        found = self._client.pull(wanted.address, request)
+        return broker_pb2.QueueRecords(next_offset=offset) if found is None else found
 
     def _retried(self, call: Callable[[], T]) -> T:
-        retrying = Retrying(
-            retry=retry_if_exception(lambda error: getattr(error, "retryable", False)),
-            stop=stop_after_delay(self._timeout_s),
-            wait=wait_random_exponential(multiplier=0.1, max=RETRY_WAIT_S_MAX),
-            reraise=True,
-        )
-        return retrying(call)
+        return retrying.until_blocking(time.monotonic() + self._timeout_s, call)
 
 
 def runs(
@@ -223,10 +189,3 @@ def runs(
         yield Run(offset, store_ms, records[taken : taken + kept])
         taken += count
         expected = offset + count
-
-
-def _call(address: str, call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except grpc.RpcError as error:
-        raise status.from_rpc_error(error, address) from error

@@ -1,6 +1,6 @@
 """Broadcast: every member gets all messages; nobody shares queues, and offsets stay at home.
 
-    routes ──► queues ──► Source ──pull──► OrderedDispatcher ──► callback
+    routes ──► queues ──► Source ──pull──► InPlaceDispatcher ──► callback
                  ▲                               │ commit points
                  └── OffsetFile ◄── every commit_interval_s, and at close
 
@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from duemq.consumer.broadcast.offset_file import OffsetFile
-from duemq.consumer.delivery.in_order import OrderedDispatcher
+from duemq.consumer.delivery.in_place import InPlaceDispatcher
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.delivery.seams import Spawn
 from duemq.consumer.delivery.workers import Callback
@@ -34,8 +34,8 @@ from duemq.errors import DuemqError, OffsetOutOfRange, QueueNotFound, TopicNotFo
 from duemq.message import Message
 from duemq.outcomes import Outcome
 from duemq.protocol.balance import MessageQueue
-from duemq.transport.backoff import Backoff
 from duemq.transport.cluster_client import Client
+from duemq.transport.retrying import Backoff
 from duemq.v1 import view_pb2
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ BEGIN_REQUESTS_MAX = 16  # at a time, of a start or of queues that come
 
 
 class BroadcastShare:
-    """All queues of the topics (fetcher.Sink); has share.Share's face for push.py."""
+    """All queues of the topics (fetcher.Sink); has GroupShare's face for push.py."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class BroadcastShare:
         self._saving = asyncio.Lock()
         self._saved: dict[MessageQueue, int] | None = None
         self._offset_client = OffsetClient(client, group, member)
-        self._dispatcher = OrderedDispatcher(
+        self._dispatcher = InPlaceDispatcher(
             callback,
-            order=order,
+            lanes=order or "message",
             batch=batch,
             settings=settings,
             settler=Skipping(group),
@@ -109,7 +109,7 @@ class BroadcastShare:
 
     @property
     def trouble(self) -> str:
-        """As Share's; there is no group that would answer."""
+        """As GroupShare's; there is no group that would answer."""
         return ""
 
     def in_callback(self) -> bool:

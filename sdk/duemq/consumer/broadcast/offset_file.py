@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from duemq.errors import Corrupt, InvalidArgument
+from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
+from duemq.protocol.limits import OFFSET_MAX
 
 if sys.platform == "win32":
     import msvcrt
@@ -28,7 +30,6 @@ else:
 DEFAULT_DIRECTORY = "~/.duemq/offsets"
 FORMAT = "duemq-broadcast-offsets"
 VERSION = 1
-OFFSET_MAX = (1 << 63) - 1
 # What file systems take; the ending is ours.
 NAME_BYTES_MAX = 240
 
@@ -153,11 +154,8 @@ def _file_name(field: str, name: str) -> str:
     """The name with what file systems do not take as %xx."""
     safe = quote(name, safe="-_. ")
     if not safe.strip(". ") or len(safe.encode()) > NAME_BYTES_MAX:
-        raise InvalidArgument(
-            f"{field} {name!r} cannot be the name of a file",
-            field=field,
-            value=name,
-            limit=f"1 to {NAME_BYTES_MAX} bytes with escapes, not only dots",
+        raise checks.wrong(
+            field, name, f"the name of a file: {NAME_BYTES_MAX} bytes with escapes, not only dots"
         )
     return safe
 

@@ -13,7 +13,7 @@ from duemq.consumer.fetching.process_queue import Chunk, ProcessQueue
 from duemq.message import Message
 from duemq.outcomes import errors_of
 from duemq.tracing import spans
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 
 Indices = tuple[int, ...]
 
@@ -69,7 +69,7 @@ class Work:
         """It took too long: its result is not of interest any more."""
 
     @property
-    def queue(self) -> ProcessQueue[Message]:
+    def pending(self) -> ProcessQueue[Message]:
         """Where its messages come from."""
         return self.source.pending
 

@@ -31,7 +31,7 @@ from duemq.consumer.fetching.process_queue import Chunk
 from duemq.consumer.settings import ConsumerSettings
 from duemq.message import Message
 from duemq.outcomes import NotTaken, Outcome, outcome_of
-from duemq.transport.backoff import Backoff
+from duemq.transport.retrying import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class ConcurrentDispatcher:
         return max(1, min(CHUNK_MESSAGES_MAX, int(CHUNK_S / self._callback_s)))
 
     def _submit(self, work: Work) -> None:
-        if work.queue.dropped:
+        if work.pending.dropped:
             return
         self._works[work.source].add(work)
         self._workers.submit(work)
@@ -251,14 +251,14 @@ class ConcurrentDispatcher:
         again = Work(work.source, work.chunk, tuple(outcomes), backoff)
 
         def now() -> None:
-            if not again.queue.dropped:
+            if not again.pending.dropped:
                 self._give_back(again, outcomes, refused)
 
         self._loop.call_later(backoff.next_s(), now)
 
     def _call_again(self, work: Work, outcomes: Outcomes) -> None:
         """The broker does not take the messages: nothing else can be done."""
-        if work.queue.dropped:
+        if work.pending.dropped:
             return
         for index in outcomes:
             work.chunk.messages[index].again()

@@ -33,7 +33,7 @@ KeyOf = Callable[[M], Hashable | None]
 """A message's lane; None: it is free."""
 
 
-class Entry(NamedTuple, Generic[M]):
+class LaneEntry(NamedTuple, Generic[M]):
     """A message and where it is finished."""
 
     chunk: Chunk[M]
@@ -45,7 +45,7 @@ class Entry(NamedTuple, Generic[M]):
         self.chunk.finish_aside(self.place)
 
 
-class Lane(Generic[M]):
+class OrderLane(Generic[M]):
     """Messages that wait for one another."""
 
     __slots__ = ("failures", "key", "together", "waiting")
@@ -53,14 +53,14 @@ class Lane(Generic[M]):
     def __init__(self, key: Hashable | None) -> None:
         self.key = key
         """None: of free messages that failed."""
-        self.waiting: deque[Entry[M]] = deque()
+        self.waiting: deque[LaneEntry[M]] = deque()
         self.failures = 0
         """Of what is in front, one after the other."""
         self.together = 1
         """So many in front failed as one list."""
 
     @property
-    def first(self) -> list[Entry[M]]:
+    def first(self) -> list[LaneEntry[M]]:
         """What failed last: a message, or a list of them."""
         return [self.waiting[index] for index in range(min(self.together, len(self.waiting)))]
 
@@ -70,7 +70,7 @@ class Segment(Generic[M]):
 
     __slots__ = ("done", "entries", "failures", "lane")
 
-    def __init__(self, lane: Lane[M] | None, entries: list[Entry[M]]) -> None:
+    def __init__(self, lane: OrderLane[M] | None, entries: list[LaneEntry[M]]) -> None:
         self.lane = lane
         """None: free messages."""
         self.entries = entries
@@ -88,35 +88,37 @@ class Segment(Generic[M]):
 class Failure(NamedTuple, Generic[M]):
     """A lane whose first message (or list) failed: suspend it, or pass it."""
 
-    lane: Lane[M]
+    lane: OrderLane[M]
     error: BaseException
 
 
-class Lanes(Generic[M]):
+class OrderLanes(Generic[M]):
     """Of one queue.  Owned by the consumer's event loop."""
 
     def __init__(self, key_of: KeyOf[M], *, lists: bool = False) -> None:
         """`lists`: a run is one list, of one lane or of free messages."""
         self._key_of = key_of
         self._lists = lists
-        self._lanes: dict[Hashable, Lane[M]] = {}  # with something waiting or under way
-        self._ready: deque[Lane[M]] = deque()
-        self._free: deque[Entry[M]] = deque()
-        self._suspended: list[tuple[int, int, Lane[M]]] = []  # a heap: (until ms, number, lane)
+        self._lanes: dict[Hashable, OrderLane[M]] = {}  # with something waiting or under way
+        self._ready: deque[OrderLane[M]] = deque()
+        self._free: deque[LaneEntry[M]] = deque()
+        self._suspended: list[
+            tuple[int, int, OrderLane[M]]
+        ] = []  # a heap: (until ms, number, lane)
         self._numbers = count()
 
     def add(self, chunk: Chunk[M]) -> None:
         """Takes pulled messages over, in the order of the queue; finished one by one from now."""
         lanes, key_of = self._lanes, self._key_of
         for place, message in enumerate(chunk.messages, chunk.set_aside(len(chunk.messages))):
-            entry = Entry(chunk, place, message)
+            entry = LaneEntry(chunk, place, message)
             key = key_of(message)
             if key is None:
                 self._free.append(entry)
                 continue
             lane = lanes.get(key)
             if lane is None:
-                lane = lanes[key] = Lane(key)
+                lane = lanes[key] = OrderLane(key)
                 self._ready.append(lane)
             lane.waiting.append(entry)
 
@@ -168,11 +170,11 @@ class Lanes(Generic[M]):
             segment.entries = segment.entries[:past]
         return segments[: current + 1]
 
-    def suspend(self, lane: Lane[M], until_ms: int) -> None:
+    def suspend(self, lane: OrderLane[M], until_ms: int) -> None:
         """The lane waits: what failed is tried again then."""
         heapq.heappush(self._suspended, (until_ms, next(self._numbers), lane))
 
-    def pass_first(self, lane: Lane[M], given_up: Collection[Entry[M]]) -> None:
+    def pass_first(self, lane: OrderLane[M], given_up: Collection[LaneEntry[M]]) -> None:
         """Finishes messages of what failed in a lane; if it was all of it, the lane goes on.
 
         Otherwise the rest of it stays in front, and the lane is to be suspended.
@@ -200,7 +202,7 @@ class Lanes(Generic[M]):
         while self._suspended and self._suspended[0][0] <= now_ms:
             self._ready.append(heapq.heappop(self._suspended)[2])
 
-    def _go_on(self, lane: Lane[M]) -> None:
+    def _go_on(self, lane: OrderLane[M]) -> None:
         if lane.waiting:
             self._ready.append(lane)
         elif lane.key is not None:
@@ -211,14 +213,14 @@ class Lanes(Generic[M]):
         before = segment.lane.failures if segment.lane else 0
         failures: list[Failure[M]] = []
         for failed in segment.failures:
-            lane: Lane[M] = Lane(None)
+            lane: OrderLane[M] = OrderLane(None)
             lane.waiting.extend(segment.entries[failed.index : failed.index + failed.count])
             lane.failures, lane.together = before + 1, failed.count
             failures.append(Failure(lane, failed.error))
         return failures
 
 
-def _taken(waiting: deque[Entry[M]], limit: int) -> list[Entry[M]]:
+def _taken(waiting: deque[LaneEntry[M]], limit: int) -> list[LaneEntry[M]]:
     if len(waiting) <= limit:
         taken = list(waiting)
         waiting.clear()

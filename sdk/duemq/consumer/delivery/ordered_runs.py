@@ -10,7 +10,7 @@ from math import inf
 
 from duemq.consumer.delivery.calling import Calling
 from duemq.consumer.delivery.lease import Lease
-from duemq.consumer.delivery.order_lanes import Lanes, Segment
+from duemq.consumer.delivery.order_lanes import OrderLanes, Segment
 from duemq.consumer.delivery.workers import Callback
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import ProcessQueue
@@ -42,7 +42,7 @@ class OrderedRun:
         worker is: past that nothing begins."""
 
     @property
-    def queue(self) -> ProcessQueue[Message]:
+    def pending(self) -> ProcessQueue[Message]:
         """Where its messages come from."""
         return self.flow.source.pending
 
@@ -52,7 +52,7 @@ class Flow:
 
     __slots__ = ("lanes", "quiet", "runs", "sending", "source", "timer", "wake_ms")
 
-    def __init__(self, source: Source, lanes: Lanes[Message]) -> None:
+    def __init__(self, source: Source, lanes: OrderLanes[Message]) -> None:
         self.source = source
         self.lanes = lanes
         self.runs: set[OrderedRun] = set()
@@ -98,14 +98,14 @@ class OrderedCaller(Calling):
             run.seconds = time.monotonic() - began_s
 
     def _call_each(self, run: OrderedRun) -> None:
-        callback, lease, queue = self.callback, self._lease, run.queue
+        callback, lease, pending = self.callback, self._lease, run.pending
         clock, span = lease.clock, self.span if spans.enabled() else None
         enough_s = inf
         for index, segment in enumerate(run.segments):
             run.current = index
             for entry in segment.entries:
                 now_s = clock()
-                if run.stopped or queue.dropped or now_s >= lease.until_s or now_s > enough_s:
+                if run.stopped or pending.dropped or now_s >= lease.until_s or now_s > enough_s:
                     return
                 if enough_s == inf:
                     run.began_s, enough_s = now_s, now_s + SLICE_S
@@ -124,7 +124,7 @@ class OrderedCaller(Calling):
 
     def _call_lists(self, run: OrderedRun) -> None:
         for segment in run.segments:
-            if run.queue.dropped or self._lease.over:
+            if run.pending.dropped or self._lease.over:
                 return
             messages = [entry.message for entry in segment.entries]
             try:
@@ -147,13 +147,13 @@ class OrderedCaller(Calling):
             run.seconds = time.monotonic() - began_s
 
     async def _await_each(self, run: OrderedRun) -> None:
-        lease, queue = self._lease, run.queue
+        lease, pending = self._lease, run.pending
         enough_s = inf
         for index, segment in enumerate(run.segments):
             run.current = index
             for entry in segment.entries:
                 now_s = lease.clock()
-                if run.stopped or queue.dropped or now_s >= lease.until_s or now_s > enough_s:
+                if run.stopped or pending.dropped or now_s >= lease.until_s or now_s > enough_s:
                     return
                 if enough_s == inf:
                     run.began_s, enough_s = now_s, now_s + SLICE_S
@@ -166,7 +166,7 @@ class OrderedCaller(Calling):
 
     async def _await_lists(self, run: OrderedRun) -> None:
         for segment in run.segments:
-            if run.queue.dropped or self._lease.over:
+            if run.pending.dropped or self._lease.over:
                 return
             messages = [entry.message for entry in segment.entries]
             error = await self.awaited(messages, messages)

@@ -1,7 +1,7 @@
 """The seam between a member's queues and its callback.
 
 group_share.py owns the queues and asks one `Dispatcher` to run the callback over what it pulled:
-`concurrent.ConcurrentDispatcher`, or `in_order.OrderedDispatcher` with `order=`.  Both finish
+`concurrent.ConcurrentDispatcher`, or `in_place.InPlaceDispatcher` with `order=`.  Both finish
 messages in the queue's ProcessQueue (from which group_share.py commits) and give what failed for
 good to one `Settler`.  Everything here is called in the consumer's event loop, but for
 `in_callback`.

@@ -37,7 +37,7 @@ class Task(Protocol):
     """A worker has it; set by the pool, and never taken back."""
 
     @property
-    def queue(self) -> ProcessQueue[Message]:
+    def pending(self) -> ProcessQueue[Message]:
         """Where its messages come from; once that is dropped, nothing begins."""
         ...
 
@@ -194,7 +194,7 @@ class ThreadWorkers(Generic[T]):
         while not hand.given_up and (work := self._todo.get()) is not None:
             hand.work = work
             work.running = True
-            if not work.queue.dropped:
+            if not work.pending.dropped:
                 self._caller.call(work)
             hand.work = None
             self._reports.append(work)
@@ -275,7 +275,7 @@ class TaskWorkers(Generic[T]):
         while not hand.given_up and (work := await self._todo.get()) is not None:
             hand.work = work
             work.running = True
-            if not work.queue.dropped:
+            if not work.pending.dropped:
                 await self._caller.call_async(work)
             hand.work = None
             self._ended(work)

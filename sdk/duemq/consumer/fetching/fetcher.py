@@ -27,8 +27,8 @@ from duemq.message import Message
 from duemq.protocol.balance import MessageQueue
 from duemq.tracing import spans
 from duemq.transport import status, streams
-from duemq.transport.backoff import Backoff
 from duemq.transport.cluster_client import Client
+from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, view_pb2
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from duemq.consumer.settings import StartFrom, start_ms
 from duemq.errors import DuemqError, InvariantError
 from duemq.outcomes import Outcome
 from duemq.protocol.balance import MessageQueue
+from duemq.protocol.limits import OFFSET_QUEUES_MAX
 from duemq.transport import status
 from duemq.transport.cluster_client import Client
 from duemq.v1 import broker_pb2, broker_pb2_grpc, group_admin_pb2, group_admin_pb2_grpc
 
 REQUEST_TIMEOUT_S = 5.0
-REQUEST_QUEUES_MAX = 4_096  # what brokers take
 START_FROM = {"earliest": broker_pb2.EARLIEST, "latest": broker_pb2.LATEST}
 
 
@@ -56,7 +56,7 @@ class SentBack(NamedTuple):
     """When it comes again; 0: not, or it had been sent back before."""
 
 
-class QueueRange(NamedTuple):
+class QueueOffsets(NamedTuple):
     """What a queue holds: offsets from `min_offset`, below `max_offset`."""
 
     committed: int | None
@@ -87,8 +87,8 @@ class OffsetClient:
         """
         wanted = list(queues)
         taken: dict[MessageQueue, Start | DuemqError] = {}
-        for first in range(0, len(wanted), REQUEST_QUEUES_MAX):
-            some = wanted[first : first + REQUEST_QUEUES_MAX]
+        for first in range(0, len(wanted), OFFSET_QUEUES_MAX):
+            some = wanted[first : first + OFFSET_QUEUES_MAX]
             taken |= await self._acquire(broker, some, generation, start_from, coordinator)
         return taken
 
@@ -167,8 +167,8 @@ class OffsetClient:
         """
         wanted = list(commits)
         refused: dict[MessageQueue, DuemqError] = {}
-        for first in range(0, len(wanted), REQUEST_QUEUES_MAX):
-            some = wanted[first : first + REQUEST_QUEUES_MAX]
+        for first in range(0, len(wanted), OFFSET_QUEUES_MAX):
+            some = wanted[first : first + OFFSET_QUEUES_MAX]
             refused |= await self._commit(broker, some, timeout_s)
         return refused
 
@@ -188,13 +188,13 @@ class OffsetClient:
             if result.HasField("error")
         }
 
-    async def ranges(self, broker: str, topic: str) -> dict[MessageQueue, QueueRange]:
+    async def ranges(self, broker: str, topic: str) -> dict[MessageQueue, QueueOffsets]:
         """What one broker has of a topic, and the group's offsets in it."""
         request = broker_pb2.GetOffsetsRequest(group=self._group, topic=topic)
         stub, address = self._stub(broker)
         answer = await status.answer(stub.GetOffsets(request, timeout=REQUEST_TIMEOUT_S), address)
         return {
-            MessageQueue(result.topic, broker, result.queue_id): QueueRange(
+            MessageQueue(result.topic, broker, result.queue_id): QueueOffsets(
                 result.offset if result.offset >= 0 else None, result.min_offset, result.max_offset
             )
             for result in answer.queues

@@ -62,12 +62,12 @@ class Walk:
 class Chunk(Generic[M]):
     """Consecutive messages of one queue; the unit of dispatch."""
 
-    __slots__ = ("_counted", "_next_offset", "messages", "queue", "size_bytes", "walk")
+    __slots__ = ("_counted", "_next_offset", "messages", "pending", "size_bytes", "walk")
 
     def __init__(
-        self, queue: "ProcessQueue[M]", messages: Sequence[M], next_offset: int, size_bytes: int
+        self, pending: "ProcessQueue[M]", messages: Sequence[M], next_offset: int, size_bytes: int
     ) -> None:
-        self.queue = queue
+        self.pending = pending
         self.messages = messages
         self.size_bytes = size_bytes
         self.walk = Walk()

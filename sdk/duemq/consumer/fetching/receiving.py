@@ -8,11 +8,11 @@ from google.protobuf.message import DecodeError
 from duemq.consumer.fetching.subscription import Filter
 from duemq.errors import Corrupt
 from duemq.message import Message, messages_of
+from duemq.protocol.record_bytes import read_entry
 from duemq.v1 import view_pb2
 
 log = logging.getLogger(__name__)
 
-_ENTRY_TAG = 0x0A  # of a record in a RecordBatch
 _NAMED_MAX = 10
 
 
@@ -73,20 +73,11 @@ def _entries(records: view_pb2.QueueRecordsView, broker: str) -> Iterator[bytes]
     """The entries of a RecordBatch, tag and length included."""
     data, at = records.records, 0
     while at < len(data):
-        start, length, shift = at, 0, 0
-        more = True
-        at += 1
-        while more:
-            if at == len(data) or shift > 28:
-                raise _corrupt(records, broker)
-            length |= (data[at] & 0x7F) << shift
-            more = data[at] >= 0x80
-            shift += 7
-            at += 1
-        at += length
-        if data[start] != _ENTRY_TAG or at > len(data):
+        start, end = read_entry(data, at, len(data))
+        if start < 0:
             raise _corrupt(records, broker)
-        yield data[start:at]
+        yield data[at:end]
+        at = end
 
 
 def _corrupt(records: view_pb2.QueueRecordsView, broker: str) -> Corrupt:

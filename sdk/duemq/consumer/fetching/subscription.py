@@ -4,16 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from duemq.errors import InvalidArgument
-from duemq.protocol.sql import Sql
+from duemq.protocol import checks, limits
+from duemq.protocol.sql import SQL92, TAG, Sql
 from duemq.protocol.tag_filter import TagFilter
 
 Topics = str | Iterable[str] | Mapping[str, str | Sql | None]
 
-SUBSCRIPTIONS_MAX = 999  # the coordinator's limit, less one for the group's %RETRY% topic
-
-# Numbers of duemq.v1.FilterType.
-TAG, SQL92 = 0, 1
+SUBSCRIPTIONS_MAX = limits.SUBSCRIPTIONS_MAX - 1
+"""The group's retry topic is one, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,7 @@ class Filter:
         if isinstance(wanted, Sql):
             return cls(wanted.expression, SQL92)
         if not isinstance(wanted, str | None):
-            limit = "tags as 'a || b', Sql, or None"
-            raise InvalidArgument(
-                f"a filter is {limit}, not {wanted!r}", field="filter", value=wanted, limit=limit
-            )
+            raise checks.wrong("filter", wanted, "tags as 'a || b', Sql, or None")
         return cls(wanted or "", TAG, TagFilter.parse(wanted or ""))
 
     @property
@@ -60,13 +55,7 @@ def subscriptions_of(topics: Topics) -> dict[str, Filter]:
     elif isinstance(topics, Iterable):
         named = dict.fromkeys(topics)
     if not 1 <= len(named) <= SUBSCRIPTIONS_MAX or not all(map(_is_name, named)):
-        limit = f"1 to {SUBSCRIPTIONS_MAX} names"
-        raise InvalidArgument(
-            f"a consumer needs topics, {limit}, not {topics!r:.200}",
-            field="topics",
-            value=topics,
-            limit=limit,
-        )
+        raise checks.wrong("topics", topics, f"1 to {SUBSCRIPTIONS_MAX} names")
     return {topic: Filter.of(wanted) for topic, wanted in named.items()}
 
 

@@ -1,28 +1,20 @@
 """A member's share of its group's queues: taken over, consumed, given up.
 
-    Membership ──assigned──► Share ──acquire──► Holding ──pull──► Dispatcher ──► callback
+    Membership ──assigned──► GroupShare ──acquire──► Holding ──pull──► Dispatcher ──► callback
                                │                                      │  │ failed
                                └── release: stop, wait, commit, tell ◄┘  └──► SendBacks
 
-A queue's life here (HoldingState):
-
-    ACQUIRING ──offset known──► ACTIVE ──no longer assigned──► RELEASING ──committed──► gone, told
-        └──── no longer assigned ─────────────────────────────────────────────────────► gone, told
-    any ──fenced: another member has it, or the session is over──► gone
-
-A queue that is assigned again while it is RELEASING is acquired anew once it is gone.  Queues
-that stay assigned are never touched.  Everything happens in one event loop; only callbacks may
-run in threads.
+Which queue is in which state, and what is to be done next, holdings.py knows; here it is done.
+Everything happens in one event loop; only callbacks may run in threads.
 """
 
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from duemq.consumer.delivery.concurrent import ConcurrentDispatcher
-from duemq.consumer.delivery.in_order import OrderedDispatcher
+from duemq.consumer.delivery.in_place import InPlaceDispatcher
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.delivery.seams import Dispatcher, Spawn
 from duemq.consumer.delivery.workers import Callback
@@ -30,21 +22,19 @@ from duemq.consumer.fetching.fetcher import Fetcher, Source
 from duemq.consumer.fetching.offset_client import OffsetClient, Start
 from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import ALL, Filter
-from duemq.consumer.group.holding import Committer, Holding, HoldingState, Lost
+from duemq.consumer.group.committing import Committer, Lost
+from duemq.consumer.group.holdings import Holding, Holdings, Step
 from duemq.consumer.group.membership import Membership
 from duemq.consumer.group.send_backs import SendBacks
-from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved
+from duemq.consumer.settings import ConsumerSettings, Order
 from duemq.errors import DuemqError, FencedMember, NotCoordinator, OffsetOutOfRange
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.names import retry_topic
-from duemq.transport.backoff import Backoff
 from duemq.transport.cluster_client import Client
+from duemq.transport.retrying import Backoff
 from duemq.v1 import view_pb2
 
 log = logging.getLogger(__name__)
-
-# A broker's clock may be so far behind ours.
-CLOCK_BEHIND_MS_MAX = 60_000
 
 ACQUIRE_WAIT_S_MIN = 0.05
 ACQUIRE_WAIT_S_MAX = 2.0
@@ -54,7 +44,7 @@ WARN_S = 1.0  # between warnings, while a release waits for callbacks
 STOP_TIMEOUT_S = 5.0  # for workers that have nothing to do any more
 
 
-class Share:
+class GroupShare:
     """What one member does about assignments (membership.Owner) and pulls (fetcher.Sink)."""
 
     def __init__(
@@ -110,9 +100,9 @@ class Share:
                 client_id=member_id,
             )
         else:
-            self._dispatcher = OrderedDispatcher(
+            self._dispatcher = InPlaceDispatcher(
                 callback,
-                order=order,
+                lanes=order,
                 batch=batch,
                 settings=settings,
                 settler=settler,
@@ -122,29 +112,22 @@ class Share:
                 group=group,
                 client_id=member_id,
             )
-        # What was there before this member: only there "latest" means the end of the queue.
-        self._began_ms = int(time.time() * 1000)
-        self._older = {
+        older = (
             MessageQueue(topic, queue.broker, queue.queue_id)
             for topic in self._filters
             if (route := client.routes.route(topic)) is not None
             for queue in route.readable
-        }
-        self._generation = 0
-        self._wanted: frozenset[MessageQueue] = frozenset()
-        self._answered = False  # the last claim
-        self._untold: set[MessageQueue] = set()  # given up since then
-        self._holdings: dict[MessageQueue, Holding] = {}
+        )
+        now_ms = int(time.time() * 1000)
+        self._holdings = Holdings(settings.start_from, older, now_ms, in_order=self._in_order)
         self._by_source: dict[Source, Holding] = {}
         self._fetchers: dict[str, Fetcher] = {}
-        self._closing = False
         self._hanging = False  # callbacks that did not end before the close
 
     @property
     def queues(self) -> frozenset[MessageQueue]:
         """The queues that are consumed now.  From any thread."""
-        holdings = tuple(self._holdings.values())
-        return frozenset(h.queue for h in holdings if h.state is HoldingState.ACTIVE)
+        return self._holdings.active
 
     @property
     def trouble(self) -> str:
@@ -172,13 +155,12 @@ class Share:
 
     async def close(self) -> None:
         """Stops, waits for callbacks and send-backs, commits; no assignment counts any more."""
-        self._closing = True
-        holdings = list(self._holdings.values())
+        holdings = self._holdings.close()
         for holding in holdings:
             self._stop(holding)
         self._hanging = not await self._quiet(holdings, self._settings.close_timeout_s)
         await self._committer.commit(holdings)
-        self._holdings.clear()
+        self._holdings.drop_all()
 
     async def leave(self) -> None:
         """Gives the queues to the others, after `close`; a static member's wait for its return.
@@ -194,61 +176,39 @@ class Share:
     async def _commit_often(self) -> None:
         while True:
             await asyncio.sleep(self._settings.commit_interval_s)
-            self._lose(await self._committer.commit(self._holdings.values()))
+            self._lose(await self._committer.commit(self._holdings.all))
 
     # --- what the group wants (membership.Owner) ----------------------------------------------
 
     def claim(self) -> Iterable[MessageQueue]:
-        """What is consumed or still being released; all else must be assigned anew.
-
-        So nothing is taken over under an assignment of a session that may be over.
-        """
-        for holding in tuple(self._holdings.values()):
-            if holding.state is HoldingState.ACQUIRING:
-                self._drop(holding)
-        self._wanted = self._wanted & self.queues
-        self._answered, self._untold = False, set()
-        return tuple(self._holdings)
+        """What a hello says is ours."""
+        return self._holdings.claim()
 
     def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> None:
         """A new assignment."""
-        self._generation, self._wanted = generation, queues
-        self._answered = True
-        untold, self._untold = self._untold - queues, set()
-        if untold:
-            self._spawn(self._membership.released(generation, untold))
         self.joined.set()
-        self._reconcile()
+        self._carry_out(self._holdings.assigned(generation, queues))
 
     async def fenced(self) -> None:
         """The session is over: stops at once; what was done is saved where no other took over."""
-        self._wanted = frozenset()
-        await self._committer.commit(self.drop_all(), FENCED_COMMIT_TIMEOUT_S)
+        step = self._holdings.fenced()
+        self._carry_out(step)
+        await self._committer.commit(step.dropped, FENCED_COMMIT_TIMEOUT_S)
 
-    def drop_all(self) -> list[Holding]:
-        """Lets go of everything without telling; answers what was held."""
-        holdings = list(self._holdings.values())
-        for holding in holdings:
-            self._drop(holding)
-        return holdings
+    def drop_all(self) -> None:
+        """Lets go of everything without telling."""
+        self._carry_out(self._holdings.drop_all())
 
-    def _reconcile(self) -> None:
-        """Starts what leads from what is held to what is wanted."""
-        if self._closing:
-            return
-        going: defaultdict[object, list[Holding]] = defaultdict(list)
-        for queue, holding in self._holdings.items():
-            if queue not in self._wanted and holding.state is not HoldingState.RELEASING:
-                holding.state = HoldingState.RELEASING
-                # In order each waits for its callbacks without limit: not for those of others.
-                going[queue if self._in_order else queue.broker].append(holding)
-        for holdings in going.values():
+    def _carry_out(self, step: Step) -> None:
+        for holding in step.dropped:
+            self._stop(holding)
+        if step.rejoin is not None:
+            self._membership.rejoin(step.rejoin)
+        if step.released is not None:
+            self._spawn(self._membership.released(*step.released))
+        for holdings in step.release:
             self._spawn(self._release(holdings))
-        coming: defaultdict[str, list[Holding]] = defaultdict(list)
-        for queue in self._wanted - self._holdings.keys():
-            holding = self._holdings[queue] = Holding(queue)
-            coming[queue.broker].append(holding)
-        for broker, holdings in coming.items():
+        for broker, holdings in step.acquire.items():
             self._spawn(self._acquire(broker, holdings))
 
     # --- taking over --------------------------------------------------------------------------
@@ -256,11 +216,11 @@ class Share:
     async def _acquire(self, broker: str, holdings: list[Holding]) -> None:
         """Asks where to begin, until the broker answers or the queues are no longer wanted."""
         backoff = Backoff(ACQUIRE_WAIT_S_MIN, ACQUIRE_WAIT_S_MAX)
-        while todo := {h.queue: h for h in holdings if self._is_acquiring(h)}:
-            generation, coordinator = self._generation, self._membership.coordinator
+        while todo := {h.queue: h for h in holdings if self._holdings.is_acquiring(h)}:
+            generation, coordinator = self._holdings.generation, self._membership.coordinator
             try:
                 answers: dict[MessageQueue, Start | DuemqError] = {}
-                for start_from, queues in self._starts(todo).items():
+                for start_from, queues in self._holdings.starts(todo).items():
                     answers |= await self._offsets.acquire(
                         broker, queues, generation, start_from, coordinator
                     )
@@ -270,31 +230,10 @@ class Share:
                 self._log_first(backoff, f"taking over queues of {broker}", error)
             else:
                 for queue, answer in answers.items():
-                    if queue in todo and self._is_acquiring(todo[queue]):
+                    if queue in todo and self._holdings.is_acquiring(todo[queue]):
                         self._acquired(todo[queue], generation, answer, backoff)
-            if any(map(self._is_acquiring, holdings)):
+            if any(map(self._holdings.is_acquiring, holdings)):
                 await asyncio.sleep(backoff.next_s())
-
-    def _starts(self, queues: Iterable[MessageQueue]) -> Mapping[StartFrom, list[MessageQueue]]:
-        """Where the group begins in queues that it has no offset for.
-
-        With "latest" a queue that came while this member was there (a new topic, queue or broker)
-        begins when the member did: what was sent into it before it is taken over would be left out
-        otherwise.  Not at its beginning: it may be an old broker that was away for a moment.
-        """
-        since_start = max(0, self._began_ms - CLOCK_BEHIND_MS_MAX)
-        starts: defaultdict[StartFrom, list[MessageQueue]] = defaultdict(list)
-        chosen = resolved(self._settings.start_from, self._began_ms)
-        for queue in queues:
-            new = chosen == "latest" and queue not in self._older
-            starts[since_start if new else chosen].append(queue)
-        return starts
-
-    def _is_acquiring(self, holding: Holding) -> bool:
-        return self._holds(holding) and holding.state is HoldingState.ACQUIRING
-
-    def _holds(self, holding: Holding) -> bool:
-        return self._holdings.get(holding.queue) is holding
 
     def _acquired(
         self, holding: Holding, generation: int, answer: Start | DuemqError, backoff: Backoff
@@ -303,15 +242,12 @@ class Share:
             self._lose([(holding, answer)])
         elif isinstance(answer, DuemqError):
             self._log_first(backoff, f"taking over {holding.queue}", answer)
-        elif not self._closing:
+        else:
             wanted = self._filters[holding.queue.topic]
             source = Source(holding.queue, wanted, generation, answer.offset)
-            holding.source, holding.committed = source, answer.offset
-            holding.settled = answer.settled
-            holding.state = HoldingState.ACTIVE
-            self._older.discard(holding.queue)  # has an offset now, unless its topic is made anew
-            self._by_source[source] = holding
-            self._fetcher(holding.queue.broker).add(source)
+            if self._holdings.acquired(holding, source, answer.settled):
+                self._by_source[source] = holding
+                self._fetcher(holding.queue.broker).add(source)
 
     def _log_first(self, backoff: Backoff, what: str, error: DuemqError) -> None:
         level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
@@ -328,15 +264,7 @@ class Share:
             if not self._in_order:
                 break  # the new owner may get the message that is being processed here
         self._lose(await self._committer.commit(holdings))
-        gone = {holding.queue for holding in holdings if self._holds(holding)}
-        for queue in gone:
-            del self._holdings[queue]
-        if told := gone - self._wanted:  # the others were assigned again meanwhile: still ours
-            if self._answered:
-                await self._membership.released(self._generation, told)
-            else:
-                self._untold |= told  # it was claimed: only a newer assignment can be answered
-        self._reconcile()
+        self._carry_out(self._holdings.released(holdings))
 
     def _taken_over(self, source: Source, error: FencedMember) -> None:
         """A send-back was refused."""
@@ -346,16 +274,9 @@ class Share:
     def _lose(self, losses: Iterable[Lost]) -> None:
         """Others have taken queues over: drops them, asks the coordinator what is true."""
         for holding, error in losses:
-            if not self._holds(holding):
-                continue
-            log.warning("group %s: lost %s: %s", self._group, holding.queue, error)
-            self._drop(holding)
-            self._wanted -= {holding.queue}
-            self._membership.rejoin(int(error.limit) if error.limit.isdecimal() else 0)
-
-    def _drop(self, holding: Holding) -> None:
-        self._stop(holding)
-        del self._holdings[holding.queue]
+            if self._holdings.holds(holding):
+                log.warning("group %s: lost %s: %s", self._group, holding.queue, error)
+                self._carry_out(self._holdings.lost(holding, error))
 
     def _stop(self, holding: Holding) -> None:
         """No pull and no callback begins any more."""
@@ -397,8 +318,7 @@ class Share:
             return
         log.warning("group %s: %s: %s", self._group, source.queue, error)
         if isinstance(error, OffsetOutOfRange):
-            self._drop(holding)
-            self._reconcile()  # acquires it anew: the broker answers an offset that it has
+            self._carry_out(self._holdings.out_of_range(holding))
         else:
             self._fetcher(source.queue.broker).rest(source, REFUSED_WAIT_S)
 

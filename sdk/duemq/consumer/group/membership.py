@@ -9,7 +9,8 @@ A broken stream costs nothing as long as the member is back within its session t
 member (`member_name`) does not say goodbye either: its queues wait for whoever comes under its name
 within the session timeout, and the process that came before is fenced out for good.  The
 coordinator is computed from the brokers' names; where brokers and client see different clusters
-for a moment, the answer NOT_COORDINATOR names the right one.
+for a moment, the answer NOT_COORDINATOR names the right one.  What follows from what is heard,
+standing.py says; here it is heard and said.
 """
 
 import asyncio
@@ -27,22 +28,19 @@ import grpc.aio
 
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.fetching.subscription import Filter
-from duemq.errors import DuemqError, FencedMember, NotCoordinator, Rejected, Timeout, Unavailable
-from duemq.protocol import balance
+from duemq.consumer.group.standing import After, Standing
+from duemq.errors import DuemqError, FencedMember, NotCoordinator, Unavailable
 from duemq.protocol.balance import MessageQueue
 from duemq.transport import status, streams
-from duemq.transport.backoff import Backoff
 from duemq.transport.cluster_client import Client
+from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, group_pb2, group_pb2_grpc, message_pb2
 
 log = logging.getLogger(__name__)
 
-HEARTBEATS_PER_SESSION = 4
 REJOIN_WAIT_S_MIN = 0.05
 REJOIN_WAIT_S_MAX = 2.0
 LEAVE_TIMEOUT_S = 2.0
-# `field` of the FencedMember that ends a static member.
-REPLACED = "incarnation"
 
 Stream = grpc.aio.StreamStreamCall[group_pb2.MemberEvent, group_pb2.CoordinatorEvent]
 
@@ -90,32 +88,30 @@ class Membership:
     ) -> None:
         """`lease`: is kept up to date; while it is over, a hello claims nothing."""
         self.member_id = member_name or new_member_id()
-        self.generation = 0
-        """Of the last assignment."""
-        self.coordinator = ""
-        """That made it."""
-        self.trouble = ""
-        """What the last attempt to join ended with, for people."""
         self._client = client
         self._owner = owner
         self._lease = lease
         # Newer processes have greater ones, also when they begin in the same millisecond.
-        self._incarnation = time.time_ns() if member_name else 0
+        incarnation = time.time_ns() if member_name else 0
+        self._standing = Standing(group, session_timeout_s * 1000, incarnation)
         self._group = group
         self._subscriptions = dict(subscriptions)
         self._session_timeout_s = session_timeout_s
         self._strategy = strategy
         self._stream: Stream | None = None
-        self._hint = ""  # coordinator as the last NOT_COORDINATOR named it
-        self._acked = asyncio.Event()
         self._rejoin = asyncio.Event()
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
-        self._leaving = False
         self._left = asyncio.Event()  # ends the wait between two sessions
-        self._owes_goodbye = False
-        self._heard_s = -float("inf")  # the last event of a coordinator
-        self._members: list[str] = []  # of the last assignment
-        self._floor = 0  # a generation that a broker has seen
+
+    @property
+    def coordinator(self) -> str:
+        """That made the last assignment."""
+        return self._standing.coordinator
+
+    @property
+    def trouble(self) -> str:
+        """What the last attempt to join ended with, for people."""
+        return self._standing.trouble
 
     async def run(self) -> None:
         """Stays a member until `leave` or cancelled.
@@ -123,28 +119,24 @@ class Membership:
         Raises Rejected if the group does not take this member, FencedMember if a newer process has
         the name of this static member.
         """
+        standing = self._standing
         backoff = Backoff(REJOIN_WAIT_S_MIN, REJOIN_WAIT_S_MAX)
-        while not self._leaving:
-            before = self.generation
+        while not standing.leaving:
+            before = standing.generation
             try:
                 await self._session()
-            except Rejected:
-                raise
-            except NotCoordinator as error:
-                self._hint, self.trouble = error.limit, str(error)
-                log.debug("group %s: %s", self._group, error)
-            except FencedMember as error:
-                if error.field == REPLACED:
-                    raise
-                log.warning("group %s: %s", self._group, error)
-                await self._owner.fenced()
             except DuemqError as error:
-                self.trouble = str(error)
-                if not self._leaving:
+                after = standing.failed(error)
+                if after is After.GIVE_UP:
+                    raise
+                if after is After.LET_GO:
+                    log.warning("group %s: %s", self._group, error)
+                    await self._owner.fenced()
+                elif not standing.leaving:
                     self._log_interruption(error, first=backoff.attempts == 0)
-            if self.generation > before:
+            if standing.generation > before:
                 backoff.reset()
-            if not self._leaving:
+            if not standing.leaving:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(backoff.next_s()):
                         await self._left.wait()
@@ -152,13 +144,12 @@ class Membership:
 
     def rejoin(self, seen_generation: int = 0) -> None:
         """Asks for the assignment anew: a broker says that a newer one is out."""
-        self._floor = max(self._floor, seen_generation)
+        self._standing.seen(seen_generation)
         self._rejoin.set()
 
     def doubt(self, coordinator: str) -> None:
         """A queue's broker does not follow the coordinator: asks for the one that this sees."""
-        brokers = [broker.name for broker in self._client.routes.brokers]
-        if balance.coordinator(self._group, brokers) not in (coordinator, None):
+        if self._standing.disagrees(coordinator, self._brokers()):
             self._rejoin.set()
 
     async def released(self, generation: int, queues: Iterable[MessageQueue]) -> None:
@@ -172,11 +163,10 @@ class Membership:
         `silently`, and if it is static, the member only stops: its queues wait for the end of its
         session.
         """
-        self._leaving = True
+        self._standing.leave(silently=silently)
         self._left.set()
-        self._owes_goodbye = not silently and not self._incarnation
         stream = self._stream
-        if not self._owes_goodbye or stream is None:
+        if not self._standing.owes_goodbye or stream is None:
             self._rejoin.set()  # ends the session
             return
         await self._send(group_pb2.MemberEvent(leave=group_pb2.Leave()))
@@ -185,16 +175,16 @@ class Membership:
 
     async def _say_goodbye(self) -> None:
         """To whoever coordinates now, where the stream was lost before the Leave was heard."""
-        if monotonic() - self._heard_s > self._session_timeout_s:
-            return  # it is over anyway; a hello would make a new member for others to make room for
+        if not self._standing.may_say_goodbye(_now_ms()):
+            return
         backoff = Backoff(REJOIN_WAIT_S_MIN, REJOIN_WAIT_S_MAX)
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                while self._owes_goodbye:
+                while self._standing.owes_goodbye:
                     try:
                         await self._goodbye()
                     except NotCoordinator as error:
-                        self._hint = error.limit
+                        self._standing.redirected(error.limit)
                     except Unavailable as error:
                         log.debug("group %s: not left yet: %s", self._group, error)
                     except DuemqError as error:
@@ -205,7 +195,7 @@ class Membership:
                     await asyncio.sleep(backoff.next_s())
 
     async def _goodbye(self) -> None:
-        name = self._coordinator()
+        name = self._standing.ask(self._brokers())
         stream = self._join(name)
         try:
             await streams.write(stream, self._hello(()), name)
@@ -223,9 +213,10 @@ class Membership:
         return stream
 
     async def _session(self) -> None:
-        name = self._coordinator()
+        name = self._standing.ask(self._brokers())
         stream = self._join(name)
         self._rejoin.clear()
+        self._standing.begin()
         if self._lease is not None:
             self._lease.begin()
             self._lease.sent()  # before the look: this process may be stopped after it
@@ -242,20 +233,15 @@ class Membership:
             stream.cancel()
 
     def _log_interruption(self, error: DuemqError, *, first: bool) -> None:
-        if not first:
+        if not first or isinstance(error, NotCoordinator):
             log.debug("group %s: still without its coordinator: %s", self._group, error)
-        elif self.generation:
+        elif self._standing.generation:
             log.warning("group %s: lost its coordinator: %s", self._group, error)
         else:
             log.info("group %s: not joined yet: %s", self._group, error)
 
-    def _coordinator(self) -> str:
-        hint, self._hint = self._hint, ""
-        brokers = [broker.name for broker in self._client.routes.brokers]
-        name = hint or balance.coordinator(self._group, brokers)
-        if name is None:
-            raise Unavailable("no broker is known")
-        return name
+    def _brokers(self) -> list[str]:
+        return [broker.name for broker in self._client.routes.brokers]
 
     def _hello(self, owned: Iterable[MessageQueue]) -> group_pb2.MemberEvent:
         hello = group_pb2.Hello(
@@ -271,11 +257,11 @@ class Membership:
             ],
             session_timeout_ms=round(self._session_timeout_s * 1000),
             strategy=self._strategy,
-            generation=max(self.generation, self._floor),
+            generation=self._standing.hello_generation,
             owned=[ref(queue) for queue in owned],
             client=f"{socket.gethostname()} pid {os.getpid()}",
-            members=self._members,
-            incarnation=self._incarnation,
+            members=self._standing.members,
+            incarnation=self._standing.incarnation,
         )
         return group_pb2.MemberEvent(hello=hello)
 
@@ -288,12 +274,10 @@ class Membership:
         while True:
             event = await _next_event(stream, name)
             if event is None:
-                if self._owes_goodbye:
-                    self._owes_goodbye = False
+                if self._standing.stream_ended():
                     return
                 raise Unavailable(f"{name} ended the stream")
-            self._acked.set()
-            self._heard_s = monotonic()
+            self._standing.heard(_now_ms())
             self._raise_error_of(event)
             if claimed and lease is not None and lease.over:
                 # Others may have had the queues between the hello's sending and its arrival.
@@ -308,23 +292,19 @@ class Membership:
     def _assigned(self, assignment: group_pb2.Assignment, coordinator: str) -> None:
         for broker in assignment.brokers:
             self._client.learn(broker.name, broker.address)
-        self.generation, self.coordinator = assignment.generation, coordinator
-        self._members = list(assignment.members)
+        self._standing.assigned(assignment.generation, coordinator, assignment.members)
         queues = (MessageQueue(q.topic, q.broker, q.queue_id) for q in assignment.queues)
-        self._owner.assigned(self.generation, frozenset(queues))
+        self._owner.assigned(assignment.generation, frozenset(queues))
 
     async def _beat(self) -> None:
         """Raises Timeout when the coordinator is silent; write failures show in `_read`."""
-        interval_s = self._session_timeout_s / HEARTBEATS_PER_SESSION
         while True:
-            self._acked.clear()
-            heartbeat = group_pb2.Heartbeat(generation=self.generation)
+            self._standing.beat()
+            heartbeat = group_pb2.Heartbeat(generation=self._standing.generation)
             if self._lease is not None:
                 self._lease.sent()
             await self._send(group_pb2.MemberEvent(heartbeat=heartbeat))
-            await asyncio.sleep(interval_s)
-            if not self._acked.is_set():
-                raise Timeout(f"no heartbeat answer within {interval_s:g} s")
+            await asyncio.sleep(self._standing.heartbeat_ms / 1000)
 
     def _raise_error_of(self, event: group_pb2.CoordinatorEvent) -> None:
         if event.WhichOneof("event") == "error":
@@ -341,6 +321,10 @@ class Membership:
             if self._stream is not None:
                 with suppress(grpc.RpcError, asyncio.InvalidStateError):
                     await self._stream.write(event)
+
+
+def _now_ms() -> float:
+    return monotonic() * 1000
 
 
 async def _next_event(stream: Stream, peer: str) -> group_pb2.CoordinatorEvent | None:

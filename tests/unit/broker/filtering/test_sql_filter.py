@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from duemq.errors import InvalidArgument
+from duemq.protocol.limits import FILTER_CHARACTERS_MAX
 from duemq_server.broker.filtering import filters
 from duemq_server.broker.filtering.filters import Expressions, TextCache, check_filter
 from duemq_server.broker.filtering.sql_filter import SqlFilter
-from duemq_server.broker.filtering.sql_grammar import CHARACTERS_MAX, DEPTH_MAX, IN_VALUES_MAX
+from duemq_server.broker.filtering.sql_grammar import DEPTH_MAX, IN_VALUES_MAX
 from duemq_server.broker.filtering.sql_numbers import number_of
 
 
@@ -234,11 +235,11 @@ def test_what_is_wrong_is_refused_with_its_place(expression: str, place: str, sa
 
 
 def test_the_length_is_bounded() -> None:
-    longest = "a = 1".ljust(CHARACTERS_MAX)
+    longest = "a = 1".ljust(FILTER_CHARACTERS_MAX)
     assert SqlFilter(longest).matches(Message({"a": "1"}))
     with pytest.raises(InvalidArgument) as caught:
         SqlFilter(longest + " ")
-    assert (caught.value.field, caught.value.value) == ("filter", str(CHARACTERS_MAX + 1))
+    assert (caught.value.field, caught.value.value) == ("filter", str(FILTER_CHARACTERS_MAX + 1))
 
 
 def test_parentheses_cost_no_stack() -> None:
@@ -279,12 +280,15 @@ def test_filters_by_type() -> None:
 
 def test_the_expressions_of_one_request_are_bounded() -> None:
     expressions = Expressions()
-    texts = [f"a = {number} OR b = 1".ljust(CHARACTERS_MAX) for number in range(64)]
+    texts = [f"a = {number} OR b = 1".ljust(FILTER_CHARACTERS_MAX) for number in range(64)]
     for text in texts * 2:
         expressions.parse(text, filters.SQL92)
     with pytest.raises(InvalidArgument) as caught:
         check_filter("c = 1", filters.SQL92, expressions)
-    assert (caught.value.field, caught.value.limit) == ("filter", str(filters.CHARACTERS_KEPT_MAX))
+    assert (caught.value.field, caught.value.limit) == (
+        "filter",
+        f"at most {filters.CHARACTERS_KEPT_MAX}",
+    )
     check_filter("tags", filters.TAG, expressions)
 
 

@@ -14,6 +14,7 @@ from duemq.errors import (
 )
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.balance import coordinator as coordinator_of
+from duemq.protocol.pieces import PIECE, Pieces, finish
 from duemq_server.broker.groups.coordinator import (
     EMPTY_GROUP_KEPT_MS,
     STALL_MS_MAX,
@@ -842,6 +843,94 @@ def test_a_true_generation_of_a_clock_that_was_years_ahead_is_counted_on_from() 
     coordinator.join(hello("m1", generation=ahead), T0)
     coordinator.heartbeat("g", "m1", T0 + 1)
     assert only(coordinator.tick(T0 + TIMEOUT_MS)).generation > ahead
+
+
+# --- in pieces --------------------------------------------------------------------------------
+
+
+def pieces_of(work: Pieces[Any]) -> int:
+    return sum(1 for _ in work)
+
+
+def large(strategy: str) -> Coordinator:
+    made = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
+    topics = {topic: queues(*range(4 * PIECE), topic=topic) for topic in ("orders", "bills")}
+    made.set_routes(topics, ["b1"])
+    made.enter(hello("m1", topics=("orders", "bills"), strategy=strategy), T0)
+    return made
+
+
+@pytest.mark.parametrize("strategy", ["average", "average-by-circle", "consistent-hash", "sticky"])
+def test_a_large_group_is_rebalanced_and_saved_in_many_pieces(strategy: str) -> None:
+    coordinator = large(strategy)
+    assert coordinator.touched() == "g"
+    # The grants alone look at each of eight pieces.
+    assert pieces_of(coordinator.rebalancing("g", T0)) >= 8
+    assert coordinator.touched() is None
+    saved = pieces_of(coordinator.snapshotting())
+    assert saved >= (16 if strategy == "sticky" else 1)
+
+
+def test_one_rebalance_answers_all_events_before_it() -> None:
+    coordinator = new_coordinator()
+    for number in range(4):
+        coordinator.enter(hello(f"m{number}"), T0)
+    assert coordinator.touched() == "g"
+    assignments = finish(coordinator.rebalancing("g", T0))
+    assert coordinator.touched() is None
+    assert {each.member_id: each.queues for each in assignments} == {
+        f"m{number}": queues(number) for number in range(4)
+    }
+    assert len({each.generation for each in assignments}) == 1
+
+
+def test_what_came_free_is_given_on_without_a_look_at_the_others() -> None:
+    coordinator = new_coordinator(queue_count=8 * PIECE)
+    coordinator.join(hello("m1"), T0)
+    step = coordinator.join(hello("m2"), T0)
+    generation = step.assignments[0].generation
+    going = 8 * PIECE - 1
+    coordinator.let_go("g", "m1", generation, queues(going), T0)
+    name = coordinator.touched()
+    assert name == "g"
+    work = coordinator.rebalancing(name, T0)
+    assert pieces_of(work) < 8
+    # Only m2 is told.
+    coordinator.let_go("g", "m1", generation, queues(going - 1), T0)
+    [told_m2] = finish(coordinator.rebalancing("g", T0))
+    assert told_m2 == Assignment("g", "m2", generation, queues(going - 1, going), ("m1", "m2"))
+    assert coordinator.group("g").freed == []
+
+
+def test_a_snapshot_in_pieces_is_of_one_moment() -> None:
+    coordinator = large("sticky")
+    coordinator.touched()
+    finish(coordinator.rebalancing("g", T0))
+    before = coordinator.group("g").generation
+    work = coordinator.snapshotting()
+    next(work)
+    coordinator.join(hello("m2", topics=("orders", "bills"), strategy="sticky"), T0 + 1)
+    kept = json.loads(finish(work))["groups"]["g"]
+    assert kept["generation"] == before
+    assert kept["members"] == {"m1": TIMEOUT_MS}
+    assert len(kept["shares"]["m1"]) == 8 * PIECE
+    # What has changed since is saved the next time.
+    assert coordinator.changed
+    again = json.loads(coordinator.snapshot())["groups"]["g"]
+    assert again["generation"] == coordinator.group("g").generation > before
+    assert {member: len(share) for member, share in again["shares"].items()} == {
+        "m1": 4 * PIECE,
+        "m2": 4 * PIECE,
+    }
+
+
+def test_routes_that_say_the_same_again_change_nothing() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    made_of = coordinator.group("g").made_of
+    step = coordinator.routes_changed({"orders": queues(0, 1, 2, 3)}, ["b1"], T0 + 1)
+    assert step.assignments == []
+    assert coordinator.group("g").made_of is made_of
 
 
 def test_a_group_that_is_dropped_and_made_anew_in_one_millisecond_repeats_no_generation() -> None:

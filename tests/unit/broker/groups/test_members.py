@@ -18,7 +18,11 @@ def hello(**changes: object) -> Hello:
         ("member_id", "x" * (MEMBER_ID_LENGTH_MAX + 1), "member_id: 256 characters"),
         ("client", "x" * (CLIENT_LENGTH_MAX + 1), "client: 1025 characters, at most 1024"),
         ("members", ("x" * 300,), "members: 300 characters in a name, at most 255"),
-        ("session_timeout_ms", 999, "session_timeout_ms: 999 is not allowed: 0, or 1000 to 300000"),
+        (
+            "session_timeout_ms",
+            999,
+            "session_timeout_ms: 999 is not allowed: 1000 to 300000, or 0 for the broker's own",
+        ),
     ],
 )
 def test_a_hello_is_refused_by_a_message_that_says_it_all(

@@ -16,20 +16,22 @@ from duemq.errors import (
     ReadOnly,
     TopicNotFound,
 )
+from duemq.protocol import names
+from duemq.protocol.limits import SERVICE_IDS_FROM
+from duemq.protocol.names import TIMER_TOPIC
+from duemq.protocol.retry_policy import RetryPolicy
 from duemq_server.broker.groups.progress import retries_waiting
 from duemq_server.broker.groups.send_back import Failure, Outcome, SendBacks, SentBack
 from duemq_server.broker.reading import reader
 from duemq_server.broker.reading.reader import StoredRecord
-from duemq_server.broker.records import names, retry_record
-from duemq_server.broker.records.batch import Limits
-from duemq_server.broker.records.names import TIMER_TOPIC
-from duemq_server.broker.records.retry_record import Place, Story
-from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM
+from duemq_server.broker.records import retry_record
+from duemq_server.broker.records.batch import BatchLimits
+from duemq_server.broker.records.retry_record import MessagePlace, Story
 from duemq_server.broker.store import offsets, recovery
-from duemq_server.broker.store.group_configs import GroupConfig, RetryPolicy
+from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage import frame
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch, entry, record
@@ -39,11 +41,11 @@ NOW_MS = 1_000_000
 GROUP = "billing"
 RETRY, DEAD = names.retry_topic(GROUP), names.dead_letter_topic(GROUP)
 KEY = GroupQueue(GROUP, "orders", 0)
-RULES = Rules(default_queues=2, timer_queues=4)
+STORE_SETTINGS = StoreSettings(default_queues=2, timer_queues=4)
 
 
-def filled(disk: FaultyDisk, rules: Rules = RULES) -> Store:
-    store = opened(disk, rules)
+def filled(disk: FaultyDisk, settings: StoreSettings = STORE_SETTINGS) -> Store:
+    store = opened(disk, settings)
     store.send(batch([b"m%d" % number for number in range(10)], tags=["t"] * 10), NOW_MS)
     settle(store)
     return store
@@ -115,7 +117,7 @@ def test_messages_of_one_request_lie_in_one_frame_and_are_settled() -> None:
     assert timed.tag_hashes.tolist() == [store.queue("orders", 0).entry(0)[3]] * 3
     assert list(store.offsets.settled(KEY)) == [3, 4, 5]
     attempt, story = retry_record.read(retry_record.content(entries(timed)[0]))
-    place = Place("orders", "b1", 0, 3)
+    place = MessagePlace("orders", "b1", 0, 3)
     assert attempt == 1
     assert story == Story(GROUP, place, NOW_MS, NOW_MS, "boom", place)
     assert len(store.queues_of(RETRY)) == 1
@@ -123,7 +125,7 @@ def test_messages_of_one_request_lie_in_one_frame_and_are_settled() -> None:
 
 
 def test_the_retry_topic_is_there_before_the_first_retry_and_without_auto_create() -> None:
-    store = opened(FaultyDisk(), Rules(auto_create_topics=False, default_queues=2))
+    store = opened(FaultyDisk(), StoreSettings(auto_create_topics=False, default_queues=2))
     store.create_topic("orders")
     store.send(batch([b"a"]), NOW_MS)
     settle(store)
@@ -164,11 +166,11 @@ def test_seventeen_deliveries_then_a_dead_letter() -> None:
     assert attempt == 17
     assert story == Story(
         GROUP,
-        origin=Place("orders", "b1", 0, 0),
+        origin=MessagePlace("orders", "b1", 0, 0),
         first_failed_ms=NOW_MS,
         last_failed_ms=now_ms,
         error="no 17",
-        source=Place(RETRY, "b1", 0, 15),
+        source=MessagePlace(RETRY, "b1", 0, 15),
     )
     assert retries_waiting(store, GROUP) == 0
 
@@ -198,7 +200,7 @@ def test_the_story_of_another_group_is_not_continued() -> None:
     assert outcome == SentBack(due_ms=NOW_MS + 5 + 10_000)
     settle(store)
     [timed] = frames(store, TIMER_TOPIC)
-    place = Place(DEAD, "b1", 0, 0)
+    place = MessagePlace(DEAD, "b1", 0, 0)
     assert retry_record.read(retry_record.content(entries(timed)[0])) == (
         1,
         Story("repair", place, NOW_MS + 5, NOW_MS + 5, "", place),
@@ -325,15 +327,17 @@ def test_an_error_text_is_cut() -> None:
 
 def test_a_message_at_its_limits_is_retried_whatever_they_are_later() -> None:
     disk = FaultyDisk()
-    limits = Limits(message_bytes_max=10_000, batch_bytes_max=10_100, properties_bytes_max=5_000)
-    store = opened(disk, Rules(default_queues=2, limits=limits))
+    limits = BatchLimits(
+        message_bytes_max=10_000, batch_bytes_max=10_100, properties_bytes_max=5_000
+    )
+    store = opened(disk, StoreSettings(default_queues=2, limits=limits))
     made = entry(record(bytes(10_000)))
     sent = batch([b"x"])
     sent.records, sent.sizes = made, struct.pack("<I", len(made))
     store.send(sent, NOW_MS)
     settle(store)
     sent_back(store, Failure(KEY, 0, delay_ms=0, error="x" * 1_024))
-    smaller = Rules(default_queues=2, limits=Limits(100, 100, 1))
+    smaller = StoreSettings(default_queues=2, limits=BatchLimits(100, 100, 1))
     for each in (store, opened(disk, smaller)):
         fired(each)
         queue = each.queue(RETRY, 0)

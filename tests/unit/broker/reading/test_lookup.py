@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.errors import InvalidArgument
+from duemq.protocol.record_bytes import text_hash
 from duemq.v1 import message_pb2
 from duemq_server.broker.reading import lookup, time_search
-from duemq_server.broker.reading.lookup import Place, Query
-from duemq_server.broker.records.columns import text_hash
+from duemq_server.broker.reading.lookup import LookupStart, MessageQuery
 from duemq_server.broker.store import recovery
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import FakeBatch
 
@@ -65,8 +65,10 @@ def filled(
     batches: list[tuple[int, int, list[tuple[str, int]]]], disk: FaultyDisk | None = None
 ) -> tuple[Store, list[Stored]]:
     """A store, and what it has of `orders` in the order queue, offset."""
-    rules = Rules(default_queues=2, timer_queues=1)
-    store = recovery.open_store("/data", disk or FaultyDisk(), rules, segment_bytes=1 << 16).store
+    settings = StoreSettings(default_queues=2, timer_queues=1)
+    store = recovery.open_store(
+        "/data", disk or FaultyDisk(), settings, segment_bytes=1 << 16
+    ).store
     store.create_topic("orders", 2)
     stored: list[Stored] = []
     now_ms = 1_000
@@ -95,24 +97,24 @@ def record_of(entry: memoryview | bytes) -> message_pb2.Record:
     return message_pb2.RecordBatch.FromString(bytes(entry)).records[0]
 
 
-def by_key(key: str, **times: int) -> Query:
-    return Query(
+def by_key(key: str, **times: int) -> MessageQuery:
+    return MessageQuery(
         **times, key_hash=text_hash(key.encode()), matches=lambda e: record_of(e).key == key
     )
 
 
-def by_id(message_id: str, **times: int) -> Query:
-    return Query(
+def by_id(message_id: str, **times: int) -> MessageQuery:
+    return MessageQuery(
         **times,
         needle=lookup.message_id_field(message_id),
         matches=lambda e: record_of(e).message_id == message_id,
     )
 
 
-def walk(store: Store, query: Query, records_max: int = 3, **bounds: int) -> list[Stored]:
+def walk(store: Store, query: MessageQuery, records_max: int = 3, **bounds: int) -> list[Stored]:
     """All steps; none may stand still."""
     found: list[Stored] = []
-    place: Place | None = Place(0, 0)
+    place: LookupStart | None = LookupStart(0, 0)
     while place is not None:
         step = lookup.search(
             store.log, store.queues_of("orders"), query, place, records_max, **bounds
@@ -157,7 +159,7 @@ def test_by_id_whatever_bodies_hold(batches, number, from_ms, bounds) -> None:
 @given(batches_strategy, st.integers(999, 1_020), st.integers(999, 1_020), bounds_strategy)
 def test_by_time(batches, from_ms, to_ms, bounds) -> None:
     store, stored = filled(batches)
-    query = Query(from_ms=from_ms, to_ms=to_ms)
+    query = MessageQuery(from_ms=from_ms, to_ms=to_ms)
     assert walk(store, query, **bounds) == [
         each for each in stored if from_ms <= each.store_ms < to_ms
     ]
@@ -180,7 +182,9 @@ def test_a_cold_start_finds_the_same() -> None:
     batches = [(number % 2, 1, [(KEYS[number % 4], 100)]) for number in range(40)]
     store, stored = filled(batches, disk)
     store.close()
-    again = recovery.open_store("/data", disk, Rules(default_queues=2, timer_queues=1)).store
+    again = recovery.open_store(
+        "/data", disk, StoreSettings(default_queues=2, timer_queues=1)
+    ).store
     wanted = [each for each in stored if each.record.key == COLLIDING[0]]
     assert walk(again, by_key(COLLIDING[0])) == wanted
 
@@ -203,7 +207,7 @@ def test_a_topic_that_is_deleted_meanwhile_has_no_first() -> None:
     assert time_search.first_stored_since(queue, 1_005) == queue.max_offset
 
 
-@pytest.mark.parametrize("cursor", [b"x", bytes(17), lookup.encode_cursor(Place(1, 2))[::-1]])
+@pytest.mark.parametrize("cursor", [b"x", bytes(17), lookup.encode_cursor(LookupStart(1, 2))[::-1]])
 def test_a_cursor_that_was_never_given_is_refused(cursor: bytes) -> None:
     with pytest.raises(InvalidArgument) as caught:
         lookup.decode_cursor(cursor)

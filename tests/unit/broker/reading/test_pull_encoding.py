@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from duemq.protocol.record_bytes import varint
 from duemq.v1 import broker_pb2, error_pb2, message_pb2, view_pb2
 from duemq_server.broker.reading.pull_encoding import QueueAnswer, encode
-from duemq_server.broker.reading.selection import Run
+from duemq_server.broker.reading.selection import FrameRun
 
 
 def test_the_bytes_are_those_of_the_generated_message() -> None:
@@ -23,7 +23,7 @@ def test_the_bytes_are_those_of_the_generated_message() -> None:
                 3,
                 [memoryview(data)[:50], memoryview(data)[50:]],
                 len(data),
-                [Run(5, 1, 0, 0, 0, 1_000), Run(200, 1, 0, 0, 0, 2_000)],
+                [FrameRun(5, 1, 0, 0, 0, 1_000), FrameRun(200, 1, 0, 0, 0, 2_000)],
                 201,
                 1,
                 1 << 40,

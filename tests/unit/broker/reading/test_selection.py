@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.errors import InvalidArgument
+from duemq.protocol.record_bytes import text_hash
 from duemq_server.broker.filtering.filters import parse_filter
 from duemq_server.broker.reading.selection import (
     VECTOR_ENTRIES_MIN,
@@ -10,7 +11,6 @@ from duemq_server.broker.reading.selection import (
     frames_of,
     select,
 )
-from duemq_server.broker.records.columns import text_hash
 from duemq_server.storage.indexes import consume_queue
 
 OFFSET = 1_000

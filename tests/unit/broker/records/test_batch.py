@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.errors import InvalidArgument, TooLarge
+from duemq.protocol.record_bytes import text_hash
 from duemq.v1 import message_pb2
-from duemq_server.broker.records.batch import BATCH_RECORDS_MAX, Limits, check
-from duemq_server.broker.records.columns import derive_columns, text_hash
+from duemq_server.broker.records.batch import BATCH_RECORDS_MAX, BatchLimits, check
+from duemq_server.broker.records.columns import derive_columns
 from tests.unit.broker.batches import FakeBatch, batch, entry, record
 
-LIMITS = Limits(message_bytes_max=10_000, batch_bytes_max=200_000, properties_bytes_max=500)
+LIMITS = BatchLimits(message_bytes_max=10_000, batch_bytes_max=200_000, properties_bytes_max=500)
 
 
 def checked(given: FakeBatch, message_bytes_max: int = 10_000):

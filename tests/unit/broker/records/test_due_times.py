@@ -3,13 +3,9 @@ import struct
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq_server.broker.records.due_times import (
-    DEFAULT_LEVELS,
-    DUE_MS_MAX,
-    is_timed,
-    parse_levels,
-    resolve,
-)
+from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
+from duemq.protocol.due import DUE_MS_MAX
+from duemq_server.broker.records.due_times import is_timed, resolve
 from tests.unit.broker.batches import FakeBatch
 
 NOW_MS = 1_000_000
@@ -26,12 +22,6 @@ def u32(*values: int) -> bytes:
 
 def due(count: int = 2, **fields: bytes) -> list[int]:
     return resolve(FakeBatch(**fields), count, NOW_MS, LEVELS).tolist()
-
-
-def test_the_default_table_has_rocketmqs_eighteen_levels() -> None:
-    assert len(LEVELS) == 18
-    assert LEVELS[:3] == (1_000, 5_000, 10_000)
-    assert LEVELS[-1] == 7_200_000
 
 
 def test_delays_count_from_the_brokers_clock() -> None:
@@ -71,12 +61,6 @@ def test_what_is_illegal_is_refused_and_never_clamped(fields: dict[str, bytes], 
         due(**fields)
     assert caught.value.field == name
     assert caught.value.limit
-
-
-@pytest.mark.parametrize("text", ["", "1", "1x", "s", "-1s", "1s,2s"])
-def test_a_table_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument):
-        parse_levels(text)
 
 
 def test_timed_is_what_has_any_of_the_three() -> None:

@@ -8,10 +8,10 @@ import pytest
 from duemq.errors import Corrupt
 from duemq.v1 import message_pb2
 from duemq_server.broker.records import retry_record
-from duemq_server.broker.records.retry_record import Place, Story
+from duemq_server.broker.records.retry_record import MessagePlace, Story
 
-ORIGIN = Place("größe", "b1", 3, 41)
-SOURCE = Place("%RETRY%billing", "b2", 0, 1 << 40)
+ORIGIN = MessagePlace("größe", "b1", 3, 41)
+SOURCE = MessagePlace("%RETRY%billing", "b2", 0, 1 << 40)
 STORY = Story("billing", ORIGIN, 1_700_000_000_000, 1_700_000_010_000, "boom ✗", SOURCE)
 
 
@@ -29,7 +29,7 @@ def record(**fields: object) -> message_pb2.Record:
 
 
 def proto(story: Story) -> message_pb2.Retry:
-    def ref(place: Place) -> message_pb2.QueueRef:
+    def ref(place: MessagePlace) -> message_pb2.QueueRef:
         return message_pb2.QueueRef(topic=place.topic, broker=place.broker, queue_id=place.queue_id)
 
     return message_pb2.Retry(
@@ -96,7 +96,7 @@ def test_a_story_of_the_wrong_shape_is_read_as_far_as_it_goes() -> None:
     for stored in (number_as_text, text_as_number, fixed):
         _, story = retry_record.read(stored)
         assert story is not None
-        assert (story.group, story.origin) == ("", Place("", "", 0, 0))
+        assert (story.group, story.origin) == ("", MessagePlace("", "", 0, 0))
     assert retry_record.read(b"\x50\x07" + b"\x4a\x01x") == (0, None)
 
 

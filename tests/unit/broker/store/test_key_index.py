@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from duemq_server.broker.records.columns import text_hash
+from duemq.protocol.record_bytes import text_hash
 from duemq_server.broker.store import key_builder
 from duemq_server.broker.store.key_builder import TEMPORARY, KeyBuilder
 from duemq_server.broker.store.store import Store

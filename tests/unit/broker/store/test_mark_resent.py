@@ -3,7 +3,7 @@
 import pytest
 
 from duemq.errors import OffsetOutOfRange, QueueNotFound, TopicNotFound
-from duemq_server.broker.records.names import RESENT_GROUP, dead_letter_topic
+from duemq.protocol.names import RESENT_GROUP, dead_letter_topic
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.store import Store
 from tests.crash.faulty_disk import FaultyDisk

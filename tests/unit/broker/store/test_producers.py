@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.errors import FencedProducer, InvalidArgument, OutOfSequence, Overloaded
-from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.broker.store.producers import (
     EVICT_IDLE_MS,
     SERVICE_WINDOW_BATCHES,

@@ -10,7 +10,7 @@ from duemq.errors import (
     QueueNotFound,
     TopicNotFound,
 )
-from duemq_server.broker.records.names import PURGED_GROUP, TIMER_TOPIC, check_group
+from duemq.protocol.names import PURGED_GROUP, TIMER_TOPIC, check_group
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.store import Store

@@ -19,17 +19,18 @@ from duemq.errors import (
     TooLarge,
     TopicNotFound,
 )
+from duemq.protocol.limits import SERVICE_IDS_FROM
+from duemq.protocol.names import TIMER_TOPIC
 from duemq.v1 import message_pb2
 from duemq_server.broker.groups.progress import lags
 from duemq_server.broker.reading import reader, time_search
 from duemq_server.broker.records import refused_fires
-from duemq_server.broker.records.names import TIMER_TOPIC
-from duemq_server.broker.records.timer_owners import SERVICE_IDS_FROM, Service
+from duemq_server.broker.records.timer_owners import Service
 from duemq_server.broker.store import checkpoint_state, journal, recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import WINDOW_BATCHES
-from duemq_server.broker.store.rules import Rules
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.topics import Topic
 from duemq_server.storage.errors import CorruptLog, UnknownVersion
 from duemq_server.storage.replicas import epoch
@@ -40,11 +41,13 @@ from tests.unit.broker.batches import batch
 
 DATA = "/data"
 NOW_MS = 1_000_000
-RULES = Rules(default_queues=2, timer_queues=4)
+STORE_SETTINGS = StoreSettings(default_queues=2, timer_queues=4)
 
 
-def opened(disk: FaultyDisk, rules: Rules = RULES, segment_bytes: int = 1 << 20) -> Store:
-    store = recovery.open_store(DATA, disk, rules, segment_bytes=segment_bytes).store
+def opened(
+    disk: FaultyDisk, settings: StoreSettings = STORE_SETTINGS, segment_bytes: int = 1 << 20
+) -> Store:
+    store = recovery.open_store(DATA, disk, settings, segment_bytes=segment_bytes).store
     settle(store)
     return store
 
@@ -169,13 +172,13 @@ def without_the_topic(store: Store) -> None:
 
 
 def with_lower_limits(store: Store) -> None:
-    low = dataclasses.replace(store.rules.limits, batch_bytes_max=1)
-    store.rules = dataclasses.replace(store.rules, limits=low)
+    low = dataclasses.replace(store.settings.limits, batch_bytes_max=1)
+    store.settings = dataclasses.replace(store.settings, limits=low)
 
 
 def without_new_topics(store: Store) -> None:
     without_the_topic(store)
-    store.rules = dataclasses.replace(store.rules, auto_create_topics=False)
+    store.settings = dataclasses.replace(store.settings, auto_create_topics=False)
 
 
 TIMED = {"delays_ms": struct.pack("<q", 5)}
@@ -320,7 +323,7 @@ def test_a_full_disk_refuses_what_is_new_and_shows_what_it_holds_later() -> None
 
 
 def test_a_topic_must_be_made_where_that_is_the_rule() -> None:
-    store = opened(FaultyDisk(), Rules(auto_create_topics=False))
+    store = opened(FaultyDisk(), StoreSettings(auto_create_topics=False))
     with pytest.raises(TopicNotFound):
         store.send(batch([b"a"]), NOW_MS)
     store.create_topic("orders")
@@ -330,7 +333,7 @@ def test_a_topic_must_be_made_where_that_is_the_rule() -> None:
 def test_the_timer_topic_keeps_its_queues() -> None:
     disk = FaultyDisk()
     save(opened(disk), disk)
-    assert len(opened(disk, Rules(timer_queues=9)).queues_of(TIMER_TOPIC)) == 4
+    assert len(opened(disk, StoreSettings(timer_queues=9)).queues_of(TIMER_TOPIC)) == 4
 
 
 def test_a_commit_that_changes_nothing_costs_no_log() -> None:
@@ -486,7 +489,7 @@ def test_bytes_that_are_no_records_become_one_dead_letter() -> None:
 @pytest.mark.parametrize("timed", [False, True])
 def test_a_frame_that_was_set_aside_is_skipped_by_those_who_read(saved: bool, timed: bool) -> None:
     disk = FaultyDisk()
-    store = opened(disk, Rules(default_queues=1, timer_queues=1))
+    store = opened(disk, StoreSettings(default_queues=1, timer_queues=1))
     fields = {"delays_ms": struct.pack("<2q", 5, 5)} if timed else {}
     at = [store.send(batch([b"%d" % n, b"x"], **fields), NOW_MS).stored.position for n in range(6)]
     settle(store)

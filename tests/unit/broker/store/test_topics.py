@@ -1,7 +1,7 @@
 import pytest
 
 from duemq.errors import InvalidArgument, QueueNotFound, TopicExists, TopicNotFound
-from duemq_server.broker.records import names
+from duemq.protocol import names
 from duemq_server.broker.store.topics import QUEUES_MAX, Topics
 
 

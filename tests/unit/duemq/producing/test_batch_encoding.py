@@ -12,6 +12,7 @@ from duemq.producing import batch_encoding
 from duemq.producing.batch import Batch
 from duemq.producing.batch_encoding import Numbers, extras_of
 from duemq.protocol.due import DELAY_LEVELS, DELAYS_MS, DUE_MS
+from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
 from duemq.v1 import broker_pb2, view_pb2
 from duemq.v1.message_pb2 import Record, RecordBatch
 
@@ -159,14 +160,14 @@ def test_joined_requests_are_one_request_with_all_batches():
 
 
 def test_extras_are_checked():
-    with pytest.raises(InvalidArgument, match="tag must be text") as raised:
+    with pytest.raises(InvalidArgument, match="tag: 5 is not allowed: text") as raised:
         extras_of(None, 5, None, None)  # type: ignore[arg-type]
     assert raised.value.field == "tag"
     with pytest.raises(InvalidArgument, match="valid Unicode"):
         extras_of("\ud800", None, None, None)
     with pytest.raises(TooLarge) as too_large:
-        extras_of(None, None, None, {"p": "x" * batch_encoding.EXTRAS_BYTES_MAX})
-    assert too_large.value.limit == str(batch_encoding.EXTRAS_BYTES_MAX)
+        extras_of(None, None, None, {"p": "x" * PROPERTIES_BYTES_DEFAULT})
+    assert too_large.value.limit == str(PROPERTIES_BYTES_DEFAULT)
 
 
 @given(st.integers(0, 2**64 - 1))

@@ -19,6 +19,7 @@ def batch(number, bodies=(b"a", b"b"), due_field=0):
 def stored(made, offset=10):
     due_ms = struct.pack("<qq", 1_000, 2_000) if made.timed else b""
     made.stored("broker", 99, 3, offset, 5, due_ms)
+    made.wake()
     return made
 
 

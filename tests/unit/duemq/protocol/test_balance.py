@@ -1,3 +1,5 @@
+from zlib import crc32
+
 import pytest
 
 from duemq.errors import InvalidArgument
@@ -140,3 +142,44 @@ def test_coordinators_spread_over_the_brokers() -> None:
 def test_the_queue_of_a_key_does_not_change() -> None:
     # Pinned: a change would break the order of keyed messages over an upgrade.
     assert [queue_of_key(key, 8) for key in ("N1234", "N5678", "ü", "")] == [2, 6, 5, 0]
+
+
+def described(shares: dict[MessageQueue, str]) -> int:
+    """A digest of who has what."""
+    lines = sorted(f"{q.topic}|{q.broker}|{q.queue_id}={member}" for q, member in shares.items())
+    return crc32("\n".join(lines).encode())
+
+
+def three_topics() -> list[MessageQueue]:
+    return [
+        queue
+        for topic, count in (("orders", 97), ("bills", 16), ("späte", 1_300))
+        for broker in ("b2", "b1")
+        for queue in queues(count, topic, broker)
+    ]
+
+
+# Pinned: after an upgrade of a broker the queues are where they were.
+@pytest.mark.parametrize(
+    ("strategy", "alone", "seven", "after_a_change"),
+    [
+        ("average", 3_785_042_510, 3_674_490_579, 1_434_372_941),
+        ("average-by-circle", 3_785_042_510, 2_274_847_432, 3_743_985_338),
+        ("consistent-hash", 3_785_042_510, 3_193_101_518, 4_163_902_272),
+        ("sticky", 3_785_042_510, 947_850_149, 1_050_714_833),
+    ],
+)
+def test_a_strategy_answers_what_it_always_has(
+    strategy: str, alone: int, seven: int, after_a_change: int
+) -> None:
+    share = strategy_named(strategy)
+    topics = ["orders", "bills", "späte"]
+    everything = three_topics()
+    one = allocate(share, everything, {"m0": topics})
+    members = {f"m{number}": topics[number % 2 :] for number in range(7)}
+    many = allocate(share, everything, members, one)
+    gone = {member: read for member, read in members.items() if member not in ("m1", "m4")}
+    # The order in which a member has its queues says which of them it gives up.
+    current = dict(sorted(many.items(), key=lambda each: crc32(repr(each).encode())))
+    changed = allocate(share, everything[40:], gone | {"new": topics}, current)
+    assert [described(each) for each in (one, many, changed)] == [alone, seven, after_a_change]

@@ -313,3 +313,39 @@ def test_a_receipt_cancels_its_message():
     assert producer.cancel([receipts[1], receipts[2].handle]) == [CancelOutcome.CANCELLED] * 2
     with pytest.raises(InvalidArgument, match="was not delayed"):
         producer.cancel(producer.send("t", b"now"))
+
+
+def test_delays_grow_as_a_brokers_do_however_many_retries_there_were(cluster, producer):
+    """A factor of 10 leaves the range of floats at the 310th retry."""
+    retries = 320
+    cluster.put_group("g", retries_max=retries, exponential=("1ms", 10.0, "5s"))
+
+    def fail(message):
+        raise ValueError("again")
+
+    with cluster.push_consumer("g", "t", fail, start_from="earliest"):
+        producer.send("t", b"x")
+        cluster.advance("1h")
+    [letter] = cluster.dead_letters("g")
+    assert letter.deliveries == retries + 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "field"),
+    [
+        ({"exponential": ("1s", 101.0, "1m")}, "multiplier"),
+        ({"exponential": ("1m", 2.0, "1s")}, "max_ms"),
+        ({"retry_delays": "367d"}, "delays_ms"),
+    ],
+)
+def test_a_policy_that_brokers_refuse_is_refused(cluster, policy, field):
+    with pytest.raises(InvalidArgument) as refused:
+        cluster.put_group("g", **policy)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("name", ["%TIMER%", "%PURGED%", "a b"])
+def test_a_group_that_brokers_refuse_is_refused(cluster, name):
+    with pytest.raises(InvalidArgument) as refused:
+        cluster.put_group(name, retries_max=1)
+    assert refused.value.field == "group"

@@ -153,7 +153,7 @@ def test_timers_on_their_way_whose_bodies_are_gone_are_lost_and_no_others(
     world = World()
     positions = []
     for wait_ms in (0, 1_000, second_ms, 3_000, HOUR_MS):
-        positions.append(world.store.log.end_position)
+        positions.append(world.directory.log.end_position)
         world.broker.accept([START_MS + wait_ms], 10, "keyed")
         world.ingest(1)
     for wait_ms in (0, 1_000, 2_000):
@@ -217,7 +217,7 @@ def test_timers_that_are_nowhere_are_given_up_and_all_others_fire(others: list[i
 
 def test_an_entry_that_was_set_aside_and_that_nobody_knows_is_not_skipped() -> None:
     world = World()
-    position = world.store.log.end_position
+    position = world.directory.log.end_position
     for _ in range(2):
         world.broker.accept([START_MS] * 9, 10, "keyed")
         world.ingest(1)

@@ -6,9 +6,9 @@ from duemq_server.timer_service.far.far_block import ROWS_MAX
 from duemq_server.timer_service.far.far_segments import (
     DAY_MS,
     HOUR_MS,
+    FarSegments,
     Load,
-    Segments,
-    Tables,
+    NumberTables,
     period_file,
 )
 from duemq_server.timer_service.far.look_up import Query
@@ -21,7 +21,7 @@ from tests.crash.faulty_disk import FaultyDisk
 NOW = 1_700_000_000_000
 SOURCE = SourceId(77, 1)
 TARGET = TargetId("b", "t", -1)
-TABLES = Tables([SourceId(1, 0), SOURCE], [TargetId("x", "y", 0), TARGET])
+TABLES = NumberTables([SourceId(1, 0), SOURCE], [TargetId("x", "y", 0), TARGET])
 MANY = 1 << 30
 
 
@@ -37,15 +37,15 @@ def timers(*due_ms: int) -> tuple[Rows, Blob]:
     return rows, Blob(b"".join(bodies), Home("", 0))
 
 
-def segments_with(*due_ms: int, disk: FaultyDisk | None = None) -> Segments:
-    segments = Segments("/segments", disk or FaultyDisk())
+def segments_with(*due_ms: int, disk: FaultyDisk | None = None) -> FarSegments:
+    segments = FarSegments("/segments", disk or FaultyDisk())
     flush = segments.flush([timers(*due_ms)], TABLES, NOW)
     flush.run()
     segments.flushed(flush)
     return segments
 
 
-def run(segments: Segments, load: Load) -> list[tuple[int, int, bytes]]:
+def run(segments: FarSegments, load: Load) -> list[tuple[int, int, bytes]]:
     """(due, offset, body) in the order loaded."""
     load.run()
     segments.loaded(load)
@@ -64,11 +64,11 @@ def run(segments: Segments, load: Load) -> list[tuple[int, int, bytes]]:
     return found
 
 
-def load(segments: Segments, horizon_ms: int, rows: int = MANY) -> list[tuple[int, int, bytes]]:
+def load(segments: FarSegments, horizon_ms: int, rows: int = MANY) -> list[tuple[int, int, bytes]]:
     return run(segments, segments.load(horizon_ms, rows, MANY))
 
 
-def find(segments: Segments, source: int, offset: int, due_ms: int) -> bool:
+def find(segments: FarSegments, source: int, offset: int, due_ms: int) -> bool:
     """Whether a timer lies in a block, not loaded."""
     query = Query(
         np.array([source], dtype=np.uint32),
@@ -146,7 +146,7 @@ def test_a_timer_is_found_by_its_due_time_until_it_is_loaded() -> None:
 
 
 def test_parked_timers_wait_outside_of_the_due_order() -> None:
-    segments = Segments("/segments", FaultyDisk())
+    segments = FarSegments("/segments", FaultyDisk())
     flush = segments.flush([timers(NOW - 5, NOW - 4)], TABLES, NOW, TARGET)
     flush.run()
     segments.flushed(flush)
@@ -180,7 +180,7 @@ def test_recovery_cuts_and_removes_what_the_checkpoint_does_not_know() -> None:
     flush = segments.flush([timers(NOW + 150, NOW + 3 * HOUR_MS)], TABLES, NOW)
     flush.run()
 
-    again = Segments("/segments", disk)
+    again = FarSegments("/segments", disk)
     again.recover(lengths, blocks)
 
     assert disk.listdir("/segments") == list(lengths)
@@ -194,15 +194,15 @@ def test_a_missing_or_short_file_refuses_to_start() -> None:
 
     disk.chop(segments.path(name), length - 1)
     with pytest.raises(CorruptFile, match="ends before"):
-        Segments("/segments", disk).recover({name: length}, [])
+        FarSegments("/segments", disk).recover({name: length}, [])
     disk.unlink(segments.path(name))
     with pytest.raises(CorruptFile, match="is missing"):
-        Segments("/segments", disk).recover({name: length}, [])
+        FarSegments("/segments", disk).recover({name: length}, [])
 
 
 def test_a_flush_that_found_the_disk_full_can_be_run_again() -> None:
     disk = FaultyDisk(capacity_bytes=1_000)
-    segments = Segments("/segments", disk)
+    segments = FarSegments("/segments", disk)
     flush = segments.flush([timers(*range(NOW, NOW + 100))], TABLES, NOW)
 
     with pytest.raises(DiskFull):

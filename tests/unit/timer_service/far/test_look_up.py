@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from duemq_server.timer_service.far import look_up
-from duemq_server.timer_service.far.far_segments import DAY_MS, Segments, Tables
+from duemq_server.timer_service.far.far_segments import DAY_MS, FarSegments, NumberTables
 from duemq_server.timer_service.far.look_up import Query
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
 from duemq_server.timer_service.timers.rows import Blob, Home, Rows, new_rows
@@ -15,14 +15,14 @@ from tests.crash.faulty_disk import FaultyDisk
 
 NOW = 1_700_000_000_000
 # In a block they are numbered anew; in memory these are 1 to 3.
-TABLES = Tables(
+TABLES = NumberTables(
     [SourceId(9, 0), SourceId(7, 5), SourceId(3, 2), SourceId(5, 1)], [TargetId("b", "t", -1)]
 )
 
 Timer = tuple[int, int, int]  # source, offset, due
 
 
-def flushed(segments: Segments, timers: list[Timer]) -> None:
+def flushed(segments: FarSegments, timers: list[Timer]) -> None:
     rows: Rows = new_rows(len(timers))
     rows.narrow[:] = 0
     rows.narrow[0], rows.wide[1], rows.wide[0] = zip(*timers, strict=True)
@@ -31,7 +31,7 @@ def flushed(segments: Segments, timers: list[Timer]) -> None:
     segments.flushed(flush)
 
 
-def found(segments: Segments, asked: list[Timer]) -> list[Timer]:
+def found(segments: FarSegments, asked: list[Timer]) -> list[Timer]:
     """Those of the asked ones that lie in a block, each with the row's own word for it."""
     source, offset, due_ms = (
         np.array(column, dtype=np.int64) for column in zip(*asked, strict=True)
@@ -52,7 +52,7 @@ def test_a_timer_is_found_by_source_offset_and_due_time_and_by_all_three(
     monkeypatch.setattr(look_up, "_PAIRS_MAX", pairs_max)
     rng = random.Random(pairs_max)
     disk = FaultyDisk()
-    segments = Segments("/segments", disk)
+    segments = FarSegments("/segments", disk)
     dues = [NOW + DAY_MS + n * 11 * 3_600_000 for n in range(7)]  # many timers at each
     every = list(itertools.product((1, 2, 3), range(0, 120, 2), dues))
     rng.shuffle(every)
@@ -64,7 +64,7 @@ def test_a_timer_is_found_by_source_offset_and_due_time_and_by_all_three(
         flushed(segments, part)
     if learnt:
         blocks, lengths = segments.blocks(), segments.lengths
-        segments = Segments("/segments", disk)
+        segments = FarSegments("/segments", disk)
         segments.recover(lengths, blocks)
 
     absent = [(source, offset + 1, due) for source, offset, due in pending]

@@ -47,3 +47,19 @@ def test_what_still_has_to_be_kept_from_firing_never_expires() -> None:
     assert np.array_equal(stones.meet(rows_of(1, 5)), [True])
     stones.expire(1 << 50)
     assert not stones.has(1, 5)
+
+
+def test_many_added_at_once_are_as_if_added_one_by_one() -> None:
+    source, offset, since_ms = np.array([1, 2, 1]), np.array([5, 5, 9]), np.array([300, 200, 100])
+    for unmet in (False, True):
+        singly, at_once = Tombstones(keep_ms=10), Tombstones(keep_ms=10)
+        for each in zip(source.tolist(), offset.tolist(), since_ms.tolist(), strict=True):
+            singly.add(*each, unmet=unmet)
+        at_once.add_all(source.astype(np.uint32), offset, since_ms, unmet=unmet)
+
+        assert sorted(at_once.items()) == sorted(singly.items())
+        assert (len(at_once), at_once.unmet) == (len(singly), singly.unmet)
+        for stones in (singly, at_once):
+            stones.expire(211)
+        assert sorted(at_once.items()) == sorted(singly.items())
+        assert len(at_once) == (3 if unmet else 1)

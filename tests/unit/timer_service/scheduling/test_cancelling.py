@@ -106,13 +106,13 @@ def test_a_timer_in_a_block_that_is_being_loaded_is_cancelled() -> None:
     world = far_world(FAR_MS)
     cancelling = asked(world, 0)
     world.now_ms += FAR_MS - LIMITS.near_window_ms + 5_000
-    job = world.store.housekeeper.next_job(world.now_ms)
+    job = world.directory.housekeeper.next_job(world.now_ms)
     assert job is not None
     job.run()
 
     assert cancelling.advance(world.now_ms)
     assert world.cancelled(cancelling, [handle(world, 0)]) == [CANCELLED]
-    world.store.housekeeper.finish(job, world.now_ms)
+    world.directory.housekeeper.finish(job, world.now_ms)
     nothing_comes(world)
 
 
@@ -149,7 +149,7 @@ def test_cancels_that_wait_for_the_same_look_up_become_one() -> None:
 def test_a_list_is_one_entry_of_the_log_and_one_look_at_each_block() -> None:
     world = far_world(*[FAR_MS + n for n in range(20)])
     cancelling = asked(world, *range(20))
-    before = world.store.log.end_position
+    before = world.directory.log.end_position
 
     assert cancelling.advance(world.now_ms)
     assert cancelling.end - before < 20 * 32 + 64
@@ -167,7 +167,7 @@ def test_a_log_that_is_full_cancels_nothing_and_the_call_can_be_repeated(
         raise LogFull("full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.store.log, "append", full)
+        patch.setattr(world.directory.log, "append", full)
         with pytest.raises(LogFull):
             cancelling.advance(world.now_ms)
     assert world.scheduler.ledger.cancelled == 0
@@ -185,7 +185,8 @@ def test_after_a_restart_blocks_are_learnt_by_the_first_look_up_and_then_not_rea
 
     assert world.cancel(0) == CANCELLED
     catalog = world.scheduler.segments.catalog
-    [entries] = catalog.view().entries
+    [table] = catalog.view().tables
+    entries = table.entries
     assert sorted(entries["first"].tolist()) == [0, 1]
     assert entries["last"].tolist() == entries["first"].tolist()
     assert world.cancel(1) == CANCELLED
@@ -206,6 +207,46 @@ def test_a_block_that_cannot_be_read_is_an_error_for_the_timers_that_may_be_in_i
     assert isinstance(first, Corrupt)
     assert damaged.file in str(first)
     assert second == CANCELLED
+
+
+def test_after_a_restart_a_block_that_cannot_be_read_is_an_error_for_what_may_be_in_it() -> None:
+    world = far_world(FAR_MS)
+    world.broker.accept([START_MS + 2 * HOUR_MS], 10, "any")
+    world.ingest(2)
+    flush(world)
+    world.checkpoint()
+    world.kill()
+    segments = world.scheduler.segments
+    [damaged] = [each for each in segments.blocks() if each.next_due_ms == START_MS + FAR_MS]
+    world.disk.flip(segments.path(damaged.file), damaged.position + 40)
+
+    for _ in range(2):  # it is not learnt, and stays one to be looked at
+        first, second = world.cancel_handles([handle(world, 0), handle(world, 1)])
+        assert isinstance(first, Corrupt)
+        assert second == CANCELLED
+
+
+def test_of_cancels_that_become_one_each_may_know_something_of_the_same_timer() -> None:
+    world = far_world(FAR_MS, FAR_MS + 1)
+    handles = [handle(world, 0), handle(world, 1)]
+    first = Cancelling(world.scheduler, handles[:1])
+    second = Cancelling(world.scheduler, [handles[1], handles[0], handles[1]])
+    third = Cancelling(world.scheduler, [Cancelled(SourceId(1, 1), 0, START_MS), handles[0]])
+    for each in (first, second, third):
+        assert not each.advance(world.now_ms)
+
+    first.join(second)
+    first.join(third)
+    assert first.outcomes([Cancelled(SourceId(1, 1), 0, START_MS)]) == [NOT_YET]
+    query = first.query()
+    assert len(query) == 2
+    world.look_up([query]).run()
+    first.answered(query)
+
+    assert first.advance(world.now_ms)
+    assert first.outcomes(handles) == [CANCELLED, CANCELLED]
+    assert world.scheduler.ledger.cancelled == 2
+    nothing_comes(world)
 
 
 def test_a_source_that_nothing_came_from_yet_is_waited_for() -> None:

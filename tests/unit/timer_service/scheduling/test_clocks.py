@@ -2,7 +2,7 @@ from duemq_server.timer_service.scheduling.clocks import (
     STEP_MS_MIN,
     WINDOW_MS,
     BrokerClock,
-    ClockWatch,
+    ClockSteps,
 )
 
 NOW = 1_700_000_000_000
@@ -37,7 +37,7 @@ def test_what_was_learnt_before_the_clock_was_set_is_forgotten() -> None:
 
 
 def test_a_set_clock_is_noticed_once_and_slewing_adds_up() -> None:
-    watch = ClockWatch(NOW, 5)
+    watch = ClockSteps(NOW, 5)
     assert watch.look(NOW + 1_000, 1_005) == 0
     assert watch.look(NOW - 3_598_000, 2_005) == -3_600_000
     assert watch.look(NOW - 3_597_000, 3_005) == 0

@@ -12,9 +12,9 @@ from duemq_server.timer_service.scheduling.dispatch import (
 from duemq_server.timer_service.scheduling.fire_lane import (
     RETRY_MS_MAX,
     UNACKED_MAX,
-    Batch,
-    Lane,
-    Outcome,
+    FireBatch,
+    FireLane,
+    FireOutcome,
 )
 from duemq_server.timer_service.timers.log_entries import LaneId, TargetId
 from duemq_server.timer_service.timers.wheel import Ids
@@ -37,8 +37,8 @@ def dispatcher_with(**queues: int) -> Dispatcher:
     return dispatcher
 
 
-def push(dispatcher: Dispatcher, lane: Lane, size: int = 10, target: int = 0) -> Batch:
-    batch = Batch(
+def push(dispatcher: Dispatcher, lane: FireLane, size: int = 10, target: int = 0) -> FireBatch:
+    batch = FireBatch(
         lane, lane.next_sequence, 0, 0, bytes(size), b"", b"", b"", np.array([1]), True, target
     )
     dispatcher.push(batch)
@@ -96,7 +96,7 @@ def test_small_batches_of_a_target_wait_for_answers_and_large_ones_do_not() -> N
     dispatcher.take(5, SMALL_ROWS)
     assert dispatcher.should_gather(5)
     [batch] = dispatcher.sendable("home", NOW, 1)
-    batch.lane.answered(batch, Outcome.STORED, NOW, 0)
+    batch.lane.answered(batch, FireOutcome.STORED, NOW, 0)
     dispatcher.stored(batch)
     assert not dispatcher.should_gather(5)
 
@@ -140,16 +140,17 @@ def test_a_fenced_shard_sends_nothing() -> None:
     lane = dispatcher.choose(ANY, NOW)
     assert lane is not None
     push(dispatcher, lane)
-    dispatcher.fence = "another has taken over"
+    assert dispatcher.set_fence("another has taken over")
 
     assert dispatcher.choose(ANY, NOW) is None
     assert dispatcher.sendable("home", NOW, 100) == []
     assert dispatcher.why_not(ANY) == "another has taken over"
-    dispatcher.fence = ""
+    assert dispatcher.set_fence("")
+    assert not dispatcher.set_fence("")
     assert len(dispatcher.sendable("home", NOW, 100)) == 1
 
 
-def rejected(dispatcher: Dispatcher, topic: str, size: int, outcome: Outcome) -> None:
+def rejected(dispatcher: Dispatcher, topic: str, size: int, outcome: FireOutcome) -> None:
     batch = push(dispatcher, dispatcher.lane(LaneId("home", topic, 0)), size)
     batch.lane.sent(batch)
     batch.lane.answered(batch, outcome, NOW, 0.5)
@@ -158,13 +159,13 @@ def rejected(dispatcher: Dispatcher, topic: str, size: int, outcome: Outcome) ->
 def test_what_is_rejected_for_its_own_sake_holds_up_no_other_topic() -> None:
     dispatcher = dispatcher_with(home=1)
     for number in range(20):
-        rejected(dispatcher, f"gone{number}", BROKER_BYTES_MAX, Outcome.REJECTED)
+        rejected(dispatcher, f"gone{number}", BROKER_BYTES_MAX, FireOutcome.REJECTED)
         if (number + 1) * BROKER_BYTES_MAX <= REJECTED_BYTES_MAX:
             assert dispatcher.choose(ANY, NOW) is not None
     assert dispatcher.choose(ANY, NOW) is None  # memory has a bound
 
     full = dispatcher_with(home=1)
-    rejected(full, "other", BROKER_BYTES_MAX, Outcome.REFUSED)
+    rejected(full, "other", BROKER_BYTES_MAX, FireOutcome.REFUSED)
     assert full.choose(ANY, NOW) is None  # the broker takes nothing at all
 
 
@@ -174,7 +175,7 @@ def test_a_clock_that_was_set_neither_ends_waits_nor_makes_them_longer() -> None
     lane = dispatcher.lane(LaneId("other", "t", 0))
     batch = push(dispatcher, lane)
     lane.sent(batch)
-    lane.answered(batch, Outcome.REFUSED, NOW + day_ms, 1.0)
+    lane.answered(batch, FireOutcome.REFUSED, NOW + day_ms, 1.0)
     dispatcher.disconnected("home", NOW + day_ms)
     dispatcher.clock_set(-day_ms)
 
@@ -194,7 +195,7 @@ def test_a_full_or_failing_lane_is_passed_over() -> None:
         assert chosen is not None
         assert chosen.id.queue_id == 1
     [batch, *_] = dispatcher.sendable("home", NOW, 1)
-    lane.answered(batch, Outcome.REFUSED, NOW, 0.5)
+    lane.answered(batch, FireOutcome.REFUSED, NOW, 0.5)
     assert dispatcher.choose(TargetId("home", "t", 0), NOW) is None
 
 
@@ -204,7 +205,7 @@ def test_a_broker_takes_a_bounded_number_of_bytes() -> None:
 
     assert dispatcher.choose(ANY, NOW) is None
     dispatcher.sendable("home", NOW, 1)
-    batch.lane.answered(batch, Outcome.STORED, NOW, 0)
+    batch.lane.answered(batch, FireOutcome.STORED, NOW, 0)
     dispatcher.stored(batch)
     assert dispatcher.choose(ANY, NOW) is not None
 
@@ -215,7 +216,7 @@ def test_what_was_refused_is_held_back_until_its_time() -> None:
     assert dispatcher.sendable("home", NOW, 1) == [batch]
     assert dispatcher.next_retry_ms("home", NOW) == NEVER
 
-    batch.lane.answered(batch, Outcome.REFUSED, NOW, 0.5)
+    batch.lane.answered(batch, FireOutcome.REFUSED, NOW, 0.5)
 
     retry_ms = dispatcher.next_retry_ms("home", NOW)
     assert dispatcher.sendable("home", retry_ms - 1, 1) == []

@@ -4,33 +4,33 @@ from duemq_server.timer_service.scheduling.fire_lane import (
     RETRY_MS_MAX,
     UNACKED_MAX,
     WIRE_MAX,
-    Batch,
-    Lane,
-    Outcome,
+    FireBatch,
+    FireLane,
+    FireOutcome,
 )
 from duemq_server.timer_service.timers.log_entries import LaneId
 
 NOW = 1_000_000
 
 
-def lane_with(count: int, *, proven: bool = False) -> tuple[Lane, list[Batch]]:
+def lane_with(count: int, *, proven: bool = False) -> tuple[FireLane, list[FireBatch]]:
     """A lane with durable batches; `proven`: the broker has stored one before them."""
-    lane = Lane(LaneId("b", "t", 0))
+    lane = FireLane(LaneId("b", "t", 0))
     if proven:
         add(lane)
         [batch] = put_on_wire(lane)
-        lane.answered(batch, Outcome.STORED, NOW, 0)
+        lane.answered(batch, FireOutcome.STORED, NOW, 0)
     return lane, [add(lane) for _ in range(count)]
 
 
-def add(lane: Lane, *, durable: bool = True) -> Batch:
+def add(lane: FireLane, *, durable: bool = True) -> FireBatch:
     due_ms = np.array([NOW])
-    batch = Batch(lane, lane.next_sequence, 0, 8, b"records", b"", b"", b"", due_ms, durable)
+    batch = FireBatch(lane, lane.next_sequence, 0, 8, b"records", b"", b"", b"", due_ms, durable)
     lane.push(batch)
     return batch
 
 
-def put_on_wire(lane: Lane, now_ms: int = NOW) -> list[Batch]:
+def put_on_wire(lane: FireLane, now_ms: int = NOW) -> list[FireBatch]:
     batches = []
     while (batch := lane.next_to_send(now_ms)) is not None:
         lane.sent(batch)
@@ -58,7 +58,7 @@ def test_only_one_batch_is_on_the_wire_until_the_broker_has_stored_one() -> None
     lane, batches = lane_with(6)
 
     assert put_on_wire(lane) == batches[:1]
-    assert lane.answered(batches[0], Outcome.STORED, NOW, 0)
+    assert lane.answered(batches[0], FireOutcome.STORED, NOW, 0)
     assert put_on_wire(lane) == batches[1 : 1 + WIRE_MAX]
 
 
@@ -66,10 +66,10 @@ def test_after_a_refusal_the_lane_drains_and_begins_anew_in_order() -> None:
     lane, batches = lane_with(3, proven=True)
     assert put_on_wire(lane) == batches
 
-    lane.answered(batches[0], Outcome.REFUSED, NOW, 1.0)
+    lane.answered(batches[0], FireOutcome.REFUSED, NOW, 1.0)
     assert put_on_wire(lane, NOW + RETRY_MS_MAX) == []
-    lane.answered(batches[1], Outcome.OUT_OF_SEQUENCE, NOW, 1.0)
-    lane.answered(batches[2], Outcome.OUT_OF_SEQUENCE, NOW, 1.0)
+    lane.answered(batches[1], FireOutcome.OUT_OF_SEQUENCE, NOW, 1.0)
+    lane.answered(batches[2], FireOutcome.OUT_OF_SEQUENCE, NOW, 1.0)
 
     assert not lane.must_restart()
     assert put_on_wire(lane, lane.retry_at_ms - 1) == []
@@ -83,7 +83,7 @@ def test_waits_between_attempts_grow_up_to_a_bound() -> None:
     now = NOW
     for _ in range(20):
         assert put_on_wire(lane, now) == [batch]
-        lane.answered(batch, Outcome.REFUSED, now, 1.0)
+        lane.answered(batch, FireOutcome.REFUSED, now, 1.0)
         waits.append(lane.retry_at_ms - now)
         now = lane.retry_at_ms
 
@@ -98,9 +98,9 @@ def test_a_lost_connection_sends_everything_unanswered_again() -> None:
 
     lane.disconnected()
 
-    assert not lane.answered(batches[0], Outcome.STORED, NOW, 0)
+    assert not lane.answered(batches[0], FireOutcome.STORED, NOW, 0)
     assert put_on_wire(lane) == batches[:1]
-    assert lane.answered(batches[0], Outcome.STORED, NOW, 0)
+    assert lane.answered(batches[0], FireOutcome.STORED, NOW, 0)
     assert put_on_wire(lane) == batches[1:]
 
 
@@ -108,9 +108,9 @@ def test_a_broker_that_forgot_the_lane_gets_a_new_epoch_with_the_same_batches() 
     lane, batches = lane_with(2, proven=True)
     put_on_wire(lane)
 
-    lane.answered(batches[0], Outcome.OUT_OF_SEQUENCE, NOW, 0)
+    lane.answered(batches[0], FireOutcome.OUT_OF_SEQUENCE, NOW, 0)
     assert not lane.must_restart()
-    lane.answered(batches[1], Outcome.OUT_OF_SEQUENCE, NOW, 0)
+    lane.answered(batches[1], FireOutcome.OUT_OF_SEQUENCE, NOW, 0)
     assert lane.must_restart()
     lane.restart(1)
 
@@ -128,7 +128,7 @@ def test_a_lane_takes_a_bounded_number_of_batches() -> None:
 def test_a_batch_is_kept_back_until_its_last_timer_is_due() -> None:
     lane, _ = lane_with(0, proven=True)
     due_ms = np.array([NOW, NOW + 3, NOW + 1])
-    batch = Batch(lane, lane.next_sequence, 0, 8, b"records", b"", b"", b"", due_ms)
+    batch = FireBatch(lane, lane.next_sequence, 0, 8, b"records", b"", b"", b"", due_ms)
     lane.push(batch)
 
     assert (put_on_wire(lane, NOW + 3), lane.held_until_ms()) == ([], 0)  # not yet durable
@@ -138,3 +138,14 @@ def test_a_batch_is_kept_back_until_its_last_timer_is_due() -> None:
     lane.disconnected()
     assert put_on_wire(lane, NOW + 2) == []  # the clock went back
     assert put_on_wire(lane, NOW + 3) == [batch]
+
+
+def test_the_reason_of_the_last_refusal_is_told_until_a_batch_is_stored() -> None:
+    lane, batches = lane_with(1)
+    assert lane.next_to_send(NOW) is batches[0]
+    lane.sent(batches[0])
+    lane.answered(batches[0], FireOutcome.REFUSED, NOW, 0, "no space")
+    assert lane.reason == "no space"
+    lane.sent(batches[0])
+    lane.answered(batches[0], FireOutcome.STORED, NOW, 0)
+    assert lane.reason == ""

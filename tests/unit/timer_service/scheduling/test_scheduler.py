@@ -5,9 +5,9 @@ import pytest
 
 from duemq.errors import Corrupt, OffsetOutOfRange, Overloaded
 from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull
-from duemq_server.timer_service.disk.data_directory import open_store
+from duemq_server.timer_service.disk.data_directory import open_directory
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
-from duemq_server.timer_service.scheduling.fire_lane import Outcome
+from duemq_server.timer_service.scheduling.fire_lane import FireOutcome
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.log_entries import Cancelled, Dispatched
@@ -257,7 +257,7 @@ def test_a_batch_on_its_way_survives_in_the_checkpoint() -> None:
     world.checkpoint()
 
     world.kill()
-    assert world.store.replayed == 0
+    assert world.directory.replayed == 0
     world.drain()
 
 
@@ -320,7 +320,7 @@ def test_the_log_does_not_grow_with_what_is_done() -> None:
         world.now_ms += LIMITS.checkpoint_interval_ms
         world.checkpoint()
 
-    state = world.store.housekeeper.save(world.now_ms).state
+    state = world.directory.housekeeper.save(world.now_ms).state
     assert state.log_needed_from == state.position
     assert state.held == []
 
@@ -339,7 +339,7 @@ def test_timers_that_stay_in_memory_do_not_keep_the_log() -> None:
         world.housekeep()
     world.checkpoint()
 
-    state = world.store.housekeeper.save(world.now_ms).state
+    state = world.directory.housekeeper.save(world.now_ms).state
     assert state.position - state.log_needed_from < 4_000
     world.kill()
     world.drain()
@@ -351,20 +351,20 @@ def test_a_damaged_checkpoint_refuses_to_start() -> None:
     world.disk.flip(f"{DATA}/checkpoint", 100)
 
     with pytest.raises(CorruptFile, match="checkpoint"):
-        open_store(DATA, world.disk, LIMITS, START_MS)
+        open_directory(DATA, world.disk, LIMITS, START_MS)
 
 
 def test_damage_in_the_log_before_the_checkpoint_refuses_to_start() -> None:
     world = world_with(5_000, body_bytes=50)
     world.checkpoint()
-    [held] = world.store.housekeeper.save(START_MS).state.held
+    [held] = world.directory.housekeeper.save(START_MS).state.held
     world.broker.accept([START_MS], 10, "any")
     world.ingest(1)
     world.sync()
     world.disk.flip(f"{DATA}/log/{0:020d}", held.home.position + held.start)
 
     with pytest.raises(CorruptLog, match="CRC"):
-        open_store(DATA, world.disk, LIMITS, START_MS)
+        open_directory(DATA, world.disk, LIMITS, START_MS)
 
 
 def test_a_log_that_lost_what_the_checkpoint_has_seen_refuses_to_start() -> None:
@@ -373,7 +373,7 @@ def test_a_log_that_lost_what_the_checkpoint_has_seen_refuses_to_start() -> None
     world.disk.chop(f"{DATA}/log/{0:020d}", 8)
 
     with pytest.raises(Corrupt, match="acknowledged timers are gone"):
-        open_store(DATA, world.disk, LIMITS, START_MS)
+        open_directory(DATA, world.disk, LIMITS, START_MS)
 
 
 def test_a_frame_that_is_not_timed_is_refused() -> None:
@@ -397,7 +397,7 @@ def dispatch_again(world: World, offsets: list[int]) -> int:
         np.zeros(len(offsets), dtype=np.uint16),
     )
     parts = [log_entries.encode_dispatch(dispatched)]
-    position, _ = world.store.log.append(log_entries.DISPATCH, parts)
+    position, _ = world.directory.log.append(log_entries.DISPATCH, parts)
     return position
 
 
@@ -423,7 +423,7 @@ def test_a_dispatched_timer_that_is_nowhere_but_stored_is_no_loss(caplog) -> Non
     fire(world)
     world.checkpoint()
     position = dispatch_again(world, [0])
-    world.store.log.append(log_entries.ACK, [log_entries.encode_ack([position])])
+    world.directory.log.append(log_entries.ACK, [log_entries.encode_ack([position])])
     world.sync()
 
     world.kill()
@@ -443,13 +443,13 @@ def test_a_dispatched_timer_that_is_nowhere_refuses_to_start_and_says_what_to_do
     told = rf"{DATA}: 1 timers .* {DATA}/segments.* {position} \(.*keyed.* set-aside"
     for _ in range(2):
         with pytest.raises(Corrupt, match=told):
-            open_store(DATA, world.disk, LIMITS, START_MS)
+            open_directory(DATA, world.disk, LIMITS, START_MS)
 
 
 def test_a_full_disk_leaves_due_timers_where_they_fire_when_it_has_room() -> None:
     world = world_with(0, 20, 30)
     fire(world)  # its acknowledgement is held back for the next entry of the log
-    world.store.log.disk_full = True
+    world.directory.log.disk_full = True
     for wait in (20, 30):
         world.now_ms = START_MS + wait
         with pytest.raises(DiskFull):
@@ -457,7 +457,7 @@ def test_a_full_disk_leaves_due_timers_where_they_fire_when_it_has_room() -> Non
         world.scheduler.check()
     assert world.scheduler.overdue(world.now_ms) == 2
 
-    world.store.log.disk_full = False
+    world.directory.log.disk_full = False
     assert fire(world) == [1, 2]
 
 
@@ -465,11 +465,11 @@ def test_a_checkpoint_that_a_full_disk_stops_changes_nothing() -> None:
     world = world_with(0, HOUR_MS)
     fire(world)
     world.now_ms += LIMITS.checkpoint_interval_ms
-    world.store.log.disk_full = True
+    world.directory.log.disk_full = True
     with pytest.raises(DiskFull):
-        world.store.housekeeper.next_job(world.now_ms)
+        world.directory.housekeeper.next_job(world.now_ms)
 
-    world.store.log.disk_full = False
+    world.directory.log.disk_full = False
     assert world.housekeep()
     world.kill()
     world.drain()
@@ -604,6 +604,6 @@ def test_a_refused_batch_is_tried_again_later() -> None:
     world.sync()
     [batch] = world.scheduler.dispatcher.sendable(BROKER, START_MS, 1 << 20)
 
-    assert not world.scheduler.answered(batch, Outcome.REFUSED, START_MS)
+    assert not world.scheduler.answered(batch, FireOutcome.REFUSED, START_MS)
     world.drain()
     assert world.broker.delivered[0] == 1

@@ -1,7 +1,8 @@
 import pytest
 
+from duemq.protocol.record_bytes import varint
 from duemq.v1 import message_pb2
-from duemq_server.timer_service.timers.fired_records import fired, varint
+from duemq_server.timer_service.timers.fired_records import fired
 
 DUE_MS = 1_700_000_000_123
 

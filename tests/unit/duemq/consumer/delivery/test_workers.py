@@ -98,7 +98,7 @@ async def test_nothing_is_begun_after_the_queue_is_dropped(asynchronous: bool) -
 
     def receive(message) -> None:
         calls.append(message.offset)
-        work.queue.drop()
+        work.pending.drop()
 
     await walk(caller(either(receive, asynchronous)), work, asynchronous)
     assert calls == [0]

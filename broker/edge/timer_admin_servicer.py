@@ -1,0 +1,86 @@
+"""The service TimerAdmin, and what the broker asks of timer services before it serves them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from duemq.protocol import names
+from duemq.v1 import broker_pb2, timer_admin_pb2
+from duemq_server.broker.edge.commits import Commits
+from duemq_server.broker.records.timer_owners import Service
+from duemq_server.broker.store.offsets import GroupQueue
+from duemq_server.broker.store.queues import Queue
+from duemq_server.broker.store.store import Store
+
+SERVICE = timer_admin_pb2.DESCRIPTOR.services_by_name["TimerAdmin"]
+
+
+class TimerAdminServicer:
+    """Who may read %TIMER%; the servicer of TimerAdmin."""
+
+    def __init__(
+        self, store: Store, commits: Commits, store_id: int, now_ms: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._owners = store.timer_owners
+        self._commits = commits
+        self._store_id = store_id
+        self._now_ms = now_ms
+
+    async def claim(
+        self, request: broker_pb2.ClaimTimerQueuesRequest
+    ) -> broker_pb2.ClaimTimerQueuesResponse:
+        """Queues for a service, durably.  Raises the errors of ClaimTimerQueues."""
+        asked = request.service
+        service = Service(asked.id, asked.name, asked.shard, asked.shards)
+        settled = self._store.claim_timer_queues(service, request.queue_ids, self._now_ms())
+        await self._commits.wait(settled)
+        return broker_pb2.ClaimTimerQueuesResponse(store_id=self._store_id, now_ms=self._now_ms())
+
+    def check_fetch(self, request: broker_pb2.FetchFramesRequest) -> None:
+        """Raises FencedTimer if the queue is another service's."""
+        if request.topic == names.TIMER_TOPIC:
+            self._owners.check(request.queue_id, request.timer_id, self._now_ms())
+
+    async def ListTimerOwners(
+        self, _request: timer_admin_pb2.ListTimerOwnersRequest, _: Any
+    ) -> timer_admin_pb2.ListTimerOwnersResponse:
+        """Who owns each queue of %TIMER%."""
+        queues = self._store.queues_of(names.TIMER_TOPIC)
+        return timer_admin_pb2.ListTimerOwnersResponse(queues=map(self._describe, queues))
+
+    def _describe(self, queue: Queue) -> timer_admin_pb2.TimerQueueOwner:
+        key = GroupQueue(names.TIMER_GROUP, names.TIMER_TOPIC, queue.queue_id)
+        progress = self._store.offsets.find(key)
+        committed = progress.offset if progress else 0
+        told = timer_admin_pb2.TimerQueueOwner(
+            queue_id=queue.queue_id,
+            committed_offset=committed,
+            min_offset=queue.min_offset,
+            max_offset=queue.max_offset,
+            waiting=queue.records_from(max(committed, queue.min_offset)),
+        )
+        claim = self._owners.claim_of(queue.queue_id)
+        if claim is not None:
+            told.owner.CopyFrom(_to_proto(claim.service))
+            told.since_ms = claim.since_ms
+            told.last_seen_ms = self._owners.last_seen_ms(claim.service.id)
+            told.released = claim.released
+        refused = self._owners.refused_of(queue.queue_id)
+        if refused is not None:
+            told.refused.CopyFrom(_to_proto(refused[0]))
+            told.refused_ms = refused[1]
+        return told
+
+    async def ReleaseTimerQueues(
+        self, request: timer_admin_pb2.ReleaseTimerQueuesRequest, _: Any
+    ) -> timer_admin_pb2.ReleaseTimerQueuesResponse:
+        """Lets another service claim a lost one's queues."""
+        settled = self._store.release_timer_queues(request.id, self._now_ms())
+        await self._commits.wait(settled)
+        return timer_admin_pb2.ReleaseTimerQueuesResponse()
+
+
+def _to_proto(service: Service) -> broker_pb2.TimerService:
+    return broker_pb2.TimerService(
+        id=service.id, name=service.name, shard=service.shard, shards=service.shards
+    )

@@ -1,0 +1,61 @@
+"""A nameserver's process: its parts, how they are wired, in which order they start and stop.
+
+What runs by itself, all of it started here:
+
+expiry      drops silent instances the moment their report runs out (expiry.py)
+readiness   says SERVING once everybody had the time to register
+
+Shutdown, in this order: health says NOT_SERVING, so that probes and load balancers turn away; the
+watchers' streams end, which sends clients to another nameserver; calls end; the loops end.
+"""
+
+import asyncio
+
+from duemq_server.nameserver.clock import SteadyClock
+from duemq_server.nameserver.edge.metrics import expose
+from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
+from duemq_server.nameserver.expiry import Expiry
+from duemq_server.nameserver.registry import Registry
+from duemq_server.nameserver.settings import Settings
+from duemq_server.serving import process
+from duemq_server.serving.server import Server
+
+
+class Nameserver:
+    """One nameserver.  `start`, then `run` until told to stop, then `stop`."""
+
+    def __init__(self, settings: Settings, clock: SteadyClock | None = None) -> None:
+        self.server = Server(settings)
+        self._now_ms = (clock or SteadyClock()).now_ms
+        self.registry = Registry(
+            self._now_ms() + int(settings.ready_after * 1000),
+            expiry_ms=int(settings.expiry * 1000),
+            lost_kept_ms=int(settings.lost_kept * 1000),
+        )
+        self._servicer = NameserverServicer(
+            self.registry, self._now_ms, settings.watchers_max, self.server.unsent
+        )
+        expose(self.registry, self._servicer, self.server.registry)
+        self.server.add(SERVICE, self._servicer, OVERRIDES)
+
+    async def start(self, *, announced: bool = True) -> None:
+        """Serves.  Raises OSError."""
+        await self.server.start(announced=announced)
+        expiry = Expiry(self.registry, self._servicer, self._now_ms)
+        self._expiry = asyncio.create_task(expiry.run(), name="expiry")
+        self._readiness = asyncio.create_task(self._get_ready(), name="readiness")
+
+    async def _get_ready(self) -> None:
+        await asyncio.sleep(max(0, self.registry.ready_at_ms - self._now_ms()) / 1000)
+        await self.server.ready()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set.  Raises what ends a loop."""
+        await process.until(stop, self._expiry)
+
+    async def stop(self) -> None:
+        """Clean stop; the order is explained above."""
+        await self.server.drain()
+        self._servicer.close()
+        await self.server.stop()
+        await process.end(self._expiry, self._readiness)

@@ -1,0 +1,234 @@
+"""The queues in a member's hands: which are taken over, consumed, given up.  Plain Python.
+
+A queue's life here (HoldingState):
+
+    ACQUIRING ──offset known──► ACTIVE ──no longer assigned──► RELEASING ──committed──► gone, told
+        └──── no longer assigned ─────────────────────────────────────────────────────► gone, told
+    any ──fenced: another member has it, or the session is over──► gone
+
+A queue that is assigned again while it is RELEASING is acquired anew once it is gone.  Queues
+that stay assigned are never touched.  Owner and only caller: GroupShare on the event loop, which
+carries out each `Step`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from duemq.consumer.settings import StartFrom, resolved
+from duemq.errors import FencedMember
+
+if TYPE_CHECKING:
+    from duemq.consumer.fetching.fetcher import Source
+    from duemq.protocol.balance import MessageQueue
+
+# A broker's clock may be so far behind ours.
+CLOCK_BEHIND_MS_MAX = 60_000
+
+
+class HoldingState(enum.Enum):
+    """A queue's life at a member; drawn above."""
+
+    ACQUIRING = enum.auto()
+    ACTIVE = enum.auto()
+    RELEASING = enum.auto()
+
+
+class Holding:
+    """A queue that the coordinator thinks is ours."""
+
+    __slots__ = ("committed", "queue", "settled", "source", "state")
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self.queue = queue
+        self.state = HoldingState.ACQUIRING
+        self.source: Source | None = None
+        """What is pulled, once ACTIVE."""
+        self.committed = -1
+        """The last offset that the broker confirmed."""
+        self.settled: frozenset[int] = frozenset()
+        """Offsets that were sent back before it was taken over: not to be delivered."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What is to be done, in this order."""
+
+    dropped: list[Holding] = field(default_factory=list)
+    """No pull and no callback of theirs begins any more; nothing is told."""
+    rejoin: int | None = None
+    """Ask the coordinator what is true; a broker has seen this generation (0: none)."""
+    released: tuple[int, frozenset[MessageQueue]] | None = None
+    """Tell the coordinator: the answer to this generation."""
+    release: list[list[Holding]] = field(default_factory=list)
+    """Stop, wait for callbacks, commit; each list by itself."""
+    acquire: dict[str, list[Holding]] = field(default_factory=dict)
+    """Ask the broker where to begin, until it answers or they are acquiring no more."""
+
+
+class Holdings:
+    """Of one member."""
+
+    def __init__(
+        self,
+        start_from: StartFrom,
+        older: Iterable[MessageQueue],
+        now_ms: int,
+        *,
+        in_order: bool,
+    ) -> None:
+        """`older`: the queues that were there before this member, which begins now.
+
+        Only there "latest" means the end of the queue.
+        """
+        self.generation = 0
+        """Of the last assignment."""
+        self._in_order = in_order
+        self._start_from = resolved(start_from, now_ms)
+        self._began_ms = now_ms
+        self._older = set(older)
+        self._wanted: frozenset[MessageQueue] = frozenset()
+        self._answered = False  # the last claim
+        self._untold: set[MessageQueue] = set()  # given up since then
+        self._held: dict[MessageQueue, Holding] = {}
+        self._closing = False
+
+    @property
+    def all(self) -> list[Holding]:
+        """What is held."""
+        return list(self._held.values())
+
+    @property
+    def active(self) -> frozenset[MessageQueue]:
+        """The queues that are consumed now.  From any thread."""
+        held = tuple(self._held.values())
+        return frozenset(each.queue for each in held if each.state is HoldingState.ACTIVE)
+
+    def holds(self, holding: Holding) -> bool:
+        """It is not gone."""
+        return self._held.get(holding.queue) is holding
+
+    def is_acquiring(self, holding: Holding) -> bool:
+        """Its beginning is not known, and it is wanted still."""
+        return self.holds(holding) and holding.state is HoldingState.ACQUIRING
+
+    # --- what the group wants -----------------------------------------------------------------
+
+    def claim(self) -> tuple[MessageQueue, ...]:
+        """What is consumed or still being released; all else must be assigned anew.
+
+        So nothing is taken over under an assignment of a session that may be over.
+        """
+        for holding in self.all:
+            if holding.state is HoldingState.ACQUIRING:
+                del self._held[holding.queue]
+        self._wanted = self._wanted & self.active
+        self._answered, self._untold = False, set()
+        return tuple(self._held)
+
+    def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> Step:
+        """A new assignment: the whole of what shall be held from now on."""
+        self.generation, self._wanted = generation, queues
+        self._answered = True
+        untold, self._untold = self._untold - queues, set()
+        step = self._reconcile()
+        if untold:
+            step.released = (generation, frozenset(untold))
+        return step
+
+    def fenced(self) -> Step:
+        """The session is over: nothing is ours or wanted."""
+        self._wanted = frozenset()
+        return self.drop_all()
+
+    def drop_all(self) -> Step:
+        """Lets go of everything without telling."""
+        dropped = self.all
+        self._held.clear()
+        return Step(dropped)
+
+    def close(self) -> list[Holding]:
+        """No assignment counts any more; answers what is to be stopped and committed."""
+        self._closing = True
+        return self.all
+
+    # --- what became of them ------------------------------------------------------------------
+
+    def starts(self, queues: Iterable[MessageQueue]) -> Mapping[StartFrom, list[MessageQueue]]:
+        """Where the group begins in queues that it has no offset for.
+
+        With "latest" a queue that came while this member was there (a new topic, queue or broker)
+        begins when the member did: what was sent into it before it is taken over would be left out
+        otherwise.  Not at its beginning: it may be an old broker that was away for a moment.
+        """
+        since_start = max(0, self._began_ms - CLOCK_BEHIND_MS_MAX)
+        starts: defaultdict[StartFrom, list[MessageQueue]] = defaultdict(list)
+        for queue in queues:
+            new = self._start_from == "latest" and queue not in self._older
+            starts[since_start if new else self._start_from].append(queue)
+        return starts
+
+    def acquired(self, holding: Holding, source: Source, settled: frozenset[int]) -> bool:
+        """The broker answered where it begins; True: it is consumed from now on."""
+        if self._closing or not self.is_acquiring(holding):
+            return False
+        holding.source, holding.committed = source, source.pending.commit_point
+        holding.settled = settled
+        holding.state = HoldingState.ACTIVE
+        self._older.discard(holding.queue)  # has an offset now, unless its topic is made anew
+        return True
+
+    def released(self, holdings: Iterable[Holding]) -> Step:
+        """They are committed, and others may have them."""
+        gone = {holding.queue for holding in holdings if self.holds(holding)}
+        for queue in gone:
+            del self._held[queue]
+        step = self._reconcile()
+        if told := gone - self._wanted:  # the others were assigned again meanwhile: still ours
+            if self._answered:
+                step.released = (self.generation, frozenset(told))
+            else:
+                self._untold |= told  # it was claimed: only a newer assignment can be answered
+        return step
+
+    def lost(self, holding: Holding, error: FencedMember) -> Step:
+        """Another member has taken it over."""
+        step = self._drop(holding)
+        if step.dropped:
+            self._wanted -= {holding.queue}
+            step.rejoin = int(error.limit) if error.limit.isdecimal() else 0
+        return step
+
+    def out_of_range(self, holding: Holding) -> Step:
+        """Its next offset does not exist: it is acquired anew, the broker knows one that does."""
+        step = self._drop(holding)
+        again = self._reconcile()
+        again.dropped = step.dropped
+        return again
+
+    def _drop(self, holding: Holding) -> Step:
+        if not self.holds(holding):
+            return Step()
+        del self._held[holding.queue]
+        return Step([holding])
+
+    def _reconcile(self) -> Step:
+        """What leads from what is held to what is wanted."""
+        step = Step()
+        if self._closing:
+            return step
+        going: defaultdict[object, list[Holding]] = defaultdict(list)
+        for queue, holding in self._held.items():
+            if queue not in self._wanted and holding.state is not HoldingState.RELEASING:
+                holding.state = HoldingState.RELEASING
+                # In order each waits for its callbacks without limit: not for those of others.
+                going[queue if self._in_order else queue.broker].append(holding)
+        step.release = list(going.values())
+        for queue in self._wanted - self._held.keys():
+            holding = self._held[queue] = Holding(queue)
+            step.acquire.setdefault(queue.broker, []).append(holding)
+        return step

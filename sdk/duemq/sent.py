@@ -1,0 +1,144 @@
+"""What is known of a message that was sent: on its way, and stored.  Views of its batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, Self, TypeVar
+
+__all__ = ["PendingSend", "Receipt"]
+
+log = logging.getLogger("duemq.producer")
+
+T = TypeVar("T")
+
+
+class _Batch(Protocol):
+    """What is seen here of producing.batch.Batch."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    base_offset: int
+    store_ms: int
+    done: bool
+
+    @property
+    def timed(self) -> bool: ...
+    def message_id(self, index: int) -> str: ...
+    def handle_of(self, index: int) -> str: ...
+    def due_ms_of(self, index: int) -> int: ...
+    def tell(self, first: int, count: int = 1) -> None: ...
+    def on_done(self, wake: Callable[[], None]) -> bool: ...
+
+
+class Receipt:
+    """A message is stored, durably.
+
+    A message without due time: `queue`, `offset`.  A delayed one: `handle`, `due_ms`.  The others
+    of these are None.
+    """
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: _Batch, index: int) -> None:
+        """Made by producers."""
+        self._batch = batch
+        self._index = index
+
+    @property
+    def message_id(self) -> str:
+        """Unique."""
+        return self._batch.message_id(self._index)
+
+    @property
+    def topic(self) -> str:
+        """Where it was sent."""
+        return self._batch.topic
+
+    @property
+    def broker(self) -> str:
+        """The broker that stored it."""
+        return self._batch.broker
+
+    @property
+    def queue(self) -> int | None:
+        """The number of its queue."""
+        return None if self._batch.timed else self._batch.queue_id
+
+    @property
+    def offset(self) -> int | None:
+        """Its place in the queue."""
+        return None if self._batch.timed else self._batch.base_offset + self._index
+
+    @property
+    def store_ms(self) -> int:
+        """When the broker stored it, ms since the epoch, by the broker's clock."""
+        return self._batch.store_ms
+
+    @property
+    def handle(self) -> str | None:
+        """What `cancel` takes."""
+        return self._batch.handle_of(self._index) if self._batch.timed else None
+
+    @property
+    def due_ms(self) -> int | None:
+        """When it will be delivered, ms since the epoch, as the broker resolved it."""
+        return self._batch.due_ms_of(self._index) if self._batch.timed else None
+
+    def __repr__(self) -> str:
+        where = (
+            f"due_ms={self.due_ms} handle={self.handle}"
+            if self._batch.timed
+            else f"{self.broker}/{self.queue}@{self.offset}"
+        )
+        return f"<Receipt {self.message_id} {self.topic} {where}>"
+
+
+class PendingSend:
+    """A message on its way."""
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: _Batch, index: int) -> None:
+        """Made by producers."""
+        self._batch = batch
+        self._index = index
+
+    def done(self) -> bool:
+        """It is stored, or has failed: its result is there."""
+        return self._batch.done
+
+    @property
+    def message_id(self) -> str:
+        """Unique; known before the message is stored."""
+        return self._batch.message_id(self._index)
+
+    @property
+    def topic(self) -> str:
+        """Where it was sent."""
+        return self._batch.topic
+
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
+        """Calls `callback` with this receipt once it is done; at once, and here, if it is.
+
+        Else in the producer's event loop (of a blocking producer: the thread "duemq-io"), which it
+        must not hold up: no blocking call of a client in it.  What it raises is logged.
+        """
+        self._batch.tell(self._index)
+        once = [callback]
+
+        def call() -> None:
+            with suppress(IndexError):
+                _call(once.pop(), self)
+
+        if not self._batch.on_done(call):
+            call()
+
+
+def _call(callback: Callable[[T], object], pending: T) -> None:
+    try:
+        callback(pending)
+    except Exception:
+        log.exception("the callback of a receipt failed")

@@ -1,0 +1,106 @@
+"""Blocking calls to nameservers and brokers, for tools: no event loop, no pipeline, no group.
+
+For what lives in a process with an event loop of its own, whose loop a second one would wake at
+every event (the exporter of traces in brokers), in processes that are forked and short-lived
+(Spark's Python workers), or must not share the code that it checks (audits).
+
+Not for several threads.  Made where it is used: connections survive neither a fork nor a pickle.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from duemq.errors import DuemqError, Unavailable
+from duemq.transport import channel, status
+from duemq.transport.cluster_client import Addresses, nameservers_of
+from duemq.v1 import broker_pb2, broker_pb2_grpc
+
+T = TypeVar("T")
+Pick = Callable[[grpc.Channel], Callable[..., T]]
+"""Which method of which stub: `lambda to: BrokerStub(to).Send`."""
+
+
+class BlockingClient:
+    """Connections to the servers of a cluster, made with the first call to each."""
+
+    def __init__(self, nameservers: Addresses, call_timeout_s: float) -> None:
+        """`call_timeout_s`: of one attempt.  Raises InvalidArgument for what is no address."""
+        self.nameservers = nameservers_of(nameservers)
+        self._call_timeout_s = call_timeout_s
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections; the next call makes them anew."""
+        for opened in self._channels.values():
+            opened.close()
+        self._channels.clear()
+
+    def call(self, address: str, method: Pick[T], request: Message) -> T:
+        """One attempt.  Raises DuemqErrors."""
+        with _duemq_errors(address):
+            return method(self._channel(address))(request, timeout=self._call_timeout_s)
+
+    def first(
+        self, address: str, method: Pick[Iterable[T]], request: Message, timeout_s: float
+    ) -> T:
+        """The first answer of a stream, which is ended then.  Raises DuemqErrors."""
+        stream = method(self._channel(address))(request, timeout=timeout_s)
+        try:
+            with _duemq_errors(address):
+                for answer in stream:
+                    return answer
+        finally:
+            stream.cancel()  # type: ignore[attr-defined]  # it is a call, too
+        raise Unavailable(f"{address}: the stream ended without an answer")
+
+    def ask(self, method: Pick[T], request: Message) -> T:
+        """The answer of the first nameserver that is there.  Raises DuemqErrors."""
+        failures: list[DuemqError] = []
+        for address in self.nameservers:
+            try:
+                return self.call(address, method, request)
+            except DuemqError as error:
+                if not error.retryable:
+                    raise
+                failures.append(error)
+        raise failures[-1]
+
+    def pull(self, address: str, request: broker_pb2.PullRequest) -> broker_pb2.QueueRecords | None:
+        """What a broker has of the request's one queue; None: nothing now.  Raises DuemqErrors."""
+        answer: broker_pb2.PullResponse = self.call(
+            address, lambda to: broker_pb2_grpc.BrokerStub(to).Pull, request
+        )
+        for queue in answer.queues:
+            if queue.HasField("error"):
+                raise status.from_proto(queue.error)
+            return queue
+        return None
+
+    def _channel(self, address: str) -> grpc.Channel:
+        if address not in self._channels:
+            self._channels[address] = grpc.insecure_channel(address, options=channel.OPTIONS)
+        return self._channels[address]
+
+
+@contextmanager
+def _duemq_errors(address: str) -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise status.from_rpc_error(error, address) from error

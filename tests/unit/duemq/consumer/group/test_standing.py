@@ -1,0 +1,93 @@
+"""Whom a member asks, and what an error means to it."""
+
+import pytest
+
+from duemq.consumer.group.standing import REPLACED, After, Standing
+from duemq.errors import FencedMember, NotCoordinator, Rejected, Timeout, Unavailable
+from duemq.protocol.balance import coordinator
+
+BROKERS = ("a", "b", "c")
+CHOSEN = coordinator("g", BROKERS)
+OTHER = next(each for each in BROKERS if each != CHOSEN)
+
+
+@pytest.fixture
+def standing():
+    return Standing("g", session_timeout_ms=10_000)
+
+
+def test_it_asks_the_coordinator_that_everyone_computes(standing):
+    assert standing.ask(BROKERS) == CHOSEN
+    with pytest.raises(Unavailable):
+        standing.ask(())
+
+
+def test_it_asks_who_was_named_and_only_once(standing):
+    assert standing.failed(NotCoordinator("m", limit=OTHER)) is After.JOIN_AGAIN
+    assert [standing.ask(BROKERS), standing.ask(BROKERS)] == [OTHER, CHOSEN]
+
+
+def test_it_disagrees_where_it_sees_another_coordinator(standing):
+    assert standing.disagrees(OTHER, BROKERS)
+    assert not standing.disagrees(CHOSEN, BROKERS)
+    assert not standing.disagrees(CHOSEN, ())  # it sees none
+
+
+@pytest.mark.parametrize(
+    ("error", "after"),
+    [
+        (Unavailable("gone"), After.JOIN_AGAIN),
+        (Timeout("silent"), After.JOIN_AGAIN),
+        (FencedMember("the session is over"), After.LET_GO),
+        (FencedMember("a newer process", field=REPLACED), After.GIVE_UP),
+        (Rejected("another strategy"), After.GIVE_UP),
+    ],
+)
+def test_what_an_error_means(standing, error, after):
+    assert standing.failed(error) is after
+
+
+def test_a_hello_names_the_newest_generation_known(standing):
+    assert standing.hello_generation == 0
+    standing.assigned(5, "a", ["m1", "m2"])
+    standing.seen(3)
+    assert standing.hello_generation == 5
+    standing.seen(8)
+    assert (standing.hello_generation, standing.generation) == (8, 5)
+    assert (standing.coordinator, standing.members) == ("a", ["m1", "m2"])
+
+
+def test_a_coordinator_that_is_silent_for_a_heartbeat_is_given_up(standing):
+    standing.begin()
+    standing.beat()
+    standing.heard(0)
+    standing.beat()
+    with pytest.raises(Timeout, match=r"within 2\.5 s"):
+        standing.beat()
+    standing.begin()  # a new session starts anew
+    standing.beat()
+
+
+def test_who_leaves_owes_a_goodbye_until_it_is_heard(standing):
+    standing.leave(silently=False)
+    assert standing.leaving
+    assert standing.owes_goodbye
+    assert standing.stream_ended()
+    assert not standing.stream_ended()
+
+
+def test_a_static_member_and_a_silent_one_say_no_goodbye(standing):
+    static = Standing("g", 10_000, incarnation=1)
+    static.leave(silently=False)
+    standing.leave(silently=True)
+    for each in (static, standing):
+        assert each.leaving
+        assert not each.owes_goodbye
+        assert not each.stream_ended()
+
+
+def test_a_goodbye_is_said_only_while_the_group_still_has_the_member(standing):
+    assert not standing.may_say_goodbye(0)  # never heard
+    standing.heard(1_000)
+    assert standing.may_say_goodbye(11_000)
+    assert not standing.may_say_goodbye(11_001)

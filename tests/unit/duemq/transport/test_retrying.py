@@ -1,0 +1,62 @@
+import time
+
+import pytest
+
+from duemq.errors import InvalidArgument, Overloaded, Unavailable
+from duemq.transport import retrying
+from duemq.transport.retrying import Backoff
+
+
+def test_waits_grow_within_their_bounds_and_begin_anew():
+    backoff = Backoff(0.1, 2.0)
+    waits = [backoff.next_s() for _ in range(50)]
+    assert all(0.1 <= wait <= 2.0 for wait in waits)
+    assert waits[0] <= 0.2
+    assert backoff.attempts == 50
+    backoff.reset()
+    assert backoff.attempts == 0
+    assert backoff.next_s() <= 0.2
+
+
+def test_a_long_outage_does_not_overflow():
+    backoff = Backoff(0.1, 2.0)
+    backoff.attempts = 10_000
+    assert backoff.next_s() <= 2.0
+
+
+def test_what_may_be_repeated_is_until_it_succeeds():
+    answers = [Unavailable("gone"), Overloaded("full"), 7]
+
+    def attempt():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert retrying.until_blocking(time.monotonic() + 60, attempt) == 7
+    assert answers == []
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("no"), ValueError("no")])
+def test_what_fails_for_good_is_raised_at_once(error):
+    attempts = []
+
+    def attempt():
+        attempts.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        retrying.until_blocking(time.monotonic() + 60, attempt)
+    assert len(attempts) == 1
+
+
+def test_there_is_one_attempt_however_late_it_is():
+    attempts = []
+
+    def attempt():
+        attempts.append(1)
+        raise Unavailable("gone")
+
+    with pytest.raises(Unavailable, match="gone"):
+        retrying.until_blocking(time.monotonic() - 1, attempt)
+    assert len(attempts) == 1

@@ -1,0 +1,93 @@
+"""Runs what housekeeping wants done on the disk: one job at a time, in the thread `timer-disk`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from duemq_server.storage.errors import DiskFull, LogFull
+from duemq_server.timer_service import malloc
+from duemq_server.timer_service.disk.data_directory import DataDirectory
+from duemq_server.timer_service.disk.housekeeping import Save
+from duemq_server.timer_service.log_loop import LogLoop
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.25  # after a full disk
+TRIM_INTERVAL_S = 1.0
+
+
+class DiskJobs:
+    """Flushes, loads and checkpoints, as housekeeping.py chooses them."""
+
+    def __init__(
+        self, directory: DataDirectory, log_loop: LogLoop, now_ms: Callable[[], int]
+    ) -> None:
+        self._directory = directory
+        self._log_loop = log_loop
+        self._now_ms = now_ms
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="timer-disk")
+        self._work = asyncio.Event()
+        self._done = 0  # since memory was given back
+        self._trimmed_s = self._loop.time()
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._work.set()
+
+    async def run(self) -> None:
+        """For ever.  Raises StorageError when the disk has failed."""
+        keeper = self._directory.housekeeper
+        while True:
+            self._work.clear()
+            try:
+                job = keeper.next_job(self._now_ms())
+                if job is None:
+                    self._directory.scheduler.flush_acks()
+            except (LogFull, DiskFull):
+                await self._log_loop.progress_or(RETRY_S)
+                continue
+            if job is None:
+                await self._give_back_memory()
+                now = self._now_ms()
+                await self._work_or((keeper.next_look_ms(now) - now) / 1000)
+                continue
+            if isinstance(job, Save):
+                await self._log_loop.durable(job.position)
+            await self._run(job.run)
+            keeper.finish(job, self._now_ms())
+            self._done += 1
+
+    async def _work_or(self, timeout_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._work.wait()
+
+    async def _run(self, work: Callable[[], None]) -> None:
+        """Runs a job, again and again while the disk is full: nothing is lost meanwhile."""
+        tries = 0
+        while True:
+            try:
+                await self._loop.run_in_executor(self._thread, work)
+                break
+            except DiskFull as error:
+                log.log(logging.DEBUG if tries else logging.ERROR, "%s; trying again", error)
+                tries += 1
+                await asyncio.sleep(RETRY_S)
+        if tries:
+            log.warning("there is space again, after %d tries", tries)
+
+    async def _give_back_memory(self) -> None:
+        """Returns freed memory to the operating system, a while after work was done."""
+        if self._done and self._loop.time() - self._trimmed_s > TRIM_INTERVAL_S:
+            self._trimmed_s = self._loop.time()
+            self._done = 0
+            await self._loop.run_in_executor(self._thread, malloc.give_back)
+
+    async def close(self) -> None:
+        """Waits for the job that is being run.  `run` must have ended."""
+        await asyncio.to_thread(self._thread.shutdown)

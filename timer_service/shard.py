@@ -1,0 +1,182 @@
+"""One shard at work: the core, the loops around it, and what the faces ask of them.
+
+Owned by the event loop.  Threads: two `timerlog-writer` sync the log; `timer-disk` runs one job at
+a time, `timer-look-up` one look-up (cancels.py).  All come back through `call_soon_threadsafe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from duemq.errors import DuemqError, Internal, InvariantError
+from duemq_server.storage.errors import DiskFull, LogFull, StorageError
+from duemq_server.storage.writer import Commit
+from duemq_server.timer_service.cancels import Cancels
+from duemq_server.timer_service.disk.data_directory import DataDirectory, save_now
+from duemq_server.timer_service.disk_jobs import DiskJobs
+from duemq_server.timer_service.far.numbering import Source
+from duemq_server.timer_service.firing import RETRY_S, Firing
+from duemq_server.timer_service.log_loop import LogLoop
+from duemq_server.timer_service.scheduling.cancelling import NOT_YET, source_of
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
+from duemq_server.timer_service.scheduling.lateness import Lateness
+from duemq_server.timer_service.scheduling.scheduler import Ingested
+from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
+
+log = logging.getLogger(__name__)
+
+
+class Shard:
+    """One shard's timers, alive."""
+
+    def __init__(
+        self, directory: DataDirectory, on_commit: Callable[[Commit], None] | None = None
+    ) -> None:
+        self.directory = directory
+        self.scheduler = directory.scheduler
+        self.lateness = Lateness()
+        self.log_loop = LogLoop(directory.log, self.scheduler, on_commit)
+        self.firing = Firing(self.scheduler, self.log_loop)
+        self.disk_jobs = DiskJobs(directory, self.log_loop, self.firing.now_ms)
+        self._cancels = Cancels(
+            self.scheduler, self.firing.ahead_ms, lambda: self.log_loop.progress_or(RETRY_S)
+        )
+        self._streams: dict[str, object] = {}
+        self._arrived = asyncio.Event()
+        self._short = False  # of space, at the last look
+
+    async def ingest(
+        self, source: SourceId, broker: str, frames: bytes, fetched_from: int
+    ) -> Ingested:
+        """Takes frames over that were fetched from an offset on.
+
+        Waits while the log is full, or the disk nearly so.  Raises Corrupt, OffsetOutOfRange,
+        Internal (the process is going to stop).
+        """
+        while True:
+            if self._short_of_space():
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                ingested = self.scheduler.ingest(
+                    source, broker, frames, self.firing.now_ms(), fetched_from
+                )
+                break
+            except (LogFull, DiskFull):
+                await self.log_loop.progress_or(RETRY_S)
+            except (StorageError, InvariantError) as error:
+                self.log_loop.fail(error)
+                raise Internal(f"frames of {broker} not taken over: {error}") from error
+        if ingested.timers:
+            self._arrived.set()
+            self._arrived = asyncio.Event()
+            if self.scheduler.memtable_full():
+                self.disk_jobs.wake()
+        return ingested
+
+    def _short_of_space(self) -> bool:
+        short = self.directory.housekeeper.short_of_space()
+        if short != self._short:
+            self._short = short
+            log.log(
+                logging.ERROR if short else logging.WARNING,
+                "less than %d bytes are free: nothing is taken over"
+                if short
+                else "%d bytes are free again: taking over",
+                self.scheduler.limits.free_bytes_min,
+            )
+        return short
+
+    def answered(
+        self, batch: FireBatch, outcome: FireOutcome, store_ms: int, reason: str = ""
+    ) -> None:
+        """A broker answered a batch, and why it refused it."""
+        now = self.firing.now_ms()
+        try:
+            stored = self.scheduler.answered(batch, outcome, now, reason)
+        except (LogFull, DiskFull):
+            stored = outcome is FireOutcome.STORED  # the acknowledgements are kept for later
+        if stored:
+            self.lateness.record(batch.due_ms, store_ms, now, batch.past_due)
+
+    def connected(self, broker: str, stream: object) -> None:
+        """A broker can be sent to by `stream`, and by no other stream any more."""
+        if broker in self._streams:
+            self.scheduler.dispatcher.disconnected(broker, self.firing.now_ms())
+        self._streams[broker] = stream
+        self.scheduler.dispatcher.connected(broker)
+
+    def disconnected(self, broker: str, stream: object) -> None:
+        """The stream to a broker ended."""
+        if self._streams.get(broker) is stream:
+            del self._streams[broker]
+            self.scheduler.dispatcher.disconnected(broker, self.firing.now_ms())
+
+    async def cancel(
+        self, handles: Sequence[Cancelled], timeout_s: float
+    ) -> list[str | DuemqError]:
+        """Cancels; waits for timers to arrive that have not, and for the disk.
+
+        Outcome NOT_YET: it did not arrive in time.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        outcomes, end = await self._cancels.decide(handles)
+        while waiting := [at for at, outcome in enumerate(outcomes) if outcome == NOT_YET]:
+            arrived = await self._arrival(handles, waiting, deadline)
+            if not arrived:
+                break
+            decided = await self._cancels.decide([handles[at] for at in arrived])
+            end = max(end, decided.end)
+            for at, outcome in zip(arrived, decided.outcomes, strict=True):
+                outcomes[at] = outcome
+        await self.log_loop.durable(end)
+        return outcomes
+
+    async def _arrival(
+        self, handles: Sequence[Cancelled], waiting: Sequence[int], deadline: float
+    ) -> list[int]:
+        """Waits until some of the timers arrived; those.  Empty: none did until the deadline."""
+        first: dict[SourceId, Cancelled] = {}
+        for at in waiting:
+            handle = handles[at]
+            if handle.offset < first.setdefault(handle.source, handle).offset:
+                first[handle.source] = handle
+        scheduler = self.scheduler
+        try:
+            async with asyncio.timeout_at(deadline):
+                while all(source_of(scheduler, handle) is None for handle in first.values()):
+                    await self._arrived.wait()
+        except TimeoutError:
+            return []
+        return [at for at in waiting if source_of(scheduler, handles[at]) is not None]
+
+    def overdue(self) -> int:
+        """Timers that are due and not dispatched, wherever they lie."""
+        return self.scheduler.overdue(self.firing.now_ms())
+
+    def sources(self) -> list[Source]:
+        """Every source ever seen."""
+        return self.scheduler.numbers.sources
+
+    async def stop(self) -> None:
+        """Syncs the log and saves a last checkpoint.  The task of `disk_jobs` must have ended."""
+        self.firing.stop()
+        failed = self.log_loop.failed
+        healthy = not failed.done()
+        await self.disk_jobs.close()
+        await self._cancels.stop()
+        await self.log_loop.stop()
+        if healthy and not self.directory.log.disk_full:
+            try:
+                await asyncio.to_thread(self._last_save)
+            except StorageError as error:
+                log.error("no last checkpoint: %s", error)
+        if not failed.done():
+            failed.cancel()
+        self.directory.log.close()
+
+    def _last_save(self) -> None:
+        if not self.scheduler.flushing:
+            save_now(self.directory.log, self.directory.housekeeper, self.firing.now_ms())
