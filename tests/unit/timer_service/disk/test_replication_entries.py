@@ -12,7 +12,7 @@ def test_a_start_passes_over_what_replication_wrote(kind: int) -> None:
     world = World()
     world.broker.accept([START_MS], 10, "keyed")
     world.ingest(1)
-    world.store.log.append(kind, [epoch.encode(1, bytes(16), START_MS)])
+    world.directory.log.append(kind, [epoch.encode(1, bytes(16), START_MS)])
     world.sync()
     world.kill()
     world.drain()
@@ -21,7 +21,7 @@ def test_a_start_passes_over_what_replication_wrote(kind: int) -> None:
 
 def test_a_start_refuses_an_entry_that_it_does_not_know() -> None:
     world = World()
-    world.store.log.append(31, [b""])
+    world.directory.log.append(31, [b""])
     world.sync()
     with pytest.raises(Corrupt, match="unknown kind 31"):
         world.kill()
