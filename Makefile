@@ -8,7 +8,7 @@ RUN := .venv/bin/python -m
 # Side by side, a file in one process (tests/conftest.py); PYTEST=-n0 has one after the other.
 TESTS := pytest -q -n logical --maxprocesses 4
 
-.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove fuzz bench chart clients kind-prepare kind-test clean
+.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove simulate fuzz bench chart clients kind-prepare kind-test clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -29,12 +29,13 @@ setup: .venv/.ready ## Makes the environment in .venv/ (once).
 	.venv-proto/bin/python -m pip install $(PIP) --require-hashes -r requirements/proto.txt
 	touch .venv-proto/.ready
 
-proto: .venv-proto/.ready ## Generates sdk/duemq/v1 from protos/.
-	.venv-proto/bin/python protos/generate.py sdk
+proto: .venv-proto/.ready ## Generates sdk/duemq/v1, and the stubs of the etcd store, from protos/.
+	.venv-proto/bin/python protos/generate.py sdk server
 
 drift: .venv-proto/.ready ## Fails if the committed stubs are not what protos/ says.
-	rm -rf .drift && mkdir .drift && .venv-proto/bin/python protos/generate.py .drift
-	diff -r -x __pycache__ -x __init__.py .drift/duemq/v1 sdk/duemq/v1 && rm -rf .drift
+	rm -rf .drift && mkdir .drift && .venv-proto/bin/python protos/generate.py .drift .drift
+	diff -r -x __pycache__ -x __init__.py .drift/duemq/v1 sdk/duemq/v1
+	diff -r -x __pycache__ -x __init__.py .drift/duemq_server/replication/stores/etcd_v3 replication/stores/etcd_v3 && rm -rf .drift
 
 lock: ## Renews the pinned requirements (needs uv).
 	cd requirements && for f in build proto server dev; do uv pip compile -q --generate-hashes --no-emit-index-url --no-header --python-version 3.11 $$f.in -o $$f.txt; done
@@ -74,6 +75,9 @@ crash: setup ## A longer crash campaign (CRASH_ROUNDS).
 
 prove: setup ## A longer proof of consumption under disturbance (CONSUMPTION_SECONDS, CRASH_SEED).
 	CONSUMPTION_SECONDS=$${CONSUMPTION_SECONDS:-600} $(RUN) pytest -q -s tests/cluster/test_consumption.py
+
+simulate: setup ## A longer simulation of replicas (SEEDS histories, from FIRST on).
+	SIMULATION_SEEDS=$${SEEDS:-20000} SIMULATION_FIRST=$${FIRST:-1000} $(RUN) pytest -q tests/simulation -k history --timeout=0
 
 fuzz: setup ## A longer property campaign; SEED=n repeats one.
 	seed=$${SEED:-$$(date +%s)}; echo "SEED=$$seed"; $(RUN) pytest -q tests/property --timeout=0 --hypothesis-profile=campaign --hypothesis-seed=$$seed

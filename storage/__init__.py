@@ -8,6 +8,7 @@ Knows no gRPC, no asyncio, no clock, and nothing of messages but their frame.
 | `frame`         | message frame: a batch of records, the body of an entry |
 | `segment`       | one file of a log |
 | `log`           | `SegmentedLog`: append, group commit, read, retention; two writer threads |
+| `replicas`      | `ReplicaLog`, which others hold too; its `epoch` entries; `catching_up` |
 | `recovery`      | where a log ends after a crash: torn tail or damage |
 | `writer`        | `LogWriter`, the thread that commits groups |
 | `durable_mark`  | how far a log is durable |

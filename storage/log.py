@@ -12,6 +12,8 @@ Owners: `append` is called by any thread.  `LogWriter`, or a test, writes by
 `write_group` and `sync`: one thread may write while another syncs what was written
 before.  Any thread reads.  `recover` comes before all of it.
 
+A log with replicas is a ReplicaLog (replicas/replica_log.py).
+
 Files of the directory: segments (segment.py), `durable` (durable_mark.py), and
 `<segment>.broken-<position>`, what a recovery cut off (recovery.py).
 """
@@ -52,7 +54,9 @@ _BOUNDARIES_MAX = 64
 logger = logging.getLogger(__name__)
 
 
-class _Pending(NamedTuple):
+class Pending(NamedTuple):
+    """An entry that waits for the disk."""
+
     position: int
     kind: int
     parts: Sequence[Buffer]
@@ -89,6 +93,8 @@ class SegmentedLog:
         """The last write found no space; `append` refuses until one succeeds."""
         self.on_append: Callable[[], None] | None = None
         """Called when an entry was appended and none waited before; the writer's."""
+        self.on_written: Callable[[int], None] | None = None
+        """Called with where a group ends that was written, by the thread that did."""
         self._disk = disk
         self._files = files or OpenFiles(disk)
         self._verify_from = start_at
@@ -100,9 +106,9 @@ class SegmentedLog:
         self._write_lock = threading.Lock()
         # Guards durable_position, the mark, and the writer's file against its closing.
         self._sync_lock = threading.Lock()
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[Pending] = deque()
         self._pending_bytes = 0
-        self._group: list[_Pending] = []  # being written; kept for a retry
+        self._group: list[Pending] = []  # being written; kept for a retry
         self._boundaries: deque[int] = deque(maxlen=_BOUNDARIES_MAX)
         self._failure: DiskFailed | None = None
         self.entries_written = 0
@@ -188,7 +194,12 @@ class SegmentedLog:
             if last:
                 self._end_recovery(segment, scan.stop, durable)
             elif scan.stop.position != self._segments[index + 1].start:
-                raise self._corrupt(scan.stop.position, scan.stop.reason)
+                self._end_early(index, scan.stop, durable)
+                return
+
+    def _end_early(self, index: int, stop: recovery.Stop, durable: int) -> None:
+        """The entries end within a segment that is not the last."""
+        raise self._corrupt(stop.position, stop.reason)
 
     def _first_to_verify(self, from_position: int) -> int:
         """An entry's start, some way before the owner's starting point if one is known."""
@@ -206,7 +217,7 @@ class SegmentedLog:
     def _end_recovery(self, segment: Segment, stop: recovery.Stop, durable: int) -> None:
         file = self._files.get(segment.path)
         tail = recovery.search(file, segment, stop.position)
-        if recovery.is_damage(stop, tail, durable):
+        if self._is_damage(stop, tail, durable):
             raise self._corrupt(
                 stop.position, f"{stop.reason}; valid entries follow at {tail.valid_position}"
             )
@@ -223,6 +234,9 @@ class SegmentedLog:
                 f"; LOST: it had been durable up to {durable}" if lost else "",
             )
         self._open_for_writing(stop.position)
+
+    def _is_damage(self, stop: recovery.Stop, tail: recovery.Tail, durable: int) -> bool:
+        return recovery.is_damage(stop, tail, durable)
 
     def _open_for_writing(self, end: int) -> None:
         if self._segments:
@@ -262,7 +276,7 @@ class SegmentedLog:
             self._check_writable(length)
             position = self.end_position
             first = not self._pending
-            self._pending.append(_Pending(position, kind, parts, body_length, length))
+            self._pending.append(Pending(position, kind, parts, body_length, length))
             self._pending_bytes += length
             self.end_position = end = position + length
             self._note_boundary(position)
@@ -301,7 +315,10 @@ class SegmentedLog:
     def write_group(self) -> Group | None:
         """As write_pending, but leaves the sync to a later `sync`."""
         with self._write_lock:
-            return self._write_group()
+            group = self._write_group()
+        if group is not None and self.on_written is not None:
+            self.on_written(group.end_position)
+        return group
 
     def _write_group(self) -> Group | None:
         if self._failure is not None:
@@ -337,9 +354,9 @@ class SegmentedLog:
             self._mark.sync()
         self._lost = False
 
-    def _take_group(self) -> list[_Pending]:
+    def _take_group(self) -> list[Pending]:
         """Takes what fits a group and one segment; at least one entry if any waits."""
-        group: list[_Pending] = []
+        group: list[Pending] = []
         with self._lock:
             if not self._pending:
                 return group
@@ -355,11 +372,11 @@ class SegmentedLog:
                 group.append(self._pending.popleft())
         return group
 
-    def _needs_roll(self, segment: Segment, first: _Pending) -> bool:
+    def _needs_roll(self, segment: Segment, first: Pending) -> bool:
         end = first.position + first.length
         return end - segment.start > self.segment_bytes and first.position > segment.start
 
-    def _writer_for(self, first: _Pending) -> SegmentWriter:
+    def _writer_for(self, first: Pending) -> SegmentWriter:
         """The writer of the segment that takes an entry; closes a full one before."""
         if self._writer is not None and not self._needs_roll(self._writer.segment, first):
             return self._writer
@@ -377,14 +394,18 @@ class SegmentedLog:
             self._segments = (*self._segments, segment)
         return writer
 
-    def _encode(self, group: Sequence[_Pending], size: int) -> list[Buffer]:
-        synced = self.durable_position
+    def _encode(self, group: Sequence[Pending], size: int) -> list[Buffer]:
+        synced = self._proven_position()
         buffers: list[Buffer] = []
         for entry in group:
             buffers += record.encode(
                 entry.kind, entry.parts, entry.body_length, entry.position, synced
             )
         return [b"".join(buffers)] if size <= JOIN_BYTES_MAX else buffers
+
+    def _proven_position(self) -> int:
+        """What the entries of a group say to have been durable when they were written."""
+        return self.durable_position
 
     def sync(self) -> int:
         """Makes everything written before the call durable; answers the durable position.

@@ -4,11 +4,12 @@ off  size  field            meaning
  0    4    crc32c           CRC-32C of bytes [4, length)
  4    2    magic            0xD0E1
  6    1    version          1
- 7    1    kind             the owner's; 1 is a message frame (frame.py)
+ 7    1    kind             the owner's; 1 is a message frame (frame.py), 32 on are replication's
  8    4    length           whole entry, this header and the padding included; a multiple of 8
 12    4    body_length      bytes of the body; the rest up to `length` is zeros
 16    8    position         where the entry lies in its log
-24    8    synced_position  the log was known to be durable up to here when this was written
+24    8    synced_position  the log was known to be durable up to here when this was written;
+                          of a log with replicas: committed, so durable on each that is in sync
 32    n    body
 
 The CRC covers every byte after itself, so a flipped length or kind is caught.
@@ -41,6 +42,8 @@ MAGIC_BYTES = MAGIC.to_bytes(2, "little")
 MAGIC_OFFSET = 4
 VERSION = 1
 ALIGNMENT = 8
+REPLICATION_KINDS = 32
+"""Kinds from here on are replication's: whoever replays a log passes over them."""
 ENTRY_BYTES_MAX = 64 * 1024 * 1024
 """Largest entry.  A length beyond it is damage and is never allocated."""
 
@@ -132,6 +135,39 @@ def decode(buffer: memoryview, at: int = 0, position: int | None = None) -> Entr
         raise InvalidEntryError(f"belongs at position {own}, found at {position}")
     start = at + HEADER_BYTES
     return Entry(own, kind, buffer[start : start + body_length], own + length, synced)
+
+
+def whole_entries(run: memoryview) -> int:
+    """Bytes of the entries that lie whole at the run's start, by their headers alone.
+
+    0 if not even the first does.
+    """
+    at = 0
+    while at + HEADER_BYTES <= len(run):
+        length = plausible_length(run, at)
+        if not length or at + length > len(run):
+            break
+        at += length
+    return at
+
+
+def claim_of(run: memoryview, position: int) -> int:
+    """The highest `synced_position` that a run of whole entries carries.
+
+    Looks at the headers only: that they lie one behind the other from `position` on, to the run's
+    end.  Raises InvalidEntryError.
+    """
+    at = claim = 0
+    while at < len(run):
+        length = plausible_length(run, at) if at + HEADER_BYTES <= len(run) else 0
+        if not length or at + length > len(run):
+            raise InvalidEntryError(f"no whole entry at {position + at}")
+        *_, own, synced = HEADER.unpack_from(run, at)
+        if own != position + at:
+            raise InvalidEntryError(f"belongs at position {own}, not at {position + at}")
+        claim = max(claim, synced)
+        at += length
+    return claim
 
 
 def split(buffer: Buffer) -> Iterator[Entry]:

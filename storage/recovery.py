@@ -17,6 +17,10 @@ The last row holds because a segment is synced before its successor is made.  A
 group's entries carry the position that was durable when the group was written,
 so the third row does not depend on the mark, which a power failure may set back.
 
+A log that is catching up with its leader's (replicas/catching_up.py) is cut at p in every case: its
+entries may say of themselves what is true on other disks only, nobody counts on it, and what goes
+is fetched anew.
+
 A cut before what was durable means that acknowledged data are gone (a truncated
 file, a disk that lied about a sync).  The log starts without them, since they
 are the end of it and nothing valid is skipped, but says so as an error.
@@ -25,7 +29,7 @@ are the end of it and nothing valid is skipped, but says so as an error.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from duemq_server.storage import record
@@ -153,6 +157,20 @@ def is_damage(stop: Stop, tail: Tail, durable_position: int) -> bool:
     return tail.valid_position is not None and (
         stop.position < durable_position or tail.synced_position_max > stop.position
     )
+
+
+def set_segments_aside(segments: Sequence[Segment], disk: Disk) -> list[str]:
+    """Renames whole segments to `<segment>.broken-<start>`, durably; answers the new paths.
+
+    Last first: whenever this is interrupted, the segments left have no gap.
+    """
+    aside = []
+    for segment in reversed(segments):
+        path = f"{segment.path}.broken-{segment.start}"
+        disk.rename(segment.path, path)
+        disk.fsync_dir(os.path.dirname(path))
+        aside.append(path)
+    return aside
 
 
 def keep_aside(file: DiskFile, segment: Segment, stop: Stop, tail: Tail, disk: Disk) -> str | None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from duemq_server.storage.errors import DiskFailed, DiskFull
 from duemq_server.storage.log import GROUP_BYTES_MAX, Group, SegmentedLog
 from duemq_server.storage.record import ENTRY_BYTES_MAX
+from duemq_server.storage.replicas.replica_log import ReplicaLog
 
 RETRY_SECONDS = 0.25
 """How often a write is tried again while the disk is full."""
@@ -110,6 +111,14 @@ class LogWriter:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
+
+    def truncate(self, position: int) -> None:
+        """ReplicaLog.truncate between two group commits: what comes then is told anew."""
+        if not isinstance(self._log, ReplicaLog):
+            raise TypeError("only a log with replicas is truncated")
+        with self._turn:
+            self._log.truncate(position)
+            self._told = min(self._told, position)
 
     def _ring(self) -> None:
         self._doorbell.put(None)

@@ -21,6 +21,7 @@ from duemq_server.storage.indexes.index import FixedIndex
 from duemq_server.storage.indexes.key_run import KeyRun
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import HEADER_BYTES
+from duemq_server.storage.replicas import catching_up
 from duemq_server.storage.segment import Segment, list_segments
 from duemq_server.storage.tools import set_aside
 
@@ -59,6 +60,7 @@ def check_log(directory: str, disk: Disk) -> Iterator[Finding]:
     """Every entry of a log, and its end."""
     segments = list_segments(directory, disk)
     mark = durable_mark.DurableMark(directory, disk).load()
+    behind = catching_up.is_set(directory, disk)
     if not segments:
         yield Finding(mark > 0, f"{directory}: no segment, durable up to {mark}")
     for segment, successor in zip(segments, [*segments[1:], None], strict=True):
@@ -71,7 +73,7 @@ def check_log(directory: str, disk: Disk) -> Iterator[Finding]:
         where = f"{segment.path}, offset {stop.position - segment.start}"
         if successor is not None and stop.position != successor.start:
             yield Finding(True, f"{where}, position {stop.position}: {stop.reason}")
-        elif successor is None and recovery.is_damage(stop, tail, mark):
+        elif successor is None and not behind and recovery.is_damage(stop, tail, mark):
             yield Finding(
                 True,
                 f"{where}, position {stop.position}: {stop.reason};"

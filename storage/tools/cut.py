@@ -40,13 +40,7 @@ def cut(directory: str, position: int, disk: Disk) -> list[str]:
     mark.sync()
     mark.close()
     disk.fsync_dir(directory)
-    aside = []
-    # Last first: whenever this is interrupted, the segments left have no gap.
-    for segment in reversed(segments[len(kept_segments) :]):
-        path = f"{segment.path}.broken-{segment.start}"
-        disk.rename(segment.path, path)
-        disk.fsync_dir(directory)
-        aside.append(path)
+    aside = recovery.set_segments_aside(segments[len(kept_segments) :], disk)
     stop = recovery.Stop(position, "cut on request")
     tail = recovery.search(file, last, position)
     rest = recovery.keep_aside(file, last, stop, tail, disk)

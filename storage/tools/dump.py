@@ -11,6 +11,7 @@ from duemq_server.storage.disk import Disk, DiskFile
 from duemq_server.storage.indexes import consume_queue, key_run
 from duemq_server.storage.indexes.key_run import KeyRun
 from duemq_server.storage.record import Entry
+from duemq_server.storage.replicas import epoch
 from duemq_server.storage.segment import NAME_DIGITS, Segment
 
 _HEAD_BYTES = 64
@@ -69,6 +70,11 @@ def describe(entry: Entry) -> str:
         f"position={entry.position} length={entry.end - entry.position} kind={entry.kind}"
         f" synced={entry.synced_position}"
     )
+    if entry.kind == epoch.KIND:
+        begun = epoch.decode(entry.body)
+        return (
+            f"{line} epoch={begun.epoch} disk={begun.disk_id.hex()} stored={_time(begun.stored_ms)}"
+        )
     if entry.kind != frame.KIND:
         return f"{line} body_bytes={len(entry.body)}"
     message = frame.decode(entry.body)

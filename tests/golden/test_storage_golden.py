@@ -18,6 +18,7 @@ from duemq_server.storage.indexes import consume_queue, key_run
 from duemq_server.storage.indexes.key_run import KeyRun
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import Entry
+from duemq_server.storage.replicas import epoch
 from tests.crash.faulty_disk import FaultyDisk
 
 V1 = Path(__file__).parent / "v1"
@@ -73,6 +74,11 @@ def log_entry() -> bytes:
     return b"".join(record.encode(9, [b"opaque body"], 11, 0x1000, 0x0F00))
 
 
+def epoch_entry() -> bytes:
+    body = epoch.encode(7, bytes(range(16)), STORE_MS)
+    return b"".join(record.encode(epoch.KIND, [body], len(body), 0x1000, 0x0F00))
+
+
 def segment() -> bytes:
     """Two groups: the plain frame, then the timed one and an entry of another kind."""
     disk = FaultyDisk()
@@ -95,6 +101,7 @@ ENCODED = {
     "checkpoint": lambda: checkpoint.encode(b"the owner's state"),
     "key_run": lambda: b"".join(key_run.encode(41, 3, [KEY_ENTRIES])),
     "durable_mark": lambda: durable_mark.encode(123_456_789),
+    "epoch_entry": epoch_entry,
 }
 
 
@@ -133,6 +140,16 @@ def test_a_timed_frame_of_version_1_is_read() -> None:
     assert (got.topic, got.target_topic, got.target_queue_id) == ("%TIMER%", "reminders", -1)
     assert got.due_ms.tolist() == [1_700_000_005_000, 1_700_000_060_000, 253_402_300_799_999]
     assert (got.producer_id, bytes(got.payload)) == ((1 << 63) + 3, PAYLOAD)
+
+
+def test_an_epoch_entry_of_version_1_is_read() -> None:
+    entry = record.decode(memoryview(golden("epoch_entry")))
+    assert (entry.kind, entry.end - entry.position) == (32, epoch.ENTRY_BYTES)
+    assert epoch.decode(entry.body) == (7, bytes(range(16)), STORE_MS)
+    assert epoch.decode(bytes(entry.body) + b"more of a newer release") == (
+        7,
+        *epoch.decode(entry.body)[1:],
+    )
 
 
 def test_a_segment_of_version_1_is_recovered() -> None:

@@ -11,6 +11,7 @@ from duemq.errors import (
     FencedProducer,
     FencedTimer,
     InvalidArgument,
+    InvariantError,
     OutOfSequence,
     Overloaded,
     QueueNotFound,
@@ -32,6 +33,7 @@ from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.topics import Topic
 from duemq_server.storage.errors import CorruptLog, UnknownVersion
+from duemq_server.storage.replicas import epoch
 from duemq_server.storage.tools import set_aside
 from duemq_server.storage.tools.check import check_consume_queues, check_log
 from tests.crash.faulty_disk import FaultyDisk
@@ -521,3 +523,23 @@ def test_a_frame_that_was_set_aside_is_skipped_by_those_who_read(saved: bool, ti
     assert (tagged.records, tagged.next_offset) == (4, 12)
     alone = reader.read_records(store.log, queue, 6, 2, 1 << 20)
     assert (alone.records, alone.next_offset) == ((0, 8) if saved else (2, 10))
+
+
+@pytest.mark.parametrize("kind", [epoch.KIND, 40])
+def test_a_start_passes_over_what_replication_wrote(kind: int) -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.log.append(kind, [epoch.encode(1, bytes(16), NOW_MS)])
+    settle(store)
+    again = opened(disk.after_kill())
+    assert again.topics.find(TIMER_TOPIC) == store.topics.find(TIMER_TOPIC)
+    assert again.log.end_position == store.log.end_position
+
+
+def test_a_start_refuses_an_entry_that_it_does_not_know() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.log.append(31, [b""])
+    settle(store)
+    with pytest.raises(InvariantError, match="unknown kind 31"):
+        opened(disk.after_kill())

@@ -1,0 +1,169 @@
+"""A follower: it makes its log the leader's, byte by byte.  Pure.
+
+Owned by: the replica that follows; one object a stream.  It is told what came and what is durable,
+and says what is to be done with the log.
+
+Rule 6: a follower follows whom the record names, after truncating to the end of what both logs
+have in common; never a lower epoch than its log's last.  Nothing committed is ever truncated: it
+refuses to go below what it knows to be committed, which is a case for an operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.replication.protocol.messages import Answer, Chunk, Hello, Welcome
+from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
+from duemq_server.storage import record
+from duemq_server.storage.replicas import epoch
+
+
+class StreamBroken(Exception):
+    """The stream is of no use any more: say hello again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Verified entries for the log's end."""
+
+    position: int
+    data: memoryview
+    end: int
+
+
+class Follower:
+    """Follows one leader in one epoch."""
+
+    def __init__(
+        self,
+        me: ReplicaId,
+        followed: Record,
+        epochs: Epochs,
+        *,
+        start: int,
+        end: int,
+        durable: int,
+        committed: int,
+    ) -> None:
+        """`start`, `end` and `durable` of its log; `committed`: what it knows to be.
+
+        Raises Refused for a record of a lower epoch than the log's last.
+        """
+        if followed.leader is None or followed.leader == me:
+            raise Refused("nobody leads whom it could follow")
+        if followed.epoch < epochs.last:
+            raise Refused(
+                f"the record is of epoch {followed.epoch}, the log of {epochs.last}: the store was"
+                " set back; `duemq broker adopt` the replica that has the most"
+            )
+        epochs.truncate(end)  # what came on another stream may not have come to the log
+        self.me = me
+        self.record = followed
+        self.leader = followed.leader
+        self.epochs = epochs
+        self.end = end
+        self.durable = durable
+        self.committed = committed
+        """What it knows to be committed and has in its log."""
+        self.asked_to_lead = False
+        """The leader hands over."""
+        self._start = start
+        self._leaders_committed = committed
+        self._heard_ms = 0
+        self._welcome = False
+
+    def hello(self) -> Hello:
+        """The first message of the stream."""
+        return Hello(
+            self.record.group,
+            self.record.store_id,
+            self.me,
+            self.record.epoch,
+            self.epochs.begins,
+            self._start,
+            self.end,
+            record.VERSION,
+        )
+
+    def welcome(self, welcome: Welcome) -> int | None:
+        """Where to truncate the log, durably, before anything is taken; None: nowhere.
+
+        Raises Refused rather than give up what is committed, StreamBroken.
+        """
+        self._check_sender(welcome.epoch, welcome.leader)
+        if welcome.truncate_to < self.committed:
+            raise Refused(
+                f"{self.leader} has {welcome.truncate_to} bytes in common with this log, of which"
+                f" {self.committed} are committed: one of both lost data"
+            )
+        if welcome.truncate_to > self.end:
+            raise StreamBroken(f"the log ends at {self.end}, before {welcome.truncate_to}")
+        self._welcome = True
+        if welcome.truncate_to == self.end:
+            return None
+        self.end = welcome.truncate_to
+        self.durable = min(self.durable, self.end)
+        self.epochs.truncate(self.end)
+        return self.end
+
+    def _check_sender(self, of_epoch: int, leader: ReplicaId) -> None:
+        if (of_epoch, leader) != (self.record.epoch, self.leader):
+            raise StreamBroken(f"epoch {of_epoch} of {leader} is not what the record says")
+
+    def chunk(self, chunk: Chunk) -> Extend | None:
+        """What to extend the log by; None for a heartbeat.  Raises StreamBroken."""
+        self._check_sender(chunk.epoch, chunk.leader)
+        if not self._welcome or chunk.position != self.end:
+            raise StreamBroken(f"the log ends at {self.end}, the chunk begins at {chunk.position}")
+        extend = self._verified(chunk) if len(chunk.data) else None
+        self._leaders_committed = max(self._leaders_committed, chunk.committed)
+        self.committed = max(self.committed, min(chunk.committed, self.end))
+        self._heard_ms = chunk.sent_ms
+        self.asked_to_lead = self.asked_to_lead or chunk.take_over
+        return extend
+
+    def _verified(self, chunk: Chunk) -> Extend:
+        end = chunk.position
+        begins = []
+        try:
+            for entry in record.split(chunk.data):
+                if entry.position != end:
+                    raise StreamBroken(f"an entry of position {entry.position} came at {end}")
+                if entry.kind == epoch.KIND:
+                    begins.append((epoch.decode(entry.body).epoch, entry.position))
+                end = entry.end
+            for begin in begins:
+                self.epochs.note(*begin)
+        except ValueError as error:  # InvalidEntryError, or an epoch that does not follow
+            self.epochs.truncate(chunk.position)
+            raise StreamBroken(f"what came is not whole: {error}") from error
+        self.end = end
+        return Extend(chunk.position, memoryview(chunk.data).toreadonly(), end)
+
+    def synced(self, position: int) -> None:
+        """The log is durable up to there."""
+        self.durable = min(max(self.durable, position), self.end)
+
+    @property
+    def covers_claims(self) -> bool:
+        """The disk holds what the leader calls committed, so what entries claim is true here.
+
+        The log's `caught_up` comes before an answer then: so a log that is still catching up is in
+        no set, and its lenient recovery gives up nothing that counts.
+        """
+        return self.durable >= self._leaders_committed
+
+    @property
+    def applicable(self) -> int:
+        """Up to where entries take effect: committed, and on this disk; never undone."""
+        return min(self.committed, self.durable)
+
+    def answer(self) -> Answer | None:
+        """What is behind an fdatasync here.
+
+        None before the welcome: the log may hold more then than both have in common.
+        """
+        if not self._welcome:
+            return None
+        return Answer(self.record.epoch, self.me, self.durable, self._heard_ms)

@@ -1,0 +1,107 @@
+"""The in-sync set as its leader knows it, while changes of it are under way.  Pure.
+
+Rule 2: while a change is under way, the leader counts the union of old and new.  A change whose
+answer was lost is settled by the next successful compare-and-set, never by a read: the first may
+still be on its way to the store, and be applied after the read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from duemq_server.replication.protocol import record as records
+from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """A compare-and-set to be made; its answer comes back with the number."""
+
+    number: int
+    version: str | None
+    record: Record
+
+
+class State(Enum):
+    """Of the set."""
+
+    SETTLED = auto()
+    """The record is known."""
+    ASKED = auto()
+    """A compare-and-set is under way."""
+    UNKNOWN = auto()
+    """Its answer was lost: the record is to be read, and then written again."""
+
+
+class InSyncSet:
+    """Owned by Leader."""
+
+    def __init__(self, version: str, record: Record, min_insync: int) -> None:
+        self.record = record
+        """As it was last known to be in the store."""
+        self.state = State.SETTLED
+        self.deposed = False
+        """Somebody else leads, or the record is gone."""
+        self._version = version
+        self._min = min_insync
+        self._possible = [record.in_sync]  # what the store may hold
+        self._asked: Swap | None = None
+        self._numbers = 0
+
+    @property
+    def counted(self) -> frozenset[ReplicaId]:
+        """All whose disk an entry must be on: rule 2."""
+        return frozenset[ReplicaId]().union(*self._possible)
+
+    @property
+    def enough(self) -> bool:
+        """Whether something can be committed: `min_insync` are in every set there may be."""
+        return min(map(len, self._possible)) >= self._min
+
+    def propose(self, in_sync: Iterable[ReplicaId]) -> Swap:
+        """Begins a change."""
+        if self.state is not State.SETTLED:
+            raise ValueError("another change is under way")
+        return self._ask(self._version, records.with_in_sync(self.record, frozenset(in_sync)))
+
+    def _ask(self, version: str, record: Record) -> Swap:
+        self._numbers += 1
+        self._possible.append(record.in_sync)
+        self._asked = Swap(self._numbers, version, record)
+        self.state = State.ASKED
+        return self._asked
+
+    def won(self, number: int, version: str) -> None:
+        """The store holds what was asked for."""
+        if self._asked is not None and number == self._asked.number:
+            self.record, self._version = self._asked.record, version
+            self._possible = [self.record.in_sync]
+            self._asked = None
+            self.state = State.SETTLED
+
+    def lost(self, number: int, found: Found | None) -> Swap | None:
+        """The store holds something else; what to ask for next."""
+        if self._asked is None or number != self._asked.number:
+            return None
+        self._asked = None
+        self.state = State.UNKNOWN
+        return self.read(found)
+
+    def unanswered(self, number: int) -> None:
+        """No answer came: it may have been done, or be done yet."""
+        if self._asked is not None and number == self._asked.number:
+            self._asked = None
+            self.state = State.UNKNOWN
+
+    def read(self, found: Found | None) -> Swap | None:
+        """What the store holds; after an answer that was lost: what to ask for next."""
+        ours = self.record
+        if found is None or (found.record.epoch, found.record.leader) != (ours.epoch, ours.leader):
+            self.deposed = True
+            return None
+        if self.state is not State.UNKNOWN:
+            return None
+        self._possible.append(found.record.in_sync)
+        return self._ask(found.version, records.with_in_sync(found.record, found.record.in_sync))

@@ -1,0 +1,340 @@
+"""A leader: what its followers have, what is committed, who is in sync.  Pure.
+
+Owned by: the replica that leads; one object an epoch.  It is told what happened, and says what is
+to be done: `high_watermark`, chunks to send, compare-and-sets to make, `deposed`.
+
+Why this is safe without clocks: a stale leader can commit only with all of its set; its successor
+was in that set and follows it no more; it cannot change the set, because the record's version
+moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from duemq_server.replication.protocol.epochs import Epochs, common_end
+from duemq_server.replication.protocol.in_sync import InSyncSet, State, Swap
+from duemq_server.replication.protocol.messages import (
+    CHUNK_BYTES_MAX,
+    UNANSWERED_BYTES_MAX,
+    Answer,
+    Chunk,
+    Hello,
+    NeedsSnapshot,
+    Reason,
+    Refusal,
+    Welcome,
+)
+from duemq_server.replication.protocol.record import Found, Record, Refused, ReplicaId
+from duemq_server.replication.protocol.times import Times
+
+
+@dataclass(slots=True)
+class Progress:
+    """A follower whose stream is open."""
+
+    replica: ReplicaId
+    next: int
+    """What is sent next."""
+    began: int
+    durable: int | None
+    """As it said on this stream."""
+    heard_ms: int
+    """When that was sent what it answered last."""
+    at_end_ms: int
+    """When it had all that there was then; what it lacks is younger."""
+    mark: int
+    """The leader's end at `mark_ms`: a follower that comes there was at the end then."""
+    mark_ms: int
+
+
+class Leader:
+    """Leads one epoch.  Positions are bytes of the log, times ms of a steady clock."""
+
+    def __init__(
+        self,
+        me: ReplicaId,
+        found: Found,
+        epochs: Epochs,
+        *,
+        start: int,
+        committed: int,
+        min_insync: int,
+        now_ms: int,
+        times: Times | None = None,
+        log_start: int = 0,
+    ) -> None:
+        """`found`: the record as its takeover left it; `start`: where its EPOCH entry lies;
+        `committed`: what it knows to be, from when it followed.
+
+        Raises Refused if the takeover was overtaken: the log has entries of a later epoch.
+        """
+        if found.record.epoch <= epochs.last:
+            raise Refused(f"epoch {epochs.last} has begun")
+        epochs.note(found.record.epoch, start)
+        self.me = me
+        self.epoch = found.record.epoch
+        self.set = InSyncSet(found.version, found.record, min_insync)
+        self.epochs = epochs
+        self.start = start
+        self.high_watermark = committed
+        self.log_start = log_start
+        self.durable = 0
+        self._times = times or Times()
+        self._min = min_insync
+        self._began_ms = now_ms
+        self._higher_epoch = False
+        self._renewed_ms: int | None = None
+        self._progress: dict[int, Progress] = {}  # by stream
+        self._durable: dict[ReplicaId, int] = {}  # what disks have, also of streams that broke
+        self._broke: set[ReplicaId] = set()
+        self.resigned = False
+        """It hands over: it accepts nothing and answers no reads."""
+
+    @property
+    def record(self) -> Record:
+        """As last known."""
+        return self.set.record
+
+    @property
+    def deposed(self) -> bool:
+        """Somebody else leads, or will: stop, open the store again, follow."""
+        return self.set.deposed or self._higher_epoch
+
+    @property
+    def prepared(self) -> bool:
+        """Its EPOCH entry is committed: what it was left is, too, and it may accept."""
+        return self.high_watermark > self.start
+
+    # -- rule 1: what is committed ----------------------------------------
+
+    def synced(self, position: int) -> None:
+        """The leader's own log is durable up to there."""
+        self.durable = max(self.durable, position)
+        self._advance()
+
+    def answered(self, stream: int, answer: Answer, end: int, now_ms: int) -> None:
+        """A follower said what it has; `end` is the leader's own."""
+        progress = self._progress.get(stream)
+        if progress is None or (answer.epoch, answer.replica) != (self.epoch, progress.replica):
+            return
+        progress.heard_ms = max(progress.heard_ms, answer.heard_ms)
+        # Nobody has what was not sent to it.
+        durable = min(answer.durable, progress.next)
+        progress.durable = max(progress.durable or 0, durable)
+        self._note_lag(progress, end, now_ms)
+        self._durable[progress.replica] = progress.durable
+        self._advance()
+
+    def _advance(self) -> None:
+        """Rule 1: a position is committed when every replica of the in-sync set has it behind an
+        fdatasync, and the set has at least `min_insync`.  Committed is what is answered, shown to
+        consumers and timer shards, applied by followers, put in checkpoints."""
+        if self.set.enough:
+            self.high_watermark = max(self.high_watermark, self._on_all_disks())
+
+    def _on_all_disks(self) -> int:
+        return min(self._on_disk(each) for each in self.set.counted)
+
+    def _on_disk(self, replica: ReplicaId) -> int:
+        return self.durable if replica == self.me else self._durable.get(replica, 0)
+
+    def _note_lag(self, progress: Progress, end: int, now_ms: int) -> None:
+        durable = progress.durable or 0
+        if durable >= end:
+            progress.at_end_ms = progress.mark_ms = now_ms
+            progress.mark = end
+        elif durable >= progress.mark:
+            progress.at_end_ms = progress.mark_ms
+            progress.mark, progress.mark_ms = end, now_ms
+
+    # -- followers ----------------------------------------------------------
+
+    def hello(
+        self, stream: int, hello: Hello, end: int, now_ms: int
+    ) -> Welcome | NeedsSnapshot | Refusal:
+        """Somebody wants to follow.  `end` is of the leader's log."""
+        refused = self._refuse(hello)
+        if refused is not None:
+            return refused
+        keep = common_end(hello.epochs, hello.end, self.epochs.begins, end)
+        if hello.replica in self.set.counted and keep < self.high_watermark:
+            return self._refusal(
+                Reason.LOST,
+                f"{hello.replica} is in sync and has {keep} bytes in common with the leader, of"
+                f" {self.high_watermark} that are committed: its disk lost data",
+            )
+        if keep < max(self.log_start, hello.start):
+            return NeedsSnapshot(self.epoch, self.me, self.log_start)
+        for other, progress in list(self._progress.items()):
+            if progress.replica.name == hello.replica.name:
+                self.broke(other)
+        self._progress[stream] = Progress(
+            hello.replica,
+            next=keep,
+            began=keep,
+            durable=None,
+            heard_ms=now_ms - self._times.heard_ms,
+            at_end_ms=now_ms,
+            mark=end,
+            mark_ms=now_ms,
+        )
+        self._durable.pop(hello.replica, None)
+        self._broke.discard(hello.replica)
+        return Welcome(self.epoch, self.me, keep)
+
+    def _refuse(self, hello: Hello) -> Refusal | None:
+        if hello.epoch > self.epoch:
+            self._higher_epoch = True
+            return self._refusal(Reason.NOT_LEADING, f"epoch {hello.epoch} has begun")
+        if self.deposed:
+            return self._refusal(Reason.NOT_LEADING, "somebody else leads")
+        if hello.epoch < self.epoch:
+            return self._refusal(Reason.STALE, f"this is epoch {self.epoch}")
+        ours = self.record
+        if (hello.group, hello.store_id) != (ours.group, ours.store_id):
+            return self._refusal(Reason.FOREIGN, f"this is {ours.group}, store {ours.store_id:#x}")
+        if hello.replica.name not in ours.members:
+            return self._refusal(Reason.STRANGER, f"members are {sorted(ours.members)}")
+        return None
+
+    def _refusal(self, reason: Reason, text: str) -> Refusal:
+        return Refusal(self.epoch, self.me, reason, text)
+
+    def broke(self, stream: int) -> None:
+        """A follower's stream ended."""
+        progress = self._progress.pop(stream, None)
+        if progress is not None:
+            self._broke.add(progress.replica)
+
+    def to_read(self, stream: int, written: int) -> tuple[int, int] | None:
+        """What to send next: a position, and at most how many bytes.  None: nothing now."""
+        progress = self._progress.get(stream)
+        if progress is None or progress.next >= written:
+            return None
+        answered = max(progress.began, progress.durable or 0)
+        room = UNANSWERED_BYTES_MAX - (progress.next - answered)
+        if room <= 0:
+            return None
+        return progress.next, min(CHUNK_BYTES_MAX, room, written - progress.next)
+
+    def chunk(
+        self, stream: int, data: bytes | memoryview, now_ms: int, *, take_over: bool = False
+    ) -> Chunk:
+        """What was read, as a message; without data, a heartbeat."""
+        progress = self._progress[stream]
+        position = progress.next
+        progress.next += len(data)
+        return Chunk(
+            self.epoch,
+            self.me,
+            position,
+            data,
+            self.high_watermark,
+            self.log_start,
+            now_ms,
+            take_over,
+        )
+
+    @property
+    def followers(self) -> dict[int, Progress]:
+        """Open streams."""
+        return dict(self._progress)
+
+    # -- rule 3: the set ----------------------------------------------------
+
+    def change(self, now_ms: int) -> Swap | None:
+        """The next change of the set, if one is due and none is under way.
+
+        Rule 3: a leader admits a replica that follows in its epoch and is durable to the high
+        watermark and beyond the epoch's first entry.  It removes one whose stream broke, or that
+        lags for `lag_max_ms`, but never goes below `min_insync` of its own will: the high
+        watermark cannot move without the absent one, so who is left in stays electable.  A dead
+        member may be exchanged for a new one in one compare-and-set.
+        """
+        if self.deposed or self.set.state is not State.SETTLED:
+            return None
+        current = self.record.in_sync
+        wanted = current | frozenset(self._admissible())
+        for each in sorted(self._gone(now_ms)):
+            if len(wanted) > self._min:
+                wanted -= {each}
+        return self.set.propose(wanted) if wanted != current else None
+
+    def _admissible(self) -> Iterable[ReplicaId]:
+        for each in self._progress.values():
+            if each.replica not in self.record.in_sync and self._is_ready(each):
+                yield each.replica
+
+    def _is_ready(self, progress: Progress) -> bool:
+        durable = progress.durable or 0
+        return durable >= self.high_watermark and durable > self.start
+
+    def _gone(self, now_ms: int) -> Iterable[ReplicaId]:
+        lag_max_ms = self._times.lag_max_ms
+        following = {each.replica: each for each in self._progress.values()}
+        for replica in self.record.in_sync - {self.me}:
+            progress = following.get(replica)
+            if progress is not None:
+                if now_ms - progress.at_end_ms > lag_max_ms:
+                    yield replica
+            elif replica in self._broke or now_ms - self._began_ms > lag_max_ms:
+                yield replica
+
+    def won(self, number: int, version: str) -> None:
+        """A change was made."""
+        self.set.won(number, version)
+        self._advance()
+
+    def lost(self, number: int, found: Found | None) -> Swap | None:
+        """A change was not made; what to try next."""
+        return self.set.lost(number, found)
+
+    def unanswered(self, number: int) -> None:
+        """No answer came: read the record, and tell `read`."""
+        self.set.unanswered(number)
+
+    def read(self, found: Found | None) -> Swap | None:
+        """What the store holds, however that became known; what to try next."""
+        return self.set.read(found)
+
+    def resign(self) -> None:
+        """The first step of a hand-over.
+
+        Then: wait for a `successor`, tell it by a chunk with `take_over`.
+        """
+        self.resigned = True
+
+    def successor(self, end: int) -> ReplicaId | None:
+        """Who may be asked to take over: in sync, following, and durable to the leader's end."""
+        ready = [
+            each.replica
+            for each in self._progress.values()
+            if each.replica in self.record.in_sync and (each.durable or 0) >= end
+        ]
+        settled = self.set.state is State.SETTLED and self.high_watermark >= end
+        return min(ready, default=None) if settled else None
+
+    # -- reads ----------------------------------------------------------------
+
+    def renewed(self, began_ms: int) -> None:
+        """The lease was renewed by a call that began then."""
+        self._renewed_ms = began_ms
+
+    def serves(self, now_ms: int) -> bool:
+        """Whether it may answer reads that do not pass through the log.
+
+        While its lease is valid, counted from before the renewal was sent, or while all in sync
+        answered a heartbeat that was sent in the last second: so a store that is away stops
+        nothing while the group is whole, and a set of one goes on alone.  Who heard a heartbeat
+        does not stand for that second.
+        """
+        if self.deposed or self.resigned:
+            return False
+        renewed_ms = self._renewed_ms
+        if renewed_ms is not None and now_ms - renewed_ms < self._times.serve_ms:
+            return True
+        heard = {each.replica: each.heard_ms for each in self._progress.values()}
+        since_ms = now_ms - self._times.heard_ms
+        return all(heard.get(each, since_ms) > since_ms for each in self.set.counted - {self.me})

@@ -1,0 +1,109 @@
+"""What replicas tell each other on a follower's stream.  Plain values; positions are bytes.
+
+    follower                         leader
+      Hello                  ──►
+                             ◄──     Welcome, or NeedsSnapshot, or Refusal
+                             ◄──     Chunk, Chunk, … (one without data is a heartbeat)
+      Answer, Answer, …      ──►
+
+Every one carries the epoch and the sender's disk id, and is compared with what is known: whoever
+can connect to a leader does not count by that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from duemq_server.replication.protocol.record import ReplicaId
+
+CHUNK_BYTES_MAX = 1024 * 1024
+"""Bytes of a chunk, but for one entry that is larger."""
+UNANSWERED_BYTES_MAX = 8 * 1024 * 1024
+"""Bytes on their way to a follower that it has not called durable."""
+
+
+class Reason(Enum):
+    """Why a leader does not let somebody follow."""
+
+    NOT_LEADING = auto()
+    """Nor will this epoch be led: read the record again."""
+    STALE = auto()
+    """The follower's record is older than the leader's."""
+    FOREIGN = auto()
+    """Another group, or another history of it (`store_id`)."""
+    STRANGER = auto()
+    """The name is none of the record's members."""
+    LOST = auto()
+    """It is in sync and has not what was committed: its disk must come back as a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who wants to follow, and what its log holds."""
+
+    group: str
+    store_id: int
+    replica: ReplicaId
+    epoch: int
+    """Of the record that it follows."""
+    epochs: tuple[tuple[int, int], ...]
+    start: int
+    end: int
+    log_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The follower's log goes on at `truncate_to`."""
+
+    epoch: int
+    leader: ReplicaId
+    truncate_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsSnapshot:
+    """The leader's log begins beyond what the follower has: it needs a snapshot first."""
+
+    epoch: int
+    leader: ReplicaId
+    log_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The follower cannot follow."""
+
+    epoch: int
+    leader: ReplicaId
+    reason: Reason
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole entries from `position` on; none: a heartbeat."""
+
+    epoch: int
+    leader: ReplicaId
+    position: int
+    data: bytes | memoryview
+    committed: int
+    """The leader's high watermark."""
+    log_start: int
+    sent_ms: int
+    """The leader's steady clock; comes back in an Answer."""
+    take_over: bool = False
+    """The leader hands over: the follower shall lead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The follower has everything before `durable` behind an fdatasync."""
+
+    epoch: int
+    replica: ReplicaId
+    durable: int
+    heard_ms: int
+    """`sent_ms` of the last chunk that it got."""

@@ -1,0 +1,221 @@
+"""A store in etcd.
+
+key                        value
+<prefix>/<group>/record    the record
+<prefix>/<group>/version   random, written with each record: what a compare-and-set compares
+<prefix>/<group>/lease/<disk id>   a number that each renewal changes; goes with its etcd lease
+
+The version is not etcd's mod_revision, which comes again after a restore from a backup.  Reads are
+linearizable.  A read or a renewal is tried at each endpoint; a swap at one, once: if its answer is
+lost, nobody knows whether it was done, and it may be done yet.
+
+etcd gives every lease its whole time again when its own leader changes, so candidates wait for the
+number to stand still, too (protocol/election.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from duemq.transport.channel import OPTIONS
+from duemq_server.replication.protocol.record import Found, Record, ReplicaId, decode, encode
+from duemq_server.replication.stores.etcd_v3 import rpc_pb2, rpc_pb2_grpc
+from duemq_server.replication.stores.store import Conflict, StoreError
+from duemq_server.storage.errors import UnknownVersion
+
+CALL_TIMEOUT_S = 2.0
+"""Of one call to one endpoint."""
+PREFIX = "duemq"
+
+
+class EtcdStore:
+    """Implements duemq_server.replication.stores.store.Store; any thread."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        group: str,
+        *,
+        lease_s: int,
+        prefix: str = PREFIX,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """`endpoints`: host:port each; with `credentials`, over TLS."""
+        if not endpoints or not group:
+            raise ValueError("a store in etcd needs endpoints and a group")
+        folder = f"{prefix}/{group}"
+        self._record = f"{folder}/record".encode()
+        self._version = f"{folder}/version".encode()
+        self._lease_prefix = f"{folder}/lease/"
+        self._lease_s = lease_s
+        self._endpoints = [_Endpoint(each, credentials) for each in endpoints]
+        self._current = 0
+        self._leases: dict[str, int] = {}  # etcd's ids, by disk id
+        self._renewals = 0
+        self._guard = threading.Lock()  # guards _leases, _renewals
+
+    def close(self) -> None:
+        """Closes the connections.  Leases run out by themselves."""
+        for each in self._endpoints:
+            each.close()
+
+    # -- the record
+
+    def read(self) -> Found | None:
+        """See Store."""
+        both = [_get(self._record), _get(self._version)]
+        answer = self._anywhere(lambda etcd: etcd.transact(rpc_pb2.TxnRequest(success=both)))
+        with self._translated():
+            found = _found(answer)
+        if found is None or found.record.leader is None:
+            return found
+        return Found(found.version, found.record, self._lease_of(found.record.leader))
+
+    def swap(self, version: str | None, record: Record) -> str:
+        """See Store."""
+        new = secrets.token_hex(16)
+        request = rpc_pb2.TxnRequest(
+            compare=[self._is_at(version)],
+            success=[_put(self._record, encode(record)), _put(self._version, new.encode())],
+            failure=[_get(self._record), _get(self._version)],
+        )
+        with self._translated():
+            answer = self._here(lambda etcd: etcd.transact(request))
+            if not answer.succeeded:
+                raise Conflict(_found(answer))
+        return new
+
+    def _is_at(self, version: str | None) -> rpc_pb2.Compare:
+        equal = rpc_pb2.Compare.EQUAL
+        if version is None:
+            target = rpc_pb2.Compare.CREATE
+            return rpc_pb2.Compare(
+                result=equal, target=target, key=self._version, create_revision=0
+            )
+        target = rpc_pb2.Compare.VALUE
+        return rpc_pb2.Compare(
+            result=equal, target=target, key=self._version, value=version.encode()
+        )
+
+    # -- the lease
+
+    def renew(self, leader: ReplicaId) -> None:
+        """See Store."""
+        with self._guard:
+            self._renewals += 1
+            value = f"{secrets.token_hex(4)} {self._renewals}".encode()
+            lease = self._leases.pop(leader.disk, 0)
+            if not lease or not self._anywhere(lambda etcd: etcd.keep_alive(lease)):
+                lease = self._anywhere(lambda etcd: etcd.grant(self._lease_s))
+            put = rpc_pb2.PutRequest(key=self._lease_key(leader), value=value, lease=lease)
+            self._anywhere(lambda etcd: etcd.put(put))
+            self._leases[leader.disk] = lease
+
+    def release(self, leader: ReplicaId) -> None:
+        """See Store."""
+        with self._guard:
+            lease = self._leases.pop(leader.disk, 0)
+            if lease:
+                self._anywhere(lambda etcd: etcd.revoke(lease))
+
+    def _lease_of(self, leader: ReplicaId) -> str | None:
+        request = rpc_pb2.TxnRequest(success=[_get(self._lease_key(leader))])
+        answer = self._anywhere(lambda etcd: etcd.transact(request))
+        kvs = answer.responses[0].response_range.kvs
+        return kvs[0].value.decode() if kvs else None
+
+    def _lease_key(self, leader: ReplicaId) -> bytes:
+        return f"{self._lease_prefix}{leader.disk}".encode()
+
+    # -- endpoints
+
+    def _here(self, call: Callable[[_Endpoint], Any]) -> Any:
+        """At one endpoint; if that fails, the next call goes to another.  Raises StoreError."""
+        endpoint = self._endpoints[self._current]
+        try:
+            return call(endpoint)
+        except grpc.RpcError as error:
+            self._current = (self._endpoints.index(endpoint) + 1) % len(self._endpoints)
+            raise StoreError(f"etcd at {endpoint.address}: {_said(error)}") from error
+
+    def _anywhere(self, call: Callable[[_Endpoint], Any]) -> Any:
+        """What may be done twice: at each endpoint until one answers.  Raises StoreError."""
+        for _ in self._endpoints[1:]:
+            try:
+                return self._here(call)
+            except StoreError:
+                continue
+        return self._here(call)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, UnknownVersion) as error:
+            raise StoreError(f"{self._record.decode()}: {error}") from error
+
+
+class _Endpoint:
+    """One address of etcd; connects with the first call."""
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self.address = address
+        options = list(OPTIONS)
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=options)
+        self._kv = rpc_pb2_grpc.KVStub(self._channel)
+        self._lease = rpc_pb2_grpc.LeaseStub(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def transact(self, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
+        return self._kv.Txn(request, timeout=CALL_TIMEOUT_S)
+
+    def put(self, request: rpc_pb2.PutRequest) -> None:
+        self._kv.Put(request, timeout=CALL_TIMEOUT_S)
+
+    def grant(self, seconds: int) -> int:
+        request = rpc_pb2.LeaseGrantRequest(TTL=seconds)
+        return self._lease.LeaseGrant(request, timeout=CALL_TIMEOUT_S).ID
+
+    def revoke(self, lease: int) -> None:
+        request = rpc_pb2.LeaseRevokeRequest(ID=lease)
+        try:
+            self._lease.LeaseRevoke(request, timeout=CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:  # it ran out before
+                raise
+
+    def keep_alive(self, lease: int) -> bool:
+        """False if there is no such lease any more."""
+        request = rpc_pb2.LeaseKeepAliveRequest(ID=lease)
+        for answer in self._lease.LeaseKeepAlive(iter([request]), timeout=CALL_TIMEOUT_S):
+            return bool(answer.TTL > 0)
+        return False
+
+
+def _get(key: bytes) -> rpc_pb2.RequestOp:
+    return rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=key))
+
+
+def _put(key: bytes, value: bytes) -> rpc_pb2.RequestOp:
+    return rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=key, value=value))
+
+
+def _found(answer: rpc_pb2.TxnResponse) -> Found | None:
+    """Of an answer to gets of the record and its version."""
+    record, version = (each.response_range.kvs for each in answer.responses)
+    return Found(version[0].value.decode(), decode(record[0].value)) if record and version else None
+
+
+def _said(error: grpc.RpcError) -> str:
+    return f"{error.code().name}: {error.details()}"

@@ -1,0 +1,1 @@
+"""Stubs of etcd's API, generated from protos/etcd by `make proto`."""

@@ -1,0 +1,167 @@
+"""A store in a directory, for replicas on one machine: its kernel is the arbiter.
+
+file                     what
+<group>.record           {"version": random, "record": {…}}; replaced as a whole, durably
+<group>.lock             flock: held from the comparison to the rename
+<group>.lease-<disk id>  a number that each renewal changes; flock while its process lives
+
+The directory must be local: flock and rename of a network file system are not relied on.  A leader
+that dies is seen at once, because the kernel frees its lease; one that is stopped holds it, and is
+seen by the number that stands still.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from duemq_server.replication.protocol.record import Found, Record, ReplicaId, decode, encode
+from duemq_server.replication.stores.store import Conflict, StoreError
+from duemq_server.storage.errors import UnknownVersion
+
+LOCK_WAIT_S = 2.0
+"""A swap takes milliseconds; who holds the lock so long was stopped in the middle of one."""
+_POLL_S = 0.005
+
+
+class FileStore:
+    """Implements duemq_server.replication.stores.store.Store; any thread."""
+
+    def __init__(self, directory: str, group: str) -> None:
+        if not group or "/" in group or group.startswith("."):
+            raise ValueError(f"{group!r} names no group")
+        os.makedirs(directory, exist_ok=True)
+        self._directory = directory
+        self._path = os.path.join(directory, f"{group}.record")
+        self._lock_path = os.path.join(directory, f"{group}.lock")
+        self._lease_prefix = os.path.join(directory, f"{group}.lease-")
+        self._leases: dict[str, int] = {}  # descriptors of this process, by disk id
+        self._renewals = 0
+        self._guard = threading.Lock()  # guards _leases, _renewals
+
+    # -- the record
+
+    def read(self) -> Found | None:
+        """See Store."""
+        with self._translated():
+            stored = self._stored()
+            if stored is None:
+                return None
+            version, record = stored
+            lease = self._lease_of(record.leader) if record.leader is not None else None
+            return Found(version, record, lease)
+
+    def swap(self, version: str | None, record: Record) -> str:
+        """See Store."""
+        data = encode(record)
+        with self._translated(), self._locked():
+            stored = self._stored()
+            if version != (stored[0] if stored else None):
+                raise Conflict(Found(*stored) if stored else None)
+            # Random, so that no version comes again after the record was removed.
+            new = secrets.token_hex(16)
+            self._replace(json.dumps({"version": new, "record": json.loads(data)}).encode())
+            return new
+
+    def _stored(self) -> tuple[str, Record] | None:
+        try:
+            with open(self._path, "rb") as file:
+                fields = json.loads(file.read())
+        except FileNotFoundError:
+            return None
+        return str(fields["version"]), decode(json.dumps(fields["record"]).encode())
+
+    def _replace(self, data: bytes) -> None:
+        temporary = self._path + ".tmp"
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._path)
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(fd, self._lock_path)
+            yield
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, KeyError, TypeError, UnknownVersion) as error:
+            raise StoreError(f"{self._path}: {error}") from error
+
+    # -- the lease
+
+    def renew(self, leader: ReplicaId) -> None:
+        """See Store."""
+        with self._translated(), self._guard:
+            fd = self._leases.get(leader.disk)
+            if fd is None:
+                fd = self._take_lease(self._lease_prefix + leader.disk)
+                self._leases[leader.disk] = fd
+            self._renewals += 1
+            os.pwrite(fd, f"{os.getpid()} {self._renewals:020d}\n".encode(), 0)
+
+    def _take_lease(self, path: str) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(fd, path)  # who reads holds it for a moment
+            os.ftruncate(fd, 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def release(self, leader: ReplicaId) -> None:
+        """See Store."""
+        with self._translated(), self._guard:
+            fd = self._leases.pop(leader.disk, None)
+            if fd is not None:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Ends every lease that this object renewed."""
+        with self._guard:
+            while self._leases:
+                os.close(self._leases.popitem()[1])
+
+    def _lease_of(self, leader: ReplicaId) -> str | None:
+        try:
+            fd = os.open(self._lease_prefix + leader.disk, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            with suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return None  # nobody holds it
+            return os.pread(fd, 64, 0).decode("ascii", "replace")
+        finally:
+            os.close(fd)
+
+
+def _lock(fd: int, path: str) -> None:
+    """flock, but not for ever: who holds it may be stopped.  Raises OSError."""
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        if time.monotonic() >= deadline:
+            raise OSError(f"{path} is locked for more than {LOCK_WAIT_S} s")
+        time.sleep(_POLL_S)

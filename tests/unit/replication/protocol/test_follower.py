@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.replication.protocol.follower import Extend, Follower, StreamBroken
+from duemq_server.replication.protocol.messages import Answer, Chunk, Welcome
+from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
+from duemq_server.storage import record
+from duemq_server.storage.replicas import epoch
+
+A, B = (ReplicaId(name, name * 32) for name in "ab")
+RECORD = Record("g", 7, frozenset("ab"), frozenset({A, B}), 4, A)
+END = 800
+
+
+def following(*, welcomed: bool = True, **known: Any) -> Follower:
+    known = {"start": 0, "end": END, "durable": END, "committed": 600} | known
+    follower = Follower(B, RECORD, Epochs([(1, 0), (3, 640)]), **known)
+    if welcomed:
+        assert follower.welcome(Welcome(4, A, known["end"])) is None
+    return follower
+
+
+def entries(position: int, *kinds: int) -> bytes:
+    data = b""
+    for number, kind in enumerate(kinds):
+        body = epoch.encode(4 + number, bytes(16), 0) if kind == epoch.KIND else b"body"
+        data += b"".join(record.encode(kind, [body], len(body), position + len(data), 0))
+    return data
+
+
+def chunk(data: bytes = b"", position: int = END, committed: int = 700, **known: Any) -> Chunk:
+    known = {"epoch": 4, "leader": A, "log_start": 0, "sent_ms": 9} | known
+    return Chunk(position=position, data=data, committed=committed, **known)
+
+
+def test_it_says_what_its_log_holds() -> None:
+    hello = following().hello()
+    assert (hello.group, hello.store_id, hello.replica, hello.epoch) == ("g", 7, B, 4)
+    assert (hello.epochs, hello.start, hello.end) == (((1, 0), (3, 640)), 0, END)
+
+
+@pytest.mark.parametrize(
+    "followed", [replace(RECORD, leader=None), replace(RECORD, leader=B), replace(RECORD, epoch=2)]
+)
+def test_whom_it_does_not_follow(followed: Record) -> None:
+    with pytest.raises(Refused, match=r"nobody leads|set back"):
+        Follower(B, followed, Epochs([(3, 0)]), start=0, end=64, durable=64, committed=0)
+
+
+def test_it_goes_on_where_both_logs_agree() -> None:
+    follower = following(welcomed=False)
+    assert follower.welcome(Welcome(4, A, 640)) == 640
+    assert (follower.end, follower.durable, follower.epochs.last) == (640, 640, 1)
+    extend = follower.chunk(chunk(entries(640, 1), position=640))
+    assert extend is not None
+    assert extend.end == follower.end
+
+
+def test_it_never_goes_below_what_is_committed() -> None:
+    follower = following(welcomed=False)
+    with pytest.raises(Refused, match="of which 600 are committed"):
+        follower.welcome(Welcome(4, A, 592))
+    assert follower.welcome(Welcome(4, A, 600)) == 600
+
+
+def test_it_takes_nothing_before_the_welcome_and_answers_nothing() -> None:
+    follower = following(welcomed=False)
+    assert follower.answer() is None
+    with pytest.raises(StreamBroken):
+        follower.chunk(chunk(entries(END, 1)))
+
+
+@pytest.mark.parametrize("known", [{"epoch": 3}, {"epoch": 5}, {"leader": B}, {"position": 808}])
+def test_chunks_of_others_and_of_another_place_break_the_stream(known: dict[str, Any]) -> None:
+    follower = following()
+    with pytest.raises(StreamBroken):
+        follower.chunk(chunk(**{"data": entries(END, 1)} | known))
+    assert (follower.end, follower.committed) == (END, 600)
+
+
+@pytest.mark.parametrize(
+    "welcome", [Welcome(3, A, END), Welcome(4, B, END), Welcome(4, A, END + 8)]
+)
+def test_a_welcome_of_others_breaks_the_stream(welcome: Welcome) -> None:
+    with pytest.raises(StreamBroken):
+        following(welcomed=False).welcome(welcome)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        entries(END, 1)[:-1],
+        entries(END, 1)[:-8] + bytes(8),
+        entries(END + 8, 1),
+        entries(END, 1, 1)[40:],
+        entries(END, epoch.KIND, 1)[:-8],
+    ],
+)
+def test_what_is_not_whole_breaks_the_stream_and_leaves_nothing(data: bytes) -> None:
+    follower = following()
+    with pytest.raises(StreamBroken):
+        follower.chunk(chunk(data))
+    assert (follower.end, follower.epochs.last) == (END, 3)
+
+
+def test_epochs_are_read_off_the_entries() -> None:
+    follower = following()
+    data = entries(END, 1, epoch.KIND, 1)
+    assert follower.chunk(chunk(data)) == Extend(END, memoryview(data), END + len(data))
+    assert follower.epochs.begins[-1] == (5, END + 40)
+
+
+def test_what_is_committed_takes_effect_when_it_is_on_this_disk() -> None:
+    follower = following()
+    data = entries(END, 1)
+    follower.chunk(chunk(data, committed=10_000))
+    assert follower.committed == follower.end == END + len(data)
+    assert follower.applicable == END
+    follower.synced(follower.end)
+    assert follower.applicable == follower.end
+    follower.chunk(chunk(position=follower.end, committed=0))  # it never goes back
+    assert follower.committed == follower.end
+
+
+def test_it_answers_what_is_durable_and_which_chunk_it_got_last() -> None:
+    follower = following(durable=640)
+    assert follower.answer() == Answer(4, B, 640, 0)
+    follower.chunk(chunk(entries(END, 1), sent_ms=77))
+    assert follower.answer() == Answer(4, B, 640, 77)
+    follower.synced(END)
+    assert follower.answer() == Answer(4, B, END, 77)
+
+
+def test_claims_are_covered_when_the_disk_has_what_the_leader_calls_committed() -> None:
+    follower = following(committed=END)
+    data = entries(END, 1)
+    follower.chunk(chunk(data, committed=END + len(data)))
+    assert not follower.covers_claims
+    follower.synced(follower.end)
+    assert follower.covers_claims
+    follower.chunk(chunk(position=follower.end, committed=10_000))
+    assert not follower.covers_claims
+
+
+def test_it_hears_that_it_shall_lead() -> None:
+    follower = following()
+    assert not follower.asked_to_lead
+    follower.chunk(chunk(take_over=True))
+    assert follower.asked_to_lead
+
+
+def test_what_came_on_a_stream_and_not_to_the_log_is_forgotten() -> None:
+    epochs = Epochs([(1, 0), (4, 900)])
+    Follower(B, RECORD, epochs, start=0, end=900, durable=900, committed=0)
+    assert epochs.last == 1

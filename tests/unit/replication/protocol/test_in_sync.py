@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from duemq_server.replication.protocol.in_sync import InSyncSet, State
+from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+
+A, B, C = (ReplicaId(name, name * 32) for name in "abc")
+RECORD = Record("g", 1, frozenset("abc"), frozenset({A, B}), 4, A)
+
+
+def held(version: str, *in_sync: ReplicaId, epoch: int = 4) -> Found:
+    record = replace(RECORD, in_sync=frozenset(in_sync), epoch=epoch, revision=9)
+    return Found(version, record)
+
+
+def test_while_a_change_is_under_way_old_and_new_count() -> None:
+    known = InSyncSet("v1", RECORD, 2)
+    swap = known.propose({A, C})
+    assert (swap.version, swap.record.in_sync) == ("v1", {A, C})
+    assert known.counted == {A, B, C}
+    with pytest.raises(ValueError, match="another change"):
+        known.propose({A})
+    known.won(swap.number, "v2")
+    assert (known.counted, known.state) == ({A, C}, State.SETTLED)
+    assert known.propose({A, B}).version == "v2"
+
+
+def test_a_change_that_was_not_made_still_counts_until_one_is() -> None:
+    known = InSyncSet("v1", RECORD, 2)
+    swap = known.propose({A, B, C})
+    again = known.lost(swap.number, held("v2", A, B))
+    assert again is not None
+    assert (again.version, again.record.in_sync) == ("v2", {A, B})
+    assert known.counted == {A, B, C}
+    known.won(again.number, "v3")
+    assert known.counted == {A, B}
+
+
+def test_a_lost_answer_is_settled_by_the_next_change_and_by_no_read() -> None:
+    known = InSyncSet("v1", RECORD, 2)
+    swap = known.propose({A, B, C})
+    known.unanswered(swap.number)
+    assert known.state is State.UNKNOWN
+    again = known.read(held("v1", A, B))  # the first may still be on its way
+    assert again is not None
+    assert (again.version, known.counted) == ("v1", {A, B, C})
+    known.won(swap.number, "late")  # nobody waits for that one any more
+    assert known.state is State.ASKED
+    third = known.lost(again.number, held("v2", A, B, C))  # it was the first that was done
+    assert third is not None
+    known.won(third.number, "v3")
+    assert known.counted == {A, B, C}
+    assert third.record.revision > 9
+
+
+def test_a_read_changes_nothing_while_all_is_known() -> None:
+    known = InSyncSet("v1", RECORD, 2)
+    assert known.read(held("v1", A, B)) is None
+    assert (known.state, known.deposed) == (State.SETTLED, False)
+
+
+@pytest.mark.parametrize("found", [None, held("v7", B, epoch=5)])
+def test_who_finds_another_epoch_is_deposed(found: Found | None) -> None:
+    known = InSyncSet("v1", RECORD, 2)
+    assert known.read(found) is None
+    assert known.deposed
+    known = InSyncSet("v1", RECORD, 2)
+    assert known.lost(known.propose({A}).number, found) is None
+    assert known.deposed
+
+
+def test_each_set_that_there_may_be_must_be_large_enough() -> None:
+    known = InSyncSet("v1", replace(RECORD, in_sync=frozenset({A})), 2)
+    assert not known.enough
+    swap = known.propose({A, B})
+    assert not known.enough
+    known.won(swap.number, "v2")
+    assert known.enough

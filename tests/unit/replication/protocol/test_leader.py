@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.replication.protocol.leader import Leader
+from duemq_server.replication.protocol.messages import (
+    CHUNK_BYTES_MAX,
+    UNANSWERED_BYTES_MAX,
+    Answer,
+    Hello,
+    NeedsSnapshot,
+    Reason,
+    Refusal,
+    Welcome,
+)
+from duemq_server.replication.protocol.record import Found, Record, Refused, ReplicaId
+from duemq_server.replication.protocol.times import Times
+
+A, B, C = (ReplicaId(name, name * 32) for name in "abc")
+RECORD = Record("g", 7, frozenset("abc"), frozenset({A, B, C}), 4, A)
+START = 1_000
+NOW_MS = 50_000
+TIMES = Times()
+
+
+def leading(*in_sync: ReplicaId, min_insync: int = 2, **known: Any) -> Leader:
+    record = replace(RECORD, in_sync=frozenset(in_sync))
+    known = {"start": START, "committed": 800, "log_start": 0} | known
+    leader = Leader(
+        A,
+        Found("v1", record),
+        Epochs([(1, 0)]),
+        min_insync=min_insync,
+        now_ms=NOW_MS,
+        times=TIMES,
+        **known,
+    )
+    leader.synced(known["start"])
+    return leader
+
+
+def hello(replica: ReplicaId, end: int = START, **known: Any) -> Hello:
+    known = {"epoch": 4, "epochs": ((1, 0),), "start": 0, "group": "g", "store_id": 7} | known
+    return Hello(replica=replica, end=end, log_version=1, **known)
+
+
+def follow(leader: Leader, stream: int, replica: ReplicaId, end: int = START) -> None:
+    assert isinstance(leader.hello(stream, hello(replica, end), START, NOW_MS), Welcome)
+
+
+def ship(leader: Leader, stream: int, end: int, now_ms: int = NOW_MS) -> None:
+    """All is sent up to there, and answered."""
+    progress = leader.followers[stream]
+    if progress.next < end:
+        leader.chunk(stream, bytes(end - progress.next), now_ms)
+    answer(leader, stream, end, now_ms=now_ms)
+
+
+def answer(
+    leader: Leader, stream: int, durable: int, *, end: int = START, now_ms: int = NOW_MS
+) -> None:
+    replica = leader.followers[stream].replica
+    leader.answered(stream, Answer(4, replica, durable, now_ms), end, now_ms)
+
+
+# -- what is committed
+
+
+def test_committed_is_what_all_in_sync_have_on_disk() -> None:
+    leader = leading(A, B, C)
+    follow(leader, 1, B)
+    follow(leader, 2, C)
+    leader.synced(2_000)
+    ship(leader, 1, 1_500)
+    assert leader.high_watermark == 800
+    ship(leader, 2, 1_200)
+    assert leader.high_watermark == 1_200
+    assert leader.prepared
+    ship(leader, 2, 3_000)
+    assert leader.high_watermark == 1_500
+    ship(leader, 1, 3_000)
+    assert leader.high_watermark == 2_000
+
+
+def test_nothing_is_committed_by_a_set_that_is_too_small() -> None:
+    leader = leading(A, min_insync=2)
+    leader.synced(9_000)
+    assert leader.high_watermark == 800
+    alone = leading(A, min_insync=1)
+    alone.synced(9_000)
+    assert alone.high_watermark == 9_000
+
+
+def test_a_leader_has_prepared_when_its_epoch_entry_is_committed() -> None:
+    leader = leading(A, min_insync=1)
+    leader.synced(START)
+    assert not leader.prepared
+    leader.synced(START + 64)
+    assert leader.prepared
+
+
+def test_what_a_follower_says_to_have_counts_as_far_as_it_was_sent() -> None:
+    leader = leading(A, B)
+    follow(leader, 1, B)
+    leader.synced(9_000)
+    answer(leader, 1, 9_000)
+    assert leader.high_watermark == START
+
+
+def test_answers_of_others_do_not_count() -> None:
+    leader = leading(A, B)
+    follow(leader, 1, B)
+    leader.synced(2_000)
+    leader.chunk(1, bytes(1_000), NOW_MS)
+    for epoch, replica, stream in [(3, B, 1), (5, B, 1), (4, C, 1), (4, B, 2)]:
+        leader.answered(stream, Answer(epoch, replica, 2_000, NOW_MS), 2_000, NOW_MS)
+    assert leader.high_watermark == 800
+
+
+# -- who may follow
+
+
+def test_a_follower_keeps_what_both_have() -> None:
+    leader = leading(A, B, C)
+    assert leader.hello(1, hello(B, 900), 1_064, NOW_MS) == Welcome(4, A, 900)
+    longer = hello(B, 2_000, epochs=((1, 0), (3, 950)))
+    assert leader.hello(1, longer, 1_064, NOW_MS) == Welcome(4, A, 950)
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"),
+    [
+        ({"epoch": 3}, Reason.STALE),
+        ({"epoch": 5}, Reason.NOT_LEADING),
+        ({"group": "h"}, Reason.FOREIGN),
+        ({"store_id": 8}, Reason.FOREIGN),
+        ({"replica": ReplicaId("x", "x")}, Reason.STRANGER),
+        ({"end": 700}, Reason.LOST),
+    ],
+)
+def test_who_may_not_follow(known: dict[str, Any], reason: Reason) -> None:
+    leader = leading(A, B, C)
+    answer = leader.hello(1, hello(**({"replica": B} | known)), START, NOW_MS)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is reason
+    assert leader.followers == {}
+    assert leader.deposed == (known.get("epoch") == 5)
+
+
+def test_a_learner_may_have_less_than_what_is_committed() -> None:
+    leader = leading(A, B)
+    assert leader.hello(1, hello(C, 0, epochs=()), START, NOW_MS) == Welcome(4, A, 0)
+
+
+def test_who_is_too_far_behind_needs_a_snapshot() -> None:
+    leader = leading(A, B, log_start=600)
+    answer = leader.hello(1, hello(C, 500), START, NOW_MS)
+    assert answer == NeedsSnapshot(4, A, 600)
+    answer = leader.hello(1, hello(C, 900, start=950, epochs=((2, 960),)), START, NOW_MS)
+    assert isinstance(answer, NeedsSnapshot)
+
+
+def test_a_takeover_that_was_overtaken_does_not_lead() -> None:
+    with pytest.raises(Refused, match="epoch 6 has begun"):
+        Leader(
+            A,
+            Found("v1", RECORD),
+            Epochs([(6, 0)]),
+            start=START,
+            committed=0,
+            min_insync=1,
+            now_ms=0,
+        )
+
+
+# -- sending
+
+
+def test_a_follower_is_sent_what_is_written_in_chunks_and_within_a_window() -> None:
+    leader = leading(A, B)
+    follow(leader, 1, B)
+    written = START + 3 * UNANSWERED_BYTES_MAX
+    assert leader.to_read(1, START) is None
+    assert leader.to_read(1, START + 10) == (START, 10)
+    sent = 0
+    while (wanted := leader.to_read(1, written)) is not None:
+        assert wanted[1] <= CHUNK_BYTES_MAX
+        assert leader.chunk(1, bytes(wanted[1]), NOW_MS).position == START + sent
+        sent += wanted[1]
+    assert sent == UNANSWERED_BYTES_MAX
+    answer(leader, 1, START + 100)
+    assert leader.to_read(1, written) == (START + sent, 100)
+    assert leader.to_read(9, written) is None
+
+
+def test_a_chunk_says_what_is_committed() -> None:
+    leader = leading(A, B, log_start=8)
+    follow(leader, 1, B)
+    chunk = leader.chunk(1, b"", 77, take_over=True)
+    assert (chunk.epoch, chunk.leader, chunk.position, chunk.committed) == (4, A, START, 800)
+    assert (chunk.log_start, chunk.sent_ms, chunk.take_over) == (8, 77, True)
+
+
+# -- the set
+
+
+def test_who_follows_and_has_all_that_is_committed_is_admitted() -> None:
+    leader = leading(A, B)
+    follow(leader, 1, B)
+    follow(leader, 2, C)
+    leader.synced(2_000)
+    ship(leader, 1, 2_000)
+    ship(leader, 2, 1_999)
+    assert leader.change(NOW_MS) is None
+    ship(leader, 2, 2_000)
+    swap = leader.change(NOW_MS)
+    assert swap is not None
+    assert swap.record.in_sync == {A, B, C}
+    leader.synced(3_000)
+    ship(leader, 1, 3_000)
+    assert leader.high_watermark == 2_000  # the one that is being admitted counts
+    leader.won(swap.number, "v2")
+    ship(leader, 2, 3_000)
+    assert leader.high_watermark == 3_000
+
+
+def test_who_has_not_the_epochs_first_entry_is_not_admitted() -> None:
+    leader = leading(A, B)
+    follow(leader, 1, B)
+    follow(leader, 2, C)
+    ship(leader, 2, START)
+    assert leader.change(NOW_MS) is None
+    ship(leader, 2, START + 64)
+    assert leader.change(NOW_MS) is not None
+
+
+def test_whose_stream_broke_is_removed_at_once() -> None:
+    leader = leading(A, B, C)
+    follow(leader, 1, B)
+    follow(leader, 2, C)
+    assert leader.change(NOW_MS) is None
+    leader.broke(2)
+    swap = leader.change(NOW_MS)
+    assert swap is not None
+    assert swap.record.in_sync == {A, B}
+    leader.synced(2_000)
+    ship(leader, 1, 2_000)
+    assert leader.high_watermark == 800  # who left counts until the change is made
+    leader.won(swap.number, "v2")
+    assert leader.high_watermark == 2_000
+
+
+def test_who_never_came_is_removed_after_a_while() -> None:
+    leader = leading(A, B, C)
+    follow(leader, 1, B)
+    ship(leader, 1, START)
+    assert leader.change(NOW_MS + TIMES.lag_max_ms) is None
+    later = NOW_MS + TIMES.lag_max_ms + 1
+    ship(leader, 1, START, now_ms=later)
+    swap = leader.change(later)
+    assert swap is not None
+    assert swap.record.in_sync == {A, B}
+
+
+def test_who_lags_is_removed_and_who_keeps_up_is_not() -> None:
+    leader = leading(A, B, C)
+    follow(leader, 1, B)
+    follow(leader, 2, C)
+    end = START
+    for second in range(1, 8):
+        now_ms = NOW_MS + 1_000 * second
+        for stream in (1, 2):
+            leader.chunk(stream, bytes(1_000), now_ms)
+        # Both are always behind; one by what came in the last second.
+        answer(leader, 1, end, end=end + 1_000, now_ms=now_ms)
+        answer(leader, 2, START, end=end + 1_000, now_ms=now_ms)
+        end += 1_000
+    swap = leader.change(now_ms)
+    assert swap is not None
+    assert swap.record.in_sync == {A, B}
+
+
+def test_the_set_is_never_made_too_small() -> None:
+    leader = leading(A, B)
+    follow(leader, 1, B)
+    leader.broke(1)
+    assert leader.change(NOW_MS) is None
+
+
+def test_a_dead_member_is_exchanged_for_a_new_one_in_one_change() -> None:
+    leader = leading(A, B)
+    follow(leader, 1, B)
+    leader.broke(1)
+    anew = ReplicaId("b", "anew")
+    leader.hello(2, hello(anew, 0, epochs=()), START, NOW_MS)
+    ship(leader, 2, 2_000)
+    swap = leader.change(NOW_MS)
+    assert swap is not None
+    assert swap.record.in_sync == {A, anew}
+
+
+def test_a_new_stream_of_a_name_ends_the_old_one() -> None:
+    leader = leading(A, B, C)
+    follow(leader, 1, B)
+    follow(leader, 2, B)
+    assert list(leader.followers) == [2]
+
+
+def test_a_lost_answer_is_settled_through_the_leader() -> None:
+    leader = leading(A, B, C)
+    follow(leader, 1, B)
+    leader.broke(1)
+    swap = leader.change(NOW_MS)
+    assert swap is not None
+    leader.unanswered(swap.number)
+    assert leader.change(NOW_MS) is None
+    again = leader.read(Found("v2", swap.record))
+    assert again is not None
+    leader.won(again.number, "v3")
+    assert leader.record.in_sync == {A, C}
+    later = leader.lost(swap.number, None)  # an answer that comes after all says nothing
+    assert (later, leader.deposed) == (None, False)
+
+
+def test_the_successor_has_all_and_is_in_sync() -> None:
+    leader = leading(A, B)
+    follow(leader, 1, B)
+    follow(leader, 2, C)
+    leader.synced(2_000)
+    ship(leader, 2, 2_000)
+    assert leader.successor(2_000) is None
+    ship(leader, 1, 2_000)
+    assert leader.successor(2_000) == B
+
+
+# -- reads
+
+
+def test_a_leader_serves_while_its_lease_holds() -> None:
+    leader = leading(A, B)
+    assert not leader.serves(NOW_MS)
+    leader.renewed(NOW_MS)
+    assert leader.serves(NOW_MS + TIMES.serve_ms - 1)
+    assert not leader.serves(NOW_MS + TIMES.serve_ms)
+
+
+def test_a_leader_serves_while_all_in_sync_answer() -> None:
+    leader = leading(A, B, C)
+    follow(leader, 1, B)
+    follow(leader, 2, C)
+    assert not leader.serves(NOW_MS)
+    ship(leader, 1, START)
+    assert not leader.serves(NOW_MS)
+    ship(leader, 2, START)
+    assert leader.serves(NOW_MS)
+    assert not leader.serves(NOW_MS + TIMES.heard_ms)
+
+
+def test_a_set_of_one_serves_alone_until_it_is_deposed() -> None:
+    leader = leading(A, min_insync=1)
+    assert leader.serves(NOW_MS + 1_000_000)
+    leader.renewed(NOW_MS)
+    leader.read(None)
+    assert not leader.serves(NOW_MS)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from duemq_server.replication import disk_id
+from duemq_server.storage import checkpoint
+from duemq_server.storage.errors import CorruptFile
+from tests.crash.faulty_disk import FaultyDisk, PowerCut
+
+DATA = "/data"
+ONE, OTHER = b"1" * 16, b"2" * 16
+
+
+def made() -> FaultyDisk:
+    disk = FaultyDisk()
+    disk.makedirs(DATA)
+    assert disk_id.load_or_make(DATA, disk, ONE) == ONE
+    return disk
+
+
+def test_a_directory_keeps_its_id() -> None:
+    disk = made()
+    assert disk_id.load_or_make(DATA, disk.after_power_cut(None), OTHER) == ONE
+
+
+def test_an_emptied_directory_has_another_one() -> None:
+    disk = made()
+    disk.unlink(f"{DATA}/{disk_id.FILE_NAME}")
+    assert disk_id.load_or_make(DATA, disk, OTHER) == OTHER
+
+
+def test_a_loss_makes_a_new_one() -> None:
+    disk = made()
+    disk_id.renew(DATA, disk, OTHER)
+    assert disk_id.load_or_make(DATA, disk.after_power_cut(None), b"3" * 16) == OTHER
+
+
+def test_an_id_is_whole_or_not_there() -> None:
+    for cut_at in range(1, 5):
+        disk = FaultyDisk(cut_at=cut_at)
+        disk.makedirs(DATA)
+        with pytest.raises(PowerCut):
+            disk_id.load_or_make(DATA, disk, ONE)
+        assert disk_id.load_or_make(DATA, disk.after_power_cut(None), OTHER) in (ONE, OTHER)
+
+
+def test_what_is_no_id_is_refused() -> None:
+    disk = made()
+    checkpoint.save(f"{DATA}/{disk_id.FILE_NAME}", b"short", disk)
+    with pytest.raises(CorruptFile, match="5 bytes, not 16"):
+        disk_id.load_or_make(DATA, disk, OTHER)
