@@ -100,6 +100,14 @@ class Asker:
         )
 
 
+class Asking:
+    """What each part of the admin client stands on."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._asker = Asker(client)
+
+
 def refuse_missing(
     missing: Sequence[MissingBroker], done: str = "", partial: object = None
 ) -> None:

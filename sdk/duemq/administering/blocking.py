@@ -67,7 +67,7 @@ class Admin(Face):
 
     @as_in(AsyncAdmin.dead_letters)
     def dead_letters(self, group: str, **which: Any) -> Iterator[Letter]:
-        pages = self._each(self._core._dead_letters.pages(Selection(group, **which)))
+        pages = self._each(self._core._letter_pages(Selection(group, **which)))
         return (letter for page in pages for letter in page)
 
     @as_in(AsyncAdmin.resend_dead_letters)
@@ -81,7 +81,7 @@ class Admin(Face):
     ) -> Resent:
         resending = Resending(on_sent)
         selection = Selection(group, **which)
-        for page in self._each(self._core._dead_letters.resend(selection, to_topic)):
+        for page in self._each(self._core._resent_pages(selection, to_topic)):
             resending.add(page)
         return resending.done()
 

@@ -16,9 +16,11 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from duemq.administering import finding
-from duemq.administering.asking import Asker, Method, refuse_missing
+from duemq.administering.asking import Method, refuse_missing
 from duemq.administering.groups import Groups
-from duemq.administering.resending import Letter, copy_of, target_of
+from duemq.administering.resending import Letter, OnSent, Resending, Resent, copy_of, target_of
+from duemq.administering.topics import Topics
+from duemq.descriptions import PurgedQueue
 from duemq.errors import (
     DuemqError,
     Internal,
@@ -72,14 +74,74 @@ class Selection(NamedTuple):
         return request
 
 
-class DeadLetters:
+class DeadLetters(Topics, Groups):
     """What the admin client does about dead letters."""
 
-    def __init__(self, asker: Asker, groups: Groups) -> None:
-        self._asker = asker
-        self._groups = groups
+    async def dead_letters(
+        self,
+        group: str,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        limit: int | None = None,
+        resent: bool | None = None,
+    ) -> AsyncGenerator[Letter, None]:
+        """The messages that a group has given up, by the time they died, of all brokers.
 
-    async def pages(self, selection: Selection) -> AsyncGenerator[list[Letter], None]:
+        By `message_id` or `key` or neither; that died at `since` or later, and before `until`
+        (times as in `reset_offsets`); `limit` at most, None for all.  `resent`: only those that
+        were sent again, or (False) were not; None: both.  They are read as they are asked for.
+        A letter's `topic` is where it was sent to first, its `retry` says why it died.
+
+        Raises GroupNotFound, InvalidArgument; PartialAnswer after the last one where a broker did
+        not answer, so that not all were seen.
+        """
+        selection = Selection(group, message_id, key, since, until, limit, resent)
+        async with aclosing(self._letter_pages(selection)) as pages:
+            async for page in pages:
+                for letter in page:
+                    yield letter
+
+    async def resend_dead_letters(
+        self,
+        group: str,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        limit: int | None = None,
+        resent: bool | None = None,
+        to_topic: str | None = None,
+        on_sent: OnSent | None = None,
+    ) -> Resent:
+        """Sends dead letters again, as new messages with the property `duemq-dead-letter-id`.
+
+        Chosen as by `dead_letters`; what dies meanwhile is not sent.  Each goes to the topic that
+        it was sent to first, or to `to_topic`; topics are not made.  `on_sent(letter, outcome)` is
+        told of each: its Receipt, or the error that it was not sent for.  The letters stay where
+        they are, marked as `resent`; without `resent=False` calling this again sends them again.
+
+        Raises as `dead_letters`; what was sent by then is known by `on_sent`.
+        """
+        selection = Selection(group, message_id, key, since, until, limit, resent)
+        resending = Resending(on_sent)
+        async with aclosing(self._resent_pages(selection, to_topic)) as pages:
+            async for page in pages:
+                resending.add(page)
+        return resending.done()
+
+    async def purge_dead_letters(self, group: str, *, dry_run: bool = False) -> list[PurgedQueue]:
+        """Takes all dead letters of a group away.  As `purge_topic`; raises GroupNotFound."""
+        try:
+            return await self.purge_topic(dead_letter_topic(group), dry_run=dry_run)
+        except TopicNotFound:
+            await self.describe_group(group)  # GroupNotFound, if there is none
+            return []
+
+    async def _letter_pages(self, selection: Selection) -> AsyncGenerator[list[Letter], None]:
         """By the time they died, in lists of a bounded size.
 
         Raises InvalidArgument, GroupNotFound; after the last, Unavailable for brokers that did not
@@ -148,7 +210,7 @@ class DeadLetters:
             (TopicNotFound,),
         )
         if not answers.by_broker and not answers.missing:
-            await self._groups.describe(group)  # GroupNotFound, if there is none
+            await self.describe_group(group)  # GroupNotFound, if there is none
         ends = {
             broker: {queue.queue_id: queue.max_offset for queue in answer.queues}
             for broker, answer in answers.by_broker.items()
@@ -176,15 +238,15 @@ class DeadLetters:
         except (Unavailable, Internal) as error:
             missing.append(MissingBroker(broker, str(error)))
 
-    async def resend(
+    async def _resent_pages(
         self, selection: Selection, to_topic: str | None
     ) -> AsyncGenerator[list[Outcome], None]:
-        """What became of them, page by page; raises as `pages`."""
+        """What became of them, page by page; raises as `_letter_pages`."""
         client = self._asker.client
         settings = ProducerSettings(create_topics=False, client=client.settings)
         async with (
             Producer(client.nameservers, settings=settings) as producer,
-            aclosing(self.pages(selection)) as pages,
+            aclosing(self._letter_pages(selection)) as pages,
         ):
             unserved: dict[str, DuemqError] = {}
             async for page in pages:

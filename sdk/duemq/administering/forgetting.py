@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 
+from duemq.administering.asking import Asking
 from duemq.descriptions import Forgotten, ForgottenTopic, NameserverDescription
 from duemq.errors import DuemqError, InstanceNotFound, InvalidArgument, Unavailable
 from duemq.protocol.route import RouteCache
 from duemq.transport import status
-from duemq.transport.cluster_client import Client
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 
 # Of each nameserver.
@@ -19,18 +19,21 @@ TIMEOUT_S = 2.0
 _Answers = dict[str, nameserver_pb2.ForgetResponse]
 
 
-class Forgetting:
+class Forgetting(Asking):
     """What the admin client asks of nameservers about who is lost."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    async def forget(self, name: str, *, timer: bool = False, dry_run: bool = False) -> Forgotten:
+        """Gives up a broker, or a timer service, that is gone for good; what it had.
 
-    async def forget(self, name: str, *, timer: bool, dry_run: bool) -> Forgotten:
-        """See Admin.forget."""
+        From now on no answer is partial for its sake, and ordering keys leave its queues.  One that
+        comes back is there again.  `dry_run` only answers.  Nameservers that did not answer are in
+        `missing`: they list it still, so call again.  Raises InvalidArgument while one of them
+        hears it, InstanceNotFound if none remembers it as lost, Unavailable.
+        """
         # All are asked first: while one of them hears it, none forgets it.
-        answers, failed = await self._ask(name, timer=timer, dry_run=True)
+        answers, failed = await self._ask_to_forget(name, timer=timer, dry_run=True)
         if not dry_run:
-            answers, failed = await self._ask(name, timer=timer, dry_run=False)
+            answers, failed = await self._ask_to_forget(name, timer=timer, dry_run=False)
             with suppress(Unavailable):  # it is done, whenever this client hears of it
                 await self._client.wait_for(
                     lambda routes: name not in _lost(routes, timer=timer), TIMEOUT_S
@@ -42,11 +45,13 @@ class Forgetting:
             newest.address,
             newest.lost_ms,
             newest.stopped,
-            self._topics(newest),
+            self._lost_topics(newest),
             tuple(NameserverDescription(at, str(failed[at])) for at in sorted(failed)),
         )
 
-    def _topics(self, answer: nameserver_pb2.ForgetResponse) -> tuple[ForgottenTopic, ...] | None:
+    def _lost_topics(
+        self, answer: nameserver_pb2.ForgetResponse
+    ) -> tuple[ForgottenTopic, ...] | None:
         if not answer.topics_known:
             return None
         return tuple(
@@ -56,7 +61,7 @@ class Forgetting:
             for each in answer.topics
         )
 
-    async def _ask(
+    async def _ask_to_forget(
         self, name: str, *, timer: bool, dry_run: bool
     ) -> tuple[_Answers, Mapping[str, DuemqError]]:
         """The answers, at least one, by nameserver; and who could not answer."""

@@ -12,7 +12,7 @@ from duemq.administering.asking import (
     SHOWN_WITHOUT_TIMEOUT_S,
     Absent,
     Answers,
-    Asker,
+    Asking,
     Method,
     refuse_missing,
 )
@@ -34,7 +34,7 @@ from duemq.protocol import checks, moments
 from duemq.protocol.limits import OFFSET_MAX, QUEUES_MAX
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import is_system
-from duemq.protocol.retry_policy import ExponentialDelays, RetryPolicy
+from duemq.protocol.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
 from duemq.transport import status
 from duemq.v1 import group_admin_pb2, group_admin_pb2_grpc, group_pb2, group_pb2_grpc
 
@@ -46,14 +46,15 @@ Place = tuple[str, str, int]
 _MethodOf = Callable[[str, bool], Method["group_admin_pb2.ResetOffsetsResponse"]]
 
 
-class Groups:
+class Groups(Asking):
     """What the admin client does about groups."""
 
-    def __init__(self, asker: Asker) -> None:
-        self._asker = asker
+    async def groups(self, *, lag: bool = False) -> list[GroupSummary]:
+        """All consumer groups with members, offsets or settings, sorted by name.
 
-    async def all(self, *, lag: bool = False) -> list[GroupSummary]:
-        """All groups; see Admin.groups."""
+        `lag`: with how far each is behind: a question more a group.  Raises PartialAnswer, whose
+        `partial` is the list, if a broker is away.
+        """
         answers = await self._asker.each(
             lambda to, left_s: group_pb2_grpc.GroupCoordinatorStub(to).ListGroups(
                 group_pb2.ListGroupsRequest(), timeout=left_s
@@ -107,10 +108,15 @@ class Groups:
             timeout_s,
         )
 
-    async def describe(
-        self, name: str, timeout_s: float = SHOWN_WITHOUT_TIMEOUT_S
-    ) -> GroupDescription:
-        """One group; see Admin.describe_group."""
+    async def describe_group(self, name: str) -> GroupDescription:
+        """A group: members, assignment, and how far it is in each queue.
+
+        Brokers that do not answer are in `missing`; all others in the rest.  Raises GroupNotFound,
+        and Unavailable if only a missing broker could know it.
+        """
+        return await self._described(name, SHOWN_WITHOUT_TIMEOUT_S)
+
+    async def _described(self, name: str, timeout_s: float) -> GroupDescription:
         view_of = group_pb2.DescribeGroupRequest(group=name)
         views, progress = await asyncio.gather(
             self._asker.each(
@@ -127,10 +133,25 @@ class Groups:
             refuse_missing(list(missing.values()), f"the others know no group {name!r}")
             raise _unknown(name)
         there = {broker.name for broker in self._asker.brokers()} - missing.keys()
-        return _described(name, views.by_broker, progress.by_broker, there, list(missing.values()))
+        return _joined(name, views.by_broker, progress.by_broker, there, list(missing.values()))
 
-    async def put(self, name: str, policy: RetryPolicy) -> RetryPolicy:
-        """Makes a group or changes it at every broker; see Admin.put_group."""
+    async def put_group(
+        self,
+        name: str,
+        *,
+        retries_max: int | None = None,
+        retry_delays: Sequence[Delay] | str | None = None,
+        exponential: ExponentialDelays | tuple[Delay, float, Delay] | None = None,
+    ) -> RetryPolicy:
+        """Makes a group at every live broker, or replaces its settings; answers what is in force.
+
+        `retries_max`: deliveries after the first.  `retry_delays`: before each retry, the last one
+        for all beyond; a list, or one text as "10s 30s 1m".  `exponential` in its place:
+        (initial, multiplier, longest).  What is not given is as the brokers are set.  A group need
+        not be made to be used, unless the brokers are set so.  Raises InvalidArgument, and
+        Unavailable if a broker is away: call again when it is back.
+        """
+        policy = policy_of(retries_max, retry_delays, exponential)
         request = group_admin_pb2.PutGroupRequest(group=_config_of(name, policy))
         answers = await self._asker.each(
             lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).PutGroup(
@@ -141,9 +162,13 @@ class Groups:
         refuse_missing(answers.missing, _done(answers.by_broker, "have the settings"))
         return _policy_of(next(iter(answers.by_broker.values())).retry)
 
-    async def delete(self, name: str) -> None:
-        """Forgets a group at every broker; see Admin.delete_group."""
-        found = await self.describe(name, self._asker.timeout_s)
+    async def delete_group(self, name: str) -> None:
+        """Forgets a group's settings and offsets, and its retries; its dead letters stay.
+
+        Raises GroupNotFound, InvalidArgument while it has members, and Unavailable if a broker is
+        away.
+        """
+        found = await self._described(name, self._asker.timeout_s)
         refuse_missing(found.missing, "nothing was deleted")
         if found.members:
             raise InvalidArgument(
@@ -164,16 +189,27 @@ class Groups:
 
     # ── offsets ──────────────────────────────────────────────────────────────────────
 
-    async def reset(
+    async def reset_offsets(
         self,
         group: str,
         topic: str,
-        to: Moment | None,
-        offset: int | None,
-        queues: Iterable[tuple[str, int]] | None,
-        dry_run: bool,
+        to: Moment | None = None,
+        *,
+        offset: int | None = None,
+        queues: Iterable[tuple[str, int]] | None = None,
+        dry_run: bool = False,
     ) -> list[OffsetChange]:
-        """Moves a group's offsets; see Admin.reset_offsets."""
+        """Moves a group's offsets in a topic; members go on from there, within about a second.
+
+        `to`: "earliest", "latest", or a time (an aware datetime, epoch milliseconds, RFC 3339 text,
+        "-1h"): the first message stored then or later.  `offset` in its place.  `queues`: (broker,
+        queue) pairs; None: all.  `dry_run` changes nothing.  What was sent back past the new offset
+        is delivered again; callbacks that are running are not stopped.
+
+        Raises GroupNotFound, TopicNotFound, QueueNotFound, OffsetOutOfRange, InvalidArgument, and
+        Unavailable if a broker is away; then, and in all these cases, nothing was changed, unless
+        the error says so.  Of a dry run PartialAnswer, whose `partial` is the list.
+        """
         request = _reset_of(group, topic, to, offset)
         wanted = _by_broker(queues)
         away = [
@@ -196,17 +232,22 @@ class Groups:
 
         return await self._move(brokers, method, (TopicNotFound,), dry_run, topic, away)
 
-    async def skip(self, group: str, topic: str | None, dry_run: bool) -> list[OffsetChange]:
-        """Moves a group to the end; see Admin.skip_backlog."""
+    async def skip_backlog(
+        self, group: str, topic: str | None = None, *, dry_run: bool = False
+    ) -> list[OffsetChange]:
+        """Moves a group to the end of a topic, or of all that it has read but its retries.
+
+        Raises as `reset_offsets`.
+        """
         if topic is not None:
-            return await self.reset(group, topic, "latest", None, None, dry_run)
-        found = await self.describe(group, self._asker.timeout_s)
+            return await self.reset_offsets(group, topic, "latest", dry_run=dry_run)
+        found = await self._described(group, self._asker.timeout_s)
         if not dry_run:
             refuse_missing(found.missing, "nothing was changed")
         changes: list[OffsetChange] = []
         for each in sorted({each.topic for each in found.progress if not is_system(each.topic)}):
             try:
-                changes += await self.reset(group, each, "latest", None, None, dry_run)
+                changes += await self.reset_offsets(group, each, "latest", dry_run=dry_run)
             except PartialAnswer as error:
                 if error.partial is None:
                     raise
@@ -214,10 +255,13 @@ class Groups:
         refuse_missing(found.missing, partial=changes)
         return changes
 
-    async def clone(
-        self, group: str, to_group: str, topic: str | None, dry_run: bool
+    async def clone_offsets(
+        self, group: str, to_group: str, topic: str | None = None, *, dry_run: bool = False
     ) -> list[OffsetChange]:
-        """Gives a group the offsets of another; see Admin.clone_offsets."""
+        """Gives `to_group` the offsets that `group` has, in one topic or in all but its retries.
+
+        Raises as `reset_offsets`.
+        """
         _check_topic(topic)
         away = await self._check_known(group, dry_run=dry_run)
         silent = {each.name for each in away}
@@ -275,7 +319,7 @@ class Groups:
 
         Raises PartialAnswer, unless it is a dry run, for those that are `needed`, or for any.
         """
-        found = await self.describe(group, self._asker.timeout_s)
+        found = await self._described(group, self._asker.timeout_s)
         if not dry_run:
             lacking = [each for each in found.missing if not needed or each.name in needed]
             refuse_missing(lacking, "nothing was changed")
@@ -356,7 +400,7 @@ def _changes_of(
     return sorted(changes, key=lambda each: (each.topic, each.broker, each.queue))
 
 
-def _described(
+def _joined(
     name: str,
     views: Mapping[str, group_pb2.GroupDescription],
     progress: Mapping[str, group_admin_pb2.GroupProgress],

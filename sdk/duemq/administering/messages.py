@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from duemq.administering import finding
-from duemq.administering.asking import Asker
+from duemq.administering.asking import Asking
+from duemq.administering.finding import LOOKUP_TIMEOUT_S
 from duemq.descriptions import (
     DeliveryState,
     FoundMessages,
@@ -36,13 +37,10 @@ STORED_MAX = 10
 COPIES_MAX = 1_000
 
 
-class Messages:
+class Messages(Asking):
     """What the admin client does about messages."""
 
-    def __init__(self, asker: Asker) -> None:
-        self._asker = asker
-
-    async def find(
+    async def find_messages(
         self,
         topic: str,
         *,
@@ -54,9 +52,21 @@ class Messages:
         queue: int | None = None,
         offset: int | None = None,
         limit: int = 64,
-        timeout_s: float = finding.LOOKUP_TIMEOUT_S,
+        timeout_s: float = LOOKUP_TIMEOUT_S,
     ) -> FoundMessages:
-        """See Admin.find_messages."""
+        """Looks messages up at all brokers, or at one; they come by store time.
+
+        By `message_id` or `key` or neither; stored at `since` or later, and before `until` (times
+        as in `reset_offsets`); of one `queue`, from an `offset` of it on.  A key is found by the
+        brokers' key index.  A message id of the SDK says when it was made: the log from a minute
+        before to ten minutes after is read first, and what is found there is the answer.  For any
+        other id, and if nothing is there, all of the range is read: name one where you can.  Of
+        more than `limit` (at most 10,000), those first in their queues are answered, and `more` is
+        set.
+
+        Brokers that do not answer, or not to the end within `timeout_s`, are in `missing`.  Raises
+        TopicNotFound, QueueNotFound, InvalidArgument.
+        """
         checks.between("limit", limit, 1, LIMIT_MAX)
         request = finding.request_of(
             topic, message_id=message_id, key=key, since=since, until=until
@@ -85,14 +95,19 @@ class Messages:
             raise TopicNotFound(f"no topic {request.topic!r}", field="topic", value=request.topic)
         return found
 
-    async def trace(
+    async def describe_message(
         self,
         topic: str,
         message_id: str,
-        since: Moment | None,
-        timeout_s: float = finding.LOOKUP_TIMEOUT_S,
+        *,
+        since: Moment | None = None,
+        timeout_s: float = LOOKUP_TIMEOUT_S,
     ) -> MessageTrace:
-        """See Admin.describe_message."""
+        """The life of a message: where it lies, what each group has made of it, its retries.
+
+        `since`: it was not sent before; spares reading older logs.  Brokers that do not answer, or
+        not to the end within `timeout_s` a look-up, are in `missing`.  Raises InvalidArgument.
+        """
         checks.filled("message_id", message_id)
         now_ms = time.time_ns() // 1_000_000
         from_ms = 0 if since is None else moments.epoch_ms(since, now_ms, "since")

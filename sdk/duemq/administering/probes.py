@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import grpc.aio
 
-from duemq.administering.asking import Asker
 from duemq.administering.timer_shards import TimerShards
 from duemq.descriptions import (
     BrokerDescription,
@@ -20,7 +19,6 @@ from duemq.descriptions import (
 from duemq.errors import DuemqError
 from duemq.protocol.route import Broker, TimerShard
 from duemq.transport import status
-from duemq.transport.cluster_client import Client
 from duemq.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -36,14 +34,11 @@ TIMEOUT_S = 2.0
 T = TypeVar("T")
 
 
-class Probes:
+class Probes(TimerShards):
     """What the admin client asks of nameservers, brokers and timer shards."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
     async def cluster(self) -> ClusterDescription:
-        """See Admin.cluster."""
+        """What runs.  Who does not answer is listed with the error."""
         nameservers, brokers, shards = await asyncio.gather(
             asyncio.gather(*map(self._nameserver, self._client.nameservers)),
             asyncio.gather(*map(self._broker, self._client.routes.brokers)),
@@ -67,10 +62,10 @@ class Probes:
             )
 
     async def timer_stats(self) -> list[TimerStats]:
-        """See Admin.timer_stats."""
+        """The timer shards, sorted.  One that does not answer, or is missing, has an error."""
         alive = self._client.routes.timers
         found = list(await asyncio.gather(*map(self._timer, alive)))
-        found += await TimerShards(Asker(self._client)).missing(alive)
+        found += await self._missing_shards(alive)
         return sorted(found, key=lambda timer: timer.shard)
 
     async def _probe(self, address: str, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:

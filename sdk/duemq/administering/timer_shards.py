@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from duemq.administering.asking import Asker, refuse_missing
+from duemq.administering.asking import Asking, refuse_missing
 from duemq.descriptions import TimerOwner, TimerStats
 from duemq.errors import InvalidArgument, MissingBroker
 from duemq.protocol.route import TimerShard
@@ -16,15 +16,14 @@ from duemq.v1 import timer_admin_pb2, timer_admin_pb2_grpc
 TIMEOUT_S = 2.0
 
 
-class TimerShards:
-    """What brokers are asked about timer services."""
+class TimerShards(Asking):
+    """What the admin client asks brokers about timer services."""
 
-    def __init__(self, asker: Asker) -> None:
-        self._asker = asker
-        self._client = asker.client
+    async def timer_owners(self) -> list[TimerOwner]:
+        """Who owns each queue of delayed messages.
 
-    async def owners(self) -> list[TimerOwner]:
-        """Of every queue of %TIMER%.  Raises PartialAnswer if a broker is away."""
+        Raises PartialAnswer, whose `partial` is the list, if a broker is away.
+        """
         found, missing = await self._owners()
         refuse_missing(missing, partial=found)
         return found
@@ -43,8 +42,14 @@ class TimerShards:
         ]
         return found, answers.missing
 
-    async def release(self, shard: int) -> list[TimerOwner]:
-        """See Admin.release_timer_shard."""
+    async def release_timer_shard(self, shard: int) -> list[TimerOwner]:
+        """Gives up the timer service of a shard whose data directory is lost; what it owned.
+
+        The next timer service of that shard takes its queues over, and it is refused for good.
+        What it held and had not delivered is lost; a few messages that it had taken over last may
+        come twice.  Raises InvalidArgument if nobody owns the shard, or if the owner was seen
+        within the last minute; Unavailable.
+        """
         owners, missing = await self._owners()
         refuse_missing(missing, "nothing was released")
         mine = [each for each in owners if each.id and each.shard == shard]
@@ -59,7 +64,7 @@ class TimerShards:
             await status.answer(stub.ReleaseTimerQueues(request, timeout=TIMEOUT_S), address)
         return mine
 
-    async def missing(self, alive: Sequence[TimerShard]) -> list[TimerStats]:
+    async def _missing_shards(self, alive: Sequence[TimerShard]) -> list[TimerStats]:
         """Shards that nobody serves, though brokers accept delayed messages for them."""
         if not self._client.routes.brokers:
             return []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import grpc.aio
 
-from duemq.administering.asking import Asker, Method, refuse_missing
+from duemq.administering.asking import Asking, Method, refuse_missing
 from duemq.descriptions import PurgedQueue, QueueRange, TopicDescription, TopicSummary
 from duemq.errors import MissingBroker, TopicExists, TopicNotFound
 from duemq.protocol import checks
@@ -16,17 +16,23 @@ from duemq.protocol.route import Broker
 from duemq.v1 import admin_pb2, admin_pb2_grpc
 
 
-class Topics:
+class Topics(Asking):
     """What the admin client does about topics."""
 
-    def __init__(self, asker: Asker) -> None:
-        self._asker = asker
-        self._client = asker.client
-
-    async def create(
-        self, name: str, queues: int, message_bytes_max: int, brokers: Iterable[str] | None
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        queues: int = 0,
+        message_bytes_max: int = 0,
+        brokers: Iterable[str] | None = None,
     ) -> TopicSummary:
-        """See Admin.create_topic."""
+        """Makes a topic on every live broker, or on `brokers`, and waits until it can be used.
+
+        `queues`: on each broker; 0: the broker's default.  `message_bytes_max`: of a body; 0: the
+        broker's.  One queue on one broker keeps the order of all messages.  Raises InvalidArgument,
+        TopicExists if no broker lacks it, Unavailable if one of them is away.
+        """
         config = admin_pb2.TopicConfig(
             name=name, queues=queues, message_bytes_max=message_bytes_max
         )
@@ -72,8 +78,11 @@ class Topics:
             return attempts > 1  # made by an earlier attempt whose answer was lost
         return True
 
-    async def delete(self, name: str) -> None:
-        """See Admin.delete_topic."""
+    async def delete_topic(self, name: str) -> None:
+        """Deletes a topic and its messages on every broker.
+
+        Raises TopicNotFound, and PartialAnswer if a broker is away that may have it, too.
+        """
         request = admin_pb2.DeleteTopicRequest(name=name)
 
         async def delete_at(broker: str) -> bool:
@@ -103,9 +112,14 @@ class Topics:
         done = f"deleted at {', '.join(deleted)}: delete it again when all are there"
         refuse_missing(missing, done, deleted)
 
-    async def purge(self, name: str, dry_run: bool) -> list[PurgedQueue]:
-        """See Admin.purge_topic."""
-        found = await self.describe(name)
+    async def purge_topic(self, name: str, *, dry_run: bool = False) -> list[PurgedQueue]:
+        """Takes all messages of a topic away, for every group; what is sent from now on stays.
+
+        Offsets go on.  The space comes back with retention.  `dry_run` only answers what would go.
+        Raises TopicNotFound, InvalidArgument, and PartialAnswer, whose `partial` is what was done,
+        if a broker is away.
+        """
+        found = await self.describe_topic(name)
         purged = [
             PurgedQueue(name, each.broker, each.queue, each.max_offset, each.messages)
             for each in found.queues
@@ -134,8 +148,11 @@ class Topics:
             request, timeout=left_s
         )
 
-    async def all(self, *, system: bool) -> list[TopicSummary]:
-        """See Admin.topics."""
+    async def topics(self, *, system: bool = False) -> list[TopicSummary]:
+        """All topics, sorted by name.  `system`: with those of DueMQ itself.
+
+        Raises PartialAnswer, whose `partial` is the list, if a broker is away.
+        """
         topics, missing = await self._listed(system=system)
         refuse_missing(missing, partial=topics)
         return topics
@@ -164,8 +181,12 @@ class Topics:
         ]
         return topics, answers.missing
 
-    async def describe(self, name: str) -> TopicDescription:
-        """See Admin.describe_topic."""
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """A topic, queue by queue.
+
+        Brokers that do not answer are in `missing`.  Raises TopicNotFound, and Unavailable if only
+        a missing broker could know it.
+        """
         request = admin_pb2.DescribeTopicRequest(name=name)
         asked = await self._asker.each(
             lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DescribeTopic(
