@@ -14,8 +14,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from duemq import telemetry
-from duemq.transport.unsent import Unsent
 from duemq_server.serving.settings import check_address
+from duemq_server.serving.unsent import Unsent
 
 # From a cached answer to a long poll's end.
 SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)

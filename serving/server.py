@@ -29,12 +29,13 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from prometheus_client import CollectorRegistry, Counter
 
 from duemq.errors import DuemqError, Internal, InvalidArgument
-from duemq.transport import connections, status
+from duemq.transport import status
 from duemq.transport.channel import KEEPALIVE_MS, MESSAGE_BYTES_MAX
 from duemq.transport.tuning import give_memory_back
-from duemq.transport.unsent import SMALL_BYTES, Unsent
+from duemq_server.serving import connections
 from duemq_server.serving.metrics import MetricsPage, RpcMetrics, new_registry
 from duemq_server.serving.settings import ProcessSettings, check_address
+from duemq_server.serving.unsent import SMALL_BYTES, Unsent
 
 log = logging.getLogger(__name__)
 

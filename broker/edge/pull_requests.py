@@ -23,7 +23,6 @@ from duemq.errors import (
 from duemq.protocol import checks
 from duemq.protocol.limits import PULL_BYTES_MAX, PULL_WAIT_MS_MAX
 from duemq.transport import status
-from duemq.transport.unsent import BudgetShare, Unsent
 from duemq.v1 import broker_pb2, message_pb2
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.edge.offset_requests import OffsetRequests
@@ -39,6 +38,7 @@ from duemq_server.broker.reading.waiters import QueueKey, Waiters
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
+from duemq_server.serving.unsent import BudgetShare, Unsent
 from duemq_server.storage.errors import StorageError
 
 log = logging.getLogger(__name__)

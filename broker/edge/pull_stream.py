@@ -14,11 +14,11 @@ from google.protobuf.message import DecodeError
 
 from duemq.errors import DuemqError, InvalidArgument, Overloaded
 from duemq.protocol import checks
-from duemq.transport.unsent import BudgetShare, Unsent
 from duemq.v1 import broker_pb2
 from duemq_server.broker.reading import pull_encoding
 from duemq_server.broker.reading.pull import Pull, parse
 from duemq_server.broker.reading.pull_encoding import QueueAnswer
+from duemq_server.serving.unsent import BudgetShare, Unsent
 
 WAITING_MAX = 1_024
 # Answers of one stream that are read from the log and not yet taken by the connection.

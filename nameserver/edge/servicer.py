@@ -14,7 +14,6 @@ from duemq.errors import InvalidArgument, Overloaded
 from duemq.protocol import checks
 from duemq.protocol.limits import QUEUES_MAX, SHARDS_MAX, TOPICS_MAX
 from duemq.protocol.names import SYSTEM_TOPIC_CHARACTERS_MAX
-from duemq.transport.unsent import Unsent
 from duemq.v1 import nameserver_pb2 as pb
 from duemq_server.nameserver.registry import (
     BrokerReport,
@@ -29,6 +28,7 @@ from duemq_server.nameserver.registry import (
 )
 from duemq_server.serving.server import Codec
 from duemq_server.serving.settings import check_address, check_name
+from duemq_server.serving.unsent import Unsent
 
 EXPIRY_MS_MAX = 3_600_000
 # Of a WatchRoutes request.

@@ -15,13 +15,11 @@ from duemq.errors import DuemqError, OffsetOutOfRange, TopicNotFound
 from duemq.transport import status
 from duemq.v1 import (
     admin_pb2,
-    admin_pb2_grpc,
     broker_pb2,
-    broker_pb2_grpc,
     nameserver_pb2,
-    nameserver_pb2_grpc,
 )
 from duemq.v1.message_pb2 import Record
+from tests.service.playing import play
 
 STORE_MS = 1_700_000_000_000
 ANSWER_RECORDS_MAX = 7
@@ -39,11 +37,7 @@ class FakeQueue:
         return self.first + len(self.records)
 
 
-class FakeCluster(
-    nameserver_pb2_grpc.NameserverServicer,
-    admin_pb2_grpc.BrokerAdminServicer,
-    broker_pb2_grpc.BrokerServicer,
-):
+class FakeCluster:
     """One server that plays every part; all brokers share its address and are told by queues."""
 
     def __init__(self, broker: str = "broker-0") -> None:
@@ -155,9 +149,8 @@ class FakeCluster(
 @contextmanager
 def serving(cluster: FakeCluster) -> Iterator[FakeCluster]:
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
-    nameserver_pb2_grpc.add_NameserverServicer_to_server(cluster, server)
-    admin_pb2_grpc.add_BrokerAdminServicer_to_server(cluster, server)
-    broker_pb2_grpc.add_BrokerServicer_to_server(cluster, server)
+    files = (nameserver_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, broker_pb2.DESCRIPTOR)
+    play(cluster, server, *files)
     cluster.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:

@@ -17,16 +17,13 @@ from duemq.transport import status
 from duemq.transport.channel import MESSAGE_BYTES_MAX
 from duemq.v1 import (
     admin_pb2,
-    admin_pb2_grpc,
     broker_pb2,
-    broker_pb2_grpc,
     error_pb2,
     message_pb2,
     nameserver_pb2,
-    nameserver_pb2_grpc,
     timer_pb2,
-    timer_pb2_grpc,
 )
+from tests.service.playing import play
 
 STORE_MS = 1_790_000_000_000
 LIMITS = [
@@ -48,7 +45,7 @@ Refuse = Callable[[broker_pb2.Batch], "error_pb2.Error | None"]
 RefuseBack = Callable[[broker_pb2.FailedMessage], "error_pb2.Error | None"]
 
 
-class FakeBroker(broker_pb2_grpc.BrokerServicer, admin_pb2_grpc.BrokerAdminServicer):
+class FakeBroker:
     """Stores in memory, survives `stop` and `start` as a real one survives a restart."""
 
     def __init__(self, cluster: "FakeCluster", name: str) -> None:
@@ -80,8 +77,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServicer, admin_pb2_grpc.BrokerAdminServi
 
     async def start(self) -> None:
         self._server = grpc.aio.server(options=LIMITS)
-        broker_pb2_grpc.add_BrokerServicer_to_server(self, self._server)
-        admin_pb2_grpc.add_BrokerAdminServicer_to_server(self, self._server)
+        play(self, self._server, broker_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
         port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
         self.address = self.address or f"127.0.0.1:{port}"
         await self._server.start()
@@ -234,7 +230,7 @@ def refusal(code: "error_pb2.ErrorCode", retryable: bool = False) -> error_pb2.E
     )
 
 
-class FakeTimer(timer_pb2_grpc.TimerServicer):
+class FakeTimer:
     """Knows the handles that it is told."""
 
     def __init__(self, shard: int, shards: int) -> None:
@@ -252,7 +248,7 @@ class FakeTimer(timer_pb2_grpc.TimerServicer):
 
     async def start(self) -> None:
         self._server = grpc.aio.server()
-        timer_pb2_grpc.add_TimerServicer_to_server(self, self._server)
+        play(self, self._server, timer_pb2.DESCRIPTOR)
         port = self._server.add_insecure_port("127.0.0.1:0")
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
@@ -288,7 +284,7 @@ class FakeTimer(timer_pb2_grpc.TimerServicer):
         return timer_pb2.CancelResult(outcome=timer_pb2.CANCELLED if pending else timer_pb2.UNKNOWN)
 
 
-class FakeCluster(nameserver_pb2_grpc.NameserverServicer):
+class FakeCluster:
     """One nameserver and as many brokers as wanted."""
 
     def __init__(self) -> None:
@@ -303,7 +299,7 @@ class FakeCluster(nameserver_pb2_grpc.NameserverServicer):
 
     async def start(self, *names: str, timers: int = 0) -> None:
         self._server = grpc.aio.server()
-        nameserver_pb2_grpc.add_NameserverServicer_to_server(self, self._server)
+        play(self, self._server, nameserver_pb2.DESCRIPTOR)
         self.nameserver = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         for name in names:

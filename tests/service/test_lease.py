@@ -12,14 +12,15 @@ from duemq.consumer.fetching.subscription import ALL
 from duemq.consumer.group.membership import Membership
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.route import Broker, RouteCache, Update
-from duemq.v1 import group_pb2, group_pb2_grpc
+from duemq.v1 import group_pb2
+from tests.service.playing import play
 from tests.service.running_cluster import until
 
 SESSION_S = 60.0  # of the played clock; real heartbeats leave every quarter of it
 QUEUES = {MessageQueue("orders", "b0", number) for number in range(2)}
 
 
-class PlayedCoordinator(group_pb2_grpc.GroupCoordinatorServicer):
+class PlayedCoordinator:
     """Notes hellos; answers when it is let."""
 
     def __init__(self) -> None:
@@ -105,7 +106,7 @@ class Scene:
 @asynccontextmanager
 async def scene():
     server, coordinator = grpc.aio.server(), PlayedCoordinator()
-    group_pb2_grpc.add_GroupCoordinatorServicer_to_server(coordinator, server)
+    play(coordinator, server, group_pb2.DESCRIPTOR)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     client = PlayedClient(address)

@@ -12,9 +12,9 @@ from prometheus_client import generate_latest
 
 from duemq.errors import Overloaded
 from duemq.transport import status
-from duemq.transport.unsent import CONNECTION_PART
 from duemq.v1 import broker_pb2, broker_pb2_grpc, message_admin_pb2
 from duemq_server.broker.process import Broker
+from duemq_server.serving.unsent import CONNECTION_PART
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 from tests.service.running_cluster import until
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from duemq.errors import Overloaded
-from duemq.transport.unsent import CONNECTION_PART, Unsent
+from duemq_server.serving.unsent import CONNECTION_PART, Unsent
 
 MIB = 1 << 20
 
