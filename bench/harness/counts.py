@@ -9,10 +9,9 @@ from __future__ import annotations
 import mmap
 import zlib
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from duemq import Message
+from duemq.transport.closing import Closing
 from duemq_server.bench.harness.arrivals import number_of
 
 _TOTAL_BYTES, _TIME_BYTES, _QUEUE_BYTES = 8, 8, 4
@@ -24,7 +23,7 @@ def queue_code(broker: str, queue: int) -> int:
     return zlib.crc32(f"{broker}/{queue}".encode())
 
 
-class Tally:
+class Tally(Closing):
     """One member's; written by one thread of it, read by the benchmark at any time."""
 
     def __init__(self, path: Path, count: int) -> None:
@@ -43,17 +42,6 @@ class Tally:
         """`queue_code` by number, where it came."""
         self.seen = view[queues:size]
         """How often, by number."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def total(self) -> int:

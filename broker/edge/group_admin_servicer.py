@@ -11,8 +11,7 @@ from duemq.errors import (
     OffsetOutOfRange,
 )
 from duemq.protocol import checks, names
-from duemq.protocol.retry_policy import ExponentialDelays, RetryPolicy
-from duemq.transport import status
+from duemq.transport import retry_policies, status
 from duemq.v1 import group_admin_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.pull_requests import PullRequests
@@ -68,9 +67,9 @@ class GroupAdminServicer:
         self, request: group_admin_pb2.PutGroupRequest, _: Any
     ) -> group_admin_pb2.GroupConfig:
         """Makes a group, or changes its settings; answers what is in force."""
-        config = GroupConfig(request.group.group, _policy_of(request.group.retry))
+        config = GroupConfig(request.group.group, retry_policies.policy_of(request.group.retry))
         await self._commits.wait(self._store.put_group(config))
-        return _config(self._store.groups.effective(config.group))
+        return _sent(self._store.groups.effective(config.group))
 
     async def DeleteGroup(
         self, request: group_admin_pb2.DeleteGroupRequest, _: Any
@@ -119,7 +118,7 @@ class GroupAdminServicer:
         except (StorageError, OSError) as error:
             raise Corrupt(f"{type(error).__name__}: {error}") from error
         return group_admin_pb2.GroupProgress(
-            config=_config(self._store.groups.effective(group)),
+            config=_sent(self._store.groups.effective(group)),
             queues=[
                 self._progress(group, state, lag_ms)
                 for state, lag_ms in zip(states, lags_ms, strict=True)
@@ -260,26 +259,5 @@ def _unknown(group: str) -> GroupNotFound:
     return GroupNotFound(f"group: {group!r} is not here", field="group", value=group)
 
 
-def _policy_of(policy: group_admin_pb2.RetryPolicy) -> RetryPolicy:
-    exponential = None
-    if policy.HasField("exponential"):
-        given = policy.exponential
-        exponential = ExponentialDelays(given.initial_ms, given.multiplier, given.max_ms)
-    return RetryPolicy(
-        policy.retries_max if policy.HasField("retries_max") else None,
-        tuple(policy.delays_ms),
-        exponential,
-    )
-
-
-def _config(config: GroupConfig) -> group_admin_pb2.GroupConfig:
-    policy = config.retry
-    answer = group_admin_pb2.GroupConfig(group=config.group)
-    if policy.retries_max is not None:
-        answer.retry.retries_max = policy.retries_max
-    answer.retry.delays_ms.extend(policy.delays_ms)
-    if policy.exponential:
-        answer.retry.exponential.initial_ms = policy.exponential.initial_ms
-        answer.retry.exponential.multiplier = policy.exponential.multiplier
-        answer.retry.exponential.max_ms = policy.exponential.max_ms
-    return answer
+def _sent(config: GroupConfig) -> group_admin_pb2.GroupConfig:
+    return retry_policies.config_of(config.group, config.retry)

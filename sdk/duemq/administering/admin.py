@@ -5,9 +5,6 @@ Each broker keeps its own topics and offsets, so most answers are asked of all o
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from duemq.administering.dead_letters import DeadLetters
 from duemq.administering.forgetting import Forgetting
 from duemq.administering.groups import Groups
@@ -18,10 +15,13 @@ from duemq.administering.topics import Topics
 from duemq.producing import cancels
 from duemq.producing.cancels import Cancelling, CancelOutcome, Handles
 from duemq.settings import ClientSettings
+from duemq.transport.closing import AsyncClient
 from duemq.transport.cluster_client import Addresses, Client
 
 
-class Admin(DeadLetters, Topics, Groups, Messages, Probes, TimerShards, Forgetting, Cancelling):
+class Admin(
+    DeadLetters, Topics, Groups, Messages, Probes, TimerShards, Forgetting, Cancelling, AsyncClient
+):
     """Topics, groups, messages, timers and the state of the cluster.
 
     `await start()` (or `async with`) connects.  No answer is partial in silence: brokers that are
@@ -45,18 +45,6 @@ class Admin(DeadLetters, Topics, Groups, Messages, Probes, TimerShards, Forgetti
     async def close(self) -> None:
         """Ends the connections.  Idempotent."""
         await self._client.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def _cancel(self, handles: Handles) -> list[CancelOutcome]:
         timeout_s = self._client.settings.request_timeout_s

@@ -35,7 +35,7 @@ from duemq.protocol.limits import OFFSET_MAX, QUEUES_MAX
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import is_system
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
-from duemq.transport import status
+from duemq.transport import retry_policies, status
 from duemq.v1 import group_admin_pb2, group_admin_pb2_grpc, group_pb2, group_pb2_grpc
 
 # Groups whose lag is asked for side by side.
@@ -152,7 +152,7 @@ class Groups(Asking):
         Unavailable if a broker is away: call again when it is back.
         """
         policy = policy_of(retries_max, retry_delays, exponential)
-        request = group_admin_pb2.PutGroupRequest(group=_config_of(name, policy))
+        request = group_admin_pb2.PutGroupRequest(group=retry_policies.config_of(name, policy))
         answers = await self._asker.each(
             lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).PutGroup(
                 request, timeout=left_s
@@ -160,7 +160,7 @@ class Groups(Asking):
             timeout_s=self._asker.timeout_s,
         )
         refuse_missing(answers.missing, _done(answers.by_broker, "have the settings"))
-        return _policy_of(next(iter(answers.by_broker.values())).retry)
+        return retry_policies.policy_of(next(iter(answers.by_broker.values())).retry)
 
     async def delete_group(self, name: str) -> None:
         """Forgets a group's settings and offsets, and its retries; its dead letters stay.
@@ -429,7 +429,7 @@ def _joined(
         view.strategy,
         tuple(map(_member, view.members)),
         tuple(sorted(queues, key=lambda each: (each.topic, each.broker, each.queue))),
-        retry=_policy_of(configs[0].retry) if configs else None,
+        retry=retry_policies.policy_of(configs[0].retry) if configs else None,
         without_settings=tuple(sorted(there - put.keys())) if put else (),
         sent_back=sum(answer.sent_back for answer in progress.values()),
         dead_letters=sum(answer.dead_letters for answer in progress.values()),
@@ -469,28 +469,4 @@ def _progress(
         consumed_per_s=queue.consumed_per_s,
         last_commit_ms=queue.last_commit_ms or None,
         lag=queue.lag,
-    )
-
-
-def _config_of(name: str, policy: RetryPolicy) -> group_admin_pb2.GroupConfig:
-    config = group_admin_pb2.GroupConfig(group=name)
-    if policy.retries_max is not None:
-        config.retry.retries_max = policy.retries_max
-    config.retry.delays_ms.extend(policy.delays_ms)
-    if policy.exponential is not None:
-        config.retry.exponential.initial_ms = policy.exponential.initial_ms
-        config.retry.exponential.multiplier = policy.exponential.multiplier
-        config.retry.exponential.max_ms = policy.exponential.max_ms
-    return config
-
-
-def _policy_of(policy: group_admin_pb2.RetryPolicy) -> RetryPolicy:
-    exponential = None
-    if policy.HasField("exponential"):
-        told = policy.exponential
-        exponential = ExponentialDelays(told.initial_ms, told.multiplier, told.max_ms)
-    return RetryPolicy(
-        policy.retries_max if policy.HasField("retries_max") else None,
-        tuple(policy.delays_ms),
-        exponential,
     )

@@ -10,7 +10,7 @@ import grpc.aio
 
 from duemq.administering.asking import Asking, Method, refuse_missing
 from duemq.descriptions import PurgedQueue, QueueRange, TopicDescription, TopicSummary
-from duemq.errors import MissingBroker, TopicExists, TopicNotFound
+from duemq.errors import DuemqError, MissingBroker, TopicExists, TopicNotFound
 from duemq.protocol import checks
 from duemq.protocol.route import Broker
 from duemq.v1 import admin_pb2, admin_pb2_grpc
@@ -65,17 +65,29 @@ class Topics(Asking):
     async def _create_at(self, broker: str, config: admin_pb2.TopicConfig) -> bool:
         """Whether it was made there now; False: it exists."""
         request = admin_pb2.CreateTopicRequest(topic=config)
+        return await self._done_at(
+            broker,
+            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).CreateTopic(
+                request, timeout=left_s
+            ),
+            TopicExists,
+        )
+
+    async def _done_at(
+        self, broker: str, method: Method[object], done_before: type[DuemqError]
+    ) -> bool:
+        """Whether it was done there now; False: it was so before."""
         attempts = 0
 
-        async def attempt(to: grpc.aio.Channel, left_s: float) -> admin_pb2.TopicDescription:
+        async def attempt(to: grpc.aio.Channel, left_s: float) -> object:
             nonlocal attempts
             attempts += 1
-            return await admin_pb2_grpc.BrokerAdminStub(to).CreateTopic(request, timeout=left_s)
+            return await method(to, left_s)
 
         try:
             await self._asker.at(broker, attempt)
-        except TopicExists:
-            return attempts > 1  # made by an earlier attempt whose answer was lost
+        except done_before:
+            return attempts > 1  # done by an earlier attempt whose answer was lost
         return True
 
     async def delete_topic(self, name: str) -> None:
@@ -86,18 +98,13 @@ class Topics(Asking):
         request = admin_pb2.DeleteTopicRequest(name=name)
 
         async def delete_at(broker: str) -> bool:
-            attempts = 0
-
-            async def attempt(to: grpc.aio.Channel, left_s: float) -> object:
-                nonlocal attempts
-                attempts += 1
-                return await admin_pb2_grpc.BrokerAdminStub(to).DeleteTopic(request, timeout=left_s)
-
-            try:
-                await self._asker.at(broker, attempt)
-            except TopicNotFound:
-                return attempts > 1  # deleted by an earlier attempt whose answer was lost
-            return True
+            return await self._done_at(
+                broker,
+                lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DeleteTopic(
+                    request, timeout=left_s
+                ),
+                TopicNotFound,
+            )
 
         live = [broker.name for broker in self._asker.brokers()]
         outcomes = await asyncio.gather(*map(delete_at, live))

@@ -4,7 +4,6 @@ Callbacks of a push consumer run in worker threads of their own, never in "duemq
 """
 
 import threading
-from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
 
 from duemq.consumer import pull, push
@@ -13,11 +12,12 @@ from duemq.consumer.fetching.subscription import Topics
 from duemq.consumer.settings import ConsumerSettings, PushOptions
 from duemq.errors import Closed, MissingBroker
 from duemq.protocol.balance import MessageQueue
+from duemq.transport.closing import Closing
 from duemq.transport.cluster_client import Addresses
 from duemq.transport.loop_thread import Face, Hosted, LoopThread, blocking, described_as, in_loop
 
 
-class PushConsumer:
+class PushConsumer(Closing):
     """Receives a group's messages and calls `callback` with each, or with lists of them.
 
     Members of one group share the queues of its topics; every group receives everything.  At least
@@ -152,17 +152,9 @@ class PushConsumer:
                 raise  # else another thread's `close` was the faster
         self._release()
 
-    def __enter__(self) -> "PushConsumer":
+    def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _release(self) -> None:
         with self._releasing:

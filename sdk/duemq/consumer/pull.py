@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from time import monotonic, time_ns
-from types import TracebackType
 from typing import Literal
 
 from duemq.consumer.fetching.fetcher import Fetcher, Source
@@ -35,6 +34,7 @@ from duemq.protocol.balance import MessageQueue
 from duemq.protocol.limits import OFFSET_MAX
 from duemq.protocol.moments import epoch_ms
 from duemq.protocol.sql import Sql
+from duemq.transport.closing import AsyncClient
 from duemq.transport.cluster_client import Addresses, Client
 from duemq.v1 import view_pb2
 
@@ -47,7 +47,7 @@ POLL_S_MAX = 86_400.0
 POLL_MESSAGES_MAX = 1_000_000
 
 
-class PullConsumer:
+class PullConsumer(AsyncClient):
     """Reads queues that the application names, from where it says, when it asks."""
 
     def __init__(
@@ -98,18 +98,6 @@ class PullConsumer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         await self._client.close()
-
-    async def __aenter__(self) -> "PullConsumer":
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     @property
     def missing(self) -> tuple[MissingBroker, ...]:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from duemq.consumer.broadcast.broadcast_share import BroadcastShare
@@ -21,13 +20,14 @@ from duemq.consumer.settings import (
 )
 from duemq.errors import Closed, FencedMember, MissingBroker, Rejected, Timeout
 from duemq.protocol.balance import MessageQueue, strategy_named
+from duemq.transport.closing import AsyncClient
 from duemq.transport.cluster_client import Addresses, Client
 from duemq.transport.streams import first_of
 
 log = logging.getLogger(__name__)
 
 
-class PushConsumer:
+class PushConsumer(AsyncClient):
     """Receives a group's messages and calls `callback` with each, or with lists of them.
 
     As `duemq.PushConsumer`: `await start()` (or `async with`) joins the group, `await run()`
@@ -177,18 +177,6 @@ class PushConsumer:
     def in_callback(self) -> bool:
         """Tells whether the caller is this consumer's callback, which `close` would wait for."""
         return self._share is not None and self._share.in_callback()
-
-    async def __aenter__(self) -> "PushConsumer":
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     @property
     def queues(self) -> frozenset[MessageQueue]:

@@ -6,8 +6,7 @@ import asyncio
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Unpack
 
 from duemq.errors import Closed, DuemqError, NotAllSent, Overloaded, Timeout
 from duemq.message import Outgoing, SendOptions
@@ -23,10 +22,11 @@ from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.sent import Receipt
 from duemq.settings import ProducerSettings
+from duemq.transport.closing import AsyncClient
 from duemq.transport.cluster_client import Addresses, Client
 
 
-class Producer(Cancelling):
+class Producer(AsyncClient, Cancelling):
     """Sends messages.  Safe to use from many tasks of one event loop.
 
     Messages that wait for the same broker travel together; nothing waits while the way is free.
@@ -199,16 +199,7 @@ class Producer(Cancelling):
             await self._client.close()
         self._losses.at_the_end()
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
         try:
             await self.close()
         except NotAllSent:

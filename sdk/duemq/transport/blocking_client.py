@@ -9,14 +9,14 @@ Not for several threads.  Made where it is used: connections survive neither a f
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from duemq.errors import DuemqError, Unavailable
 from duemq.transport import channel, status
+from duemq.transport.closing import Closing
 from duemq.transport.cluster_client import Addresses, nameservers_of
 from duemq.v1 import broker_pb2, broker_pb2_grpc
 
@@ -25,7 +25,7 @@ Pick = Callable[[grpc.Channel], Callable[..., T]]
 """Which method of which stub: `lambda to: BrokerStub(to).Send`."""
 
 
-class BlockingClient:
+class BlockingClient(Closing):
     """Connections to the servers of a cluster, made with the first call to each."""
 
     def __init__(self, nameservers: Addresses, call_timeout_s: float) -> None:
@@ -33,17 +33,6 @@ class BlockingClient:
         self.nameservers = nameservers_of(nameservers)
         self._call_timeout_s = call_timeout_s
         self._channels: dict[str, grpc.Channel] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the connections; the next call makes them anew."""

@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import wraps
 from inspect import signature
-from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from duemq.errors import Closed, Timeout
+from duemq.transport.closing import AsyncClient, Closing
 from duemq.transport.event_loops import new_event_loop
 
 NAME = "duemq-io"
@@ -124,20 +124,10 @@ class LoopThread:
             self.loop.close()
 
 
-class Client(Protocol):
-    """An asyncio client."""
-
-    async def start(self) -> None:
-        """Connects."""
-
-    async def close(self) -> None:
-        """Ends the connections."""
-
-
 class Hosted:
     """An asyncio client that lives in the loop thread, for the synchronous one in front of it."""
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: AsyncClient, name: str) -> None:
         self.client = client
         self.closed = False
         self._name = name
@@ -180,7 +170,7 @@ class Hosted:
             thread.release()
 
 
-class Face:
+class Face(Closing):
     """A synchronous client: what all have in common."""
 
     _hosted: Hosted
@@ -188,17 +178,6 @@ class Face:
     def close(self) -> None:
         """Ends the connections.  Idempotent."""
         self._hosted.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def blocking(

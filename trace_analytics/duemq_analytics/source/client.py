@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import TypeVar
 
 from duemq.errors import (
@@ -25,6 +24,7 @@ from duemq.errors import (
 from duemq.protocol.route import BrokerQueues, RouteCache
 from duemq.transport import retrying
 from duemq.transport.blocking_client import BlockingClient
+from duemq.transport.closing import Closing
 from duemq.transport.cluster_client import story_of
 from duemq.transport.route_views import Views
 from duemq.transport.route_watcher import FIRST_UPDATE_TIMEOUT_S, update_of
@@ -57,22 +57,15 @@ class Run:
     records: list[message_pb2.Record]
 
 
-class QueueClient:
-    """A connection to the cluster for reading; a context manager."""
+class QueueClient(Closing):
+    """A connection to the cluster for reading."""
 
     def __init__(self, nameservers: tuple[str, ...], timeout_s: float) -> None:
         self._client = BlockingClient(nameservers, CALL_TIMEOUT_S)
         self._timeout_s = timeout_s
 
-    def __enter__(self) -> QueueClient:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends the connections."""
         self._client.close()
 
     def queues(self, options: Options) -> list[QueueBounds]:
