@@ -155,8 +155,10 @@ class Crew:
 
     def wait_for_each(self, count: int) -> None:
         """Until each of the first `count` came, some twice.  Raises Timeout as `wait` does."""
-        while missing := self.figures(count)["lost"]:
-            self.wait(self.total + missing)
+        total = self.total  # first: what comes while they are looked through is not waited for
+        while self.figures(count)["lost"]:
+            self.wait(total + 1)
+            total = self.total
 
     def figures(self, count: int) -> dict[str, int]:
         """What of the first `count` was lost or came twice."""

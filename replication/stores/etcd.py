@@ -10,7 +10,7 @@ linearizable.  A read or a renewal is tried at each endpoint; a swap at one, onc
 lost, nobody knows whether it was done, and it may be done yet.
 
 etcd gives every lease its whole time again when its own leader changes, so candidates wait for the
-number to stand still, too (protocol/election.py).
+number to stand still, too (replication/protocol/election.py).
 """
 
 from __future__ import annotations

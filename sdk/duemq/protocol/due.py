@@ -48,7 +48,7 @@ def due_of(
     if not given:
         return None
     if given > 1:
-        checks.at_most_one(delay=delay, deliver_at=deliver_at, delay_level=delay_level)
+        checks.at_most_one(deliver_at=deliver_at, delay_level=delay_level, delay=delay)
     if delay is not None:
         return Due(DELAYS_MS, delay_ms(delay))
     if deliver_at is not None:
