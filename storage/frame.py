@@ -55,7 +55,6 @@ RECORD_BYTES_MIN = 12
 """Of a frame for each record: its size and hashes."""
 FLAG_TIMED = 1
 FLAG_SEND_BACK = 2
-TOPIC_BYTES_MAX = 0xFFFF
 NO_TARGET_QUEUE = -1
 
 

@@ -19,8 +19,6 @@ from duemq_cli.session import Session, known
 
 TIMEOUT_S = 1.0
 
-Completer = Callable[[click.Context, click.Parameter, str], list[str]]
-
 
 def topics(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Of the cluster; those of DueMQ itself once a % is typed."""
