@@ -29,12 +29,13 @@ setup: .venv/.ready ## Makes the environment in .venv/ (once).
 	.venv-proto/bin/python -m pip install $(PIP) --require-hashes -r requirements/proto.txt
 	touch .venv-proto/.ready
 
-proto: .venv-proto/.ready ## Generates sdk/duemq/v1, and the stubs of the etcd store, from protos/.
+proto: .venv-proto/.ready ## Generates sdk/duemq/v1, and the stubs of replication, from protos/.
 	.venv-proto/bin/python protos/generate.py sdk server
 
 drift: .venv-proto/.ready ## Fails if the committed stubs are not what protos/ says.
 	rm -rf .drift && mkdir .drift && .venv-proto/bin/python protos/generate.py .drift .drift
 	diff -r -x __pycache__ -x __init__.py .drift/duemq/v1 sdk/duemq/v1
+	diff -r -x __pycache__ -x __init__.py .drift/duemq_server/replication/running/v1 replication/running/v1
 	diff -r -x __pycache__ -x __init__.py .drift/duemq_server/replication/stores/etcd_v3 replication/stores/etcd_v3 && rm -rf .drift
 
 lock: ## Renews the pinned requirements (needs uv).

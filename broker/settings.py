@@ -7,11 +7,12 @@ from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
 from duemq.protocol.retry_policy import RetryPolicy
 from duemq_server.broker.records.batch import BatchLimits
 from duemq_server.broker.store.store_settings import StoreSettings
-from duemq_server.serving.settings import MemberSettings, setting
+from duemq_server.replication.settings import ReplicaSettings
+from duemq_server.serving.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(MemberSettings):
+class Settings(ReplicaSettings):
     """A DueMQ broker: stores messages and hands them out."""
 
     listen: str = setting("0.0.0.0:9870", "HOST:PORT to serve gRPC on; port 0: any free one")

@@ -188,7 +188,7 @@ def test_every_setting_says_what_it_is(package):
 
 
 def test_generated_code_is_marked():
-    for folder in ("sdk/duemq/v1", "replication/stores/etcd_v3"):
+    for folder in ("sdk/duemq/v1", "replication/running/v1", "replication/stores/etcd_v3"):
         files = list((ROOT / folder).glob("*_pb2*.py*"))
         assert files
         for file in files:

@@ -1,0 +1,1 @@
+"""Replicas that run: streams, roles, calls of the store."""

@@ -1,0 +1,95 @@
+"""Settings of a process that is one replica of a group."""
+
+import dataclasses
+import re
+from dataclasses import dataclass
+
+from duemq.errors import InvalidArgument
+from duemq.protocol import checks
+from duemq_server.replication.protocol.times import Times
+from duemq_server.serving.settings import MemberSettings, check_address, setting
+
+REPLICAS_MAX = 7
+_REPLICA_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSettings(MemberSettings):
+    """`name` is the group's: a broker's, or a timer shard's."""
+
+    replica: str = setting("", "name of this replica in the group of `name`; empty: no replicas")
+    replicas: tuple[str, ...] = setting((), "names of all replicas of the group, this one too")
+    lease_store: str = setting(
+        "none",
+        "where the group's record lies, which says who leads: file:DIR (replicas on one machine),"
+        " etcd:HOST:PORT,…, or none",
+    )
+    min_insync: int = setting(
+        0,
+        "replicas that must have what is acknowledged on their disks; fewer in sync: nothing is"
+        " accepted; 0: more than half of them",
+        minimum=0,
+        maximum=REPLICAS_MAX,
+    )
+    lease_duration: float = setting(
+        6.0, "silence after which another replica leads", unit="s", minimum=1, maximum=3600
+    )
+    lag_max: float = setting(
+        3.0,
+        "how long a replica may be behind before it is out of sync",
+        unit="s",
+        minimum=0.1,
+        maximum=3600,
+    )
+    catch_up_rate: int = setting(
+        64 << 20,
+        "bytes a second that a replica gets that is not in sync; 0: no limit",
+        unit="bytes",
+        minimum=0,
+        maximum=1 << 40,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.replica:
+            for other in ("replicas", "lease_store"):
+                if getattr(self, other) not in ((), "none"):
+                    raise InvalidArgument(f"replica must be given with {other}", field="replica")
+            return
+        for name in (self.replica, *self.replicas):
+            if not _REPLICA_NAME.fullmatch(name):
+                raise checks.wrong("replicas", name, "a-z, 0-9 and -, at most 63 of them")
+        checks.count("replicas", len(set(self.replicas)), 1, REPLICAS_MAX)
+        if self.replica not in self.replicas:
+            raise checks.wrong("replica", self.replica, f"one of {', '.join(self.replicas)}")
+        checks.at_most("min_insync", self.min_insync, len(set(self.replicas)))
+        kind, _, place = self.lease_store.partition(":")
+        if kind not in ("file", "etcd") or not place:
+            raise checks.wrong("lease_store", self.lease_store, "file:DIR or etcd:HOST:PORT,…")
+        if kind == "etcd":
+            for address in place.split(","):
+                check_address("lease_store", address)
+        address = self.advertise or self.listen
+        if address.endswith(":0"):
+            raise checks.wrong("listen", address, "a port that stays: others follow this replica")
+
+    @property
+    def replicated(self) -> bool:
+        """Whether this process is one of a group."""
+        return bool(self.replica)
+
+    @property
+    def in_sync_min(self) -> int:
+        """`min_insync`, or what it stands for."""
+        return self.min_insync or len(set(self.replicas)) // 2 + 1
+
+    def times(self) -> Times:
+        """A leader serves 3/4 of a lease after it began to renew it, and renews it in 1/4."""
+        lease_ms = int(self.lease_duration * 1000)
+        return dataclasses.replace(
+            Times(),
+            lease_ms=lease_ms,
+            serve_ms=lease_ms * 3 // 4,
+            renew_ms=lease_ms // 4,
+            lag_max_ms=int(self.lag_max * 1000),
+        )
