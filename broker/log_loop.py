@@ -1,7 +1,12 @@
-"""The log's writer threads, tied to the event loop: what is durable is answered and shown."""
+"""The log's writer threads, tied to the event loop: what is committed is answered and shown.
+
+Committed is what is durable; where the log has replicas, what they have, too.
+"""
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import Protocol
 
 from duemq.errors import Internal
 from duemq_server.broker.edge.commits import Commits
@@ -17,11 +22,34 @@ ASYNC_SYNC_INTERVAL_S = 0.5
 CHECKPOINT_FRAMES = 50_000
 
 
+class Replicas(Protocol):
+    """Those of the log: they say what is committed."""
+
+    advance: Callable[[int], None]
+    """Told what is."""
+
+    def synced(self, position: int) -> None:
+        """The log is durable here up to `position`."""
+        ...
+
+
 class LogLoop:
     """See the module."""
 
-    def __init__(self, store: Store, commits: Commits, meters: Meters, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        commits: Commits,
+        meters: Meters,
+        settings: Settings,
+        replicas: Replicas | None = None,
+    ) -> None:
+        """Without `replicas`, what is durable is committed."""
         self._store = store
+        self._synced = self._advance
+        if replicas is not None:
+            replicas.advance = self._advance
+            self._synced = replicas.synced
         self._commits = commits
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = self._loop.create_future()
@@ -29,7 +57,7 @@ class LogLoop:
         self.written = asyncio.Event()
         """Set when enough was written for a checkpoint."""
         self._checkpoint_bytes = settings.checkpoint_bytes
-        self._checkpoint_at = (store.log.durable_position, store.frames_in)
+        self._checkpoint_at = (commits.position, store.frames_in)
         self._writer = LogWriter(
             store.log,
             self._on_durable,
@@ -44,7 +72,7 @@ class LogLoop:
         self._writer.start()
 
     def _on_durable(self, position: int) -> None:
-        self._loop.call_soon_threadsafe(self._advance, position)
+        self._loop.call_soon_threadsafe(self._synced, position)
 
     def _on_disk_full(self, _full: bool) -> None:
         self._loop.call_soon_threadsafe(self._store.on_report)
@@ -84,7 +112,7 @@ class LogLoop:
         """Syncs what is left and ends the threads; whether the disk was sound to the end."""
         await asyncio.to_thread(self._writer.stop)
         if not self.failed.done():
-            self._advance(self._store.log.durable_position)
+            self._synced(self._store.log.durable_position)
         if not self.failed.done():
             self.failed.cancel()
             return True

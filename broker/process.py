@@ -22,6 +22,7 @@ import logging
 import os
 import secrets
 import time
+from typing import TYPE_CHECKING, NamedTuple
 
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import group_pb2, nameserver_pb2
@@ -66,6 +67,9 @@ from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import DiskFull
 
+if TYPE_CHECKING:  # a broker without replicas need not load it
+    from duemq_server.replication.running.leading import Leading
+
 log = logging.getLogger(__name__)
 
 GROUPS_FILE = "groups"
@@ -80,12 +84,23 @@ def _boot_id() -> bytes:
         return secrets.token_bytes(16)
 
 
+class Lead(NamedTuple):
+    """What a replica that leads hands to its broker: the server serves, and outlives it."""
+
+    leading: "Leading"
+    opened: Opened
+    server: Server
+
+
 class Broker:
     """One broker.  `start`, then `run` until told to stop, then `stop`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, lead: Lead | None = None) -> None:
+        """`lead`: its log has replicas."""
         self.settings = settings
-        self.server = Server(settings)
+        self._lead = lead
+        self._leading = lead.leading if lead is not None else None
+        self.server = lead.server if lead is not None else Server(settings)
         self._disk = RealDisk()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -95,7 +110,8 @@ class Broker:
         Raises StorageError, OSError, InvalidArgument if another store has this broker's name.
         """
         began = time.monotonic()
-        self._opened = await asyncio.to_thread(self._open)
+        lead, leading = self._lead, self._leading
+        self._opened = lead.opened if lead is not None else await asyncio.to_thread(self._open)
         self.store = store = self._opened.store
         log.info(
             "log %d to %d, checkpoint at %d, %d entries replayed, open after %.3f s",
@@ -105,8 +121,10 @@ class Broker:
             self._opened.replayed_entries,
             time.monotonic() - began,
         )
+        # Of two that call themselves leaders, the one of the later takeover counts.
+        born_ms = leading.leader.record.registered_ms if leading is not None else now_ms()
         self.registration = Registration(
-            self.settings.nameservers, self.settings.heartbeat_period, now_ms(), self._report
+            self.settings.nameservers, self.settings.heartbeat_period, born_ms, self._report
         )
         try:
             await self.registration.check_free()
@@ -115,7 +133,12 @@ class Broker:
             raise
         self._wire(self._opened)
         self._log_loop.start()
-        await self.server.start(announced=announced)
+        if lead is None:
+            await self.server.start(announced=announced)
+        else:
+            store.ensure_timer_topic()
+            lead.leading.on_change = self._replicas_changed
+            self._replicas_changed()
         store.on_report = self.registration.changed
         self._routes.start()
         self.registration.start()
@@ -130,6 +153,12 @@ class Broker:
         await self.server.ready()
         process.trace("duemq-broker", self.settings)
 
+    def _replicas_changed(self) -> None:
+        assert self._leading is not None
+        away = ", ".join(self._leading.blocked)
+        self.store.refusal = f"not enough replicas are in sync: {away} missing" if away else ""
+        self.registration.changed()
+
     def _open(self) -> Opened:
         return recovery.open_store(
             self.settings.data_dir,
@@ -142,8 +171,9 @@ class Broker:
     def _wire(self, opened: Opened) -> None:
         settings, server, store = self.settings, self.server, opened.store
         meters = Meters(server.registry)
+        # A replica leads when all of its log is committed.
         self._commits = commits = Commits(store.log.durable_position)
-        self._log_loop = LogLoop(store, commits, meters, settings)
+        self._log_loop = LogLoop(store, commits, meters, settings, self._leading)
         activity = Activity()
         self._sampler = Sampler(store, activity, steady_ms)
         coordinator = self._coordinator()
@@ -177,7 +207,7 @@ class Broker:
             self._disk,
             self._key_indexer.saved,
         )
-        self._upkeep = Upkeep(store, meters, settings, self._disk, now_ms, steady_ms)
+        self._upkeep = Upkeep(store, commits, meters, settings, self._disk, now_ms, steady_ms)
         self._routes = RouteWatcher(settings.nameservers)
         server.registry.register(TraceCollector())
         server.registry.register(GroupCollector(store, activity, coordinator, now_ms))
@@ -260,22 +290,31 @@ class Broker:
         """
         await process.until(stop, self._log_loop.failed, self.registration.refused, *self._tasks)
 
-    async def stop(self) -> None:
-        """Clean stop; the order is explained above."""
-        await process.end_trace(self.settings)  # through this broker: while it serves
-        await self.registration.stop()
-        await self._routes.stop()
-        await self.server.drain()
+    def quiesce(self) -> None:
+        """Takes nothing more; what it took is answered when it is committed."""
         self._pulls.close()
         self._messages.close()
         self._sends.close()
-        await self.server.stop()
+
+    async def stop(self, *, handed_over: bool = False) -> None:
+        """Clean stop; the order is explained above.
+
+        `handed_over`: another replica serves this broker's name by now.
+        """
+        await process.end_trace(self.settings)  # through this broker: while it serves
+        await self.registration.stop(deregister=not handed_over)
+        await self._routes.stop()
+        if self._lead is None:
+            await self.server.drain()
+            self.quiesce()
+            await self.server.stop()
         await process.end(*self._tasks)
         await asyncio.to_thread(self._key_indexer.close)
         healthy = await self._log_loop.stop()
         if healthy:
             recovery.closed(self.settings.data_dir, self._disk)
-        if healthy and not self.store.log.disk_full:
+        committed = self._commits.position >= self.store.log.end_position
+        if healthy and committed and not self.store.log.disk_full:
             try:
                 await self._checkpoints.save()
             except DiskFull as error:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from duemq.protocol import limits, retry_policy
+from duemq.protocol import checks, limits, retry_policy
 from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
 from duemq.protocol.retry_policy import RetryPolicy
 from duemq_server.broker.records.batch import BatchLimits
@@ -106,6 +106,8 @@ class Settings(ReplicaSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.replicated and self.flush_mode == "async":
+            raise checks.wrong("flush_mode", "async", "sync, where there are replicas")
         self.store_settings()
 
     def store_settings(self) -> StoreSettings:

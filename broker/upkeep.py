@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from duemq_server.broker.clock import SETTLED_MS, ClockWatch
+from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import retention
@@ -33,6 +34,7 @@ class Upkeep:
     def __init__(
         self,
         store: Store,
+        commits: Commits,
         meters: Meters,
         settings: Settings,
         disk: Disk,
@@ -41,6 +43,7 @@ class Upkeep:
     ) -> None:
         """`steady_ms`: a clock that nobody sets."""
         self._store = store
+        self._commits = commits
         self._meters = meters
         self._settings = settings
         self._disk = disk
@@ -64,7 +67,7 @@ class Upkeep:
         self._watch_clock(steady_ms)
         self._watch_space()
         # What could not be shown for want of space is shown now.
-        self._store.durable(self._store.log.durable_position)
+        self._store.durable(self._commits.position)
         self._store.producers.age(steady_ms - self._looked_ms)
         self._looked_ms = steady_ms
         if steady_ms >= self._retention_ms:
@@ -108,7 +111,7 @@ class Upkeep:
         keep_ms = int(self._settings.retention_hours * 3_600_000)
         position = retention.cut_position(
             await asyncio.to_thread(self._ages),
-            commit_log.durable_position,
+            self._commits.position,
             self._now_ms(),
             keep_ms if self._clock.is_settled(self._steady_ms()) else 0,
             self._settings.retention_bytes,

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -31,7 +33,8 @@ def main(
     """Runs `serve` until it returns; SIGTERM and SIGINT set the event that it gets.
 
     Returns the exit status: 0, or 1 after a DuemqError, an OSError or one of `failures`, which is
-    logged.  Wrong settings end the process with status 2.
+    logged.  Wrong settings end the process with status 2.  After BeginAnew the same process runs
+    its program from the start.
     """
     settings = rpc_settings.load(kind, argv)
     name = f"{service} {settings.name}" if isinstance(settings, MemberSettings) else service
@@ -42,6 +45,10 @@ def main(
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_with_signals(partial(serve, settings)))
+    except BeginAnew as reason:
+        log.warning("beginning anew: %s", reason)
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except expected as error:
         log.critical("%s: %s", type(error).__name__, error)
         return 1
@@ -54,6 +61,10 @@ async def _with_signals(serve: Callable[[asyncio.Event], Awaitable[None]]) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await serve(stop)
+
+
+class BeginAnew(Exception):
+    """The process must begin anew: what it knows may not be so."""
 
 
 class Process(Protocol):
@@ -89,7 +100,7 @@ async def until(stop: asyncio.Event, *loops: asyncio.Future[Any]) -> None:
         stopped.cancel()
 
 
-async def end(*loops: asyncio.Task[None]) -> None:
+async def end(*loops: asyncio.Task[Any]) -> None:
     """Cancels the loops of a process and returns when they have ended."""
     for task in loops:
         task.cancel()

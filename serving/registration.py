@@ -77,13 +77,18 @@ class Registration:
         for change in self._changes.values():
             change.set()
 
-    async def stop(self) -> None:
-        """Ends the heartbeats and takes the instance out at every nameserver within reach."""
+    async def stop(self, *, deregister: bool = True) -> None:
+        """Ends the heartbeats and takes the instance out at every nameserver within reach.
+
+        Without `deregister` it stays until its successor of the same name is there, or its report
+        expires.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        await asyncio.gather(*map(self._deregister, self._nameservers))
+        if deregister:
+            await asyncio.gather(*map(self._deregister, self._nameservers))
         self.refused.cancel()
 
     async def _holder(self, address: str) -> InvalidArgument | None:

@@ -13,7 +13,7 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -105,6 +105,7 @@ class Server:
         self._health = health.HealthServicer()
         self._page: MetricsPage | None = None
         self._services: list[str] = []
+        self._later: _Later | None = None
 
     def add(
         self,
@@ -113,8 +114,21 @@ class Server:
         overrides: Mapping[str, Codec] | None = None,
     ) -> None:
         """Serves `service`; see `add_service`.  It is NOT_SERVING until `ready()`."""
+        if self._later is not None and self._later.expects(service):
+            self._later.add(
+                method_handlers(service, servicer, overrides, self._metrics, self.unsent)
+            )
+            return
         add_service(self._server, service, servicer, overrides, self._metrics, self.unsent)
         self._services.append(service.full_name)
+
+    def expect(
+        self, services: Sequence[ServiceDescriptor], refuse: Callable[[], DuemqError | None]
+    ) -> None:
+        """Before `start`: these come by `add` later.  Their calls get what `refuse` answers."""
+        self._later = _Later([each.full_name for each in services], refuse)
+        self._server.add_generic_rpc_handlers((self._later,))
+        self._services += self._later.names
 
     async def start(self, *, announced: bool = True) -> None:
         """Binds and serves.  Raises OSError if the address cannot be had."""
@@ -208,7 +222,21 @@ def add_service(
     metrics: RpcMetrics | None = None,
     unsent: Unsent | None = None,
 ) -> None:
-    """Serves `service` by the methods of `servicer` that have its rpcs' names.
+    """Serves `service` by `method_handlers`."""
+    handlers = method_handlers(service, servicer, overrides, metrics, unsent)
+    by_name = {path.rpartition("/")[2]: handler for path, handler in handlers.items()}
+    generic = grpc.method_handlers_generic_handler(service.full_name, by_name)
+    server.add_generic_rpc_handlers((generic,))
+
+
+def method_handlers(
+    service: ServiceDescriptor,
+    servicer: object,
+    overrides: Mapping[str, Codec] | None = None,
+    metrics: RpcMetrics | None = None,
+    unsent: Unsent | None = None,
+) -> dict[str, RpcMethodHandler]:
+    """The methods of `servicer` that have the names of the service's rpcs, by their paths.
 
     A method is a coroutine function (request → answer; a stream of requests as an asynchronous
     iterator; answers of a stream through `context.write`) or, for a stream of answers, an
@@ -222,13 +250,44 @@ def add_service(
     unknown = set(overrides) - set(service.methods_by_name)
     if unknown:
         raise ValueError(f"{service.full_name} has no {', '.join(sorted(unknown))}")
-    handlers = {
-        method.name: _handler(method, servicer, overrides.get(method.name), metrics, unsent)
+    return {
+        f"/{service.full_name}/{method.name}": _handler(
+            method, servicer, overrides.get(method.name), metrics, unsent
+        )
         for method in service.methods
         if not _is_left_out(getattr(servicer, method.name))
     }
-    generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
-    server.add_generic_rpc_handlers((generic,))
+
+
+class _Later(grpc.GenericRpcHandler):
+    """Services that come, and may be refused, while the server runs."""
+
+    def __init__(self, names: Sequence[str], refuse: Callable[[], DuemqError | None]) -> None:
+        self.names = tuple(names)
+        self._refuse = refuse
+        self._handlers: dict[str, RpcMethodHandler] = {}
+
+    def expects(self, service: ServiceDescriptor) -> bool:
+        return service.full_name in self.names
+
+    def add(self, handlers: Mapping[str, RpcMethodHandler]) -> None:
+        self._handlers.update(handlers)
+
+    def service(self, details: grpc.HandlerCallDetails) -> "RpcMethodHandler | None":
+        path = details.method
+        if path[1:].rpartition("/")[0] not in self.names:
+            return None
+        error = self._refuse()
+        return self._handlers.get(path) if error is None else _refused(error)
+
+
+def _refused(error: DuemqError) -> RpcMethodHandler:
+    """Whatever it is called with, streams or not."""
+
+    async def refuse(_: Any, context: Any) -> None:
+        await context.abort(status.status_of(error), status.details(error), status.trailer(error))
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _is_left_out(behaviour: Any) -> bool:

@@ -99,6 +99,8 @@ class Store:
         self.dead_letters = GroupCounts()
         self.read_only = False
         """Space is running out: nothing is accepted."""
+        self.refusal = ""
+        """Why else nothing is accepted, for those who send."""
         self.on_visible: Callable[[Queue], None] = lambda queue: None
         """Called for each queue that got records that consumers may see."""
         self.on_report: Callable[[], None] = lambda: None
@@ -301,10 +303,12 @@ class Store:
     @property
     def writable(self) -> bool:
         """Whether anything is accepted."""
-        return not (self.read_only or self.log.disk_full or self._held)
+        return not (self.read_only or self.log.disk_full or self._held or self.refusal)
 
     def check_writable(self) -> None:
         """Raises ReadOnly."""
+        if self.refusal:
+            raise ReadOnly(self.refusal)
         if not self.writable:
             raise ReadOnly("this broker's disk is full: nothing is stored until there is space")
 

@@ -306,12 +306,17 @@ class Leader:
         """
         self.resigned = True
 
-    def successor(self, end: int) -> ReplicaId | None:
-        """Who may be asked to take over: in sync, following, and durable to the leader's end."""
+    def successor(self, end: int, name: str = "") -> ReplicaId | None:
+        """Who may be asked to take over: in sync, following, and durable to the leader's end.
+
+        With a name, only that replica.
+        """
         ready = [
             each.replica
             for each in self._progress.values()
-            if each.replica in self.record.in_sync and (each.durable or 0) >= end
+            if each.replica in self.record.in_sync
+            and (each.durable or 0) >= end
+            and name in ("", each.replica.name)
         ]
         settled = self.set.state is State.SETTLED and self.high_watermark >= end
         return min(ready, default=None) if settled else None

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from duemq_server.broker.clock import SETTLED_MS
+from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
@@ -50,6 +51,7 @@ class World:
         self.store.checkpointed(1 << 60)
         self.upkeep = Upkeep(
             self.store,
+            Commits(1 << 60),
             Meters(self.registry),
             settings,
             self.disk,

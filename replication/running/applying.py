@@ -1,0 +1,74 @@
+"""Has a state follow what is committed, in a thread, and saves it now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from duemq_server.replication.running.state import ReplicaState
+from duemq_server.serving.clock import steady_ms
+from duemq_server.storage.errors import DiskFull
+
+log = logging.getLogger(__name__)
+
+ENTRIES_MAX = 2_000
+"""Of one call: some 30 ms of a thread beside the event loop."""
+CHECKPOINT_S = 10.0
+DROP_S = 60.0
+
+
+class Applying:
+    """See the module.  Used from one event loop; nobody else calls the state meanwhile."""
+
+    def __init__(self, state: ReplicaState) -> None:
+        self._state = state
+        self._goal = state.applied
+        self._log_start = 0
+        self._saved = state.applied
+        self._news = asyncio.Event()
+        self._moved = asyncio.Event()
+        self.lock = asyncio.Lock()
+        """Held while a thread is in the state."""
+
+    def advance(self, committed: int, log_start: int = 0) -> None:
+        """So much is committed and on this disk; the leader's log begins there."""
+        self._log_start = max(self._log_start, log_start)
+        if committed > self._goal:
+            self._goal = committed
+            self._news.set()
+
+    async def run(self) -> None:
+        """For ever.  Raises what the state raises: half applied, it needs a new start."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._state.applied < self._goal:
+                async with self.lock:
+                    await asyncio.to_thread(self._state.apply, self._goal, ENTRIES_MAX)
+                self._moved.set()
+
+    async def reach(self, position: int) -> None:
+        """Returns when everything before `position` has taken effect."""
+        while self._state.applied < position:
+            self._moved.clear()
+            await self._moved.wait()
+
+    async def keep(self) -> None:
+        """Saves the state, drops what nobody keeps; for ever."""
+        dropped_ms = steady_ms()
+        while True:
+            await asyncio.sleep(CHECKPOINT_S)
+            try:
+                await self._save()
+                if steady_ms() - dropped_ms >= DROP_S * 1000:
+                    dropped_ms = steady_ms()
+                    async with self.lock:
+                        await asyncio.to_thread(self._state.drop_before, self._log_start)
+            except DiskFull as error:
+                log.error("no checkpoint of what is followed: %s", error)
+
+    async def _save(self) -> None:
+        async with self.lock:
+            if self._state.applied > self._saved:
+                await asyncio.to_thread(self._state.checkpoint)
+                self._saved = self._state.applied

@@ -1,0 +1,134 @@
+"""A follower's stream: the shell around the core (replication/protocol/follower.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from duemq.errors import InvalidArgument
+from duemq.transport import channel
+from duemq_server.replication.protocol.follower import Follower, StreamBroken
+from duemq_server.replication.protocol.messages import NeedsSnapshot, Refusal, Welcome
+from duemq_server.replication.protocol.times import Times
+from duemq_server.replication.running import wire
+from duemq_server.replication.running.applying import Applying
+from duemq_server.replication.running.log_writing import LogWriting
+from duemq_server.replication.running.v1 import replication_pb2_grpc
+from duemq_server.storage.errors import LogFull
+from duemq_server.storage.replicas.replica_log import ReplicaLog
+
+SILENT_HEARTBEATS = 6
+"""A stream on which so many did not come is of no use."""
+
+
+class Following:
+    """One stream.  Used from one event loop."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        log: ReplicaLog,
+        writing: LogWriting,
+        applying: Applying,
+        times: Times,
+        on_heard: Callable[[], None],
+        on_asked: Callable[[], None],
+    ) -> None:
+        """`on_heard`: something came from the leader.  `on_asked`: the leader hands over."""
+        self._follower = follower
+        self._log = log
+        self._writing = writing
+        self._applying = applying
+        self._silence_s = times.heartbeat_ms * SILENT_HEARTBEATS / 1000
+        self._on_heard = on_heard
+        self._on_asked = on_asked
+        self._news = asyncio.Event()  # something is to be answered
+        self.welcomed = False
+        """The leader takes what this replica has, and sends the rest."""
+
+    async def run(self, address: str) -> NeedsSnapshot:
+        """Follows until that cannot go on.
+
+        Answers that a snapshot is needed first.  Raises StreamBroken, Refused, StorageError.
+        """
+        answers: asyncio.Task[None] | None = None
+        async with channel.connect(address) as connection:
+            call: Any = replication_pb2_grpc.ReplicationStub(connection).Follow()
+            try:
+                greeting = await self._greet(call)
+                if not isinstance(greeting, Welcome):
+                    return greeting
+                truncate_to = self._follower.welcome(greeting)
+                if truncate_to is not None:
+                    await self._writing.truncate(truncate_to)
+                self.welcomed = True
+                self._writing.on_durable = self._synced
+                self._synced(self._log.durable_position)
+                answers = asyncio.create_task(self._answer(call), name="answers to the leader")
+                return await self._take(call)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                raise StreamBroken(f"the leader at {address}: {_told(error)}") from error
+            except (InvalidArgument, LogFull) as error:
+                raise StreamBroken(str(error)) from error
+            except TimeoutError as error:
+                raise StreamBroken(f"the leader at {address} is silent") from error
+            finally:
+                self._writing.on_durable = lambda position: None
+                call.cancel()
+                if answers is not None:
+                    answers.cancel()
+                    await asyncio.gather(answers, return_exceptions=True)
+
+    async def _greet(self, call: Any) -> Welcome | NeedsSnapshot:
+        await call.write(wire.to_hello(self._follower.hello()))
+        greeting = wire.greeting(await self._read(call))
+        if isinstance(greeting, Refusal):
+            raise StreamBroken(f"{greeting.reason.name}: {greeting.text}")
+        return greeting
+
+    async def _read(self, call: Any) -> Any:
+        async with asyncio.timeout(self._silence_s):
+            message = await call.read()
+        if message is grpc.aio.EOF:
+            raise StreamBroken("the leader ended the stream")
+        return message
+
+    async def _take(self, call: Any) -> NeedsSnapshot:
+        follower = self._follower
+        while True:
+            chunk = wire.chunk(await self._read(call))
+            self._on_heard()
+            extend = follower.chunk(chunk)
+            if extend is not None:
+                self._log.extend(extend.position, [extend.data])
+            else:
+                self._news.set()
+            self._applying.advance(follower.applicable, chunk.log_start)
+            if follower.asked_to_lead:
+                self._on_asked()
+
+    def _synced(self, position: int) -> None:
+        self._follower.synced(position)
+        self._applying.advance(self._follower.applicable)
+        self._news.set()
+
+    async def _answer(self, call: Any) -> None:
+        follower, log = self._follower, self._log
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if log.catching_up and follower.covers_claims:
+                await asyncio.to_thread(log.caught_up)
+            answer = follower.answer()
+            if answer is not None:
+                await call.write(wire.to_answer(answer))
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.details() or error.code().name
+    return str(error)

@@ -1,0 +1,370 @@
+"""A leader's term: the shell around the core (replication/protocol/leader.py).
+
+What runs by itself, all of it started here:
+
+lease-renewal   renews the lease, in a thread (record_store.py)
+set             admits and removes followers, settles what was asked of the store
+a stream each   sends what is written, and what comes on it moves the high watermark
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from duemq.errors import Timeout
+from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.replication.protocol.in_sync import State, Swap
+from duemq_server.replication.protocol.leader import Leader
+from duemq_server.replication.protocol.messages import Hello, Welcome
+from duemq_server.replication.protocol.record import Found, ReplicaId
+from duemq_server.replication.protocol.times import Times
+from duemq_server.replication.running import wire
+from duemq_server.replication.running.record_store import RecordStore, Renewals
+from duemq_server.replication.stores.store import Conflict, StoreError
+from duemq_server.serving.clock import now_ms, steady_ms
+from duemq_server.storage.replicas import epoch
+from duemq_server.storage.replicas.replica_log import ReplicaLog
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+"""Between two looks at the set, when nothing happens."""
+READ_S = 1.0
+"""Between two looks at the record: nobody tells a leader that it does not lead any more."""
+HAND_OVER_LOOK_S = 0.005
+INLINE_BYTES = 8 << 20
+"""So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
+
+
+class ReplicaReport(NamedTuple):
+    """What a leader knows of a replica."""
+
+    name: str
+    role: str
+    """leader, follower (in sync or about to be), learner (catching up), away."""
+    in_sync: bool
+    lag_bytes: int
+    lag_s: float
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What the sender of one stream waits for."""
+
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: bool = False
+    take_over: bool = False
+
+
+class Leading:
+    """One term.  Used from one event loop, but for `committed`."""
+
+    def __init__(
+        self,
+        me: ReplicaId,
+        found: Found,
+        epochs: Epochs,
+        replica_log: ReplicaLog,
+        store: RecordStore,
+        *,
+        committed: int,
+        min_insync: int,
+        times: Times,
+        catch_up_rate: int,
+    ) -> None:
+        """`found`: the record as the takeover left it.  Raises Refused if that was overtaken."""
+        self.leader = Leader(
+            me,
+            found,
+            epochs,
+            start=replica_log.end_position,
+            committed=committed,
+            min_insync=min_insync,
+            now_ms=steady_ms(),
+            times=times,
+            log_start=replica_log.start_position,
+        )
+        self.advance: Callable[[int], None] = lambda position: None
+        """Told what is committed; changes with who takes it."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Told when the set of replicas or who is blocked is another."""
+        self._loop = asyncio.get_running_loop()
+        self.deposed: asyncio.Future[None] = self._loop.create_future()
+        """Ends when somebody else leads, or will."""
+        self.blocked: tuple[str, ...] = ()
+        """Replicas that are in sync and do not answer, without which nothing is committed."""
+        self._log = replica_log
+        self._store = store
+        self._min = min_insync
+        self._times = times
+        self._rate = catch_up_rate
+        self._told = committed
+        self._numbers = itertools.count(1)
+        self._streams: dict[int, _Stream] = {}
+        self._look_now = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._renewals = Renewals(store.blocking, me, times.renew_ms, self.leader.renewed)
+        self._set_task: asyncio.Task[None] | None = None
+        self._shown: object = None
+
+    # -- the term ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Appends the EPOCH entry; from now on others may follow."""
+        leader = self.leader
+        self._log.committed = lambda: leader.high_watermark
+        self._log.on_written = self._written
+        self._log.append(
+            epoch.KIND, [epoch.encode(leader.epoch, bytes.fromhex(leader.me.disk), now_ms())]
+        )
+        self._renewals.start()
+        self._set_task = asyncio.create_task(self._keep_set(), name="set")
+        log.info("leads epoch %d from %d on", leader.epoch, leader.start)
+
+    async def prepared(self) -> int:
+        """Where the log ended when it began to lead: all of that is committed."""
+        while not self.leader.prepared:
+            self._moved.clear()
+            await self._moved.wait()
+        return self._told
+
+    async def stop(self) -> None:
+        """Ends the streams and the loops; the lease is the caller's to release."""
+        for stream in self._streams.values():
+            stream.ended = True
+            stream.wake.set()
+        if self._set_task is not None:
+            self._set_task.cancel()
+            await asyncio.gather(self._set_task, return_exceptions=True)
+        await self._renewals.stop()
+        self._log.on_written = None
+        if not self.deposed.done():
+            self.deposed.cancel()
+
+    def give_up(self) -> None:
+        """The term is over, whoever leads next."""
+        if not self.deposed.done():
+            self.deposed.set_result(None)
+
+    def serves(self) -> bool:
+        """Whether it may answer reads that do not pass through the log."""
+        return self.leader.serves(steady_ms())
+
+    def synced(self, position: int) -> None:
+        """The leader's own log is durable up to there."""
+        self.leader.synced(position)
+        self._tell()
+
+    def _tell(self) -> None:
+        committed = self.leader.high_watermark
+        if committed > self._told:
+            self._told = committed
+            self.advance(committed)
+            self._moved.set()
+
+    def _written(self, _: int) -> None:
+        self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        for stream in self._streams.values():
+            stream.wake.set()
+
+    # -- the set ----------------------------------------------------------------------------------
+
+    async def _keep_set(self) -> None:
+        read_ms = steady_ms()
+        while not self.leader.deposed:
+            self._renewals.alive()
+            self._look_now.clear()
+            await self._ask(self.leader.change(steady_ms()))
+            unknown = self.leader.set.state is State.UNKNOWN
+            if unknown or steady_ms() - read_ms >= READ_S * 1000:
+                read_ms = steady_ms()
+                await self._read()
+            self._show()
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._look_now.wait()
+            except TimeoutError:
+                continue
+        log.warning("epoch %d is over: somebody else leads", self.leader.epoch)
+        self._wake()
+        self.give_up()
+
+    async def _read(self) -> None:
+        try:
+            found = await self._store.read()
+        except StoreError as error:
+            log.debug("the record cannot be read: %s", error)
+            return
+        await self._ask(self.leader.read(found))
+
+    async def _ask(self, swap: Swap | None) -> None:
+        while swap is not None:
+            try:
+                version = await self._store.swap(swap.version, swap.record)
+            except Conflict as conflict:
+                swap = self.leader.lost(swap.number, conflict.found)
+            except StoreError as error:
+                log.warning("a change of who is in sync is not answered: %s", error)
+                self.leader.unanswered(swap.number)
+                return
+            else:
+                self.leader.won(swap.number, version)
+                log.info("in sync: %s", ", ".join(sorted(map(str, self.leader.record.in_sync))))
+                swap = None
+        self._tell()
+
+    def _show(self) -> None:
+        """Tells if somebody looks different."""
+        now = steady_ms()
+        followers = {each.replica: each for each in self.leader.followers.values()}
+        lag_max_ms = self._times.lag_max_ms
+        blocked = [
+            each.name
+            for each in self.leader.set.counted - {self.leader.me}
+            if each not in followers or now - followers[each].at_end_ms > lag_max_ms
+        ]
+        counted = self.leader.set.counted
+        missing = self.leader.record.missing if len(counted) < self._min else []
+        self.blocked = tuple(sorted({*blocked, *missing}))
+        shown = (
+            self.blocked,
+            tuple((each.name, each.role, each.in_sync) for each in self.replicas()),
+        )
+        if shown != self._shown:
+            self._shown = shown
+            self.on_change()
+
+    def replicas(self) -> list[ReplicaReport]:
+        """Every member of the group, this one first."""
+        now, end, leader = steady_ms(), self._log.end_position, self.leader
+        reports = [ReplicaReport(leader.me.name, "leader", in_sync=True, lag_bytes=0, lag_s=0.0)]
+        by_name = {each.replica.name: each for each in leader.followers.values()}
+        for name in sorted(leader.record.members - {leader.me.name}):
+            in_sync = any(each.name == name for each in leader.record.in_sync)
+            progress = by_name.get(name)
+            if progress is None:
+                reports.append(ReplicaReport(name, "away", in_sync, end, 0.0))
+                continue
+            lag_bytes = max(0, end - (progress.durable or 0))
+            lag_s = (now - progress.at_end_ms) / 1000 if lag_bytes else 0.0
+            role = "follower" if progress.replica in leader.record.in_sync else "learner"
+            reports.append(ReplicaReport(name, role, role == "follower", lag_bytes, lag_s))
+        return reports
+
+    # -- streams ----------------------------------------------------------------------------------
+
+    async def serve(self, hello: Hello, requests: AsyncIterator[Any], context: Any) -> None:
+        """One follower's stream, until it ends."""
+        number = next(self._numbers)
+        greeting = self.leader.hello(number, hello, self._log.end_position, steady_ms())
+        stream = self._streams[number] = _Stream()
+        answers = None
+        try:
+            await context.write(wire.to_greeting(greeting))
+            if not isinstance(greeting, Welcome):
+                log.info("%s does not follow: %s", hello.replica, greeting)
+                return
+            log.info("%s follows from %d on", hello.replica, greeting.truncate_to)
+            answers = asyncio.create_task(self._hear(number, stream, requests), name="answers")
+            await self._send(number, stream, context)
+        finally:
+            del self._streams[number]
+            self.leader.broke(number)
+            self._look_now.set()
+            if answers is not None:
+                answers.cancel()
+                await asyncio.gather(answers, return_exceptions=True)
+
+    async def _hear(self, number: int, stream: _Stream, requests: AsyncIterator[Any]) -> None:
+        try:
+            async for message in requests:
+                answer = wire.answer(message)
+                self.leader.answered(number, answer, self._log.written_position, steady_ms())
+                self._tell()
+                stream.wake.set()  # there may be room
+                if answer.replica not in self.leader.record.in_sync:
+                    self._look_now.set()
+        finally:
+            stream.ended = True
+            stream.wake.set()
+
+    async def _send(self, number: int, stream: _Stream, context: Any) -> None:
+        sent_ms = 0
+        while not stream.ended and not self.leader.deposed and number in self.leader.followers:
+            stream.wake.clear()
+            wanted = self.leader.to_read(number, self._log.written_position)
+            due_ms = sent_ms + self._times.heartbeat_ms - steady_ms()
+            if wanted is None and due_ms > 0 and not stream.take_over:
+                try:
+                    async with asyncio.timeout(due_ms / 1000):
+                        await stream.wake.wait()
+                except TimeoutError:
+                    pass
+                continue
+            data = await self._read_run(*wanted) if wanted is not None else b""
+            if number not in self.leader.followers:
+                return
+            sent_ms = steady_ms()
+            chunk = self.leader.chunk(number, data, sent_ms, take_over=stream.take_over)
+            stream.take_over = False
+            await context.write(wire.to_chunk(chunk))
+            await self._throttle(number, len(data))
+
+    async def _read_run(self, position: int, bytes_max: int) -> memoryview:
+        if self._log.written_position - position <= INLINE_BYTES:
+            return self._log.read_run(position, bytes_max)
+        return await asyncio.to_thread(self._log.read_run, position, bytes_max)
+
+    async def _throttle(self, number: int, size: int) -> None:
+        """Who is not in sync gets `catch_up_rate` at most: the living come first."""
+        progress = self.leader.followers.get(number)
+        if progress is None or not self._rate or progress.replica in self.leader.set.counted:
+            return
+        if size:
+            await asyncio.sleep(size / self._rate)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    async def hand_over(self, timeout_s: float, to: str = "") -> str:
+        """Asks whoever has all, or the replica named, to lead; who does.  Nothing is appended now.
+
+        Raises Timeout: nobody has all, or nobody took over.
+        """
+        self.leader.resign()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self._ask_successor(to)
+                    leader = await self._successor()
+                    if leader:
+                        return leader
+        except TimeoutError:
+            raise Timeout(
+                f"nobody took over within {timeout_s:g} s: in sync are"
+                f" {', '.join(sorted(each.name for each in self.leader.record.in_sync))}"
+            ) from None
+
+    def _ask_successor(self, to: str) -> None:
+        """Again and again: it may have seen a record that has changed meanwhile."""
+        successor = self.leader.successor(self._log.end_position, to)
+        for number, progress in self.leader.followers.items():
+            if progress.replica == successor and number in self._streams:
+                self._streams[number].take_over = True
+                self._streams[number].wake.set()
+
+    async def _successor(self) -> str:
+        await asyncio.sleep(HAND_OVER_LOOK_S)
+        try:
+            found = await self._store.read()
+        except StoreError:
+            return ""
+        if found is None or found.record.epoch <= self.leader.epoch or not found.record.leader:
+            return ""
+        return found.record.leader.name

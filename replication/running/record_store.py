@@ -1,0 +1,114 @@
+"""The store of a group's record, for an event loop: its calls wait, so they run in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.settings import ReplicaSettings
+from duemq_server.replication.stores.etcd import EtcdStore
+from duemq_server.replication.stores.file import FileStore
+from duemq_server.replication.stores.store import StoreError
+from duemq_server.serving.clock import steady_ms
+
+log = logging.getLogger(__name__)
+
+STALLED_MS = 10_000
+"""An event loop that stood still for so long leads nothing: its lease is not renewed any more."""
+
+
+def open_store(settings: ReplicaSettings) -> FileStore | EtcdStore:
+    """The store that `lease_store` names."""
+    kind, _, place = settings.lease_store.partition(":")
+    if kind == "file":
+        return FileStore(place, settings.name)
+    # etcd grants whole seconds; a group's times do not rest on them.
+    return EtcdStore(
+        place.split(","), settings.name, lease_s=max(2, round(settings.lease_duration))
+    )
+
+
+class RecordStore:
+    """Reads and swaps, one after the other."""
+
+    def __init__(self, store: FileStore | EtcdStore) -> None:
+        self.blocking = store
+        self._thread = ThreadPoolExecutor(1, "lease-store")
+
+    async def read(self) -> Found | None:
+        """See Store.read."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.blocking.read)
+
+    async def swap(self, version: str | None, record: Record) -> str:
+        """See Store.swap."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self.blocking.swap, version, record)
+
+    async def renew(self, leader: ReplicaId) -> None:
+        """See Store.renew."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self.blocking.renew, leader)
+
+    async def release(self, leader: ReplicaId) -> None:
+        """See Store.release."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self.blocking.release, leader)
+
+    def close(self) -> None:
+        """Ends every lease, or lets it run out."""
+        self._thread.shutdown(cancel_futures=True)
+        self.blocking.close()
+
+
+class Renewals:
+    """Renews a leader's lease in a thread of its own: a busy event loop must not look dead."""
+
+    def __init__(
+        self,
+        store: FileStore | EtcdStore,
+        leader: ReplicaId,
+        renew_ms: int,
+        on_renewed: Callable[[int], None],
+    ) -> None:
+        """`on_renewed` is told in the event loop when the call that succeeded began, steady ms."""
+        self._store = store
+        self._leader = leader
+        self._renew_ms = renew_ms
+        self._on_renewed = on_renewed
+        self._loop = asyncio.get_running_loop()
+        self._alive_ms = steady_ms()
+        self._stop = threading.Event()
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="lease-renewal", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def alive(self) -> None:
+        """The event loop runs; it says so more often than each STALLED_MS."""
+        self._alive_ms = steady_ms()
+
+    async def stop(self) -> None:
+        """Renews no more; the lease runs out unless it is released."""
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._renew_ms / 1000):
+            began_ms = steady_ms()
+            if began_ms - self._alive_ms > STALLED_MS:
+                continue
+            try:
+                self._store.renew(self._leader)
+            except StoreError as error:
+                if not self._failing:
+                    log.warning("the lease of %s is not renewed: %s", self._leader, error)
+                self._failing = True
+                continue
+            self._failing = False
+            self._loop.call_soon_threadsafe(self._on_renewed, began_ms)

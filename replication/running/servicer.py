@@ -1,0 +1,87 @@
+"""The service that replicas and operators call (protos/replication); pure translation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from duemq_server.replication.running import wire
+from duemq_server.replication.running.leading import Leading
+from duemq_server.replication.running.snapshots import PART_BYTES, Snapshot
+from duemq_server.replication.running.v1 import replication_pb2 as pb
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Replication"]
+
+
+class Member(Protocol):
+    """The replica that is asked."""
+
+    @property
+    def leading(self) -> Leading | None:
+        """Its term, while it leads or prepares to."""
+        ...
+
+    async def snapshot(self, request: pb.GetSnapshotRequest) -> Snapshot:
+        """Raises Unavailable, ReadOnly."""
+        ...
+
+    def status(self) -> pb.ReplicaStatus:
+        """What it is and knows."""
+        ...
+
+    async def hand_over(self, to: str) -> pb.HandOverResponse:
+        """Raises Unavailable, InvalidArgument, Timeout."""
+        ...
+
+    async def adopt(self, *, confirmed: bool) -> str:
+        """What was done, or would be.  Raises InvalidArgument, Unavailable."""
+        ...
+
+    async def elect(self, *, confirmed: bool) -> str:
+        """As `adopt`."""
+        ...
+
+
+class ReplicationServicer:
+    """See the module."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    async def Follow(self, requests: AsyncIterator[pb.FromFollower], context: Any) -> None:
+        """A replica follows."""
+        async for first in requests:
+            hello = wire.hello(first)
+            leading = self._member.leading
+            if leading is None:
+                await context.write(wire.not_leading("this replica does not lead"))
+            else:
+                await leading.serve(hello, requests, context)
+            return
+
+    async def GetSnapshot(
+        self, request: pb.GetSnapshotRequest, _: Any
+    ) -> AsyncIterator[pb.SnapshotPart]:
+        """The leader's checkpoint."""
+        found = await self._member.snapshot(request)
+        yield pb.SnapshotPart(log_start=found.log_start)
+        for at in range(0, len(found.data), PART_BYTES):
+            yield pb.SnapshotPart(data=found.data[at : at + PART_BYTES])
+
+    async def GetStatus(self, _request: pb.GetStatusRequest, _: Any) -> pb.ReplicaStatus:
+        """What this replica is."""
+        return self._member.status()
+
+    async def HandOver(self, request: pb.HandOverRequest, _: Any) -> pb.HandOverResponse:
+        """The leader lets another one lead."""
+        return await self._member.hand_over(request.to)
+
+    async def Adopt(self, request: pb.DecideRequest, _: Any) -> pb.Decided:
+        """An operator says that this log is the group's."""
+        text = await self._member.adopt(confirmed=request.confirmed)
+        return pb.Decided(text=text, done=request.confirmed)
+
+    async def Elect(self, request: pb.DecideRequest, _: Any) -> pb.Decided:
+        """An operator accepts a loss."""
+        text = await self._member.elect(confirmed=request.confirmed)
+        return pb.Decided(text=text, done=request.confirmed)

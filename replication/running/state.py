@@ -1,0 +1,46 @@
+"""What a service derives from its group's log, as the roles see it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from duemq_server.storage.replicas.replica_log import ReplicaLog
+
+
+class ReplicaState(Protocol):
+    """A store that follows.  Its methods wait for the disk: one thread at a time calls them."""
+
+    log: ReplicaLog
+    epochs: tuple[tuple[int, int], ...]
+    """All that the log has, as (epoch, start): as of the open, or of `install`."""
+    committed: int
+    """What was known to be committed at the open, or at `install`."""
+    applied: int
+    """The tables are the log up to here; at most what is committed."""
+    store_id: int
+    lost: bool
+    """The log ends before what was durable once: it needs a new disk id before it is written."""
+
+    def apply(self, committed: int, entries_max: int = ...) -> None:
+        """Applies entries from `applied` on, up to `committed`."""
+        ...
+
+    def checkpoint(self) -> None:
+        """Saves the tables.  Raises DiskFull, DiskFailed."""
+        ...
+
+    def drop_before(self, log_start: int) -> None:
+        """The leader keeps nothing before that."""
+        ...
+
+    def adopt(self, store_id: int) -> None:
+        """Takes the group's store id over, durably.  Raises DiskFull, DiskFailed."""
+        ...
+
+    def install(self, snapshot: bytes, log_start: int) -> None:
+        """The log begins anew there, the tables from the leader's snapshot."""
+        ...
+
+    def close(self) -> None:
+        """Closes the files."""
+        ...

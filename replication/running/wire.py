@@ -1,0 +1,171 @@
+"""What replicas say to each other, as messages of protos/replication and back."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from duemq.errors import InvalidArgument
+from duemq_server.replication.protocol.messages import (
+    Answer,
+    Chunk,
+    Hello,
+    NeedsSnapshot,
+    Reason,
+    Refusal,
+    Welcome,
+)
+from duemq_server.replication.protocol.record import ReplicaId
+from duemq_server.replication.running.v1 import replication_pb2 as pb
+
+Greeting: TypeAlias = Welcome | NeedsSnapshot | Refusal
+
+_REASONS = {
+    Reason.NOT_LEADING: pb.Refusal.NOT_LEADING,
+    Reason.STALE: pb.Refusal.STALE,
+    Reason.FOREIGN: pb.Refusal.FOREIGN,
+    Reason.STRANGER: pb.Refusal.STRANGER,
+    Reason.LOST: pb.Refusal.LOST,
+}
+_BY_NUMBER = {number: reason for reason, number in _REASONS.items()}
+
+
+def replica_id(message: pb.ReplicaId) -> ReplicaId:
+    """Decoded."""
+    return ReplicaId(message.name, message.disk)
+
+
+def to_replica_id(replica: ReplicaId) -> pb.ReplicaId:
+    """Encoded."""
+    return pb.ReplicaId(name=replica.name, disk=replica.disk)
+
+
+def to_hello(hello: Hello) -> pb.FromFollower:
+    """A follower's first message."""
+    return pb.FromFollower(
+        hello=pb.Hello(
+            group=hello.group,
+            store_id=hello.store_id,
+            replica=to_replica_id(hello.replica),
+            epoch=hello.epoch,
+            epochs=[pb.EpochBegin(epoch=epoch, start=start) for epoch, start in hello.epochs],
+            start=hello.start,
+            end=hello.end,
+            log_version=hello.log_version,
+        )
+    )
+
+
+def hello(message: pb.FromFollower) -> Hello:
+    """Raises InvalidArgument for anything else."""
+    if message.WhichOneof("message") != "hello":
+        raise InvalidArgument("message: the first one must be a hello", field="message")
+    found = message.hello
+    return Hello(
+        found.group,
+        found.store_id,
+        replica_id(found.replica),
+        found.epoch,
+        tuple((begin.epoch, begin.start) for begin in found.epochs),
+        found.start,
+        found.end,
+        found.log_version,
+    )
+
+
+def to_answer(answer: Answer) -> pb.FromFollower:
+    """A follower's later messages."""
+    return pb.FromFollower(
+        answer=pb.Answer(
+            epoch=answer.epoch,
+            replica=to_replica_id(answer.replica),
+            durable=answer.durable,
+            heard_ms=answer.heard_ms,
+        )
+    )
+
+
+def answer(message: pb.FromFollower) -> Answer:
+    """Raises InvalidArgument for anything else."""
+    if message.WhichOneof("message") != "answer":
+        raise InvalidArgument("message: an answer must follow the hello", field="message")
+    found = message.answer
+    return Answer(found.epoch, replica_id(found.replica), found.durable, found.heard_ms)
+
+
+def to_greeting(greeting: Greeting) -> pb.FromLeader:
+    """A leader's first message."""
+    leader = to_replica_id(greeting.leader)
+    if isinstance(greeting, Welcome):
+        return pb.FromLeader(
+            welcome=pb.Welcome(
+                epoch=greeting.epoch, leader=leader, truncate_to=greeting.truncate_to
+            )
+        )
+    if isinstance(greeting, NeedsSnapshot):
+        return pb.FromLeader(
+            needs_snapshot=pb.NeedsSnapshot(
+                epoch=greeting.epoch, leader=leader, log_start=greeting.log_start
+            )
+        )
+    return pb.FromLeader(
+        refusal=pb.Refusal(
+            epoch=greeting.epoch,
+            leader=leader,
+            reason=_REASONS[greeting.reason],
+            text=greeting.text,
+        )
+    )
+
+
+def not_leading(text: str) -> pb.FromLeader:
+    """Who is asked leads nothing."""
+    return pb.FromLeader(refusal=pb.Refusal(reason=pb.Refusal.NOT_LEADING, text=text))
+
+
+def greeting(message: pb.FromLeader) -> Greeting:
+    """Raises InvalidArgument for anything else."""
+    match message.WhichOneof("message"):
+        case "welcome":
+            found = message.welcome
+            return Welcome(found.epoch, replica_id(found.leader), found.truncate_to)
+        case "needs_snapshot":
+            needs = message.needs_snapshot
+            return NeedsSnapshot(needs.epoch, replica_id(needs.leader), needs.log_start)
+        case "refusal":
+            refusal = message.refusal
+            reason = _BY_NUMBER.get(refusal.reason, Reason.NOT_LEADING)
+            return Refusal(refusal.epoch, replica_id(refusal.leader), reason, refusal.text)
+    raise InvalidArgument("message: a leader greets first", field="message")
+
+
+def to_chunk(chunk: Chunk) -> pb.FromLeader:
+    """A leader's later messages."""
+    return pb.FromLeader(
+        chunk=pb.Chunk(
+            epoch=chunk.epoch,
+            leader=to_replica_id(chunk.leader),
+            position=chunk.position,
+            data=bytes(chunk.data),
+            committed=chunk.committed,
+            log_start=chunk.log_start,
+            sent_ms=chunk.sent_ms,
+            take_over=chunk.take_over,
+        )
+    )
+
+
+def chunk(message: pb.FromLeader) -> Chunk:
+    """Raises InvalidArgument for anything else."""
+    if message.WhichOneof("message") != "chunk":
+        raise InvalidArgument("message: a chunk must follow the welcome", field="message")
+    found = message.chunk
+    return Chunk(
+        found.epoch,
+        replica_id(found.leader),
+        found.position,
+        found.data,
+        found.committed,
+        found.log_start,
+        found.sent_ms,
+        found.take_over,
+    )

@@ -1,0 +1,244 @@
+"""A group of replicas of a plain log, in one event loop: real streams, real stores, real files."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from duemq_server.local_cluster.layout import bind_port
+from duemq_server.replication.running.process import Replica
+from duemq_server.replication.settings import ReplicaSettings
+from duemq_server.serving.process import BeginAnew
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.replicas import epoch
+from duemq_server.storage.replicas.replica_log import ReplicaLog
+from duemq_server.storage.writer import LogWriter
+
+KIND = 1
+
+
+class Lines:
+    """A state whose tables are the bodies of its log's entries."""
+
+    def __init__(self, directory: Path, store_id: int) -> None:
+        self.log = ReplicaLog.open(str(directory / "log"), RealDisk(), segment_bytes=1 << 20)
+        self.epochs = tuple(
+            (epoch.decode(entry.body).epoch, entry.position)
+            for entry in self.log.recover()
+            if entry.kind == epoch.KIND
+        )
+        self.committed = self.log.committed_floor
+        self.applied = self.log.start_position
+        self.lost = self.log.end_position < self.log.was_durable_to
+        self.path = directory / "store_id"
+        self.store_id = int(self.path.read_text()) if self.path.exists() else store_id
+        self.lines: list[bytes] = []
+        self.apply(self.committed)
+
+    def apply(self, committed: int, entries_max: int = 1 << 30) -> None:
+        for entry in self.log.entries(self.applied, committed):
+            if entry.kind == KIND:
+                self.lines.append(bytes(entry.body))
+            self.applied = entry.end
+            entries_max -= 1
+            if not entries_max:
+                return
+
+    def checkpoint(self) -> None:
+        pass
+
+    def drop_before(self, log_start: int) -> None:
+        pass
+
+    def adopt(self, store_id: int) -> None:
+        self.path.write_text(str(store_id))
+        self.store_id = store_id
+
+    def install(self, snapshot: bytes, log_start: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.log.close()
+
+
+class LinesTerm:
+    """A leader that appends lines; told which of them are committed."""
+
+    def __init__(self, state: Lines, leading) -> None:
+        self.state = state
+        self.leading = leading
+        self.quiet = False
+        self.committed = state.applied
+        self.moved = asyncio.Event()
+        self.handed_over: bool | None = None
+        loop = asyncio.get_running_loop()
+        leading.advance = self._advance
+        self._writer = LogWriter(
+            state.log,
+            lambda position: loop.call_soon_threadsafe(leading.synced, position),
+            lambda error: None,
+        )
+
+    def _advance(self, position: int) -> None:
+        self.committed = position
+        self.moved.set()
+
+    async def start(self) -> None:
+        self._writer.start()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+
+    def quiesce(self) -> None:
+        self.quiet = True
+
+    async def stop(self, *, handed_over: bool) -> None:
+        self.handed_over = handed_over
+        await asyncio.to_thread(self._writer.stop)
+
+    async def write(self, line: bytes) -> None:
+        """Returns when it is committed."""
+        _, end = self.state.log.append(KIND, [line])
+        while self.committed < end:
+            self.moved.clear()
+            await self.moved.wait()
+
+
+class LinesService:
+    services = ()
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.term: LinesTerm | None = None
+
+    def open(self) -> Lines:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return Lines(self.directory, secrets.randbits(63))
+
+    def lead(self, state, leading, server) -> LinesTerm:
+        self.term = LinesTerm(state, leading)
+        return self.term
+
+    def snapshot(self) -> bytes | None:
+        return None
+
+
+class Member:
+    """One name of the group; its process may come and go."""
+
+    def __init__(self, root: Path, name: str, names: tuple[str, ...], **settings) -> None:
+        self.directory = root / name
+        self.name = name
+        self.port = bind_port(0)  # held, so that nobody else gets it
+        self.settings = ReplicaSettings(
+            name="lines",
+            data_dir=str(self.directory),
+            replica=name,
+            replicas=names,
+            lease_store=f"file:{root / 'leases'}",
+            listen=f"127.0.0.1:{self.port.getsockname()[1]}",
+            **settings,
+        )
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.stopping = asyncio.Event()
+        self.task = asyncio.create_task(self._live(), name=f"replica {self.name}")
+
+    async def _live(self) -> None:
+        while True:
+            self.service = LinesService(self.directory)
+            self.replica = Replica(self.settings, self.service)
+            await self.replica.start()
+            try:
+                await self.replica.run(self.stopping)
+            except BeginAnew:
+                await self._vanish()
+                continue
+            await self.replica.stop()
+            return
+
+    async def _vanish(self) -> None:
+        """As a process that executes itself anew, or is killed: its files are just closed."""
+        replica = self.replica
+        leading, campaign = replica.leading, replica._campaign
+        if self.service.term is not None:
+            await self.service.term.stop(handed_over=False)
+        if leading is not None:
+            await leading.stop()
+        await campaign.end()
+        await replica.server._server.stop(0)
+        replica._state.close()
+        replica._store.close()
+
+    async def stop(self) -> None:
+        """A clean stop."""
+        self.stopping.set()
+        if self.task is not None:
+            await self.task
+            self.task = None
+
+    async def kill(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self.task
+            self.task = None
+            await self._vanish()
+
+    @property
+    def term(self) -> LinesTerm | None:
+        """While it leads, and may."""
+        replica = getattr(self, "replica", None)
+        if self.task is None or replica is None or replica._term is None:
+            return None
+        return replica._term if replica.leading.serves() else None
+
+    @property
+    def lines(self) -> list[bytes]:
+        """What it follows has told it; a leader applies nothing any more."""
+        state = getattr(self.replica, "_state", None)
+        return state.lines if state is not None else []
+
+
+class Group:
+    """All of them."""
+
+    def __init__(self, root: Path, count: int, **settings) -> None:
+        names = tuple("abcdefg"[:count])
+        self.members = {name: Member(root, name, names, **settings) for name in names}
+
+    def start(self) -> None:
+        for member in self.members.values():
+            member.start()
+
+    async def leader(self) -> Member:
+        """Waits for one."""
+        while True:
+            for member in self.members.values():
+                if member.task is not None and member.task.done():
+                    member.task.result()
+                if member.term is not None:
+                    return member
+            await asyncio.sleep(0.01)
+
+    async def in_sync(self, count: int) -> Member:
+        """The leader, when so many are."""
+        while True:
+            leader = await self.leader()
+            record = leader.replica.leading.leader.record
+            if len(record.in_sync) >= count:
+                return leader
+            await asyncio.sleep(0.01)
+
+    async def write(self, line: bytes) -> None:
+        """Like a client: whoever leads."""
+        leader = await self.leader()
+        await leader.term.write(line)
+
+    async def stop(self) -> None:
+        for member in self.members.values():
+            await member.kill()
+            member.port.close()

@@ -1,0 +1,112 @@
+"""Replicas that run: streams, roles, hand-over, over a real store in a directory."""
+
+import asyncio
+import shutil
+
+import pytest
+
+from tests.service.replica_group import Group
+from tests.service.running_cluster import until
+
+
+@pytest.fixture
+async def group(tmp_path):
+    groups = []
+
+    def make(count, **settings):
+        made = Group(tmp_path, count, **settings)
+        groups.append(made)
+        made.start()
+        return made
+
+    yield make
+    for made in groups:
+        await made.stop()
+
+
+async def lines_of(member, count):
+    """What it has applied, once that are so many."""
+    await until(lambda: len(member.lines) >= count)
+    return member.lines
+
+
+async def test_two_replicas_found_a_group_and_hold_the_same(group):
+    lines = group(2)
+    leader = await lines.in_sync(2)
+    for number in range(100):
+        await leader.term.write(b"line %d" % number)
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    assert await lines_of(other, 100) == [b"line %d" % number for number in range(100)]
+    assert other.replica._state.store_id == leader.replica._state.store_id
+
+
+async def test_a_clean_stop_hands_over_and_nothing_is_lost(group):
+    lines = group(3)
+    leader = await lines.in_sync(3)
+    await leader.term.write(b"before")
+    term = leader.term
+    await leader.stop()
+    assert term.quiet
+    assert term.handed_over
+    await lines.write(b"after")
+    successor = await lines.leader()
+    assert successor is not leader
+    leader.start()
+    assert await lines_of(leader, 2) == [b"before", b"after"]
+
+
+async def test_a_killed_leader_is_followed_by_one_that_has_all(group):
+    lines = group(3)
+    leader = await lines.in_sync(3)
+    for number in range(50):
+        await leader.term.write(b"%d" % number)
+    await leader.kill()
+    await lines.write(b"after")
+    leader.start()
+    expected = [b"%d" % number for number in range(50)] + [b"after"]
+    for member in lines.members.values():
+        if member.term is None:
+            assert await lines_of(member, 51) == expected
+
+
+async def test_of_two_nothing_is_accepted_while_one_is_away(group):
+    lines = group(2)
+    leader = await lines.in_sync(2)
+    await leader.term.write(b"both")
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    await other.kill()
+    await until(lambda: leader.replica.leading.blocked)
+    assert leader.replica.leading.blocked == (other.name,)
+    waiting = asyncio.create_task(leader.term.write(b"alone"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    other.start()
+    await waiting
+    assert await lines_of(other, 2) == [b"both", b"alone"]
+
+
+async def test_an_emptied_directory_is_a_new_disk_and_gets_all(group):
+    lines = group(2)
+    leader = await lines.in_sync(2)
+    await leader.term.write(b"one")
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    await other.kill()
+    disk = other.replica.me
+    shutil.rmtree(other.directory)
+    other.start()
+    await leader.term.write(b"two")  # only with the new disk in the old one's place
+    assert other.replica.me != disk
+    assert await lines_of(other, 2) == [b"one", b"two"]
+    assert other.replica.me in leader.replica.leading.leader.record.in_sync
+
+
+async def test_an_operator_moves_the_leader(group):
+    lines = group(3)
+    leader = await lines.in_sync(3)
+    await leader.term.write(b"one")
+    to = next(name for name in lines.members if name != leader.name)
+    answer = await leader.replica.hand_over(to)
+    assert answer.leader == to
+    await lines.write(b"two")
+    assert (await lines.leader()).name == to
+    assert await lines_of(leader, 2) == [b"one", b"two"]
