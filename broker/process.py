@@ -22,6 +22,7 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable, Sequence
 
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import group_pb2, nameserver_pb2
@@ -86,6 +87,9 @@ class Broker:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.server = Server(settings)
+        self.replicas: Callable[[], Sequence[nameserver_pb2.ReplicaReport]] = tuple
+        """The group's replicas as its leader sees them now, for the nameservers; of a lone broker
+        none.  Asked with each heartbeat; `registration.changed()` sends one at once."""
         self._disk = RealDisk()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -240,6 +244,7 @@ class Broker:
 
     def _report(self) -> nameserver_pb2.BrokerReport:
         writable = self.store.writable
+        replicas = self.replicas()
         return nameserver_pb2.BrokerReport(
             name=self.settings.name,
             address=self.server.advertised,
@@ -250,6 +255,8 @@ class Broker:
                 )
                 for topic in self.store.topics
             ],
+            replicas=replicas,
+            epoch=max((each.epoch for each in replicas), default=0),
         )
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -199,7 +199,7 @@ def _lasting(report: Report) -> Report:
     lasting = _copy(report)
     for replica in lasting.replicas:
         for figure in REPLICA_FIGURES:
-            replica.ClearField(figure)  # type: ignore[arg-type]
+            replica.ClearField(figure)
     return lasting
 
 

@@ -251,7 +251,7 @@ def _timer(instance: Instance) -> pb.TimerInstance:
 def _replica(report: ReplicaReport) -> pb.ReplicaReport:
     return pb.ReplicaReport(
         name=report.name,
-        role=report.role,
+        role=report.role,  # type: ignore[arg-type]  # a newer release may have more
         in_sync=report.in_sync,
         epoch=report.epoch,
         lag_bytes=report.lag_bytes,
