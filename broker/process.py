@@ -22,6 +22,7 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from duemq.transport.route_watcher import RouteWatcher
@@ -101,6 +102,9 @@ class Broker:
         self._lead = lead
         self._leading = lead.leading if lead is not None else None
         self.server = lead.server if lead is not None else Server(settings)
+        self.replicas: Callable[[], Sequence[nameserver_pb2.ReplicaReport]] = tuple
+        """The group's replicas as its leader sees them now, for the nameservers; of a lone broker
+        none.  Asked with each heartbeat; `registration.changed()` sends one at once."""
         self._disk = RealDisk()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -137,6 +141,7 @@ class Broker:
             await self.server.start(announced=announced)
         else:
             store.ensure_timer_topic()
+            self.replicas = lead.leading.replicas
             lead.leading.on_change = self._replicas_changed
             self._replicas_changed()
         store.on_report = self.registration.changed
@@ -270,6 +275,7 @@ class Broker:
 
     def _report(self) -> nameserver_pb2.BrokerReport:
         writable = self.store.writable
+        replicas = self.replicas()
         return nameserver_pb2.BrokerReport(
             name=self.settings.name,
             address=self.server.advertised,
@@ -280,6 +286,8 @@ class Broker:
                 )
                 for topic in self.store.topics
             ],
+            replicas=replicas,
+            epoch=max((each.epoch for each in replicas), default=0),
         )
 
     async def run(self, stop: asyncio.Event) -> None:

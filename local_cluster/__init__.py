@@ -4,9 +4,9 @@
 folder.  `duemq up`, the demo, the benchmarks and the cluster tests are built on it.  It needs the
 `duemq-server` distribution.
 
-Modules: `cluster` (members, command lines, readiness), `supervisor` (owns the processes), `child`
-(what each runs first), `restarts` (when a dead one is started again; pure), `layout` (the data
-folder).
+Modules: `cluster` (its life, what callers see), `plan` (members, groups of replicas, command
+lines), `readiness` (what is missing), `supervisor` (owns the processes), `child` (what each runs
+first), `restarts` (when a dead one is started again; pure), `layout` (the data folder).
 """
 
 from __future__ import annotations

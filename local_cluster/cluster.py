@@ -10,19 +10,16 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-import grpc
 import tenacity
 
 from duemq.errors import InvalidArgument
-from duemq.protocol import checks
-from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
-from duemq_server.local_cluster import safe_path
+from duemq_server.local_cluster import plan, readiness, safe_path
 from duemq_server.local_cluster.layout import Layout
+from duemq_server.local_cluster.plan import MODULES
 from duemq_server.local_cluster.supervisor import (
     ClusterEvent,
     ClusterFailed,
@@ -34,22 +31,13 @@ from duemq_server.local_cluster.supervisor import (
 
 LOOPBACK = "127.0.0.1"
 WILDCARDS = ("0.0.0.0", "::")
-BROKERS_DEFAULT = 2
-BROKERS_MAX = 16
 # A nameserver spends 1 to 2 ms of CPU on a heartbeat: three members cost it 0.7 % of a core.
 HEARTBEAT_PERIOD_S = 0.75
 READY_TIMEOUT_S = 30.0
 READY_POLL_S = 0.05
-RPC_TIMEOUT_S = 2.0
 # Of a member's log, shown when it is given up.
 LOG_TAIL_BYTES = 2_000
 
-# A member's name is <kind>-<number>; its module serves it.
-MODULES = {
-    "nameserver": "duemq_server.nameserver",
-    "broker": "duemq_server.broker",
-    "timer": "duemq_server.timer_service",
-}
 STOP_ORDER = ("timer", "broker", "nameserver")
 
 
@@ -63,6 +51,7 @@ class EmbeddedCluster:
     directory: where the data lie; made when missing.  A restart on it keeps the data, and the ports
         that nobody took meanwhile (event "moved").
     brokers: how many; None: as many as the folder knows, 2 for a new one.
+    replicas: of each broker; None: as many as the folder knows, one for a new one.
     port: of the first nameserver; 0: the one of last time, else any free one.
     host: the address that members listen on; 0.0.0.0 or ::, on every one.
     advertise: the host by which others reach this machine; needed where `host` names none.
@@ -76,6 +65,7 @@ class EmbeddedCluster:
         directory: str | Path,
         *,
         brokers: int | None = None,
+        replicas: int | None = None,
         nameservers: int = 1,
         port: int = 0,
         host: str = LOOPBACK,
@@ -89,6 +79,7 @@ class EmbeddedCluster:
         _require_services()
         self._layout = Layout(Path(directory).resolve())
         self._brokers = brokers
+        self._replicas = replicas
         self._nameservers = nameservers
         self._port = port
         self._host = host.strip("[]")
@@ -135,6 +126,8 @@ class EmbeddedCluster:
             self.stop()
             raise
         ready: dict[str, object] = {"nameserver": self.nameserver, "processes": self.processes}
+        if self._layout.replicas > 1:
+            ready |= {"replicas": self._layout.replicas, "replicated": list(plan.REPLICATED)}
         if self._metrics:
             self._layout.write_targets(self.metrics)
             ready["metrics"] = self.metrics
@@ -186,6 +179,18 @@ class EmbeddedCluster:
         """Names of the members of a kind: "nameserver", "broker" or "timer"."""
         return [member.name for member in self._members.values() if member.kind == kind]
 
+    def replicas(self, group: str) -> list[str]:
+        """Names of the members that are one broker, or timer service, for clients."""
+        return [member.name for member in self._members.values() if member.group == group]
+
+    def leader(self, group: str) -> str:
+        """The member that leads a group, as a nameserver and itself say; empty: none does now."""
+        nameserver = self._members[self.names("nameserver")[0]]
+        members = [self._members[name] for name in self.replicas(group)]
+        if not members[0].replica:
+            return members[0].name
+        return readiness.leader_of(nameserver, group, members, self._advertised)
+
     def address(self, name: str) -> str:
         """Where a member listens, for this machine; it stays over restarts."""
         return self._members[name].address
@@ -215,7 +220,10 @@ class EmbeddedCluster:
         self._supervisor.start_member(name)
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Returns when every member that should run serves and is registered everywhere."""
+        """Returns when every member that should run serves and is registered everywhere.
+
+        Where brokers have replicas: when each has a leader, and those that should run are in sync.
+        """
         retry = tenacity.Retrying(
             stop=tenacity.stop_after_delay(timeout_s),
             wait=tenacity.wait_fixed(READY_POLL_S),
@@ -231,26 +239,17 @@ class EmbeddedCluster:
     # -- the plan -----------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        known = len(self._layout.members("broker-"))
-        brokers = self._brokers or known or BROKERS_DEFAULT
-        checks.between("brokers", brokers, 1, BROKERS_MAX)
-        if brokers < known:
-            raise InvalidArgument(
-                f"{self._layout.directory} holds data of {known} brokers: with {brokers} some of "
-                "its messages would be out of reach",
-                field="brokers",
-                value=str(brokers),
-                limit=str(known),
-            )
-        counts = {"nameserver": self._nameservers, "broker": brokers, "timer": 1}
-        for kind, count in counts.items():
-            for number in range(count):
-                member = Member(f"{kind}-{number}", kind)
-                member.address = joined(self._host, self._choose_port(member.name))
-                if self._metrics:
-                    port = self._choose_port(metrics_name(member.name))
-                    member.metrics = joined(self._host, port)
-                self._members[member.name] = member
+        for member in plan.members_of(
+            self._layout,
+            nameservers=self._nameservers,
+            brokers=self._brokers,
+            replicas=self._replicas,
+        ):
+            member.address = joined(self._host, self._choose_port(member.name))
+            if self._metrics:
+                port = self._choose_port(metrics_name(member.name))
+                member.metrics = joined(self._host, port)
+            self._members[member.name] = member
 
     def _choose_port(self, name: str) -> int:
         asked = self._port if name == "nameserver-0" else 0
@@ -275,7 +274,8 @@ class EmbeddedCluster:
         return self._layout.hold(0, self._host)
 
     def _command(self, member: Member) -> list[str]:
-        command = [sys.executable, "-m", "duemq_server.local_cluster.child", MODULES[member.kind]]
+        group = [self._members[name] for name in self.replicas(member.group)]
+        command = plan.command_of(member, group, self._layout)
         # As chosen, or as it was: a restart keeps it.
         command += ["--listen", joined(self._host, member.address.rsplit(":", 1)[1])]
         command += ["--advertise", self._advertised(member)]
@@ -285,8 +285,7 @@ class EmbeddedCluster:
             command += ["--ready-after", str(self._heartbeat_period_s)]
         else:
             nameservers = ",".join(map(self.address, self.names("nameserver")))
-            command += ["--name", member.name, "--nameservers", nameservers]
-            command += ["--data-dir", str(self._layout.data_dir(member.name))]
+            command += ["--nameservers", nameservers]
             command += ["--heartbeat-period", str(self._heartbeat_period_s)]
         return [*command, *self._flags.get(member.kind, ())]
 
@@ -321,26 +320,10 @@ class EmbeddedCluster:
         if waiting:
             return f"{', '.join(waiting)} not serving"
         for nameserver in (m for m in expected if m.kind == "nameserver"):
-            missing = self._unregistered(nameserver, expected)
+            missing = readiness.unregistered(nameserver, expected, self._advertised)
             if missing:
                 return missing
         return ""
-
-    def _unregistered(self, nameserver: Member, expected: list[Member]) -> str:
-        with grpc.insecure_channel(nameserver.address) as channel:
-            stub = nameserver_pb2_grpc.NameserverStub(channel)
-            try:
-                cluster = stub.GetCluster(nameserver_pb2.GetClusterRequest(), timeout=RPC_TIMEOUT_S)
-            except grpc.RpcError as error:
-                return f"{nameserver.name}: {error.details()}"
-        present = {(i.name, i.address) for i in (*cluster.brokers, *cluster.timers)}
-        missing = [
-            member.name
-            for member in expected
-            if member.kind != "nameserver"
-            and (member.name, self._advertised(member)) not in present
-        ]
-        return f"{', '.join(missing)} not registered at {nameserver.name}" if missing else ""
 
     def _log_tails(self) -> str:
         """The ends of the logs of what does not run, for an error message."""

@@ -15,7 +15,9 @@ from duemq_cli.interrupts import WAIT_S_MAX
 from duemq_cli.output import Output, as_json
 from duemq_cli.session import Session, pass_session, session_options
 from duemq_server.local_cluster import ClusterEvent, ClusterFailed, EmbeddedCluster
-from duemq_server.local_cluster.cluster import BROKERS_DEFAULT, BROKERS_MAX, LOOPBACK
+from duemq_server.local_cluster.cluster import LOOPBACK
+from duemq_server.local_cluster.plan import BROKERS_DEFAULT, BROKERS_MAX
+from duemq_server.replication.settings import REPLICAS_MAX
 
 PORT_DEFAULT = 9876
 
@@ -32,6 +34,12 @@ PORT_DEFAULT = 9876
     "--brokers",
     type=click.IntRange(1, BROKERS_MAX),
     help=f"How many brokers.  [default: those that DIR has, {BROKERS_DEFAULT} for a new one]",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, REPLICAS_MAX),
+    help="Of each broker, a process and a disk each.  [default: those that DIR has, 1 for a new"
+    " one]",
 )
 @click.option(
     "--port",
@@ -67,6 +75,7 @@ def up(
     session: Session,
     data: str,
     brokers: int | None,
+    replicas: int | None,
     port: int,
     tracing: str,
     host: str,
@@ -80,10 +89,16 @@ def up(
     dies is started again and said so.  Ctrl-C or SIGTERM drains and stops everything; the data
     stay.  Who can reach the address of --listen can send, read and delete: there are no passwords.
 
+    With --replicas 2 or more a broker goes on when one of its processes dies with its disk: what
+    was acknowledged is on the disks of more than half of them.  Processes are named broker-0/a,
+    broker-0/b and so on, with their data in DIR/broker-0/a; it is usable once all are in sync.
+    Timer services have one process each still.  `duemq cluster show` says who leads.
+
     \b
     Examples:
       duemq up --data ./data
       duemq up --data ./data --brokers 3 --port 0 --json
+      duemq up --data ./data --brokers 1 --replicas 2
       duemq up --data ./data --listen 0.0.0.0 --advertise build-7.lan --metrics
     """
     # Not an Event: a signal may come in its `wait` while that holds the lock that `set` takes.
@@ -97,6 +112,7 @@ def up(
         cluster = EmbeddedCluster(
             data,
             brokers=brokers,
+            replicas=replicas,
             port=port,
             host=host,
             advertise=advertise,
@@ -136,6 +152,8 @@ def _sentence(event: ClusterEvent) -> str:
     if event.event == "started":
         pages = f", metrics on {details['metrics']}" if "metrics" in details else ""
         return f"{member} serves on {details['address']}{pages}, process {details['pid']}"
+    if event.event == "reopened":
+        return f"{member} has opened its data anew and serves on {details['address']}"
     if event.event == "died":
         return f"{member} died ({details['reason']}, process {details['pid']})"
     if event.event == "restarted":
@@ -143,7 +161,11 @@ def _sentence(event: ClusterEvent) -> str:
     if event.event == "moved":
         return f"{member}: port {details['from_port']} is taken, takes another"
     if event.event == "ready":
-        return f"ready: --nameserver {details['nameserver']}  (Ctrl-C stops)"
+        of = ""
+        if "replicas" in details:
+            kinds = " and ".join(f"each {kind}" for kind in details["replicated"])
+            of = f", {details['replicas']} replicas of {kinds}"
+        return f"ready{of}: --nameserver {details['nameserver']}  (Ctrl-C stops)"
     if event.event == "stopping":
         return "stopping …"
     if event.event == "stopped":

@@ -1,9 +1,11 @@
 """The folder of an embedded cluster.
 
-    DIR/cluster.json     names and ports of the members: clients and brokers may hold the addresses
+    DIR/cluster.json     names and ports of the members: clients and brokers may hold the addresses;
+                         how many replicas brokers have
     DIR/lock             held (flock) by the supervisor as long as it lives
     DIR/metrics.json     Prometheus targets (file_sd_configs), while metrics are served
-    DIR/<member>/        the data of a broker or timer service
+    DIR/<member>/        the data of a broker or timer service; with replicas DIR/broker-0/a/ …
+    DIR/leases/          which replica leads each group (duemq_server.replication.stores.file)
     DIR/logs/<member>.log   what the member logs
 
 A port is held as long as the cluster runs, also while its member does not: nobody else gets it.
@@ -25,6 +27,8 @@ from pathlib import Path
 from duemq.errors import InvalidArgument
 
 VERSION = 1
+# Of a folder whose brokers have replicas: releases that know of none must not start on it.
+VERSION_REPLICATED = 2
 
 
 class Layout:
@@ -32,6 +36,8 @@ class Layout:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.replicas = 1
+        """Of each broker; written down with the next port."""
         self._ports: dict[str, int] = {}
         self._held: list[socket.socket] = []
         self._lock: int | None = None
@@ -58,10 +64,15 @@ class Layout:
             os.close(self._lock)
             self._lock = None
 
-    def members(self, prefix: str) -> list[str]:
-        """The known members whose name begins with `prefix`, in order."""
-        known = [name for name in self._ports if name.startswith(prefix)]
+    def groups(self, kind: str) -> list[str]:
+        """The known members of a kind, a group of replicas as one, in order."""
+        known = {name.partition("/")[0] for name in self._ports if name.startswith(f"{kind}-")}
         return sorted(known, key=lambda name: int(name.rsplit("-", 1)[1]))
+
+    @property
+    def leases(self) -> Path:
+        """Where groups of replicas note who leads."""
+        return self.directory / "leases"
 
     def port(self, member: str) -> int:
         """The member's port of last time; 0: it has none yet."""
@@ -83,7 +94,9 @@ class Layout:
         self._ports[member] = port
         path = self.directory / "cluster.json"
         draft = path.with_suffix(".tmp")
-        content = {"version": VERSION, "ports": self._ports}
+        content: dict[str, object] = {"version": VERSION, "ports": self._ports}
+        if self.replicas > 1:
+            content |= {"version": VERSION_REPLICATED, "replicas": self.replicas}
         draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         draft.replace(path)
 
@@ -103,8 +116,10 @@ class Layout:
         return self.directory / member
 
     def log_file(self, member: str) -> Path:
-        """Where the member's log goes."""
-        return self.directory / "logs" / f"{member}.log"
+        """Where the member's log goes; its folder is there."""
+        path = self.directory / "logs" / f"{member}.log"
+        path.parent.mkdir(exist_ok=True)
+        return path
 
     def _take_lock(self) -> None:
         lock = os.open(self.directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -124,8 +139,10 @@ class Layout:
         with contextlib.suppress(FileNotFoundError):
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
-                if content["version"] != VERSION:
-                    raise ValueError(f"version {content['version']}, known is {VERSION}")
+                if content["version"] not in (VERSION, VERSION_REPLICATED):
+                    known = f"{VERSION} and {VERSION_REPLICATED}"
+                    raise ValueError(f"version {content['version']}, known are {known}")
+                self.replicas = int(content.get("replicas", 1))
                 self._ports = {str(k): int(v) for k, v in content["ports"].items()}
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InvalidArgument(

@@ -10,7 +10,8 @@ child's standard output to its end and reports to the first; it owns nothing.
                                                                                ▼
                              FAILED ◄── too many deaths ── (policy) ──► PAUSED ─► STARTING
 
-A child that does not drain in `DRAIN_TIMEOUT_S` is killed; its data survive that by design.
+A child that does not drain in `DRAIN_TIMEOUT_S` is killed; its data survive that by design.  A
+replica that leads no more replaces the image of its process, and says "listening" once more.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class ClusterFailed(Exception):
 class ClusterEvent:
     """Something that happened to a member or to the cluster.
 
-    `event` is one of started, died, restarted, moved, killed, failed, ready, stopping, stopped.
+    `event` is one of started, reopened, died, restarted, moved, killed, failed, ready, stopping,
+    stopped.
     """
 
     event: str
@@ -62,10 +64,17 @@ class State(enum.Enum):
 
 @dataclass
 class Member:
-    """A child process, or the place of one.  `name` is <kind>-<number>."""
+    """A child process, or the place of one.
+
+    `name` is <kind>-<number>, of a replica <kind>-<number>/<replica>; `group` is the part that
+    clients know.
+    """
 
     name: str
     kind: str
+    group: str = ""
+    replica: str = ""
+    """Its name in the group; empty: the member has no replicas."""
     state: State = State.STOPPED
     address: str = ""
     metrics: str = ""
@@ -100,7 +109,7 @@ class Supervisor:
         self._command = command
         self._environment = environment
         self._on_event = on_event
-        # Bounded by its senders: two reports a child's life and one call a caller at a time.
+        # Bounded by its senders: few reports a child's life and one call a caller at a time.
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread
 
@@ -232,6 +241,7 @@ class Supervisor:
     def _listening(self, member: Member, life: int, told: Mapping[str, str]) -> None:
         if life != member.life or member.process is None:
             return
+        event = "reopened" if member.state is State.UP else "started"
         member.state = State.UP
         member.address = told["address"]
         member.metrics = told.get("metrics", "")
@@ -240,7 +250,7 @@ class Supervisor:
         if member.metrics:
             self._layout.remember(metrics_name(member.name), _port_of(member.metrics))
             where["metrics"] = member.metrics
-        self.emit("started", member=member.name, pid=_pid(member), **where)
+        self.emit(event, member=member.name, pid=_pid(member), **where)
 
     def _died(self, member: Member, life: int, code: int) -> None:
         if life != member.life:

@@ -33,8 +33,10 @@ from duemq.errors import InstanceNotFound, InvalidArgument, NotReady, Overloaded
 INSTANCES_MAX = 1_000
 # Of all routes together, as they travel: a message has 16 MiB at most, and a new watcher gets one.
 ROUTES_BYTES_MAX = 12 << 20
-# Of one broker's part in a route, beside the names and the address.
+# Of one broker's part in a route, or of a replica, beside the names and the address.
 _SERVED_BYTES = 24
+# Of why a replica is not in sync; the rest of a longer text is dropped.
+REASON_CHARS_MAX = 200
 # How long the version of a deregistered instance is remembered: longer than any call may take.
 GONE_MS = 60_000
 # Versions remembered so; of more, the oldest are forgotten.
@@ -63,6 +65,26 @@ class TopicQueues:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """What the replica that leads says of one of its group.
+
+    Lags differ from one heartbeat to the next: they, and what goes with them, make no report
+    another one, so that no watcher is woken for them.
+    """
+
+    name: str
+    role: int
+    """As in nameserver.proto."""
+    in_sync: bool = False
+    epoch: int = 0
+    address: str = ""
+    lag_bytes: int = field(default=0, compare=False)
+    lag_s: float = field(default=0.0, compare=False)
+    since_ms: int = field(default=0, compare=False)
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerReport:
     """What a broker says of itself."""
 
@@ -70,6 +92,8 @@ class BrokerReport:
     address: str
     topics: tuple[TopicQueues, ...] = ()
     store_id: int = 0
+    replicas: tuple[ReplicaReport, ...] = ()
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +105,8 @@ class TimerReport:
     shard: int = 0
     shards: int = 1
     store_id: int = 0
+    replicas: tuple[ReplicaReport, ...] = ()
+    epoch: int = 0
 
 
 Report = BrokerReport | TimerReport
@@ -419,7 +445,11 @@ def _served(report: Report | None) -> dict[str, Served]:
 
 def _route_bytes(report: Report | None) -> int:
     """About what a report makes the routes larger by."""
-    if not isinstance(report, BrokerReport):
+    if report is None:
         return 0
+    each = REASON_CHARS_MAX + _SERVED_BYTES
+    replicas = sum(len(one.name) + len(one.address) + each for one in report.replicas)
+    if not isinstance(report, BrokerReport):
+        return replicas
     each = len(report.name) + len(report.address) + _SERVED_BYTES
-    return sum(len(one.topic) + each for one in report.topics)
+    return replicas + sum(len(one.topic) + each for one in report.topics)

@@ -3,7 +3,7 @@
 One task a nameserver, so that a dead or slow one holds up no other.  A failed heartbeat is repeated
 soon (jittered, a third of the period at the longest), so that a nameserver that comes back knows
 everybody before it calls itself ready.  The version (epoch, counter) counts the changes of the
-report.
+report; how far replicas lag is told with the next heartbeat and makes no new version.
 
 A name belongs to one store while its process lives.  An instance that is refused for that must not
 go on, unless a nameserver took it in before and the other one is younger: then that one goes.
@@ -33,6 +33,9 @@ RETRY_S_MIN = 0.1
 SPREAD = (0.7, 0.9)
 # A report holds this many periods without another.
 EXPIRY_PERIODS = 3
+
+# Of a replica's report, what the nameservers do not take for a change either.
+REPLICA_FIGURES = ("lag_bytes", "lag_s", "since_ms", "reason")
 
 Report = nameserver_pb2.BrokerReport | nameserver_pb2.TimerReport
 
@@ -123,9 +126,9 @@ class Registration:
 
     def _request(self, *, dry_run: bool = False) -> nameserver_pb2.RegisterRequest:
         report = self._report()
-        if report != self._last:
-            self._last = type(report)()
-            self._last.CopyFrom(report)  # type: ignore[arg-type]
+        lasting = _lasting(report)
+        if lasting != self._last:
+            self._last = _copy(lasting)
             self._version.counter += 1
         expiry_ms = int(self._period_s * 1000 * EXPIRY_PERIODS)
         request = nameserver_pb2.RegisterRequest(
@@ -186,6 +189,23 @@ class Registration:
                 await status.answer(stub.Deregister(request, timeout=DEREGISTER_TIMEOUT_S))
         except DuemqError as error:
             log.info("nameserver %s not told of the stop: %s", address, error)
+
+
+def _copy(report: Report) -> Report:
+    copy = type(report)()
+    copy.CopyFrom(report)  # type: ignore[arg-type]
+    return copy
+
+
+def _lasting(report: Report) -> Report:
+    """The report without what differs from one heartbeat to the next."""
+    if not report.replicas:
+        return report
+    lasting = _copy(report)
+    for replica in lasting.replicas:
+        for figure in REPLICA_FIGURES:
+            replica.ClearField(figure)
+    return lasting
 
 
 def _time(epoch_ms: int) -> str:

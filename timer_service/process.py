@@ -22,6 +22,7 @@ import contextlib
 import gc
 import logging
 import time
+from collections.abc import Callable, Sequence
 
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2
@@ -52,6 +53,9 @@ class TimerService:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.server = Server(settings)
+        self.replicas: Callable[[], Sequence[nameserver_pb2.ReplicaReport]] = tuple
+        """The group's replicas as its leader sees them now, for the nameservers; of a lone shard
+        none.  Asked with each heartbeat."""
         self._disk = RealDisk()
         self._claims_changed = asyncio.Event()
         self._registration: Registration | None = None
@@ -117,12 +121,15 @@ class TimerService:
             await self._claims_changed.wait()
 
     def _report(self) -> nameserver_pb2.TimerReport:
+        replicas = self.replicas()
         return nameserver_pb2.TimerReport(
             name=self.settings.name,
             address=self.server.advertised,
             shard=self.settings.shard,
             shards=self.settings.shards,
             store_id=self.shard.directory.producer_id,
+            replicas=replicas,
+            epoch=max((each.epoch for each in replicas), default=0),
         )
 
     async def run(self, stop: asyncio.Event) -> None:

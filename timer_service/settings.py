@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from duemq.errors import InvalidArgument
 from duemq.protocol.limits import SHARDS_MAX
-from duemq_server.serving.settings import MemberSettings, setting
+from duemq_server.replication.settings import ReplicaSettings
+from duemq_server.serving.settings import setting
 from duemq_server.timer_service.timers.limits import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(MemberSettings):
+class Settings(ReplicaSettings):
     """A DueMQ timer shard: holds delayed messages until they are due."""
 
     listen: str = setting("0.0.0.0:9872", "HOST:PORT to serve gRPC on; port 0: any free one")

@@ -7,7 +7,7 @@ memory, and what it gets next is the sum of what it missed.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from duemq.errors import InvalidArgument, Overloaded
@@ -16,11 +16,13 @@ from duemq.protocol.limits import QUEUES_MAX, SHARDS_MAX, TOPICS_MAX
 from duemq.protocol.names import SYSTEM_TOPIC_CHARACTERS_MAX
 from duemq.v1 import nameserver_pb2 as pb
 from duemq_server.nameserver.registry import (
+    REASON_CHARS_MAX,
     BrokerReport,
     Changes,
     Instance,
     Lost,
     Registry,
+    ReplicaReport,
     Report,
     TimerReport,
     TopicQueues,
@@ -33,7 +35,8 @@ from duemq_server.serving.unsent import Unsent
 EXPIRY_MS_MAX = 3_600_000
 # Of a WatchRoutes request.
 WATCHED_TOPICS_MAX = 10_000
-
+# Of a report: more than a group has.
+REPLICAS_MAX = 16
 
 log = logging.getLogger(__name__)
 
@@ -224,6 +227,8 @@ def _broker(instance: Instance) -> pb.BrokerInstance:
         version=pb.Version(epoch=instance.version.epoch, counter=instance.version.counter),
         last_heard_ms=instance.last_heard_ms,
         store_id=report.store_id,
+        replicas=map(_replica, report.replicas),
+        epoch=report.epoch,
     )
 
 
@@ -238,6 +243,22 @@ def _timer(instance: Instance) -> pb.TimerInstance:
         shard=report.shard,
         shards=report.shards,
         store_id=report.store_id,
+        replicas=map(_replica, report.replicas),
+        epoch=report.epoch,
+    )
+
+
+def _replica(report: ReplicaReport) -> pb.ReplicaReport:
+    return pb.ReplicaReport(
+        name=report.name,
+        role=report.role,  # type: ignore[arg-type]  # a newer release may have more
+        in_sync=report.in_sync,
+        epoch=report.epoch,
+        lag_bytes=report.lag_bytes,
+        lag_s=report.lag_s,
+        address=report.address,
+        since_ms=report.since_ms,
+        reason=report.reason,
     )
 
 
@@ -283,12 +304,40 @@ def _report_of(request: pb.RegisterRequest) -> Report:
     check_name(f"{kind}.name", name)
     if not request.dry_run:
         check_address(f"{kind}.address", address)
+    replicas = _replicas_of(kind, getattr(request, kind).replicas)
     if kind == "broker":
-        return BrokerReport(name, address, _topics_of(request.broker), request.broker.store_id)
-    shard, shards = request.timer.shard, request.timer.shards
-    checks.between("timer.shards", shards, 1, SHARDS_MAX)
-    checks.between("timer.shard", shard, 0, shards - 1)
-    return TimerReport(name, address, shard, shards, request.timer.store_id)
+        broker = request.broker
+        topics = _topics_of(broker)
+        return BrokerReport(name, address, topics, broker.store_id, replicas, broker.epoch)
+    timer = request.timer
+    checks.between("timer.shards", timer.shards, 1, SHARDS_MAX)
+    checks.between("timer.shard", timer.shard, 0, timer.shards - 1)
+    return TimerReport(
+        name, address, timer.shard, timer.shards, timer.store_id, replicas, timer.epoch
+    )
+
+
+def _replicas_of(kind: str, replicas: Sequence[pb.ReplicaReport]) -> tuple[ReplicaReport, ...]:
+    field = f"{kind}.replicas"
+    checks.count(field, len(replicas), 0, REPLICAS_MAX)
+    for one in replicas:
+        check_name(f"{field}.name", one.name)
+        if one.address:
+            check_address(f"{field}.address", one.address)
+    return tuple(
+        ReplicaReport(
+            one.name,
+            one.role,
+            one.in_sync,
+            one.epoch,
+            one.address,
+            one.lag_bytes,
+            one.lag_s,
+            one.since_ms,
+            one.reason[:REASON_CHARS_MAX],
+        )
+        for one in sorted(replicas, key=lambda one: one.name)
+    )
 
 
 def _topics_of(report: pb.BrokerReport) -> tuple[TopicQueues, ...]:

@@ -225,6 +225,7 @@ class Campaign:
             self.writing,
             self.applying,
             self._times,
+            self._address,
             on_heard=self._heard,
             on_asked=self._asked,
         )

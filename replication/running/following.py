@@ -35,6 +35,7 @@ class Following:
         writing: LogWriting,
         applying: Applying,
         times: Times,
+        own_address: str,
         on_heard: Callable[[], None],
         on_asked: Callable[[], None],
     ) -> None:
@@ -44,6 +45,7 @@ class Following:
         self._writing = writing
         self._applying = applying
         self._silence_s = times.heartbeat_ms * SILENT_HEARTBEATS / 1000
+        self._own_address = own_address
         self._on_heard = on_heard
         self._on_asked = on_asked
         self._news = asyncio.Event()  # something is to be answered
@@ -84,7 +86,7 @@ class Following:
                     await asyncio.gather(answers, return_exceptions=True)
 
     async def _greet(self, call: Any) -> Welcome | NeedsSnapshot:
-        await call.write(wire.to_hello(self._follower.hello()))
+        await call.write(wire.to_hello(self._follower.hello(), self._own_address))
         greeting = wire.greeting(await self._read(call))
         if isinstance(greeting, Refusal):
             raise StreamBroken(f"{greeting.reason.name}: {greeting.text}")

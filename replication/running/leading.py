@@ -14,9 +14,10 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from duemq.errors import Timeout
+from duemq.v1 import nameserver_pb2
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.in_sync import State, Swap
 from duemq_server.replication.protocol.leader import Leader
@@ -25,6 +26,7 @@ from duemq_server.replication.protocol.record import Found, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import wire
 from duemq_server.replication.running.record_store import RecordStore, Renewals
+from duemq_server.replication.running.roster import Roster
 from duemq_server.replication.stores.store import Conflict, StoreError
 from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.storage.replicas import epoch
@@ -39,17 +41,6 @@ READ_S = 1.0
 HAND_OVER_LOOK_S = 0.005
 INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
-
-
-class ReplicaReport(NamedTuple):
-    """What a leader knows of a replica."""
-
-    name: str
-    role: str
-    """leader, follower (in sync or about to be), learner (catching up), away."""
-    in_sync: bool
-    lag_bytes: int
-    lag_s: float
 
 
 @dataclass(slots=True)
@@ -76,6 +67,7 @@ class Leading:
         min_insync: int,
         times: Times,
         catch_up_rate: int,
+        address: str,
     ) -> None:
         """`found`: the record as the takeover left it.  Raises Refused if that was overtaken."""
         self.leader = Leader(
@@ -110,7 +102,7 @@ class Leading:
         self._moved = asyncio.Event()
         self._renewals = Renewals(store.blocking, me, times.renew_ms, self.leader.renewed)
         self._set_task: asyncio.Task[None] | None = None
-        self._shown: object = None
+        self._roster = Roster(now_ms, address)
 
     # -- the term ---------------------------------------------------------------------------------
 
@@ -233,34 +225,18 @@ class Leading:
         counted = self.leader.set.counted
         missing = self.leader.record.missing if len(counted) < self._min else []
         self.blocked = tuple(sorted({*blocked, *missing}))
-        shown = (
-            self.blocked,
-            tuple((each.name, each.role, each.in_sync) for each in self.replicas()),
-        )
-        if shown != self._shown:
-            self._shown = shown
+        if self._roster.look(self.leader, self.blocked):
             self.on_change()
 
-    def replicas(self) -> list[ReplicaReport]:
-        """Every member of the group, this one first."""
-        now, end, leader = steady_ms(), self._log.end_position, self.leader
-        reports = [ReplicaReport(leader.me.name, "leader", in_sync=True, lag_bytes=0, lag_s=0.0)]
-        by_name = {each.replica.name: each for each in leader.followers.values()}
-        for name in sorted(leader.record.members - {leader.me.name}):
-            in_sync = any(each.name == name for each in leader.record.in_sync)
-            progress = by_name.get(name)
-            if progress is None:
-                reports.append(ReplicaReport(name, "away", in_sync, end, 0.0))
-                continue
-            lag_bytes = max(0, end - (progress.durable or 0))
-            lag_s = (now - progress.at_end_ms) / 1000 if lag_bytes else 0.0
-            role = "follower" if progress.replica in leader.record.in_sync else "learner"
-            reports.append(ReplicaReport(name, role, role == "follower", lag_bytes, lag_s))
-        return reports
+    def replicas(self) -> list[nameserver_pb2.ReplicaReport]:
+        """Every member of the group as of now, for the nameservers."""
+        return self._roster.reports(self.leader, self._log.end_position, steady_ms())
 
     # -- streams ----------------------------------------------------------------------------------
 
-    async def serve(self, hello: Hello, requests: AsyncIterator[Any], context: Any) -> None:
+    async def serve(
+        self, hello: Hello, address: str, requests: AsyncIterator[Any], context: Any
+    ) -> None:
         """One follower's stream, until it ends."""
         number = next(self._numbers)
         greeting = self.leader.hello(number, hello, self._log.end_position, steady_ms())
@@ -272,6 +248,7 @@ class Leading:
                 log.info("%s does not follow: %s", hello.replica, greeting)
                 return
             log.info("%s follows from %d on", hello.replica, greeting.truncate_to)
+            self._roster.came(hello.replica.name, address)
             answers = asyncio.create_task(self._hear(number, stream, requests), name="answers")
             await self._send(number, stream, context)
         finally:

@@ -183,6 +183,7 @@ class Replica:
                 min_insync=settings.in_sync_min,
                 times=settings.times(),
                 catch_up_rate=settings.catch_up_rate,
+                address=self.server.advertised,
             )
         except Refused as refused:
             raise BeginAnew(str(refused)) from refused

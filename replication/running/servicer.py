@@ -56,7 +56,7 @@ class ReplicationServicer:
             if leading is None:
                 await context.write(wire.not_leading("this replica does not lead"))
             else:
-                await leading.serve(hello, requests, context)
+                await leading.serve(hello, first.hello.address, requests, context)
             return
 
     async def GetSnapshot(

@@ -39,8 +39,8 @@ def to_replica_id(replica: ReplicaId) -> pb.ReplicaId:
     return pb.ReplicaId(name=replica.name, disk=replica.disk)
 
 
-def to_hello(hello: Hello) -> pb.FromFollower:
-    """A follower's first message."""
+def to_hello(hello: Hello, address: str) -> pb.FromFollower:
+    """A follower's first message; `address`: where it is reached."""
     return pb.FromFollower(
         hello=pb.Hello(
             group=hello.group,
@@ -51,6 +51,7 @@ def to_hello(hello: Hello) -> pb.FromFollower:
             start=hello.start,
             end=hello.end,
             log_version=hello.log_version,
+            address=address,
         )
     )
 

@@ -303,6 +303,30 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaDescription:
+    """A replica of a broker or timer shard, as the one that leads told the nameservers last."""
+
+    name: str
+    """In its group."""
+    role: str
+    """`leader`, `follower`, `learner` (it catches up) or `away`."""
+    in_sync: bool
+    """What is acknowledged is on its disk."""
+    epoch: int
+    """Grows with each change of the leader."""
+    lag_bytes: int = 0
+    """How much of the log it lacks."""
+    lag_s: float = 0.0
+    """For how long it has lacked some."""
+    address: str = ""
+    """HOST:PORT for operators; empty: not known."""
+    since_ms: int = 0
+    """Since when it has this role, or is in sync or not; epoch ms."""
+    reason: str = ""
+    """Why it is not in sync."""
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerDescription:
     """A broker that the nameservers list.  With `error`, all between it and `lost_ms` is 0."""
 
@@ -319,6 +343,8 @@ class BrokerDescription:
     delay_levels_ms: tuple[int, ...] = ()
     lost_ms: int | None = None
     """Since when the nameservers have not heard of it; None: it is listed as live."""
+    replicas: tuple[ReplicaDescription, ...] = ()
+    """Sorted by name; of one that is lost, as they were last.  Empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +410,8 @@ class TimerStats:
     stuck: tuple[StuckTimers, ...] = ()
     lost: int = 0
     """Damaged on the disk, and set aside by an operator."""
+    replicas: tuple[ReplicaDescription, ...] = ()
+    """As a broker's; of what `cluster` answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class Cluster:
 
     def __init__(self, directory: Path, stack: AsyncExitStack, settings: dict[str, Any]) -> None:
         self.nameserver = ""
+        self.registry: Registry
         self.brokers: dict[str, Broker] = {}
         self.clients: dict[str, Client] = {}
         self._lives: dict[str, AsyncExitStack] = {}
@@ -36,7 +37,7 @@ class Cluster:
 
     async def start_nameserver(self) -> None:
         clock = SteadyClock()
-        registry = Registry(clock.now_ms(), expiry_ms=30_000)
+        self.registry = registry = Registry(clock.now_ms(), expiry_ms=30_000)
         settings = NameserverSettings(listen="127.0.0.1:0", ready_after=0.0, drain_timeout=0.0)
         server = Server(settings)
         servicer = NameserverServicer(registry, clock.now_ms, settings.watchers_max, server.unsent)

@@ -267,6 +267,65 @@ async def test_a_registration_appears_changes_at_once_and_vanishes_at_once(names
         assert watcher.cache.brokers == ()
 
 
+def replica(name="b", **more):
+    return pb.ReplicaReport(
+        name=name, **{"role": pb.FOLLOWER, "in_sync": True, "epoch": 3, "address": "b:1", **more}
+    )
+
+
+async def cluster_of(stub):
+    return await stub.GetCluster(pb.GetClusterRequest())
+
+
+@pytest.mark.parametrize("kind", ["broker", "timer"])
+async def test_replicas_are_listed_as_they_were_reported(stub, kind):
+    leader = replica("a", role=pb.LEADER, address="a:1")
+    behind = replica(lag_bytes=5, lag_s=0.5, since_ms=7, in_sync=False, reason="slow")
+    report = broker() if kind == "broker" else pb.TimerReport(name="a", address="a:1", shards=1)
+    report.replicas.extend([behind, leader])
+    report.epoch = 3
+    await stub.Register(register(report))
+    [found] = getattr(await cluster_of(stub), f"{kind}s")
+    assert (list(found.replicas), found.epoch) == ([leader, behind], 3)
+    report.replicas[0].reason = "x" * 10_000
+    await stub.Register(register(report))
+    [found] = getattr(await cluster_of(stub), f"{kind}s")
+    assert set(found.replicas[1].reason) == {"x"}
+    assert len(found.replicas[1].reason) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("replicas", "field"),
+    [
+        ([replica("a b")], "broker.replicas.name"),
+        ([replica(address="nowhere")], "broker.replicas.address"),
+        ([replica(f"r{number}") for number in range(17)], "broker.replicas"),
+    ],
+)
+async def test_a_report_of_strange_replicas_is_refused(stub, replicas, field):
+    report = broker()
+    report.replicas.extend(replicas)
+    with pytest.raises(errors.InvalidArgument) as caught:
+        await status.answer(stub.Register(register(report)))
+    assert caught.value.field == field
+
+
+async def test_a_lag_comes_with_a_heartbeat_and_wakes_no_watcher(nameserver, stub):
+    report = broker()
+    report.replicas.append(replica())
+    async with registered(lambda: report, [nameserver.address]) as registration:
+        await until(lambda: nameserver.registry.brokers)
+        revision = nameserver.registry.revision
+        report.replicas[0].lag_bytes = 77
+        registration.changed()
+        await until(lambda: nameserver.registry.brokers[0].report.replicas[0].lag_bytes == 77)
+        assert nameserver.registry.revision == revision
+        report.replicas[0].in_sync = False
+        registration.changed()
+        await until(lambda: not nameserver.registry.brokers[0].report.replicas[0].in_sync)
+        assert nameserver.registry.revision == revision + 1
+
+
 async def test_an_instance_that_is_not_the_newest_of_its_name_is_told_so(nameserver, stub, caplog):
     await stub.Register(register(broker("a"), epoch=2))
     async with registered(lambda: broker("a", topics=[]), [nameserver.address]):

@@ -75,7 +75,7 @@ async def test_of_two_nothing_is_accepted_while_one_is_away(group):
     await leader.term.write(b"both")
     (other,) = [each for each in lines.members.values() if each is not leader]
     await other.kill()
-    await until(lambda: leader.replica.leading.blocked)
+    await until(lambda: bool(leader.replica.leading.blocked))
     assert leader.replica.leading.blocked == (other.name,)
     waiting = asyncio.create_task(leader.term.write(b"alone"))
     await asyncio.sleep(0)

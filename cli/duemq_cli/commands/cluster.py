@@ -8,7 +8,13 @@ from typing import Any
 
 import click
 
-from duemq.descriptions import BrokerDescription, ClusterDescription, Forgotten, TimerStats
+from duemq.descriptions import (
+    BrokerDescription,
+    ClusterDescription,
+    Forgotten,
+    ReplicaDescription,
+    TimerStats,
+)
 from duemq_cli.commands.offsets import dry_run_option
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, confirmed, pass_session, session_options, yes_option
@@ -28,18 +34,23 @@ def show(session: Session, /) -> Exit:
 
     A broker that vanished is shown as lost until the nameservers forget it (an hour, unless they
     are set otherwise).  A timer shard that nobody serves is a row with an error; so is a timer
-    service that reports a problem.  With --json, a line a member: kind, name, address, error, and
-    what that kind tells; of a lost broker lost_ms, since when.
+    service that reports a problem.  Replicas follow, as the one that leads sees them; one that is
+    not in sync makes the exit code 1, too.  With --json, a line a member: kind, name, address,
+    error, and what that kind tells; of a lost broker lost_ms, since when; of a replica (name is
+    its own) group, role (leader, follower, learner, away), in_sync, epoch, lag_bytes, lag_s,
+    since_ms, reason.
     """
     with session.admin() as admin:
         found = admin.cluster()
-    rows = list(_rows(found))
+    rows, replicas = list(_rows(found)), list(_replicas(found))
     if session.json:
-        session.output.table((), rows, empty="")
+        session.output.table((), [*rows, *replicas], empty="")
     else:
         shown = ({**row, "state": _state(row)} for row in rows)
         session.output.table(("kind", "name", "address", "state"), shown, empty="nobody")
-    wrong = any(row["error"] or row.get("problems") for row in rows)
+        if replicas:
+            _show_replicas(session, replicas)
+    wrong = any(row["error"] or row.get("problems") for row in (*rows, *replicas))
     return Exit.FAILED if wrong else Exit.OK
 
 
@@ -167,6 +178,41 @@ def _timer(timer: TimerStats) -> dict[str, Any]:
             for each in timer.stuck
         ],
     }
+
+
+def _replicas(found: ClusterDescription) -> Iterator[dict[str, Any]]:
+    # Of a lost broker they are as they were: nobody leads who could tell.
+    brokers = (each for each in found.brokers if each.lost_ms is None)
+    members: list[BrokerDescription | TimerStats] = [*brokers, *found.timers]
+    for member in members:
+        for replica in member.replicas:
+            yield {
+                "kind": "replica",
+                "group": member.name,
+                **dataclasses.asdict(replica),
+                "error": None if replica.in_sync else _why(replica),
+            }
+
+
+def _why(replica: ReplicaDescription) -> str:
+    return f"not in sync: {replica.reason or 'it catches up'}"
+
+
+def _show_replicas(session: Session, replicas: list[dict[str, Any]]) -> None:
+    """One table more, for people."""
+    shown = (
+        {
+            **row,
+            "replica": f"{row['group']}/{row['name']}",
+            "in_sync": "yes" if row["in_sync"] else "no",
+            "lag": f"{row['lag_bytes']:,} B, {row['lag_s']:.1f} s" if row["lag_bytes"] else "",
+            "since": local_time(row["since_ms"]) if row["since_ms"] else "",
+        }
+        for row in replicas
+    )
+    session.output.line("")
+    columns = ("replica", "role", "in_sync", "epoch", "lag", "address", "since", "reason")
+    session.output.table(columns, shown, empty="")
 
 
 def _state(row: dict[str, Any]) -> str:

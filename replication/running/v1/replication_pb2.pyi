@@ -24,7 +24,7 @@ class EpochBegin(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("group", "store_id", "replica", "epoch", "epochs", "start", "end", "log_version")
+    __slots__ = ("group", "store_id", "replica", "epoch", "epochs", "start", "end", "log_version", "address")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Hello(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     LOG_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     group: str
     store_id: int
     replica: ReplicaId
@@ -41,7 +42,8 @@ class Hello(_message.Message):
     start: int
     end: int
     log_version: int
-    def __init__(self, group: _Optional[str] = ..., store_id: _Optional[int] = ..., replica: _Optional[_Union[ReplicaId, _Mapping]] = ..., epoch: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochBegin, _Mapping]]] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., log_version: _Optional[int] = ...) -> None: ...
+    address: str
+    def __init__(self, group: _Optional[str] = ..., store_id: _Optional[int] = ..., replica: _Optional[_Union[ReplicaId, _Mapping]] = ..., epoch: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochBegin, _Mapping]]] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., log_version: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "leader", "truncate_to")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import dataclasses
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TypeVar
 
 import grpc.aio
 
+from duemq.administering.replicas import Replicas, replicas_in
 from duemq.administering.timer_shards import TimerShards
 from duemq.descriptions import (
     BrokerDescription,
@@ -39,15 +41,14 @@ class Probes(TimerShards):
 
     async def cluster(self) -> ClusterDescription:
         """What runs.  Who does not answer is listed with the error."""
-        nameservers, brokers, shards = await asyncio.gather(
+        answers, brokers, shards = await asyncio.gather(
             asyncio.gather(*map(self._nameserver, self._client.nameservers)),
             asyncio.gather(*map(self._broker, self._client.routes.brokers)),
             self.timer_stats(),
         )
-        found = (*brokers, *self._lost_brokers())
-        return ClusterDescription(
-            tuple(nameservers), tuple(sorted(found, key=lambda each: each.name)), tuple(shards)
-        )
+        replicas = replicas_in(cluster for _, cluster in answers if cluster is not None)
+        found = _with_replicas((*brokers, *self._lost_brokers()), shards, replicas)
+        return ClusterDescription(tuple(nameserver for nameserver, _ in answers), *found)
 
     def _lost_brokers(self) -> Iterator[BrokerDescription]:
         why = {each.name: each.error for each in self._client.missing}
@@ -71,17 +72,19 @@ class Probes(TimerShards):
     async def _probe(self, address: str, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
         return await status.answer(call(self._client.channel(address)), address)
 
-    async def _nameserver(self, address: str) -> NameserverDescription:
+    async def _nameserver(
+        self, address: str
+    ) -> tuple[NameserverDescription, nameserver_pb2.Cluster | None]:
         try:
-            await self._probe(
+            cluster = await self._probe(
                 address,
                 lambda to: nameserver_pb2_grpc.NameserverStub(to).GetCluster(
                     nameserver_pb2.GetClusterRequest(), timeout=TIMEOUT_S
                 ),
             )
         except DuemqError as error:
-            return NameserverDescription(address, str(error))
-        return NameserverDescription(address, None)
+            return NameserverDescription(address, str(error)), None
+        return NameserverDescription(address, None), cluster
 
     async def _broker(self, broker: Broker) -> BrokerDescription:
         try:
@@ -135,3 +138,17 @@ class Probes(TimerShards):
             lost=found.lost,
             stuck=tuple(StuckTimers(each.topic, each.timers, each.reason) for each in found.stuck),
         )
+
+
+def _with_replicas(
+    brokers: Iterable[BrokerDescription], timers: Iterable[TimerStats], replicas: Replicas
+) -> tuple[tuple[BrokerDescription, ...], tuple[TimerStats, ...]]:
+    """Both sorted, the brokers by name."""
+    of_brokers, of_timers = replicas
+    return (
+        tuple(
+            dataclasses.replace(each, replicas=of_brokers.get(each.name, ()))
+            for each in sorted(brokers, key=lambda each: each.name)
+        ),
+        tuple(dataclasses.replace(each, replicas=of_timers.get(each.name, ())) for each in timers),
+    )

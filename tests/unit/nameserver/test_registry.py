@@ -7,6 +7,7 @@ from duemq_server.nameserver import registry as module
 from duemq_server.nameserver.registry import (
     BrokerReport,
     Registry,
+    ReplicaReport,
     Served,
     TimerReport,
     TopicQueues,
@@ -384,3 +385,48 @@ def test_an_instance_may_vanish_while_another_thread_lists_them(registry, monkey
     monkeypatch.setattr(module, "_name", meanwhile)
     assert [one.report.name for one in registry.brokers] == ["a", "b"]
     assert [one.report.name for one in registry.brokers] == ["b"]
+
+
+LEADS, FOLLOWS, LEARNS = 1, 2, 3
+
+
+def replicated(*replicas, epoch=3):
+    return BrokerReport("a", "a:1", store_id=7, replicas=replicas, epoch=epoch)
+
+
+def test_a_lag_is_taken_over_and_wakes_nobody(registry):
+    leader = ReplicaReport("a", LEADS, True, 3, "a:1", since_ms=10)
+    registry.register(OLD, replicated(leader, ReplicaReport("b", FOLLOWS, True, 3, "b:1")), 0)
+    revision = registry.revision
+    behind = ReplicaReport("b", FOLLOWS, True, 3, "b:1", 4096, 0.5, 20, "slow")
+    registry.register(OLD, replicated(leader, behind), 1)
+    assert registry.revision == revision
+    [_, found] = registry.brokers[0].report.replicas
+    assert (found.lag_bytes, found.lag_s, found.since_ms, found.reason) == (4096, 0.5, 20, "slow")
+
+
+@pytest.mark.parametrize(
+    "change", [{"role": LEARNS}, {"in_sync": False}, {"epoch": 4}, {"address": "b:2"}]
+)
+def test_what_else_changes_of_a_replica_wakes_the_watchers(registry, change):
+    replica = ReplicaReport("b", FOLLOWS, True, 3, "b:1")
+    registry.register(OLD, replicated(replica), 0)
+    revision = registry.revision
+    registry.register(OLD, replicated(replace(replica, **change)), 1)
+    assert registry.revision == revision + 1
+
+
+def test_replicas_count_among_the_bytes_of_the_routes():
+    registry = Registry(ready_at_ms=0, routes_bytes_max=1_000)
+    registry.register(OLD, replicated(*(ReplicaReport(n, FOLLOWS) for n in "abc")), 0)
+    with pytest.raises(Overloaded):
+        registry.register(OLD, TimerReport("t", "t:1", replicas=(ReplicaReport("a" * 400, 1),)), 0)
+    registry.deregister(BrokerReport, "a", OLD, 0)
+    assert registry.register(OLD, TimerReport("t", "t:1", replicas=(ReplicaReport("a", 1),)), 0)
+
+
+def test_a_lost_broker_is_remembered_with_its_replicas(registry):
+    registry.register(OLD, replicated(ReplicaReport("a", LEADS, True, 3, "a:1")), 0)
+    registry.deregister(BrokerReport, "a", OLD, 0)
+    [lost] = registry.lost_brokers
+    assert [each.address for each in lost.instance.report.replicas] == ["a:1"]

@@ -1,0 +1,94 @@
+"""What an embedded cluster still lacks until it is usable, in words; nothing: it is.
+
+A nameserver may list for a while who led before: whoever it says leads a group is asked itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import grpc
+
+from duemq.v1 import nameserver_pb2 as pb
+from duemq.v1 import nameserver_pb2_grpc
+from duemq_server.local_cluster.supervisor import Member
+from duemq_server.replication.running.v1 import replication_pb2, replication_pb2_grpc
+
+RPC_TIMEOUT_S = 2.0
+LEADS = "leader"
+
+Advertised = Callable[[Member], str]
+_Instance = pb.BrokerInstance | pb.TimerInstance
+
+
+def unregistered(nameserver: Member, expected: Sequence[Member], advertised: Advertised) -> str:
+    """Who of `expected` does not serve, as far as a nameserver knows."""
+    try:
+        cluster = _cluster(nameserver)
+    except grpc.RpcError as error:
+        return f"{nameserver.name}: {_details(error)}"
+    listed: list[_Instance] = [*cluster.brokers, *cluster.timers]
+    present = {one.name: one for one in listed}
+    missing = []
+    for group, members in _groups(expected).items():
+        one = present.get(group)
+        if members[0].replica:
+            missing += _lacking(group, members, one, advertised)
+        elif one is None or one.address != advertised(members[0]):
+            missing.append(f"{group} not registered")
+    return f"{', '.join(missing)} at {nameserver.name}" if missing else ""
+
+
+def leader_of(
+    nameserver: Member, group: str, members: Iterable[Member], advertised: Advertised
+) -> str:
+    """The name of the member that leads the group; empty: none does, as far as is known."""
+    try:
+        cluster = _cluster(nameserver)
+    except grpc.RpcError:
+        return ""
+    listed: list[_Instance] = [*cluster.brokers, *cluster.timers]
+    for one in listed:
+        if one.name == group:
+            for member in members:
+                if advertised(member) == one.address and _leads(member):
+                    return member.name
+    return ""
+
+
+def _groups(members: Sequence[Member]) -> dict[str, list[Member]]:
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        if member.kind != "nameserver":
+            groups.setdefault(member.group, []).append(member)
+    return groups
+
+
+def _lacking(
+    group: str, members: Sequence[Member], one: _Instance | None, advertised: Advertised
+) -> list[str]:
+    leader = next((each for each in members if one and advertised(each) == one.address), None)
+    if one is None or leader is None or not _leads(leader):
+        return [f"{group} without a leader"]
+    in_sync = {each.name for each in one.replicas if each.in_sync}
+    return [f"{each.name} not in sync" for each in members if each.replica not in in_sync]
+
+
+def _leads(member: Member) -> bool:
+    with grpc.insecure_channel(member.address) as channel:
+        stub = replication_pb2_grpc.ReplicationStub(channel)
+        request = replication_pb2.GetStatusRequest()
+        try:
+            return stub.GetStatus(request, timeout=RPC_TIMEOUT_S).role == LEADS
+        except grpc.RpcError:
+            return False
+
+
+def _cluster(nameserver: Member) -> pb.Cluster:
+    with grpc.insecure_channel(nameserver.address) as channel:
+        stub = nameserver_pb2_grpc.NameserverStub(channel)
+        return stub.GetCluster(pb.GetClusterRequest(), timeout=RPC_TIMEOUT_S)
+
+
+def _details(error: grpc.RpcError) -> str:
+    return str(error.details()) if isinstance(error, grpc.Call) else str(error)

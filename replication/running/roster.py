@@ -1,0 +1,91 @@
+"""What a leader tells the nameservers of its group's replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from duemq.v1 import nameserver_pb2 as pb
+from duemq_server.replication.protocol.leader import Leader, Progress
+
+
+@dataclass(slots=True)
+class _Standing:
+    role: pb.ReplicaRole
+    in_sync: bool
+    since_ms: int
+
+
+class Roster:
+    """Owned by Leading."""
+
+    def __init__(self, now_ms: Callable[[], int], address: str) -> None:
+        """`now_ms`: Unix time.  `address`: the leader's."""
+        self._now_ms = now_ms
+        self._address = address
+        self._addresses: dict[str, str] = {}
+        self._standings: dict[str, _Standing] = {}
+        self._blocked: tuple[str, ...] = ()
+
+    def came(self, name: str, address: str) -> None:
+        """A replica follows; it is reached there."""
+        self._addresses[name] = address
+
+    def look(self, leader: Leader, blocked: tuple[str, ...]) -> bool:
+        """Whether a role, the set, or who is `blocked` is another than at the last look."""
+        changed = blocked != self._blocked
+        self._blocked = blocked
+        following = _following(leader)
+        for name in leader.record.members:
+            role, in_sync = _standing(leader, name, following.get(name))
+            known = self._standings.get(name)
+            if known is None or (known.role, known.in_sync) != (role, in_sync):
+                self._standings[name] = _Standing(role, in_sync, self._now_ms())
+                changed = True
+        return changed
+
+    def reports(self, leader: Leader, end: int, steady_ms: int) -> list[pb.ReplicaReport]:
+        """Every member of the group, the leader first."""
+        me = leader.me.name
+        following = _following(leader)
+        names = [me, *sorted(leader.record.members - {me})]
+        return [self._report(leader, name, following.get(name), end, steady_ms) for name in names]
+
+    def _report(
+        self, leader: Leader, name: str, progress: Progress | None, end: int, steady_ms: int
+    ) -> pb.ReplicaReport:
+        role, in_sync = _standing(leader, name, progress)
+        known = self._standings.get(name)
+        report = pb.ReplicaReport(
+            name=name,
+            role=role,
+            in_sync=in_sync,
+            epoch=leader.epoch,
+            address=self._addresses.get(name, ""),
+            since_ms=known.since_ms if known is not None else self._now_ms(),
+        )
+        if role == pb.LEADER:
+            report.address = self._address
+        elif progress is None:
+            report.reason = "nothing is heard of it"
+        else:
+            report.lag_bytes = max(0, end - (progress.durable or 0))
+            if report.lag_bytes:
+                report.lag_s = max(0, steady_ms - progress.at_end_ms) / 1000
+            if not in_sync:
+                report.reason = "it catches up"
+        return report
+
+
+def _following(leader: Leader) -> dict[str, Progress]:
+    return {each.replica.name: each for each in leader.followers.values()}
+
+
+def _standing(leader: Leader, name: str, progress: Progress | None) -> tuple[pb.ReplicaRole, bool]:
+    if name == leader.me.name:
+        return pb.LEADER, True
+    in_set = any(each.name == name for each in leader.record.in_sync)
+    if progress is None:
+        return pb.AWAY, in_set
+    in_sync = progress.replica in leader.record.in_sync
+    return (pb.FOLLOWER if in_sync else pb.LEARNER), in_sync
