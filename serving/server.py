@@ -164,14 +164,14 @@ class Server:
                 "advertising %s: only this machine can reach it; see --advertise", self.address
             )
 
-    async def ready(self) -> None:
-        """The services are ready for clients."""
-        for name in self._services:
+    async def ready(self, *services: ServiceDescriptor) -> None:
+        """These services, by default all, are ready for clients."""
+        for name in [each.full_name for each in services] or self._services:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
-    async def not_ready(self) -> None:
-        """The services are not ready for clients, for now."""
-        for name in self._services:
+    async def not_ready(self, *services: ServiceDescriptor) -> None:
+        """As `ready`: they are not, for now."""
+        for name in [each.full_name for each in services] or self._services:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def drain(self) -> None:

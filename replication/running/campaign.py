@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from duemq.transport.retrying import Backoff
@@ -69,6 +70,8 @@ class Campaign:
         """What is known to be."""
         self.renewed_ms = 0
         """When the renewal of the lease began that came before the takeover."""
+        self.on_role: Callable[[str], None] = lambda role: None
+        """Told of another role."""
         self.role = "joining"
         self.reason = ""
         self.history: deque[Change] = deque(maxlen=CHANGES_MAX)
@@ -149,6 +152,8 @@ class Campaign:
     def _note(self, role: str, reason: str) -> None:
         if (role, reason) == (self.role, self.reason):
             return
+        if role != self.role:
+            self.on_role(role)
         self.role, self.reason = role, reason
         epoch = self.found.record.epoch if self.found is not None else 0
         self.history.append(Change(now_ms(), role, epoch, reason))

@@ -19,12 +19,14 @@ from typing import Protocol
 from google.protobuf.descriptor import ServiceDescriptor
 
 from duemq.errors import DuemqError, InvalidArgument, ReadOnly, Timeout, Unavailable
+from duemq.v1 import nameserver_pb2
 from duemq_server.replication import disk_id
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
 from duemq_server.replication.running import servicer, wire
 from duemq_server.replication.running.campaign import Campaign
 from duemq_server.replication.running.leading import Leading
+from duemq_server.replication.running.metrics import ReplicaCollector
 from duemq_server.replication.running.record_store import RecordStore, open_store
 from duemq_server.replication.running.servicer import ReplicationServicer
 from duemq_server.replication.running.snapshots import Snapshot
@@ -95,8 +97,8 @@ class Replica:
         self.leading: Leading | None = None
         self._service = service
         self._term: Term | None = None
-        self._handed_over: asyncio.Future[str] | None = None
         self._begins_anew = False
+        self._marks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Opens the data and serves replicas; clients, when it leads."""
@@ -117,7 +119,19 @@ class Replica:
             self._store,
             self.server.advertised,
         )
+        self._campaign.on_role = self._role_changed
+        self.server.registry.register(ReplicaCollector(self.status, self._replicas))
         log.info("replica %s of %s", self.me, settings.name)
+
+    def _replicas(self) -> list[nameserver_pb2.ReplicaReport]:
+        return self.leading.replicas() if self.leading is not None else []
+
+    def _role_changed(self, role: str) -> None:
+        """Ready is who may be left alone with what is acknowledged: a leader, or who is in sync."""
+        mark = self.server.ready if role in ("follower", "leader") else self.server.not_ready
+        task = asyncio.get_running_loop().create_task(mark(servicer.SERVICE))
+        self._marks.add(task)
+        task.add_done_callback(self._marks.discard)
 
     def _disk_id(self) -> str:
         """Rule 5: whoever has lost what was durable is another disk."""
