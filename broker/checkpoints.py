@@ -5,7 +5,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from duemq_server.broker.edge.commits import Commits
@@ -13,14 +12,12 @@ from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.log_loop import LogLoop
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.checkpoint_state import CheckpointState
-from duemq_server.broker.store.queues import Queue
+from duemq_server.broker.store.queues import Queue, sync_all
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.errors import DiskFull, StorageError
 
 log = logging.getLogger(__name__)
-
-SYNC_THREADS = 16
 
 
 class Checkpoints:
@@ -84,14 +81,3 @@ class Checkpoints:
             log.error("files of deleted topics stay for now: %s", error)
         self._on_saved(queues, state)
         self._meters.checkpoint_seconds.set(time.monotonic() - began)
-
-
-def sync_all(queues: list[Queue]) -> None:
-    """Side by side: the file system joins syncs that it gets at once.
-
-    Raises what the first sync raised that failed.
-    """
-    dirty = [queue for queue in queues if queue.dirty]
-    with ThreadPoolExecutor(SYNC_THREADS, "checkpoint-sync") as threads:
-        for _ in threads.map(lambda queue: queue.sync(), dirty):
-            pass

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.store.checkpoint_state import CheckpointState
-from duemq_server.broker.store.key_builder import KeyBuilder
+from duemq_server.broker.store.keys.key_builder import KeyBuilder
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.errors import DiskFull, StorageError

@@ -56,7 +56,7 @@ from duemq_server.broker.log_loop import LogLoop
 from duemq_server.broker.sampler import Sampler
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
-from duemq_server.broker.store.key_builder import KeyBuilder
+from duemq_server.broker.store.keys.key_builder import KeyBuilder
 from duemq_server.broker.store.recovery import Opened
 from duemq_server.broker.upkeep import Upkeep
 from duemq_server.serving import process

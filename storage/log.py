@@ -488,7 +488,7 @@ class SegmentedLog:
         position = first
         while position < end:
             segment = self._segment_of(position)
-            scan = recovery.Scan(self._open(segment), segment, position)
+            scan = recovery.Scan(self._open(segment), segment, position, end)
             for entry in scan:
                 if entry.position >= end:
                     return

@@ -76,18 +76,21 @@ class Scan:
     """Iterates over the verified entries of a segment, from an entry's start on.
 
     Ends at the first bytes that are no entry; `stop` then says where that is.
-    Raises UnknownVersion.
+    With `end`, reads no further than the entry that lies there.  Raises UnknownVersion.
     """
 
-    def __init__(self, file: DiskFile, segment: Segment, position: int) -> None:
+    def __init__(
+        self, file: DiskFile, segment: Segment, position: int, end: int | None = None
+    ) -> None:
         self.stop = Stop(position, "not scanned")
         self._file = file
         self._segment = segment
+        self._end = end
 
     def __iter__(self) -> Iterator[Entry]:
         position = self.stop.position
-        wanted = CHUNK_BYTES
-        while True:
+        wanted = self._chunk_bytes(position)
+        while wanted:
             chunk = self._file.pread(wanted, position - self._segment.start)
             at = length = 0
             problem = "end of file"
@@ -106,7 +109,12 @@ class Scan:
                 return
             position += at
             # The next read begins with the entry that was cut off and holds all of it.
-            wanted = max(CHUNK_BYTES, length)
+            wanted = max(self._chunk_bytes(position), length)
+        self.stop = Stop(position, "not scanned any further")
+
+    def _chunk_bytes(self, position: int) -> int:
+        left = CHUNK_BYTES if self._end is None else max(0, self._end - position)
+        return min(CHUNK_BYTES, left)
 
 
 def search(file: DiskFile, segment: Segment, position: int) -> Tail:

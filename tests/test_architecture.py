@@ -18,7 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ("nameserver", "broker", "timer_service")
 # Folders of cores: plain Python.  That they load no gRPC and no asyncio say the import contracts.
 CORES = (
-    *(f"broker/{each}" for each in ("filtering", "groups", "reading", "records", "store")),
+    *(
+        f"broker/{each}"
+        for each in ("filtering", "groups", "reading", "records", "store", "store/keys")
+    ),
     *(f"timer_service/{each}" for each in ("disk", "far", "scheduling", "timers")),
     "replication/protocol",
     *("storage", "storage/indexes", "storage/replicas", "storage/tools"),

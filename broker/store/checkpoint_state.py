@@ -9,7 +9,8 @@ off  size  field
  4    n    JSON: version, position, verify_from, store_ms, topics, offsets,
            queues {topic: [next offset of each queue]}; from version 2 on settled (offsets.py),
            groups (group_configs.py), retries {group: how many it ever sent back to be retried};
-           from version 3 on timer_owners (timer_owners.py)
+           from version 3 on timer_owners (timer_owners.py); version 4, of a log with
+           replicas, has epochs [[epoch, where its EPOCH entry lies], ...]
 4+n   …    producers' lanes (producers.py)
 """
 
@@ -20,8 +21,10 @@ from typing import Any, NamedTuple
 from duemq_server.storage.errors import UnknownVersion
 
 VERSION = 3
+EPOCHS_VERSION = 4
+"""Written only where there are epochs: a log that has no replicas needs no newer release."""
 # Version 1 lacks what send-backs need, version 2 the owners of timer queues.
-_READABLE = (1, 2, VERSION)
+_READABLE = (1, 2, VERSION, EPOCHS_VERSION)
 _HEAD = struct.Struct("<I")
 
 
@@ -39,13 +42,18 @@ class CheckpointState(NamedTuple):
     groups: list[dict[str, Any]]
     retries: dict[str, int]
     timer_owners: dict[str, Any]
+    epochs: tuple[tuple[int, int], ...] = ()
 
 
 def encode(state: CheckpointState) -> bytes:
     """The checkpoint's payload."""
     fields = state._asdict()
     del fields["lanes"]
-    text = json.dumps({"version": VERSION, **fields}, separators=(",", ":")).encode()
+    version = EPOCHS_VERSION
+    if not state.epochs:
+        del fields["epochs"]
+        version = VERSION
+    text = json.dumps({"version": version, **fields}, separators=(",", ":")).encode()
     return b"".join((_HEAD.pack(len(text)), text, state.lanes))
 
 
@@ -55,9 +63,11 @@ def decode(payload: bytes) -> CheckpointState:
     fields = json.loads(payload[_HEAD.size : _HEAD.size + length])
     version = fields.pop("version")
     if version not in _READABLE:
-        raise UnknownVersion(f"checkpoint has version {version}, this release reads 1 to {VERSION}")
+        newest = _READABLE[-1]
+        raise UnknownVersion(f"checkpoint has version {version}, this release reads 1 to {newest}")
     if version == 1:
         fields |= {"settled": [], "groups": [], "retries": {}}
     if version < 3:
         fields |= {"timer_owners": {}}
+    fields["epochs"] = tuple((epoch, start) for epoch, start in fields.get("epochs", ()))
     return CheckpointState(**fields, lanes=payload[_HEAD.size + length :])

@@ -14,7 +14,13 @@ not).  We keep each lane's epoch, next sequence and the answers to the last `WIN
     lane unknown                     any sequence begins it
 
 What was stored is found before anything else may refuse a batch.  A refused batch changes nothing.
-The table is in the checkpoint and is rebuilt from the log's frames beyond it.  Lanes idle for
+The table is in the checkpoint and is rebuilt from the log's frames beyond it.
+
+Who follows a log forgets nothing for its age: its lanes are those of the leader, in the same order,
+behind some that the leader has forgotten.  So in a full table, where a new lane puts out the one
+that was idle longest, it never puts out one that the leader still has.
+
+Lanes idle for
 `idle_ms` are forgotten, except those of timer services that have claimed queues here
 (timer_owners.py): a shard may be away for as long as it likes.  Theirs lie apart and do not count:
 there is one a queue that the service ever fired to, and it goes with the topic, or when another
@@ -98,6 +104,11 @@ class ProducerLane:
         self.window += _STORED.pack(*stored)
         while self.known > window_batches:
             del self.window[: _STORED.size]
+
+    def drop_last(self) -> None:
+        """The last batch was not stored after all."""
+        self.next_sequence -= 1
+        del self.window[-_STORED.size :]
 
 
 class Producers:
@@ -184,9 +195,7 @@ class Producers:
         lane = table.pop(key, None)
         ordinary = table is self._lanes
         if lane is None and ordinary and len(table) >= self._lanes_max:
-            idle = self._longest_idle()
-            if idle is not None:
-                del table[idle]
+            del table[next(iter(table))]  # the longest idle, as `check_next` found, here or there
         if lane is None or lane.epoch != epoch or lane.next_sequence != sequence:
             lane = ProducerLane(epoch, sequence)
         lane.add(stored, WINDOW_BATCHES if ordinary else SERVICE_WINDOW_BATCHES)
@@ -216,6 +225,24 @@ class Producers:
         for key in idle:
             del self._lanes[key]
         return len(idle)
+
+    def forget_beyond(self, end: int) -> None:
+        """The log has lost what lay from `end` on: those batches were never stored."""
+        for table in (self._lanes, *self._services.values()):
+            for key, lane in list(table.items()):
+                while lane.known and lane.stored(1).position >= end:
+                    lane.drop_last()
+                if not lane.known:
+                    del table[key]
+
+    def idle_as_logged(self, store_ms: int) -> None:
+        """Lanes were idle for as long as the log says, which is at `store_ms`; up to a bound.
+
+        For who followed a log, and had no time of its own.  A clock that was wrong forgets nothing.
+        """
+        for lane in self._lanes.values():
+            idle_ms = store_ms - lane.stored(1).store_ms if lane.known else EVICT_IDLE_MS
+            lane.used_at_ms = self._uptime_ms - min(max(idle_ms, 0), EVICT_IDLE_MS)
 
     def _longest_idle(self) -> LaneKey | None:
         """The lane that may be put out for a new one."""

@@ -22,12 +22,13 @@ out of their queues for good, so that nobody takes a new message for one that wa
 import logging
 import os
 import secrets
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from duemq.protocol import names
 from duemq_server.broker.store import checkpoint_state as states
 from duemq_server.broker.store.checkpoint_state import CheckpointState
-from duemq_server.broker.store.queues import QueueTable
+from duemq_server.broker.store.queues import QueueTable, sync_all
 from duemq_server.broker.store.replay import Replay
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -37,6 +38,7 @@ from duemq_server.storage.disk import Disk
 from duemq_server.storage.errors import CorruptFile
 from duemq_server.storage.log import SEGMENT_BYTES, SegmentedLog
 from duemq_server.storage.open_files import OpenFiles
+from duemq_server.storage.record import Entry
 from duemq_server.storage.writer import UNSYNCED_BYTES_MAX
 
 log = logging.getLogger(__name__)
@@ -72,21 +74,17 @@ def open_store(
     Raises CorruptLog, CorruptFile, UnknownVersion, DiskFull, DiskFailed.
     """
     disk.makedirs(data_dir)
-    store_id = _store_id(os.path.join(data_dir, STORE_ID), disk)
-    payload = checkpoint.load(os.path.join(data_dir, CHECKPOINT), disk)
-    state = states.decode(payload) if payload else None
-    opening = _Opening(data_dir, disk, settings, segment_bytes)
-    replayed = opening.from_checkpoint(state) if state else None
-    whole = replayed is None
-    if replayed is None:
-        replayed = opening.from_the_whole_log(state)
-    unsynced = _Marker(data_dir, UNSYNCED, disk)
+    store_id = load_store_id(data_dir, disk)
+    opening = Opening(data_dir, disk, settings, segment_bytes)
+    replayed = opening.run()
+    state = opening.state
+    unsynced = Marker(data_dir, UNSYNCED, disk)
     may_be_lost = UNSYNCED_BYTES_MAX if unsynced.value not in (None, unsynced_boot) else 0
-    lost = opening.skip_lost(state if whole else None, may_be_lost)
-    if lost or (whole and state):
+    lost = opening.skip_lost(may_be_lost)
+    if lost or (opening.whole and state):
         # Before anything is appended: the checkpoint that was found says what is not so.
-        opening.save_checkpoint()
-    _Marker(data_dir, REBUILDING, disk).remove()
+        take_checkpoint(data_dir, disk, opening.log, opening.tables, opening.log.end_position)
+    opening.rebuilding.remove()
     if unsynced_boot:
         unsynced.put(unsynced_boot)
     else:
@@ -99,10 +97,10 @@ def open_store(
 
 def closed(data_dir: str, disk: Disk) -> None:
     """All that was acknowledged is on the disk.  Raises DiskFailed."""
-    _Marker(data_dir, UNSYNCED, disk).remove()
+    Marker(data_dir, UNSYNCED, disk).remove()
 
 
-class _Marker:
+class Marker:
     """A file that says something by being there, durably."""
 
     def __init__(self, data_dir: str, name: str, disk: Disk) -> None:
@@ -125,41 +123,59 @@ class _Marker:
             self.value = None
 
 
-class _Opening:
+class Opening:
     """The log and what is known, as far as they have been opened."""
 
     log: SegmentedLog
     tables: Tables
+    replay: Replay
+    files: OpenFiles
+    log_type: type[SegmentedLog] = SegmentedLog
 
     def __init__(
         self, data_dir: str, disk: Disk, settings: StoreSettings, segment_bytes: int
     ) -> None:
-        self._data_dir = data_dir
-        self._disk = disk
-        self._settings = settings
-        self._segment_bytes = segment_bytes
-        self._was_durable_to = 0
+        """Raises CorruptFile, UnknownVersion."""
+        self.data_dir = data_dir
+        self.disk = disk
+        self.settings = settings
+        self.segment_bytes = segment_bytes
+        payload = load_checkpoint(data_dir, disk)
+        self.state = states.decode(payload) if payload else None
+        """The checkpoint that was found."""
+        self.rebuilding = Marker(data_dir, REBUILDING, disk)
+        self.whole = False
+        """The consume queues were rebuilt from the whole log."""
+        self.was_durable_to = 0
 
-    def _begin(self, start_at: int | None) -> None:
-        files = OpenFiles(self._disk)
-        self.log = SegmentedLog.open(
-            os.path.join(self._data_dir, LOG_DIRECTORY),
-            self._disk,
-            segment_bytes=self._segment_bytes,
+    def run(self) -> int:
+        """Entries replayed.  Raises as `open_store`."""
+        replayed = self._from_checkpoint(self.state) if self.state else None
+        if replayed is None:
+            self.whole = True
+            replayed = self._from_the_whole_log()
+        return replayed
+
+    def begin(self, start_at: int | None) -> None:
+        """Opens the log."""
+        self.files = OpenFiles(self.disk)
+        self.log = self.log_type.open(
+            os.path.join(self.data_dir, LOG_DIRECTORY),
+            self.disk,
+            segment_bytes=self.segment_bytes,
             start_at=start_at,
-            files=files,
+            files=self.files,
         )
-        self.tables = Tables(QueueTable(self._data_dir, self._disk, files), self._settings)
 
-    def from_checkpoint(self, state: CheckpointState) -> int | None:
+    def _from_checkpoint(self, state: CheckpointState) -> int | None:
         """Entries replayed; None: the checkpoint does not fit the other files."""
-        if _Marker(self._data_dir, REBUILDING, self._disk).value is not None:
+        if self.rebuilding.value is not None:
             log.error("consume queues were being rebuilt when the process ended: once more")
             return None
-        self._begin(state.verify_from)
+        self.begin(state.verify_from)
         try:
-            self.tables.restore(state)
-            replayed = self._replay(state.position, state)
+            self.make_tables(rebuild=False)
+            replayed = self._replay(state.position)
         except (IndexError, CorruptFile) as error:
             if isinstance(error, CorruptFile) and "consumequeue" not in error.path:
                 raise
@@ -174,31 +190,59 @@ class _Opening:
             return None
         return replayed
 
-    def from_the_whole_log(self, state: CheckpointState | None) -> int:
+    def _from_the_whole_log(self) -> int:
         """Entries replayed."""
-        self._begin(None)
-        if state:
+        self.begin(None)
+        if self.state and self.rebuilding.value is None:
             # A crash meanwhile would leave consume queues that seem to fit the checkpoint.
-            _Marker(self._data_dir, REBUILDING, self._disk).put(b"")
-            self.tables.restore(state, rebuild=True)
-        replayed = self._replay(self.log.start_position, state)
-        if state and state.position > self.log.end_position:
-            self.tables.keep_topics_of(state)
+            self.rebuilding.put(b"")
+        self.make_tables(rebuild=True)
+        return self._replay(self.log.start_position)
+
+    def make_tables(self, *, rebuild: bool) -> None:
+        """As the checkpoint has them; with `rebuild` its queues are empty."""
+        queues = QueueTable(self.data_dir, self.disk, self.files)
+        self.tables = Tables(queues, self.settings)
+        self.tables.knows_beginning = bool(self.state) or not self.log.start_position
+        if self.state:
+            self.tables.restore(self.state, rebuild=rebuild)
+
+    def _replay(self, position: int) -> int:
+        self.make_replay(position)
+        replayed = self.replay.run(self._entries(position))
+        self.was_durable_to = max(self.was_durable_to, self.log.was_durable_to)
+        if self.state and self.replay.position >= self.state.position:
+            self.tables.reach(self.state)
+        # The files of the consume queues may begin earlier: they shrink by whole files.
+        drop_before(self.tables, self.log.start_position)
         return replayed
 
-    def skip_lost(self, state: CheckpointState | None, may_be_lost: int) -> bool:
+    def make_replay(self, position: int) -> None:
+        """It begins at a position of the log."""
+        known_to = self.state.position if self.state else 0
+        self.replay = Replay(self.tables, self.settings, position, known_to)
+
+    def _entries(self, position: int) -> Iterator[Entry]:
+        """Recovers the log; what is to be replayed of it."""
+        return self.log.recover(position)
+
+    def skip_lost(self, may_be_lost: int) -> bool:
         """Leaves out the offsets that were given to what the log has lost, if it has lost anything.
 
-        `state`: a checkpoint that may be ahead of the log; `may_be_lost`: bytes that may have been
-        acknowledged beyond the end without anybody's knowing.
+        `may_be_lost`: bytes that may have been acknowledged beyond the end without anybody's
+        knowing.
         """
+        state = self.state if self.whole else None  # it may be ahead of the log
         end = self.log.end_position
-        lost_to = max(self._was_durable_to, end + may_be_lost)
+        if state and state.position > end:
+            self.tables.producers.forget_beyond(end)
+            self.tables.epochs.truncate(end)
+        lost_to = max(self.was_durable_to, end + may_be_lost)
         known_to = max(end, state.position) if state else end
         since_end = (lost_to - end) // frame.RECORD_BYTES_MIN
         since_checkpoint = max(0, lost_to - known_to) // frame.RECORD_BYTES_MIN
         if since_end and names.TIMER_TOPIC not in self.tables.topics:
-            timer_topic = self.tables.topics.plan(names.TIMER_TOPIC, self._settings.timer_queues)
+            timer_topic = self.tables.topics.plan(names.TIMER_TOPIC, self.settings.timer_queues)
             self.tables.put_topic(timer_topic)
         skipped = self.tables.skip_lost(state, since_checkpoint, since_end)
         for queue, offset in skipped[:NAMED_MAX]:
@@ -219,32 +263,47 @@ class _Opening:
             )
         return bool(skipped)
 
-    def save_checkpoint(self) -> None:
-        """Raises DiskFull, DiskFailed."""
-        position = self.log.end_position
-        for queue in self.tables.queues.all():
-            queue.sync()
-        state = self.tables.snapshot(position, self.log.recovery_start(position))
-        save_checkpoint(self._data_dir, state, self._disk)
 
-    def _replay(self, position: int, state: CheckpointState | None) -> int:
-        replay = Replay(self.tables, self._settings, state.position if state else 0)
-        replayed = replay.run(self.log.recover(position))
-        self._was_durable_to = max(self._was_durable_to, self.log.was_durable_to)
-        # The files of the consume queues may begin earlier: they shrink by whole files.
-        for queue, error in self.tables.drop_before(self.log.start_position):
-            log.error("%s cannot be read: %s: %s", queue, type(error).__name__, error)
-        return replayed
+def drop_before(tables: Tables, position: int) -> None:
+    """The tables forget what lies before a position of the log; a queue that cannot is named."""
+    for queue, error in tables.drop_before(position):
+        log.error("%s cannot be read: %s: %s", queue, type(error).__name__, error)
 
 
-def _store_id(path: str, disk: Disk) -> int:
-    saved = checkpoint.load(path, disk)
-    if saved is None:
-        saved = secrets.token_bytes(8)
-        checkpoint.save(path, saved, disk)
-    return int.from_bytes(saved, "little")
+def load_store_id(data_dir: str, disk: Disk) -> int:
+    """The store's id; a new directory gets one.  Raises DiskFull, DiskFailed, CorruptFile."""
+    saved = checkpoint.load(os.path.join(data_dir, STORE_ID), disk)
+    if saved is not None:
+        return int.from_bytes(saved, "little")
+    store_id = int.from_bytes(secrets.token_bytes(8), "little")
+    save_store_id(data_dir, store_id, disk)
+    return store_id
+
+
+def save_store_id(data_dir: str, store_id: int, disk: Disk) -> None:
+    """Raises DiskFull, DiskFailed."""
+    checkpoint.save(os.path.join(data_dir, STORE_ID), store_id.to_bytes(8, "little"), disk)
+
+
+def load_checkpoint(data_dir: str, disk: Disk) -> bytes | None:
+    """The last one that was saved, encoded.  Raises CorruptFile, UnknownVersion."""
+    return checkpoint.load(os.path.join(data_dir, CHECKPOINT), disk)
 
 
 def save_checkpoint(data_dir: str, state: CheckpointState, disk: Disk) -> None:
     """Raises DiskFull, DiskFailed."""
     checkpoint.save(os.path.join(data_dir, CHECKPOINT), states.encode(state), disk)
+
+
+def take_checkpoint(
+    data_dir: str, disk: Disk, commit_log: SegmentedLog, tables: Tables, position: int
+) -> CheckpointState:
+    """Saves the tables, which are the log up to `position`, where it is durable.
+
+    Raises DiskFull, DiskFailed.
+    """
+    sync_all(tables.queues.all())
+    tables.epochs.drop_before(commit_log.start_position)
+    state = tables.snapshot(position, commit_log.recovery_start(position))
+    save_checkpoint(data_dir, state, disk)
+    return state

@@ -1,7 +1,8 @@
 """A start: the entries of the log take their effect on the tables once more.  Pure.
 
-Owned by: recovery.open_store.  What a frame says by itself is read off it: where its records lie,
-its producer's lane, and, of a send-back, what it settles for which group.
+Owned by: recovery.Opening; by Standby, for whom a start never ends.  What a frame says by itself is
+read off it: where its records lie, its producer's lane, and, of a send-back, what it settles for
+which group.
 """
 
 from collections.abc import Iterable
@@ -19,26 +20,73 @@ from duemq_server.broker.store.tables import Tables
 from duemq_server.storage import frame, record
 from duemq_server.storage.indexes import consume_queue
 from duemq_server.storage.record import Entry
+from duemq_server.storage.replicas import epoch
 from duemq_server.storage.tools import set_aside
 
 
 class Replay:
-    """`counted_to`: up to that position of the log the tables have counted retries already."""
+    """Up to `known_to` of the log the tables know all but what lies in the queues.
 
-    def __init__(self, tables: Tables, settings: StoreSettings, counted_to: int = 0) -> None:
+    `position`: where the next entry lies.
+    """
+
+    def __init__(
+        self, tables: Tables, settings: StoreSettings, position: int = 0, known_to: int = 0
+    ) -> None:
         self._tables = tables
         self._settings = settings
-        self._counted_to = counted_to
+        self.position = position
+        """The tables are the log up to here."""
+        self._known_to = known_to
+        # Whose frames are of a topic that was deleted since, or made anew.
+        self._gone: set[str] = set()
 
     def run(self, entries: Iterable[Entry]) -> int:
-        """Applies entries in their order; how many there were."""
+        """Applies entries in their order; how many there were.
+
+        Raises DiskFull: may be run again with the entries from `position` on.
+        """
         replayed = 0
         for entry in entries:
-            self._tables.counts_retries = entry.position >= self._counted_to
-            self._apply(entry)
+            if entry.position < self._known_to:
+                self._fill(entry)
+            else:
+                self._apply(entry)
+            self.position = entry.end
             replayed += 1
-        self._tables.counts_retries = True
         return replayed
+
+    # -- what is known but for the queues ---------------------------------------------------------
+
+    def _fill(self, entry: Entry) -> None:
+        match entry.kind:
+            case frame.KIND:
+                found = frame.decode(entry.body)
+                name, tables = found.topic, self._tables
+                if name in self._gone or name not in tables.topics:
+                    return
+                if found.queue_id < tables.topics.find(name).queues:
+                    self._index(entry.position, found, tables.queues.of(name)[found.queue_id])
+            case journal.TOPIC_CREATED:
+                topic = journal.read_topic_created(entry.body)
+                self._empty(topic.name, topic.id)
+            case journal.TOPIC_DELETED:
+                self._empty(journal.read_topic_deleted(entry.body))
+            case journal.GROUP_DELETED:
+                self._empty(names.retry_topic(journal.read_group_deleted(entry.body)))
+
+    def _empty(self, name: str, made: int | None = None) -> None:
+        """What came so far was of another topic of that name; what comes is of `made`."""
+        if name not in self._tables.topics:
+            return
+        for queue in self._tables.queues.of(name):
+            queue.restart()
+        if made == self._tables.topics.find(name).id:
+            self._gone.discard(name)
+        else:
+            self._gone.add(name)
+
+    # -- what is new ------------------------------------------------------------------------------
 
     def _apply(self, entry: Entry) -> None:
         tables = self._tables
@@ -70,8 +118,10 @@ class Replay:
                 tables.claim_timers(*journal.read_timer_claimed(entry.body))
             case journal.TIMER_RELEASED:
                 tables.timer_owners.release(journal.read_timer_released(entry.body))
+            case epoch.KIND:
+                tables.note_epoch(epoch.decode(entry.body).epoch, entry.position)
             case kind if kind >= record.REPLICATION_KINDS:
-                pass  # says who led, not what is stored
+                pass  # says who holds the log, not what is stored
             case kind:
                 raise InvariantError(f"log position {entry.position}: unknown kind {kind}")
 
@@ -80,9 +130,14 @@ class Replay:
         return [(key, progress) for key, progress in changes if key.topic in self._tables.topics]
 
     def _frame(self, position: int, found: frame.Frame) -> None:
-        tables = self._tables
-        tables.store_ms = found.store_ms
-        queue = self._queue_of(found.topic, found.queue_id)
+        self._tables.store_ms = found.store_ms
+        self._index(position, found, self._queue_of(found.topic, found.queue_id))
+        if found.send_back:
+            self._send_back(found)
+        if found.producer_id:
+            self._lane(position, found)
+
+    def _index(self, position: int, found: frame.Frame, queue: Queue) -> None:
         if found.base_offset > queue.next_offset and queue.max_offset > queue.min_offset:
             queue.skip_to(found.base_offset)
         elif found.base_offset != queue.next_offset:
@@ -94,10 +149,6 @@ class Replay:
             queue.restart(found.base_offset)
         queue.append(consume_queue.encode_frame(position, found))
         queue.next_offset = found.end_offset
-        if found.send_back:
-            self._send_back(found)
-        if found.producer_id:
-            self._lane(position, found)
 
     def _queue_of(self, name: str, queue_id: int) -> Queue:
         """The queue of a frame.

@@ -523,7 +523,12 @@ class Store:
         It must not be saved before the log is durable up to its position.
         """
         position = self.log.end_position
+        self.tables.epochs.drop_before(self.log.start_position)
         return self.tables.snapshot(position, self.log.recovery_start(position))
+
+    def note_epoch(self, epoch: int, start: int) -> None:
+        """This replica leads: its EPOCH entry was appended at `start`."""
+        self.tables.note_epoch(epoch, start)
 
     def check_shown(self) -> None:
         """Raises DiskFull while consume queues lack what the log has: no checkpoint may be made."""

@@ -19,6 +19,7 @@ from duemq_server.broker.store.producers import Producers
 from duemq_server.broker.store.queues import Queue, QueueTable
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.topics import Topic, Topics
+from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.storage.errors import StorageError
 
 # A clock that goes back by more was wrong before, or is now: times in between would be as wrong.
@@ -37,10 +38,12 @@ class Tables:
         self.timer_owners = TimerOwners()
         self.retries: dict[str, int] = {}
         """Records ever sent back for another delivery, by group."""
-        self.counts_retries = True
-        """Off while a start replays what the checkpoint's counts have in them."""
         self.store_ms = 0
         """When the newest frame was stored."""
+        self.epochs = Epochs()
+        """Of a log with replicas: up to where these tables are it."""
+        self.knows_beginning = True
+        """Off if nothing is known of what retention has removed."""
 
     # -- what an entry of the log does -----------------------------------------------------------
 
@@ -56,7 +59,7 @@ class Tables:
             self.queues.remove(self.topics.remove(name))
         self.producers.forget_topic(name)
         self.offsets.forget_topic(name)
-        if names.is_retry(name) and self.counts_retries:
+        if names.is_retry(name):
             self.retries.pop(names.group_of(name), None)
 
     def remove_group(self, group: str) -> None:
@@ -79,8 +82,17 @@ class Tables:
 
     def count_retries(self, group: str, count: int) -> None:
         """The group sent records back for another delivery."""
-        if self.counts_retries:
-            self.retries[group] = self.retries.get(group, 0) + count
+        self.retries[group] = self.retries.get(group, 0) + count
+
+    def note_epoch(self, epoch: int, start: int, epochs: Epochs | None = None) -> None:
+        """A leader of replicas began: its EPOCH entry lies at `start`.
+
+        What was written before there were replicas is of epoch 0.
+        """
+        noted = self.epochs if epochs is None else epochs
+        if start and not noted.begins and self.knows_beginning:
+            noted.note(0, 0)
+        noted.note(epoch, start)
 
     def drop_before(self, position: int) -> list[tuple[str, Exception]]:
         """Forgets records that lie before a position of the log, which retention removes.
@@ -105,15 +117,18 @@ class Tables:
             self.store_ms = now_ms
         return self.store_ms
 
-    def keep_topics_of(self, state: CheckpointState) -> None:
-        """Of a checkpoint that is ahead of the log: what was deleted since does not come back."""
-        rows = {row["name"]: row for row in state.topics["topics"]}
-        for topic in list(self.topics):
-            row = rows.get(topic.name)
-            if row is None or row["id"] != topic.id:
-                self.remove_topic(topic.name)
-                if row is not None:
-                    self.put_topic(Topic(**row))
+    def reach(self, state: CheckpointState) -> None:
+        """Queues that were rebuilt up to a checkpoint's position go on where it says.
+
+        Their last offsets may have been left out for good, which no entry of the log says.
+        """
+        for row in state.topics["topics"]:
+            name = row["name"]
+            if name in self.topics and self.topics.find(name).id == row["id"]:
+                ends = state.queues[name]
+                for queue, end in zip(self.queues.of(name), ends, strict=False):
+                    if queue.next_offset < end:
+                        queue.skip_to(end)
 
     def skip_lost(
         self, state: CheckpointState | None, since_checkpoint: int, since_end: int
@@ -165,6 +180,7 @@ class Tables:
             groups=self.groups.encode(),
             retries=dict(self.retries),
             timer_owners=self.timer_owners.encode(),
+            epochs=self.epochs.begins,
         )
 
     def without_deleted(self, state: CheckpointState) -> CheckpointState:
@@ -187,11 +203,12 @@ class Tables:
         self.queues.erase_unknown([*self.topics, *of_checkpoint])
 
     def restore(self, state: CheckpointState, *, rebuild: bool = False) -> None:
-        """Takes a checkpoint over; with `rebuild` only what the log cannot tell again.
+        """Takes a checkpoint over; with `rebuild` the queues are empty, to be filled from the log.
 
         Raises IndexError if a consume queue does not reach as far as the checkpoint says.
         """
         self.store_ms = state.store_ms
+        self.epochs = Epochs(state.epochs)
         self.topics.load(state.topics)
         self.offsets.load(state.offsets, state.settled)
         self.groups.load(state.groups)
@@ -206,5 +223,4 @@ class Tables:
                     queue.restart(next_offset)  # if retention has left no frame of it
                 else:
                     queue.rewind(next_offset)
-        if not rebuild:
-            self.producers.load(state.lanes)
+        self.producers.load(state.lanes)

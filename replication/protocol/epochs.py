@@ -42,6 +42,12 @@ class Epochs:
         """The log ends there now."""
         del self._begins[bisect.bisect_left(self._begins, end, key=lambda each: each.start) :]
 
+    def drop_before(self, position: int) -> None:
+        """The log begins there now; the epoch that its first entry is of stays."""
+        covering = bisect.bisect_right(self._begins, position, key=lambda each: each.start) - 1
+        if covering > 0:
+            del self._begins[:covering]
+
     @property
     def last(self) -> int:
         """The log's last epoch; 0 if it has none."""

@@ -30,8 +30,8 @@ from duemq.protocol.record_bytes import text_hash
 from duemq_server.broker.reading import lookup
 from duemq_server.broker.reading.lookup import LookupStart, MessageQuery
 from duemq_server.broker.store import recovery
-from duemq_server.broker.store.key_builder import KeyBuilder
-from duemq_server.broker.store.key_index import SPAN_RECORDS
+from duemq_server.broker.store.keys.key_builder import KeyBuilder
+from duemq_server.broker.store.keys.key_index import SPAN_RECORDS
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.disk import RealDisk

@@ -12,7 +12,7 @@ import pytest
 from duemq.v1 import message_pb2
 from duemq_server.broker.reading.lookup import MessageQuery
 from duemq_server.broker.store import recovery
-from duemq_server.broker.store.key_builder import TEMPORARY, KeyBuilder
+from duemq_server.broker.store.keys.key_builder import TEMPORARY, KeyBuilder
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.errors import DiskFailed, DiskFull

@@ -190,8 +190,8 @@ def operations_of_a_start() -> int:
 
 @pytest.mark.parametrize("cut_at", range(1, operations_of_a_start() + 1))
 def test_a_start_after_a_cut_may_be_cut_short_anywhere(cut_at: int) -> None:
-    before, ends = cut_after_a_checkpoint(50)
     for seed in (None, 1, 2):
+        before, ends = cut_after_a_checkpoint(50)
         disk = before.after_kill()
         disk.cut_at = cut_at
         with pytest.raises(PowerCut):

@@ -7,7 +7,7 @@ import pytest
 
 from duemq.v1 import admin_pb2
 from duemq_server.broker.process import Broker
-from duemq_server.broker.store.key_builder import TEMPORARY, KeyBuilder, KeySpan
+from duemq_server.broker.store.keys.key_builder import TEMPORARY, KeyBuilder, KeySpan
 from duemq_server.storage.errors import CorruptFile, DiskFull
 from tests.service.running_broker import Client, running_broker
 from tests.service.running_cluster import until

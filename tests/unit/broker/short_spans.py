@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from duemq_server.broker.store import key_index, recovery
-from duemq_server.broker.store.key_builder import KeyBuilder
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.keys import key_index
+from duemq_server.broker.store.keys.key_builder import KeyBuilder
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.disk import Disk
 from tests.unit.broker.reading.test_lookup import settle

@@ -368,7 +368,7 @@ def test_the_checkpoint_round_trips_and_knows_its_version() -> None:
     payload = checkpoint_state.encode(taken)
     assert checkpoint_state.decode(payload) == taken
     with pytest.raises(UnknownVersion):
-        checkpoint_state.decode(payload.replace(b'"version":3', b'"version":4'))
+        checkpoint_state.decode(payload.replace(b'"version":3', b'"version":5'))
 
 
 TIMERS = Service(SERVICE_IDS_FROM + 7, "t1", 0, 1)

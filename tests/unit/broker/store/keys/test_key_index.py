@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from duemq.protocol.record_bytes import text_hash
-from duemq_server.broker.store import key_builder
-from duemq_server.broker.store.key_builder import TEMPORARY, KeyBuilder
+from duemq_server.broker.store.keys import key_builder
+from duemq_server.broker.store.keys.key_builder import TEMPORARY, KeyBuilder
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.indexes import key_run
 from tests.crash.faulty_disk import FaultyDisk

@@ -2,7 +2,7 @@
 
 import pytest
 
-from duemq_server.broker.checkpoints import sync_all
+from duemq_server.broker.store.queues import sync_all
 from duemq_server.storage.errors import DiskFailed
 
 
