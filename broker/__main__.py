@@ -14,7 +14,17 @@ from duemq_server.storage.errors import StorageError
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serves until `stop` is set.  Raises DuemqError, StorageError, OSError."""
     with DirLock(settings.data_dir):
-        await process.live(Broker(settings), stop)
+        await process.live(_process(settings), stop)
+
+
+def _process(settings: Settings) -> process.Process:
+    if not settings.replicated:
+        return Broker(settings)
+    # Who has no replicas does not load what they need.
+    from duemq_server.broker.replica import BrokerReplica
+    from duemq_server.replication.running.process import Replica
+
+    return Replica(settings, BrokerReplica(settings))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -164,7 +164,7 @@ class Campaign:
         found, state = self.found, self.state
         known = found.record if found is not None else None
         end = state.log.end_position
-        if known is None and end and not self.epochs.begins:
+        if known is None and end and not self.epochs.last:
             wanted: Record | None = records.adopted(
                 None,
                 group=self._group,
@@ -242,12 +242,12 @@ class Campaign:
         state = self.state
         if state.store_id == record.store_id:
             return
-        if state.log.end_position and not self.epochs.begins:
+        if state.log.end_position and not self.epochs.last:
             raise Refused(
                 f"the log in {state.log.directory} is another one's (store {state.store_id:016x},"
                 f" the group's is {record.store_id:016x}): start with an empty directory"
             )
-        await asyncio.to_thread(state.adopt, record.store_id)
+        await asyncio.to_thread(state.rename, record.store_id)
 
     async def _run(self, following: Following, address: str) -> None:
         follower = self._follower

@@ -15,13 +15,16 @@ class ReplicaState(Protocol):
     """All that the log has, as (epoch, start): as of the open, or of `install`."""
     committed: int
     """What was known to be committed at the open, or at `install`."""
-    applied: int
-    """The tables are the log up to here; at most what is committed."""
     store_id: int
     lost: bool
     """The log ends before what was durable once: it needs a new disk id before it is written."""
 
-    def apply(self, committed: int, entries_max: int = ...) -> None:
+    @property
+    def applied(self) -> int:
+        """The tables are the log up to here; at most what is committed."""
+        ...
+
+    def apply(self, committed: int, entries_max: int | None = None) -> None:
         """Applies entries from `applied` on, up to `committed`."""
         ...
 
@@ -33,7 +36,7 @@ class ReplicaState(Protocol):
         """The leader keeps nothing before that."""
         ...
 
-    def adopt(self, store_id: int) -> None:
+    def rename(self, store_id: int) -> None:
         """Takes the group's store id over, durably.  Raises DiskFull, DiskFailed."""
         ...
 

@@ -52,7 +52,7 @@ class Lines:
     def drop_before(self, log_start: int) -> None:
         pass
 
-    def adopt(self, store_id: int) -> None:
+    def rename(self, store_id: int) -> None:
         self.path.write_text(str(store_id))
         self.store_id = store_id
 

@@ -1,0 +1,59 @@
+"""A broker as one replica of a group: what it opens, and what it is when it leads."""
+
+from __future__ import annotations
+
+import os
+
+from duemq.v1 import group_pb2
+from duemq_server.broker.edge import (
+    admin_servicer,
+    broker_servicer,
+    group_admin_servicer,
+    message_admin_servicer,
+    timer_admin_servicer,
+)
+from duemq_server.broker.process import Broker, Lead
+from duemq_server.broker.settings import Settings
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.standby import Standby
+from duemq_server.replication.running.leading import Leading
+from duemq_server.replication.running.state import ReplicaState
+from duemq_server.serving.server import Server
+from duemq_server.storage import checkpoint
+from duemq_server.storage.disk import RealDisk
+
+
+class BrokerReplica:
+    """Implements replication.running.process.Service."""
+
+    services = (
+        broker_servicer.SERVICE,
+        admin_servicer.SERVICE,
+        group_pb2.DESCRIPTOR.services_by_name["GroupCoordinator"],
+        group_admin_servicer.SERVICE,
+        message_admin_servicer.SERVICE,
+        timer_admin_servicer.SERVICE,
+    )
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._disk = RealDisk()
+
+    def open(self) -> Standby:
+        """Raises StorageError."""
+        return Standby.open(
+            self._settings.data_dir,
+            self._disk,
+            self._settings.store_settings(),
+            segment_bytes=self._settings.segment_bytes,
+        )
+
+    def lead(self, state: ReplicaState, leading: Leading, server: Server) -> Broker:
+        """A broker on what was followed."""
+        assert isinstance(state, Standby)
+        return Broker(self._settings, Lead(leading, state.promote(), server))
+
+    def snapshot(self) -> bytes | None:
+        """The payload of the last checkpoint."""
+        path = os.path.join(self._settings.data_dir, recovery.CHECKPOINT)
+        return checkpoint.load(path, self._disk)
