@@ -71,10 +71,10 @@ class Standby:
         self.lost = self.log.end_position < opening.was_durable_to
         """The log ends before what was durable: the caller takes a new disk id before it writes."""
         self._replayed = replayed
-        # What a start needs of the log; 0: all.
-        state = opening.state
-        self._needed_from = state.verify_from if state and not opening.whole else 0
-        self._saved_position = state.position if state and not opening.whole else 0
+        self.checkpoint_position = (
+            opening.state.position if opening.state and not opening.whole else 0
+        )
+        """Where this replica's own last checkpoint was taken; 0: there is none yet."""
         self._promoted = False
 
     @classmethod
@@ -112,11 +112,6 @@ class Standby:
     @property
     def _known_to(self) -> int:
         return self._opening.state.position if self._opening.state else 0
-
-    @property
-    def checkpoint_position(self) -> int:
-        """Where this replica's own last checkpoint was taken; 0: there is none yet."""
-        return self._saved_position
 
     # -- following --------------------------------------------------------------------------------
 
@@ -164,14 +159,14 @@ class Standby:
 
         Raises DiskFull, DiskFailed.
         """
-        if not self.is_whole or self.applied == self._saved_position:
+        if not self.is_whole or self.applied == self.checkpoint_position:
             return
         recovery.drop_before(self.tables, self.log.start_position)
         state = recovery.take_checkpoint(
             self._data_dir, self._disk, self.log, self.tables, self.applied
         )
         self._opening.rebuilding.remove()
-        self._needed_from, self._saved_position = state.verify_from, state.position
+        self.checkpoint_position = state.position
         try:
             self.tables.erase_deleted(state)
         except (StorageError, OSError) as error:  # it is tried again after the next one
@@ -182,7 +177,7 @@ class Standby:
 
         Raises DiskFailed.
         """
-        wanted = min(log_start, self._needed_from)
+        wanted = min(log_start, self.checkpoint_position)
         starts = [segment.start for segment in self.log.segments if segment.start <= wanted]
         if starts and starts[-1] > self.log.start_position:
             recovery.drop_before(self.tables, starts[-1])
@@ -221,7 +216,7 @@ class Standby:
         self.tables.producers.idle_as_logged(self.tables.store_ms)
         self._promoted = True
         store = Store(self.log, self.tables, self._opening.settings)
-        return Opened(store, self.store_id, self._saved_position, self._replayed)
+        return Opened(store, self.store_id, self.checkpoint_position, self._replayed)
 
     def _accept_loss(self) -> None:
         """An operator makes this replica lead, although its log ends before what it had seen."""
@@ -251,7 +246,7 @@ class Standby:
         self.committed = self.applied = log_start
         self.epochs = self._opening.epochs.begins
         self.lost = False
-        self._needed_from = self._saved_position = 0
+        self.checkpoint_position = 0
 
     def close(self) -> None:
         """Closes the files; those of the store that leads, if there is one, are its own."""
