@@ -203,7 +203,6 @@ class Opening:
         """As the checkpoint has them; with `rebuild` its queues are empty."""
         queues = QueueTable(self.data_dir, self.disk, self.files)
         self.tables = Tables(queues, self.settings)
-        self.tables.knows_beginning = bool(self.state) or not self.log.start_position
         if self.state:
             self.tables.restore(self.state, rebuild=rebuild)
 

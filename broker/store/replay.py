@@ -119,7 +119,7 @@ class Replay:
             case journal.TIMER_RELEASED:
                 tables.timer_owners.release(journal.read_timer_released(entry.body))
             case epoch.KIND:
-                tables.note_epoch(epoch.decode(entry.body).epoch, entry.position)
+                tables.epochs.note(epoch.decode(entry.body).epoch, entry.position)
             case kind if kind >= record.REPLICATION_KINDS:
                 pass  # says who holds the log, not what is stored
             case kind:

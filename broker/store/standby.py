@@ -66,13 +66,15 @@ class Standby:
         """(epoch, start) of what the log held at the open, or is to follow after an `install`."""
         self.committed = opening.committed
         """What is known to have been committed at the open."""
+        self.applied = opening.replay.position
+        """The tables are the log up to here: never beyond what is committed."""
         self.lost = self.log.end_position < opening.was_durable_to
         """The log ends before what was durable: the caller takes a new disk id before it writes."""
         self._replayed = replayed
-        # What a start needs of the log; 0: all.
-        state = opening.state
-        self._needed_from = state.verify_from if state and not opening.whole else 0
-        self._saved_position = state.position if state and not opening.whole else 0
+        self.checkpoint_position = (
+            opening.state.position if opening.state and not opening.whole else 0
+        )
+        """Where this replica's own last checkpoint was taken; 0: there is none yet."""
         self._promoted = False
 
     @classmethod
@@ -103,11 +105,6 @@ class Standby:
         return self._opening.tables
 
     @property
-    def applied(self) -> int:
-        """The tables are the log up to here: never beyond what is committed."""
-        return self._opening.replay.position
-
-    @property
     def is_whole(self) -> bool:
         """Whether the log has reached the checkpoint that this replica began with."""
         return self.applied >= self._known_to
@@ -115,11 +112,6 @@ class Standby:
     @property
     def _known_to(self) -> int:
         return self._opening.state.position if self._opening.state else 0
-
-    @property
-    def checkpoint_position(self) -> int:
-        """Where this replica's own last checkpoint was taken; 0: there is none yet."""
-        return self._saved_position
 
     # -- following --------------------------------------------------------------------------------
 
@@ -138,7 +130,13 @@ class Standby:
             return
         was_whole = self.is_whole
         entries = (each for each in self.log.entries(self.applied, end) if each.end <= end)
-        self._opening.replay.run(islice(entries, entries_max))
+        if self.lost and not was_whole:
+            # Another disk by now, which never claimed to have what the checkpoint says.
+            self._opening.rebuilding.put(INSTALLED)
+        try:
+            self._opening.replay.run(islice(entries, entries_max))
+        finally:
+            self.applied = self._opening.replay.position
         if self.is_whole and not was_whole:
             self._reached()
 
@@ -161,14 +159,14 @@ class Standby:
 
         Raises DiskFull, DiskFailed.
         """
-        if not self.is_whole or self.applied == self._saved_position:
+        if not self.is_whole or self.applied == self.checkpoint_position:
             return
         recovery.drop_before(self.tables, self.log.start_position)
         state = recovery.take_checkpoint(
             self._data_dir, self._disk, self.log, self.tables, self.applied
         )
         self._opening.rebuilding.remove()
-        self._needed_from, self._saved_position = state.verify_from, state.position
+        self.checkpoint_position = state.position
         try:
             self.tables.erase_deleted(state)
         except (StorageError, OSError) as error:  # it is tried again after the next one
@@ -179,7 +177,7 @@ class Standby:
 
         Raises DiskFailed.
         """
-        wanted = min(log_start, self._needed_from)
+        wanted = min(log_start, self.checkpoint_position)
         starts = [segment.start for segment in self.log.segments if segment.start <= wanted]
         if starts and starts[-1] > self.log.start_position:
             recovery.drop_before(self.tables, starts[-1])
@@ -190,18 +188,15 @@ class Standby:
     def adopt(self, store_id: int) -> None:
         """Takes the group's store id over.
 
-        Raises ValueError if this log is not empty and has another one, DiskFull, DiskFailed.
+        A log of a group goes on under another one if the group has accepted a loss.  Raises
+        ValueError if this log was never a group's and is not empty, DiskFull, DiskFailed.
         """
         if store_id == self.store_id:
             return
-        if self.log.end_position:
+        if self.log.end_position and not self.epochs:
             raise ValueError(
                 f"this directory holds store {self.store_id:#x}, the group is {store_id:#x}"
             )
-        self.rename(store_id)
-
-    def rename(self, store_id: int) -> None:
-        """Goes on under another id: the group has accepted a loss.  Raises DiskFull, DiskFailed."""
         recovery.save_store_id(self._data_dir, store_id, self._disk)
         self.store_id = store_id
 
@@ -221,7 +216,7 @@ class Standby:
         self.tables.producers.idle_as_logged(self.tables.store_ms)
         self._promoted = True
         store = Store(self.log, self.tables, self._opening.settings)
-        return Opened(store, self.store_id, self._saved_position, self._replayed)
+        return Opened(store, self.store_id, self.checkpoint_position, self._replayed)
 
     def _accept_loss(self) -> None:
         """An operator makes this replica lead, although its log ends before what it had seen."""
@@ -248,10 +243,10 @@ class Standby:
         checkpoint.save(os.path.join(self._data_dir, INSTALLING), payload, self._disk)
         self._opening.install(payload)
         self._opening.start_over()
-        self.committed = log_start
+        self.committed = self.applied = log_start
         self.epochs = self._opening.epochs.begins
         self.lost = False
-        self._needed_from = self._saved_position = 0
+        self.checkpoint_position = 0
 
     def close(self) -> None:
         """Closes the files; those of the store that leads, if there is one, are its own."""
@@ -305,10 +300,8 @@ class _ReplicaOpening(Opening):
         epochs = self._known_epochs(position)
         for entry in self.log.recover(position):
             if entry.kind == epoch.KIND:
-                self.tables.note_epoch(epoch.decode(entry.body).epoch, entry.position, epochs)
+                epochs.note(epoch.decode(entry.body).epoch, entry.position)
         epochs.truncate(self.log.end_position)
-        if not epochs.begins and self.log.end_position and self.tables.knows_beginning:
-            epochs.note(0, 0)
         epochs.drop_before(self.log.start_position)
         self.epochs = epochs
         floor = self.log.committed_floor

@@ -528,7 +528,7 @@ class Store:
 
     def note_epoch(self, epoch: int, start: int) -> None:
         """This replica leads: its EPOCH entry was appended at `start`."""
-        self.tables.note_epoch(epoch, start)
+        self.tables.epochs.note(epoch, start)
 
     def check_shown(self) -> None:
         """Raises DiskFull while consume queues lack what the log has: no checkpoint may be made."""

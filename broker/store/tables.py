@@ -42,8 +42,6 @@ class Tables:
         """When the newest frame was stored."""
         self.epochs = Epochs()
         """Of a log with replicas: up to where these tables are it."""
-        self.knows_beginning = True
-        """Off if nothing is known of what retention has removed."""
 
     # -- what an entry of the log does -----------------------------------------------------------
 
@@ -83,16 +81,6 @@ class Tables:
     def count_retries(self, group: str, count: int) -> None:
         """The group sent records back for another delivery."""
         self.retries[group] = self.retries.get(group, 0) + count
-
-    def note_epoch(self, epoch: int, start: int, epochs: Epochs | None = None) -> None:
-        """A leader of replicas began: its EPOCH entry lies at `start`.
-
-        What was written before there were replicas is of epoch 0.
-        """
-        noted = self.epochs if epochs is None else epochs
-        if start and not noted.begins and self.knows_beginning:
-            noted.note(0, 0)
-        noted.note(epoch, start)
 
     def drop_before(self, position: int) -> list[tuple[str, Exception]]:
         """Forgets records that lie before a position of the log, which retention removes.

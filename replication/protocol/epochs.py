@@ -30,10 +30,18 @@ class Epochs:
     def __init__(self, begins: Iterable[tuple[int, int]] = ()) -> None:
         self._begins: list[Begin] = []
         for epoch, start in begins:
-            self.note(epoch, start)
+            self._add(epoch, start)
 
     def note(self, epoch: int, start: int) -> None:
-        """An EPOCH entry lies at `start`.  Raises ValueError unless both grow."""
+        """An EPOCH entry lies at `start`.  Raises ValueError unless both grow.
+
+        What was written before there were replicas is of epoch 0.
+        """
+        if start and not self._begins:
+            self._add(0, 0)
+        self._add(epoch, start)
+
+    def _add(self, epoch: int, start: int) -> None:
         if self._begins and not (epoch > self.last and start > self._begins[-1].start):
             raise ValueError(f"epoch {epoch} at {start} does not follow {self._begins[-1]}")
         self._begins.append(Begin(epoch, start))
@@ -65,7 +73,10 @@ def common_end(
     theirs: Sequence[tuple[int, int]],
     their_end: int,
 ) -> int:
-    """How much of `mine` is in `theirs` too; 0 if they share no epoch."""
+    """How much of `mine` is in `theirs` too; 0 if they share no epoch.
+
+    A log that knows of no epoch is all of epoch 0, from before there were replicas.
+    """
     their_ends = {tuple(begin): end for begin, end in _with_ends(theirs, their_end)}
     for begin, end in reversed(_with_ends(mine, my_end)):
         if begin in their_ends:
@@ -76,5 +87,6 @@ def common_end(
 def _with_ends(
     begins: Sequence[tuple[int, int]], log_end: int
 ) -> list[tuple[tuple[int, int], int]]:
+    begins = begins or [(0, 0)]
     ends = [*(start for _, start in begins), log_end][1:]
     return [((epoch, start), end) for (epoch, start), end in zip(begins, ends, strict=True)]

@@ -14,124 +14,114 @@ from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.standby import Standby
-from duemq_server.broker.store.store import Store
-from duemq_server.broker.store.store_settings import StoreSettings
-from duemq_server.storage.replicas import epoch
-from duemq_server.storage.replicas.replica_log import ReplicaLog
+from duemq_server.replication.running.state import ReplicaState
+from duemq_server.storage.errors import UnknownVersion
+from duemq_server.storage.tools.cut import cut
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
+from tests.unit.broker.leading import (
+    DATA,
+    NOW_MS,
+    SEGMENT_BYTES,
+    SETTINGS,
+    Leader,
+    comparable,
+    extend,
+    opened,
+)
 
-DATA = "/data"
-SEGMENT_BYTES = 2_000
-SETTINGS = StoreSettings(default_queues=2, timer_queues=2)
-NOW_MS = 1_000_000
 KEY = GroupQueue("g", "orders", 0)
+LOG = f"{DATA}/{recovery.LOG_DIRECTORY}"
 
 
-def opened(disk: FaultyDisk) -> Standby:
-    return Standby.open(DATA, disk, SETTINGS, segment_bytes=SEGMENT_BYTES)
+def send(leader: Leader, first: int = 0, count: int = 10, topic: str = "orders") -> None:
+    for number in range(first, first + count):
+        body = b"%d" % number + bytes(100)
+        sent = {"topic": topic, "producer_id": 7, "sequence": number}
+        leader.store.send(batch([body], **sent), NOW_MS + number)
+        leader.store.send(batch([body], **sent, delays_ms=struct.pack("<q", 1)), NOW_MS + number)
+    leader.settle()
 
 
-class Leader:
-    """What it appends is committed at once, unless it is told otherwise."""
-
-    def __init__(self) -> None:
-        self.disk = FaultyDisk()
-        standby = opened(self.disk)
-        self.lead(standby, 1)
-
-    def lead(self, standby: Standby, number: int) -> None:
-        self.log = standby.log
-        self.log.committed = lambda: self.log.durable_position
-        self.log.append(epoch.KIND, [epoch.encode(number, bytes(16), NOW_MS)])
-        self.write()
-        standby.apply(self.log.durable_position)
-        self.store: Store = standby.promote().store
-        self.store.ensure_timer_topic()
-        self.settle()
-
-    def write(self) -> None:
-        while self.log.write_pending():
-            pass
-
-    def settle(self) -> None:
-        self.write()
-        self.store.durable(self.log.durable_position)
-
-    def send(self, first: int = 0, count: int = 10, topic: str = "orders") -> None:
-        for number in range(first, first + count):
-            body = b"%d" % number + bytes(100)
-            sent = {"topic": topic, "producer_id": 7, "sequence": number}
-            self.store.send(batch([body], **sent), NOW_MS + number)
-            self.store.send(batch([body], **sent, delays_ms=struct.pack("<q", 1)), NOW_MS + number)
-        self.settle()
-
-    def checkpoint(self) -> None:
-        self.settle()
-        for queue in self.store.all_queues():
-            queue.sync()
-        recovery.save_checkpoint(DATA, self.store.snapshot(), self.disk)
-
-    def retain(self, position: int) -> None:
-        self.store.tables.drop_before(position)
-        self.log.delete_before(position)
-
-    @property
-    def snapshot(self) -> bytes:
-        payload = recovery.load_checkpoint(DATA, self.disk)
-        assert payload is not None
-        return payload
-
-    def state(self) -> CheckpointState:
-        return state_of(self.store.tables)
+def follower(leader: Leader, disk: FaultyDisk) -> Standby:
+    """It has all that the leader has."""
+    standby = opened(disk)
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    return standby
 
 
-def state_of(tables) -> CheckpointState:
-    return tables.snapshot(0, 0)
+def check_same(standby: Standby, leader: Leader) -> None:
+    assert standby.is_whole
+    assert standby.applied == leader.committed
+    assert comparable(standby.tables) == comparable(leader.store.tables)
+    for queue in leader.store.all_queues():
+        mine = standby.tables.queues.of(queue.topic)[queue.queue_id]
+        first = max(mine.min_offset, queue.min_offset)
+        assert mine.page(first, 1_000) == queue.page(first, 1_000)
 
 
-def extend(standby: Standby, leader: ReplicaLog, end: int | None = None) -> None:
-    """The follower's log gets the leader's bytes."""
-    end = leader.written_position if end is None else end
-    while standby.log.end_position < end:
-        position = standby.log.end_position
-        run = bytes(leader.read_run(position, min(end - position, 1_500)))
-        standby.log.extend(position, [run])
-        while standby.log.write_pending():
-            pass
+def test_it_is_what_the_roles_follow_with() -> None:
+    state: ReplicaState = opened(FaultyDisk())
+    assert (state.epochs, state.committed, state.applied, state.lost) == ((), 0, 0, False)
 
 
 def test_a_follower_has_what_is_committed_and_nothing_else() -> None:
     leader = Leader()
-    leader.send(0, 5)
-    committed, state = leader.log.end_position, leader.state()
-    leader.send(5, 5)
+    send(leader, 0, 5)
+    committed, state = leader.committed, comparable(leader.store.tables)
+    send(leader, 5, 5)
     standby = opened(FaultyDisk())
     extend(standby, leader.log)
     standby.apply(committed)
     assert standby.applied == committed
-    assert state_of(standby.tables) == state
-    standby.apply(leader.log.end_position, entries_max=3)
-    assert committed < standby.applied < leader.log.end_position
-    standby.apply(leader.log.end_position)
-    assert state_of(standby.tables) == leader.state()
+    assert comparable(standby.tables) == state
+    standby.apply(leader.committed, entries_max=3)
+    assert committed < standby.applied < leader.committed
+    standby.apply(leader.committed)
+    check_same(standby, leader)
+
+
+def test_what_is_committed_elsewhere_but_not_durable_here_waits() -> None:
+    leader = Leader()
+    send(leader)
+    standby = opened(FaultyDisk())
+    end = leader.log.end_position
+    standby.log.extend(0, [leader.log.read_run(0, end)])
+    while standby.log.write_group():
+        pass
+    standby.apply(end)
+    assert standby.applied == 0
+    standby.log.sync()
+    standby.apply(end)
+    assert standby.applied == standby.log.end_position
+
+
+def test_half_an_entry_waits_for_its_rest() -> None:
+    leader = Leader()
+    send(leader)
+    standby = opened(FaultyDisk())
+    extend(standby, leader.log)
+    ends = [entry.end for entry in leader.log.entries(0)]
+    standby.apply(ends[5] - 8)
+    assert standby.applied == ends[4]
 
 
 def test_a_tail_that_may_not_be_committed_waits_over_a_start() -> None:
     leader = Leader()
-    leader.send(0, 5)
+    send(leader, 0, 5)
     disk = FaultyDisk()
-    standby = opened(disk)
-    extend(standby, leader.log)
-    standby.apply(leader.log.end_position)
+    standby = follower(leader, disk)
     standby.checkpoint()
-    at, state = standby.applied, leader.state()
-    leader.log.committed = lambda: at
-    leader.send(5, 5)
+    at, state = standby.applied, comparable(leader.store.tables)
+    for number in range(5):
+        leader.store.send(batch([b"%d" % number]), NOW_MS)
+    leader.write()
     extend(standby, leader.log)
-    again = opened(disk.after_kill())
+    disk = disk.after_kill()
+    again = opened(disk)
     assert (again.committed, again.applied, again.lost) == (at, at, False)
-    assert state_of(again.tables) == state
+    assert comparable(again.tables) == state
     with pytest.raises(InvariantError):
         again.check_truncate(at - 8)
     again.check_truncate(at)
@@ -139,67 +129,278 @@ def test_a_tail_that_may_not_be_committed_waits_over_a_start() -> None:
     assert opened(disk.after_kill()).applied == at
 
 
+def test_a_log_that_ends_before_what_was_applied_is_a_mistake() -> None:
+    leader = Leader()
+    send(leader)
+    standby = follower(leader, FaultyDisk())
+    standby.log.truncate(0)
+    with pytest.raises(InvariantError, match="was applied"):
+        standby.apply(leader.committed)
+
+
 def test_epochs_are_known_after_a_start_from_a_checkpoint() -> None:
     leader = Leader()
     assert opened(leader.disk.after_kill()).epochs == ((1, 0),)
-    leader.send()
+    send(leader)
     leader.checkpoint()
-    standby = opened(leader.disk.after_kill())
-    assert standby.epochs == ((1, 0),)
-    end = standby.log.end_position
-    leader.lead(standby, 2)
-    leader.send(10)
+    second = leader.committed
+    leader.again()
+    assert opened(leader.disk.after_kill()).epochs == ((1, 0), (2, second))
     leader.checkpoint()
-    assert opened(standby._disk.after_kill()).epochs == ((1, 0), (2, end))
+    assert opened(leader.disk.after_kill()).epochs == ((1, 0), (2, second))
 
 
-def test_a_snapshot_is_the_leaders_tables_as_soon_as_the_log_is_there() -> None:
+def test_a_checkpoint_keeps_the_epoch_that_the_log_begins_in() -> None:
     leader = Leader()
-    leader.send()
-    leader.send(topic="old", count=3)
+    begins = []
+    for number in range(2, 5):
+        send(leader, 10 * (number - 2))
+        begins.append((number, leader.committed))
+        leader.again()
+    send(leader, 30)
+    leader.checkpoint()
+    leader.retain(next(s.start for s in leader.log.segments if s.start > begins[1][1] + 100))
+    leader.checkpoint()
+    assert opened(leader.disk.after_kill()).epochs == tuple(begins[1:])
+
+
+def test_a_log_from_before_there_were_replicas_is_of_epoch_0() -> None:
+    disk = FaultyDisk()
+    alone = recovery.open_store(DATA, disk, SETTINGS, segment_bytes=SEGMENT_BYTES).store
+    alone.send(batch([b"before"]), NOW_MS)
+    alone.log.write_pending()
+    standby = opened(disk.after_kill())
+    end = standby.log.end_position
+    assert (standby.epochs, standby.committed < end, standby.store_id > 0) == ((), True, True)
+    leader = Leader.__new__(Leader)
+    leader.committed, leader.epoch, leader.ends, leader.disk = 0, 0, {}, standby._disk
+    leader.lead(standby)
+    leader.checkpoint()
+    assert opened(leader.disk.after_kill()).epochs == ((0, 0), (1, end))
+
+
+def snapshot_to_install() -> Leader:
+    """Of a leader whose log does not begin at its beginning, and goes on behind the snapshot."""
+    leader = Leader()
+    send(leader)
+    leader.store.send(batch([b"once"], producer_id=8), NOW_MS)
+    send(leader, topic="old", count=3)
     leader.store.delete_topic("old")
     leader.store.put_offsets("g", [(KEY, Progress(3, 5))])
     leader.store.put_group(GroupConfig("g"))
-    leader.store.claim_timer_queues(Service((1 << 63) | 5, "t1", 0, 1), [0, 1], NOW_MS)
+    first, second = (Service((1 << 63) | n, f"t{n}", 0, 1) for n in range(2))
     leader.checkpoint()
-    leader.retain(leader.log.segments[-2].start)
+    leader.retain(leader.log.segments[-1].start)
+    send(leader, 10, 20)
+    leader.store.claim_timer_queues(first, [0, 1], NOW_MS)
+    leader.store.release_timer_queues(first.id, NOW_MS + 3_600_000)
+    leader.store.claim_timer_queues(second, [0, 1], NOW_MS)
+    send(leader, topic="old", count=4)
+    leader.checkpoint()
+    send(leader, 30)
+    leader.store.delete_topic("old")
+    leader.settle()
+    return leader
+
+
+def test_a_snapshot_is_the_leaders_tables_as_soon_as_the_log_is_there() -> None:
+    leader = snapshot_to_install()
     start = leader.log.start_position
-    leader.send(10, 20)
-    leader.send(topic="old", count=4)
-    leader.checkpoint()
     disk = FaultyDisk()
     standby = opened(disk)
     standby.install(leader.snapshot, start)
-    assert (standby.log.end_position, standby.applied) == (start, start)
+    assert (standby.log.end_position, standby.applied, standby.committed) == (start,) * 3
     assert standby.epochs == ((1, 0),)
-    extend(standby, leader.log, (start + leader.log.end_position) // 16 * 8 + 700)
-    standby.apply(leader.log.end_position)
+    extend(standby, leader.log, start + 700)
+    standby.apply(leader.committed)
     assert not standby.is_whole
     standby.checkpoint()
+    assert standby.checkpoint_position == 0
+    disk = disk.after_kill()
+    standby = opened(disk)
+    assert (standby.is_whole, standby.lost, standby.epochs) == (False, False, ((1, 0),))
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    check_same(standby, leader)
+    position = standby.checkpoint_position
+    assert position
+    standby = opened(disk.after_power_cut(Random(1)))
+    assert standby.checkpoint_position >= position
+    check_same(standby, leader)
+    standby.promote().store.timer_owners.check_not_fenced((1 << 63) | 1)
+
+
+def test_a_batch_that_retention_removed_is_still_a_repeat_after_a_snapshot() -> None:
+    leader = snapshot_to_install()
+    standby = opened(FaultyDisk())
+    standby.install(leader.snapshot, leader.log.start_position)
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    store = standby.promote().store
+    assert store.send(batch([b"once"], producer_id=8), NOW_MS).duplicate
+
+
+def test_a_snapshot_replaces_another_history() -> None:
+    leader, other = snapshot_to_install(), Leader()
+    send(other, topic="others", count=25)
+    disk = FaultyDisk()
+    standby = follower(other, disk)
+    standby.checkpoint()
+    standby.install(leader.snapshot, leader.log.start_position)
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    check_same(standby, leader)
+    assert not [path for path in disk.paths if "others" in path]
+
+
+def test_what_is_no_snapshot_changes_nothing() -> None:
+    leader = Leader()
+    send(leader)
+    leader.checkpoint()
+    standby = follower(leader, FaultyDisk())
+    with pytest.raises(ValueError, match="does not go with"):
+        standby.install(leader.snapshot, leader.committed + 8)
+    with pytest.raises(UnknownVersion):
+        standby.install(leader.snapshot.replace(b'"version":4', b'"version":9'), 0)
+    check_same(standby, leader)
+
+
+def test_a_lost_end_is_told_and_comes_again() -> None:
+    leader = Leader()
+    send(leader)
+    leader.store.put_offsets("g", [(KEY, Progress(3, 5))])
+    leader.settle()
+    disk = FaultyDisk()
+    standby = follower(leader, disk)
+    standby.checkpoint()
+    kept = leader.log.segments[1].start
+    standby.close()
+    cut(LOG, kept, disk)
+    disk.unlink(f"{LOG}/durable")  # as a power failure may have it
+    for _ in range(2):
+        disk = disk.after_kill()
+        standby = opened(disk)
+        assert (standby.lost, standby.is_whole) == (True, False)
+        assert standby.committed <= standby.log.end_position == kept
+    extend(standby, leader.log, kept + 200)
+    standby.apply(leader.committed)
+    disk = disk.after_kill()
+    standby = opened(disk)
+    assert (standby.lost, standby.is_whole) == (False, False)
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    check_same(standby, leader)
+    check_same(opened(disk.after_power_cut(None)), leader)
+
+
+def test_an_operator_may_make_a_replica_lead_that_has_lost_its_end() -> None:
+    leader = Leader()
+    send(leader)
+    disk = FaultyDisk()
+    standby = follower(leader, disk)
+    standby.checkpoint()
+    standby.close()
+    cut(LOG, leader.log.segments[1].start, disk)
+    standby = opened(disk)
+    standby.apply(standby.log.end_position)
+    opened_store = standby.promote()
+    store = opened_store.store
+    queue = store.queue("orders", 0)
+    assert queue.max_offset == queue.next_offset >= 10
+    assert not store.send(batch([b"4"], producer_id=7, sequence=4), NOW_MS).duplicate
     again = opened(disk.after_kill())
-    assert not again.is_whole
-    for each in (standby, again):
-        extend(each, leader.log)
-        each.apply(leader.log.end_position)
-        assert each.is_whole
-        assert state_of(each.tables) == leader.state()
-    for queue in leader.store.all_queues():
-        mine = again.tables.queues.of(queue.topic)[queue.queue_id]
-        assert (mine.min_offset, mine.max_offset) == (queue.min_offset, queue.max_offset)
-        page = queue.page(queue.min_offset, 1_000)
-        assert bytes(mine.page(queue.min_offset, 1_000)) == bytes(page)
-    last = opened(disk.after_power_cut(Random(1)))
-    assert last.applied == leader.log.end_position
-    assert state_of(last.tables) == leader.state()
+    assert (again.lost, again.is_whole) == (True, True)
 
 
-def test_only_an_empty_log_takes_a_store_id_over() -> None:
+def test_consume_queues_that_are_lost_are_made_again() -> None:
+    leader = snapshot_to_install()
+    disk = FaultyDisk()
+    standby = opened(disk)
+    standby.install(leader.snapshot, leader.log.start_position)
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    standby.checkpoint()
+    for path in [path for path in disk.paths if "consumequeue" in path]:
+        disk.unlink(path)
+    standby = opened(disk.after_kill())
+    check_same(standby, leader)
+    assert standby.checkpoint_position == leader.committed
+
+
+def test_retention_is_the_leaders_but_a_start_keeps_what_it_needs() -> None:
+    leader = Leader()
+    send(leader)
+    disk = FaultyDisk()
+    standby = follower(leader, disk)
+    standby.drop_before(leader.committed)
+    assert standby.log.start_position == 0
+    standby.checkpoint()
+    send(leader, 10)
+    leader.checkpoint()
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    standby.drop_before(leader.committed)
+    assert 0 < standby.log.start_position <= standby.checkpoint_position
+    again = opened(disk.after_kill())
+    again.apply(leader.committed)
+    check_same(again, leader)
+    leader.retain(leader.log.segments[2].start)
+    start = standby.log.start_position
+    standby.drop_before(leader.log.start_position)
+    assert standby.log.start_position == max(start, leader.log.start_position)
+    queue = standby.tables.queues.of("orders")[0]
+    assert queue.min_offset > 0
+
+
+def test_who_leads_tells_idle_lanes_by_the_log() -> None:
+    leader = Leader()
+    leader.store.send(batch([b"a"], producer_id=1), NOW_MS)
+    leader.store.send(batch([b"a"], producer_id=2), NOW_MS + 50_000)
+    leader.store.send(batch([b"a"], producer_id=3), NOW_MS + 400 * 86_400_000)
+    leader.settle()
+    standby = follower(leader, FaultyDisk())
+    lanes = standby.promote().store.producers
+    assert [lane.used_at_ms for lane in lanes._lanes.values()] == [-60_000, -60_000, 0]
+    assert lanes.age(0) == 0
+
+
+def test_only_a_log_of_no_group_keeps_its_store_id() -> None:
     disk = FaultyDisk()
     standby = opened(disk)
     standby.adopt(77)
     assert opened(disk.after_kill()).store_id == 77
     leader = Leader()
     extend(standby, leader.log)
-    standby.adopt(77)
+    disk = disk.after_kill()
+    standby = opened(disk)
+    standby.adopt(78)  # the group has accepted a loss
+    assert opened(disk.after_kill()).store_id == 78
+    alone = FaultyDisk()
+    recovery.open_store(DATA, alone, SETTINGS).store.log.write_pending()
+    standby = opened(alone.after_kill())
+    standby.adopt(standby.store_id)
     with pytest.raises(ValueError, match="store"):
         standby.adopt(78)
+
+
+def test_nothing_is_promoted_before_all_is_applied() -> None:
+    leader = Leader()
+    send(leader)
+    standby = opened(FaultyDisk())
+    extend(standby, leader.log)
+    with pytest.raises(InvariantError):
+        standby.promote()
+    standby.apply(leader.committed)
+    end = standby.log.end_position
+    store = standby.promote().store
+    assert store.log.end_position == end
+    standby.close()  # the store's files stay open
+    store.send(batch([b"new"]), NOW_MS)
+
+
+def test_a_checkpoint_without_epochs_has_the_version_that_it_had() -> None:
+    store = recovery.open_store(DATA, FaultyDisk(), SETTINGS).store
+    state: CheckpointState = store.snapshot()
+    assert state.epochs == ()
+    store.note_epoch(3, 0)
+    assert store.snapshot().epochs == ((3, 0),)
