@@ -49,6 +49,8 @@ class Played:
             history=self.changes,
         )
 
+    Follow = GetSnapshot = GetStatus  # nobody asks for them
+
     async def HandOver(self, request: pb.HandOverRequest, context: Any) -> pb.HandOverResponse:
         if self.role != "leader":
             raise errors.Unavailable("it does not lead", field="leader")
