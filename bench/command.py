@@ -11,13 +11,14 @@ from duemq import tune_process
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options
 from duemq_server.bench import suite
+from duemq_server.replication.settings import REPLICAS_MAX
 
 MIB = 1 << 20
 
 
 @click.group()
 def bench() -> None:
-    """Measure a cluster: throughput, latency, groups, timers, restart, idle cost.
+    """Measure a cluster: throughput, latency, groups, timers, restart, failover, idle cost.
 
     Each starts a cluster of its own (and removes it) unless told which by --nameserver, prints its
     parameters first, measures its floor in the same run (the bare disk, no queue), counts what
@@ -42,13 +43,23 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
         show_default=True,
         help="Of its own.",
     )
+    @click.option(
+        "--replicas",
+        type=click.IntRange(1, REPLICAS_MAX),
+        default=suite.REPLICAS.get(name, 1),
+        show_default=True,
+        help="Of each broker of its own.",
+    )
     @session_options
     @pass_session
-    def command(session: Session, /, data: str | None, brokers: int, **options: Any) -> Exit:
+    def command(
+        session: Session, /, data: str | None, brokers: int, replicas: int, **options: Any
+    ) -> Exit:
         nameserver = session.nameserver if session.nameserver_given else None
         if name in suite.OWN_CLUSTER_ONLY:
             nameserver = None
-        return _run(session, function(**options), suite.Place(nameserver, data, brokers), name)
+        place = suite.Place(nameserver, data, brokers, replicas)
+        return _run(session, function(**options), place, name)
 
     command.__doc__ = function.__doc__
     command.__click_params__ += getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
@@ -304,4 +315,26 @@ def restart(**options: Any) -> dict[str, Any]:
 @_seconds(30.0)
 def idle(**options: Any) -> dict[str, Any]:
     """Memory and CPU of each process when nothing happens."""
+    return options
+
+
+@measured
+@_rate(500)
+@click.option(
+    "--times",
+    type=click.IntRange(1, 1_000),
+    default=10,
+    show_default=True,
+    help="A way of dying: SIGTERM, kill -9, SIGSTOP.",
+)
+@click.option(
+    "--min-insync",
+    type=click.IntRange(0, REPLICAS_MAX),
+    default=1,
+    show_default=True,
+    help="Setting of the brokers.  More than --replicas less one: who is left waits for the dead.",
+)
+@_size(256)
+def failover(**options: Any) -> dict[str, Any]:
+    """How long messages stand still when the replica that leads dies."""
     return options

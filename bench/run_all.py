@@ -60,6 +60,7 @@ PLAN: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ),
     ("restart", {"log_bytes": 5 * 10**9, "size": 1024}, ("log_bytes",)),
     ("idle", {"seconds": 30.0}, ("seconds",)),
+    ("failover", {"rate": 500, "times": 10, "size": 256, "min_insync": 1}, ("times",)),
 ]
 
 
@@ -84,7 +85,9 @@ def main(file: Path, scale: float, only: tuple[str, ...], data: str | None) -> N
     for bench, parameters, scaled in PLAN:
         if only and bench not in only:
             continue
-        reduced = {n: type(v)(v * scale) if n in scaled else v for n, v in parameters.items()}
+        reduced = {
+            n: type(v)(max(1, v * scale)) if n in scaled else v for n, v in parameters.items()
+        }
         results.append(_result(bench, reduced, data))
         file.write_text(json.dumps({"machine": _machine(), "results": results}, indent=2) + "\n")
     sys.exit(Exit.FAILED if any(result.get("faults") for result in results) else Exit.OK)
@@ -92,7 +95,11 @@ def main(file: Path, scale: float, only: tuple[str, ...], data: str | None) -> N
 
 def _result(bench: str, parameters: dict[str, Any], data: str | None) -> dict[str, Any]:
     try:
-        place = suite.Place(directory=data, brokers=suite.BROKERS.get(bench, 1))
+        place = suite.Place(
+            directory=data,
+            brokers=suite.BROKERS.get(bench, 1),
+            replicas=suite.REPLICAS.get(bench, 1),
+        )
         report = suite.run(bench, parameters, place, before=Report.print_parameters)
     except (DuemqError, ClusterFailed) as error:
         click.echo(f"  FAILED: {error}")

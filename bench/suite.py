@@ -15,6 +15,7 @@ from duemq_server.bench.measures import (
     cancel,
     consume,
     e2e,
+    failover,
     filter,
     group,
     idle,
@@ -42,11 +43,13 @@ RUNNERS: dict[str, Runner] = {
     "cancel": cancel.run,
     "restart": restart.run,
     "idle": idle.run,
+    "failover": failover.run,
 }
 # They kill or weigh processes, which a cluster of somebody else's does not allow.
-OWN_CLUSTER_ONLY = frozenset({"pending", "restart", "idle"})
+OWN_CLUSTER_ONLY = frozenset({"pending", "restart", "idle", "failover"})
 # Of a benchmark's own cluster, where it is not one.
 BROKERS = {"group": 2, "rebalance": 2}
+REPLICAS = {"failover": 2}
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Place:
     nameserver: str | None = None
     directory: str | None = None
     brokers: int = 1
+    replicas: int = 1
+    """Of each broker."""
 
 
 def run(
@@ -65,10 +70,23 @@ def run(
     before: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Runs one benchmark; `before` is shown the report when its parameters are known."""
-    with target(place.nameserver, directory=place.directory, brokers=place.brokers) as measured:
+    flags = {}
+    if "min_insync" in parameters:
+        flags["broker"] = ("--min-insync", str(parameters["min_insync"]))
+    with target(
+        place.nameserver,
+        directory=place.directory,
+        brokers=place.brokers,
+        replicas=place.replicas,
+        flags=flags,
+    ) as measured:
         where: dict[str, Any] = {"nameserver": measured.nameserver}
         if measured.cluster is not None:
-            where = {"brokers": place.brokers, "directory": str(measured.directory)}
+            where = {
+                "brokers": place.brokers,
+                "replicas": place.replicas,
+                "directory": str(measured.directory),
+            }
         flush = {} if measured.cluster is None else {"flush_mode": "sync"}
         report = Report(bench, {**parameters, **flush, **where})
         before(report)

@@ -70,7 +70,7 @@ def _lacking(
     leader = next((each for each in members if one and advertised(each) == one.address), None)
     if one is None or leader is None or not _leads(leader):
         return [f"{group} without a leader"]
-    in_sync = {each.name for each in one.replicas if each.in_sync}
+    in_sync = {each.name for each in one.replicas if each.in_sync and each.role != pb.AWAY}
     return [f"{each.name} not in sync" for each in members if each.replica not in in_sync]
 
 

@@ -44,6 +44,7 @@ TOPS = (
     "storage",
     "serving",
     "local_cluster",
+    "operating",
     "bench",
     "demo",
     "sdk",

@@ -43,6 +43,7 @@ def target(
     *,
     directory: str | None = None,
     brokers: int = 1,
+    replicas: int = 1,
     flags: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Target]:
     """The cluster at `nameserver`; None: one of our own, with its data in a folder that goes."""
@@ -50,5 +51,7 @@ def target(
         if nameserver is not None:
             yield Target(nameserver, Path(scratch))
             return
-        with EmbeddedCluster(Path(scratch) / "cluster", brokers=brokers, flags=flags) as cluster:
+        with EmbeddedCluster(
+            Path(scratch) / "cluster", brokers=brokers, replicas=replicas, flags=flags
+        ) as cluster:
             yield Target(cluster.nameserver, Path(scratch), cluster)

@@ -10,6 +10,8 @@ GROUP = "duemq.commands"
 # A command of ours → the distribution that brings it.
 KNOWN = {
     "up": "duemq-server",
+    "replica": "duemq-server",
+    "broker": "duemq-server",
     "bench": "duemq-server",
     "demo": "duemq-server",
     "trace": "duemq-analytics",

@@ -190,12 +190,15 @@ def _replicas(found: ClusterDescription) -> Iterator[dict[str, Any]]:
                 "kind": "replica",
                 "group": member.name,
                 **dataclasses.asdict(replica),
-                "error": None if replica.in_sync else _why(replica),
+                "error": _why(replica),
             }
 
 
-def _why(replica: ReplicaDescription) -> str:
-    return f"not in sync: {replica.reason or 'it catches up'}"
+def _why(replica: ReplicaDescription) -> str | None:
+    """What is wrong with it."""
+    if replica.role == "away":  # it may count as in sync until that is changed
+        return f"away: {replica.reason or 'nothing is heard of it'}"
+    return None if replica.in_sync else f"not in sync: {replica.reason or 'it catches up'}"
 
 
 def _show_replicas(session: Session, replicas: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from tests.service.running_cluster import running_cluster, until
 
 SINCE_MS = 1_700_000_000_000
 LEADER = pb.ReplicaReport(name="a", role=pb.LEADER, in_sync=True, epoch=3, address="h:1")
-FOLLOWER = pb.ReplicaReport(
+LEARNER = pb.ReplicaReport(
     name="b",
     role=pb.LEARNER,
     epoch=3,
@@ -17,6 +17,7 @@ FOLLOWER = pb.ReplicaReport(
     since_ms=SINCE_MS,
     reason="its disk is new",
 )
+AWAY = pb.ReplicaReport(name="c", role=pb.AWAY, in_sync=True, epoch=3)
 
 
 async def shown(cluster, *options):
@@ -26,11 +27,11 @@ async def shown(cluster, *options):
 async def test_the_cluster_shows_replicas(tmp_path) -> None:
     async with running_cluster(tmp_path, "b0", "b1") as cluster:
         broker = cluster.brokers["b1"]
-        broker.replicas = lambda: [LEADER, FOLLOWER]
+        broker.replicas = lambda: [LEADER, LEARNER, AWAY]
         broker.registration.changed()
         await until(lambda: any(each.report.replicas for each in cluster.registry.brokers))
         found = rows(await shown(cluster, "--json"))
-        leader, learner = [row for row in found if row["kind"] == "replica"]
+        leader, learner, away = [row for row in found if row["kind"] == "replica"]
         assert leader == {
             "kind": "replica",
             "group": "b1",
@@ -48,6 +49,8 @@ async def test_the_cluster_shows_replicas(tmp_path) -> None:
         assert (learner["role"], learner["in_sync"]) == ("learner", False)
         assert (learner["lag_bytes"], learner["lag_s"]) == (4096, 1.5)
         assert learner["error"] == "not in sync: its disk is new"
+        assert (away["role"], away["in_sync"]) == ("away", True)
+        assert away["error"] == "away: nothing is heard of it"
         assert [row["name"] for row in found if row["kind"] == "broker"] == ["b0", "b1"]
         people = (await shown(cluster)).stdout
         for told in ("b1/a", "learner", "4,096 B, 1.5 s", local_time(SINCE_MS), "its disk is new"):

@@ -1,0 +1,236 @@
+"""`duemq replica`, and `duemq broker`, which is the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import click
+
+from duemq.errors import DuemqError
+from duemq_cli.exits import Exit
+from duemq_cli.session import Session, confirmed, pass_session, session_options, yes_option
+from duemq_cli.text import local_time
+from duemq_server.operating.asking import Asking
+from duemq_server.operating.deciding import asked, decide
+from duemq_server.operating.groups import Replica, split
+from duemq_server.replication.running.v1 import replication_pb2 as pb
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group()
+def replica() -> None:
+    """Replicas of brokers and timer services: how they are, who leads.
+
+    GROUP is a broker or a timer service, as `duemq cluster show` lists it; GROUP/NAME one of its
+    replicas.  HOST:PORT does instead where no nameserver knows it.  All exit codes are those of
+    `duemq --help`; 5: not every replica answered.
+
+    \b
+    Examples:
+      duemq replica status broker-0
+      duemq replica lead broker-0/b
+      duemq replica history timer-0
+    """
+
+
+@click.group()
+def broker() -> None:
+    """Replicas of brokers: the commands of `duemq replica`."""
+
+
+def _command(function: F) -> F:
+    """Adds a command to both groups, with the options that every command has."""
+    command = click.command()(session_options(pass_session(function)))
+    for group in (replica, broker):
+        group.add_command(command)
+    return function
+
+
+def _asking(session: Session) -> Asking:
+    return Asking(session.nameserver, session.client_settings.request_timeout_s)
+
+
+@_command
+@click.argument("group")
+def status(session: Session, /, group: str) -> Exit:
+    """What each replica of GROUP says of itself.
+
+    With --json, a line each: group, name, address, error, and, if it answered, disk, role (joining,
+    follower, learner, preparing, leader), epoch, log_start, log_end, durable, committed, applied
+    (positions in the log), reason (why it takes no part), record (of the group, as it saw it last;
+    null: there is none).
+    """
+    asking = _asking(session)
+    replicas = asking.group(group)
+    answers = asking.statuses(replicas)
+    rows = [_status_row(*each) for each in zip(replicas, answers, strict=True)]
+    if session.json:
+        session.output.table((), rows, empty="")
+    else:
+        columns = ("replica", "role", "epoch", "log_end", "durable", "committed", "state")
+        session.output.table(columns, map(_for_people, rows), empty="nobody")
+    return _exit(rows)
+
+
+@_command
+@click.argument("group")
+def history(session: Session, /, group: str) -> Exit:
+    """Who led GROUP when, and why that changed, as its replicas remember it.
+
+    Each remembers its latest changes of role.  With --json, a line a change, the oldest first:
+    group, name, at_ms, role, epoch, reason; and a line with an error a replica that did not answer.
+    """
+    asking = _asking(session)
+    replicas = asking.group(group)
+    answers = asking.statuses(replicas)
+    rows = [_status_row(*each) for each in zip(replicas, answers, strict=True)]
+    silent = [row for row in rows if row["error"]]
+    changes = sorted(_changes(zip(replicas, answers, strict=True)), key=lambda row: row["at_ms"])
+    if session.json:
+        session.output.table((), [*changes, *silent], empty="")
+    else:
+        shown = ({**row, "at": local_time(row["at_ms"])} for row in changes)
+        session.output.table(("at", "name", "role", "epoch", "reason"), shown, empty="no changes")
+        for row in silent:
+            session.output.note(f"duemq: incomplete, no answer of {row['name']}: {row['error']}")
+    return _exit(rows)
+
+
+@_command
+@click.argument("replica", metavar="GROUP/NAME")
+def lead(session: Session, /, replica: str) -> Exit:
+    """Let the replica NAME lead GROUP: it must be in sync.
+
+    Whoever leads now hands over; what is being sent waits for about a tenth of a second, and
+    nothing is lost.  With --json, an object: group, name, epoch.
+
+    \b
+    Example:
+      duemq replica lead broker-0/b
+    """
+    group, name = split(replica)
+    asking = _asking(session)
+    leader = asking.leader(group)
+    session.changes()
+    request = pb.HandOverRequest(to=name)
+    answer = asking.one(leader, lambda to: to.HandOver(request, timeout=asking.timeout_s))
+    row = {"group": group, "name": answer.leader, "epoch": answer.epoch}
+    session.output.record(row, f"{group}/{answer.leader} leads, epoch {answer.epoch}")
+    return Exit.OK
+
+
+@_command
+@click.argument("replica", metavar="GROUP/NAME|HOST:PORT")
+@yes_option
+def adopt(session: Session, /, replica: str, yes: bool) -> Exit:
+    """The group's record is gone, or was set back: this replica's log is the group's from now on.
+
+    Look first, by `duemq replica status GROUP`, which replica has the last epoch and, of those, the
+    longest log; what only others have is lost.  Says what would happen and asks; without a terminal
+    it is done with --yes alone.  With --json, an object: group, name, address, done, text.
+
+    \b
+    Example:
+      duemq replica adopt broker-0/a
+    """
+    asking = _asking(session)
+    return decide(
+        session,
+        asking,
+        asking.replica(replica),
+        lambda to, request: to.Adopt(request, timeout=asking.timeout_s),
+        agreed=lambda: yes or asked(session, "Adopt it?"),
+        remedy="say --yes to have it done",
+    )
+
+
+@_command
+@click.argument("replica", metavar="GROUP/NAME|HOST:PORT")
+@click.option("--accept-loss", is_flag=True, help="What this replica lacks is lost, knowingly.")
+@yes_option
+def elect(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Exit:
+    """Nobody in sync is left: let this replica lead, although it may lack what was acknowledged.
+
+    Says what would be lost.  It is done with --accept-loss, and after a question where there is a
+    terminal and no --yes.  The group is a new store then: producers, timers and offsets of what is
+    lost never meet the new history, and up to a second of delayed messages may come twice.  With
+    --json, as `duemq replica adopt`.
+
+    \b
+    Examples:
+      duemq replica elect broker-0/b
+      duemq replica elect broker-0/b --accept-loss
+    """
+    asking = _asking(session)
+    return decide(
+        session,
+        asking,
+        asking.replica(replica),
+        lambda to, request: to.Elect(request, timeout=asking.timeout_s),
+        agreed=lambda: accept_loss and confirmed(session, "Let it lead?", yes=yes),
+        remedy="say --accept-loss to have it done",
+    )
+
+
+def _status_row(each: Replica, answer: pb.ReplicaStatus | DuemqError) -> dict[str, Any]:
+    row: dict[str, Any] = {"group": each.group, "name": each.name, "address": each.address}
+    if isinstance(answer, DuemqError):
+        return {**row, "error": str(answer)}
+    return {
+        "group": answer.group,
+        "name": answer.replica.name,
+        "address": each.address,
+        "error": None,
+        "disk": answer.replica.disk,
+        "role": answer.role,
+        "epoch": answer.epoch,
+        "log_start": answer.log_start,
+        "log_end": answer.log_end,
+        "durable": answer.durable,
+        "committed": answer.committed,
+        "applied": answer.applied,
+        "reason": answer.reason,
+        "record": json.loads(answer.record) if answer.record else None,
+    }
+
+
+def _for_people(row: dict[str, Any]) -> dict[str, Any]:
+    named = f"{row['group']}/{row['name']}" if row["name"] else row["address"]
+    if row["error"]:
+        figures = dict.fromkeys(("role", "epoch", "log_end", "durable", "committed"), "")
+        return {**figures, "replica": named, "state": f"no answer: {row['error']}"}
+    in_sync = [row["name"], row["disk"]] in (row["record"] or {}).get("in_sync", ())
+    return {
+        **{name: f"{row[name]:,}" for name in ("log_end", "durable", "committed")},
+        "replica": named,
+        "role": row["role"],
+        "epoch": row["epoch"],
+        "state": row["reason"] or ("in sync" if in_sync else "not in sync"),
+    }
+
+
+def _changes(
+    answers: Iterator[tuple[Replica, pb.ReplicaStatus | DuemqError]],
+) -> Iterator[dict[str, Any]]:
+    for _, answer in answers:
+        if isinstance(answer, DuemqError):
+            continue
+        for change in answer.history:
+            yield {
+                "group": answer.group,
+                "name": answer.replica.name,
+                "at_ms": change.at_ms,
+                "role": change.role,
+                "epoch": change.epoch,
+                "reason": change.reason,
+            }
+
+
+def _exit(rows: list[dict[str, Any]]) -> Exit:
+    silent = sum(bool(row["error"]) for row in rows)
+    if silent == len(rows):
+        return Exit.UNAVAILABLE
+    return Exit.PARTIAL if silent else Exit.OK
