@@ -62,6 +62,8 @@ class TopicQueues:
     queues: int
     readable: bool = True
     writable: bool = True
+    topic_id: int = 0
+    """Tells it from one of its name that was deleted; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class Served:
     queues: int
     readable: bool
     writable: bool
+    topic_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +441,9 @@ def _served(report: Report | None) -> dict[str, Served]:
     if not isinstance(report, BrokerReport):
         return {}
     return {
-        one.topic: Served(report.name, report.address, one.queues, one.readable, one.writable)
+        one.topic: Served(
+            report.name, report.address, one.queues, one.readable, one.writable, one.topic_id
+        )
         for one in report.topics
     }
 

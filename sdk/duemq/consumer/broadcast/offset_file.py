@@ -41,6 +41,8 @@ class Kept(NamedTuple):
     """That it has subscribed to."""
     offsets: dict[MessageQueue, int]
     """Where it goes on."""
+    topic_ids: dict[MessageQueue, int]
+    """Of which topic of its name an offset is, as far as that was known."""
 
 
 class OffsetFile:
@@ -76,7 +78,12 @@ class OffsetFile:
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from error
 
-    def save(self, topics: Iterable[str], offsets: Mapping[MessageQueue, int]) -> None:
+    def save(
+        self,
+        topics: Iterable[str],
+        offsets: Mapping[MessageQueue, int],
+        topic_ids: Mapping[MessageQueue, int],
+    ) -> None:
         """Replaces the file; returns when the new one is on disk.  Raises OSError."""
         content = {
             "format": FORMAT,
@@ -85,6 +92,8 @@ class OffsetFile:
             "member": self.member,
             "topics": sorted(topics),
             "queues": [[*queue, offset] for queue, offset in sorted(offsets.items())],
+            # Beside the offsets: older versions read those, and nothing of this.
+            "topic_ids": [[*queue, known] for queue, known in sorted(topic_ids.items())],
         }
         beside = self.path.with_suffix(".tmp")
         with beside.open("w", encoding="utf-8") as file:
@@ -113,16 +122,11 @@ class OffsetFile:
                 value=self.path,
                 limit=f"member {self.member!r} of group {self.group!r}",
             )
-        offsets: dict[MessageQueue, int] = {}
-        for topic, broker, queue_id, offset in content["queues"]:
-            if not (isinstance(topic, str) and isinstance(broker, str)):
-                raise ValueError("a queue has a topic and a broker")
-            if not (_is_number(queue_id) and _is_number(offset)):
-                raise ValueError(f"queue {topic} {broker}/{queue_id} at offset {offset}")
-            offsets[MessageQueue(topic, broker, queue_id)] = offset
+        offsets = _numbers(content["queues"])
+        topic_ids = _numbers(content.get("topic_ids", []))
         if not all(isinstance(topic, str) for topic in content["topics"]):
             raise ValueError("topics are names")
-        return Kept(frozenset(content["topics"]), offsets)
+        return Kept(frozenset(content["topics"]), offsets, topic_ids)
 
     def _damaged(self, why: str) -> Corrupt:
         return Corrupt(
@@ -158,6 +162,18 @@ def _file_name(field: str, name: str) -> str:
             field, name, f"the name of a file: {NAME_BYTES_MAX} bytes with escapes, not only dots"
         )
     return safe
+
+
+def _numbers(rows: Any) -> dict[MessageQueue, int]:
+    """A number of each queue.  Raises ValueError, TypeError."""
+    numbers: dict[MessageQueue, int] = {}
+    for topic, broker, queue_id, number in rows:
+        if not (isinstance(topic, str) and isinstance(broker, str)):
+            raise ValueError("a queue has a topic and a broker")
+        if not (_is_number(queue_id) and _is_number(number)):
+            raise ValueError(f"queue {topic} {broker}/{queue_id} at {number}")
+        numbers[MessageQueue(topic, broker, queue_id)] = number
+    return numbers
 
 
 def _is_number(value: Any) -> bool:
