@@ -35,6 +35,8 @@ INSTANCES_MAX = 1_000
 ROUTES_BYTES_MAX = 12 << 20
 # Of one broker's part in a route, or of a replica, beside the names and the address.
 _SERVED_BYTES = 24
+# And where it tells which topic of its name it serves.
+_TOPIC_ID_BYTES = 11
 # Of why a replica is not in sync; the rest of a longer text is dropped.
 REASON_CHARS_MAX = 200
 # How long the version of a deregistered instance is remembered: longer than any call may take.
@@ -457,4 +459,5 @@ def _route_bytes(report: Report | None) -> int:
     if not isinstance(report, BrokerReport):
         return replicas
     each = len(report.name) + len(report.address) + _SERVED_BYTES
-    return replicas + sum(len(one.topic) + each for one in report.topics)
+    told = sum(_TOPIC_ID_BYTES for one in report.topics if one.topic_id)
+    return replicas + told + sum(len(one.topic) + each for one in report.topics)

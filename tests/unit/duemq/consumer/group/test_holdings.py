@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from duemq.consumer.group.holdings import CLOCK_BEHIND_MS_MAX, Holdings, HoldingState
+from duemq.consumer.group.holdings import CLOCK_BEHIND_MS_MAX, Holdings, HoldingState, Step
 from duemq.errors import FencedMember
 from duemq.protocol.balance import MessageQueue
 
@@ -154,6 +154,14 @@ def test_a_queue_whose_offset_does_not_exist_is_acquired_anew(holdings):
     assert queues_of(step.acquire.values()) == [[A0]]
     assert one(holdings, A0) is not old
     assert holdings.begin_anew(old).dropped == []
+
+
+def test_a_queue_that_is_being_given_up_goes_as_it_would_have_gone(holdings):
+    """Its last commit may be refused, as its topic is another one now."""
+    take_over(holdings, 1, A0)
+    (going,) = holdings.assigned(2, frozenset()).release
+    assert holdings.begin_anew(one(holdings, A0)) == Step()
+    assert holdings.released(going).released == (2, {A0})
 
 
 def test_a_session_that_is_over_leaves_nothing(holdings):
