@@ -39,7 +39,7 @@ from duemq.errors import (
 from duemq.message import Message
 from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
-from duemq.protocol.limits import OFFSET_MAX
+from duemq.protocol.limits import OFFSET_MAX, TOPIC_ID_MAX
 from duemq.protocol.moments import epoch_ms
 from duemq.protocol.sql import Sql
 from duemq.transport.closing import AsyncClient
@@ -232,8 +232,7 @@ class PullConsumer(AsyncClient):
         """The application hears of an error: what it commits from now on is of the new topic."""
         queue = source.queue
         if isinstance(error, TopicReplaced) and self._sources.get(queue) is source:
-            topic_id = int(error.limit) if error.limit.isdecimal() else 0
-            self._sources[queue] = Source(queue, self._filter, 0, 0, topic_id)
+            self._sources[queue] = Source(queue, self._filter, 0, 0, _id_now(error))
         return error
 
     def _taken(self, messages_max: int) -> list[Message]:
@@ -377,3 +376,10 @@ class PullConsumer(AsyncClient):
         if not task.cancelled() and (error := task.exception()) is not None:
             self._broken = error
             self._news.set()
+
+
+def _id_now(error: TopicReplaced) -> int:
+    """Of the topic that is there; 0: the broker does not say."""
+    said = error.limit
+    known = int(said) if said.isdecimal() and len(said) <= len(str(TOPIC_ID_MAX)) else 0
+    return known if known <= TOPIC_ID_MAX else 0

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from duemq.errors import Corrupt, InvalidArgument
 from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
-from duemq.protocol.limits import OFFSET_MAX
+from duemq.protocol.limits import OFFSET_MAX, QUEUE_ID_MAX, TOPIC_ID_MAX
 
 if sys.platform == "win32":
     import msvcrt
@@ -122,8 +122,8 @@ class OffsetFile:
                 value=self.path,
                 limit=f"member {self.member!r} of group {self.group!r}",
             )
-        offsets = _numbers(content["queues"])
-        topic_ids = _numbers(content.get("topic_ids", []))
+        offsets = _numbers(content["queues"], OFFSET_MAX)
+        topic_ids = _numbers(content.get("topic_ids", []), TOPIC_ID_MAX)
         if not all(isinstance(topic, str) for topic in content["topics"]):
             raise ValueError("topics are names")
         return Kept(frozenset(content["topics"]), offsets, topic_ids)
@@ -164,20 +164,20 @@ def _file_name(field: str, name: str) -> str:
     return safe
 
 
-def _numbers(rows: Any) -> dict[MessageQueue, int]:
-    """A number of each queue.  Raises ValueError, TypeError."""
+def _numbers(rows: Any, most: int) -> dict[MessageQueue, int]:
+    """A number of each queue, 0 to `most`.  Raises ValueError, TypeError."""
     numbers: dict[MessageQueue, int] = {}
     for topic, broker, queue_id, number in rows:
         if not (isinstance(topic, str) and isinstance(broker, str)):
             raise ValueError("a queue has a topic and a broker")
-        if not (_is_number(queue_id) and _is_number(number)):
+        if not (_is_number(queue_id, QUEUE_ID_MAX) and _is_number(number, most)):
             raise ValueError(f"queue {topic} {broker}/{queue_id} at {number}")
         numbers[MessageQueue(topic, broker, queue_id)] = number
     return numbers
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= OFFSET_MAX
+def _is_number(value: Any, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most
 
 
 def _sync_directory(directory: Path) -> None:

@@ -67,8 +67,9 @@ def test_what_an_older_version_saved_is_read(file):
         [["orders", "a", 0]],
         [["orders", "a", 0, "7"]],
         [["orders", "a", 0, -1]],
-        [["orders", "a", 0, 1 << 63]],
+        [["orders", "a", 0, 1 << 64]],
         [["orders", "a", True, 1]],
+        [["orders", "a", 1 << 31, 1]],
         [["orders", 1, 0, 1]],
     ],
 )
