@@ -282,7 +282,11 @@ class Broker:
             store_id=self._opened.store_id,
             topics=[
                 nameserver_pb2.TopicQueues(
-                    topic=topic.name, queues=topic.queues, readable=True, writable=writable
+                    topic=topic.name,
+                    queues=topic.queues,
+                    readable=True,
+                    writable=writable,
+                    topic_id=topic.id,
                 )
                 for topic in self.store.topics
             ],

@@ -35,6 +35,8 @@ INSTANCES_MAX = 1_000
 ROUTES_BYTES_MAX = 12 << 20
 # Of one broker's part in a route, or of a replica, beside the names and the address.
 _SERVED_BYTES = 24
+# And where it tells which topic of its name it serves.
+_TOPIC_ID_BYTES = 11
 # Of why a replica is not in sync; the rest of a longer text is dropped.
 REASON_CHARS_MAX = 200
 # How long the version of a deregistered instance is remembered: longer than any call may take.
@@ -62,6 +64,8 @@ class TopicQueues:
     queues: int
     readable: bool = True
     writable: bool = True
+    topic_id: int = 0
+    """Tells it from one of its name that was deleted; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,7 @@ class Served:
     queues: int
     readable: bool
     writable: bool
+    topic_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +443,9 @@ def _served(report: Report | None) -> dict[str, Served]:
     if not isinstance(report, BrokerReport):
         return {}
     return {
-        one.topic: Served(report.name, report.address, one.queues, one.readable, one.writable)
+        one.topic: Served(
+            report.name, report.address, one.queues, one.readable, one.writable, one.topic_id
+        )
         for one in report.topics
     }
 
@@ -452,4 +459,5 @@ def _route_bytes(report: Report | None) -> int:
     if not isinstance(report, BrokerReport):
         return replicas
     each = len(report.name) + len(report.address) + _SERVED_BYTES
-    return replicas + sum(len(one.topic) + each for one in report.topics)
+    told = sum(_TOPIC_ID_BYTES for one in report.topics if one.topic_id)
+    return replicas + told + sum(len(one.topic) + each for one in report.topics)

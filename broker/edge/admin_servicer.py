@@ -121,6 +121,7 @@ class AdminServicer:
             topic=_config(topic),
             queues=[self._queue(queue) for queue in self._store.queues_of(topic.name)],
             broker=self._about.broker,
+            topic_id=topic.id,
         )
 
     def _queue(self, queue: Queue) -> admin_pb2.QueueDescription:

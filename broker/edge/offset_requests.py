@@ -98,7 +98,9 @@ class OffsetRequests:
             queue = self._store.queue(ref.topic, ref.queue_id)
             low, high = queue.min_offset, queue.max_offset
             from_start = request.start_from == broker_pb2.EARLIEST or names.is_retry(ref.topic)
-            start = low if from_start else starts.get(queue, high)
+            # The topic may have been made anew while times were looked for: then all of it is new.
+            anew = request.start_from == broker_pb2.AT_TIME and queue not in starts
+            start = low if from_start or anew else starts.get(queue, high)
             progress = self._store.offsets.acquire(key, request.generation, start, low, high)
         except DuemqError as error:
             return _failed(key, error)
@@ -135,7 +137,7 @@ class OffsetRequests:
             check_claim(commit.generation, self._now_ms())
             if group == names.TIMER_GROUP:
                 self._store.timer_owners.check(commit.queue_id, timer_id, self._now_ms())
-            queue = self._store.queue(commit.topic, commit.queue_id)
+            queue = self._store.queue(commit.topic, commit.queue_id, commit.topic_id)
             progress = self._store.offsets.commit(
                 key, commit.generation, commit.offset, queue.max_offset
             )
@@ -184,6 +186,7 @@ def _result(queue: Queue, offset: int) -> broker_pb2.OffsetResult:
         offset=offset,
         min_offset=queue.min_offset,
         max_offset=queue.max_offset,
+        topic_id=queue.topic_id,
     )
 
 

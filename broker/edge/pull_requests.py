@@ -251,7 +251,7 @@ class PullRequests:
         )
 
     def _queue_of(self, group: str, read: QueueRead) -> Queue:
-        queue = self._store.queue(read.topic, read.queue_id)
+        queue = self._store.queue(read.topic, read.queue_id, read.topic_id)
         if group and read.generation:
             self._store.offsets.check_fence(
                 GroupQueue(group, read.topic, read.queue_id), read.generation

@@ -121,6 +121,7 @@ def _failure(group: str, message: broker_pb2.FailedMessage) -> Failure:
         message.dead_letter,
         message.error,
         message.deliveries,
+        message.topic_id,
     )
 
 

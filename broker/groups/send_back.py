@@ -48,6 +48,7 @@ class Failure(NamedTuple):
     dead_letter: bool = False
     error: str = ""
     deliveries: int = 0
+    topic_id: int = 0
 
 
 class SentBack(NamedTuple):
@@ -81,13 +82,14 @@ class SendBacks:
     def check(self, failure: Failure) -> Queue | None:
         """The queue to read the record from; None: a duplicate.
 
-        Raises InvalidArgument, TopicNotFound, QueueNotFound, FencedMember, OffsetOutOfRange.
+        Raises InvalidArgument, TopicNotFound, TopicReplaced, QueueNotFound, FencedMember,
+        OffsetOutOfRange.
         """
         key = failure.key
         if failure.delay_ms is not None:
             checks.between("delay_ms", failure.delay_ms, 0, DELAY_MS_MAX)
         checks.between("deliveries", failure.deliveries, 0, ATTEMPT_MAX)
-        queue = self._store.queue(key.topic, key.queue_id)
+        queue = self._store.queue(key.topic, key.queue_id, failure.topic_id)
         self._store.offsets.check_fence(key, failure.generation)
         if self._store.offsets.is_done(key, failure.offset):
             return None

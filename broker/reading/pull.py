@@ -36,6 +36,8 @@ class QueueRead:
     wanted: Filter
     scanned: int
     """Up to where the pull has looked."""
+    topic_id: int
+    """Of which topic of this name; 0: of whichever is there."""
     queue: Queue | None = None
     """As of the last look at it."""
 
@@ -129,6 +131,7 @@ def _reads(request: broker_pb2.PullRequest) -> list[QueueRead]:
             pull.generation,
             expressions.parse(pull.filter, pull.filter_type),
             offset,
+            pull.topic_id,
         )
         for pull in request.queues
     ]

@@ -27,17 +27,18 @@ SYNC_THREADS = 16
 class Queue:
     """One queue.  Its files come into being with its first records."""
 
-    __slots__ = ("_index", "dropped", "key", "keys", "next_offset", "queue_id", "topic")
+    __slots__ = ("_index", "dropped", "key", "keys", "next_offset", "queue_id", "topic", "topic_id")
 
     def __init__(
-        self, topic: str, queue_id: int, directory: str, disk: Disk, files: OpenFiles
+        self, topic: Topic, queue_id: int, directory: str, disk: Disk, files: OpenFiles
     ) -> None:
-        self.topic = topic
+        self.topic = topic.name
+        self.topic_id = topic.id
         self.queue_id = queue_id
         # The topic was deleted: what is still on its way to the disk is not indexed any more.
         self.dropped = False
         self._index = FixedIndex(directory, disk, consume_queue.ENTRY_BYTES, files=files)
-        self.key = topic, queue_id
+        self.key = topic.name, queue_id
         """Topic and number."""
         self.keys = KeyIndex(directory, disk)
         self.next_offset = self.max_offset
@@ -194,7 +195,7 @@ class QueueTable:
 
     def _open(self, topic: Topic, number: int) -> Queue:
         directory = os.path.join(self._folder(topic), str(number))
-        return Queue(topic.name, number, directory, self._disk, self._files)
+        return Queue(topic, number, directory, self._disk, self._files)
 
     def of(self, topic: str) -> list[Queue]:
         """The queues of a topic that exists."""

@@ -341,9 +341,9 @@ class Store:
 
     # -- topics -----------------------------------------------------------------------------------
 
-    def queue(self, topic: str, queue_id: int) -> Queue:
-        """Raises TopicNotFound, QueueNotFound."""
-        self.topics.queue(topic, queue_id)
+    def queue(self, topic: str, queue_id: int, topic_id: int = 0) -> Queue:
+        """`topic_id`: as in Topics.queue.  Raises TopicNotFound, TopicReplaced, QueueNotFound."""
+        self.topics.queue(topic, queue_id, topic_id)
         return self.tables.queues.of(topic)[queue_id]
 
     def queues_of(self, topic: str) -> list[Queue]:

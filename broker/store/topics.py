@@ -3,19 +3,29 @@
 Owned by: Tables.  Mutated by: the event loop.
 
 A topic has an id of its own beside its name, so that a topic deleted and made again never meets
-the files of the one before.  Changes are entries of the commit log (journal.py), so they are
-durable in order with the messages.
+the files of the one before, and who reads it knows the two apart.  Ids grow by random steps: what
+comes after the loss of the log's end, or of the whole disk, meets no id that was given there.
+Changes are entries of the commit log (journal.py), so they are durable in order with the messages.
 """
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from duemq.errors import InvalidArgument, QueueNotFound, TopicExists, TopicNotFound
+from duemq.errors import (
+    InvalidArgument,
+    QueueNotFound,
+    TopicExists,
+    TopicNotFound,
+    TopicReplaced,
+)
 from duemq.protocol import checks, names
 from duemq.protocol.limits import QUEUES_MAX, TOPICS_MAX
 
 OWN = "the broker's own"
+# Two million topics before an id has more than the 53 bits that every JSON reader keeps.
+ID_STEP_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +63,20 @@ class Topics:
             raise TopicNotFound(f"topic: {name!r} is not here", field="topic", value=name)
         return topic
 
-    def queue(self, name: str, queue_id: int) -> Topic:
-        """The topic, if it has that queue; raises TopicNotFound, QueueNotFound."""
+    def queue(self, name: str, queue_id: int, topic_id: int = 0) -> Topic:
+        """The topic, if it has that queue.
+
+        `topic_id`: the one that is meant, of all that ever have the name; 0: whichever is here.
+        Raises TopicNotFound, TopicReplaced, QueueNotFound.
+        """
         topic = self.find(name)
+        if topic_id and topic_id != topic.id:
+            raise TopicReplaced(
+                f"topic_id: topic {name!r} was deleted and made anew, it is {topic.id} now",
+                field="topic_id",
+                value=topic_id,
+                limit=topic.id,
+            )
         if not 0 <= queue_id < topic.queues:
             raise no_queue(topic, queue_id)
         return topic
@@ -75,7 +96,8 @@ class Topics:
         if len(self._topics) >= TOPICS_MAX:
             raise checks.wrong("topic", name, f"at most {TOPICS_MAX} topics, and so many exist")
         own = 1 if names.group_of(name) else self._default_queues
-        return Topic(name, self._next_id, queues or own, message_bytes_max)
+        topic_id = self._next_id + secrets.randbits(ID_STEP_BITS)
+        return Topic(name, topic_id, queues or own, message_bytes_max)
 
     def put(self, topic: Topic) -> None:
         """Makes the topic, or replaces it by its successor."""

@@ -115,7 +115,11 @@ class NameserverServicer:
             log.info("%s is given up and counts as lost no more", name)
         topics = (
             pb.TopicQueues(
-                topic=one.topic, queues=one.queues, readable=one.readable, writable=one.writable
+                topic=one.topic,
+                queues=one.queues,
+                readable=one.readable,
+                writable=one.writable,
+                topic_id=one.topic_id,
             )
             for one in lost.topics or ()
         )
@@ -208,6 +212,7 @@ class NameserverServicer:
                 queues=one.queues,
                 readable=one.readable,
                 writable=one.writable,
+                topic_id=one.topic_id,
             )
             for one in served
         )
@@ -343,7 +348,7 @@ def _replicas_of(kind: str, replicas: Sequence[pb.ReplicaReport]) -> tuple[Repli
 def _topics_of(report: pb.BrokerReport) -> tuple[TopicQueues, ...]:
     checks.count("broker.topics", len(report.topics), 0, TOPICS_MAX)
     return tuple(
-        TopicQueues(_topic_name(one.topic), _queues(one), one.readable, one.writable)
+        TopicQueues(_topic_name(one.topic), _queues(one), one.readable, one.writable, one.topic_id)
         for one in sorted(report.topics, key=lambda one: one.topic)
     )
 

@@ -16,7 +16,8 @@
     │   ├── OutOfSequence
     │   ├── FencedMember
     │   ├── NotCoordinator
-    │   └── FencedTimer
+    │   ├── FencedTimer
+    │   └── TopicReplaced
     ├── Unavailable           try again, here or elsewhere
     │   ├── NotReady
     │   ├── Overloaded
@@ -69,6 +70,7 @@ __all__ = [
     "TooLarge",
     "TopicExists",
     "TopicNotFound",
+    "TopicReplaced",
     "Unavailable",
 ]
 
@@ -91,6 +93,7 @@ class ErrorCode(enum.IntEnum):
     FENCED_MEMBER = 22
     NOT_COORDINATOR = 23
     FENCED_TIMER = 24
+    TOPIC_REPLACED = 25
     UNAVAILABLE = 40
     NOT_READY = 41
     OVERLOADED = 42
@@ -230,6 +233,12 @@ class FencedTimer(Fenced):
     """Another timer service has this queue of delayed messages."""
 
     code = ErrorCode.FENCED_TIMER
+
+
+class TopicReplaced(Fenced):
+    """The topic was deleted and made anew: positions in its queues are of one that is gone."""
+
+    code = ErrorCode.TOPIC_REPLACED
 
 
 class Unavailable(DuemqError):

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
+import pytest
 
 from duemq import ConsumerSettings, Message, Producer, PullConsumer, PushConsumer
 from duemq.protocol import balance
-from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq.v1 import admin_pb2, admin_pb2_grpc, broker_pb2, broker_pb2_grpc
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, topic_name, until
 
@@ -169,6 +170,58 @@ def test_members_come_and_go_and_nothing_is_lost_or_repeated(cluster: EmbeddedCl
         until(lambda: len(first.queues) == 8)
         until(lambda: len(received) >= len(sent))
     assert Counter(received) == Counter(sent)
+
+
+@pytest.mark.parametrize("anew", [60, 900])
+def test_a_group_takes_a_topic_that_is_made_anew_for_another_one(
+    cluster: EmbeddedCluster, anew: int
+) -> None:
+    """With fewer messages than it had consumed of the old one, and with more.
+
+    No nameserver is there that would tell anybody.
+    """
+    topic = group = topic_name()
+    received: list[bytes] = []
+
+    def submit(kind: str, count: int) -> set[bytes]:
+        bodies = {f"{kind} {n}".encode() for n in range(count)}
+        receipts = [producer.submit(topic, body, ordering_key=str(body)) for body in bodies]
+        for receipt in receipts:
+            receipt.result(WAIT_S)
+        return bodies
+
+    with (
+        Producer(cluster.nameserver) as producer,
+        PushConsumer(
+            group,
+            topic,
+            lambda message: received.append(message.body),
+            nameserver=cluster.nameserver,
+            settings=SETTINGS,
+        ),
+    ):
+        sent = submit("old", 300)
+        until(lambda: len(received) == len(sent))
+        [nameserver] = cluster.names("nameserver")
+        cluster.stop_member(nameserver)
+        for broker in cluster.names("broker"):
+            make_anew(cluster.address(broker), topic)
+        sent |= submit("new", anew)
+        until(lambda: len(received) >= len(sent))
+        until(lambda: sum(committed(cluster, group, topic).values()) == anew)
+        cluster.start_member(nameserver)
+        cluster.wait_ready()
+    assert Counter(received) == Counter(sent)
+    assert sum(committed(cluster, group, topic).values()) == anew
+
+
+def make_anew(address: str, topic: str) -> None:
+    """At one broker."""
+    with grpc.insecure_channel(address) as channel:
+        stub = admin_pb2_grpc.BrokerAdminStub(channel)
+        stub.DeleteTopic(admin_pb2.DeleteTopicRequest(name=topic), timeout=WAIT_S)
+        config = admin_pb2.TopicConfig(name=topic, queues=4)
+        stub.CreateTopic(admin_pb2.CreateTopicRequest(topic=config), timeout=WAIT_S)
 
 
 def test_members_keep_their_queues_when_the_coordinator_is_killed(

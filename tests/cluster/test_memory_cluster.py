@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import pytest
 
@@ -46,6 +46,8 @@ class World(Protocol):
 
     def create_topic(self, name: str, queues: int) -> None: ...
 
+    def delete_topic(self, name: str) -> None: ...
+
     def put_group(self, name: str, **policy: Any) -> None: ...
 
     def until(self, condition: Callable[[], bool]) -> None: ...
@@ -70,6 +72,9 @@ class Twin:
 
     def create_topic(self, name: str, queues: int) -> None:
         self.cluster.create_topic(name, queues=queues)
+
+    def delete_topic(self, name: str) -> None:
+        self.cluster.delete_topic(name)
 
     def until(self, condition: Callable[[], bool]) -> None:
         for _ in range(STEPS_MAX):
@@ -99,6 +104,9 @@ class Real:
 
     def create_topic(self, name: str, queues: int) -> None:
         self.admin.create_topic(name, queues=queues)
+
+    def delete_topic(self, name: str) -> None:
+        self.admin.delete_topic(name)
 
     def put_group(self, name: str, **policy: Any) -> None:
         self.admin.put_group(name, **policy)
@@ -381,6 +389,33 @@ def test_where_a_new_group_begins(world: World) -> None:
     assert sorted(got["earliest"]) == [b"new", b"newest", b"old"]
     assert got["latest"] == [b"newest"]
     assert sorted(got[old.store_ms + 1]) == [b"new", b"newest"]
+
+
+@pytest.mark.parametrize("start_from", ["earliest", "latest"])
+@pytest.mark.parametrize("anew", [4, 40])
+def test_a_topic_that_is_made_anew_is_another_one(
+    world: World, anew: int, start_from: Literal["earliest", "latest"]
+) -> None:
+    """With fewer messages than were consumed of the old one, and with more."""
+    topic, group = name("t"), name("g")
+    world.create_topic(topic, queues=1)
+    received: list[bytes] = []
+    settings = ConsumerSettings(start_from=start_from, commit_interval_s=0.05)
+    with world.consumer(group, topic, lambda m: received.append(m.body), settings=settings) as it:
+        world.until(lambda: any(queue.topic == topic for queue in it.queues))
+        old = [b"old %d" % number for number in range(20)]
+        world.producer.send_many(topic, old)
+        world.until(lambda: len(received) == len(old))
+        world.delete_topic(topic)
+        world.create_topic(topic, queues=1)
+        new = [b"new %d" % number for number in range(anew)]
+        world.producer.send_many(topic, new)
+        world.until(lambda: len(received) >= len(old) + len(new))
+        world.settle()
+    assert sorted(received) == sorted(old + new)
+    with world.consumer(group, topic, lambda m: received.append(m.body), settings=settings):
+        world.settle()
+    assert len(received) == len(old) + len(new)
 
 
 def test_batches(world: World) -> None:

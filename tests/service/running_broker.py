@@ -51,7 +51,7 @@ class Client:
     ) -> broker_pb2.PullResponse:
         pull = {
             name: fields.pop(name)
-            for name in ("generation", "filter", "filter_type")
+            for name in ("generation", "filter", "filter_type", "topic_id")
             if name in fields
         }
         queue = broker_pb2.QueuePull(topic=topic, queue_id=queue_id, offset=offset, **pull)

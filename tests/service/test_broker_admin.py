@@ -111,7 +111,7 @@ async def test_files_of_a_deleted_topic_go_with_the_next_checkpoint(tmp_path: Pa
     async with running_broker(tmp_path) as (broker, client):
         await client.send(batch("gone", [b"a"]))
         await broker._checkpoints.save()
-        assert "gone.2" in folders(tmp_path)
+        assert f"gone.{broker.store.topics.find('gone').id}" in folders(tmp_path)
         await client.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(name="gone"))
         await broker._checkpoints.save()
         assert folders(tmp_path) == []

@@ -814,7 +814,6 @@ async def test_what_is_sent_to_a_new_topic_before_it_is_taken_over_is_not_left_o
         await until(lambda body=body: body in consumers.all)
         for client in cluster.clients.values():
             await client.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(name=topic))
-        # One that is made anew before anybody hears of its end is not told from the old one.
         await until(lambda: not consumer.queues)
     assert consumers.all == [b"1", b"2"]
 

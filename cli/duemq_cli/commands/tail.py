@@ -9,7 +9,7 @@ import click
 
 from duemq import Message, PullConsumer, Sql
 from duemq.descriptions import TopicDescription
-from duemq.errors import MissingBroker, OffsetOutOfRange
+from duemq.errors import MissingBroker, OffsetOutOfRange, TopicReplaced
 from duemq.protocol.balance import MessageQueue
 from duemq_cli import completion
 from duemq_cli.exits import Exit
@@ -125,8 +125,11 @@ class _Reader:
         while True:
             try:
                 self._print(self.consumer.poll(LOOK_EVERY_S))
-            except OffsetOutOfRange as error:
-                # Retention was faster, or the topic is made anew.
+            except TopicReplaced as error:
+                self._session.output.note(f"{error}; goes on with that one")
+                for queue, offset in self._positions().items():
+                    self.consumer.seek(queue, offset)
+            except OffsetOutOfRange as error:  # retention was faster
                 self._session.output.note(f"{error}; goes on with what is there")
                 self._read_from(self._clamped())
             if time.monotonic() < look_at:

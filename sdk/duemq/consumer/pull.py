@@ -27,11 +27,19 @@ from duemq.consumer.settings import (
     resolved,
     start_ms,
 )
-from duemq.errors import Closed, DuemqError, Internal, InvalidArgument, MissingBroker, QueueNotFound
+from duemq.errors import (
+    Closed,
+    DuemqError,
+    Internal,
+    InvalidArgument,
+    MissingBroker,
+    QueueNotFound,
+    TopicReplaced,
+)
 from duemq.message import Message
 from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
-from duemq.protocol.limits import OFFSET_MAX
+from duemq.protocol.limits import OFFSET_MAX, TOPIC_ID_MAX
 from duemq.protocol.moments import epoch_ms
 from duemq.protocol.sql import Sql
 from duemq.transport.closing import AsyncClient
@@ -72,7 +80,7 @@ class PullConsumer(AsyncClient):
         self._paused: set[MessageQueue] = set()
         self._filter = ALL
         self._ready: deque[Chunk[Message]] = deque()
-        self._failed: deque[DuemqError] = deque()
+        self._failed: deque[tuple[Source, DuemqError]] = deque()
         self._news = asyncio.Event()
         self._fetchers: dict[str, Fetcher] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -146,9 +154,9 @@ class PullConsumer(AsyncClient):
         self._paused.clear()
         self._filter = wanted_messages
         for queue in wanted:
-            _, least, most = ranges[queue]
-            offset = offsets.get(queue, ranges[queue].committed or 0)
-            self._begin(queue, min(max(offset, least), most))
+            committed, least, most, topic_id = ranges[queue]
+            offset = offsets.get(queue, committed or 0)
+            self._begin(queue, min(max(offset, least), most), topic_id)
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
@@ -160,19 +168,20 @@ class PullConsumer(AsyncClient):
 
         Raises InvalidArgument.  An offset that the broker does not have is told by `poll`.
         """
-        self._source(queue)
+        topic_id = self._source(queue).topic_id
         if type(to) is int:
             checks.whole("to", to, 0, OFFSET_MAX)
             offset = to
         elif to in ("earliest", "latest") or isinstance(to, datetime):
             if isinstance(to, datetime):
                 epoch_ms(to, 0, "to")
-            offsets = await self._starts([queue], await self._ranges([queue]), to)
-            offset = offsets[queue]
+            ranges = await self._ranges([queue])
+            offsets = await self._starts([queue], ranges, to)
+            offset, topic_id = offsets[queue], ranges[queue].topic_id
         else:
             raise checks.wrong("to", to, "an offset, earliest, latest, or an aware datetime")
         self._end(self._source(queue))
-        self._begin(queue, offset)
+        self._begin(queue, offset, topic_id)
 
     def position(self, queue: MessageQueue) -> int:
         """The offset that `poll` goes on from.  Raises InvalidArgument if it is not assigned."""
@@ -197,7 +206,8 @@ class PullConsumer(AsyncClient):
         """Answers what has come, at once if there is any; an empty list after `timeout_s`.
 
         Messages of one queue come in its order.  Raises what a broker said about a queue, once;
-        after OffsetOutOfRange, `seek` to go on with that queue.  Raises Closed, InvalidArgument.
+        after OffsetOutOfRange, `seek` to go on with that queue.  So after TopicReplaced: the
+        queue's position is 0, that of the new topic.  Raises Closed, InvalidArgument.
         """
         checks.number("timeout_s", timeout_s, 0, POLL_S_MAX)
         checks.whole("messages_max", messages_max, 1, POLL_MESSAGES_MAX)
@@ -208,7 +218,7 @@ class PullConsumer(AsyncClient):
             if self._broken is not None:
                 raise Internal(f"pulling has ended: {self._broken}") from self._broken
             if self._failed:
-                raise self._failed.popleft()
+                raise self._told(*self._failed.popleft())
             if messages := self._taken(messages_max):
                 return messages
             self._news.clear()
@@ -217,6 +227,13 @@ class PullConsumer(AsyncClient):
                     await self._news.wait()
             except TimeoutError:
                 return []
+
+    def _told(self, source: Source, error: DuemqError) -> DuemqError:
+        """The application hears of an error: what it commits from now on is of the new topic."""
+        queue = source.queue
+        if isinstance(error, TopicReplaced) and self._sources.get(queue) is source:
+            self._sources[queue] = Source(queue, self._filter, 0, 0, _id_now(error))
+        return error
 
     def _taken(self, messages_max: int) -> list[Message]:
         taken: list[Message] = []
@@ -259,7 +276,9 @@ class PullConsumer(AsyncClient):
         by_broker: dict[str, list[Commit]] = {}
         for queue, offset in offsets.items():
             checks.whole("offset", offset, 0, OFFSET_MAX)
-            by_broker.setdefault(queue.broker, []).append(Commit(queue, offset, 0))
+            source = self._sources.get(queue)
+            commit = Commit(queue, offset, 0, source.topic_id if source is not None else 0)
+            by_broker.setdefault(queue.broker, []).append(commit)
         answers = await asyncio.gather(
             *(self._offsets.commit(broker, each) for broker, each in by_broker.items())
         )
@@ -314,8 +333,8 @@ class PullConsumer(AsyncClient):
         except KeyError:
             raise InvalidArgument(f"{queue} is not assigned", field="queue", value=queue) from None
 
-    def _begin(self, queue: MessageQueue, offset: int) -> None:
-        source = self._sources[queue] = Source(queue, self._filter, 0, offset)
+    def _begin(self, queue: MessageQueue, offset: int, topic_id: int) -> None:
+        source = self._sources[queue] = Source(queue, self._filter, 0, offset, topic_id)
         if queue not in self._paused:
             self._fetcher(queue.broker).add(source)
 
@@ -336,7 +355,9 @@ class PullConsumer(AsyncClient):
     def refused(self, source: Source, error: DuemqError) -> None:
         """Lets the next `poll` raise it (fetcher.Sink)."""
         self._fetcher(source.queue.broker).remove(source)
-        self._failed.append(error)
+        if isinstance(error, TopicReplaced):
+            source.pending.drop()  # what waits for `poll` is of a topic that is gone
+        self._failed.append((source, error))
         self._news.set()
 
     def _fetcher(self, broker: str) -> Fetcher:
@@ -355,3 +376,10 @@ class PullConsumer(AsyncClient):
         if not task.cancelled() and (error := task.exception()) is not None:
             self._broken = error
             self._news.set()
+
+
+def _id_now(error: TopicReplaced) -> int:
+    """Of the topic that is there; 0: the broker does not say."""
+    said = error.limit
+    known = int(said) if said.isdecimal() and len(said) <= len(str(TOPIC_ID_MAX)) else 0
+    return known if known <= TOPIC_ID_MAX else 0

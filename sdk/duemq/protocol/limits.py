@@ -41,6 +41,7 @@ SESSION_TIMEOUT_MS_MAX = 300_000
 
 # Of numbers on the wire.
 OFFSET_MAX = (1 << 63) - 1
+TOPIC_ID_MAX = (1 << 64) - 1
 QUEUE_ID_MAX = (1 << 31) - 1
 ATTEMPT_MAX = (1 << 31) - 1
 SEQUENCE_MAX = (1 << 64) - 2

@@ -34,6 +34,8 @@ class BrokerQueues:
     queues: int
     readable: bool = True
     writable: bool = True
+    topic_id: int = 0
+    """Another one when the topic was deleted and made anew; 0: not told (an older server)."""
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,19 @@ class MemoryBroker:
         checks.whole("queues", queues or 0, 0, QUEUES_MAX)
         self._make(topic, queues or self._default_queues)
 
+    def delete_topic(self, topic: str) -> None:
+        """With its messages; what waits for its time stays.  Raises TopicNotFound."""
+        if self._topics.pop(topic, None) is None:
+            raise TopicNotFound(f"topic {topic!r} does not exist", field="topic", value=topic)
+        self._turns.pop(topic, None)
+
+    def holds(self, queue: MessageQueue, entry: StoredEntry) -> bool:
+        """Whether it is there: its topic was not deleted since, nor made anew."""
+        logs = self._topics.get(queue.topic, ())
+        log = logs[queue.queue_id] if queue.queue_id < len(logs) else ()
+        offset = entry.message.offset
+        return offset < len(log) and log[offset] is entry
+
     def queues_of(self, topic: str) -> list[MessageQueue]:
         """Answers none if there is no such topic."""
         count = len(self._topics.get(topic, ()))

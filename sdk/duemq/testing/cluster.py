@@ -69,6 +69,15 @@ class ClusterCore(Generic[C]):
         with self._lock:
             self._broker.create_topic(name, queues)
 
+    def delete_topic(self, name: str) -> None:
+        """As `Admin.delete_topic`.  Raises TopicNotFound.
+
+        One that is made anew is another topic: groups begin in it as in any that is new to them.
+        """
+        with self._lock:
+            self._broker.delete_topic(name)
+            self._groups.forget_topic(name)
+
     def put_group(
         self,
         name: str,

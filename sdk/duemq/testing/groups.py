@@ -134,6 +134,13 @@ class Groups:
         member.joined = True
         self._members.append(member)
 
+    def forget_topic(self, topic: str) -> None:
+        """It was deleted: no group is anywhere in it any more."""
+        for progress in self._progress.values():
+            for kept in (progress.next, progress.lanes):
+                for queue in [queue for queue in kept if queue.topic == topic]:
+                    del kept[queue]
+
     def leave(self, member: MemoryMember) -> None:
         """Its queues are the others' from now on."""
         if member in self._members:
@@ -230,8 +237,10 @@ class Groups:
     # ── what became of it ────────────────────────────────────────────────────────────
 
     def finish(self, delivery: Delivery, error: BaseException | None) -> None:
-        """The callback has returned, or raised."""
+        """The callback has returned, or raised; of a topic that it deleted, nothing is left."""
         member, queue = delivery.member, delivery.queue
+        if not self._broker.holds(queue, delivery.entries[0]):
+            return
         if delivery.lane is None:
             member.progress.next[queue] = delivery.entries[-1].message.offset + 1
         failed = errors_of(error, delivery.messages) if error is not None else {}

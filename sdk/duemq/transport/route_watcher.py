@@ -81,7 +81,14 @@ def route_of(route: nameserver_pb2.TopicRoute) -> Route:
         route.topic,
         tuple(
             # No more than a broker can have, whatever a nameserver says.
-            BrokerQueues(b.broker, b.address, min(b.queues, QUEUES_MAX), b.readable, b.writable)
+            BrokerQueues(
+                b.broker,
+                b.address,
+                min(b.queues, QUEUES_MAX),
+                b.readable,
+                b.writable,
+                b.topic_id,
+            )
             for b in route.brokers
         ),
     )

@@ -37,6 +37,7 @@ STATUSES: dict[type[DuemqError], grpc.StatusCode] = {
     errors.FencedMember: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotCoordinator: grpc.StatusCode.FAILED_PRECONDITION,
     errors.FencedTimer: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.TopicReplaced: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -85,14 +85,16 @@ class QueueDescription(_message.Message):
     def __init__(self, queue_id: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., last_store_ms: _Optional[int] = ..., in_per_s: _Optional[float] = ..., messages: _Optional[int] = ...) -> None: ...
 
 class TopicDescription(_message.Message):
-    __slots__ = ("topic", "queues", "broker")
+    __slots__ = ("topic", "queues", "broker", "topic_id")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     BROKER_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     topic: TopicConfig
     queues: _containers.RepeatedCompositeFieldContainer[QueueDescription]
     broker: str
-    def __init__(self, topic: _Optional[_Union[TopicConfig, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[QueueDescription, _Mapping]]] = ..., broker: _Optional[str] = ...) -> None: ...
+    topic_id: int
+    def __init__(self, topic: _Optional[_Union[TopicConfig, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[QueueDescription, _Mapping]]] = ..., broker: _Optional[str] = ..., topic_id: _Optional[int] = ...) -> None: ...
 
 class DescribeBrokerRequest(_message.Message):
     __slots__ = ()

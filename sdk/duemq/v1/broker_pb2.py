@@ -27,7 +27,7 @@ from duemq.v1 import error_pb2 as duemq_dot_v1_dot_error__pb2
 from duemq.v1 import message_pb2 as duemq_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64uemq/v1/broker.proto\x12\x08\x64uemq.v1\x1a\x14\x64uemq/v1/error.proto\x1a\x16\x64uemq/v1/message.proto\"\x96\x02\n\x05\x42\x61tch\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x11\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x04\x12\x16\n\x0eproducer_epoch\x18\x04 \x01(\r\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12&\n\x07records\x18\x06 \x01(\x0b\x32\x15.duemq.v1.RecordBatch\x12\r\n\x05sizes\x18\x07 \x03(\x07\x12\x12\n\ntag_hashes\x18\x08 \x03(\x07\x12\x12\n\nkey_hashes\x18\t \x03(\x07\x12\x11\n\tdelays_ms\x18\n \x03(\x10\x12\x0e\n\x06\x64ue_ms\x18\x0b \x03(\x10\x12\x14\n\x0c\x64\x65lay_levels\x18\x0c \x03(\x07\x12\x15\n\rnot_before_ms\x18\r \x01(\x03\"C\n\x0bSendRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12 \n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x0f.duemq.v1.Batch\"\x89\x01\n\x0b\x42\x61tchResult\x12\x1e\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x0f.duemq.v1.Error\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x13\n\x0b\x62\x61se_offset\x18\x03 \x01(\x03\x12\x10\n\x08store_ms\x18\x04 \x01(\x03\x12\x11\n\tduplicate\x18\x05 \x01(\x08\x12\x0e\n\x06\x64ue_ms\x18\x06 \x03(\x10\"|\n\x0cSendResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12&\n\x07results\x18\x02 \x03(\x0b\x32\x15.duemq.v1.BatchResult\x12\x0e\n\x06\x62roker\x18\x03 \x01(\t\x12\x10\n\x08store_id\x18\x04 \x01(\x06\x12\x0e\n\x06now_ms\x18\x05 \x01(\x03\"\x8b\x01\n\tQueuePull\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x0e\n\x06\x66ilter\x18\x05 \x01(\t\x12)\n\x0b\x66ilter_type\x18\x06 \x01(\x0e\x32\x14.duemq.v1.FilterType\"\xae\x02\n\x0bPullRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05group\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\t\x12#\n\x06queues\x18\x04 \x03(\x0b\x32\x13.duemq.v1.QueuePull\x12\x13\n\x0bmax_records\x18\x05 \x01(\x05\x12\x11\n\tmax_bytes\x18\x06 \x01(\x05\x12\x0f\n\x07wait_ms\x18\x07 \x01(\x05\x12\'\n\x07\x63ommits\x18\x08 \x03(\x0b\x32\x16.duemq.v1.OffsetCommit\x12\x19\n\x11\x63\x61ncel_request_id\x18\t \x01(\x04\x12\x16\n\x0e\x63redit_records\x18\n \x01(\x05\x12\x14\n\x0c\x63redit_bytes\x18\x0b \x01(\x03\x12\x19\n\x11\x63redit_request_id\x18\x0c \x01(\x04\"\xf3\x01\n\x0cQueueRecords\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x1e\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.duemq.v1.Error\x12&\n\x07records\x18\x04 \x01(\x0b\x32\x15.duemq.v1.RecordBatch\x12\x13\n\x0brun_offsets\x18\x05 \x03(\x03\x12\x12\n\nrun_counts\x18\x06 \x03(\x03\x12\x14\n\x0crun_store_ms\x18\x07 \x03(\x03\x12\x13\n\x0bnext_offset\x18\x08 \x01(\x03\x12\x12\n\nmin_offset\x18\t \x01(\x03\x12\x12\n\nmax_offset\x18\n \x01(\x03\"\x81\x01\n\x0cPullResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12&\n\x06queues\x18\x02 \x03(\x0b\x32\x16.duemq.v1.QueueRecords\x12\'\n\x07\x63ommits\x18\x03 \x03(\x0b\x32\x16.duemq.v1.OffsetResult\x12\x0c\n\x04open\x18\x04 \x01(\x08\"{\n\x12\x46\x65tchFramesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x11\n\tmax_bytes\x18\x04 \x01(\x05\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x05\x12\x10\n\x08timer_id\x18\x06 \x01(\x06\"t\n\x13\x46\x65tchFramesResponse\x12\x10\n\x08store_id\x18\x01 \x01(\x06\x12\x0e\n\x06\x66rames\x18\x02 \x01(\x0c\x12\x13\n\x0bnext_offset\x18\x03 \x01(\x03\x12\x12\n\nmin_offset\x18\x04 \x01(\x03\x12\x12\n\nmax_offset\x18\x05 \x01(\x03\"G\n\x0cTimerService\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05shard\x18\x03 \x01(\x05\x12\x0e\n\x06shards\x18\x04 \x01(\x05\"U\n\x17\x43laimTimerQueuesRequest\x12\'\n\x07service\x18\x01 \x01(\x0b\x32\x16.duemq.v1.TimerService\x12\x11\n\tqueue_ids\x18\x02 \x03(\x05\"<\n\x18\x43laimTimerQueuesResponse\x12\x10\n\x08store_id\x18\x01 \x01(\x06\x12\x0e\n\x06now_ms\x18\x02 \x01(\x03\"\xc0\x01\n\x14\x41\x63quireQueuesRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\"\n\x06queues\x18\x04 \x03(\x0b\x32\x12.duemq.v1.QueueRef\x12\'\n\nstart_from\x18\x05 \x01(\x0e\x32\x13.duemq.v1.StartFrom\x12\x10\n\x08start_ms\x18\x06 \x01(\x03\x12\x13\n\x0b\x63oordinator\x18\x07 \x01(\t\"S\n\x0cOffsetCommit\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x12\n\ngeneration\x18\x04 \x01(\x03\"\x98\x01\n\x0cOffsetResult\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x1e\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.duemq.v1.Error\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x12\n\nmin_offset\x18\x05 \x01(\x03\x12\x12\n\nmax_offset\x18\x06 \x01(\x03\x12\x0f\n\x07settled\x18\x07 \x03(\x03\"?\n\x15\x41\x63quireQueuesResponse\x12&\n\x06queues\x18\x01 \x03(\x0b\x32\x16.duemq.v1.OffsetResult\"s\n\x14\x43ommitOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\'\n\x07\x63ommits\x18\x03 \x03(\x0b\x32\x16.duemq.v1.OffsetCommit\x12\x10\n\x08timer_id\x18\x04 \x01(\x06\"?\n\x15\x43ommitOffsetsResponse\x12&\n\x06queues\x18\x01 \x03(\x0b\x32\x16.duemq.v1.OffsetResult\"1\n\x11GetOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\"<\n\x12GetOffsetsResponse\x12&\n\x06queues\x18\x01 \x03(\x0b\x32\x16.duemq.v1.OffsetResult\"\xb0\x01\n\rFailedMessage\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x15\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64_letter\x18\x06 \x01(\x08\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12\x12\n\ndeliveries\x18\x08 \x01(\x05\x42\x0b\n\t_delay_ms\"^\n\x0fSendBackRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12)\n\x08messages\x18\x03 \x03(\x0b\x32\x17.duemq.v1.FailedMessage\"\x99\x01\n\x0eSendBackResult\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x1e\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x0f.duemq.v1.Error\x12\x13\n\x0b\x64\x65\x61\x64_letter\x18\x05 \x01(\x08\x12\x0e\n\x06\x64ue_ms\x18\x06 \x01(\x03\x12\x11\n\tduplicate\x18\x07 \x01(\x08\"=\n\x10SendBackResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.duemq.v1.SendBackResult*8\n\nFilterType\x12\x13\n\x0f\x46ILTER_TYPE_TAG\x10\x00\x12\x15\n\x11\x46ILTER_TYPE_SQL92\x10\x01*N\n\tStartFrom\x12\x1a\n\x16START_FROM_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x45\x41RLIEST\x10\x01\x12\n\n\x06LATEST\x10\x02\x12\x0b\n\x07\x41T_TIME\x10\x03\x32\xcf\x05\n\x06\x42roker\x12\x35\n\x04Send\x12\x15.duemq.v1.SendRequest\x1a\x16.duemq.v1.SendResponse\x12?\n\nSendStream\x12\x15.duemq.v1.SendRequest\x1a\x16.duemq.v1.SendResponse(\x01\x30\x01\x12\x35\n\x04Pull\x12\x15.duemq.v1.PullRequest\x1a\x16.duemq.v1.PullResponse\x12?\n\nPullStream\x12\x15.duemq.v1.PullRequest\x1a\x16.duemq.v1.PullResponse(\x01\x30\x01\x12J\n\x0b\x46\x65tchFrames\x12\x1c.duemq.v1.FetchFramesRequest\x1a\x1d.duemq.v1.FetchFramesResponse\x12Y\n\x10\x43laimTimerQueues\x12!.duemq.v1.ClaimTimerQueuesRequest\x1a\".duemq.v1.ClaimTimerQueuesResponse\x12P\n\rAcquireQueues\x12\x1e.duemq.v1.AcquireQueuesRequest\x1a\x1f.duemq.v1.AcquireQueuesResponse\x12P\n\rCommitOffsets\x12\x1e.duemq.v1.CommitOffsetsRequest\x1a\x1f.duemq.v1.CommitOffsetsResponse\x12G\n\nGetOffsets\x12\x1b.duemq.v1.GetOffsetsRequest\x1a\x1c.duemq.v1.GetOffsetsResponse\x12\x41\n\x08SendBack\x12\x19.duemq.v1.SendBackRequest\x1a\x1a.duemq.v1.SendBackResponseB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64uemq/v1/broker.proto\x12\x08\x64uemq.v1\x1a\x14\x64uemq/v1/error.proto\x1a\x16\x64uemq/v1/message.proto\"\x96\x02\n\x05\x42\x61tch\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x11\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x04\x12\x16\n\x0eproducer_epoch\x18\x04 \x01(\r\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12&\n\x07records\x18\x06 \x01(\x0b\x32\x15.duemq.v1.RecordBatch\x12\r\n\x05sizes\x18\x07 \x03(\x07\x12\x12\n\ntag_hashes\x18\x08 \x03(\x07\x12\x12\n\nkey_hashes\x18\t \x03(\x07\x12\x11\n\tdelays_ms\x18\n \x03(\x10\x12\x0e\n\x06\x64ue_ms\x18\x0b \x03(\x10\x12\x14\n\x0c\x64\x65lay_levels\x18\x0c \x03(\x07\x12\x15\n\rnot_before_ms\x18\r \x01(\x03\"C\n\x0bSendRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12 \n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x0f.duemq.v1.Batch\"\x89\x01\n\x0b\x42\x61tchResult\x12\x1e\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x0f.duemq.v1.Error\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x13\n\x0b\x62\x61se_offset\x18\x03 \x01(\x03\x12\x10\n\x08store_ms\x18\x04 \x01(\x03\x12\x11\n\tduplicate\x18\x05 \x01(\x08\x12\x0e\n\x06\x64ue_ms\x18\x06 \x03(\x10\"|\n\x0cSendResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12&\n\x07results\x18\x02 \x03(\x0b\x32\x15.duemq.v1.BatchResult\x12\x0e\n\x06\x62roker\x18\x03 \x01(\t\x12\x10\n\x08store_id\x18\x04 \x01(\x06\x12\x0e\n\x06now_ms\x18\x05 \x01(\x03\"\x9d\x01\n\tQueuePull\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x0e\n\x06\x66ilter\x18\x05 \x01(\t\x12)\n\x0b\x66ilter_type\x18\x06 \x01(\x0e\x32\x14.duemq.v1.FilterType\x12\x10\n\x08topic_id\x18\x07 \x01(\x04\"\xae\x02\n\x0bPullRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05group\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\t\x12#\n\x06queues\x18\x04 \x03(\x0b\x32\x13.duemq.v1.QueuePull\x12\x13\n\x0bmax_records\x18\x05 \x01(\x05\x12\x11\n\tmax_bytes\x18\x06 \x01(\x05\x12\x0f\n\x07wait_ms\x18\x07 \x01(\x05\x12\'\n\x07\x63ommits\x18\x08 \x03(\x0b\x32\x16.duemq.v1.OffsetCommit\x12\x19\n\x11\x63\x61ncel_request_id\x18\t \x01(\x04\x12\x16\n\x0e\x63redit_records\x18\n \x01(\x05\x12\x14\n\x0c\x63redit_bytes\x18\x0b \x01(\x03\x12\x19\n\x11\x63redit_request_id\x18\x0c \x01(\x04\"\xf3\x01\n\x0cQueueRecords\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x1e\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.duemq.v1.Error\x12&\n\x07records\x18\x04 \x01(\x0b\x32\x15.duemq.v1.RecordBatch\x12\x13\n\x0brun_offsets\x18\x05 \x03(\x03\x12\x12\n\nrun_counts\x18\x06 \x03(\x03\x12\x14\n\x0crun_store_ms\x18\x07 \x03(\x03\x12\x13\n\x0bnext_offset\x18\x08 \x01(\x03\x12\x12\n\nmin_offset\x18\t \x01(\x03\x12\x12\n\nmax_offset\x18\n \x01(\x03\"\x81\x01\n\x0cPullResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12&\n\x06queues\x18\x02 \x03(\x0b\x32\x16.duemq.v1.QueueRecords\x12\'\n\x07\x63ommits\x18\x03 \x03(\x0b\x32\x16.duemq.v1.OffsetResult\x12\x0c\n\x04open\x18\x04 \x01(\x08\"{\n\x12\x46\x65tchFramesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x11\n\tmax_bytes\x18\x04 \x01(\x05\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x05\x12\x10\n\x08timer_id\x18\x06 \x01(\x06\"t\n\x13\x46\x65tchFramesResponse\x12\x10\n\x08store_id\x18\x01 \x01(\x06\x12\x0e\n\x06\x66rames\x18\x02 \x01(\x0c\x12\x13\n\x0bnext_offset\x18\x03 \x01(\x03\x12\x12\n\nmin_offset\x18\x04 \x01(\x03\x12\x12\n\nmax_offset\x18\x05 \x01(\x03\"G\n\x0cTimerService\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05shard\x18\x03 \x01(\x05\x12\x0e\n\x06shards\x18\x04 \x01(\x05\"U\n\x17\x43laimTimerQueuesRequest\x12\'\n\x07service\x18\x01 \x01(\x0b\x32\x16.duemq.v1.TimerService\x12\x11\n\tqueue_ids\x18\x02 \x03(\x05\"<\n\x18\x43laimTimerQueuesResponse\x12\x10\n\x08store_id\x18\x01 \x01(\x06\x12\x0e\n\x06now_ms\x18\x02 \x01(\x03\"\xc0\x01\n\x14\x41\x63quireQueuesRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\"\n\x06queues\x18\x04 \x03(\x0b\x32\x12.duemq.v1.QueueRef\x12\'\n\nstart_from\x18\x05 \x01(\x0e\x32\x13.duemq.v1.StartFrom\x12\x10\n\x08start_ms\x18\x06 \x01(\x03\x12\x13\n\x0b\x63oordinator\x18\x07 \x01(\t\"e\n\x0cOffsetCommit\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x10\n\x08topic_id\x18\x05 \x01(\x04\"\xaa\x01\n\x0cOffsetResult\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x1e\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.duemq.v1.Error\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x12\n\nmin_offset\x18\x05 \x01(\x03\x12\x12\n\nmax_offset\x18\x06 \x01(\x03\x12\x0f\n\x07settled\x18\x07 \x03(\x03\x12\x10\n\x08topic_id\x18\x08 \x01(\x04\"?\n\x15\x41\x63quireQueuesResponse\x12&\n\x06queues\x18\x01 \x03(\x0b\x32\x16.duemq.v1.OffsetResult\"s\n\x14\x43ommitOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\'\n\x07\x63ommits\x18\x03 \x03(\x0b\x32\x16.duemq.v1.OffsetCommit\x12\x10\n\x08timer_id\x18\x04 \x01(\x06\"?\n\x15\x43ommitOffsetsResponse\x12&\n\x06queues\x18\x01 \x03(\x0b\x32\x16.duemq.v1.OffsetResult\"1\n\x11GetOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\"<\n\x12GetOffsetsResponse\x12&\n\x06queues\x18\x01 \x03(\x0b\x32\x16.duemq.v1.OffsetResult\"\xc2\x01\n\rFailedMessage\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x15\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64_letter\x18\x06 \x01(\x08\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12\x12\n\ndeliveries\x18\x08 \x01(\x05\x12\x10\n\x08topic_id\x18\t \x01(\x04\x42\x0b\n\t_delay_ms\"^\n\x0fSendBackRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12)\n\x08messages\x18\x03 \x03(\x0b\x32\x17.duemq.v1.FailedMessage\"\x99\x01\n\x0eSendBackResult\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x1e\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x0f.duemq.v1.Error\x12\x13\n\x0b\x64\x65\x61\x64_letter\x18\x05 \x01(\x08\x12\x0e\n\x06\x64ue_ms\x18\x06 \x01(\x03\x12\x11\n\tduplicate\x18\x07 \x01(\x08\"=\n\x10SendBackResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.duemq.v1.SendBackResult*8\n\nFilterType\x12\x13\n\x0f\x46ILTER_TYPE_TAG\x10\x00\x12\x15\n\x11\x46ILTER_TYPE_SQL92\x10\x01*N\n\tStartFrom\x12\x1a\n\x16START_FROM_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x45\x41RLIEST\x10\x01\x12\n\n\x06LATEST\x10\x02\x12\x0b\n\x07\x41T_TIME\x10\x03\x32\xcf\x05\n\x06\x42roker\x12\x35\n\x04Send\x12\x15.duemq.v1.SendRequest\x1a\x16.duemq.v1.SendResponse\x12?\n\nSendStream\x12\x15.duemq.v1.SendRequest\x1a\x16.duemq.v1.SendResponse(\x01\x30\x01\x12\x35\n\x04Pull\x12\x15.duemq.v1.PullRequest\x1a\x16.duemq.v1.PullResponse\x12?\n\nPullStream\x12\x15.duemq.v1.PullRequest\x1a\x16.duemq.v1.PullResponse(\x01\x30\x01\x12J\n\x0b\x46\x65tchFrames\x12\x1c.duemq.v1.FetchFramesRequest\x1a\x1d.duemq.v1.FetchFramesResponse\x12Y\n\x10\x43laimTimerQueues\x12!.duemq.v1.ClaimTimerQueuesRequest\x1a\".duemq.v1.ClaimTimerQueuesResponse\x12P\n\rAcquireQueues\x12\x1e.duemq.v1.AcquireQueuesRequest\x1a\x1f.duemq.v1.AcquireQueuesResponse\x12P\n\rCommitOffsets\x12\x1e.duemq.v1.CommitOffsetsRequest\x1a\x1f.duemq.v1.CommitOffsetsResponse\x12G\n\nGetOffsets\x12\x1b.duemq.v1.GetOffsetsRequest\x1a\x1c.duemq.v1.GetOffsetsResponse\x12\x41\n\x08SendBack\x12\x19.duemq.v1.SendBackRequest\x1a\x1a.duemq.v1.SendBackResponseB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.broker_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_FILTERTYPE']._serialized_start=3276
-  _globals['_FILTERTYPE']._serialized_end=3332
-  _globals['_STARTFROM']._serialized_start=3334
-  _globals['_STARTFROM']._serialized_end=3412
+  _globals['_FILTERTYPE']._serialized_start=3348
+  _globals['_FILTERTYPE']._serialized_end=3404
+  _globals['_STARTFROM']._serialized_start=3406
+  _globals['_STARTFROM']._serialized_end=3484
   _globals['_BATCH']._serialized_start=82
   _globals['_BATCH']._serialized_end=360
   _globals['_SENDREQUEST']._serialized_start=362
@@ -48,47 +48,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SENDRESPONSE']._serialized_start=571
   _globals['_SENDRESPONSE']._serialized_end=695
   _globals['_QUEUEPULL']._serialized_start=698
-  _globals['_QUEUEPULL']._serialized_end=837
-  _globals['_PULLREQUEST']._serialized_start=840
-  _globals['_PULLREQUEST']._serialized_end=1142
-  _globals['_QUEUERECORDS']._serialized_start=1145
-  _globals['_QUEUERECORDS']._serialized_end=1388
-  _globals['_PULLRESPONSE']._serialized_start=1391
-  _globals['_PULLRESPONSE']._serialized_end=1520
-  _globals['_FETCHFRAMESREQUEST']._serialized_start=1522
-  _globals['_FETCHFRAMESREQUEST']._serialized_end=1645
-  _globals['_FETCHFRAMESRESPONSE']._serialized_start=1647
-  _globals['_FETCHFRAMESRESPONSE']._serialized_end=1763
-  _globals['_TIMERSERVICE']._serialized_start=1765
-  _globals['_TIMERSERVICE']._serialized_end=1836
-  _globals['_CLAIMTIMERQUEUESREQUEST']._serialized_start=1838
-  _globals['_CLAIMTIMERQUEUESREQUEST']._serialized_end=1923
-  _globals['_CLAIMTIMERQUEUESRESPONSE']._serialized_start=1925
-  _globals['_CLAIMTIMERQUEUESRESPONSE']._serialized_end=1985
-  _globals['_ACQUIREQUEUESREQUEST']._serialized_start=1988
-  _globals['_ACQUIREQUEUESREQUEST']._serialized_end=2180
-  _globals['_OFFSETCOMMIT']._serialized_start=2182
-  _globals['_OFFSETCOMMIT']._serialized_end=2265
-  _globals['_OFFSETRESULT']._serialized_start=2268
-  _globals['_OFFSETRESULT']._serialized_end=2420
-  _globals['_ACQUIREQUEUESRESPONSE']._serialized_start=2422
-  _globals['_ACQUIREQUEUESRESPONSE']._serialized_end=2485
-  _globals['_COMMITOFFSETSREQUEST']._serialized_start=2487
-  _globals['_COMMITOFFSETSREQUEST']._serialized_end=2602
-  _globals['_COMMITOFFSETSRESPONSE']._serialized_start=2604
-  _globals['_COMMITOFFSETSRESPONSE']._serialized_end=2667
-  _globals['_GETOFFSETSREQUEST']._serialized_start=2669
-  _globals['_GETOFFSETSREQUEST']._serialized_end=2718
-  _globals['_GETOFFSETSRESPONSE']._serialized_start=2720
-  _globals['_GETOFFSETSRESPONSE']._serialized_end=2780
-  _globals['_FAILEDMESSAGE']._serialized_start=2783
-  _globals['_FAILEDMESSAGE']._serialized_end=2959
-  _globals['_SENDBACKREQUEST']._serialized_start=2961
-  _globals['_SENDBACKREQUEST']._serialized_end=3055
-  _globals['_SENDBACKRESULT']._serialized_start=3058
-  _globals['_SENDBACKRESULT']._serialized_end=3211
-  _globals['_SENDBACKRESPONSE']._serialized_start=3213
-  _globals['_SENDBACKRESPONSE']._serialized_end=3274
-  _globals['_BROKER']._serialized_start=3415
-  _globals['_BROKER']._serialized_end=4134
+  _globals['_QUEUEPULL']._serialized_end=855
+  _globals['_PULLREQUEST']._serialized_start=858
+  _globals['_PULLREQUEST']._serialized_end=1160
+  _globals['_QUEUERECORDS']._serialized_start=1163
+  _globals['_QUEUERECORDS']._serialized_end=1406
+  _globals['_PULLRESPONSE']._serialized_start=1409
+  _globals['_PULLRESPONSE']._serialized_end=1538
+  _globals['_FETCHFRAMESREQUEST']._serialized_start=1540
+  _globals['_FETCHFRAMESREQUEST']._serialized_end=1663
+  _globals['_FETCHFRAMESRESPONSE']._serialized_start=1665
+  _globals['_FETCHFRAMESRESPONSE']._serialized_end=1781
+  _globals['_TIMERSERVICE']._serialized_start=1783
+  _globals['_TIMERSERVICE']._serialized_end=1854
+  _globals['_CLAIMTIMERQUEUESREQUEST']._serialized_start=1856
+  _globals['_CLAIMTIMERQUEUESREQUEST']._serialized_end=1941
+  _globals['_CLAIMTIMERQUEUESRESPONSE']._serialized_start=1943
+  _globals['_CLAIMTIMERQUEUESRESPONSE']._serialized_end=2003
+  _globals['_ACQUIREQUEUESREQUEST']._serialized_start=2006
+  _globals['_ACQUIREQUEUESREQUEST']._serialized_end=2198
+  _globals['_OFFSETCOMMIT']._serialized_start=2200
+  _globals['_OFFSETCOMMIT']._serialized_end=2301
+  _globals['_OFFSETRESULT']._serialized_start=2304
+  _globals['_OFFSETRESULT']._serialized_end=2474
+  _globals['_ACQUIREQUEUESRESPONSE']._serialized_start=2476
+  _globals['_ACQUIREQUEUESRESPONSE']._serialized_end=2539
+  _globals['_COMMITOFFSETSREQUEST']._serialized_start=2541
+  _globals['_COMMITOFFSETSREQUEST']._serialized_end=2656
+  _globals['_COMMITOFFSETSRESPONSE']._serialized_start=2658
+  _globals['_COMMITOFFSETSRESPONSE']._serialized_end=2721
+  _globals['_GETOFFSETSREQUEST']._serialized_start=2723
+  _globals['_GETOFFSETSREQUEST']._serialized_end=2772
+  _globals['_GETOFFSETSRESPONSE']._serialized_start=2774
+  _globals['_GETOFFSETSRESPONSE']._serialized_end=2834
+  _globals['_FAILEDMESSAGE']._serialized_start=2837
+  _globals['_FAILEDMESSAGE']._serialized_end=3031
+  _globals['_SENDBACKREQUEST']._serialized_start=3033
+  _globals['_SENDBACKREQUEST']._serialized_end=3127
+  _globals['_SENDBACKRESULT']._serialized_start=3130
+  _globals['_SENDBACKRESULT']._serialized_end=3283
+  _globals['_SENDBACKRESPONSE']._serialized_start=3285
+  _globals['_SENDBACKRESPONSE']._serialized_end=3346
+  _globals['_BROKER']._serialized_start=3487
+  _globals['_BROKER']._serialized_end=4206
 # @@protoc_insertion_point(module_scope)

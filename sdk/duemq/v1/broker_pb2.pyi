@@ -96,20 +96,22 @@ class SendResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ..., broker: _Optional[str] = ..., store_id: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...
 
 class QueuePull(_message.Message):
-    __slots__ = ("topic", "queue_id", "offset", "generation", "filter", "filter_type")
+    __slots__ = ("topic", "queue_id", "offset", "generation", "filter", "filter_type", "topic_id")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
     FILTER_TYPE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     offset: int
     generation: int
     filter: str
     filter_type: FilterType
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., filter: _Optional[str] = ..., filter_type: _Optional[_Union[FilterType, str]] = ...) -> None: ...
+    topic_id: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., filter: _Optional[str] = ..., filter_type: _Optional[_Union[FilterType, str]] = ..., topic_id: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("request_id", "group", "member_id", "queues", "max_records", "max_bytes", "wait_ms", "commits", "cancel_request_id", "credit_records", "credit_bytes", "credit_request_id")
@@ -252,19 +254,21 @@ class AcquireQueuesRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., start_from: _Optional[_Union[StartFrom, str]] = ..., start_ms: _Optional[int] = ..., coordinator: _Optional[str] = ...) -> None: ...
 
 class OffsetCommit(_message.Message):
-    __slots__ = ("topic", "queue_id", "offset", "generation")
+    __slots__ = ("topic", "queue_id", "offset", "generation", "topic_id")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     offset: int
     generation: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    topic_id: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., topic_id: _Optional[int] = ...) -> None: ...
 
 class OffsetResult(_message.Message):
-    __slots__ = ("topic", "queue_id", "error", "offset", "min_offset", "max_offset", "settled")
+    __slots__ = ("topic", "queue_id", "error", "offset", "min_offset", "max_offset", "settled", "topic_id")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +276,7 @@ class OffsetResult(_message.Message):
     MIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_OFFSET_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     error: _error_pb2.Error
@@ -279,7 +284,8 @@ class OffsetResult(_message.Message):
     min_offset: int
     max_offset: int
     settled: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., settled: _Optional[_Iterable[int]] = ...) -> None: ...
+    topic_id: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., settled: _Optional[_Iterable[int]] = ..., topic_id: _Optional[int] = ...) -> None: ...
 
 class AcquireQueuesResponse(_message.Message):
     __slots__ = ("queues",)
@@ -320,7 +326,7 @@ class GetOffsetsResponse(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[OffsetResult, _Mapping]]] = ...) -> None: ...
 
 class FailedMessage(_message.Message):
-    __slots__ = ("topic", "queue_id", "offset", "generation", "delay_ms", "dead_letter", "error", "deliveries")
+    __slots__ = ("topic", "queue_id", "offset", "generation", "delay_ms", "dead_letter", "error", "deliveries", "topic_id")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +335,7 @@ class FailedMessage(_message.Message):
     DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     offset: int
@@ -337,7 +344,8 @@ class FailedMessage(_message.Message):
     dead_letter: bool
     error: str
     deliveries: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., delay_ms: _Optional[int] = ..., dead_letter: bool = ..., error: _Optional[str] = ..., deliveries: _Optional[int] = ...) -> None: ...
+    topic_id: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., delay_ms: _Optional[int] = ..., dead_letter: bool = ..., error: _Optional[str] = ..., deliveries: _Optional[int] = ..., topic_id: _Optional[int] = ...) -> None: ...
 
 class SendBackRequest(_message.Message):
     __slots__ = ("group", "member_id", "messages")

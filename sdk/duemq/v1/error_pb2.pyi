@@ -23,6 +23,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FENCED_MEMBER: _ClassVar[ErrorCode]
     NOT_COORDINATOR: _ClassVar[ErrorCode]
     FENCED_TIMER: _ClassVar[ErrorCode]
+    TOPIC_REPLACED: _ClassVar[ErrorCode]
     UNAVAILABLE: _ClassVar[ErrorCode]
     NOT_READY: _ClassVar[ErrorCode]
     OVERLOADED: _ClassVar[ErrorCode]
@@ -45,6 +46,7 @@ OUT_OF_SEQUENCE: ErrorCode
 FENCED_MEMBER: ErrorCode
 NOT_COORDINATOR: ErrorCode
 FENCED_TIMER: ErrorCode
+TOPIC_REPLACED: ErrorCode
 UNAVAILABLE: ErrorCode
 NOT_READY: ErrorCode
 OVERLOADED: ErrorCode

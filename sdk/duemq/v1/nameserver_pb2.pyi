@@ -29,16 +29,18 @@ class Version(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., counter: _Optional[int] = ...) -> None: ...
 
 class TopicQueues(_message.Message):
-    __slots__ = ("topic", "queues", "readable", "writable")
+    __slots__ = ("topic", "queues", "readable", "writable", "topic_id")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     READABLE_FIELD_NUMBER: _ClassVar[int]
     WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queues: int
     readable: bool
     writable: bool
-    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., readable: bool = ..., writable: bool = ...) -> None: ...
+    topic_id: int
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., readable: bool = ..., writable: bool = ..., topic_id: _Optional[int] = ...) -> None: ...
 
 class ReplicaReport(_message.Message):
     __slots__ = ("name", "role", "in_sync", "epoch", "lag_bytes", "lag_s", "address", "since_ms", "reason")
@@ -177,18 +179,20 @@ class GetRouteRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ...) -> None: ...
 
 class BrokerQueues(_message.Message):
-    __slots__ = ("broker", "address", "queues", "readable", "writable")
+    __slots__ = ("broker", "address", "queues", "readable", "writable", "topic_id")
     BROKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     READABLE_FIELD_NUMBER: _ClassVar[int]
     WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     broker: str
     address: str
     queues: int
     readable: bool
     writable: bool
-    def __init__(self, broker: _Optional[str] = ..., address: _Optional[str] = ..., queues: _Optional[int] = ..., readable: bool = ..., writable: bool = ...) -> None: ...
+    topic_id: int
+    def __init__(self, broker: _Optional[str] = ..., address: _Optional[str] = ..., queues: _Optional[int] = ..., readable: bool = ..., writable: bool = ..., topic_id: _Optional[int] = ...) -> None: ...
 
 class TopicRoute(_message.Message):
     __slots__ = ("topic", "brokers")

@@ -58,6 +58,33 @@ async def test_what_comes_is_followed(cluster: Cluster) -> None:
         await process.wait()
 
 
+async def test_a_topic_that_is_made_anew_is_followed_from_its_beginning(cluster: Cluster) -> None:
+    process = await start(cluster.nameserver, "tail", TOPIC, "-n", "1", "-f", "--json")
+    assert process.stdout is not None
+    try:
+        assert json.loads(await process.stdout.readline())["body"] == "11"
+        await cluster.send(TOPIC, [b"12"])  # it follows
+        assert json.loads(await process.stdout.readline())["body"] == "12"
+        for broker in cluster.brokers.values():
+            broker.store.delete_topic(TOPIC)
+            broker.store.create_topic(TOPIC, 2)
+        sent = set()
+        for number in range(16):
+            bodies = [f"new {number} {n}" for n in range(10)]
+            await cluster.send(
+                TOPIC,
+                [body.encode() for body in bodies],
+                broker=("b0", "b1")[number % 2],
+                queue_id=number // 2 % 2,
+            )
+            sent.update(bodies)
+        came = [json.loads(await process.stdout.readline())["body"] for _ in sent]
+        assert sorted(came) == sorted(sent)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
 async def test_filters_and_raw_bodies(cluster: Cluster) -> None:
     await cluster.send(TOPIC, [b"\x1b[31mred\nblue"])
     raw = await run(cluster.nameserver, "tail", TOPIC, "-n", "1", "--raw")

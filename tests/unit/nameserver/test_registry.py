@@ -311,6 +311,17 @@ def given_up(registry):
     return [one.instance.report.name for one in both if one.forgotten]
 
 
+def test_who_watches_hears_of_a_topic_that_was_made_anew_with_all_else_as_it_was(registry):
+    def served(topic_id):
+        return BrokerReport("a", "a:1", (TopicQueues("t", 4, topic_id=topic_id),))
+
+    registry.register(OLD, served(7), 0)
+    revision = registry.revision
+    registry.register(NEXT_LIFE, served(8), 0)
+    assert registry.changes_since(revision).topics == ("t",)
+    assert [one.topic_id for one in registry.route("t")] == [8]
+
+
 def test_who_is_lost_can_be_given_up_and_watchers_hear_of_it(registry):
     registry.register(OLD, broker("a", topics=("t", "u")), 0, expiry_ms=100)
     revision = registry.revision

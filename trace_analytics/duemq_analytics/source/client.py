@@ -90,7 +90,8 @@ class QueueClient(Closing):
     ) -> Iterator[Run]:
         """All records of the range, in order.
 
-        Raises OffsetOutOfRange where offsets are gone; without `fail_on_data_loss` a warning names
+        Raises TopicReplaced if the topic was made anew since its bounds were asked for, and
+        OffsetOutOfRange where offsets are gone; without `fail_on_data_loss` a warning names
         those that a log has lost.  No record is silently left out.
         """
         offset, empty = wanted.start, 0
@@ -141,13 +142,18 @@ class QueueClient(Closing):
             )
         )
         return [
-            QueueBounds(served.broker, address, q.queue_id, q.min_offset, q.max_offset)
+            QueueBounds(
+                served.broker, address, q.queue_id, q.min_offset, q.max_offset, described.topic_id
+            )
             for q in described.queues
         ]
 
     def _pull(self, topic: str, wanted: QueueRange, offset: int) -> broker_pb2.QueueRecords:
+        queue = broker_pb2.QueuePull(
+            topic=topic, queue_id=wanted.queue, offset=offset, topic_id=wanted.topic_id
+        )
         request = broker_pb2.PullRequest(
-            queues=[broker_pb2.QueuePull(topic=topic, queue_id=wanted.queue, offset=offset)],
+            queues=[queue],
             max_bytes=PULL_BYTES,
             wait_ms=PULL_WAIT_MS,
         )

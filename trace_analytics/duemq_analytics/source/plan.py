@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from duemq.errors import InvalidArgument, MissingBroker, OffsetOutOfRange, PartialAnswer
 from duemq_analytics.options import EARLIEST, LATEST, Options, Positions
@@ -29,6 +29,8 @@ class QueueBounds:
     queue: int
     first: int
     past: int
+    topic_id: int = 0
+    """Of which topic of this name the offsets are; 0: not known (an older broker)."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class QueueRange:
     queue: int
     start: int
     end: int
+    topic_id: int = 0
+    """As in QueueBounds."""
 
 
 def require_whole(lost: Sequence[MissingBroker], options: Options) -> None:
@@ -77,7 +81,9 @@ def ranges(queues: Sequence[QueueBounds], options: Options) -> list[QueueRange]:
         start = _resolve("startingOffsets", options.starting, EARLIEST, queue, options)
         end = _resolve("endingOffsets", options.ending, LATEST, queue, options)
         if start < end:
-            found.append(QueueRange(queue.broker, queue.address, queue.queue, start, end))
+            found.append(
+                QueueRange(queue.broker, queue.address, queue.queue, start, end, queue.topic_id)
+            )
     return found
 
 
@@ -96,10 +102,7 @@ def partitions(found: Iterable[QueueRange], records_max: int) -> list[QueueRange
                 limit=PARTITIONS_MAX,
             )
         cuts = [whole.start + count * i // parts for i in range(parts + 1)]
-        pieces += [
-            QueueRange(whole.broker, whole.address, whole.queue, start, end)
-            for start, end in itertools.pairwise(cuts)
-        ]
+        pieces += [replace(whole, start=start, end=end) for start, end in itertools.pairwise(cuts)]
     return pieces
 
 

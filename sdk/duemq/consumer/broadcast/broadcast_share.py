@@ -30,7 +30,13 @@ from duemq.consumer.fetching.offset_client import OffsetClient
 from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved, start_ms
-from duemq.errors import DuemqError, OffsetOutOfRange, QueueNotFound, TopicNotFound
+from duemq.errors import (
+    DuemqError,
+    OffsetOutOfRange,
+    QueueNotFound,
+    TopicNotFound,
+    TopicReplaced,
+)
 from duemq.message import Message
 from duemq.outcomes import Outcome
 from duemq.protocol.balance import MessageQueue
@@ -95,6 +101,8 @@ class BroadcastShare:
         self._sources: dict[MessageQueue, Source] = {}
         # Of queues that are not read now; those of `_sources` know theirs.
         self._offsets: dict[MessageQueue, int] = {}
+        # Of all queues whose offset is known: which topic of its name that is of.
+        self._topic_ids: dict[MessageQueue, int] = {}
         self._known_topics: frozenset[str] = frozenset()  # the file's
         self._fetchers: dict[str, Fetcher] = {}
         self._routes_changed = asyncio.Event()
@@ -134,6 +142,7 @@ class BroadcastShare:
                 kept = await asyncio.to_thread(self._file.open)
             if kept is not None:
                 self._known_topics, self._offsets = kept.topics, dict(kept.offsets)
+                self._topic_ids = dict(kept.topic_ids)
             await self._begin_all()
             await self._save()
             self._known_topics |= self._filters.keys()
@@ -221,7 +230,8 @@ class BroadcastShare:
             self._begin(queue, self._offsets.pop(queue))
 
     def _begin(self, queue: MessageQueue, offset: int) -> None:
-        source = Source(queue, self._filters[queue.topic], 0, offset)
+        topic_id = self._topic_ids.get(queue, 0)
+        source = Source(queue, self._filters[queue.topic], 0, offset, topic_id)
         self._sources[queue] = source
         self._fetcher(queue.broker).add(source)
 
@@ -250,19 +260,23 @@ class BroadcastShare:
         except DuemqError as error:
             log.warning("group %s: topic %s at %s: %s", self._group, topic, broker, error)
             return False
-        self._offsets.update({queue: starts[queue] for queue in queues if queue in starts})
+        for queue in starts.keys() & set(queues):
+            self._offsets[queue], self._topic_ids[queue] = starts[queue]
         return True
 
     async def _starts(
         self, broker: str, topic: str, start_from: StartFrom
-    ) -> dict[MessageQueue, int]:
-        if not isinstance(start_from, str):
-            return await self._offset_client.at_time(broker, topic, start_ms(start_from))
+    ) -> dict[MessageQueue, tuple[int, int]]:
+        """Offsets, and the id of the topic that they are of."""
         ranges = await self._offset_client.ranges(broker, topic)
-        earliest = start_from == "earliest"
+        if not isinstance(start_from, str):
+            offsets = await self._offset_client.at_time(broker, topic, start_ms(start_from))
+        elif start_from == "earliest":
+            offsets = {queue: known.min_offset for queue, known in ranges.items()}
+        else:
+            offsets = {queue: known.max_offset for queue, known in ranges.items()}
         return {
-            queue: known.min_offset if earliest else known.max_offset
-            for queue, known in ranges.items()
+            queue: (offsets[queue], ranges[queue].topic_id) for queue in offsets if queue in ranges
         }
 
     # --- the file -----------------------------------------------------------------------------
@@ -285,7 +299,10 @@ class BroadcastShare:
             }
             if offsets != self._saved:
                 topics = self._known_topics | self._filters.keys()
-                await asyncio.to_thread(self._file.save, topics, offsets)
+                ids = {
+                    queue: self._topic_ids[queue] for queue in offsets if queue in self._topic_ids
+                }
+                await asyncio.to_thread(self._file.save, topics, offsets, ids)
                 self._saved = offsets
 
     # --- pulled (fetcher.Sink) ----------------------------------------------------------------
@@ -300,12 +317,16 @@ class BroadcastShare:
             source.pending.skip_to(records.next_offset)
 
     def refused(self, source: Source, error: DuemqError) -> None:
-        """Out of range: goes on at the earliest message.  Deleted: forgets where it was."""
+        """Out of range: goes on at the earliest message.  Deleted: forgets where it was.
+
+        Made anew: both.
+        """
         log.warning("group %s: %s: %s", self._group, source.queue, error)
-        if isinstance(error, OffsetOutOfRange | TopicNotFound | QueueNotFound):
+        if isinstance(error, OffsetOutOfRange | TopicNotFound | QueueNotFound | TopicReplaced):
             self._end(source)
             del self._offsets[source.queue]
-            if isinstance(error, OffsetOutOfRange):
+            self._topic_ids.pop(source.queue, None)
+            if isinstance(error, OffsetOutOfRange | TopicReplaced):
                 log.warning(
                     "group %s: %s goes on at its earliest message", self._group, source.queue
                 )

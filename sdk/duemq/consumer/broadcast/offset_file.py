@@ -20,7 +20,7 @@ from urllib.parse import quote
 from duemq.errors import Corrupt, InvalidArgument
 from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
-from duemq.protocol.limits import OFFSET_MAX
+from duemq.protocol.limits import OFFSET_MAX, QUEUE_ID_MAX, TOPIC_ID_MAX
 
 if sys.platform == "win32":
     import msvcrt
@@ -41,6 +41,8 @@ class Kept(NamedTuple):
     """That it has subscribed to."""
     offsets: dict[MessageQueue, int]
     """Where it goes on."""
+    topic_ids: dict[MessageQueue, int]
+    """Of which topic of its name an offset is, as far as that was known."""
 
 
 class OffsetFile:
@@ -76,7 +78,12 @@ class OffsetFile:
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from error
 
-    def save(self, topics: Iterable[str], offsets: Mapping[MessageQueue, int]) -> None:
+    def save(
+        self,
+        topics: Iterable[str],
+        offsets: Mapping[MessageQueue, int],
+        topic_ids: Mapping[MessageQueue, int],
+    ) -> None:
         """Replaces the file; returns when the new one is on disk.  Raises OSError."""
         content = {
             "format": FORMAT,
@@ -85,6 +92,8 @@ class OffsetFile:
             "member": self.member,
             "topics": sorted(topics),
             "queues": [[*queue, offset] for queue, offset in sorted(offsets.items())],
+            # Beside the offsets: older versions read those, and nothing of this.
+            "topic_ids": [[*queue, known] for queue, known in sorted(topic_ids.items())],
         }
         beside = self.path.with_suffix(".tmp")
         with beside.open("w", encoding="utf-8") as file:
@@ -113,16 +122,11 @@ class OffsetFile:
                 value=self.path,
                 limit=f"member {self.member!r} of group {self.group!r}",
             )
-        offsets: dict[MessageQueue, int] = {}
-        for topic, broker, queue_id, offset in content["queues"]:
-            if not (isinstance(topic, str) and isinstance(broker, str)):
-                raise ValueError("a queue has a topic and a broker")
-            if not (_is_number(queue_id) and _is_number(offset)):
-                raise ValueError(f"queue {topic} {broker}/{queue_id} at offset {offset}")
-            offsets[MessageQueue(topic, broker, queue_id)] = offset
+        offsets = _numbers(content["queues"], OFFSET_MAX)
+        topic_ids = _numbers(content.get("topic_ids", []), TOPIC_ID_MAX)
         if not all(isinstance(topic, str) for topic in content["topics"]):
             raise ValueError("topics are names")
-        return Kept(frozenset(content["topics"]), offsets)
+        return Kept(frozenset(content["topics"]), offsets, topic_ids)
 
     def _damaged(self, why: str) -> Corrupt:
         return Corrupt(
@@ -160,8 +164,20 @@ def _file_name(field: str, name: str) -> str:
     return safe
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= OFFSET_MAX
+def _numbers(rows: Any, most: int) -> dict[MessageQueue, int]:
+    """A number of each queue, 0 to `most`.  Raises ValueError, TypeError."""
+    numbers: dict[MessageQueue, int] = {}
+    for topic, broker, queue_id, number in rows:
+        if not (isinstance(topic, str) and isinstance(broker, str)):
+            raise ValueError("a queue has a topic and a broker")
+        if not (_is_number(queue_id, QUEUE_ID_MAX) and _is_number(number, most)):
+            raise ValueError(f"queue {topic} {broker}/{queue_id} at {number}")
+        numbers[MessageQueue(topic, broker, queue_id)] = number
+    return numbers
+
+
+def _is_number(value: Any, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most
 
 
 def _sync_directory(directory: Path) -> None:

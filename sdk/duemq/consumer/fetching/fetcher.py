@@ -49,10 +49,14 @@ Stream = grpc.aio.StreamStreamCall[broker_pb2.PullRequest, view_pb2.PullResponse
 class Source:
     """One queue that is being pulled."""
 
-    __slots__ = ("asked", "filter", "generation", "not_before_s", "pending", "queue")
+    __slots__ = ("asked", "filter", "generation", "not_before_s", "pending", "queue", "topic_id")
 
-    def __init__(self, queue: MessageQueue, wanted: Filter, generation: int, start: int) -> None:
+    def __init__(
+        self, queue: MessageQueue, wanted: Filter, generation: int, start: int, topic_id: int = 0
+    ) -> None:
         self.queue = queue
+        self.topic_id = topic_id
+        """Of which topic of this name its offsets are; 0: not known (an older broker)."""
         self.filter = wanted
         self.generation = generation
         """That it was acquired under; stamps pulls and commits."""
@@ -246,6 +250,7 @@ class Fetcher:
                     generation=source.generation,
                     filter=source.filter.text,
                     filter_type=cast(broker_pb2.FilterType, source.filter.filter_type),
+                    topic_id=source.topic_id,
                 )
                 for source in sources
             ],

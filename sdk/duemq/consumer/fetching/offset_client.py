@@ -25,6 +25,8 @@ class Commit(NamedTuple):
     queue: MessageQueue
     offset: int
     generation: int
+    topic_id: int
+    """Of which topic of this name the offset is; 0: not known."""
 
 
 class Start(NamedTuple):
@@ -33,6 +35,8 @@ class Start(NamedTuple):
     offset: int
     settled: frozenset[int]
     """Past the offset, and not to be delivered: the group has sent them back."""
+    topic_id: int
+    """As in Commit."""
 
 
 class Failure(NamedTuple):
@@ -44,6 +48,8 @@ class Failure(NamedTuple):
     outcome: Outcome
     deliveries: int
     """How often the group was given it by now."""
+    topic_id: int = 0
+    """As in Commit."""
 
 
 class SentBack(NamedTuple):
@@ -62,6 +68,8 @@ class QueueOffsets(NamedTuple):
     committed: int | None
     min_offset: int
     max_offset: int
+    topic_id: int
+    """As in Commit."""
 
 
 class OffsetClient:
@@ -121,7 +129,7 @@ class OffsetClient:
             MessageQueue(result.topic, broker, result.queue_id): (
                 status.from_proto(result.error)
                 if result.HasField("error")
-                else Start(result.offset, frozenset(result.settled))
+                else Start(result.offset, frozenset(result.settled), result.topic_id)
             )
             for result in answer.queues
         }
@@ -131,7 +139,7 @@ class OffsetClient:
     ) -> list[SentBack]:
         """Gives messages of one broker back to it; an answer each, in their order."""
         request = broker_pb2.SendBackRequest(group=self._group, member_id=self._member_id)
-        for queue, offset, generation, outcome, deliveries in failures:
+        for queue, offset, generation, outcome, deliveries, topic_id in failures:
             message = request.messages.add(
                 topic=queue.topic,
                 queue_id=queue.queue_id,
@@ -140,6 +148,7 @@ class OffsetClient:
                 dead_letter=outcome.dead_letter,
                 error=outcome.error,
                 deliveries=deliveries,
+                topic_id=topic_id,
             )
             if outcome.delay_ms is not None:
                 message.delay_ms = outcome.delay_ms
@@ -176,9 +185,13 @@ class OffsetClient:
         self, broker: str, commits: Iterable[Commit], timeout_s: float
     ) -> dict[MessageQueue, DuemqError]:
         request = broker_pb2.CommitOffsetsRequest(group=self._group, member_id=self._member_id)
-        for queue, offset, generation in commits:
+        for queue, offset, generation, topic_id in commits:
             request.commits.add(
-                topic=queue.topic, queue_id=queue.queue_id, offset=offset, generation=generation
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                offset=offset,
+                generation=generation,
+                topic_id=topic_id,
             )
         stub, address = self._stub(broker)
         answer = await status.answer(stub.CommitOffsets(request, timeout=timeout_s), address)
@@ -195,7 +208,10 @@ class OffsetClient:
         answer = await status.answer(stub.GetOffsets(request, timeout=REQUEST_TIMEOUT_S), address)
         return {
             MessageQueue(result.topic, broker, result.queue_id): QueueOffsets(
-                result.offset if result.offset >= 0 else None, result.min_offset, result.max_offset
+                result.offset if result.offset >= 0 else None,
+                result.min_offset,
+                result.max_offset,
+                result.topic_id,
             )
             for result in answer.queues
         }

@@ -8,14 +8,13 @@ from time import monotonic
 
 from duemq.consumer.fetching.offset_client import REQUEST_TIMEOUT_S, Commit, OffsetClient
 from duemq.consumer.group.holdings import Holding
-from duemq.errors import DuemqError, FencedMember
+from duemq.errors import DuemqError, FencedMember, TopicReplaced
 from duemq.protocol.balance import MessageQueue
 from duemq.transport import retrying
 
 log = logging.getLogger(__name__)
 
-
-Lost = tuple[Holding, FencedMember]
+Lost = tuple[Holding, FencedMember | TopicReplaced]
 
 
 class Committer:
@@ -32,7 +31,7 @@ class Committer:
     async def commit(
         self, holdings: Iterable[Holding], timeout_s: float = REQUEST_TIMEOUT_S
     ) -> list[Lost]:
-        """Saves what changed; answers the queues that others have taken over.
+        """Saves what changed; answers the queues that others have taken over, or that are gone.
 
         What could not be saved within the timeout is logged: it may be consumed again.
         """
@@ -71,7 +70,7 @@ class Committer:
             error = refused.get(commit.queue)
             if error is None:
                 holding.committed = commit.offset
-            elif isinstance(error, FencedMember):
+            elif isinstance(error, FencedMember | TopicReplaced):
                 lost.append((holding, error))
             else:
                 log.warning("group %s: %s not saved: %s", self._group, commit, error)
@@ -85,5 +84,5 @@ def _changed(holdings: Iterable[Holding]) -> dict[Holding, Commit]:
         source = holding.source
         if source is not None and source.pending.commit_point != holding.committed:
             offset = source.pending.commit_point
-            commits[holding] = Commit(holding.queue, offset, source.generation)
+            commits[holding] = Commit(holding.queue, offset, source.generation, source.topic_id)
     return commits

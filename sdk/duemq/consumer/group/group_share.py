@@ -27,7 +27,13 @@ from duemq.consumer.group.holdings import Holding, Holdings, Step
 from duemq.consumer.group.membership import Membership
 from duemq.consumer.group.send_backs import SendBacks
 from duemq.consumer.settings import ConsumerSettings, Order
-from duemq.errors import DuemqError, FencedMember, NotCoordinator, OffsetOutOfRange
+from duemq.errors import (
+    DuemqError,
+    FencedMember,
+    NotCoordinator,
+    OffsetOutOfRange,
+    TopicReplaced,
+)
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.names import retry_topic
 from duemq.transport.cluster_client import Client
@@ -244,7 +250,7 @@ class GroupShare:
             self._log_first(backoff, f"taking over {holding.queue}", answer)
         else:
             wanted = self._filters[holding.queue.topic]
-            source = Source(holding.queue, wanted, generation, answer.offset)
+            source = Source(holding.queue, wanted, generation, answer.offset, answer.topic_id)
             if self._holdings.acquired(holding, source, answer.settled):
                 self._by_source[source] = holding
                 self._fetcher(holding.queue.broker).add(source)
@@ -266,16 +272,23 @@ class GroupShare:
         self._lose(await self._committer.commit(holdings))
         self._carry_out(self._holdings.released(holdings))
 
-    def _taken_over(self, source: Source, error: FencedMember) -> None:
+    def _taken_over(self, source: Source, error: FencedMember | TopicReplaced) -> None:
         """A send-back was refused."""
         if (holding := self._by_source.get(source)) is not None:
             self._lose([(holding, error)])
 
     def _lose(self, losses: Iterable[Lost]) -> None:
-        """Others have taken queues over: drops them, asks the coordinator what is true."""
+        """Others have taken queues over: drops them, asks the coordinator what is true.
+
+        Of a topic that is another one now: drops what is known of the old one, and begins anew.
+        """
         for holding, error in losses:
-            if self._holdings.holds(holding):
-                log.warning("group %s: lost %s: %s", self._group, holding.queue, error)
+            if not self._holdings.holds(holding):
+                continue
+            log.warning("group %s: lost %s: %s", self._group, holding.queue, error)
+            if isinstance(error, TopicReplaced):
+                self._carry_out(self._holdings.begin_anew(holding))
+            else:
                 self._carry_out(self._holdings.lost(holding, error))
 
     def _stop(self, holding: Holding) -> None:
@@ -311,14 +324,14 @@ class GroupShare:
             source.pending.skip_to(records.next_offset)
 
     def refused(self, source: Source, error: DuemqError) -> None:
-        """Fenced: drops the queue.  Out of range: goes on where the broker can."""
+        """Fenced: drops the queue.  Replaced, out of range: goes on where the broker can."""
         holding = self._by_source[source]
-        if isinstance(error, FencedMember):
+        if isinstance(error, FencedMember | TopicReplaced):
             self._lose([(holding, error)])
             return
         log.warning("group %s: %s: %s", self._group, source.queue, error)
         if isinstance(error, OffsetOutOfRange):
-            self._carry_out(self._holdings.out_of_range(holding))
+            self._carry_out(self._holdings.begin_anew(holding))
         else:
             self._fetcher(source.queue.broker).rest(source, REFUSED_WAIT_S)
 

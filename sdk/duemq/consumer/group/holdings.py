@@ -5,6 +5,7 @@ A queue's life here (HoldingState):
     ACQUIRING ──offset known──► ACTIVE ──no longer assigned──► RELEASING ──committed──► gone, told
         └──── no longer assigned ─────────────────────────────────────────────────────► gone, told
     any ──fenced: another member has it, or the session is over──► gone
+    ACTIVE ──its position means nothing any more──► ACQUIRING
 
 A queue that is assigned again while it is RELEASING is acquired anew once it is gone.  Queues
 that stay assigned are never touched.  Owner and only caller: GroupShare on the event loop, which
@@ -203,8 +204,13 @@ class Holdings:
             step.rejoin = int(error.limit) if error.limit.isdecimal() else 0
         return step
 
-    def out_of_range(self, holding: Holding) -> Step:
-        """Its next offset does not exist: it is acquired anew, the broker knows one that does."""
+    def begin_anew(self, holding: Holding) -> Step:
+        """Its next offset does not exist, or its topic is another one now: it is acquired anew.
+
+        The broker knows where to begin.  One that is being given up goes on with that.
+        """
+        if holding.state is HoldingState.RELEASING:
+            return Step()
         step = self._drop(holding)
         again = self._reconcile()
         again.dropped = step.dropped

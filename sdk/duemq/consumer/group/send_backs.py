@@ -17,7 +17,7 @@ from duemq.consumer.delivery.failure_log import FailureLog, and_more
 from duemq.consumer.delivery.seams import Spawn
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.offset_client import Failure, OffsetClient, SentBack
-from duemq.errors import DuemqError, FencedMember
+from duemq.errors import DuemqError, FencedMember, TopicReplaced
 from duemq.message import Message
 from duemq.outcomes import Outcome
 from duemq.tracing import spans
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SEND_BACK_TIMEOUT_S = 5.0
 MESSAGES_PER_REQUEST_MAX = 256
 
-Lost = Callable[[Source, FencedMember], None]
+Lost = Callable[[Source, FencedMember | TopicReplaced], None]
 
 
 class _Waiting(NamedTuple):
@@ -51,7 +51,7 @@ class SendBacks:
         client_id: str = "",
         timeout_s: float = SEND_BACK_TIMEOUT_S,
     ) -> None:
-        """`lost` is told of a queue that another member has taken over."""
+        """`lost` is told of a queue that another member has taken over, or that is gone."""
         self._timeout_s = timeout_s
         self._offsets = offsets
         self._spawn = spawn
@@ -68,7 +68,9 @@ class SendBacks:
     ) -> bool:
         """See dispatching.Settler."""
         queue = source.queue
-        failure = Failure(queue, message.offset, source.generation, outcome, deliveries)
+        failure = Failure(
+            queue, message.offset, source.generation, outcome, deliveries, source.topic_id
+        )
         done = asyncio.get_running_loop().create_future()
         self._waiting[queue.broker].append(_Waiting(source, message, failure, done))
         if queue.broker not in self._sending:
@@ -125,7 +127,7 @@ class SendBacks:
             )
         if not each.done.done():
             each.done.set_result(error is None)
-        if isinstance(error, FencedMember):
+        if isinstance(error, FencedMember | TopicReplaced):
             self._lost(each.source, error)
         elif error is not None:
             self._log("not sent back", message, error)

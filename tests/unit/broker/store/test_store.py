@@ -355,6 +355,22 @@ def test_lags_count_what_a_group_has_not_committed() -> None:
     assert lags(store) == {("g", "orders"): 3}
 
 
+def test_a_topic_keeps_its_id_and_one_that_is_made_anew_never_gets_it() -> None:
+    disk, given = FaultyDisk(), set[int]()
+    for _ in range(3):
+        store = opened(disk)
+        topic, _ = store.create_topic("orders")
+        given.add(topic.id)
+        settle(store)
+        store.close()
+        store = opened(disk)
+        assert store.queue("orders", 1, topic.id).topic_id == topic.id
+        store.delete_topic("orders")
+        settle(store)
+        store.close()
+    assert len(given) == 3
+
+
 def test_journal_entries_round_trip() -> None:
     topic = Topic("orders", 3, 4, 100)
     assert journal.read_topic_created(memoryview(journal.topic_created(topic))) == topic

@@ -25,24 +25,35 @@ def test_a_new_member_has_none(file, tmp_path):
 
 def test_what_was_saved_last_is_found(file):
     file.open()
-    file.save(["orders"], {A0: 7})
-    file.save(["orders", "stock"], {A0: 8, B3: 0})
+    file.save(["orders"], {A0: 7}, {})
+    file.save(["orders", "stock"], {A0: 8, B3: 0}, {A0: 1 << 40})
     file.close()
-    assert file.open() == Kept(frozenset({"orders", "stock"}), {A0: 8, B3: 0})
+    assert file.open() == Kept(frozenset({"orders", "stock"}), {A0: 8, B3: 0}, {A0: 1 << 40})
     assert sorted(path.suffix for path in file.path.parent.iterdir()) == [".json", ".lock"]
 
 
 def test_what_a_crash_left_beside_the_file_is_of_no_interest(file):
     file.open()
-    file.save(["orders"], {A0: 7})
+    file.save(["orders"], {A0: 7}, {})
     file.path.with_suffix(".tmp").write_text('{"half')
     file.close()
-    assert file.open() == Kept(frozenset({"orders"}), {A0: 7})
-    file.save(["orders"], {A0: 9})
+    assert file.open() == Kept(frozenset({"orders"}), {A0: 7}, {})
+    file.save(["orders"], {A0: 9}, {})
     file.close()
     assert file.open().offsets == {A0: 9}
 
 
+def test_what_an_older_version_saved_is_read(file):
+    file.open()
+    file.save(["orders"], {A0: 7}, {A0: 3})
+    content = json.loads(file.path.read_text())
+    del content["topic_ids"]
+    file.path.write_text(json.dumps(content))
+    file.close()
+    assert file.open() == Kept(frozenset({"orders"}), {A0: 7}, {})
+
+
+@pytest.mark.parametrize("part", ["queues", "topic_ids"])
 @pytest.mark.parametrize(
     "content",
     [
@@ -56,16 +67,17 @@ def test_what_a_crash_left_beside_the_file_is_of_no_interest(file):
         [["orders", "a", 0]],
         [["orders", "a", 0, "7"]],
         [["orders", "a", 0, -1]],
-        [["orders", "a", 0, 1 << 63]],
+        [["orders", "a", 0, 1 << 64]],
         [["orders", "a", True, 1]],
+        [["orders", "a", 1 << 31, 1]],
         [["orders", 1, 0, 1]],
     ],
 )
-def test_a_damaged_file_is_an_error_that_names_it_and_stays(file, content):
+def test_a_damaged_file_is_an_error_that_names_it_and_stays(file, content, part):
     file.open()
-    file.save(["orders"], {A0: 7})
+    file.save(["orders"], {A0: 7}, {})
     if isinstance(content, list):
-        content = json.dumps({**json.loads(file.path.read_text()), "queues": content})
+        content = json.dumps({**json.loads(file.path.read_text()), part: content})
     file.path.write_bytes(content if isinstance(content, bytes) else content.encode())
     file.close()
     before = file.path.read_bytes()
@@ -78,7 +90,7 @@ def test_a_damaged_file_is_an_error_that_names_it_and_stays(file, content):
 
 def test_the_file_of_another_member_is_an_error_that_names_both(file, tmp_path):
     file.open()
-    file.save(["orders"], {A0: 7})
+    file.save(["orders"], {A0: 7}, {})
     other = OffsetFile(str(tmp_path), "billing", "pod-2")
     other.path.write_bytes(file.path.read_bytes())
     with pytest.raises(InvalidArgument) as raised:
@@ -103,10 +115,10 @@ def test_one_process_a_member(file, tmp_path):
 def test_names_that_file_systems_do_not_take_are_escaped(tmp_path):
     file = OffsetFile(str(tmp_path), "a/b", "käse:1")
     file.open()
-    file.save([], {})
+    file.save([], {}, {})
     file.close()
     assert file.path.parent.parent == tmp_path
-    assert file.open() == Kept(frozenset(), {})
+    assert file.open() == Kept(frozenset(), {}, {})
     file.close()
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from duemq.consumer.group.holdings import CLOCK_BEHIND_MS_MAX, Holdings, HoldingState
+from duemq.consumer.group.holdings import CLOCK_BEHIND_MS_MAX, Holdings, HoldingState, Step
 from duemq.errors import FencedMember
 from duemq.protocol.balance import MessageQueue
 
@@ -140,7 +140,7 @@ def test_what_is_being_released_is_not_released_again(holdings):
 def test_a_lost_queue_is_not_acquired_before_it_is_assigned_again(holdings):
     take_over(holdings, 1, A0, A1)
     holdings.lost(one(holdings, A0), FencedMember("m"))
-    again = holdings.out_of_range(one(holdings, A1))
+    again = holdings.begin_anew(one(holdings, A1))
     assert queues_of(again.acquire.values()) == [[A1]]
     (going,) = holdings.assigned(2, frozenset([A1, B0])).acquire.values()
     assert [each.queue for each in going] == [B0]
@@ -149,11 +149,19 @@ def test_a_lost_queue_is_not_acquired_before_it_is_assigned_again(holdings):
 def test_a_queue_whose_offset_does_not_exist_is_acquired_anew(holdings):
     take_over(holdings, 1, A0)
     old = one(holdings, A0)
-    step = holdings.out_of_range(old)
+    step = holdings.begin_anew(old)
     assert step.dropped == [old]
     assert queues_of(step.acquire.values()) == [[A0]]
     assert one(holdings, A0) is not old
-    assert holdings.out_of_range(old).dropped == []
+    assert holdings.begin_anew(old).dropped == []
+
+
+def test_a_queue_that_is_being_given_up_goes_as_it_would_have_gone(holdings):
+    """Its last commit may be refused, as its topic is another one now."""
+    take_over(holdings, 1, A0)
+    (going,) = holdings.assigned(2, frozenset()).release
+    assert holdings.begin_anew(one(holdings, A0)) == Step()
+    assert holdings.released(going).released == (2, {A0})
 
 
 def test_a_session_that_is_over_leaves_nothing(holdings):

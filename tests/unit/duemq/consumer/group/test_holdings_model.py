@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
     def go_out_of_range(self, choice):
         active = [h for h in self.holdings.all if h.state is HoldingState.ACTIVE]
         if active:
-            self.carry_out(self.holdings.out_of_range(active[choice % len(active)]))
+            self.carry_out(self.holdings.begin_anew(active[choice % len(active)]))
 
     @rule()
     def end_session(self):
