@@ -305,3 +305,18 @@ def restart(**options: Any) -> dict[str, Any]:
 def idle(**options: Any) -> dict[str, Any]:
     """Memory and CPU of each process when nothing happens."""
     return options
+
+
+@measured
+@_count(200_000)
+@_size(1024)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=4,
+    show_default=True,
+    help="How often each share is measured, in turn.",
+)
+def tracing(**options: Any) -> dict[str, Any]:
+    """What tracing costs while none, a tenth or all of the messages are sampled."""
+    return options

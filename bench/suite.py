@@ -25,6 +25,7 @@ from duemq_server.bench.measures import (
     restart,
     send,
     timers,
+    tracing,
 )
 
 Runner = Callable[..., None]
@@ -42,9 +43,10 @@ RUNNERS: dict[str, Runner] = {
     "cancel": cancel.run,
     "restart": restart.run,
     "idle": idle.run,
+    "tracing": tracing.run,
 }
 # They kill or weigh processes, which a cluster of somebody else's does not allow.
-OWN_CLUSTER_ONLY = frozenset({"pending", "restart", "idle"})
+OWN_CLUSTER_ONLY = frozenset({"pending", "restart", "idle", "tracing"})
 # Of a benchmark's own cluster, where it is not one.
 BROKERS = {"group": 2, "rebalance": 2}
 
