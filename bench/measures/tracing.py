@@ -7,16 +7,17 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from duemq import PendingReceipt, Producer
 from duemq.protocol.names import TRACE_TOPIC
 from duemq.telemetry.exporter import DueMQSpanExporter
-from duemq.telemetry.pipeline import EXPORT_PERIOD_MS, EXPORT_TIMEOUT_S, Pipeline
+from duemq.telemetry.pipeline import EXPORT_TIMEOUT_S, Pipeline, Provider
+from duemq.telemetry.queue import EXPORT_PERIOD_MS
 from duemq.telemetry.sink import TraceSink
 from duemq.tracing import spans
 from duemq_server.bench.harness import target as targets
@@ -53,7 +54,7 @@ class Level:
         if name != OFF:
             sampler = ParentBasedTraceIdRatio(PERCENTS[name] / 100)
             sink = TraceSink(target.nameserver, TRACE_TOPIC, EXPORT_TIMEOUT_S)
-            self._pipeline = Pipeline(TracerProvider(sampler), DueMQSpanExporter(lambda: sink))
+            self._pipeline = Pipeline(Provider(sampler), DueMQSpanExporter(lambda: sink))
 
     def measure(self, count: int, size: int) -> dict[str, int]:
         """Each call once; answers what was lost or came twice."""
@@ -101,13 +102,17 @@ def run(target: Target, report: Report, *, count: int, size: int, rounds: int) -
         )
         levels = {name: Level(name, target if name == OFF else traced) for name in (OFF, *PERCENTS)}
         for level in levels.values():
-            stack.callback(lambda level=level: dropped.update(level.close()))
+            stack.callback(partial(_close, level, dropped))
         for turn in range(rounds):
             names = list(levels)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 faults.update(levels[name].measure(count, size))
     report.figures |= _figures({name: level.runs for name, level in levels.items()})
     report.figures |= {"dropped": dict(dropped), "lost": faults["lost"], "twice": faults["twice"]}
+
+
+def _close(level: Level, dropped: Counter[str]) -> None:
+    dropped.update(level.close())
 
 
 def _figures(runs: dict[str, dict[str, Runs]]) -> dict[str, Any]:

@@ -30,6 +30,22 @@ class Origin(NamedTuple):
     broker: str
     queue: int
 
+    @property
+    def untraced(self) -> bool:
+        """None of the messages carries a trace."""
+        return False
+
+
+class Untraced(Origin):
+    """The same, of messages none of which carries a trace."""
+
+    __slots__ = ()
+
+    @property
+    def untraced(self) -> bool:
+        """None of them does."""
+        return True
+
 
 class Retry(NamedTuple):
     """The story of a message that its group sent back: `Message.retry`."""
@@ -118,6 +134,11 @@ class Message:
     def properties(self) -> Mapping[str, str]:
         """The application's own, and `traceparent` where the producer traced."""
         return dict(self._record.properties)
+
+    @property
+    def may_be_traced(self) -> bool:
+        """False: it is known to carry no sampled `traceparent`."""
+        return not self._origin.untraced
 
     @property
     def born_ms(self) -> int:

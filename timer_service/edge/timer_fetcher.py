@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from duemq.errors import Corrupt, DuemqError, FencedTimer, OffsetOutOfRange, Unavailable
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
-from duemq.tracing import spans
 from duemq.transport import status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq_server.serving import spans
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers import intake
 from duemq_server.timer_service.timers.log_entries import SourceId

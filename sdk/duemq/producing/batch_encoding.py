@@ -20,6 +20,7 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import add
 from typing import NamedTuple
 
 from duemq.errors import TooLarge
@@ -27,7 +28,7 @@ from duemq.protocol import checks
 from duemq.protocol.due import DELAY_LEVELS
 from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
 from duemq.protocol.message_ids import ID_CHARS
-from duemq.protocol.record_bytes import text_hash, varint
+from duemq.protocol.record_bytes import property_entry, text_hash, varint
 from duemq.v1.view_pb2 import SendRequestView
 
 BLOCK_MESSAGES = 4096
@@ -48,6 +49,10 @@ class Extras(NamedTuple):
     encoded: bytes
     tag_hash: int
     key_hash: int
+
+    def extended(self, encoded: bytes) -> "Extras":
+        """With further properties."""
+        return Extras(self.encoded + encoded, self.tag_hash, self.key_hash)
 
 
 NO_EXTRAS = Extras(b"", 0, 0)
@@ -73,7 +78,10 @@ def extras_of(
         text = _utf8("ordering_key", ordering_key)
         encoded += b"\x2a" + varint(len(text)) + text
     if properties:
-        encoded += b"".join(_property(name, value) for name, value in properties.items())
+        encoded += b"".join(
+            property_entry(_utf8("properties", name), _utf8("properties", value))
+            for name, value in properties.items()
+        )
     if len(encoded) > PROPERTIES_BYTES_DEFAULT:
         raise TooLarge(
             f"key, tag, ordering key and properties have {len(encoded)} bytes, "
@@ -83,17 +91,6 @@ def extras_of(
             limit=PROPERTIES_BYTES_DEFAULT,
         )
     return Extras(encoded, tag_hash, key_hash)
-
-
-def _property(name: str, value: str) -> bytes:
-    name_text, value_text = _utf8("properties", name), _utf8("properties", value)
-    entry = b"\x0a%b%b\x12%b%b" % (
-        varint(len(name_text)),
-        name_text,
-        varint(len(value_text)),
-        value_text,
-    )
-    return b"\x32" + varint(len(entry)) + entry
 
 
 def _utf8(field: str, text: str) -> bytes:
@@ -153,7 +150,7 @@ def records_and_sizes(
     lengths = list(map(len, bodies))
     rests = [len(tail) + _ID_FIELD_BYTES for tail in tails]
     if extras is not None:
-        rests = list(map(int.__add__, rests, map(len, extras)))
+        rests = list(map(add, rests, map(len, extras)))
     width = 5 if extras is None else 6
     parts: list[bytes] = [b""] * (width * count)
     if extras is None and len(set(lengths)) == 1 and len(set(rests)) == 1:
@@ -163,7 +160,7 @@ def records_and_sizes(
     else:
         heads = list(map(_heads.__getitem__, zip(lengths, rests, strict=True)))
         parts[0::width] = heads
-        sizes = array("I", map(_sum3, map(len, heads), lengths, rests))
+        sizes = array("I", map(add, map(add, map(len, heads), lengths), rests))
     parts[1::width] = bodies
     parts[2::width] = [id_field] * count
     parts[3::width] = _INDEX[:count]
@@ -171,10 +168,6 @@ def records_and_sizes(
         parts[4::width] = extras
     parts[width - 1 :: width] = tails
     return parts, sizes
-
-
-def _sum3(first: int, second: int, third: int) -> int:
-    return first + second + third
 
 
 def _tails(born: Sequence[tuple[int, int]], count: int) -> list[bytes]:
