@@ -244,7 +244,9 @@ class SendRequests:
         frames = [
             (batch.topic, batch.records, outcome)
             for batch, outcome in zip(received, outcomes, strict=True)
-            if isinstance(outcome, Accepted) and not outcome.duplicate and spans.traced(batch.topic)
+            if isinstance(outcome, Accepted)
+            and not (outcome.duplicate or batch.untraced)
+            and spans.traced(batch.topic)
         ]
         if not frames:
             return
@@ -285,6 +287,7 @@ def _taken(view: view_pb2.BatchView) -> IncomingBatch:
         view.due_ms,
         view.delay_levels,
         view.not_before_ms,
+        view.untraced,
     )
 
 

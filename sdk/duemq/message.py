@@ -140,6 +140,10 @@ class Message:
         """False: it is known to carry no sampled `traceparent`."""
         return not self._origin.untraced
 
+    def came_with(self, other: Message) -> bool:
+        """Both were brought by one pull."""
+        return self._origin is other._origin
+
     @property
     def born_ms(self) -> int:
         """When the producer made it, by the producer's clock."""
@@ -211,7 +215,8 @@ def _unpickled(encoded: bytes, origin: tuple[str, str, int], offset: int, store_
 
 def messages_of(pulled: QueueRecordsView, broker: str) -> list[Message]:
     """The messages of one queue of a pull's answer, in queue order."""
-    origin = Origin(pulled.topic, broker, pulled.queue_id)
+    kind = Untraced if pulled.untraced else Origin
+    origin = kind(pulled.topic, broker, pulled.queue_id)
     records = RecordBatch.FromString(pulled.records).records
     starts, counts, store_ms = pulled.run_offsets, pulled.run_counts, pulled.run_store_ms
     offsets: Iterator[int]

@@ -135,7 +135,7 @@ class TimerFetcher:
         await self._shard.log_loop.durable(self._shard.directory.log.end_position)
         for fetched in intake.frames_in(data):
             each = fetched.frame
-            if spans.traced(each.target_topic):
+            if spans.traced(each.target_topic) and not each.untraced:
                 spans.record_schedule(
                     each.target_topic,
                     self._broker,

@@ -83,6 +83,7 @@ class Batch:
         "tag_hashes",
         "told",
         "topic",
+        "traced",
         "traced_next",
         "waiters",
         "way",
@@ -119,6 +120,8 @@ class Batch:
         self.born_ms = now_ms
         self.sends: list[tuple[int, sends.Begun]] = []
         """Spans of messages, by index."""
+        self.traced = False
+        """Some message may carry a trace context."""
         self.traced_next = NEVER
         """Index of the message that the next of them is for."""
 
@@ -158,6 +161,7 @@ class Batch:
             self.tag_hashes = [0] * count
             self.key_hashes = [0] * count
         self.extras.append(extras.encoded)
+        self.traced |= extras.traced
         self.tag_hashes.append(extras.tag_hash)  # type: ignore[union-attr]
         self.key_hashes.append(extras.key_hash)  # type: ignore[union-attr]
 
@@ -194,9 +198,11 @@ class Batch:
         self.size = sum(map(len, bodies)) + RECORD_BYTES * count
         if extras is not None:
             self.extras = [extras.encoded] * count
+            self.traced = extras.traced
             self.tag_hashes, self.key_hashes = extras.tag_hash, extras.key_hash
             self.size += len(extras.encoded) * count
         if begun:
+            self.traced = True
             column = self.extras = self.extras or [b""] * count
             for index, _, encoded in begun:
                 column[index] += encoded
@@ -243,6 +249,7 @@ class Batch:
             batch_encoding.packed32(self.key_hashes, self.count),
             self.due_field,
             due_values,
+            untraced=not self.traced,
         )
 
     def stored(

@@ -29,6 +29,7 @@ from duemq.protocol.due import DELAY_LEVELS
 from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
 from duemq.protocol.message_ids import ID_CHARS
 from duemq.protocol.record_bytes import property_entry, text_hash, varint
+from duemq.tracing.contexts import TRACEPARENT
 from duemq.v1.view_pb2 import SendRequestView
 
 BLOCK_MESSAGES = 4096
@@ -37,6 +38,7 @@ BLOCK_MESSAGES = 4096
 _INDEX = tuple(b"%03x" % index for index in range(BLOCK_MESSAGES))
 _ID_FIELD = b"\x12" + bytes([ID_CHARS])
 _ID_FIELD_BYTES = len(_ID_FIELD) + ID_CHARS
+_UNTRACED = b"\x70\x01"
 # Distinct lengths remembered; beyond that the cache starts anew.
 _LENGTHS_MAX = 65_536
 # Lanes whose head is kept encoded; of more, some are encoded again each time.
@@ -49,10 +51,12 @@ class Extras(NamedTuple):
     encoded: bytes
     tag_hash: int
     key_hash: int
+    traced: bool = False
+    """It may carry a trace context."""
 
     def extended(self, encoded: bytes) -> "Extras":
-        """With further properties."""
-        return Extras(self.encoded + encoded, self.tag_hash, self.key_hash)
+        """With a trace context."""
+        return Extras(self.encoded + encoded, self.tag_hash, self.key_hash, True)
 
 
 NO_EXTRAS = Extras(b"", 0, 0)
@@ -90,7 +94,7 @@ def extras_of(
             value=len(encoded),
             limit=PROPERTIES_BYTES_DEFAULT,
         )
-    return Extras(encoded, tag_hash, key_hash)
+    return Extras(encoded, tag_hash, key_hash, bool(properties and TRACEPARENT in properties))
 
 
 def _utf8(field: str, text: str) -> bytes:
@@ -233,6 +237,8 @@ def request(
     key_hashes: bytes,
     due_field: int = 0,
     due_values: bytes = b"",
+    *,
+    untraced: bool = False,
 ) -> bytes:
     """The encoded SendRequest of one batch."""
     head = b"".join(
@@ -249,6 +255,8 @@ def request(
     tail += [b"\x4a", array_head, key_hashes]
     if due_field:
         tail += [bytes([due_field << 3 | 2]), varint(len(due_values)), due_values]
+    if untraced:
+        tail.append(_UNTRACED)
     batch_bytes = len(head) + records_bytes + sum(map(len, tail))
     start = b"\x08" + varint(request_id) + b"\x12" + varint(batch_bytes) + head
     return b"".join([start, *parts, *tail])

@@ -230,6 +230,15 @@ def record_receive(
     record_frame("receive", SpanKind.CLIENT, topic, attributes, records, start_ns, end_ns, error)
 
 
+def wanted(messages: Sequence[Message]) -> bool:
+    """Whether any of these messages may have a process span.  Those of a pull are together."""
+    if not messages or not enabled():
+        return False
+    if messages[0].came_with(messages[-1]):
+        return messages[0].may_be_traced
+    return any(message.may_be_traced for message in messages)
+
+
 @contextmanager
 def process(
     messages: Sequence[Message],
@@ -244,7 +253,7 @@ def process(
     so that end-to-end times stay exact for a batch callback too; the first sampled one is current
     while the callback runs.
     """
-    if not enabled():
+    if not wanted(messages):
         yield
         return
     spans = {
