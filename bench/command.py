@@ -338,3 +338,18 @@ def idle(**options: Any) -> dict[str, Any]:
 def failover(**options: Any) -> dict[str, Any]:
     """How long messages stand still when the replica that leads dies."""
     return options
+
+
+@measured
+@_count(200_000)
+@_size(1024)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=4,
+    show_default=True,
+    help="How often each share is measured, in turn.",
+)
+def tracing(**options: Any) -> dict[str, Any]:
+    """What tracing costs while none, a tenth or all of the messages are sampled."""
+    return options

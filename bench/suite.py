@@ -26,6 +26,7 @@ from duemq_server.bench.measures import (
     restart,
     send,
     timers,
+    tracing,
 )
 
 Runner = Callable[..., None]
@@ -44,9 +45,10 @@ RUNNERS: dict[str, Runner] = {
     "restart": restart.run,
     "idle": idle.run,
     "failover": failover.run,
+    "tracing": tracing.run,
 }
 # They kill or weigh processes, which a cluster of somebody else's does not allow.
-OWN_CLUSTER_ONLY = frozenset({"pending", "restart", "idle", "failover"})
+OWN_CLUSTER_ONLY = frozenset({"pending", "restart", "idle", "failover", "tracing"})
 # Of a benchmark's own cluster, where it is not one.
 BROKERS = {"group": 2, "rebalance": 2}
 REPLICAS = {"failover": 2}

@@ -15,7 +15,7 @@ off  size  field               meaning
 48    2    topic_length
 50    2    target_topic_length
 52    4    target_queue_id     i32; -1: any
-56    4    flags               bit 0: timed; bit 1: send-back
+56    4    flags               bit 0: timed; bit 1: send-back; bit 2: untraced
 60    4    reserved            zero
 64         topic, UTF-8; target topic, UTF-8; zeros up to a multiple of 8
            sizes       u32 × count   bytes of each record in the payload
@@ -32,6 +32,8 @@ Otherwise it is empty and -1.
 A send-back frame holds records that a group could not process and that its broker stored anew; for
 which group, and where they lay before, stands in its topic and its records
 (broker/groups/send_back.py).
+
+In an untraced frame no record carries a sampled trace context: its sender says so.
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ RECORD_BYTES_MIN = 12
 """Of a frame for each record: its size and hashes."""
 FLAG_TIMED = 1
 FLAG_SEND_BACK = 2
+FLAG_UNTRACED = 4
+_FLAGS_AT = 56
 NO_TARGET_QUEUE = -1
 
 
@@ -79,6 +83,7 @@ def encode_parts(
     target_queue_id: int = NO_TARGET_QUEUE,
     due_ms: Buffer | None = None,
     send_back: bool = False,
+    untraced: bool = False,
 ) -> list[Buffer]:
     """Buffers of a frame, none of them copied.
 
@@ -110,7 +115,9 @@ def encode_parts(
         topic_length,
         len(names) - topic_length,
         target_queue_id,
-        (FLAG_TIMED if due_ms is not None else 0) | (FLAG_SEND_BACK if send_back else 0),
+        (FLAG_TIMED if due_ms is not None else 0)
+        | (FLAG_SEND_BACK if send_back else 0)
+        | (FLAG_UNTRACED if untraced else 0),
         0,
     )
     head = header + names.ljust(_aligned(len(names)), b"\0")
@@ -165,6 +172,11 @@ class Frame:
         """Whether a group sent the records back."""
         return bool(self.flags & FLAG_SEND_BACK)
 
+    @property
+    def untraced(self) -> bool:
+        """Whether no record carries a sampled trace context."""
+        return is_untraced(self.body)
+
     @cached_property
     def topic(self) -> str:
         """The topic it lies in."""
@@ -214,3 +226,8 @@ class Frame:
 def decode(body: memoryview | bytes) -> Frame:
     """Views a frame.  Raises ValueError if the lengths do not add up."""
     return Frame(memoryview(body))
+
+
+def is_untraced(body: memoryview, at: int = 0) -> bool:
+    """Of the frame that begins at `at`: whether it says that no record carries a trace."""
+    return bool(body[at + _FLAGS_AT] & FLAG_UNTRACED)

@@ -217,6 +217,7 @@ class PullRequests:
                     records.next_offset,
                     queue.min_offset,
                     queue.max_offset,
+                    untraced=records.untraced,
                 )
             )
         if answers:

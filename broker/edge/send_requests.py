@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 
 from duemq.errors import DuemqError, InvalidArgument, NotReady, Overloaded, Unavailable
 from duemq.protocol import checks
-from duemq.tracing import spans
 from duemq.transport import status
 from duemq.v1 import message_pb2, view_pb2
 from duemq_server.broker.clock import DueClock
@@ -19,6 +18,7 @@ from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
 from duemq_server.broker.store.store import Accepted, Store
+from duemq_server.serving import spans
 
 BATCHES_MAX = 1_024
 # Requests of one stream that wait for the disk; more of them wait in the connection's buffers.
@@ -244,7 +244,9 @@ class SendRequests:
         frames = [
             (batch.topic, batch.records, outcome)
             for batch, outcome in zip(received, outcomes, strict=True)
-            if isinstance(outcome, Accepted) and not outcome.duplicate and spans.traced(batch.topic)
+            if isinstance(outcome, Accepted)
+            and not (outcome.duplicate or batch.untraced)
+            and spans.traced(batch.topic)
         ]
         if not frames:
             return
@@ -285,6 +287,7 @@ def _taken(view: view_pb2.BatchView) -> IncomingBatch:
         view.due_ms,
         view.delay_levels,
         view.not_before_ms,
+        view.untraced,
     )
 
 

@@ -14,6 +14,7 @@ _RESPONSE_QUEUES = b"\x12"  # field 2, length-delimited
 _QUEUE_RECORDS = b"\x22"  # field 4
 _RUN_OFFSETS, _RUN_COUNTS, _RUN_STORE_MS = b"\x2a", b"\x32", b"\x3a"  # fields 5 to 7, packed
 _NEXT_OFFSET, _MIN_OFFSET, _MAX_OFFSET = b"\x40", b"\x48", b"\x50"  # fields 8 to 10
+_UNTRACED = b"\x58\x01"  # field 11: true
 _HEAD_BYTES = 64  # of a queue, about
 
 
@@ -29,6 +30,7 @@ class QueueAnswer(NamedTuple):
     min_offset: int = 0
     max_offset: int = 0
     error: bytes = b""
+    untraced: bool = False
 
 
 def size_of(answers: Sequence[QueueAnswer]) -> int:
@@ -65,6 +67,8 @@ def _head(answer: QueueAnswer) -> bytes:
     ):
         if value:
             parts += (tag, varint(value & 0xFFFF_FFFF_FFFF_FFFF))  # negative: echoed, if asked so
+    if answer.untraced:
+        parts.append(_UNTRACED)
     if answer.size:
         parts += (_QUEUE_RECORDS, varint(answer.size))
     return b"".join(parts)

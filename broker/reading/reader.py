@@ -53,6 +53,8 @@ class Records(NamedTuple):
     runs: list[FrameRun]
     records: int
     next_offset: int
+    untraced: bool = False
+    """None of them carries a trace.  Known of whole frames only."""
 
 
 class StoredRecord(NamedTuple):
@@ -125,15 +127,16 @@ def read_records(
         if offset < page_end:
             break
     found = runs
+    untraced: list[bool] = []
     if wanted is None:
-        runs, slices = without_gaps(runs, lambda left: cut_out(log, left, nowait))
+        runs, slices = without_gaps(runs, lambda left: cut_out(log, left, nowait, untraced))
     else:
         runs, slices = without_gaps(
             runs, lambda left: _cut_out_filtered(log, left, trusted_from, nowait)
         )
     if len(runs) < len(found):
         count, size = sum(run.records for run in runs), sum(map(len, slices))
-    return Records(slices, size, runs, count, offset)
+    return Records(slices, size, runs, count, offset, bool(untraced) and all(untraced))
 
 
 def without_gaps(
@@ -277,14 +280,24 @@ def _extent_of(entry: memoryview) -> tuple[int, int]:
     return fields[0], fields[6]
 
 
-def cut_out(log: SegmentedLog, runs: list[FrameRun], nowait: bool = False) -> list[memoryview]:
-    """The bytes of each run, verified.  Raises Corrupt, and BlockingIOError with `nowait`."""
+def cut_out(
+    log: SegmentedLog,
+    runs: list[FrameRun],
+    nowait: bool = False,
+    untraced: list[bool] | None = None,
+) -> list[memoryview]:
+    """The bytes of each run, verified.  Raises Corrupt, and BlockingIOError with `nowait`.
+
+    `untraced` gets an entry a frame: whether it says so.
+    """
     frames = _verified(log, runs, nowait)
     slices: list[memoryview] = []
     at, data = -1, memoryview(b"")
     for run in runs:
         if run.frame != at:
             at, data = next(frames)
+            if untraced is not None:
+                untraced.append(frame_layout.is_untraced(data, record.HEADER_BYTES))
         slices.append(data[run.start - at : run.end - at])
     return slices
 

@@ -31,6 +31,7 @@ class IncomingBatch:
     due_ms: bytes
     delay_levels: bytes
     not_before_ms: int = 0
+    untraced: bool = False
 
 
 @dataclass(frozen=True)

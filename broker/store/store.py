@@ -175,6 +175,7 @@ class Store:
             producer=(producer_id, epoch, sequence),
             target=None if queue.key == (key.topic, key.queue_id) else (key.topic, key.queue_id),
             due_ms=due_ms,
+            untraced=batch.untraced,
         )
         if producer_id:
             self.producers.record(key, epoch, sequence, accepted.stored)
@@ -229,10 +230,12 @@ class Store:
         target: tuple[str, int] | None = None,
         due_ms: bytes | None = None,
         send_back: bool = False,
+        untraced: bool = False,
     ) -> Accepted:
         """Appends records that were checked; with due times to %TIMER%, for a topic's queue.
 
         `producer`: id, epoch and sequence.  `target`: what was asked for, if it is not `queue`.
+        `untraced`: no record carries a trace.
         Raises ReadOnly, Overloaded.
         """
         store_ms = self.tables.stamp(now_ms)
@@ -254,6 +257,7 @@ class Store:
             target_queue_id=target_queue_id,
             due_ms=due_ms,
             send_back=send_back,
+            untraced=untraced,
         )
         position, end = self._append(frame.KIND, parts)
         payload_at = sum(map(nbytes, parts[:-1]))

@@ -30,6 +30,22 @@ class Origin(NamedTuple):
     broker: str
     queue: int
 
+    @property
+    def untraced(self) -> bool:
+        """None of the messages carries a trace."""
+        return False
+
+
+class Untraced(Origin):
+    """The same, of messages none of which carries a trace."""
+
+    __slots__ = ()
+
+    @property
+    def untraced(self) -> bool:
+        """None of them does."""
+        return True
+
 
 class Retry(NamedTuple):
     """The story of a message that its group sent back: `Message.retry`."""
@@ -120,6 +136,15 @@ class Message:
         return dict(self._record.properties)
 
     @property
+    def may_be_traced(self) -> bool:
+        """False: it is known to carry no sampled `traceparent`."""
+        return not self._origin.untraced
+
+    def came_with(self, other: Message) -> bool:
+        """Both were brought by one pull."""
+        return self._origin is other._origin
+
+    @property
     def born_ms(self) -> int:
         """When the producer made it, by the producer's clock."""
         return self._record.born_ms
@@ -190,7 +215,8 @@ def _unpickled(encoded: bytes, origin: tuple[str, str, int], offset: int, store_
 
 def messages_of(pulled: QueueRecordsView, broker: str) -> list[Message]:
     """The messages of one queue of a pull's answer, in queue order."""
-    origin = Origin(pulled.topic, broker, pulled.queue_id)
+    kind = Untraced if pulled.untraced else Origin
+    origin = kind(pulled.topic, broker, pulled.queue_id)
     records = RecordBatch.FromString(pulled.records).records
     starts, counts, store_ms = pulled.run_offsets, pulled.run_counts, pulled.run_store_ms
     offsets: Iterator[int]

@@ -17,10 +17,10 @@ import grpc.aio
 import numpy as np
 
 from duemq.errors import DuemqError, OutOfSequence, Rejected, Unavailable
-from duemq.tracing import spans
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import view_pb2
+from duemq_server.serving import spans
 from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.timer_service.firing import SLEEP_S_MAX
 from duemq_server.timer_service.scheduling.clocks import BrokerClock

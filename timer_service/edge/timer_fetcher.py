@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from duemq.errors import Corrupt, DuemqError, FencedTimer, OffsetOutOfRange, Unavailable
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
-from duemq.tracing import spans
 from duemq.transport import status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq_server.serving import spans
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers import intake
 from duemq_server.timer_service.timers.log_entries import SourceId
@@ -135,7 +135,7 @@ class TimerFetcher:
         await self._shard.log_loop.durable(self._shard.directory.log.end_position)
         for fetched in intake.frames_in(data):
             each = fetched.frame
-            if spans.traced(each.target_topic):
+            if spans.traced(each.target_topic) and not each.untraced:
                 spans.record_schedule(
                     each.target_topic,
                     self._broker,

@@ -11,21 +11,33 @@ message costs no object of its own while it is on its way.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from duemq.producing import batch_encoding, handle
-from duemq.producing.batch_encoding import Extras, Numbers
+from duemq.producing.batch_encoding import NO_EXTRAS, Extras, Numbers
+from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
+from duemq.tracing import sends, spans
+from duemq.tracing.sampling import NEVER
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
+
     from duemq.errors import DuemqError
     from duemq.protocol.route import Queue
-    from duemq.tracing.spans import SendSpan
 
 _DUE_MS = struct.Struct("<q")
 # Per message, beside body and extras: id, times, framing.
 RECORD_BYTES = 64
+# A message with so little room left in its properties gets no trace.
+TRACE_BYTES_MAX = 1_024
 
+Labels = tuple[str | None, str | None, Mapping[str, str] | None]
+"""Key, tag and properties of a message."""
+NO_LABELS: Labels = (None, None, None)
+
+Begun = tuple[int, sends.Begun, bytes]
+"""(index of a message, its span, what its record is to carry for it)."""
 
 Way = tuple["Queue | str | None", int]
 """How messages of a topic travel: their queue and the field of their due times.
@@ -63,14 +75,16 @@ class Batch:
         "number",
         "queue",
         "queue_id",
+        "sends",
         "sequence",
         "size",
-        "spans",
         "store_id",
         "store_ms",
         "tag_hashes",
         "told",
         "topic",
+        "traced",
+        "traced_next",
         "waiters",
         "way",
     )
@@ -104,7 +118,12 @@ class Batch:
         self.due_values: list[int] = []
         self.born: list[tuple[int, int]] = [(0, now_ms)]
         self.born_ms = now_ms
-        self.spans: dict[int, SendSpan] = {}
+        self.sends: list[tuple[int, sends.Begun]] = []
+        """Spans of messages, by index."""
+        self.traced = False
+        """Some message may carry a trace context."""
+        self.traced_next = NEVER
+        """Index of the message that the next of them is for."""
 
         self.in_flight = False
         self.encoded = b""
@@ -142,18 +161,53 @@ class Batch:
             self.tag_hashes = [0] * count
             self.key_hashes = [0] * count
         self.extras.append(extras.encoded)
+        self.traced |= extras.traced
         self.tag_hashes.append(extras.tag_hash)  # type: ignore[union-attr]
         self.key_hashes.append(extras.key_hash)  # type: ignore[union-attr]
 
-    def fill(self, bodies: list[bytes], extras: Extras | None, due_value: int) -> None:
-        """Takes a list of bodies over that share everything else."""
+    def trace(
+        self,
+        index: int,
+        body_bytes: int,
+        extras: Extras | None,
+        labels: Labels,
+        parent: SpanContext | None,
+    ) -> Extras | None:
+        """Begins the next message's span, if it gets one; answers its extras.
+
+        `parent`: as of `sends.parent_of`.
+        """
+        if index >= self.traced_next:
+            self.traced_next = index + 1 + spans.head.gap()
+        begun = begin_send(self.topic, body_bytes, extras, labels, parent)
+        if begun is None:
+            return extras
+        self.sends.append((index, begun[0]))
+        return (extras or NO_EXTRAS).extended(begun[1])
+
+    def fill(
+        self,
+        bodies: list[bytes],
+        extras: Extras | None,
+        due_value: int,
+        begun: Sequence[Begun] = (),
+    ) -> None:
+        """Takes a list of bodies over that share everything but what traces add."""
         count = len(bodies)
         self.bodies = bodies
         self.size = sum(map(len, bodies)) + RECORD_BYTES * count
         if extras is not None:
             self.extras = [extras.encoded] * count
+            self.traced = extras.traced
             self.tag_hashes, self.key_hashes = extras.tag_hash, extras.key_hash
             self.size += len(extras.encoded) * count
+        if begun:
+            self.traced = True
+            column = self.extras = self.extras or [b""] * count
+            for index, _, encoded in begun:
+                column[index] += encoded
+                self.size += len(encoded)
+            self.sends = [(index, span) for index, span, _ in begun]
         if self.due_field:
             self.due_values = [due_value]
 
@@ -195,6 +249,7 @@ class Batch:
             batch_encoding.packed32(self.key_hashes, self.count),
             self.due_field,
             due_values,
+            untraced=not self.traced,
         )
 
     def stored(
@@ -225,20 +280,12 @@ class Batch:
 
     def wake(self) -> None:
         """Its outcome is known: ends its spans and calls who waits."""
-        if self.spans:
-            self._end_spans()
+        if self.sends:
+            begun, self.sends = self.sends, []
+            sends.end(self, begun)
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()
-
-    def _end_spans(self) -> None:
-        for index, span in self.spans.items():
-            if self.error is not None:
-                span.failed(self.error)
-            else:
-                due_ms = self.due_ms_of(index) if self.due_ms else 0
-                span.stored(self.broker, self.queue_id, self.base_offset + index, due_ms=due_ms)
-        self.spans = {}
 
     def on_done(self, wake: Callable[[], None]) -> bool:
         """Has `wake` called once the batch is done; False: it is done, do not wait.
@@ -280,3 +327,14 @@ class Batch:
         return handle.encode(
             self.store_id, self.queue_id, self.base_offset + index, self.due_ms_of(index)
         )
+
+
+def begin_send(
+    topic: str, body_bytes: int, extras: Extras | None, labels: Labels, parent: SpanContext | None
+) -> tuple[sends.Begun, bytes] | None:
+    """As `sends.begin`; None too for what gets no trace, or has no room for one."""
+    if parent is sends.UNSAMPLED:
+        return None
+    if extras is not None and len(extras.encoded) > PROPERTIES_BYTES_DEFAULT - TRACE_BYTES_MAX:
+        return None
+    return sends.begin(topic, body_bytes, *labels, parent)

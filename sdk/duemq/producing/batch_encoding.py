@@ -20,6 +20,7 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import add
 from typing import NamedTuple
 
 from duemq.errors import TooLarge
@@ -27,7 +28,8 @@ from duemq.protocol import checks
 from duemq.protocol.due import DELAY_LEVELS
 from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
 from duemq.protocol.message_ids import ID_CHARS
-from duemq.protocol.record_bytes import text_hash, varint
+from duemq.protocol.record_bytes import property_entry, text_hash, varint
+from duemq.tracing.contexts import TRACEPARENT
 from duemq.v1.view_pb2 import SendRequestView
 
 BLOCK_MESSAGES = 4096
@@ -36,6 +38,7 @@ BLOCK_MESSAGES = 4096
 _INDEX = tuple(b"%03x" % index for index in range(BLOCK_MESSAGES))
 _ID_FIELD = b"\x12" + bytes([ID_CHARS])
 _ID_FIELD_BYTES = len(_ID_FIELD) + ID_CHARS
+_UNTRACED = b"\x70\x01"
 # Distinct lengths remembered; beyond that the cache starts anew.
 _LENGTHS_MAX = 65_536
 # Lanes whose head is kept encoded; of more, some are encoded again each time.
@@ -48,6 +51,12 @@ class Extras(NamedTuple):
     encoded: bytes
     tag_hash: int
     key_hash: int
+    traced: bool = False
+    """It may carry a trace context."""
+
+    def extended(self, encoded: bytes) -> "Extras":
+        """With a trace context."""
+        return Extras(self.encoded + encoded, self.tag_hash, self.key_hash, True)
 
 
 NO_EXTRAS = Extras(b"", 0, 0)
@@ -73,7 +82,10 @@ def extras_of(
         text = _utf8("ordering_key", ordering_key)
         encoded += b"\x2a" + varint(len(text)) + text
     if properties:
-        encoded += b"".join(_property(name, value) for name, value in properties.items())
+        encoded += b"".join(
+            property_entry(_utf8("properties", name), _utf8("properties", value))
+            for name, value in properties.items()
+        )
     if len(encoded) > PROPERTIES_BYTES_DEFAULT:
         raise TooLarge(
             f"key, tag, ordering key and properties have {len(encoded)} bytes, "
@@ -82,18 +94,7 @@ def extras_of(
             value=len(encoded),
             limit=PROPERTIES_BYTES_DEFAULT,
         )
-    return Extras(encoded, tag_hash, key_hash)
-
-
-def _property(name: str, value: str) -> bytes:
-    name_text, value_text = _utf8("properties", name), _utf8("properties", value)
-    entry = b"\x0a%b%b\x12%b%b" % (
-        varint(len(name_text)),
-        name_text,
-        varint(len(value_text)),
-        value_text,
-    )
-    return b"\x32" + varint(len(entry)) + entry
+    return Extras(encoded, tag_hash, key_hash, bool(properties and TRACEPARENT in properties))
 
 
 def _utf8(field: str, text: str) -> bytes:
@@ -153,7 +154,7 @@ def records_and_sizes(
     lengths = list(map(len, bodies))
     rests = [len(tail) + _ID_FIELD_BYTES for tail in tails]
     if extras is not None:
-        rests = list(map(int.__add__, rests, map(len, extras)))
+        rests = list(map(add, rests, map(len, extras)))
     width = 5 if extras is None else 6
     parts: list[bytes] = [b""] * (width * count)
     if extras is None and len(set(lengths)) == 1 and len(set(rests)) == 1:
@@ -163,7 +164,7 @@ def records_and_sizes(
     else:
         heads = list(map(_heads.__getitem__, zip(lengths, rests, strict=True)))
         parts[0::width] = heads
-        sizes = array("I", map(_sum3, map(len, heads), lengths, rests))
+        sizes = array("I", map(add, map(add, map(len, heads), lengths), rests))
     parts[1::width] = bodies
     parts[2::width] = [id_field] * count
     parts[3::width] = _INDEX[:count]
@@ -171,10 +172,6 @@ def records_and_sizes(
         parts[4::width] = extras
     parts[width - 1 :: width] = tails
     return parts, sizes
-
-
-def _sum3(first: int, second: int, third: int) -> int:
-    return first + second + third
 
 
 def _tails(born: Sequence[tuple[int, int]], count: int) -> list[bytes]:
@@ -240,6 +237,8 @@ def request(
     key_hashes: bytes,
     due_field: int = 0,
     due_values: bytes = b"",
+    *,
+    untraced: bool = False,
 ) -> bytes:
     """The encoded SendRequest of one batch."""
     head = b"".join(
@@ -256,6 +255,8 @@ def request(
     tail += [b"\x4a", array_head, key_hashes]
     if due_field:
         tail += [bytes([due_field << 3 | 2]), varint(len(due_values)), due_values]
+    if untraced:
+        tail.append(_UNTRACED)
     batch_bytes = len(head) + records_bytes + sum(map(len, tail))
     start = b"\x08" + varint(request_id) + b"\x12" + varint(batch_bytes) + head
     return b"".join([start, *parts, *tail])

@@ -4,17 +4,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from time import time_ns
 
+from opentelemetry.trace import SpanContext
+
 from duemq.errors import DuemqError, InvalidArgument, Overloaded, TooLarge
 from duemq.message import Outgoing
-from duemq.producing.batch import RECORD_BYTES, Batch
+from duemq.producing.batch import NO_LABELS, RECORD_BYTES, Batch, Begun, Labels, begin_send
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, Extras, extras_of
-from duemq.producing.outbox import BODY_BYTES_MAX, Outbox, Target, Trace, body_of, chunks_of
+from duemq.producing.outbox import BODY_BYTES_MAX, Outbox, Target, body_of, chunks_of
 from duemq.protocol.due import Due, due_of
 from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.protocol.route import Queue
-from duemq.tracing import spans
-from duemq.tracing.spans import SendSpan
+from duemq.tracing import sends, spans
+from duemq.tracing.contexts import TRACEPARENT
+from duemq.tracing.sampling import current_context
 
 # The first bite taken from an iterable; later ones as many as fill a frame.
 FIRST_CHUNK_MESSAGES = 512
@@ -35,7 +38,6 @@ class Intake:
     def __init__(self, outbox: Outbox, frame_bytes: int) -> None:
         self._outbox = outbox
         self._frame_bytes = frame_bytes
-        self._tracing = False
 
     def offer(
         self,
@@ -52,9 +54,12 @@ class Intake:
         """Adds one message.  Raises InvalidArgument, TooLarge, Overloaded, Closed."""
         if type(body) is not bytes or len(body) > BODY_BYTES_MAX:
             body = body_of(body)
-        extras = due = None
+        outbox = self._outbox
+        extras = due = parent = None
+        labels = NO_LABELS
         queue: Queue | str | None = None
         if key or tag or ordering_key or properties:
+            labels = (key, tag, properties)
             extras = extras_of(key, tag, ordering_key, properties)
             if ordering_key:
                 if target.found:
@@ -64,12 +69,11 @@ class Intake:
         if delay is not None or deliver_at is not None or delay_level is not None:
             due = due_of(delay, deliver_at, delay_level)
         if not target.growing:
-            self._tracing = spans.enabled()  # once a frame
-        trace = None
-        if self._tracing and target.traced:
-            trace = _trace(target.topic, body, key, tag, ordering_key, properties)
+            outbox.tracing = spans.enabled()  # once a frame
+        if outbox.tracing and (current_context() or (properties and TRACEPARENT in properties)):
+            parent = sends.parent_of(properties) if target.traced else None
         now_ms = time_ns() // 1_000_000
-        return self._outbox.add(target, queue, body, extras, due, now_ms, trace)
+        return outbox.add(target, queue, body, extras, due, now_ms, labels, parent)
 
     def chunks(self, messages: Iterable[bytes | Outgoing], common: Outgoing) -> Iterator[Chunk]:
         """Cuts an iterable to what roughly fills a frame each.
@@ -116,7 +120,7 @@ class Intake:
         self, target: Target, chunk: Chunk, common: Outgoing, pieces: list[Piece]
     ) -> None:
         messages, bodies_only = chunk
-        if bodies_only and not (target.traced and spans.enabled()):
+        if bodies_only:
             self._offer_bodies(target, messages, common, pieces)  # type: ignore[arg-type]
             return
         for message in messages:
@@ -147,8 +151,12 @@ class Intake:
         extras, due = _extras_and_due(common)
         queue = target.queue_for(common.ordering_key) if common.ordering_key else None
         now_ms = time_ns() // 1_000_000
+        traced = target.traced and spans.enabled()
+        parent = sends.parent_of(common.properties) if traced else sends.UNSAMPLED
+        labels = (common.key, common.tag, common.properties)
         for part in self._parts(bodies, extras):
-            batch = self._outbox.add_list(target, queue, part, extras, due, now_ms)
+            begun = _begun(target.topic, part, extras, labels, parent)
+            batch = self._outbox.add_list(target, queue, part, extras, due, now_ms, begun)
             pieces.append((batch, 0, len(part)))
 
     def _parts(self, bodies: list[bytes], extras: Extras | None) -> list[list[bytes]]:
@@ -213,21 +221,16 @@ def _early_key(target: Target, ordering_key: str) -> str:
     return ordering_key
 
 
-def _trace(
+def _begun(
     topic: str,
-    body: bytes,
-    key: str | None,
-    tag: str | None,
-    ordering_key: str | None,
-    properties: Mapping[str, str] | None,
-) -> Trace:
-    def start(message_id: str) -> tuple[Extras | None, SendSpan | None]:
-        span = spans.start_send(
-            topic, message_id, key=key, tag=tag, body_bytes=len(body), properties=properties
-        )
-        if span is None:
-            return extras_of(key, tag, ordering_key, properties), None
-        with_context = {**(properties or {}), **span.properties}
-        return extras_of(key, tag, ordering_key, with_context), span
-
-    return start
+    bodies: Sequence[bytes],
+    extras: Extras | None,
+    labels: Labels,
+    parent: SpanContext | None,
+) -> list[Begun]:
+    """The spans of those bodies that get one."""
+    if parent is sends.UNSAMPLED:
+        return []
+    indexes = range(len(bodies)) if parent is not None else spans.head.drawn(len(bodies))
+    begun = ((at, begin_send(topic, len(bodies[at]), extras, labels, parent)) for at in indexes)
+    return [(at, *each) for at, each in begun if each is not None]

@@ -14,16 +14,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from duemq.errors import Closed, DuemqError, InvalidArgument, TooLarge, TopicNotFound
-from duemq.producing.batch import PLAIN, RECORD_BYTES, Batch, Way
+from duemq.producing.batch import NO_LABELS, PLAIN, RECORD_BYTES, Batch, Begun, Labels, Way
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, NO_EXTRAS, Extras
 from duemq.protocol.balance import queue_of_key
 from duemq.protocol.due import Due
 from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB
 from duemq.protocol.message_ids import MessageIds
 from duemq.protocol.route import Queue
+from duemq.tracing import spans
 
 if TYPE_CHECKING:
-    from duemq.tracing.spans import SendSpan
+    from opentelemetry.trace import SpanContext
+
 
 # A batch that could not be sent takes no messages beyond this age (of the wall clock), so that its
 # messages' deadlines are at most so much too early.
@@ -60,10 +62,6 @@ class Target:
         return self.queues[queue_of_key(ordering_key, len(self.queues))]
 
 
-# Given a message's id: its extras and the span that follows it.
-Trace = Callable[[str], "tuple[Extras | None, SendSpan | None]"]
-
-
 class Outbox:
     """One producer's."""
 
@@ -87,6 +85,8 @@ class Outbox:
         self._closed: DuemqError | None = None
         self.begun = 0
         """Batches so far."""
+        self.tracing = False
+        """Somebody wants spans, as of when the last batch began."""
         self._ids = MessageIds()
 
     # ── callers ──────────────────────────────────────────────────────────────────────
@@ -104,10 +104,12 @@ class Outbox:
         extras: Extras | None,
         due: Due | None,
         now_ms: int,
-        trace: Trace | None = None,
+        labels: Labels = NO_LABELS,
+        parent: SpanContext | None = None,
     ) -> tuple[Batch, int]:
         """Adds a message; answers its batch and its index in it.  Raises Closed.
 
+        `labels`, `parent`: for its span.
         The hottest path of a producer that sends one by one: flat on purpose.
         """
         way = PLAIN if queue is None and due is None else (queue, due.field if due else 0)
@@ -126,11 +128,11 @@ class Outbox:
             ):
                 batch, wake = self._begin(target, way, now_ms)
                 target.growing[way] = batch
+                if self.tracing and target.traced:
+                    batch.traced_next = spans.head.gap()
             index = len(batch.bodies)
-            if trace is not None:
-                extras, span = trace(batch.message_id(index))
-                if span is not None:
-                    batch.spans[index] = span
+            if index >= batch.traced_next or parent is not None:
+                extras = batch.trace(index, len(body), extras, labels, parent)
             if extras is not None or batch.extras is not None:
                 batch.add_extras(extras or NO_EXTRAS)
             if due is not None:
@@ -152,8 +154,11 @@ class Outbox:
         extras: Extras | None,
         due: Due | None,
         now_ms: int,
+        begun: Sequence[Begun] = (),
     ) -> Batch:
         """Adds bodies that share everything else as a batch of their own.  Raises Closed.
+
+        `begun`: their spans.
 
         The caller cuts the list: BLOCK_MESSAGES and frame_bytes are the limits.
         """
@@ -163,7 +168,7 @@ class Outbox:
             batch, wake = self._begin(target, way, now_ms)
             # What comes later on this way must not overtake it in an older batch.
             target.growing.pop(way, None)
-            batch.fill(bodies, extras, due_value)
+            batch.fill(bodies, extras, due_value, begun)
             self.used_bytes += batch.size
         if wake:
             self._wake_pump()

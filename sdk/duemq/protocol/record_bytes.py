@@ -54,3 +54,9 @@ def read_entry(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
 def text_hash(text: bytes) -> int:
     """The hash that stands for a tag or key, CRC-32 of its UTF-8; 0 only for none."""
     return (crc32(text) or 1) if text else 0
+
+
+def property_entry(name: bytes, value: bytes) -> bytes:
+    """An entry of Record.properties."""
+    entry = b"\x0a%b%b\x12%b%b" % (varint(len(name)), name, varint(len(value)), value)
+    return b"\x32" + varint(len(entry)) + entry

@@ -58,17 +58,20 @@ class SpanCounts:
         with self._lock:
             return dict(self._dropped)
 
-    def admit(self, waiting_max: int) -> str | None:
-        """A span ended: None if it may wait, else the reason why it is dropped."""
+    def admit(self, waiting_max: int, count: int = 1) -> str | None:
+        """Spans ended: None if they may wait, all of them, else the reason why they are dropped.
+
+        They may while less than `waiting_max` wait.
+        """
         with self._lock:
             if self._closed:
                 reason = SHUTDOWN
             elif self._waiting >= waiting_max:
                 reason = QUEUE_FULL
             else:
-                self._waiting += 1
+                self._waiting += count
                 return None
-            self._dropped[reason] += 1
+            self._dropped[reason] += count
             return reason
 
     def take(self, count: int) -> None:

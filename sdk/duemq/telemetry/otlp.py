@@ -46,7 +46,7 @@ class OtlpSpanExporter(CountingExporter):
     def deliver(self, spans: Sequence[ReadableSpan]) -> None:
         """Returns when the collector has taken them."""
         with self._complaints.kept() as said:
-            result = self._exporter.export(spans)
+            result = self._exporter.export(list(spans))
         if result is not SpanExportResult.SUCCESS:
             reason = said[-1] if said else "the collector did not take them"
             raise Unavailable(reason, field="tracing", value="otlp")

@@ -8,15 +8,15 @@ is called.  Callers ask `enabled()` once per frame (or once at start) and call n
 while it is false, so that tracing that is off costs one boolean.  Sampling is the
 provider's business (OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG).
 
-A message's creation context is its send span.  It travels as the property `traceparent`
-(W3C Trace Context), sampled or not, so that everyone downstream follows the producer's
-decision (contexts.py), whatever their own samplers say; one that the application set itself
-stays and is followed.  What handles a frame of many messages becomes one span: child of the first
-sampled context in it and linked to all of them (at most LINKS_MAX).
+A message's creation context is its send span.  Where that is sampled, it travels as the property
+`traceparent` (W3C Trace Context); everyone downstream spans what carries one and nothing else,
+whatever their own samplers say, so that tracing costs what it samples (sampling.py).  One that the
+application set itself stays and is followed.  What handles a frame of many messages becomes one
+span: child of the first sampled context in it and linked to all of them (at most LINKS_MAX).
 `messaging.batch.message_count` says how many messages there are, `duemq.sampled_count` how many of
 them are in a trace, where that is not all.  Topics of the system (%TRACE% among them) are never
 traced.  A message that was not processed has a span `settle` for its sending back, and a span
-`process` for each attempt.
+`process` for each attempt.  `store`, `schedule` and `fire` are made by the services.
 
 Names follow the OpenTelemetry messaging conventions 1.44 (copied as strings: they are still
 in development); what they lack has the prefix `duemq.`.  A process span is a child of the
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
@@ -46,9 +47,11 @@ from opentelemetry.util.types import AttributeValue
 
 from duemq.protocol.names import SYSTEM_SIGN
 from duemq.tracing.contexts import Found, contexts_in, extract, properties_of
+from duemq.tracing.sampling import ChosenIds, Head
 
 if TYPE_CHECKING:
     from duemq.message import Message
+    from duemq.tracing.sends import SendSink
 
 SYSTEM = "messaging.system"
 OPERATION = "messaging.operation.name"
@@ -71,10 +74,7 @@ DUE_MS = "duemq.due_ms"
 LATENESS_MS = "duemq.lateness_ms"
 DEAD_LETTER = "duemq.dead_letter"
 
-FIRE_SPANS_MAX = 64
-"""Spans that one batch of fires becomes; more distinct due times share spans."""
-
-_SCOPE = "duemq"
+SCOPE = "duemq"
 
 # The conventions know these types; store, schedule and fire are ours.
 _OPERATION_TYPES = {
@@ -88,24 +88,42 @@ Blame = Callable[[BaseException, Sequence["Message"]], Mapping[int, BaseExceptio
 """An error for each message that failed, by its place, when the callback raised."""
 
 _tracer: Tracer | None = None
+_chosen: Tracer | None = None
+"""The same, for spans without a parent that are to be sampled."""
+_provider: TracerProvider | None = None
+head = Head("")
+"""Of the provider's sampler, while `enabled`."""
 
 
 def use(provider: TracerProvider | None) -> None:
     """Traces with this provider instead of the process's; None: back to the process's."""
-    global _tracer
-    _tracer = provider.get_tracer(_SCOPE) if provider is not None else None
+    global _provider, _tracer, _chosen, head
+    if provider is None:
+        _tracer = None
+        return
+    _tracer = _chosen = provider.get_tracer(SCOPE)
+    _provider = provider
+    sampler = getattr(provider, "sampler", None)
+    head = Head(sampler.get_description() if sampler is not None else "")
+    if head.known and hasattr(_tracer, "id_generator"):
+        _chosen = copy(_tracer)
+        _chosen.id_generator = ChosenIds(_tracer.id_generator, head)
 
 
 def enabled() -> bool:
     """Whether someone wants spans.  About 1 us while off: ask per frame, not per message."""
-    global _tracer
     if _tracer is not None:
         return True
     provider = trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
         return False
-    _tracer = provider.get_tracer(_SCOPE)
+    use(provider)
     return True
+
+
+def sends() -> SendSink | None:
+    """Who takes send spans by the frame."""
+    return getattr(_provider, "sends", None)
 
 
 def traced(topic: str) -> bool:
@@ -133,30 +151,28 @@ class SendSpan:
         queue: int,
         offset: int,
         *,
+        message_id: str = "",
         due_ms: int = 0,
         end_ns: int | None = None,
     ) -> None:
         """The broker has it; for a delayed message queue and offset are those in %TIMER%."""
-        if self._span.is_recording():
-            self._span.set_attributes(
-                {
-                    QUEUE: str(queue),
-                    QUEUE_OFFSET: offset,
-                    **_filled({BROKER: broker, DUE_MS: due_ms}),
-                }
-            )
+        attributes: dict[str, AttributeValue] = {QUEUE: str(queue), QUEUE_OFFSET: offset}
+        attributes |= filled({MESSAGE_ID: message_id, BROKER: broker, DUE_MS: due_ms})
+        self._span.set_attributes(attributes)
         self._span.end(end_ns)
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, *, message_id: str = "") -> None:
         """It was not stored, or nobody knows."""
+        self._span.set_attributes(filled({MESSAGE_ID: message_id}))
         _fail(self._span, error)
         self._span.end()
 
 
 def start_send(
     topic: str,
-    message_id: str,
+    message_id: str = "",
     *,
+    chosen: bool = False,
     key: str | None = None,
     tag: str | None = None,
     body_bytes: int = 0,
@@ -165,20 +181,21 @@ def start_send(
 ) -> SendSpan | None:
     """Starts a message's send span as a child of the caller's span; None: not traced.
 
-    `properties` are the application's own.  A creation context in them stays the message's: the
-    span is its child, and there is none if it is not sampled.
+    `chosen`: the decision for it was made.  `properties` are the application's own.  A creation
+    context in them stays the message's: the span is its child, and there is none if it is not
+    sampled.
     """
     if not traced(topic) or not enabled():
         return None
     creation = extract(properties) if properties else None
     if _refused(creation):
         return None
-    attributes = _attributes("send", topic)
-    attributes[MESSAGE_ID] = message_id
+    attributes = attributes_of("send", topic)
     attributes[BODY_BYTES] = body_bytes
-    attributes |= _filled({KEY: key, TAG: tag, CLIENT_ID: client_id})
-    assert _tracer is not None
-    span = _tracer.start_span(
+    attributes |= filled({MESSAGE_ID: message_id, KEY: key, TAG: tag, CLIENT_ID: client_id})
+    tracer = _chosen if chosen else _tracer
+    assert tracer is not None
+    span = tracer.start_span(
         f"send {topic}",
         context=_context(creation) if creation is not None else None,
         # By the conventions: PRODUCER is the span that is the creation context.
@@ -186,7 +203,7 @@ def start_send(
         attributes=attributes,
         links=_links(creation),
     )
-    return SendSpan(span, carried=creation is not None)
+    return SendSpan(span, carried=creation is not None) if span.is_recording() else None
 
 
 # ── consumer ─────────────────────────────────────────────────────────────────────────
@@ -207,10 +224,19 @@ def record_receive(
     error: BaseException | None = None,
 ) -> None:
     """Records that a pull brought `count` records of one queue, the first at `offset`."""
-    attributes = _attributes("receive", topic)
+    attributes = attributes_of("receive", topic)
     attributes |= {QUEUE: str(queue), QUEUE_OFFSET: offset, BATCH_COUNT: count}
-    attributes |= _filled({BROKER: broker, GROUP: group, CLIENT_ID: client_id})
-    _record_frame("receive", SpanKind.CLIENT, topic, attributes, records, start_ns, end_ns, error)
+    attributes |= filled({BROKER: broker, GROUP: group, CLIENT_ID: client_id})
+    record_frame("receive", SpanKind.CLIENT, topic, attributes, records, start_ns, end_ns, error)
+
+
+def wanted(messages: Sequence[Message]) -> bool:
+    """Whether any of these messages may have a process span.  Those of a pull are together."""
+    if not messages or not enabled():
+        return False
+    if messages[0].came_with(messages[-1]):
+        return messages[0].may_be_traced
+    return any(message.may_be_traced for message in messages)
 
 
 @contextmanager
@@ -227,7 +253,7 @@ def process(
     so that end-to-end times stay exact for a batch callback too; the first sampled one is current
     while the callback runs.
     """
-    if not messages or not enabled():
+    if not wanted(messages):
         yield
         return
     spans = {
@@ -235,8 +261,8 @@ def process(
         for index, message in enumerate(messages)
         if traced(message.topic) and (span := _start_process(message, group, client_id))
     }
-    first = next(iter(spans.values()), None) or _not_sampled(messages[0])
-    token = attach(trace.set_span_in_context(first)) if first is not None else None
+    current = next(iter(spans.values()), None) or _refused_span(messages)
+    token = attach(trace.set_span_in_context(current)) if current is not None else None
     try:
         yield
     except BaseException as error:
@@ -251,22 +277,26 @@ def process(
             span.end()
 
 
-def _not_sampled(message: Message) -> Span | None:
-    """What is sent from the callback of a message without a trace has none either."""
-    creation = extract(message.properties)
-    return NonRecordingSpan(creation) if creation is not None and _refused(creation) else None
+def _refused_span(messages: Sequence[Message]) -> Span | None:
+    """What is sent from the callback of a message that says "no trace" has none either."""
+    creation = _creation(messages[0]) if messages else None
+    return NonRecordingSpan(creation) if creation is not None else None
+
+
+def _creation(message: Message) -> SpanContext | None:
+    return extract(message.properties) if message.may_be_traced else None
 
 
 def _start_process(message: Message, group: str, client_id: str) -> Span | None:
-    creation = extract(message.properties)
-    if _refused(creation):
+    creation = _creation(message)
+    if creation is None or _refused(creation):
         return None
     assert _tracer is not None
     span = _tracer.start_span(
         f"process {message.topic}",
         context=_context(creation),
         kind=SpanKind.CONSUMER,
-        attributes=_attributes("process", message.topic),
+        attributes=attributes_of("process", message.topic),
         links=_links(creation),
     )
     if not span.is_recording():
@@ -299,13 +329,13 @@ def record_settle(
     """
     if not traced(message.topic) or not enabled():
         return
-    attributes = _attributes("settle", message.topic) | _of_message(message, group, client_id)
-    attributes |= {ATTEMPT: attempt, DEAD_LETTER: dead_letter} | _filled({DUE_MS: due_ms})
-    creation = extract(message.properties)
-    if _refused(creation):
+    creation = _creation(message)
+    if creation is None or _refused(creation):
         return
-    contexts = [creation] if creation is not None else []
-    _record("settle", SpanKind.CLIENT, message.topic, attributes, contexts, start_ns, end_ns, error)
+    attributes = attributes_of("settle", message.topic) | _of_message(message, group, client_id)
+    attributes |= {ATTEMPT: attempt, DEAD_LETTER: dead_letter} | filled({DUE_MS: due_ms})
+    found = Found([creation], 1)
+    record("settle", SpanKind.CLIENT, message.topic, attributes, found, start_ns, end_ns, error)
 
 
 def _of_message(message: Message, group: str, client_id: str) -> dict[str, AttributeValue]:
@@ -314,7 +344,7 @@ def _of_message(message: Message, group: str, client_id: str) -> dict[str, Attri
         QUEUE: str(message.queue),
         QUEUE_OFFSET: message.offset,
     }
-    return attributes | _filled(
+    return attributes | filled(
         {
             BROKER: message.broker,
             GROUP: group,
@@ -325,128 +355,10 @@ def _of_message(message: Message, group: str, client_id: str) -> dict[str, Attri
     )
 
 
-# ── broker and timer service: finished spans of whole frames ─────────────────────────
-
-
-def record_store(
-    topic: str,
-    broker: str,
-    queue: int,
-    offset: int,
-    count: int,
-    *,
-    start_ns: int,
-    end_ns: int,
-    body_bytes: int = 0,
-    records: bytes | memoryview = b"",
-    timed: bool = False,
-    error: BaseException | None = None,
-) -> None:
-    """Records that a frame was stored: from its arrival to its durability.
-
-    `topic` is what the producer asked for, also where the frame lies in %TIMER% (`timed`);
-    queue and offset say where it lies.  `records` (the encoded batch) serves to find the
-    creation contexts; without it the span starts a trace of its own.
-    """
-    attributes = _attributes("store", topic)
-    attributes |= {BROKER: broker, QUEUE: str(queue), QUEUE_OFFSET: offset, BATCH_COUNT: count}
-    if body_bytes:
-        attributes[BODY_BYTES] = body_bytes
-    if timed:
-        attributes["duemq.timed"] = True
-    _record_frame("store", SpanKind.SERVER, topic, attributes, records, start_ns, end_ns, error)
-
-
-def record_schedule(
-    topic: str,
-    broker: str,
-    queue: int,
-    offset: int,
-    count: int,
-    *,
-    start_ns: int,
-    end_ns: int,
-    due_ms: int = 0,
-    records: bytes | memoryview = b"",
-    error: BaseException | None = None,
-) -> None:
-    """Records that a timer shard has a frame of %TIMER% durably: from fetched to durable.
-
-    Broker, queue and offset say where in %TIMER% it lay; `due_ms` is its earliest due time.
-    """
-    attributes = _attributes("schedule", topic)
-    attributes |= {BROKER: broker, QUEUE: str(queue), QUEUE_OFFSET: offset, BATCH_COUNT: count}
-    if due_ms:
-        attributes[DUE_MS] = due_ms
-    _record_frame(
-        "schedule", SpanKind.INTERNAL, topic, attributes, records, start_ns, end_ns, error
-    )
-
-
-def record_fire(
-    topic: str,
-    broker: str,
-    queue: int,
-    offset: int,
-    due_ms: Sequence[int],
-    *,
-    store_ms: int,
-    start_ns: int,
-    end_ns: int,
-    records: bytes | memoryview = b"",
-    sizes: Sequence[int] = (),
-    error: BaseException | None = None,
-) -> None:
-    """Records a batch of fires: from its dispatch to the broker's answer.
-
-    One span for each run of one due time (ascending, one entry a record), so that lateness
-    (`store_ms`, the broker's, less due) stays exact without a span a message.  `sizes` are the
-    batch's side array; with `records` they find each run's creation contexts.
-    """
-    if not due_ms or not traced(topic) or not enabled():
-        return
-    records = bytes(records)
-    ends = _ends(sizes) if len(sizes) == len(due_ms) else []
-    for first, past in _runs(due_ms, FIRE_SPANS_MAX):
-        attributes = _attributes("fire", topic)
-        attributes |= {
-            BROKER: broker,
-            QUEUE: str(queue),
-            QUEUE_OFFSET: offset + first,
-            BATCH_COUNT: past - first,
-            DUE_MS: due_ms[first],
-        }
-        if error is None:
-            attributes[LATENESS_MS] = store_ms - due_ms[first]
-        start = ends[first - 1] if ends and first else 0
-        end = ends[past - 1] if ends else len(records)
-        found = contexts_in(records, start=start, end=end)
-        if _counted(attributes, found):
-            _record(
-                "fire", SpanKind.PRODUCER, topic, attributes, found.sampled, start_ns, end_ns, error
-            )
-
-
-def _runs(due_ms: Sequence[int], runs_max: int) -> list[tuple[int, int]]:
-    """Half-open ranges of equal due times; where there are too many, the earliest counts."""
-    starts = [i for i in range(len(due_ms)) if i == 0 or due_ms[i] != due_ms[i - 1]]
-    if len(starts) > runs_max:
-        starts = [starts[i * len(starts) // runs_max] for i in range(runs_max)]
-    return list(zip(starts, [*starts[1:], len(due_ms)], strict=True))
-
-
-def _ends(sizes: Sequence[int]) -> list[int]:
-    ends, position = [], 0
-    for size in sizes:
-        position += int(size)
-        ends.append(position)
-    return ends
-
-
 # ── recording ────────────────────────────────────────────────────────────────────────
 
 
-def _record_frame(
+def record_frame(
     operation: str,
     kind: SpanKind,
     topic: str,
@@ -456,40 +368,36 @@ def _record_frame(
     end_ns: int,
     error: BaseException | None,
 ) -> None:
+    """Records one span for the sampled messages of a frame; BATCH_COUNT says how many it has."""
     if traced(topic) and enabled():
         found = contexts_in(records)
-        if _counted(attributes, found):
-            _record(operation, kind, topic, attributes, found.sampled, start_ns, end_ns, error)
+        record(operation, kind, topic, attributes, found, start_ns, end_ns, error)
 
 
-def _counted(attributes: dict[str, AttributeValue], found: Found) -> bool:
-    """Says how many messages of a frame the span stands for; False: for none.
-
-    Those whose producers decided against a trace are not counted, so that all spans of all
-    messages add up to the same numbers.
-    """
-    if not found.refused:
-        return True
-    count = attributes[BATCH_COUNT]
-    assert isinstance(count, int)
-    attributes[SAMPLED_COUNT] = count - found.refused
-    return count > found.refused
-
-
-def _record(
+def record(
     operation: str,
     kind: SpanKind,
     topic: str,
     attributes: dict[str, AttributeValue],
-    contexts: list[SpanContext],
+    found: Found,
     start_ns: int,
     end_ns: int,
     error: BaseException | None,
 ) -> None:
+    """Records one span for all of `found`; none for none.  While `enabled`.
+
+    Messages that are not sampled are not counted, so that all spans of all messages add up to the
+    same numbers.
+    """
+    contexts = found.sampled
+    if not contexts:
+        return
+    if found.count != attributes.get(BATCH_COUNT, found.count):
+        attributes[SAMPLED_COUNT] = found.count
     assert _tracer is not None
     span = _tracer.start_span(
         f"{operation} {topic}",
-        context=_context(contexts[0] if contexts else None),
+        context=_context(contexts[0]),
         kind=kind,
         attributes=attributes,
         links=_links(*contexts),
@@ -501,7 +409,7 @@ def _record(
 
 
 def _refused(creation: SpanContext | None) -> bool:
-    """Whether the producer decided against a trace; what has no context is decided here."""
+    """Whether the producer decided against a trace."""
     return creation is not None and not creation.trace_flags.sampled
 
 
@@ -516,7 +424,8 @@ def _context(parent: SpanContext | None) -> Context:
     return trace.set_span_in_context(NonRecordingSpan(parent), Context())
 
 
-def _attributes(operation: str, topic: str) -> dict[str, AttributeValue]:
+def attributes_of(operation: str, topic: str) -> dict[str, AttributeValue]:
+    """What all spans of an operation have."""
     attributes: dict[str, AttributeValue] = {
         SYSTEM: "duemq",
         OPERATION: operation,
@@ -527,13 +436,20 @@ def _attributes(operation: str, topic: str) -> dict[str, AttributeValue]:
     return attributes
 
 
-def _filled(attributes: Mapping[str, AttributeValue | None]) -> dict[str, AttributeValue]:
+def filled(attributes: Mapping[str, AttributeValue | None]) -> dict[str, AttributeValue]:
     """Without what is empty."""
     return {name: value for name, value in attributes.items() if value}
 
 
+def failure(error: BaseException) -> tuple[str, Status]:
+    """What a span says of an error: ERROR_TYPE and status."""
+    code = getattr(error, "code", None)
+    name = getattr(code, "name", None) or type(error).__name__
+    return name, Status(StatusCode.ERROR, str(error)[:200])
+
+
 def _fail(span: Span, error: BaseException) -> None:
     if span.is_recording():
-        code = getattr(error, "code", None)
-        span.set_attribute(ERROR_TYPE, getattr(code, "name", None) or type(error).__name__)
-        span.set_status(Status(StatusCode.ERROR, str(error)[:200]))
+        name, status = failure(error)
+        span.set_attribute(ERROR_TYPE, name)
+        span.set_status(status)

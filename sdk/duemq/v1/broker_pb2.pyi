@@ -28,7 +28,7 @@ LATEST: StartFrom
 AT_TIME: StartFrom
 
 class Batch(_message.Message):
-    __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels", "not_before_ms")
+    __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels", "not_before_ms", "untraced")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Batch(_message.Message):
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     DELAY_LEVELS_FIELD_NUMBER: _ClassVar[int]
     NOT_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNTRACED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     producer_id: int
@@ -55,7 +56,8 @@ class Batch(_message.Message):
     due_ms: _containers.RepeatedScalarFieldContainer[int]
     delay_levels: _containers.RepeatedScalarFieldContainer[int]
     not_before_ms: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[_Union[_message_pb2.RecordBatch, _Mapping]] = ..., sizes: _Optional[_Iterable[int]] = ..., tag_hashes: _Optional[_Iterable[int]] = ..., key_hashes: _Optional[_Iterable[int]] = ..., delays_ms: _Optional[_Iterable[int]] = ..., due_ms: _Optional[_Iterable[int]] = ..., delay_levels: _Optional[_Iterable[int]] = ..., not_before_ms: _Optional[int] = ...) -> None: ...
+    untraced: bool
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[_Union[_message_pb2.RecordBatch, _Mapping]] = ..., sizes: _Optional[_Iterable[int]] = ..., tag_hashes: _Optional[_Iterable[int]] = ..., key_hashes: _Optional[_Iterable[int]] = ..., delays_ms: _Optional[_Iterable[int]] = ..., due_ms: _Optional[_Iterable[int]] = ..., delay_levels: _Optional[_Iterable[int]] = ..., not_before_ms: _Optional[int] = ..., untraced: bool = ...) -> None: ...
 
 class SendRequest(_message.Message):
     __slots__ = ("request_id", "batches")
@@ -142,7 +144,7 @@ class PullRequest(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., queues: _Optional[_Iterable[_Union[QueuePull, _Mapping]]] = ..., max_records: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., commits: _Optional[_Iterable[_Union[OffsetCommit, _Mapping]]] = ..., cancel_request_id: _Optional[int] = ..., credit_records: _Optional[int] = ..., credit_bytes: _Optional[int] = ..., credit_request_id: _Optional[int] = ...) -> None: ...
 
 class QueueRecords(_message.Message):
-    __slots__ = ("topic", "queue_id", "error", "records", "run_offsets", "run_counts", "run_store_ms", "next_offset", "min_offset", "max_offset")
+    __slots__ = ("topic", "queue_id", "error", "records", "run_offsets", "run_counts", "run_store_ms", "next_offset", "min_offset", "max_offset", "untraced")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +155,7 @@ class QueueRecords(_message.Message):
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    UNTRACED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     error: _error_pb2.Error
@@ -163,7 +166,8 @@ class QueueRecords(_message.Message):
     next_offset: int
     min_offset: int
     max_offset: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., records: _Optional[_Union[_message_pb2.RecordBatch, _Mapping]] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_counts: _Optional[_Iterable[int]] = ..., run_store_ms: _Optional[_Iterable[int]] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ...) -> None: ...
+    untraced: bool
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., records: _Optional[_Union[_message_pb2.RecordBatch, _Mapping]] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_counts: _Optional[_Iterable[int]] = ..., run_store_ms: _Optional[_Iterable[int]] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., untraced: bool = ...) -> None: ...
 
 class PullResponse(_message.Message):
     __slots__ = ("request_id", "queues", "commits", "open")

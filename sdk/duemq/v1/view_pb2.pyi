@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BatchView(_message.Message):
-    __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels", "not_before_ms")
+    __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels", "not_before_ms", "untraced")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class BatchView(_message.Message):
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     DELAY_LEVELS_FIELD_NUMBER: _ClassVar[int]
     NOT_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNTRACED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     producer_id: int
@@ -36,7 +37,8 @@ class BatchView(_message.Message):
     due_ms: bytes
     delay_levels: bytes
     not_before_ms: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., tag_hashes: _Optional[bytes] = ..., key_hashes: _Optional[bytes] = ..., delays_ms: _Optional[bytes] = ..., due_ms: _Optional[bytes] = ..., delay_levels: _Optional[bytes] = ..., not_before_ms: _Optional[int] = ...) -> None: ...
+    untraced: bool
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., tag_hashes: _Optional[bytes] = ..., key_hashes: _Optional[bytes] = ..., delays_ms: _Optional[bytes] = ..., due_ms: _Optional[bytes] = ..., delay_levels: _Optional[bytes] = ..., not_before_ms: _Optional[int] = ..., untraced: bool = ...) -> None: ...
 
 class SendRequestView(_message.Message):
     __slots__ = ("request_id", "batches")
@@ -77,7 +79,7 @@ class SendResponseView(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[BatchResultView, _Mapping]]] = ..., broker: _Optional[str] = ..., store_id: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...
 
 class QueueRecordsView(_message.Message):
-    __slots__ = ("topic", "queue_id", "error", "records", "run_offsets", "run_counts", "run_store_ms", "next_offset", "min_offset", "max_offset")
+    __slots__ = ("topic", "queue_id", "error", "records", "run_offsets", "run_counts", "run_store_ms", "next_offset", "min_offset", "max_offset", "untraced")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +90,7 @@ class QueueRecordsView(_message.Message):
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    UNTRACED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     error: _error_pb2.Error
@@ -98,7 +101,8 @@ class QueueRecordsView(_message.Message):
     next_offset: int
     min_offset: int
     max_offset: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., records: _Optional[bytes] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_counts: _Optional[_Iterable[int]] = ..., run_store_ms: _Optional[_Iterable[int]] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ...) -> None: ...
+    untraced: bool
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., records: _Optional[bytes] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_counts: _Optional[_Iterable[int]] = ..., run_store_ms: _Optional[_Iterable[int]] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., untraced: bool = ...) -> None: ...
 
 class PullResponseView(_message.Message):
     __slots__ = ("request_id", "queues", "commits", "open")

@@ -3,13 +3,15 @@
 import asyncio
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from duemq.consumer.delivery.workers import Callback
 from duemq.message import Message
 from duemq.outcomes import errors_of
 from duemq.tracing import spans
+
+_NOT_TRACED = nullcontext()
 
 
 class Calling:
@@ -38,6 +40,8 @@ class Calling:
 
     def span(self, messages: Sequence[Message]) -> AbstractContextManager[None]:
         """Traces the callback for these messages."""
+        if not spans.wanted(messages):
+            return _NOT_TRACED
         return spans.process(
             messages, group=self._group, client_id=self._client_id, blame=errors_of
         )

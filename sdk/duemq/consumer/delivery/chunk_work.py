@@ -97,7 +97,7 @@ class Caller(Calling):
 
     def _call_each(self, work: Work) -> None:
         walk, callback = work.walk, self.callback
-        traced = spans.enabled()
+        traced = spans.wanted(work.chunk.messages)
         for message in work.chunk.messages[walk.next :]:
             if walk.stopped:
                 return

@@ -307,7 +307,7 @@ class Fetcher:
         """Spans the way here: from the request or, if that waited, from the first storing."""
         end_ns = time.time_ns()
         for records in answers:
-            if not records.records:
+            if not records.records or records.untraced:
                 continue
             asked_ns = end_ns - round(asked_s * 1e9)
             spans.record_receive(

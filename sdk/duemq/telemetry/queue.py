@@ -1,0 +1,154 @@
+"""Spans that wait for export: bounded, each counted, exported by a thread of its own.
+
+OpenTelemetry's own batch processor drops the oldest, counts only with a metrics SDK, and knows no
+span that is not an object of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+
+from duemq.telemetry.counts import QUEUE_FULL
+from duemq.telemetry.exporter import CountingExporter
+from duemq.telemetry.send_rows import SendRows
+from duemq.tracing.sends import SendFrame
+
+_logger = logging.getLogger(__name__)
+
+BATCH_SPANS_MAX = 512
+"""Spans in one SpanBatch (protos/duemq/v1/trace.proto)."""
+
+QUEUE_SPANS_MAX = 16_384
+"""Spans that wait for export, about 3 KB each; more are dropped and counted."""
+
+EXPORT_PERIOD_MS = 1_000
+
+SHUTDOWN_TIMEOUT_S = 30.0
+
+
+class SpanQueue(SpanProcessor):
+    """Refuses and counts what it cannot hold.  Thread-safe."""
+
+    def __init__(self, exporter: CountingExporter, resource: Resource) -> None:
+        """`resource`: whose spans they are."""
+        self.alone = True
+        """Nobody else looks at the spans (sends.SendSink)."""
+        self._exporter = exporter
+        self._resource = resource
+        self._counts = exporter.counts
+        self._overflowing = False  # only for the log: a line too many does no harm
+        self._waiting_max = _from_env("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_SPANS_MAX)
+        self._period_s = _from_env("OTEL_BSP_SCHEDULE_DELAY", EXPORT_PERIOD_MS) / 1000
+        batch_max = _from_env("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH_SPANS_MAX)
+        self._batch_max = min(BATCH_SPANS_MAX, self._waiting_max, batch_max)
+        self._begin()
+        reference = weakref.WeakMethod(self._begin)
+
+        def begin_in_child() -> None:
+            if begin := reference():
+                begin()
+
+        os.register_at_fork(after_in_child=begin_in_child)
+
+    def _begin(self) -> None:
+        self._spans: deque[ReadableSpan] = deque()
+        self._frames: deque[SendFrame] = deque()
+        self._exporting = threading.Lock()  # guards the exporter
+        self._wake = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="duemq-trace-export", daemon=True)
+        self._thread.start()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queues a sampled span, or counts it as dropped."""
+        if span.context and span.context.trace_flags.sampled and self._admit(1):
+            self._spans.append(span)
+            self._wake_if_full()
+
+    def put(self, frame: SendFrame) -> None:
+        """Queues the spans of a batch's messages, or counts them as dropped, all of them."""
+        if self._admit(len(frame.begun)):
+            self._frames.append(frame)
+            self._wake_if_full()
+
+    def _admit(self, count: int) -> bool:
+        refused = self._counts.admit(self._waiting_max, count)
+        if refused == QUEUE_FULL and not self._overflowing:  # Said once per overflow.
+            self._overflowing = True
+            _logger.warning("%d spans wait for export, further ones are dropped", self._waiting_max)
+        return refused is None
+
+    def _wake_if_full(self) -> None:
+        if self._counts.waiting >= self._batch_max:
+            self._wake.set()
+
+    def shutdown(self) -> None:
+        """Exports what waits; what the exporter did not take in time is dropped."""
+        if self._ended:
+            return
+        self._ended = True
+        self._wake.set()
+        self._thread.join(SHUTDOWN_TIMEOUT_S)
+        self._exporter.shutdown()
+        self._counts.close()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Exports what waits; returns when it is stored or dropped."""
+        self._export()
+        return True
+
+    # ── the thread ───────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._wake.wait(self._period_s)
+            self._wake.clear()
+            self._export()
+        self._export()
+
+    def _export(self) -> None:
+        with self._exporting:
+            token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
+            try:
+                while self._spans or self._frames:
+                    self._export_spans()
+                    self._export_frames()
+            finally:
+                detach(token)
+
+    def _export_spans(self) -> None:
+        count = min(len(self._spans), self._batch_max)
+        self._hand_over([self._spans.popleft() for _ in range(count)])
+
+    def _export_frames(self) -> None:
+        """As many as fill a batch, or one that fills several."""
+        frames: list[SendFrame] = []
+        count = 0
+        while self._frames and count < self._batch_max:
+            frames.append(self._frames.popleft())
+            count += len(frames[-1].begun)
+        rows = SendRows.of(frames, self._resource)
+        for first in range(0, count, self._batch_max):
+            self._hand_over(rows[first : first + self._batch_max])
+
+    def _hand_over(self, spans: Sequence[ReadableSpan]) -> None:
+        if not spans:
+            return
+        self._counts.take(len(spans))
+        self._overflowing &= self._counts.waiting > self._waiting_max // 2
+        self._exporter.export(spans)
+
+
+def _from_env(name: str, default: int) -> int:
+    """A number from OpenTelemetry's own setting; what is not a positive number is ignored."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else default

@@ -1,0 +1,102 @@
+"""The head decision: which messages get a trace.  Made before any work for them.
+
+Of samplers that decide by chance (always on, always off, a ratio; by the parent where there is one)
+nobody is asked message by message: how many messages to pass over is drawn, and the drawn one gets
+a trace id that the sampler takes.  What has no memory may be drawn anew for each batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import copy_context
+from math import log, log1p
+from random import getrandbits, random
+from typing import Any
+
+from opentelemetry.context import Context, attach, get_current, set_value
+from opentelemetry.trace import SpanContext
+
+NEVER = 1 << 62
+"""More messages than there are to pass over."""
+
+_ID_LIMIT = 1 << 64  # of the half of a trace id that ratio samplers look at
+_ROOT = r"(AlwaysOnSampler|AlwaysOffSampler|TraceIdRatioBased\{([0-9.e-]+)\})"
+_CHILDREN = (
+    ",remoteParentSampled:AlwaysOnSampler,remoteParentNotSampled:AlwaysOffSampler"
+    ",localParentSampled:AlwaysOnSampler,localParentNotSampled:AlwaysOffSampler"
+)
+_KNOWN = re.compile(rf"{_ROOT}|ParentBased\{{root:{_ROOT}{_CHILDREN}\}}")
+
+
+class Head:
+    """What a sampler does, as far as it is known from its description."""
+
+    def __init__(self, description: str) -> None:
+        """`description`: what the sampler's `get_description` says; empty: there is none."""
+        known = _KNOWN.fullmatch(description)
+        root, ratio = (known[1] or known[3], known[2] or known[4]) if known else ("", None)
+        self.known = known is not None
+        """Otherwise it is to be asked about each message."""
+        self._parent_based = known is not None and known[1] is None
+        self._ratio = float(ratio) if ratio else float(root != "AlwaysOffSampler")
+        self._bound = round(self._ratio * _ID_LIMIT)
+        self._log_rest = log1p(-self._ratio) if 0 < self._ratio < 1 else 0.0
+
+    def gap(self) -> int:
+        """How many messages to pass over before the next one that gets a trace, or is asked for."""
+        if self._log_rest:
+            return min(NEVER, int(log(1.0 - random()) / self._log_rest))
+        return 0 if self._ratio else NEVER
+
+    def drawn(self, count: int) -> Iterator[int]:
+        """Which of `count` messages get a trace, or are asked for."""
+        at = self.gap()
+        while at < count:
+            yield at
+            at += 1 + self.gap()
+
+    def follows(self, parent: SpanContext) -> bool:
+        """Whether a child of this span gets a trace; of known samplers."""
+        if self._parent_based:
+            return parent.trace_flags.sampled
+        return parent.trace_id % _ID_LIMIT < self._bound
+
+    def low_bits(self) -> int:
+        """The lower half of a trace id that the sampler takes; of known samplers."""
+        return getrandbits(64) * self._bound >> 64
+
+
+class ChosenIds:
+    """Ids of spans that the sampler is to take: the generator's, but for what the sampler reads."""
+
+    def __init__(self, ids: Any, head: Head) -> None:
+        self._ids = ids
+        self._head = head
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ids, name)
+
+    def generate_trace_id(self) -> int:
+        """Of a span without a parent."""
+        trace_id: int = self._ids.generate_trace_id()
+        return (trace_id >> 64 or getrandbits(63) + 1) << 64 | self._head.low_bits()
+
+
+def _context_reader() -> Callable[[], Mapping[str, object]]:
+    """Reads the current context: `get_current`, or the variable it reads, at a fifth of the cost.
+
+    Found by what changes when a context is attached, in a copy of everything.
+    """
+
+    def look() -> Callable[[], Mapping[str, object]]:
+        marked = set_value("duemq", True, Context())
+        attach(marked)
+        found = [variable for variable, value in copy_context().items() if value is marked]
+        return found[0].get if len(found) == 1 else get_current
+
+    return copy_context().run(look)
+
+
+current_context = _context_reader()
+"""The current context; empty while there is no span."""
