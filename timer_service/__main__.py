@@ -24,7 +24,17 @@ from duemq_server.timer_service.timers.limits import Limits
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serves until `stop` is set.  Raises DuemqError, StorageError, OSError."""
     with DirLock(settings.data_dir):
-        await process.live(TimerService(settings), stop)
+        await process.live(_process(settings), stop)
+
+
+def _process(settings: Settings) -> process.Process:
+    if not settings.replicated:
+        return TimerService(settings)
+    # Who has no replicas does not load what they need.
+    from duemq_server.replication.running.process import Replica
+    from duemq_server.timer_service.replica import TimerReplica
+
+    return Replica(settings, TimerReplica(settings))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

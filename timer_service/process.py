@@ -23,6 +23,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2
@@ -41,18 +42,33 @@ from duemq_server.timer_service.edge.servicer import TimerServicer
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
 
+if TYPE_CHECKING:  # a shard without replicas need not load it
+    from duemq_server.replication.running.leading import Leading
+
 log = logging.getLogger(__name__)
 
 # So long a start waits for a broker's word before it tells the nameservers of itself.
 FIRST_CLAIM_S = 1.0
 
 
+class Lead(NamedTuple):
+    """What a replica that leads hands to its shard: the server serves, and outlives it."""
+
+    leading: Leading
+    open: Callable[[], DataDirectory]
+    """All of the log is committed, and nobody writes it.  Blocking."""
+    server: Server
+
+
 class TimerService:
     """One timer shard.  `start`, then `run` until told to stop, then `stop`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, lead: Lead | None = None) -> None:
+        """`lead`: its log has replicas."""
         self.settings = settings
-        self.server = Server(settings)
+        self._lead = lead
+        self._leading = lead.leading if lead is not None else None
+        self.server = lead.server if lead is not None else Server(settings)
         self.replicas: Callable[[], Sequence[nameserver_pb2.ReplicaReport]] = tuple
         """The group's replicas as its leader sees them now, for the nameservers; of a lone shard
         none.  Asked with each heartbeat."""
@@ -64,7 +80,8 @@ class TimerService:
         """Opens the data, fires, serves, and registers.  Raises StorageError, OSError."""
         began = time.monotonic()
         settings = self.settings
-        directory = await asyncio.to_thread(self._open)
+        lead = self._lead
+        directory = await asyncio.to_thread(lead.open if lead is not None else self._open)
         ledger = directory.scheduler.ledger
         log.info(
             "%d timers pending, %d in flight, %d entries replayed, open after %.3f s",
@@ -74,7 +91,7 @@ class TimerService:
             time.monotonic() - began,
         )
         meters = Meters(self.server.registry)
-        self.shard = Shard(directory, meters.committed)
+        self.shard = Shard(directory, meters.committed, self._leading)
         self._routes = RouteWatcher(settings.nameservers)
         self._links = BrokerLinks(self.shard, self._routes.cache, settings)
         self._links.on_claims = self._claims_changed.set
@@ -87,12 +104,20 @@ class TimerService:
         self.shard.log_loop.start()
         self.shard.firing.start()
         self._routes.start()
-        await self.server.start(announced=announced)
+        if lead is None:
+            await self.server.start(announced=announced)
+        else:
+            self.replicas = lead.leading.replicas
+            lead.leading.on_change = self._replicas_changed
         gc.collect()
         gc.freeze()  # what was made by now stays: later collections need not look at it
         self._disk_jobs = asyncio.create_task(self.shard.disk_jobs.run(), name="disk jobs")
         self._announcing = asyncio.create_task(self._announce(), name="announcing")
         process.trace("duemq-timer", settings)
+
+    def _replicas_changed(self) -> None:
+        if self._registration is not None:
+            self._registration.changed()
 
     def _open(self) -> DataDirectory:
         settings = self.settings
@@ -110,14 +135,18 @@ class TimerService:
             serves = not fenced and (self._links.granted or not self._links.refusals)
             if serves and self._registration is None:
                 settings = self.settings
+                # Of two that call themselves leaders, the one of the later takeover counts.
+                leading = self._leading
+                born_ms = leading.leader.record.registered_ms if leading else now_ms()
                 self._registration = Registration(
-                    settings.nameservers, settings.heartbeat_period, now_ms(), self._report
+                    settings.nameservers, settings.heartbeat_period, born_ms, self._report
                 )
                 self._registration.start()
             elif not serves and self._registration is not None:
                 registration, self._registration = self._registration, None
                 await registration.stop()
-            await (self.server.ready() if serves else self.server.not_ready())
+            mark = self.server.ready if serves else self.server.not_ready
+            await mark(servicer.SERVICE)
             await self._claims_changed.wait()
 
     def _report(self) -> nameserver_pb2.TimerReport:
@@ -136,14 +165,24 @@ class TimerService:
         """Until `stop` is set.  Raises Internal or StorageError when the disk or a loop fails."""
         await process.until(stop, self.shard.log_loop.failed, self._disk_jobs, self._announcing)
 
-    async def stop(self) -> None:
-        """Clean stop; the order is explained above."""
+    def quiesce(self) -> None:
+        """With replicas: takes nothing more; what it took is answered when it is committed."""
+        self.shard.quiesce()
+
+    async def stop(self, *, handed_over: bool = False) -> None:
+        """Clean stop; the order is explained above.
+
+        `handed_over`: another replica serves this shard by now.
+        """
         await process.end_trace(self.settings)
         await process.end(self._announcing)
         if self._registration is not None:
-            await self._registration.stop()
+            await self._registration.stop(deregister=not handed_over)
         await self._routes.stop()
-        await self.server.stop()
+        if self._lead is None:
+            await self.server.stop()
+        else:
+            self.shard.resign()
         await self._links.stop()
         await process.end(self._disk_jobs)
         await self.shard.stop()

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from duemq.errors import DuemqError, Internal, InvariantError
+from duemq.errors import DuemqError, Internal, InvariantError, Unavailable
 from duemq_server.storage.errors import DiskFull, LogFull, StorageError
 from duemq_server.storage.writer import Commit
 from duemq_server.timer_service.cancels import Cancels
@@ -18,7 +18,7 @@ from duemq_server.timer_service.disk.data_directory import DataDirectory, save_n
 from duemq_server.timer_service.disk_jobs import DiskJobs
 from duemq_server.timer_service.far.numbering import Source
 from duemq_server.timer_service.firing import RETRY_S, Firing
-from duemq_server.timer_service.log_loop import LogLoop
+from duemq_server.timer_service.log_loop import LogLoop, Replicas
 from duemq_server.timer_service.scheduling.cancelling import NOT_YET, source_of
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.lateness import Lateness
@@ -32,12 +32,15 @@ class Shard:
     """One shard's timers, alive."""
 
     def __init__(
-        self, directory: DataDirectory, on_commit: Callable[[Commit], None] | None = None
+        self,
+        directory: DataDirectory,
+        on_commit: Callable[[Commit], None] | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         self.directory = directory
         self.scheduler = directory.scheduler
         self.lateness = Lateness()
-        self.log_loop = LogLoop(directory.log, self.scheduler, on_commit)
+        self.log_loop = LogLoop(directory.log, self.scheduler, on_commit, replicas)
         self.firing = Firing(self.scheduler, self.log_loop)
         self.disk_jobs = DiskJobs(directory, self.log_loop, self.firing.now_ms)
         self._cancels = Cancels(
@@ -160,15 +163,28 @@ class Shard:
         """Every source ever seen."""
         return self.scheduler.numbers.sources
 
+    def quiesce(self) -> None:
+        """With replicas: fires nothing more and appends nothing; what was is committed yet."""
+        self.firing.stop()
+        self.log_loop.close()
+
+    def resign(self) -> None:
+        """As `quiesce`; and who waits until more is committed waits no longer."""
+        self.firing.stop()
+        self.log_loop.resign(Unavailable("this replica does not lead any more", field="leader"))
+
     async def stop(self) -> None:
-        """Syncs the log and saves a last checkpoint.  The task of `disk_jobs` must have ended."""
+        """Syncs the log and saves a last checkpoint.  The task of `disk_jobs` must have ended.
+
+        With replicas, after `resign`, it saves none: not all may be committed.
+        """
         self.firing.stop()
         failed = self.log_loop.failed
         healthy = not failed.done()
         await self.disk_jobs.close()
         await self._cancels.stop()
         await self.log_loop.stop()
-        if healthy and not self.directory.log.disk_full:
+        if healthy and not self.log_loop.replicated and not self.directory.log.disk_full:
             try:
                 await asyncio.to_thread(self._last_save)
             except StorageError as error:

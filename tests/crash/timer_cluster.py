@@ -107,13 +107,19 @@ class TimerCluster:
             folder = self._directory / name
             data = ("--name", name, "--data-dir", str(folder), "--checkpoint-interval", "0.5")
             self.brokers.append(Member("broker", folder, *data, *common))
+        await asyncio.gather(
+            *(member.start() for member in self.brokers), self.start_timers(common)
+        )
+        for broker in self.brokers:
+            await self._create_topic(broker)
+
+    async def start_timers(self, common: tuple[str, ...]) -> None:
+        """The shard, with these flags beside its own."""
         folder = self._directory / "t1"
         data = ("--name", "t1", "--data-dir", str(folder), "--near-window", "2")
         small = ("--memtable-rows-max", "64", "--checkpoint-interval", "0.3")
         self.timer = Member("timer_service", folder, *data, *small, *common)
-        await asyncio.gather(*(member.start() for member in (*self.brokers, self.timer)))
-        for broker in self.brokers:
-            await self._create_topic(broker)
+        await self.timer.start()
 
     async def stop(self) -> None:
         members = (self.timer, *self.brokers, self.nameserver)
@@ -218,6 +224,22 @@ class TimerCluster:
                 if stats and done and stats.accepted >= len(self.history.accepted):
                     return stats
                 await asyncio.sleep(0.1)
+
+    async def check_end(self) -> None:
+        """Delivered once, not too soon, unless cancelled: then never."""
+        stats = await self.settled()
+        found, wrong = await self.delivered()
+        history = self.history
+        accepted = history.accepted.keys()
+        assert not wrong
+        assert stats.accepted == len(accepted) == stats.fired + stats.cancelled
+        assert found.keys() <= accepted
+        assert [body for body, count in found.items() if count > 1] == []
+        missing = accepted - found.keys()
+        assert missing <= history.in_doubt
+        assert history.cancelled <= missing
+        assert history.fired <= found.keys()
+        assert len(missing) == stats.cancelled
 
     async def delivered(self) -> tuple[Counter[bytes], list[str]]:
         """Messages in the topic of all brokers, and what is wrong with any of them."""

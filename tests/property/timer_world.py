@@ -108,6 +108,8 @@ class BrokerModel:
     frames: list[tuple[int, bytes]] = field(default_factory=list)  # (first offset, bytes)
     delivered: Counter[int] = field(default_factory=Counter)
     lanes: dict[tuple[LaneId, int], int] = field(default_factory=dict)  # next sequence
+    stored: dict[tuple[LaneId, int, int], bytes] = field(default_factory=dict)  # by sequence
+    incomplete_repeats: bool = False  # an operator gave some timers of a batch up
     cancelled: set[int] = field(default_factory=set)  # answered so
     decided: set[int] = field(default_factory=set)  # dispatched, and then the clock went back
 
@@ -129,12 +131,15 @@ class BrokerModel:
         key = batch.lane.id, batch.lane.epoch
         expected = self.lanes.get(key)
         if expected is not None and batch.sequence < expected:
+            again = self.stored[(*key, batch.sequence)] == batch.sizes + batch.records
+            assert again or self.incomplete_repeats
             return FireOutcome.STORED
         if expected is not None and batch.sequence > expected:
             return FireOutcome.OUT_OF_SEQUENCE
         if refuse:
             return FireOutcome.REFUSED
         self.lanes[key] = batch.sequence + 1
+        self.stored[(*key, batch.sequence)] = batch.sizes + batch.records
         self._deliver(batch, now_ms)
         return FireOutcome.STORED
 
@@ -206,8 +211,13 @@ class World:
                 pass
         self._settle()
 
+    @property
+    def committed(self) -> int:
+        """Where the log ends that counts."""
+        return self.directory.log.durable_position
+
     def _settle(self) -> None:
-        durable = self.directory.log.durable_position
+        durable = self.committed
         self.scheduler.durable(durable)
         done = [offset for offset, end in self._cancels if end <= durable]
         self._cancels = [each for each in self._cancels if each[1] > durable]
@@ -222,9 +232,7 @@ class World:
 
     def _send(self, name: str, refuse_share: float, *, drop: bool) -> None:
         batches = self.scheduler.dispatcher.sendable(name, self.now_ms, WIRE_BYTES)
-        assert all(
-            batch.durable and batch.end <= self.directory.log.durable_position for batch in batches
-        )
+        assert all(batch.durable and batch.end <= self.committed for batch in batches)
         answers = [
             (
                 batch,
@@ -304,7 +312,7 @@ class World:
                 return False
             if isinstance(self._job, Save):
                 self.sync()
-                if self.directory.log.durable_position < self._job.position:
+                if self.committed < self._job.position:
                     return False
             self.run(self._job)
             self._job = None

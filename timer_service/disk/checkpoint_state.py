@@ -16,7 +16,9 @@ timer log or a period file), so that a checkpoint costs 50 bytes a near timer wh
 size; only batches on their way to a broker are written whole.
 
 What later releases added is left out while it is empty, and need not be there: `forgotten_ms` and
-`fired_until_ms` of the object, the arrays `late_pages` and `late_bits` (fire_memory.py).
+`fired_until_ms` of the object, the arrays `late_pages` and `late_bits` (fire_memory.py), and where
+there are replicas `epochs`, (epoch, start) of each leader whose entries the log still has,
+`store_id` where it is not the producer id, and `installed`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -77,14 +80,30 @@ class CheckpointState:
     forgotten_ms: int = 0
     fired_until_ms: int = 0
     fired_late: list[SavedPage] = dataclasses.field(default_factory=list)
+    epochs: tuple[tuple[int, int], ...] = ()
+    """(epoch, start) of EPOCH entries before `position`; none without replicas."""
+    installed: bool = False
+    """Another replica's, whose log this one does not have up to `position` yet."""
+    store_id: int = 0
+    """The group's; 0: the producer id."""
 
     def files(self) -> set[str]:
         """Period files that must stay."""
         return set(self.lengths)
 
 
+def empty(producer_id: int) -> CheckpointState:
+    """Of a shard that never had a timer."""
+    return CheckpointState(0, 0, producer_id, Ledger(), [], [], [], [], {}, [], [], 0)
+
+
 def capture(
-    scheduler: Scheduler, position: int, recovery_start: int, producer_id: int
+    scheduler: Scheduler,
+    position: int,
+    recovery_start: int,
+    producer_id: int,
+    epochs: Sequence[tuple[int, int]] = (),
+    store_id: int = 0,
 ) -> CheckpointState:
     """The scheduler's state; no job may be running.  Cheap: it is encoded by `encode`."""
     held = _held(scheduler)
@@ -106,6 +125,8 @@ def capture(
         forgotten_ms=scheduler.tombstones.forgotten_ms,
         fired_until_ms=scheduler.fires.until_ms,
         fired_late=scheduler.fires.pages(),
+        epochs=tuple(epochs),
+        store_id=store_id,
     )
 
 
@@ -167,7 +188,7 @@ def encode(state: CheckpointState) -> bytes:
                 h.start,
                 h.length,
                 len(h.rows),
-                record.crc32c(0, h.data),
+                record.crc32c(0, h.data) if len(h.data) else h.crc32c,
             )
             for h in state.held
         ),
@@ -180,9 +201,15 @@ def encode(state: CheckpointState) -> bytes:
     }
     rows = concatenate([h.rows for h in state.held])
     arrays |= {"rows_wide": rows.wide, "rows_narrow": rows.narrow}
-    gone = {}
+    added: dict[str, Any] = {}
     if state.forgotten_ms or state.fired_until_ms:
-        gone = {"forgotten_ms": state.forgotten_ms, "fired_until_ms": state.fired_until_ms}
+        added = {"forgotten_ms": state.forgotten_ms, "fired_until_ms": state.fired_until_ms}
+    if state.epochs:
+        added["epochs"] = state.epochs
+    if state.installed:
+        added["installed"] = True
+    if state.store_id:
+        added["store_id"] = state.store_id
     if state.fired_late:
         arrays["late_pages"] = _table((page.key, page.fired_ms) for page in state.fired_late)
         arrays["late_bits"] = _bytes([page.bits for page in state.fired_late])
@@ -201,7 +228,7 @@ def encode(state: CheckpointState) -> bytes:
         "lanes": [(*x.id, x.epoch, x.next_sequence, len(x.unacked)) for x in state.lanes],
         "files": [(name, state.lengths[name]) for name in files],
         "arrays": [(name, array.dtype.str, array.size) for name, array in arrays.items()],
-        **gone,
+        **added,
     }
     text = json.dumps(header).encode()
     parts = [_HEADER.pack(MAGIC, VERSION, 0, len(text)), text, bytes(-len(text) % 8)]
@@ -243,6 +270,9 @@ def decode(payload: bytes) -> CheckpointState:
         forgotten_ms=header.get("forgotten_ms", 0),
         fired_until_ms=header.get("fired_until_ms", 0),
         fired_late=_decode_pages(arrays),
+        epochs=tuple((epoch, start) for epoch, start in header.get("epochs", ())),
+        installed=header.get("installed", False),
+        store_id=header.get("store_id", 0),
     )
 
 

@@ -4,21 +4,26 @@ DIR/lock          one process a directory (storage/dirlock.py)
 DIR/log/          the timer log (log_entries.py)
 DIR/segments/     far timers (far_segments.py)
 DIR/checkpoint    checkpoint_state.py
+
+A directory whose log has replicas is opened by standby.py.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from duemq.errors import Corrupt
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.storage import checkpoint
-from duemq_server.storage.disk import Disk
+from duemq_server.storage.disk import Buffer, Disk
 from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.record import Entry
 from duemq_server.timer_service.disk import checkpoint_state
-from duemq_server.timer_service.disk.housekeeping import Housekeeper
+from duemq_server.timer_service.disk.checkpoint_state import CheckpointState
+from duemq_server.timer_service.disk.housekeeping import Housekeeper, Timerlog
 from duemq_server.timer_service.disk.recovery import Recovery
 from duemq_server.timer_service.far.far_segments import FarSegments, read_bytes
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
@@ -26,6 +31,23 @@ from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.rows import Home
 
 LOG_GROUP_BYTES_MAX = 1 << 20
+
+
+class Replayable(Timerlog, Protocol):
+    """A log that a shard can be made from; SegmentedLog, or a part of one (log_view.py)."""
+
+    def append(self, kind: int, parts: Sequence[Buffer]) -> tuple[int, int]: ...  # noqa: D102
+    def read(self, position: int, length: int) -> memoryview: ...  # noqa: D102
+    def entries(self, first: int) -> Iterator[Entry]: ...  # noqa: D102
+
+
+class Made(NamedTuple):
+    """What a log and a checkpoint make."""
+
+    scheduler: Scheduler
+    housekeeper: Housekeeper
+    producer_id: int
+    replayed: int  # entries of the log behind the checkpoint
 
 
 class DataDirectory(NamedTuple):
@@ -52,18 +74,86 @@ def open_directory(
     The types are others where damage is set aside (set_aside.py).  Raises Corrupt, CorruptLog,
     CorruptFile, UnknownVersion, DiskFull, DiskFailed.
     """
-    path = os.path.join(directory, "checkpoint")
-    payload = checkpoint.load(path, disk)
-    found = checkpoint_state.decode(payload) if payload is not None else None
+    found = load_checkpoint(directory, disk)
     log = SegmentedLog.open(
-        os.path.join(directory, "log"),
+        log_path(directory),
         disk,
         segment_bytes=limits.log_segment_bytes,
         pending_bytes_max=limits.log_pending_bytes_max,
         group_bytes_max=LOG_GROUP_BYTES_MAX,
         start_at=found.recovery_start if found else None,
     )
-    segments = segments_type(os.path.join(directory, "segments"), disk)
+    position = found.position if found else 0
+    for _ in log.recover(position):
+        pass  # verified and cut; bodies can be read now
+    check_reaches(directory, log, position)
+    made = make_shard(
+        directory,
+        disk,
+        limits,
+        now_ms,
+        log,
+        found,
+        segments_type=segments_type,
+        recovery_type=recovery_type,
+    )
+    if found is None:
+        save_now(log, made.housekeeper, now_ms)
+    return DataDirectory(log, *made)
+
+
+def log_path(directory: str) -> str:
+    """Where the timer log lies."""
+    return os.path.join(directory, "log")
+
+
+def checkpoint_path(directory: str) -> str:
+    """Where the checkpoint lies."""
+    return os.path.join(directory, "checkpoint")
+
+
+def segments_path(directory: str) -> str:
+    """Where the period files lie."""
+    return os.path.join(directory, "segments")
+
+
+def new_producer_id() -> int:
+    """A random one, which names a data directory, or the group of those with the same log."""
+    return SERVICE_IDS_FROM | secrets.randbits(63)
+
+
+def load_checkpoint(directory: str, disk: Disk) -> CheckpointState | None:
+    """What a directory's checkpoint says.  Raises Corrupt, CorruptFile, UnknownVersion."""
+    payload = checkpoint.load(checkpoint_path(directory), disk)
+    return checkpoint_state.decode(payload) if payload is not None else None
+
+
+def check_reaches(directory: str, log: SegmentedLog, position: int) -> None:
+    """Raises Corrupt if a log ends before the checkpoint was made."""
+    if log.end_position < position:
+        raise Corrupt(
+            f"{directory}/log ends at {log.end_position}, its checkpoint was made at {position}:"
+            " acknowledged timers are gone; restore the directory from a copy"
+        )
+
+
+def make_shard(
+    directory: str,
+    disk: Disk,
+    limits: Limits,
+    now_ms: int,
+    log: Replayable,
+    found: CheckpointState | None,
+    *,
+    segments_type: type[FarSegments] = FarSegments,
+    recovery_type: type[Recovery] = Recovery,
+) -> Made:
+    """The shard as of the log's end, from its checkpoint and what came behind it.
+
+    Period files are cut to what the checkpoint says.  Raises Corrupt, CorruptLog, CorruptFile,
+    DiskFull, DiskFailed.
+    """
+    segments = segments_type(segments_path(directory), disk)
     scheduler = Scheduler(log, segments, limits, now_ms)
 
     def read_body(home: Home, length: int) -> bytes:
@@ -72,25 +162,18 @@ def open_directory(
         return bytes(log.read(home.position, length))
 
     recovery = recovery_type(scheduler, read_body, now_ms)
-    position = found.position if found else 0
-    for _ in log.recover(position):
-        pass  # verified and cut; bodies can be read now
-    if log.end_position < position:
-        raise Corrupt(
-            f"{directory}/log ends at {log.end_position}, its checkpoint was made at {position}:"
-            " acknowledged timers are gone; restore the directory from a copy"
-        )
     if found is not None:
         recovery.restore(found)
     else:
         segments.recover({}, [])
-    recovery.replay(log.entries(position))
+    recovery.replay(log.entries(found.position if found else 0))
     recovery.finish()
-    producer_id = found.producer_id if found else SERVICE_IDS_FROM | secrets.randbits(63)
-    housekeeper = Housekeeper(scheduler, log, disk, path, producer_id, now_ms)
-    if found is None:
-        save_now(log, housekeeper, now_ms)
-    return DataDirectory(log, scheduler, housekeeper, producer_id, recovery.replayed)
+    producer_id = found.producer_id if found else new_producer_id()
+    epochs = [*(found.epochs if found else ()), *recovery.epochs]
+    path = checkpoint_path(directory)
+    store_id = found.store_id if found else 0
+    housekeeper = Housekeeper(scheduler, log, disk, path, producer_id, now_ms, epochs, store_id)
+    return Made(scheduler, housekeeper, producer_id, recovery.replayed)
 
 
 def save_now(log: SegmentedLog, housekeeper: Housekeeper, now_ms: int) -> None:

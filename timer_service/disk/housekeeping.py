@@ -7,10 +7,12 @@ over.  While a job runs, timers come and fire as ever.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 from duemq_server.timer_service.disk import checkpoint_state
@@ -29,6 +31,8 @@ PRESSED_MS = 20  # the same while memory is short
 class Timerlog(Protocol):
     """What a checkpoint needs of a duemq_server.storage.log.SegmentedLog."""
 
+    @property
+    def start_position(self) -> int: ...  # noqa: D102
     @property
     def end_position(self) -> int: ...  # noqa: D102
     def recovery_start(self, position: int) -> int: ...  # noqa: D102
@@ -74,9 +78,14 @@ class Housekeeper:
         path: str,
         producer_id: int,
         now_ms: int,
+        epochs: Sequence[tuple[int, int]] = (),
+        store_id: int = 0,
     ) -> None:
+        """With replicas: `epochs`, (epoch, start) of the log's EPOCH entries, and `store_id`."""
         self._scheduler = scheduler
         self._log = log
+        self._epochs = Epochs(epochs)
+        self._store_id = store_id
         self._disk = disk
         self._path = path
         self._producer_id = producer_id
@@ -116,7 +125,7 @@ class Housekeeper:
         else:
             self._saved_position, self._saved_ms = job.position, now_ms
             self._needed_from = job.state.log_needed_from
-            self._log.delete_before(job.state.log_needed_from)
+            self._log.delete_before(self._deletable(job.state))
             self._scheduler.segments.dirty.clear()
             self._scheduler.segments.delete_done(job.state.files())
 
@@ -130,11 +139,26 @@ class Housekeeper:
         scheduler.check()
         scheduler.flush_acks()
         position = self._log.end_position
+        self._epochs.drop_before(self._log.start_position)
         found = checkpoint_state.capture(
-            scheduler, position, self._log.recovery_start(position), self._producer_id
+            scheduler,
+            position,
+            self._log.recovery_start(position),
+            self._producer_id,
+            self._epochs.begins,
+            self._store_id,
         )
         self._saved_ms = now_ms
         return Save(self._path, self._disk, scheduler.segments, found)
+
+    def note_epoch(self, epoch: int, start: int) -> None:
+        """An EPOCH entry was appended at `start`, after the log was opened."""
+        self._epochs.note(epoch, start)
+
+    def _deletable(self, saved: checkpoint_state.CheckpointState) -> int:
+        """What the checkpoint does not need; replicas that are a little behind need some more."""
+        kept = saved.position - self._scheduler.limits.log_kept_bytes
+        return min(saved.log_needed_from, kept)
 
     def next_look_ms(self, now_ms: int) -> int:
         """When to ask `next_job` again, if nothing else happens."""

@@ -32,6 +32,7 @@ import numpy.typing as npt
 from duemq.errors import Corrupt
 from duemq_server.storage import record
 from duemq_server.storage.record import Entry
+from duemq_server.storage.replicas import epoch
 from duemq_server.storage.tools.set_aside import GAP
 from duemq_server.timer_service.disk.checkpoint_state import CheckpointState, Held
 from duemq_server.timer_service.far.far_block import REMEDY
@@ -138,6 +139,8 @@ class Recovery:
         self._by_position: dict[int, Replayed] = {}
         self._unseen = Unseen()
         self.replayed = 0  # entries
+        self.epochs: list[tuple[int, int]] = []
+        """(epoch, start) of the EPOCH entries of replicas that were met."""
 
     def restore(self, state: CheckpointState) -> None:
         """Takes a checkpoint over."""
@@ -195,6 +198,8 @@ class Recovery:
                     " checkpoint contains; nobody knows what it said, so whatever is done now may"
                     " fire something twice or not at all: restore the directory from a copy"
                 )
+            elif entry.kind == epoch.KIND:
+                self.epochs.append((epoch.decode(entry.body).epoch, entry.position))
             elif entry.kind < record.REPLICATION_KINDS:  # those say who led, not what is due
                 raise Corrupt(f"timer log, position {entry.position}: unknown kind {entry.kind}")
 

@@ -133,6 +133,8 @@ class Cancelling:
                 wanted.append(n)
             else:
                 self._outcomes[asked.at[n]] = outcome
+                if outcome is FIRED:  # told when no restart or other leader can take it back
+                    self.end = self._scheduler.log.end_position
         self._cancel(asked.take(wanted), rows[wanted], now_ms)
         self._missing = asked.take(missing)
         self._open = self._missing.at

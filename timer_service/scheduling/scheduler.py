@@ -346,7 +346,10 @@ class Scheduler:
     # -- events -----------------------------------------------------------
 
     def durable(self, position: int) -> set[str]:
-        """The log is durable up to `position`; answers brokers with something new to send."""
+        """The log is committed up to `position`; answers brokers with something new to send.
+
+        Without replicas that is: durable.
+        """
         while self._arrivals and self._arrivals[0][0] <= position:
             _, source, offset = self._arrivals.popleft()
             source.durable_offset = offset

@@ -31,3 +31,7 @@ class Limits:
     tombstone_keep_ms: int = 24 * 3_600_000  # after the due time
     checkpoint_interval_ms: int = 30_000
     checkpoint_log_bytes: int = 64 << 20  # since the last checkpoint; read again by a restart
+    # Where there are replicas.
+    standby_interval_ms: int = 300_000  # between two checkpoints of a replica that follows
+    log_kept_bytes: int = 0  # of the log before a checkpoint: replicas that come back need it
+    uncommitted_max: int = 16 << 20  # bytes of the log that replicas do not have; then it waits

@@ -171,6 +171,7 @@ def test_timers_on_their_way_whose_bodies_are_gone_are_lost_and_no_others(
     with pytest.raises(Corrupt, match="set-aside"):
         world.kill()
     said = given_up(world)
+    world.broker.incomplete_repeats = True
 
     assert any(re.match("1 of [12] timers of the batch at .*keyed", line) for line in said)
     assert sum(f"offset 1, due {START_MS + 1_000}" in line for line in said) == 1

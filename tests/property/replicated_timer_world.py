@@ -1,0 +1,193 @@
+"""A timer shard with two replicas, each with a disk of its own: the same world as of one.
+
+One leads, and is the shard of the world; the other's log gets the leader's bytes.  Both are in the
+set, so what both have durably is committed.  When the leader dies either may lead next.
+"""
+
+from __future__ import annotations
+
+from duemq_server.replication.protocol.epochs import common_end
+from duemq_server.storage.replicas import epoch
+from duemq_server.storage.replicas.replica_log import ReplicaLog
+from duemq_server.timer_service.bounded_log import BoundedLog
+from duemq_server.timer_service.disk.data_directory import DataDirectory
+from duemq_server.timer_service.disk.standby import Standby
+from duemq_server.timer_service.timers.limits import Limits
+from tests.crash.faulty_disk import FaultyDisk, PowerCut
+from tests.property.timer_world import BROKER, DATA, OTHER, World
+
+CHUNK = 1 << 20
+
+
+class ReplicatedWorld(World):
+    """See the module."""
+
+    def __init__(self, seed: int, limits: Limits) -> None:
+        self.standby_disk = FaultyDisk()
+        self.epoch = 0
+        self.takeovers = 0
+        self._committed = 0
+        super().__init__(seed, limits)
+
+    # -- the group
+
+    @property
+    def committed(self) -> int:
+        return self._committed
+
+    @property
+    def log(self) -> ReplicaLog:
+        log = self.directory.log
+        assert isinstance(log, ReplicaLog)
+        return log
+
+    def _open(self) -> DataDirectory:
+        """Some replica takes over; the other follows it."""
+        while True:
+            try:
+                return self._elect()
+            except PowerCut:
+                self.disk = self._alive(self.disk)
+                self.standby_disk = self._alive(self.standby_disk)
+
+    def _alive(self, disk: FaultyDisk) -> FaultyDisk:
+        return disk.after_power_cut(self.random) if disk.off else disk
+
+    def _elect(self) -> DataDirectory:
+        if self.random.random() < 0.5:
+            self.disk, self.standby_disk = self.standby_disk, self.disk
+        leader = self._replica(self.disk)
+        self.standby = self._replica(self.standby_disk)
+        if not self.epoch:
+            self.standby.adopt(leader.store_id)
+        assert self.standby.store_id == leader.store_id
+        epochs = leader.epochs
+        self.epoch += 1
+        start, _ = leader.log.append(epoch.KIND, [epoch.encode(self.epoch, bytes(16), self.now_ms)])
+        while leader.log.write_pending():
+            pass
+        self._follow(leader.log, (*epochs, (self.epoch, start)))
+        self._ship(leader.log)
+        self._hear(leader.log)
+        assert self._committed == leader.log.end_position
+        self.directory = leader.promote()
+        leader.log.committed = lambda: self._committed
+        self.scheduler.log = BoundedLog(leader.log, self.limits.uncommitted_max)
+        self.takeovers += 1
+        self._route()
+        for name in sorted({BROKER, OTHER} - self._away):
+            self.scheduler.dispatcher.connected(name)
+        return self.directory
+
+    def _replica(self, disk: FaultyDisk) -> Standby:
+        for path in (DATA, f"{DATA}/log", f"{DATA}/segments"):
+            disk.makedirs(path)
+        standby = Standby.open(DATA, disk, self.limits, clock=lambda: self.now_ms)
+        assert not standby.lost
+        assert standby.applied <= standby.committed <= self._committed
+        assert standby.log.end_position >= self._committed
+        return standby
+
+    def _follow(self, leader: ReplicaLog, epochs: tuple[tuple[int, int], ...]) -> None:
+        mine = self.standby.log
+        common = common_end(self.standby.epochs, mine.end_position, epochs, leader.end_position)
+        assert common >= self._committed
+        if common < mine.end_position:
+            mine.truncate(common)
+        first = max(mine.start_position, leader.start_position)
+        assert [*mine.entries(first, common)] == [*leader.entries(first, common)]
+
+    def _ship(self, leader: ReplicaLog, bytes_max: int = CHUNK) -> None:
+        """What the leader has written comes to the other log, in chunks, as far as it does."""
+        mine = self.standby.log
+        while bytes_max > 0 and mine.end_position < leader.written_position:
+            run = leader.read_run(mine.end_position, min(bytes_max, CHUNK))
+            mine.extend(mine.end_position, [run])
+            bytes_max -= len(run)
+            mine.write_group()
+        self.standby.drop_before(leader.start_position)
+
+    def _hear(self, leader: ReplicaLog) -> None:
+        """The other syncs, and answers: more is committed."""
+        mine = self.standby.log
+        mine.write_pending()
+        if mine.durable_position >= self._committed:
+            mine.caught_up()
+        known = min(leader.durable_position, mine.durable_position)
+        assert known >= self._committed
+        self._committed = known
+
+    # -- what happens
+
+    def ship(self, bytes_max: int) -> None:
+        self._ship(self.log, bytes_max)
+
+    def hear(self) -> None:
+        self._hear(self.log)
+        bounded = self.scheduler.log
+        assert isinstance(bounded, BoundedLog)
+        bounded.advance(self._committed)
+        self._settle()
+
+    def sync(self) -> None:
+        """All that was appended becomes committed, unless the disk is full."""
+        super().sync()
+        self.ship(CHUNK)
+        self.hear()
+
+    def sync_here(self) -> None:
+        """The leader alone syncs."""
+        super().sync()
+
+    def standby_pass(self, share: float) -> None:
+        """The follower hears that some of what is committed is, and may look at it."""
+        known = self.standby.applied
+        self.standby.apply(known + int(share * (self._committed - known)))
+
+    def standby_checkpoint(self) -> None:
+        self.standby.apply(self._committed)
+        self.standby.pass_now()
+        assert self.standby.checkpoint_position == self.standby.applied == self._committed
+
+    # -- what goes wrong
+
+    def restart(self, disk: FaultyDisk) -> None:
+        """The leader's process is gone."""
+        self.disk = self._alive(disk)
+        self.standby_disk = self._alive(self.standby_disk.after_kill())
+        self._cancels = []
+        self._job = None
+        self.restarts += 1
+        self._open()
+        self.scheduler.check()
+
+    def power_cut(self) -> None:
+        """Of one machine or both."""
+        if not (self.disk.off or self.standby_disk.off):
+            self.random.choice((self.disk, self.standby_disk)).off = True
+        if self.disk.off or self.random.random() < 0.3:
+            if self.random.random() < 0.3:
+                self.standby_disk.off = True
+            self.restart(self.disk.after_power_cut(self.random))
+        else:
+            self.standby_restarts(self.standby_disk.after_power_cut(self.random))
+
+    def standby_restarts(self, disk: FaultyDisk | None = None) -> None:
+        """The follower's process is gone; another follows the same leader."""
+        disk = disk or self.standby_disk.after_kill()
+        while True:
+            self.standby_disk = self._alive(disk)
+            try:
+                self.standby = self._replica(self.standby_disk)
+                begun = self.directory.housekeeper._epochs.begins
+                self._follow(self.log, begun)
+                break
+            except PowerCut:
+                disk = self.standby_disk
+
+    def cut_standbys_power_in(self, operations: int) -> None:
+        self.standby_disk.cut_at = self.standby_disk.operations + operations
+
+    def drain(self, steps_max: int = 2_000) -> None:
+        self.standby_disk.cut_at = None
+        super().drain(steps_max)

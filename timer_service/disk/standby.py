@@ -1,0 +1,377 @@
+"""A replica of a timer shard that follows: its log is the leader's, and now and then it recovers.
+
+Nothing but the log is shipped.  Every `checkpoint_log_bytes` or `standby_interval_ms` of it a
+*pass* does what a start does (recovery.py): it makes the shard from the checkpoint and what is
+committed behind it, writes the memtable out if it is full, saves a checkpoint, and lets go of it.
+Takeover is one more start, whose log is not opened a second time (`promote`).
+
+    log      0 ──────── checkpoint ─────────── committed ── end
+                        └─ next pass, or promote ─┘ (to the end)
+
+Only what is committed is in a checkpoint, and nothing committed is ever truncated, so nothing has
+to be undone.  Period files, memtables and what is near differ between replicas; the log does not.
+A deposed leader opens its directory here, too: its checkpoints held what was committed.
+
+Interrupted, a pass leaves the checkpoint before it, and period files that the next one cuts: as a
+start that was killed.
+
+A log may end before its checkpoint was made: the checkpoint came as a snapshot, or the disk lost
+what had been durable.  The replica is in no set then; passes wait until the leader has sent the
+rest.  A snapshot is installed in these durable steps:
+
+    1  `installing`; while it is there a start empties the directory, and takes another snapshot
+    2  the checkpoint goes
+    3  period files are the snapshot's
+    4  the log is empty and begins where it is to (ReplicaLog.begin_at)
+    5  the checkpoint is the snapshot's
+    6  `installing` goes
+
+Owned by whoever runs the replica: one thread at a time; another one may extend and sync the log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Self
+
+from duemq.errors import Corrupt, InvariantError
+from duemq.protocol.limits import SERVICE_IDS_FROM
+from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.storage import checkpoint
+from duemq_server.storage.disk import Disk
+from duemq_server.storage.record import Entry
+from duemq_server.storage.replicas import catching_up, epoch
+from duemq_server.storage.replicas.replica_log import ReplicaLog
+from duemq_server.timer_service.disk import checkpoint_state, snapshot
+from duemq_server.timer_service.disk.checkpoint_state import CheckpointState
+from duemq_server.timer_service.disk.data_directory import (
+    LOG_GROUP_BYTES_MAX,
+    DataDirectory,
+    Made,
+    check_reaches,
+    checkpoint_path,
+    load_checkpoint,
+    log_path,
+    make_shard,
+    new_producer_id,
+)
+from duemq_server.timer_service.disk.housekeeping import Save
+from duemq_server.timer_service.disk.log_view import LogView
+from duemq_server.timer_service.timers.limits import Limits
+
+INSTALLING = "installing"
+EVERYTHING = 1 << 40  # tombstones that may expire in a pass
+
+_log = logging.getLogger(__name__)
+
+
+class Standby:
+    """Implements replication.running.state.ReplicaState; see the module."""
+
+    def __init__(
+        self,
+        data_dir: str,
+        disk: Disk,
+        limits: Limits,
+        clock: Callable[[], int],
+        log: ReplicaLog,
+        found: CheckpointState,
+    ) -> None:
+        self.log = log
+        self.store_id = _store_id(found)
+        """The group's, once it was adopted.  Its fires' producer id is that and 2^63."""
+        self.epochs: tuple[tuple[int, int], ...] = ()
+        """(epoch, start) of the EPOCH entries that the log had at the open, or at `install`."""
+        self.committed = log.committed_floor
+        """What was known to be committed at the open, or at `install`."""
+        self.lost = log.end_position < log.was_durable_to
+        """The log ends before what was durable: the caller takes a new disk id before it writes."""
+        self._data_dir = data_dir
+        self._disk = disk
+        self._limits = limits
+        self._clock = clock
+        self._leader_start = 0
+        self._applied = self.committed
+        self._saved(found)
+
+    @classmethod
+    def open(cls, data_dir: str, disk: Disk, limits: Limits, *, clock: Callable[[], int]) -> Self:
+        """Opens a data directory that is locked by the caller; an empty one is made a shard's.
+
+        `clock`: Unix ms.  Raises Corrupt, CorruptLog, CorruptFile, UnknownVersion, DiskFull,
+        DiskFailed.
+        """
+        disk.makedirs(data_dir)
+        if disk.exists(_marker(data_dir)):
+            _empty(data_dir, disk, limits)
+        found = load_checkpoint(data_dir, disk)
+        log = _open_log(data_dir, disk, limits, found)
+        verified_from = 0
+        if found is not None:
+            verified_from = log.start_position if found.installed else found.position
+        met = [entry for entry in log.recover(verified_from) if entry.kind == epoch.KIND]
+        if found is None:
+            found = _first_checkpoint(data_dir, disk, log)
+        standby = cls(data_dir, disk, limits, clock, log, found)
+        standby.epochs = _epochs(found, log, met)
+        standby._expect_more(found)
+        return standby
+
+    @property
+    def applied(self) -> int:
+        """Up to where it was told what is committed, and has it: `promote` takes over the rest."""
+        return self._applied
+
+    @property
+    def checkpoint_position(self) -> int:
+        """Where this replica's own last checkpoint was made."""
+        return self._position
+
+    def _expect_more(self, found: CheckpointState) -> None:
+        """If the log ends before the checkpoint, what comes is no proof of what is here."""
+        if self.log.end_position < found.position and not self.log.catching_up:
+            catching_up.set_durably(self.log.directory, self._disk)
+            self.log.catching_up = True
+
+    # -- following --------------------------------------------------------
+
+    def apply(self, committed: int, entries_max: int | None = None) -> None:
+        """Notes what is committed; a pass over it if it is time for one (`entries_max`: no bound).
+
+        Counts what is durable here.  Raises as `checkpoint`.
+        """
+        self._applied = max(self._applied, min(committed, self.log.durable_position))
+        self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """A pass if it is time for one.  Blocking.
+
+        Raises DiskFull: try again; Corrupt, CorruptLog, CorruptFile: it cannot follow any more;
+        DiskFailed.
+        """
+        waits = self._applied - self._position
+        quiet_ms = abs(self._clock() - self._passed_ms)  # a clock may be set
+        limits = self._limits
+        if waits >= limits.checkpoint_log_bytes or quiet_ms >= limits.standby_interval_ms:
+            self.pass_now()
+
+    def pass_now(self) -> None:
+        """A pass over all that is committed, if there is any.  Raises as `checkpoint`."""
+        if self._applied <= self._position:
+            return
+        now_ms = self._clock()
+        found = self._load()
+        view = LogView(self.log, found.position, self._applied)
+        made = make_shard(self._data_dir, self._disk, self._limits, now_ms, view, found)
+        _forget(made, now_ms)
+        save = self._save(made, now_ms)
+        made.housekeeper.finish(save, now_ms)
+        self._saved(save.state)
+        self._delete()
+
+    def _save(self, made: Made, now_ms: int) -> Save:
+        """Saves a checkpoint; what holds up too much of the log goes to disk before."""
+        if made.scheduler.memtable_full():
+            _flush(made, now_ms)
+        save = made.housekeeper.save(now_ms)
+        if save.position - save.state.log_needed_from > self._limits.log_held_max:
+            made.scheduler.evict(0)
+            _flush(made, now_ms)
+            save = made.housekeeper.save(now_ms)
+        save.run()
+        return save
+
+    def _load(self) -> CheckpointState:
+        found = load_checkpoint(self._data_dir, self._disk)
+        if found is None:
+            raise Corrupt(f"{checkpoint_path(self._data_dir)} is gone: somebody removed it")
+        return found
+
+    def _saved(self, state: CheckpointState) -> None:
+        self._position = state.position
+        self._needed_from = state.log_needed_from
+        self._passed_ms = self._clock()
+
+    def drop_before(self, log_start: int) -> None:
+        """The leader has no entries before that; nor does this log, but what its checkpoint needs.
+
+        Raises DiskFailed.
+        """
+        self._leader_start = max(self._leader_start, log_start)
+        self._delete()
+
+    def _delete(self) -> None:
+        self.log.delete_before(min(self._leader_start, self._needed_from))
+
+    # -- becoming another -------------------------------------------------
+
+    def adopt(self, store_id: int) -> None:
+        """Takes the group's store id over.
+
+        Raises ValueError if this log is not empty and has another one, DiskFull, DiskFailed.
+        """
+        if store_id == self.store_id:
+            return
+        if self.log.end_position or self._position:
+            raise ValueError(
+                f"{self._data_dir} holds shard {self.store_id:016x}, the group is {store_id:016x}"
+            )
+        self.rename(store_id)
+
+    def rename(self, store_id: int) -> None:
+        """Goes on under another id: of an empty replica, or where the group accepted a loss.
+
+        To brokers it is another service then, to which its queues must be released.  Raises
+        DiskFull, DiskFailed.
+        """
+        producer_id = store_id | SERVICE_IDS_FROM
+        own = 0 if producer_id == store_id else store_id
+        state = dataclasses.replace(self._load(), producer_id=producer_id, store_id=own)
+        _write(self._data_dir, self._disk, state)
+        self.store_id = store_id
+
+    def promote(self) -> DataDirectory:
+        """The shard that leads from now on; the standby is used up.  Blocking.
+
+        All of the log must be committed, and durable here.  Raises Corrupt, CorruptLog,
+        CorruptFile, DiskFull, DiskFailed.
+        """
+        if self.log.durable_position != self.log.end_position:
+            raise InvariantError("it is to lead, and its log is not durable to its end")
+        found = self._load()
+        check_reaches(self._data_dir, self.log, found.position)
+        made = make_shard(self._data_dir, self._disk, self._limits, self._clock(), self.log, found)
+        return DataDirectory(self.log, *made)
+
+    def install(self, data: bytes, log_start: int) -> None:
+        """This replica is too far behind: it begins anew, with a leader's snapshot (snapshot.py).
+
+        The log will be sent from `log_start` on.  Nobody appends, reads or runs a LogWriter
+        meanwhile.  Raises ValueError, Corrupt before anything has changed; DiskFull, DiskFailed:
+        only `open` helps then.
+        """
+        taken = snapshot.decode(data)
+        state = dataclasses.replace(taken.state, installed=True)
+        if log_start > state.log_needed_from or log_start % 8:
+            raise ValueError(
+                f"a log from {log_start} on does not go with a snapshot that needs it from"
+                f" {state.log_needed_from} on"
+            )
+        _mark(self._data_dir, self._disk, self.store_id)
+        _remove(checkpoint_path(self._data_dir), self._disk)
+        snapshot.put_files(taken, self._data_dir, self._disk)
+        self.log.begin_at(log_start)
+        _write(self._data_dir, self._disk, state)
+        _remove(_marker(self._data_dir), self._disk)
+        self.store_id = _store_id(state)
+        self.epochs = _epochs(state, self.log, ())
+        self.committed = self._applied = log_start
+        self.lost = False
+        self._leader_start = 0
+        self._saved(state)
+        self._expect_more(state)
+
+    def close(self) -> None:
+        """Closes the log; also that of the shard that was promoted."""
+        self.log.close()
+
+
+def _open_log(
+    data_dir: str, disk: Disk, limits: Limits, found: CheckpointState | None
+) -> ReplicaLog:
+    log = ReplicaLog.open(
+        log_path(data_dir),
+        disk,
+        segment_bytes=limits.log_segment_bytes,
+        pending_bytes_max=limits.log_pending_bytes_max,
+        group_bytes_max=LOG_GROUP_BYTES_MAX,
+        start_at=found.recovery_start if found else None,
+    )
+    assert isinstance(log, ReplicaLog)
+    return log
+
+
+def _epochs(
+    found: CheckpointState, log: ReplicaLog, met: Iterable[Entry]
+) -> tuple[tuple[int, int], ...]:
+    """Of the checkpoint and of entries behind it; epoch 0 is what was written without replicas."""
+    epochs = Epochs(found.epochs)
+    epochs.truncate(min(found.position, log.end_position))
+    for entry in met:
+        if entry.position >= found.position:
+            epochs.note(epoch.decode(entry.body).epoch, entry.position)
+    epochs.drop_before(log.start_position)
+    begins = epochs.begins
+    if log.end_position and not (begins and begins[0].start <= log.start_position):
+        return ((0, 0), *begins)
+    return begins
+
+
+def _store_id(found: CheckpointState) -> int:
+    return found.store_id or found.producer_id
+
+
+def _first_checkpoint(data_dir: str, disk: Disk, log: ReplicaLog) -> CheckpointState:
+    if log.end_position:
+        raise Corrupt(
+            f"{data_dir}/log holds timers, and there is no checkpoint: restore the directory from"
+            " a copy, or empty it: the replica gets everything anew"
+        )
+    return _write(data_dir, disk, checkpoint_state.empty(new_producer_id()))
+
+
+def _write(data_dir: str, disk: Disk, state: CheckpointState) -> CheckpointState:
+    checkpoint.save(checkpoint_path(data_dir), checkpoint_state.encode(state), disk)
+    return state
+
+
+def _forget(made: Made, now_ms: int) -> None:
+    """What a leader's housekeeping does all the time."""
+    scheduler = made.scheduler
+    scheduler.tombstones.expire(now_ms, EVERYTHING)
+    scheduler.fires.expire(now_ms - scheduler.limits.tombstone_keep_ms)
+
+
+def _flush(made: Made, now_ms: int) -> None:
+    if made.scheduler.memtable.rows:
+        flush = made.scheduler.begin_flush(now_ms)
+        flush.run()
+        made.scheduler.end_flush(flush)
+
+
+# -- a snapshot that was being installed ----------------------------------
+
+
+def _marker(data_dir: str) -> str:
+    return os.path.join(data_dir, INSTALLING)
+
+
+def _mark(data_dir: str, disk: Disk, store_id: int) -> None:
+    checkpoint.save(_marker(data_dir), store_id.to_bytes(8, "little"), disk)
+
+
+def _remove(path: str, disk: Disk) -> None:
+    if disk.exists(path):
+        disk.unlink(path)
+        disk.fsync_dir(os.path.dirname(path))
+
+
+def _empty(data_dir: str, disk: Disk, limits: Limits) -> None:
+    """Each step may be done again."""
+    _log.warning("%s: a snapshot was being installed; it is fetched anew", data_dir)
+    marked = checkpoint.load(_marker(data_dir), disk)
+    store_id = int.from_bytes(marked or b"", "little")
+    _remove(checkpoint_path(data_dir), disk)
+    snapshot.remove_files(data_dir, disk)
+    log = _open_log(data_dir, disk, limits, None)
+    for _ in log.recover(log.start_position):
+        pass
+    log.begin_at(0)
+    log.close()
+    own = 0 if store_id >= SERVICE_IDS_FROM else store_id
+    state = checkpoint_state.empty(store_id | SERVICE_IDS_FROM)
+    _write(data_dir, disk, dataclasses.replace(state, store_id=own))
+    _remove(_marker(data_dir), disk)

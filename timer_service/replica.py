@@ -1,0 +1,45 @@
+"""A timer shard as one replica of a group: what it opens, and what it is when it leads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from duemq_server.replication.running.leading import Leading
+from duemq_server.replication.running.state import ReplicaState
+from duemq_server.serving.clock import now_ms
+from duemq_server.serving.server import Server
+from duemq_server.storage.disk import RealDisk
+from duemq_server.timer_service.disk import place, snapshot
+from duemq_server.timer_service.disk.standby import Standby
+from duemq_server.timer_service.edge import servicer
+from duemq_server.timer_service.process import Lead, TimerService
+from duemq_server.timer_service.settings import Settings
+
+LOG_KEPT_BYTES = 256 << 20
+"""Of the log before a checkpoint: what a replica may miss without a snapshot."""
+
+
+class TimerReplica:
+    """Implements replication.running.process.Service."""
+
+    services = (servicer.SERVICE,)
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._disk = RealDisk()
+
+    def open(self) -> Standby:
+        """Raises InvalidArgument, Corrupt, StorageError."""
+        settings = self._settings
+        limits = dataclasses.replace(settings.limits(), log_kept_bytes=LOG_KEPT_BYTES)
+        place.check(settings.data_dir, self._disk, settings.shard, settings.shards)
+        return Standby.open(settings.data_dir, self._disk, limits, clock=now_ms)
+
+    def lead(self, state: ReplicaState, leading: Leading, server: Server) -> TimerService:
+        """A shard on what was followed."""
+        assert isinstance(state, Standby)
+        return TimerService(self._settings, Lead(leading, state.promote, server))
+
+    def snapshot(self) -> bytes | None:
+        """Of the last checkpoint; see snapshot.py."""
+        return snapshot.take(self._settings.data_dir, self._disk)
