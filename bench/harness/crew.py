@@ -91,7 +91,7 @@ class Crew:
         self._command = [
             sys.executable,
             "-m",
-            "duemq_server.bench.measures.member",
+            "duemq_server.bench.harness.member",
             nameserver,
             topic,
         ]

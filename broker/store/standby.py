@@ -185,18 +185,8 @@ class Standby:
 
     # -- becoming another -------------------------------------------------------------------------
 
-    def adopt(self, store_id: int) -> None:
-        """Takes the group's store id over.
-
-        A log of a group goes on under another one if the group has accepted a loss.  Raises
-        ValueError if this log was never a group's and is not empty, DiskFull, DiskFailed.
-        """
-        if store_id == self.store_id:
-            return
-        if self.log.end_position and not self.epochs:
-            raise ValueError(
-                f"this directory holds store {self.store_id:#x}, the group is {store_id:#x}"
-            )
+    def rename(self, store_id: int) -> None:
+        """Takes the group's store id over, or its new one.  Raises DiskFull, DiskFailed."""
         recovery.save_store_id(self._data_dir, store_id, self._disk)
         self.store_id = store_id
 

@@ -59,7 +59,7 @@ class ReplicatedWorld(World):
         leader = self._replica(self.disk)
         self.standby = self._replica(self.standby_disk)
         if not self.epoch:
-            self.standby.adopt(leader.store_id)
+            self.standby.rename(leader.store_id)
         assert self.standby.store_id == leader.store_id
         epochs = leader.epochs
         self.epoch += 1

@@ -208,19 +208,6 @@ class Standby:
 
     # -- becoming another -------------------------------------------------
 
-    def adopt(self, store_id: int) -> None:
-        """Takes the group's store id over.
-
-        Raises ValueError if this log is not empty and has another one, DiskFull, DiskFailed.
-        """
-        if store_id == self.store_id:
-            return
-        if self.log.end_position or self._position:
-            raise ValueError(
-                f"{self._data_dir} holds shard {self.store_id:016x}, the group is {store_id:016x}"
-            )
-        self.rename(store_id)
-
     def rename(self, store_id: int) -> None:
         """Goes on under another id: of an empty replica, or where the group accepted a loss.
 

@@ -50,6 +50,7 @@ class FakeBatch:
     delays_ms: bytes = b""
     due_ms: bytes = b""
     delay_levels: bytes = b""
+    untraced: bool = False
 
 
 def batch(bodies: list[bytes], *, tags: list[str] | None = None, **fields: object) -> FakeBatch:

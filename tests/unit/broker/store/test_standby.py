@@ -364,23 +364,11 @@ def test_who_leads_tells_idle_lanes_by_the_log() -> None:
     assert lanes.age(0) == 0
 
 
-def test_only_a_log_of_no_group_keeps_its_store_id() -> None:
+def test_a_group_gives_its_store_id() -> None:
     disk = FaultyDisk()
     standby = opened(disk)
-    standby.adopt(77)
+    standby.rename(77)
     assert opened(disk.after_kill()).store_id == 77
-    leader = Leader()
-    extend(standby, leader.log)
-    disk = disk.after_kill()
-    standby = opened(disk)
-    standby.adopt(78)  # the group has accepted a loss
-    assert opened(disk.after_kill()).store_id == 78
-    alone = FaultyDisk()
-    recovery.open_store(DATA, alone, SETTINGS).store.log.write_pending()
-    standby = opened(alone.after_kill())
-    standby.adopt(standby.store_id)
-    with pytest.raises(ValueError, match="store"):
-        standby.adopt(78)
 
 
 def test_nothing_is_promoted_before_all_is_applied() -> None:

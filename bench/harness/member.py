@@ -1,6 +1,6 @@
 """A member of a benchmark's group, in a process of its own.
 
-    … duemq_server.bench.measures.member NAMESERVER TOPIC FILE COUNT SESSION_TIMEOUT_S count|note
+    … duemq_server.bench.harness.member NAMESERVER TOPIC FILE COUNT SESSION_TIMEOUT_S count|note
 
 It says "ready" when it is up, joins at a line on its standard input and says "joined", and leaves
 when that ends, as it does when the benchmark dies.
