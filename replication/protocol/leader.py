@@ -253,8 +253,8 @@ class Leader:
         watermark cannot move without the absent one, so who is left in stays electable.  A dead
         member may be exchanged for a new one in one compare-and-set.
         """
-        if self.deposed or self.set.state is not State.SETTLED:
-            return None
+        if self.deposed or self.resigned or self.set.state is not State.SETTLED:
+            return None  # a successor leaves its stream: what it is to take over must not move
         current = self.record.in_sync
         wanted = current | frozenset(self._admissible())
         for each in sorted(self._gone(now_ms)):

@@ -39,6 +39,7 @@ LOOK_S = 0.1
 READ_S = 1.0
 """Between two looks at the record: nobody tells a leader that it does not lead any more."""
 HAND_OVER_LOOK_S = 0.005
+STAND_MS = 500
 INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
 
@@ -318,23 +319,29 @@ class Leading:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    self._ask_successor(to)
-                    leader = await self._successor()
-                    if leader:
-                        return leader
+                    asked_ms = steady_ms()
+                    asked = self._ask_successor(to)
+                    # It leaves its stream to stand: nobody else is asked before it had its time.
+                    while asked and steady_ms() - asked_ms < STAND_MS:
+                        leader = await self._successor()
+                        if leader:
+                            return leader
+                    await asyncio.sleep(HAND_OVER_LOOK_S)
         except TimeoutError:
             raise Timeout(
                 f"nobody took over within {timeout_s:g} s: in sync are"
                 f" {', '.join(sorted(each.name for each in self.leader.record.in_sync))}"
             ) from None
 
-    def _ask_successor(self, to: str) -> None:
+    def _ask_successor(self, to: str) -> bool:
         """Again and again: it may have seen a record that has changed meanwhile."""
         successor = self.leader.successor(self._log.end_position, to)
         for number, progress in self.leader.followers.items():
             if progress.replica == successor and number in self._streams:
                 self._streams[number].take_over = True
                 self._streams[number].wake.set()
+                return True
+        return False
 
     async def _successor(self) -> str:
         await asyncio.sleep(HAND_OVER_LOOK_S)
