@@ -253,11 +253,12 @@ class Leader:
         watermark cannot move without the absent one, so who is left in stays electable.  A dead
         member may be exchanged for a new one in one compare-and-set.
         """
-        if self.deposed or self.resigned or self.set.state is not State.SETTLED:
-            return None  # a successor leaves its stream: what it is to take over must not move
+        if self.deposed or self.set.state is not State.SETTLED:
+            return None
         current = self.record.in_sync
         wanted = current | frozenset(self._admissible())
-        for each in sorted(self._gone(now_ms)):
+        # A successor leaves its stream to stand: it must not leave the set by that.
+        for each in () if self.resigned else sorted(self._gone(now_ms)):
             if len(wanted) > self._min:
                 wanted -= {each}
         return self.set.propose(wanted) if wanted != current else None

@@ -33,6 +33,8 @@ class TimedWorld(World):
     def heal(self) -> None:
         for node in self.nodes.values():
             node.on_break = lose_stream
+            if node.up and node.handing_over:
+                node.reopen(self.now_ms)  # nobody relieved it in time: it stands like any other
         super().heal()
 
     def run(self, ticks: int) -> None:
