@@ -39,6 +39,8 @@ LOOK_S = 0.1
 READ_S = 1.0
 """Between two looks at the record: nobody tells a leader that it does not lead any more."""
 HAND_OVER_LOOK_S = 0.005
+ALONE_MS = 500
+"""A leader that nobody follows waits so long for one to come back before it stops."""
 INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
 
@@ -312,29 +314,35 @@ class Leading:
     async def hand_over(self, timeout_s: float, to: str = "") -> str:
         """Asks whoever has all, or the replica named, to lead; who does.  Nothing is appended now.
 
-        Raises Timeout: nobody has all, or nobody took over.
+        Raises Timeout: nobody has all, or nobody took over; soon, if nobody follows at all.
         """
         self.leader.resign()
+        asked, alone_from_ms = False, steady_ms() + ALONE_MS
         try:
             async with asyncio.timeout(timeout_s):
-                while True:
-                    self._ask_successor(to)
+                while asked or self._streams or steady_ms() < alone_from_ms:
+                    asked |= self._ask_successor(to)
                     leader = await self._successor()
                     if leader:
                         return leader
         except TimeoutError:
-            raise Timeout(
-                f"nobody took over within {timeout_s:g} s: in sync are"
-                f" {', '.join(sorted(each.name for each in self.leader.record.in_sync))}"
-            ) from None
+            pass
+        raise Timeout(
+            f"nobody took over within {timeout_s:g} s: in sync are"
+            f" {', '.join(sorted(each.name for each in self.leader.record.in_sync))}"
+            if asked or self._streams
+            else "nobody follows"
+        )
 
-    def _ask_successor(self, to: str) -> None:
+    def _ask_successor(self, to: str) -> bool:
         """Again and again: it may have seen a record that has changed meanwhile."""
         successor = self.leader.successor(self._log.end_position, to)
+        asked = False
         for number, progress in self.leader.followers.items():
             if progress.replica == successor and number in self._streams:
-                self._streams[number].take_over = True
+                self._streams[number].take_over = asked = True
                 self._streams[number].wake.set()
+        return asked
 
     async def _successor(self) -> str:
         await asyncio.sleep(HAND_OVER_LOOK_S)

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
+from duemq_server.replication.running import process
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.service.replica_group import Group
 from tests.service.running_cluster import until
@@ -153,3 +154,13 @@ async def test_a_stream_whose_answers_fail_is_opened_again(group, monkeypatch):
     (other,) = [each for each in lines.members.values() if each is not leader]
     assert await lines_of(other, 1) == [b"one"]
     assert not failing
+
+
+async def test_a_leader_that_nobody_follows_stops_soon(group, monkeypatch, caplog):
+    lines = group(2)
+    leader = await lines.in_sync(2)
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    await other.kill()
+    monkeypatch.setattr(process, "HAND_OVER_S", 3_600.0)
+    await leader.stop()
+    assert "nobody follows" in caplog.text
