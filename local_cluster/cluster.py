@@ -139,11 +139,19 @@ class EmbeddedCluster:
             self._supervisor.emit("stopping")
             self._supervisor.stopping.set()
             for kind in STOP_ORDER:
-                self._supervisor.stop_members(self.names(kind))
+                self._stop_kind(kind)
             self._supervisor.end()
             self._started = False
             self._supervisor.emit("stopped")
         self._layout.close()
+
+    def _stop_kind(self, kind: str) -> None:
+        """Who leads replicas goes last: it would wait for a successor that stops, too."""
+        groups = {self._members[name].group for name in self.names(kind)}
+        replicated = [group for group in groups if len(self.replicas(group)) > 1]
+        leaders = {self.leader(group) for group in replicated}
+        self._supervisor.stop_members(name for name in self.names(kind) if name not in leaders)
+        self._supervisor.stop_members(name for name in self.names(kind) if name in leaders)
 
     # -- what callers see ---------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ MODULES = {
     "broker": "duemq_server.broker",
     "timer": "duemq_server.timer_service",
 }
-REPLICATED = ("broker",)
+REPLICATED = ("broker", "timer")
 """The kinds that have replicas where the cluster has; of others there is one process each."""
 
 

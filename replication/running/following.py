@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -71,7 +72,7 @@ class Following:
                 self._writing.on_durable = self._synced
                 self._synced(self._log.durable_position)
                 answers = asyncio.create_task(self._answer(call), name="answers to the leader")
-                return await self._take(call)
+                return await self._take_while(call, answers)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 raise StreamBroken(f"the leader at {address}: {_told(error)}") from error
             except (InvalidArgument, LogFull) as error:
@@ -84,6 +85,18 @@ class Following:
                 if answers is not None:
                     answers.cancel()
                     await asyncio.gather(answers, return_exceptions=True)
+
+    async def _take_while(self, call: Any, answers: asyncio.Task[None]) -> NeedsSnapshot:
+        """Takes what comes; raises what ends the answers, without which it is of no use."""
+        taken = asyncio.create_task(self._take(call), name="what the leader sends")
+        try:
+            await asyncio.wait((taken, answers), return_when=asyncio.FIRST_COMPLETED)
+            if answers.done():
+                answers.result()
+            return await taken
+        finally:
+            taken.cancel()
+            await asyncio.gather(taken, return_exceptions=True)
 
     async def _greet(self, call: Any) -> Welcome | NeedsSnapshot:
         await call.write(wire.to_hello(self._follower.hello(), self._own_address))
@@ -124,7 +137,11 @@ class Following:
             await self._news.wait()
             self._news.clear()
             if log.catching_up and follower.covers_claims:
-                await asyncio.to_thread(log.caught_up)
+                # What came while the thread began may claim more than is durable here yet.
+                with suppress(ValueError):
+                    await asyncio.to_thread(log.caught_up)
+                if log.catching_up and follower.covers_claims:
+                    continue  # an answer could admit it: when that is durable
             answer = follower.answer()
             if answer is not None:
                 await call.write(wire.to_answer(answer))

@@ -40,6 +40,8 @@ READ_S = 1.0
 """Between two looks at the record: nobody tells a leader that it does not lead any more."""
 HAND_OVER_LOOK_S = 0.005
 STAND_MS = 500
+ALONE_MS = 500
+"""A leader that nobody follows waits so long for one to come back before it stops."""
 INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
 
@@ -313,25 +315,25 @@ class Leading:
     async def hand_over(self, timeout_s: float, to: str = "") -> str:
         """Asks whoever has all, or the replica named, to lead; who does.  Nothing is appended now.
 
-        Raises Timeout: nobody has all, or nobody took over.
+        Raises Timeout: nobody has all, or nobody took over; soon, if nobody follows at all.
         """
         self.leader.resign()
+        asked, alone_from_ms = False, steady_ms() + ALONE_MS
         try:
             async with asyncio.timeout(timeout_s):
-                while True:
-                    asked_ms = steady_ms()
-                    asked = self._ask_successor(to)
-                    # It leaves its stream to stand: nobody else is asked before it had its time.
-                    while asked and steady_ms() - asked_ms < STAND_MS:
-                        leader = await self._successor()
-                        if leader:
-                            return leader
-                    await asyncio.sleep(HAND_OVER_LOOK_S)
+                while asked or self._streams or steady_ms() < alone_from_ms:
+                    asked |= self._ask_successor(to)
+                    leader = await self._took_over(STAND_MS if asked else 0)
+                    if leader:
+                        return leader
         except TimeoutError:
-            raise Timeout(
-                f"nobody took over within {timeout_s:g} s: in sync are"
-                f" {', '.join(sorted(each.name for each in self.leader.record.in_sync))}"
-            ) from None
+            pass
+        raise Timeout(
+            f"nobody took over within {timeout_s:g} s: in sync are"
+            f" {', '.join(sorted(each.name for each in self.leader.record.in_sync))}"
+            if asked or self._streams
+            else "nobody follows"
+        )
 
     def _ask_successor(self, to: str) -> bool:
         """Again and again: it may have seen a record that has changed meanwhile."""
@@ -342,6 +344,17 @@ class Leading:
                 self._streams[number].wake.set()
                 return True
         return False
+
+    async def _took_over(self, wait_ms: int) -> str:
+        """Who leads; empty: nobody within the time.
+
+        Who was asked leaves its stream to stand: nobody else is asked meanwhile.
+        """
+        until_ms = steady_ms() + wait_ms
+        while True:
+            leader = await self._successor()
+            if leader or steady_ms() >= until_ms:
+                return leader
 
     async def _successor(self) -> str:
         await asyncio.sleep(HAND_OVER_LOOK_S)

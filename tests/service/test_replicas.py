@@ -5,6 +5,9 @@ import shutil
 
 import pytest
 
+from duemq_server.replication.protocol.follower import Follower, StreamBroken
+from duemq_server.replication.running import process
+from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.service.replica_group import Group
 from tests.service.running_cluster import until
 
@@ -110,3 +113,54 @@ async def test_an_operator_moves_the_leader(group):
     await lines.write(b"two")
     assert (await lines.leader()).name == to
     assert await lines_of(leader, 2) == [b"one", b"two"]
+
+
+async def test_one_that_catches_up_is_admitted_although_more_comes_meanwhile(group, monkeypatch):
+    """What came while it noted that it had caught up claimed more than it had synced."""
+    lines = group(2)
+    leader = await lines.in_sync(2)
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    await other.kill()
+    shutil.rmtree(other.directory)
+    refused = []
+    caught_up = ReplicaLog.caught_up
+
+    def overtaken(log):
+        if not refused:
+            refused.append(log)
+            raise ValueError("it claims more than is durable")
+        caught_up(log)
+
+    monkeypatch.setattr(ReplicaLog, "caught_up", overtaken)
+    other.start()
+    await leader.term.write(b"one")  # only with the new disk
+    assert await lines_of(other, 1) == [b"one"]
+    assert refused
+
+
+async def test_a_stream_whose_answers_fail_is_opened_again(group, monkeypatch):
+    lines = group(2)
+    leader = await lines.in_sync(2)
+    failing = [StreamBroken("as it happens")]
+    answer = Follower.answer
+
+    def fails_once(follower):
+        if failing:
+            raise failing.pop()
+        return answer(follower)
+
+    monkeypatch.setattr(Follower, "answer", fails_once)
+    await leader.term.write(b"one")
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    assert await lines_of(other, 1) == [b"one"]
+    assert not failing
+
+
+async def test_a_leader_that_nobody_follows_stops_soon(group, monkeypatch, caplog):
+    lines = group(2)
+    leader = await lines.in_sync(2)
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    await other.kill()
+    monkeypatch.setattr(process, "HAND_OVER_S", 3_600.0)
+    await leader.stop()
+    assert "nobody follows" in caplog.text
