@@ -1,6 +1,7 @@
 """A topic that is deleted and made anew before anybody hears of its end, under who reads it."""
 
 import asyncio
+import json
 import threading
 from collections import Counter
 
@@ -243,12 +244,13 @@ async def test_what_fails_of_a_topic_that_is_gone_settles_nothing_of_the_new_one
 
 
 @pytest.mark.parametrize("away", [False, True], ids=["running", "away"])
-@pytest.mark.parametrize("each", [4, 25])
+@pytest.mark.parametrize("each", [4, 10, 25])
 async def test_a_broadcast_member_gets_all_of_a_topic_made_anew(
     cluster, topic, tmp_path, each, away
 ) -> None:
     """Also one that was away meanwhile, and has the old offsets in its file."""
     received: list[bytes] = []
+    directory, save_s = tmp_path / "offsets", 3_600 if away else 0.02
 
     def member() -> PushConsumer:
         return PushConsumer(
@@ -258,8 +260,12 @@ async def test_a_broadcast_member_gets_all_of_a_topic_made_anew(
             broadcast=True,
             member_name="one",
             nameserver=cluster.nameserver,
-            settings=ConsumerSettings(offsets_dir=str(tmp_path / "offsets")),
+            settings=ConsumerSettings(offsets_dir=str(directory), commit_interval_s=save_s),
         )
+
+    def saved() -> set[int]:
+        file = json.loads((directory / GROUP / "one.json").read_text())
+        return {offset for *_, offset in file["queues"]}
 
     consumer = member()
     await consumer.start()
@@ -268,15 +274,21 @@ async def test_a_broadcast_member_gets_all_of_a_topic_made_anew(
         await until(lambda: len(received) == len(old))
         if away:
             await consumer.close()
+        await until(lambda: saved() == {10})
         make_anew(cluster, topic)
         new = await fill(cluster, topic, each, "new")
         if away:
             consumer = member()
             await consumer.start()
         await until(lambda: len(received) >= len(old) + len(new))
+        await consumer.close()
+        consumer = member()  # and goes on there
+        await consumer.start()
+        last = await fill(cluster, topic, 1, "last")
+        await until(lambda: set(received) >= set(last))
     finally:
         await consumer.close()
-    assert Counter(received) == Counter(old + new)
+    assert Counter(received) == Counter(old + new + last)
 
 
 async def test_a_pull_consumer_is_told_and_commits_nothing_by_mistake(cluster, topic) -> None:

@@ -83,7 +83,8 @@ class BroadcastShare:
         self._asking = asyncio.Semaphore(BEGIN_REQUESTS_MAX)
         self._file = OffsetFile(settings.offsets_dir, group, member)
         self._saving = asyncio.Lock()
-        self._saved: dict[MessageQueue, int] | None = None
+        # Offsets and topic ids.
+        self._saved: tuple[dict[MessageQueue, int], dict[MessageQueue, int]] | None = None
         self._offset_client = OffsetClient(client, group, member)
         self._dispatcher = InPlaceDispatcher(
             callback,
@@ -297,13 +298,11 @@ class BroadcastShare:
             offsets = self._offsets | {
                 queue: source.pending.commit_point for queue, source in self._sources.items()
             }
-            if offsets != self._saved:
+            ids = {queue: self._topic_ids[queue] for queue in offsets if queue in self._topic_ids}
+            if (offsets, ids) != self._saved:
                 topics = self._known_topics | self._filters.keys()
-                ids = {
-                    queue: self._topic_ids[queue] for queue in offsets if queue in self._topic_ids
-                }
                 await asyncio.to_thread(self._file.save, topics, offsets, ids)
-                self._saved = offsets
+                self._saved = offsets, ids
 
     # --- pulled (fetcher.Sink) ----------------------------------------------------------------
 
