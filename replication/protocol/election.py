@@ -80,6 +80,8 @@ class Election:
 
         A leader serves for `heard_ms` after it sent what was answered; that was heard later.
         """
+        if found.dead:
+            return self._past(self._since_ms, 0, now_ms)
         if self._heard_ms is not None and now_ms - self._heard_ms < self._times.heard_ms:
             return False
         lease_ms = self._times.lease_ms if found.lease is not None else 0

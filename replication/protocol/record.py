@@ -81,6 +81,8 @@ class Found:
     record: Record
     lease: str | None = None
     """Changes with each renewal of the leader's lease; None: it has ended, by the store's word."""
+    dead: bool = False
+    """The leader's process has ended, by the word of its machine's kernel: it answers nobody."""
 
 
 def encode(record: Record) -> bytes:

@@ -54,8 +54,9 @@ class FileStore:
             if stored is None:
                 return None
             version, record = stored
-            lease = self._lease_of(record.leader) if record.leader is not None else None
-            return Found(version, record, lease)
+            if record.leader is None:
+                return Found(version, record)
+            return Found(version, record, *self._lease_of(record.leader))
 
     def swap(self, version: str | None, record: Record) -> str:
         """See Store."""
@@ -141,16 +142,17 @@ class FileStore:
             while self._leases:
                 os.close(self._leases.popitem()[1])
 
-    def _lease_of(self, leader: ReplicaId) -> str | None:
+    def _lease_of(self, leader: ReplicaId) -> tuple[str | None, bool]:
+        """The lease, and whether its process has ended."""
         try:
             fd = os.open(self._lease_prefix + leader.disk, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return None
+            return None, False
         try:
             with suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return None  # nobody holds it
-            return os.pread(fd, 64, 0).decode("ascii", "replace")
+                return None, True  # nobody holds it
+            return os.pread(fd, 64, 0).decode("ascii", "replace"), False
         finally:
             os.close(fd)
 

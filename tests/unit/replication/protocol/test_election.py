@@ -50,6 +50,14 @@ def test_a_lease_that_the_store_says_has_ended_is_not_waited_for() -> None:
     assert election.decide(NOW_MS + JITTER_MS) is STAND
 
 
+def test_a_leader_whose_process_is_dead_is_not_waited_for_though_it_was_heard() -> None:
+    election = waiting()
+    election.heard(NOW_MS)
+    election.saw(Found("v1", RECORD, None, dead=True), NOW_MS + 1)
+    assert election.decide(NOW_MS + JITTER_MS) is WAIT
+    assert election.decide(NOW_MS + JITTER_MS + 1) is STAND
+
+
 def test_who_hears_the_leader_does_not_stand() -> None:
     election = waiting(lease=None)
     for second in range(1, 30):

@@ -222,15 +222,18 @@ def test_a_lease_ends_with_its_process(
     store.swap(None, RECORD)
     leader = start(processes, LEADER, tmp_path)
     assert found(store).lease is None
+    assert not found(store).dead  # it has not begun
     tell(leader, "renew")
     first = found(store).lease
     assert first is not None
+    assert not found(store).dead
     assert found(store).lease == first
     tell(leader, "renew")
     assert found(store).lease not in (None, first)
     leader.kill()
     leader.wait(WAIT_S)
     assert found(store).lease is None
+    assert found(store).dead
     again = start(processes, LEADER, tmp_path)
     tell(again, "renew")
     assert found(store).lease not in (None, first)
@@ -245,6 +248,7 @@ def test_the_lease_of_a_process_that_is_stopped_stands_still(
     os.kill(leader.pid, signal.SIGSTOP)
     lease = found(store).lease
     assert lease is not None
+    assert not found(store).dead
     assert found(store).lease == lease
     # Somebody else takes over meanwhile, and has a lease of its own.
     store.renew(B)
