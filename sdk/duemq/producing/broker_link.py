@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 import grpc.aio
 
-from duemq.errors import DuemqError, Timeout, Unavailable
+from duemq.errors import DuemqError, Unavailable
 from duemq.transport import status
 from duemq.transport.retrying import Backoff
 from duemq.v1.view_pb2 import SendResponseView
@@ -132,11 +132,8 @@ class Link:
                     raise Unavailable(f"{address}: the broker ended the stream")
                 backoff.reset()
                 self._owner.answered(self, answer)
-        except asyncio.CancelledError:
-            if self._task.cancelling():
-                raise
-            # `reset` cancelled the call, not us.
-            raise self._given_up or Timeout(f"{address}: the stream was given up") from None
+        except Unavailable as error:
+            raise self._given_up or error from None
         finally:
             self._stream = self._given_up = None
             feeder.cancel()

@@ -95,6 +95,8 @@ class Client:
         self._creating: dict[str, asyncio.Task[frozenset[str]]] = {}
         self._learned: dict[str, Broker] = {}
         self._making: set[asyncio.Task[str]] = set()
+        self._addresses: dict[str, str] = {}  # of brokers and timer shards, as they were last
+        self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self.cancel_calls = CancelCalls(self.channel)
 
@@ -156,7 +158,7 @@ class Client:
         if self._watcher is not None:
             await self._watcher.stop()
         channels, self._channels = list(self._channels.values()), {}
-        await asyncio.gather(*(each.close() for each in channels))
+        await asyncio.gather(*(each.close() for each in channels), *self._closing)
 
     @property
     def routes(self) -> RouteCache:
@@ -321,8 +323,25 @@ class Client:
             log.info("a broker did not make a topic: %s", error)
 
     def _routes_changed(self) -> None:
+        self._leave_moved()
         for listener in tuple(self._listeners):
             listener()
+
+    def _leave_moved(self) -> None:
+        """Closes the channels to where a broker or timer shard was, and nobody is now.
+
+        Another replica leads, or the process came back elsewhere.  Who is at the old address may be
+        stopped, and answer a call of long ago much later.
+        """
+        addresses = {each.name: each.address for each in self._routes.brokers}
+        addresses |= {each.name: each.address for each in self._routes.timers}
+        moved = {self._addresses.get(name) for name in addresses} - set(addresses.values())
+        self._addresses |= addresses
+        for address in moved & self._channels.keys():
+            assert address is not None
+            closing = asyncio.create_task(self._channels.pop(address).close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
 
 async def _first_and_those_close_behind(asked: list[asyncio.Task[str]]) -> frozenset[str]:

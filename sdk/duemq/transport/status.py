@@ -6,6 +6,7 @@ inside.  Where a failure comes without the trailer, it was not ours: gRPC, a pro
 server made it, and the status alone decides.
 """
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
@@ -144,8 +145,16 @@ def _sent_error(error: grpc.RpcError) -> error_pb2.Error | None:
 
 
 async def answer(call: Awaitable[T], peer: str = "") -> T:
-    """Awaits a call (or a read or write of a stream) and turns its failure into a DuemqError."""
+    """Awaits a call (or a read or write of a stream) and turns its failure into a DuemqError.
+
+    That of a call whose channel was closed, too: its peer is not whom it was called for any more.
+    """
     try:
         return await call
     except grpc.RpcError as error:
         raise from_rpc_error(error, peer) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise errors.Unavailable(f"{peer}: the call was given up") from None

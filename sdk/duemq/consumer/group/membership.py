@@ -319,8 +319,8 @@ class Membership:
         """Writes to the stream, if there is one; its failure shows in `_read`."""
         async with self._writing:
             if self._stream is not None:
-                with suppress(grpc.RpcError, asyncio.InvalidStateError):
-                    await self._stream.write(event)
+                with suppress(DuemqError, asyncio.InvalidStateError):
+                    await status.answer(self._stream.write(event))
 
 
 def _now_ms() -> float:
