@@ -51,7 +51,8 @@ class EmbeddedCluster:
     directory: where the data lie; made when missing.  A restart on it keeps the data, and the ports
         that nobody took meanwhile (event "moved").
     brokers: how many; None: as many as the folder knows, 2 for a new one.
-    replicas: of each broker; None: as many as the folder knows, one for a new one.
+    replicas: of each broker and timer service; None: as many as the folder knows, one for a new
+        one.
     port: of the first nameserver; 0: the one of last time, else any free one.
     host: the address that members listen on; 0.0.0.0 or ::, on every one.
     advertise: the host by which others reach this machine; needed where `host` names none.
@@ -127,7 +128,7 @@ class EmbeddedCluster:
             raise
         ready: dict[str, object] = {"nameserver": self.nameserver, "processes": self.processes}
         if self._layout.replicas > 1:
-            ready |= {"replicas": self._layout.replicas, "replicated": list(plan.REPLICATED)}
+            ready["replicas"] = self._layout.replicas
         if self._metrics:
             self._layout.write_targets(self.metrics)
             ready["metrics"] = self.metrics
@@ -230,7 +231,7 @@ class EmbeddedCluster:
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Returns when every member that should run serves and is registered everywhere.
 
-        Where brokers have replicas: when each has a leader, and those that should run are in sync.
+        With replicas: when each group has a leader, and those that should run are in sync.
         """
         retry = tenacity.Retrying(
             stop=tenacity.stop_after_delay(timeout_s),
