@@ -194,11 +194,16 @@ class EmbeddedCluster:
 
     def leader(self, group: str) -> str:
         """The member that leads a group, as a nameserver and itself say; empty: none does now."""
-        nameserver = self._members[self.names("nameserver")[0]]
         members = [self._members[name] for name in self.replicas(group)]
         if not members[0].replica:
             return members[0].name
-        return readiness.leader_of(nameserver, group, members, self._advertised)
+        nameservers = [self._members[name] for name in self.names("nameserver")]
+        found = (
+            readiness.leader_of(nameserver, group, members, self._advertised)
+            for nameserver in nameservers
+            if nameserver.state is State.UP
+        )
+        return next(filter(None, found), "")
 
     def address(self, name: str) -> str:
         """Where a member listens, for this machine; it stays over restarts."""
