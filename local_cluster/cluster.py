@@ -51,7 +51,8 @@ class EmbeddedCluster:
     directory: where the data lie; made when missing.  A restart on it keeps the data, and the ports
         that nobody took meanwhile (event "moved").
     brokers: how many; None: as many as the folder knows, 2 for a new one.
-    replicas: of each broker; None: as many as the folder knows, one for a new one.
+    replicas: of each broker and timer service; None: as many as the folder knows, one for a new
+        one.
     port: of the first nameserver; 0: the one of last time, else any free one.
     host: the address that members listen on; 0.0.0.0 or ::, on every one.
     advertise: the host by which others reach this machine; needed where `host` names none.
@@ -127,7 +128,7 @@ class EmbeddedCluster:
             raise
         ready: dict[str, object] = {"nameserver": self.nameserver, "processes": self.processes}
         if self._layout.replicas > 1:
-            ready |= {"replicas": self._layout.replicas, "replicated": list(plan.REPLICATED)}
+            ready["replicas"] = self._layout.replicas
         if self._metrics:
             self._layout.write_targets(self.metrics)
             ready["metrics"] = self.metrics
@@ -193,11 +194,16 @@ class EmbeddedCluster:
 
     def leader(self, group: str) -> str:
         """The member that leads a group, as a nameserver and itself say; empty: none does now."""
-        nameserver = self._members[self.names("nameserver")[0]]
         members = [self._members[name] for name in self.replicas(group)]
         if not members[0].replica:
             return members[0].name
-        return readiness.leader_of(nameserver, group, members, self._advertised)
+        nameservers = [self._members[name] for name in self.names("nameserver")]
+        found = (
+            readiness.leader_of(nameserver, group, members, self._advertised)
+            for nameserver in nameservers
+            if nameserver.state is State.UP
+        )
+        return next(filter(None, found), "")
 
     def address(self, name: str) -> str:
         """Where a member listens, for this machine; it stays over restarts."""
@@ -230,7 +236,7 @@ class EmbeddedCluster:
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Returns when every member that should run serves and is registered everywhere.
 
-        Where brokers have replicas: when each has a leader, and those that should run are in sync.
+        With replicas: when each group has a leader, and those that should run are in sync.
         """
         retry = tenacity.Retrying(
             stop=tenacity.stop_after_delay(timeout_s),

@@ -16,7 +16,7 @@ from duemq_cli.output import Output, as_json
 from duemq_cli.session import Session, pass_session, session_options
 from duemq_server.local_cluster import ClusterEvent, ClusterFailed, EmbeddedCluster
 from duemq_server.local_cluster.cluster import LOOPBACK
-from duemq_server.local_cluster.plan import BROKERS_DEFAULT, BROKERS_MAX
+from duemq_server.local_cluster.plan import BROKERS_DEFAULT, BROKERS_MAX, REPLICATED
 from duemq_server.replication.settings import REPLICAS_MAX
 
 PORT_DEFAULT = 9876
@@ -38,8 +38,15 @@ PORT_DEFAULT = 9876
 @click.option(
     "--replicas",
     type=click.IntRange(1, REPLICAS_MAX),
-    help="Of each broker, a process and a disk each.  [default: those that DIR has, 1 for a new"
-    " one]",
+    help="Of each broker and timer service, a process and a directory each.  [default: those that"
+    " DIR has, 1 for a new one]",
+)
+@click.option(
+    "--min-insync",
+    type=click.IntRange(0, REPLICAS_MAX),
+    default=0,
+    help="Replicas that must have what is acknowledged on their disks; while fewer are in sync,"
+    " nothing is accepted.  [default: more than half of them]",
 )
 @click.option(
     "--port",
@@ -76,6 +83,7 @@ def up(
     data: str,
     brokers: int | None,
     replicas: int | None,
+    min_insync: int,
     port: int,
     tracing: str,
     host: str,
@@ -89,16 +97,17 @@ def up(
     dies is started again and said so.  Ctrl-C or SIGTERM drains and stops everything; the data
     stay.  Who can reach the address of --listen can send, read and delete: there are no passwords.
 
-    With --replicas 2 or more a broker goes on when one of its processes dies with its disk: what
-    was acknowledged is on the disks of more than half of them.  Processes are named broker-0/a,
-    broker-0/b and so on, with their data in DIR/broker-0/a; it is usable once all are in sync.
-    Timer services have one process each still.  `duemq cluster show` says who leads.
+    With --replicas 2 or more, a broker or timer service goes on when one of its processes dies with
+    its disk: what was acknowledged is on the disks of more than half of them.  Of two that is both:
+    while one is away nothing is accepted, unless --min-insync 1 says so.  Processes are named
+    broker-0/a, timer-0/b and so on, with their data in DIR/broker-0/a; the cluster is usable once
+    all are in sync.  `duemq cluster show` says who leads.
 
     \b
     Examples:
       duemq up --data ./data
       duemq up --data ./data --brokers 3 --port 0 --json
-      duemq up --data ./data --brokers 1 --replicas 2
+      duemq up --data ./data --brokers 1 --replicas 3
       duemq up --data ./data --listen 0.0.0.0 --advertise build-7.lan --metrics
     """
     # Not an Event: a signal may come in its `wait` while that holds the lock that `set` takes.
@@ -107,6 +116,9 @@ def up(
     def request_stop(number: int, frame: FrameType | None) -> None:
         stop.put(None)
 
+    flags = {kind: ["--tracing", tracing] for kind in ("broker", "timer")}
+    for kind in REPLICATED:
+        flags[kind] += ["--min-insync", str(min_insync)] if min_insync else []
     before = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         cluster = EmbeddedCluster(
@@ -117,7 +129,7 @@ def up(
             host=host,
             advertise=advertise,
             metrics=metrics,
-            flags={kind: ["--tracing", tracing] for kind in ("broker", "timer")},
+            flags=flags,
             on_event=_sayer(session.output),
         )
         with cluster:
@@ -161,10 +173,7 @@ def _sentence(event: ClusterEvent) -> str:
     if event.event == "moved":
         return f"{member}: port {details['from_port']} is taken, takes another"
     if event.event == "ready":
-        of = ""
-        if "replicas" in details:
-            kinds = " and ".join(f"each {kind}" for kind in details["replicated"])
-            of = f", {details['replicas']} replicas of {kinds}"
+        of = f", {details['replicas']} replicas each" if "replicas" in details else ""
         return f"ready{of}: --nameserver {details['nameserver']}  (Ctrl-C stops)"
     if event.event == "stopping":
         return "stopping …"

@@ -1,7 +1,7 @@
 """The folder of an embedded cluster.
 
     DIR/cluster.json     names and ports of the members: clients and brokers may hold the addresses;
-                         how many replicas brokers have
+                         how many replicas each has
     DIR/lock             held (flock) by the supervisor as long as it lives
     DIR/metrics.json     Prometheus targets (file_sd_configs), while metrics are served
     DIR/<member>/        the data of a broker or timer service; with replicas DIR/broker-0/a/ …
@@ -27,7 +27,7 @@ from pathlib import Path
 from duemq.errors import InvalidArgument
 
 VERSION = 1
-# Of a folder whose brokers have replicas: releases that know of none must not start on it.
+# Of a folder with replicas: releases that know of none must not start on it.
 VERSION_REPLICATED = 2
 
 
@@ -37,7 +37,7 @@ class Layout:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.replicas = 1
-        """Of each broker; written down with the next port."""
+        """Of each broker and timer service; written down with the next port."""
         self._ports: dict[str, int] = {}
         self._held: list[socket.socket] = []
         self._lock: int | None = None

@@ -26,7 +26,7 @@ MODULES = {
     "timer": "duemq_server.timer_service",
 }
 REPLICATED = ("broker", "timer")
-"""The kinds that have replicas where the cluster has; of others there is one process each."""
+"""The kinds that have replicas where the cluster has."""
 
 
 def members_of(
@@ -61,8 +61,8 @@ def _replica_names(layout: Layout, known: int, replicas: int | None) -> Sequence
     checks.between("replicas", count, 1, REPLICAS_MAX)
     if known and count != layout.replicas:
         raise InvalidArgument(
-            f"{layout.directory} holds brokers of {layout.replicas} replicas each; how many they"
-            " have is decided when they are made",
+            f"{layout.directory} holds brokers and timer services of {layout.replicas} replicas"
+            " each; how many is decided when they are made",
             field="replicas",
             value=str(count),
             limit=str(layout.replicas),

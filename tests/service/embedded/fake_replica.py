@@ -1,4 +1,4 @@
-"""Stands in for one of a broker's replicas: who gets the group's lock leads, and registers it.
+"""Stands in for a replica: who gets the group's lock leads, and registers it.
 
 A replica is in sync while its process holds its own lock.  The folder `<data-dir>.orders` tells it
 to misbehave: a file `exec` has it replace the image of its process, once; a file `lag` keeps it
@@ -99,8 +99,11 @@ class Replica:
     def register(self) -> None:
         request = pb.RegisterRequest(expiry_ms=60_000)
         request.version.epoch = time.time_ns()
-        request.broker.name, request.broker.address = self.settings.name, self.settings.advertise
-        request.broker.replicas.extend(map(self.report, self.settings.replicas.split(",")))
+        kind = self.settings.name.partition("-")[0]
+        report = pb.BrokerReport() if kind == "broker" else pb.TimerReport(shards=1)
+        report.name, report.address = self.settings.name, self.settings.advertise
+        report.replicas.extend(map(self.report, self.settings.replicas.split(",")))
+        getattr(request, kind).CopyFrom(report)
         for nameserver in self.settings.nameservers.split(","):
             with grpc.insecure_channel(nameserver) as channel:
                 nameserver_pb2_grpc.NameserverStub(channel).Register(request, timeout=5)

@@ -1,0 +1,178 @@
+"""Groups of two replicas as real processes: killed, stopped, with and without their disks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from duemq import Admin, Producer
+from duemq.settings import ProducerSettings
+from duemq_cli.exits import Exit
+from duemq_server.bench.harness.topic_reader import read_topic
+from duemq_server.local_cluster import EmbeddedCluster
+from tests.cluster.harness import WAIT_S, duemq, rows, topic_name, until
+
+GROUP, SHARD = "broker-0", "timer-0"
+FLAGS = dict.fromkeys(("broker", "timer"), ("--min-insync", "1"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(
+        tmp_path_factory.mktemp("cluster"), brokers=1, replicas=2, flags=FLAGS
+    ) as embedded:
+        yield embedded
+
+
+def follower_of(cluster: EmbeddedCluster) -> str:
+    [follower] = set(cluster.replicas(GROUP)) - {cluster.leader(GROUP)}
+    return follower
+
+
+def wait_for_successor(cluster: EmbeddedCluster, leader: str) -> None:
+    group = leader.partition("/")[0]
+    until(lambda: cluster.leader(group) not in ("", leader))
+
+
+def lose_disk_of(cluster: EmbeddedCluster, leader: str) -> None:
+    """It dies with its disk, and comes back as another."""
+    disk = (cluster.data_dir(leader) / "disk_id").read_bytes()
+    cluster.kill(leader, restart=False)
+    shutil.rmtree(cluster.data_dir(leader))
+    wait_for_successor(cluster, leader)
+    cluster.start_member(leader)
+    cluster.wait_ready(WAIT_S)
+    assert (cluster.data_dir(leader) / "disk_id").read_bytes() != disk
+
+
+def send(cluster: EmbeddedCluster, topic: str, *bodies: bytes) -> None:
+    settings = ProducerSettings(send_timeout_s=WAIT_S)
+    with Producer(cluster.nameserver, settings=settings) as producer:
+        producer.send_many(topic, bodies)
+
+
+def stored(cluster: EmbeddedCluster, topic: str) -> list[bytes]:
+    return sorted(message.body for message in read_topic(cluster.nameserver, topic))
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_killed_leader_loses_nothing(cluster: EmbeddedCluster, restart: bool) -> None:
+    topic, leader = topic_name(), cluster.leader(GROUP)
+    send(cluster, topic, b"a", b"b")
+    cluster.kill(leader, restart=restart)
+    send(cluster, topic, b"c")
+    if not restart:
+        wait_for_successor(cluster, leader)
+        cluster.start_member(leader)
+    cluster.wait_ready(WAIT_S)
+    assert stored(cluster, topic) == [b"a", b"b", b"c"]
+
+
+def test_a_leader_that_is_stopped_is_replaced_and_follows_when_it_goes_on(
+    cluster: EmbeddedCluster,
+) -> None:
+    topic, leader = topic_name(), cluster.leader(GROUP)
+    send(cluster, topic, b"a")
+    pid = cluster.processes[leader]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for_successor(cluster, leader)
+        send(cluster, topic, b"b")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    cluster.wait_ready(WAIT_S)
+    assert cluster.leader(GROUP) != leader
+    assert cluster.processes[leader] == pid
+    assert stored(cluster, topic) == [b"a", b"b"]
+
+
+def test_all_survives_the_loss_of_one_disk_and_then_of_the_other(cluster: EmbeddedCluster) -> None:
+    topic, bodies = topic_name(), [b"%d" % number for number in range(100)]
+    send(cluster, topic, *bodies)
+    for _ in range(2):
+        lose_disk_of(cluster, cluster.leader(GROUP))
+    assert stored(cluster, topic) == sorted(bodies)
+
+
+def test_delayed_messages_survive_the_loss_of_both_disks_and_come_once(
+    cluster: EmbeddedCluster,
+) -> None:
+    topic, bodies = topic_name(), [b"%d" % number for number in range(100)]
+    with Admin(cluster.nameserver) as admin, Producer(cluster.nameserver) as producer:
+        before = admin.timer_stats()[0].accepted
+        due_ms = time.time_ns() // 1_000_000 + 20_000
+        producer.send_many(topic, bodies, deliver_at=due_ms)
+        until(lambda: admin.timer_stats()[0].accepted >= before + len(bodies))
+    for _ in range(2):
+        lose_disk_of(cluster, cluster.leader(SHARD))
+    until(lambda: len(stored(cluster, topic)) >= len(bodies))
+    assert stored(cluster, topic) == sorted(bodies)
+    found = list(read_topic(cluster.nameserver, topic))
+    assert all(message.store_ms >= due_ms for message in found)
+
+
+def test_an_operator_moves_the_leader_and_sees_it(cluster: EmbeddedCluster) -> None:
+    cluster.wait_ready(WAIT_S)
+    before, follower = cluster.leader(GROUP), follower_of(cluster)
+    [moved] = rows(duemq(cluster.nameserver, "broker", "lead", follower, "--json"))
+    assert (moved["group"], moved["name"]) == tuple(follower.split("/"))
+    cluster.wait_ready(WAIT_S)
+    assert cluster.leader(GROUP) == follower
+    told = rows(duemq(cluster.nameserver, "replica", "history", GROUP, "--json"))
+    assert follower.split("/")[1] in {row["name"] for row in told if row["role"] == "leader"}
+    shown = [
+        row
+        for row in rows(duemq(cluster.nameserver, "cluster", "show", "--json"))
+        if row["kind"] == "replica" and row["group"] == GROUP
+    ]
+    assert {(row["name"], row["role"], row["in_sync"]) for row in shown} == {
+        (follower.split("/")[1], "leader", True),
+        (before.split("/")[1], "follower", True),
+    }
+    with Admin(cluster.nameserver) as admin:
+        [broker] = admin.cluster().brokers
+        assert [each.name for each in broker.replicas] == ["a", "b"]
+
+
+def test_the_command_starts_replicas(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "duemq_cli", "up", "--data", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--brokers", "1", "--replicas", "2", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as up:
+        assert up.stdout is not None
+        events = (json.loads(line) for line in up.stdout)
+        ready = next(event for event in events if event["event"] == "ready")
+        assert set(ready["processes"]) == {
+            "nameserver-0",
+            *("broker-0/a", "broker-0/b"),
+            *("timer-0/a", "timer-0/b"),
+        }
+        os.kill(ready["processes"]["broker-0/a"], signal.SIGKILL)
+        restarted = next(event for event in events if event["event"] == "restarted")
+        assert restarted["member"] == "broker-0/a"
+        up.terminate()
+        assert up.wait(WAIT_S) == Exit.OK
+    assert (tmp_path / "broker-0" / "a" / "disk_id").exists()
+
+
+def test_failover_is_measured() -> None:
+    command = ("bench", "failover", "--times", "1", "--rate", "100", "--json")
+    [report] = rows(duemq("127.0.0.1:1", *command))
+    figures = report["figures"]
+    for found in (figures, *(figures[way] for way in ("sigterm", "sigkill", "sigstop"))):
+        assert found["send_gap_ms_p50"] <= found["send_gap_ms_max"]
+        assert found["delivery_gap_ms_max"] > 0
+        assert (found["lost"], found["twice"], found["failed"]) == (0, 0, 0)
+        assert found["sent"] > 0
+    assert report["parameters"]["replicas"] == 2
