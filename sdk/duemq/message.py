@@ -140,6 +140,11 @@ class Message:
         """False: it is known to carry no sampled `traceparent`."""
         return not self._origin.untraced
 
+    @property
+    def traceparent(self) -> str:
+        """The property of this name; empty: none, or none that is sampled."""
+        return self._record.properties.get("traceparent", "") if self.may_be_traced else ""
+
     def came_with(self, other: Message) -> bool:
         """Both were brought by one pull."""
         return self._origin is other._origin

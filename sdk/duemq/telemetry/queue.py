@@ -16,10 +16,13 @@ from collections.abc import Sequence
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.trace import SpanContext, SpanKind
+from opentelemetry.util.types import AttributeValue
 
 from duemq.telemetry.counts import QUEUE_FULL
 from duemq.telemetry.exporter import CountingExporter
-from duemq.telemetry.send_rows import SendRows
+from duemq.telemetry.light_spans import LightSpan, SendRows
+from duemq.tracing.contexts import Found
 from duemq.tracing.sends import SendFrame
 
 _logger = logging.getLogger(__name__)
@@ -71,6 +74,25 @@ class SpanQueue(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """Queues a sampled span, or counts it as dropped."""
         if span.context and span.context.trace_flags.sampled and self._admit(1):
+            self._spans.append(span)
+            self._wake_if_full()
+
+    def record(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: dict[str, AttributeValue],
+        parent: SpanContext,
+        found: Found,
+        start_ns: int,
+        end_ns: int,
+        error: BaseException | None,
+    ) -> None:
+        """Queues a finished span, or counts it as dropped."""
+        span = LightSpan(
+            name, kind, attributes, parent, found, start_ns, end_ns, error, self._resource
+        )
+        if self._admit(1):
             self._spans.append(span)
             self._wake_if_full()
 
