@@ -7,7 +7,7 @@ brought it (up to a few MiB): copy what you store for long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
@@ -140,11 +140,6 @@ class Message:
         """False: it is known to carry no sampled `traceparent`."""
         return not self._origin.untraced
 
-    @property
-    def traceparent(self) -> str:
-        """The property of this name; empty: none, or none that is sampled."""
-        return self._record.properties.get("traceparent", "") if self.may_be_traced else ""
-
     def came_with(self, other: Message) -> bool:
         """Both were brought by one pull."""
         return self._origin is other._origin
@@ -235,6 +230,15 @@ def messages_of(pulled: QueueRecordsView, broker: str) -> list[Message]:
         )
         times = chain.from_iterable(map(repeat, store_ms, counts))
     return list(map(Message, records, repeat(origin), offsets, times))
+
+
+def traceparents(messages: Sequence[Message]) -> dict[int, str]:
+    """The property of those that have one, by place."""
+    return {
+        index: properties["traceparent"]
+        for index, message in enumerate(messages)
+        if "traceparent" in (properties := message._record.properties)
+    }
 
 
 class SendOptions(TypedDict, total=False):

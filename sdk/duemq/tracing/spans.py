@@ -46,8 +46,16 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
+from duemq.message import traceparents
 from duemq.protocol.names import SYSTEM_SIGN
-from duemq.tracing.contexts import Found, contexts_in, extract, is_sampled, properties_of
+from duemq.tracing.contexts import (
+    TRACEPARENT,
+    Found,
+    contexts_in,
+    extract,
+    is_sampled,
+    properties_of,
+)
 from duemq.tracing.sampling import ChosenIds, Head
 
 if TYPE_CHECKING:
@@ -260,7 +268,7 @@ def process(
     so that end-to-end times stay exact for a batch callback too; the first sampled one is current
     while the callback runs.
     """
-    chosen = _sampled(messages) if wanted(messages) else []
+    chosen = _sampled(messages) if wanted(messages) else {}
     if not chosen:
         with _unsampled(messages):
             yield
@@ -268,9 +276,9 @@ def process(
     light = light_sink()
     started_ns = time_ns()
     # Of light ones the first is a real span too: the callback may add to it.
-    begun = chosen if light is None else chosen[:1]
+    begun = list(chosen)[: None if light is None else 1]
     spans = {index: _start_process(messages[index], group, client_id) for index in begun}
-    token = attach(trace.set_span_in_context(spans[chosen[0]]))
+    token = attach(trace.set_span_in_context(spans[begun[0]]))
     blamed: Mapping[int, BaseException] = {}
     try:
         yield
@@ -284,23 +292,23 @@ def process(
                 _fail(span, blamed[index])
             span.end()
         if light is not None:
-            for index in chosen[1:]:
+            for index in chosen.keys() - spans.keys():
                 message = messages[index]
                 attributes = _process_attributes(message, group, client_id, started_ns)
-                found = Found([message.traceparent], 1)
+                found = Found([chosen[index]], 1)
                 times = started_ns, time_ns()
                 kind, cause = SpanKind.CONSUMER, blamed.get(index)
                 record("process", kind, message.topic, attributes, found, *times, cause)
 
 
-def _sampled(messages: Sequence[Message]) -> list[int]:
-    """Which of them carry a trace."""
-    carried = enumerate(message.traceparent for message in messages)
-    return [
-        index
-        for index, text in carried
-        if text and is_sampled(text) and traced(messages[index].topic)
-    ]
+def _sampled(messages: Sequence[Message]) -> dict[int, str]:
+    """The `traceparent` of those that carry a trace, by place."""
+    carried = traceparents(messages)
+    return {
+        index: text
+        for index, text in carried.items()
+        if is_sampled(text) and traced(messages[index].topic)
+    }
 
 
 def _unsampled(messages: Sequence[Message]) -> AbstractContextManager[object]:
@@ -310,7 +318,7 @@ def _unsampled(messages: Sequence[Message]) -> AbstractContextManager[object]:
 
 
 def _creation(message: Message) -> SpanContext | None:
-    return extract(message.properties) if message.traceparent else None
+    return extract(message.properties) if message.may_be_traced else None
 
 
 def _start_process(message: Message, group: str, client_id: str) -> Span:
@@ -359,7 +367,7 @@ def record_settle(
         return
     attributes = attributes_of("settle", message.topic) | _of_message(message, group, client_id)
     attributes |= {ATTEMPT: attempt, DEAD_LETTER: dead_letter} | filled({DUE_MS: due_ms})
-    found = Found([message.traceparent], 1)
+    found = Found([message.properties[TRACEPARENT]], 1)
     record("settle", SpanKind.CLIENT, message.topic, attributes, found, start_ns, end_ns, error)
 
 

@@ -53,7 +53,9 @@ def provider(sink):
 
 def send(count, topic="orders"):
     for i in range(count):
-        tracing.start_send(topic, f"m{i}").stored("broker-0", 0, i)
+        span = tracing.start_send(topic, f"m{i}")
+        if span is not None:
+            span.stored("broker-0", 0, i)
 
 
 def finished(count):
