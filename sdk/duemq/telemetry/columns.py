@@ -23,6 +23,9 @@ from duemq.v1.trace_pb2 import SpanBatch, StringColumn
 
 SCHEMA_VERSION = 2
 
+BATCH_SPANS_MAX = 512
+"""Spans in one SpanBatch (protos/duemq/v1/trace.proto)."""
+
 STRING_ATTRIBUTES: Mapping[str, str] = {
     "operation": tracing.OPERATION,
     "topic": tracing.TOPIC,

@@ -30,8 +30,8 @@ class Sink:
     def __init__(self):
         self.batches = []
 
-    def send(self, body):
-        self.batches.append(SpanBatch.FromString(body))
+    def send(self, *bodies):
+        self.batches += map(SpanBatch.FromString, bodies)
 
     def close(self):
         pass
