@@ -7,7 +7,7 @@ brought it (up to a few MiB): copy what you store for long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
@@ -230,6 +230,15 @@ def messages_of(pulled: QueueRecordsView, broker: str) -> list[Message]:
         )
         times = chain.from_iterable(map(repeat, store_ms, counts))
     return list(map(Message, records, repeat(origin), offsets, times))
+
+
+def traceparents(messages: Sequence[Message]) -> dict[int, str]:
+    """The property of those that have one, by place."""
+    return {
+        index: properties["traceparent"]
+        for index, message in enumerate(messages)
+        if "traceparent" in (properties := message._record.properties)
+    }
 
 
 class SendOptions(TypedDict, total=False):

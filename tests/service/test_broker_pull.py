@@ -69,6 +69,16 @@ async def test_a_pull_ends_between_two_frames_if_it_can(client: Client) -> None:
     assert list(records.run_offsets) == [0, 10]
 
 
+async def test_records_are_untraced_if_all_their_batches_said_so(client: Client) -> None:
+    topic = topic_name()
+    for untraced in (True, True, False, True):
+        await client.send(batch(topic, [b"x"] * 2, untraced=untraced))
+    for offset, count, untraced in ((0, 4, True), (1, 2, True), (2, 4, False), (6, 2, True)):
+        [records] = (await client.pull(topic, offset=offset, max_records=count)).queues
+        assert len(records.records.records) <= count
+        assert (records.untraced, offset) == (untraced, offset)
+
+
 async def test_many_small_frames_and_interleaved_queues(client: Client) -> None:
     topic = topic_name()
     await asyncio.gather(

@@ -23,6 +23,7 @@ from duemq.v1.message_pb2 import Record
 from tests.service.fake_cluster import STORE_MS, FakeBroker, FakeCluster, refusal
 from tests.service.running_cluster import until
 
+TRACEPARENT = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
 FAILED = Outcome("ValueError: no")
 
 
@@ -49,7 +50,8 @@ class Member:
         task.add_done_callback(self.tasks.discard)
 
     def fail(self, offset: int, outcome: Outcome = FAILED, deliveries: int = 1):
-        message = Message(Record(message_id=f"m{offset}"), Origin("orders", "b0", 3), offset, 0)
+        record = Record(message_id=f"m{offset}", properties={"traceparent": TRACEPARENT})
+        message = Message(record, Origin("orders", "b0", 3), offset, 0)
         return asyncio.ensure_future(
             self.send_backs.send_back(self.source, message, outcome, deliveries)
         )

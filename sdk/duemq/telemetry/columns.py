@@ -17,11 +17,14 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext
 
-from duemq.telemetry.send_rows import SendRows
+from duemq.telemetry.light_spans import SendRows
 from duemq.tracing import spans as tracing
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
 
 SCHEMA_VERSION = 2
+
+BATCH_SPANS_MAX = 512
+"""Spans in one SpanBatch (protos/duemq/v1/trace.proto)."""
 
 STRING_ATTRIBUTES: Mapping[str, str] = {
     "operation": tracing.OPERATION,

@@ -25,8 +25,8 @@ _logger = logging.getLogger(__name__)
 class Sink(Protocol):
     """Where encoded batches go."""
 
-    def send(self, body: bytes) -> None:
-        """Returns when it is stored; raises DuemqError otherwise."""
+    def send(self, *bodies: bytes) -> None:
+        """Returns when they are stored; raises DuemqError otherwise."""
 
     def close(self) -> None:
         """Gives up its connection."""
@@ -34,6 +34,9 @@ class Sink(Protocol):
 
 class CountingExporter(SpanExporter):
     """Counts what becomes of spans; an outage is said once, and so is its end."""
+
+    batches_max = 1
+    """How many batches of BATCH_SPANS_MAX may be exported in one go."""
 
     def __init__(self) -> None:
         self._stop_at: float | None = None  # time.monotonic(); None: not stopping
@@ -105,16 +108,20 @@ class CountingExporter(SpanExporter):
 class DueMQSpanExporter(CountingExporter):
     """Writes each batch of spans as one message."""
 
+    batches_max = 8
+
     def __init__(self, make_sink: Callable[[], Sink]) -> None:
         super().__init__()
         self._make_sink = make_sink
         self._sink: Sink | None = None
 
     def deliver(self, spans: Sequence[ReadableSpan]) -> None:
-        """Returns when the batch is stored."""
+        """Returns when all is stored."""
         if self._sink is None:
             self._sink = self._make_sink()
-        self._sink.send(columns.encode(spans))
+        step = columns.BATCH_SPANS_MAX
+        parts = (spans[at : at + step] for at in range(0, len(spans), step))
+        self._sink.send(*map(columns.encode, parts))
 
     def shutdown(self) -> None:
         """Closes the sink; called by the processor when all is exported."""

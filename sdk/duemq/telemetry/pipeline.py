@@ -28,21 +28,21 @@ INTERRUPT_TIMEOUT_S = 0.5
 
 
 class Provider(TracerProvider):
-    """Knows who looks at its spans, so that send spans need not be OpenTelemetry's (`sends`)."""
+    """Knows who looks at its spans, so that ours need not be OpenTelemetry's (`sink`)."""
 
-    sends: SpanQueue | None = None
-    """Takes them by the frame."""
+    sink: SpanQueue | None = None
+    """Takes the light ones."""
     _others = False
 
     def add_span_processor(self, span_processor: SpanProcessor) -> None:
         """As TracerProvider's."""
         super().add_span_processor(span_processor)
         if isinstance(span_processor, SpanQueue):
-            self.sends = span_processor
+            self.sink = span_processor
         else:
             self._others = True
-        if self.sends is not None:
-            self.sends.alone = not self._others
+        if self.sink is not None:
+            self.sink.alone = not self._others
 
 
 class Pipeline:

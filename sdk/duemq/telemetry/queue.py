@@ -16,16 +16,17 @@ from collections.abc import Sequence
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.trace import SpanContext, SpanKind
+from opentelemetry.util.types import AttributeValue
 
+from duemq.telemetry.columns import BATCH_SPANS_MAX
 from duemq.telemetry.counts import QUEUE_FULL
 from duemq.telemetry.exporter import CountingExporter
-from duemq.telemetry.send_rows import SendRows
+from duemq.telemetry.light_spans import LightSpan, SendRows
+from duemq.tracing.contexts import Found
 from duemq.tracing.sends import SendFrame
 
 _logger = logging.getLogger(__name__)
-
-BATCH_SPANS_MAX = 512
-"""Spans in one SpanBatch (protos/duemq/v1/trace.proto)."""
 
 QUEUE_SPANS_MAX = 16_384
 """Spans that wait for export, about 3 KB each; more are dropped and counted."""
@@ -49,7 +50,9 @@ class SpanQueue(SpanProcessor):
         self._waiting_max = _from_env("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_SPANS_MAX)
         self._period_s = _from_env("OTEL_BSP_SCHEDULE_DELAY", EXPORT_PERIOD_MS) / 1000
         batch_max = _from_env("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH_SPANS_MAX)
-        self._batch_max = min(BATCH_SPANS_MAX, self._waiting_max, batch_max)
+        batch_max = min(BATCH_SPANS_MAX, self._waiting_max, batch_max)
+        self._batch_max = batch_max
+        self._export_max = batch_max * exporter.batches_max
         self._begin()
         reference = weakref.WeakMethod(self._begin)
 
@@ -71,6 +74,25 @@ class SpanQueue(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """Queues a sampled span, or counts it as dropped."""
         if span.context and span.context.trace_flags.sampled and self._admit(1):
+            self._spans.append(span)
+            self._wake_if_full()
+
+    def record(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: dict[str, AttributeValue],
+        parent: SpanContext,
+        found: Found,
+        start_ns: int,
+        end_ns: int,
+        error: BaseException | None,
+    ) -> None:
+        """Queues a finished span, or counts it as dropped."""
+        span = LightSpan(
+            name, kind, attributes, parent, found, start_ns, end_ns, error, self._resource
+        )
+        if self._admit(1):
             self._spans.append(span)
             self._wake_if_full()
 
@@ -126,19 +148,19 @@ class SpanQueue(SpanProcessor):
                 detach(token)
 
     def _export_spans(self) -> None:
-        count = min(len(self._spans), self._batch_max)
+        count = min(len(self._spans), self._export_max)
         self._hand_over([self._spans.popleft() for _ in range(count)])
 
     def _export_frames(self) -> None:
-        """As many as fill a batch, or one that fills several."""
+        """As many as fill an export, or one that fills several."""
         frames: list[SendFrame] = []
         count = 0
-        while self._frames and count < self._batch_max:
+        while self._frames and count < self._export_max:
             frames.append(self._frames.popleft())
             count += len(frames[-1].begun)
         rows = SendRows.of(frames, self._resource)
-        for first in range(0, count, self._batch_max):
-            self._hand_over(rows[first : first + self._batch_max])
+        for first in range(0, count, self._export_max):
+            self._hand_over(rows[first : first + self._export_max])
 
     def _hand_over(self, spans: Sequence[ReadableSpan]) -> None:
         if not spans:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from duemq.errors import DuemqError, NotReady, TopicNotFound, Unavailable
@@ -67,11 +68,11 @@ class TraceSink:
         self._message_ids = f"{secrets.token_hex(8)}-"
         self._messages = 0
 
-    def send(self, body: bytes) -> None:
-        """Returns when the batch is stored.  Raises DuemqError: it is not, or nobody knows."""
+    def send(self, *bodies: bytes) -> None:
+        """Returns when they are stored.  Raises DuemqError: none is, or nobody knows."""
         stop_at = time.monotonic() + self._timeout_s
         lane = self._choose(stop_at)
-        request = broker_pb2.SendRequest(batches=[self._batch(lane, body)])
+        request = broker_pb2.SendRequest(batches=[self._batch(lane, bodies)])
         try:
             retrying.until_blocking(stop_at, lambda: self._send(lane.address, request))
         except DuemqError:
@@ -86,20 +87,23 @@ class TraceSink:
         """Closes the connections."""
         self._client.close()
 
-    def _batch(self, lane: TraceQueue, body: bytes) -> broker_pb2.Batch:
+    def _record(self, body: bytes) -> message_pb2.Record:
         self._messages += 1
-        record = message_pb2.Record(
+        return message_pb2.Record(
             body=body,
             message_id=f"{self._message_ids}{self._messages:08x}",
             born_ms=time.time_ns() // 1_000_000,
         )
+
+    def _batch(self, lane: TraceQueue, bodies: Sequence[bytes]) -> broker_pb2.Batch:
         return broker_pb2.Batch(
             topic=self._topic,
             queue_id=lane.queue_id,
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
             sequence=self._sequences.get(lane, 0),
-            records=message_pb2.RecordBatch(records=[record]),
+            records=message_pb2.RecordBatch(records=map(self._record, bodies)),
+            untraced=True,
         )
 
     def _send(self, address: str, request: broker_pb2.SendRequest) -> None:

@@ -7,7 +7,7 @@ search.  Only what is sampled carries one, so that most frames need no more than
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
@@ -24,22 +24,28 @@ LINKS_MAX = 32
 _W3C = TraceContextTextMapPropagator()
 # What we write ourselves; everything else is the library's to read.
 _USUAL = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-_USUAL_BYTES = 55
+_USUAL_LENGTH = 55
 
 # How a map entry {"traceparent": <text>} of Record.properties starts on the wire; the text's length
 # (one byte) and the text follow.
 _ENCODED_PROPERTY = b"\x0a\x0btraceparent\x12"
-_SAMPLED = frozenset(b"13579bdf")
+_SAMPLED = frozenset("13579bdf")
 
 
 @dataclass(frozen=True)
 class Found:
     """What the messages of a frame carry."""
 
-    sampled: list[SpanContext] = field(default_factory=list)
-    """Creation contexts, the first LINKS_MAX."""
+    texts: list[str] = field(default_factory=list)
+    """Of `traceparent`, sampled ones, the first LINKS_MAX; parsed when they are asked for."""
     count: int = 0
     """Messages whose producers decided for a trace."""
+
+    @property
+    def sampled(self) -> Iterator[SpanContext]:
+        """Creation contexts."""
+        parsed = (extract({TRACEPARENT: text}) for text in self.texts)
+        return (context for context in parsed if context is not None)
 
 
 def extract(properties: Mapping[str, str]) -> SpanContext | None:
@@ -64,30 +70,26 @@ def contexts_in(
     """
     searched = records if isinstance(records, bytes) else bytes(records)
     past = len(searched) if end is None else end
-    sampled: list[SpanContext] = []
-    count = 0
-    at = searched.find(_ENCODED_PROPERTY, start, past)
+    found: list[str] = []
+    # From the end: the interpreter's search backwards is the quicker one.
+    at = searched.rfind(_ENCODED_PROPERTY, start, past)
     while at >= 0:
-        at += len(_ENCODED_PROPERTY)
-        text = searched[at + 1 : min(past, at + 1 + searched[at])] if at < past else b""
-        if _is_usual(text):
-            marked = text[-1] in _SAMPLED
-            context = None
-        else:
-            context = extract({TRACEPARENT: text.decode("ascii", "replace")})
-            marked = context is not None and context.trace_flags.sampled
-        if marked:
-            count += 1
-            if len(sampled) < limit:
-                context = context or extract({TRACEPARENT: text.decode("ascii", "replace")})
-                if context is not None:
-                    sampled.append(context)
-        at = searched.find(_ENCODED_PROPERTY, at, past)
-    return Found(sampled, count)
+        text_at = at + len(_ENCODED_PROPERTY) + 1
+        if text_at <= past:
+            text_end = min(past, text_at + searched[text_at - 1])
+            text = searched[text_at:text_end].decode("ascii", "replace")
+            if is_sampled(text):
+                found.append(text)
+        at = searched.rfind(_ENCODED_PROPERTY, start, at)
+    return Found(found[: -limit - 1 : -1], len(found))
 
 
-def _is_usual(text: bytes) -> bool:
-    return len(text) == _USUAL_BYTES and text.startswith(b"00-")
+def is_sampled(text: str) -> bool:
+    """Whether a `traceparent` decides for a trace."""
+    if len(text) == _USUAL_LENGTH and text.startswith("00-"):
+        return text[-1] in _SAMPLED
+    context = extract({TRACEPARENT: text})
+    return context is not None and context.trace_flags.sampled
 
 
 def properties_of(context: SpanContext) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Send spans of a producer's batch: begun when its messages are, ended when it is answered.
 
-Where all spans of the process go to our own exporter and to nobody else (`spans.sends`), a span is
-a tuple until it is exported: one of OpenTelemetry's would cost more than the message.
+Where all spans of the process go to our own exporter and to nobody else (`spans.light_sink`), a
+span is a tuple until it is exported: one of OpenTelemetry's would cost more than the message.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from time import time_ns
 from typing import NamedTuple, Protocol, TypeAlias
 
 from opentelemetry import trace
-from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext, SpanKind
+from opentelemetry.util.types import AttributeValue
 
 from duemq.protocol.record_bytes import property_entry
 from duemq.tracing import spans
-from duemq.tracing.contexts import TRACEPARENT, extract
+from duemq.tracing.contexts import TRACEPARENT, Found, extract
 
 UNSAMPLED = INVALID_SPAN_CONTEXT
 """The parent of what gets no trace."""
@@ -75,15 +76,28 @@ class SendFrame(NamedTuple):
     end_ns: int
 
 
-class SendSink(Protocol):
-    """Who exports them."""
+class Sink(Protocol):
+    """Who exports light spans."""
 
     @property
     def alone(self) -> bool:
         """Nobody else looks at spans of the process."""
 
     def put(self, frame: SendFrame) -> None:
-        """Takes them over, or counts them as dropped."""
+        """Takes those of a batch over, or counts them as dropped."""
+
+    def record(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: dict[str, AttributeValue],
+        parent: SpanContext,
+        found: Found,
+        start_ns: int,
+        end_ns: int,
+        error: BaseException | None,
+    ) -> None:
+        """Takes a finished one over that is linked to `found`, or counts it as dropped."""
 
 
 def parent_of(properties: Mapping[str, str] | None) -> SpanContext | None:
@@ -115,8 +129,7 @@ def begin(
     """
     carries = properties is not None and TRACEPARENT in properties
     state = parent is not None and parent.trace_state
-    sink = spans.sends()
-    if sink is not None and sink.alone and spans.head.known and not carries and not state:
+    if not carries and not state and spans.light_sink() is not None:
         if parent is None:
             trace_id = getrandbits(64) << 64 | spans.head.low_bits()
         else:
@@ -154,6 +167,6 @@ def end(batch: Answered, begun: Sequence[tuple[int, Begun]]) -> None:
                 message_id=batch.message_id(index),
                 due_ms=batch.due_ms_of(index) if batch.due_ms else 0,
             )
-    sink = spans.sends()
+    sink = spans.sink()
     if light and sink is not None:
         sink.put(SendFrame(batch, light, time_ns()))

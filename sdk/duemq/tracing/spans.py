@@ -26,8 +26,9 @@ creation context as well as linked to it, so that one message is one trace.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
+from time import time_ns
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
@@ -45,13 +46,21 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
+from duemq.message import traceparents
 from duemq.protocol.names import SYSTEM_SIGN
-from duemq.tracing.contexts import Found, contexts_in, extract, properties_of
+from duemq.tracing.contexts import (
+    TRACEPARENT,
+    Found,
+    contexts_in,
+    extract,
+    is_sampled,
+    properties_of,
+)
 from duemq.tracing.sampling import ChosenIds, Head
 
 if TYPE_CHECKING:
     from duemq.message import Message
-    from duemq.tracing.sends import SendSink
+    from duemq.tracing.sends import Sink
 
 SYSTEM = "messaging.system"
 OPERATION = "messaging.operation.name"
@@ -121,9 +130,15 @@ def enabled() -> bool:
     return True
 
 
-def sends() -> SendSink | None:
-    """Who takes send spans by the frame."""
-    return getattr(_provider, "sends", None)
+def sink() -> Sink | None:
+    """Who takes light spans."""
+    return getattr(_provider, "sink", None)
+
+
+def light_sink() -> Sink | None:
+    """The same, if spans may be light: nobody else looks at them, and the sampler is known."""
+    found = sink()
+    return found if found is not None and found.alone and head.known else None
 
 
 def traced(topic: str) -> bool:
@@ -253,62 +268,80 @@ def process(
     so that end-to-end times stay exact for a batch callback too; the first sampled one is current
     while the callback runs.
     """
-    if not wanted(messages):
-        yield
+    chosen = _sampled(messages) if wanted(messages) else {}
+    if not chosen:
+        with _unsampled(messages):
+            yield
         return
-    spans = {
-        index: span
-        for index, message in enumerate(messages)
-        if traced(message.topic) and (span := _start_process(message, group, client_id))
-    }
-    current = next(iter(spans.values()), None) or _refused_span(messages)
-    token = attach(trace.set_span_in_context(current)) if current is not None else None
+    light = light_sink()
+    started_ns = time_ns()
+    # Of light ones the first is a real span too: the callback may add to it.
+    begun = list(chosen)[: None if light is None else 1]
+    spans = {index: _start_process(messages[index], group, client_id) for index in begun}
+    token = attach(trace.set_span_in_context(spans[begun[0]]))
+    blamed: Mapping[int, BaseException] = {}
     try:
         yield
     except BaseException as error:
-        blamed = blame(error, messages) if blame else dict.fromkeys(spans, error)
-        for index in spans.keys() & blamed.keys():
-            _fail(spans[index], blamed[index])
+        blamed = blame(error, messages) if blame else dict.fromkeys(chosen, error)
         raise
     finally:
-        if token is not None:
-            detach(token)
-        for span in spans.values():
+        detach(token)
+        for index, span in spans.items():
+            if index in blamed:
+                _fail(span, blamed[index])
             span.end()
+        if light is not None:
+            for index in chosen.keys() - spans.keys():
+                message = messages[index]
+                attributes = _process_attributes(message, group, client_id, started_ns)
+                found = Found([chosen[index]], 1)
+                times = started_ns, time_ns()
+                kind, cause = SpanKind.CONSUMER, blamed.get(index)
+                record("process", kind, message.topic, attributes, found, *times, cause)
 
 
-def _refused_span(messages: Sequence[Message]) -> Span | None:
+def _sampled(messages: Sequence[Message]) -> dict[int, str]:
+    """The `traceparent` of those that carry a trace, by place."""
+    carried = traceparents(messages)
+    return {
+        index: text
+        for index, text in carried.items()
+        if is_sampled(text) and traced(messages[index].topic)
+    }
+
+
+def _unsampled(messages: Sequence[Message]) -> AbstractContextManager[object]:
     """What is sent from the callback of a message that says "no trace" has none either."""
-    creation = _creation(messages[0]) if messages else None
-    return NonRecordingSpan(creation) if creation is not None else None
+    creation = _creation(messages[0]) if messages and enabled() else None
+    return nullcontext() if creation is None else trace.use_span(NonRecordingSpan(creation))
 
 
 def _creation(message: Message) -> SpanContext | None:
     return extract(message.properties) if message.may_be_traced else None
 
 
-def _start_process(message: Message, group: str, client_id: str) -> Span | None:
+def _start_process(message: Message, group: str, client_id: str) -> Span:
     creation = _creation(message)
-    if creation is None or _refused(creation):
-        return None
     assert _tracer is not None
-    span = _tracer.start_span(
+    return _tracer.start_span(
         f"process {message.topic}",
         context=_context(creation),
         kind=SpanKind.CONSUMER,
-        attributes=attributes_of("process", message.topic),
+        attributes=_process_attributes(message, group, client_id, time_ns()),
         links=_links(creation),
     )
-    if not span.is_recording():
-        return None
-    attributes = _of_message(message, group, client_id)
+
+
+def _process_attributes(
+    message: Message, group: str, client_id: str, started_ns: int
+) -> dict[str, AttributeValue]:
+    attributes = attributes_of("process", message.topic) | _of_message(message, group, client_id)
     attributes |= {BODY_BYTES: len(message.body), ATTEMPT: message.deliveries}
     if message.due_ms:
-        started_ms = getattr(span, "start_time", 0) // 1_000_000
         attributes[DUE_MS] = message.due_ms
-        attributes[LATENESS_MS] = started_ms - message.due_ms
-    span.set_attributes(attributes)
-    return span
+        attributes[LATENESS_MS] = started_ns // 1_000_000 - message.due_ms
+    return attributes
 
 
 def record_settle(
@@ -334,7 +367,7 @@ def record_settle(
         return
     attributes = attributes_of("settle", message.topic) | _of_message(message, group, client_id)
     attributes |= {ATTEMPT: attempt, DEAD_LETTER: dead_letter} | filled({DUE_MS: due_ms})
-    found = Found([creation], 1)
+    found = Found([message.properties[TRACEPARENT]], 1)
     record("settle", SpanKind.CLIENT, message.topic, attributes, found, start_ns, end_ns, error)
 
 
@@ -389,23 +422,30 @@ def record(
     Messages that are not sampled are not counted, so that all spans of all messages add up to the
     same numbers.
     """
-    contexts = found.sampled
-    if not contexts:
+    first = next(found.sampled, None)
+    if first is None:
         return
     if found.count != attributes.get(BATCH_COUNT, found.count):
         attributes[SAMPLED_COUNT] = found.count
+    end_ns = max(start_ns, end_ns)
+    light = light_sink()
+    if light is not None and head.follows(first):
+        light.record(
+            f"{operation} {topic}", kind, attributes, first, found, start_ns, end_ns, error
+        )
+        return
     assert _tracer is not None
     span = _tracer.start_span(
         f"{operation} {topic}",
-        context=_context(contexts[0]),
+        context=_context(first),
         kind=kind,
         attributes=attributes,
-        links=_links(*contexts),
+        links=_links(*found.sampled),
         start_time=start_ns,
     )
     if error is not None:
         _fail(span, error)
-    span.end(max(start_ns, end_ns))
+    span.end(end_ns)
 
 
 def _refused(creation: SpanContext | None) -> bool:

@@ -64,6 +64,13 @@ def test_a_send_back_frame_says_so(timed: bool) -> None:
     assert not frame.decode(plain(**due)).send_back
 
 
+@pytest.mark.parametrize("send_back", [False, True])
+def test_a_frame_without_traces_says_so(send_back: bool) -> None:
+    got = frame.decode(plain(untraced=True, send_back=send_back))
+    assert (got.untraced, got.send_back, got.timed) == (True, send_back, False)
+    assert not frame.decode(plain(send_back=send_back)).untraced
+
+
 def test_arrays_are_views_of_the_frame() -> None:
     body = memoryview(plain())
     got = frame.decode(body)

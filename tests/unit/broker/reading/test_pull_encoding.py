@@ -27,6 +27,7 @@ def test_the_bytes_are_those_of_the_generated_message() -> None:
                 201,
                 1,
                 1 << 40,
+                untraced=True,
             ),
             QueueAnswer("none", 0, error=error.SerializeToString()),
         ],
@@ -41,6 +42,7 @@ def test_the_bytes_are_those_of_the_generated_message() -> None:
         next_offset=201,
         min_offset=1,
         max_offset=1 << 40,
+        untraced=True,
     )
     head.queues.add(topic="none", error=error)
     assert broker_pb2.PullResponse.FromString(encoded) == head

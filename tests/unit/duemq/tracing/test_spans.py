@@ -1,8 +1,6 @@
 import subprocess
 import sys
-from collections import Counter
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -18,7 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from duemq.consumer.delivery.calling import Calling
 from duemq.errors import ReadOnly
-from duemq.message import Message, Origin
+from duemq.message import Message, Origin, Untraced
 from duemq.outcomes import BatchFailed, RetryLater
 from duemq.tracing import contexts as trace_contexts
 from duemq.tracing import spans as tracing
@@ -47,33 +45,18 @@ def sampled_by(sampler, exporter):
     tracing.use(None)
 
 
-def weight(span):
-    """As the aggregations weigh."""
-    of = span.attributes
-    return of.get(tracing.SAMPLED_COUNT) or of.get(tracing.BATCH_COUNT) or 1
+SAMPLED = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
+REFUSED = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-00"}
 
 
-def unsampled_send():
-    """What a producer in another process sends, where the sampler says no."""
-    span = TracerProvider(sampler=ALWAYS_OFF).get_tracer("off").start_span("send orders")
-    return tracing.SendSpan(span)
-
-
-def received(**changes):
-    message = {
-        "message_id": "m1",
-        "topic": "orders",
-        "broker": "broker-0",
-        "queue": 3,
-        "offset": 7,
-        "key": "k",
-        "tag": None,
-        "body": b"body",
-        "deliveries": 0,
-        "due_ms": None,
-        "properties": {},
-    }
-    return SimpleNamespace(**(message | changes))
+def received(topic="orders", properties=SAMPLED, deliveries=0, origin=None, **fields):
+    record = {"message_id": "m1", "key": "k", "body": b"body"} | fields
+    return Message(
+        Record(properties=properties, attempt=deliveries, **record),
+        origin or Origin(topic, "broker-0", 3),
+        7,
+        0,
+    )
 
 
 def encoded(*properties):
@@ -88,7 +71,7 @@ def parts(spans):
 def test_nothing_is_spanned_while_nobody_asked_for_spans():
     assert not tracing.enabled()
     assert tracing.start_send("orders", "m1") is None
-    tracing.record_store("orders", "b", 0, 0, 1, start_ns=1, end_ns=2)
+    tracing.record_settle(received(), start_ns=1, end_ns=2)
     with tracing.process([received()]):
         pass
 
@@ -185,7 +168,9 @@ def test_a_callback_that_raises_fails_its_span_and_still_raises(recorded):
 
 def test_of_a_batch_only_what_is_named_fails_its_span(recorded):
     origin = Origin("orders", "broker-0", 3)
-    batch = [Message(Record(message_id=f"m{n}"), origin, n, 0) for n in range(3)]
+    batch = [
+        Message(Record(message_id=f"m{n}", properties=SAMPLED), origin, n, 0) for n in range(3)
+    ]
 
     def receive(messages):
         raise BatchFailed({messages[1]: KeyError("nope"), messages[2]: RetryLater("5m")})
@@ -207,6 +192,7 @@ def test_of_a_batch_only_what_is_named_fails_its_span(recorded):
 def test_a_batch_callback_gets_a_span_a_message_and_the_first_is_current(recorded):
     first = tracing.start_send("orders", "m1")
     batch = [received(properties=first.properties), received(message_id="m2")]
+    batch.append(received(message_id="m4", properties={}))
     with tracing.process(batch):
         inner = tracing.start_send("answers", "m3")
     inner.stored("broker-0", 0, 0)
@@ -225,94 +211,11 @@ def test_a_delayed_message_is_late_by_its_start_less_its_due_time(recorded):
 
 def test_topics_of_the_system_are_not_traced(recorded):
     assert tracing.start_send("%TRACE%", "m1") is None
-    tracing.record_store("%TRACE%", "b", 0, 0, 1, start_ns=1, end_ns=2)
-    tracing.record_receive("%TRACE%", "b", 0, 0, 1, start_ns=1, end_ns=2)
-    tracing.record_fire("%TRACE%", "b", 0, 0, [1], store_ms=2, start_ns=1, end_ns=2)
+    records = encoded(SAMPLED)
+    tracing.record_receive("%TRACE%", "b", 0, 0, 1, start_ns=1, end_ns=2, records=records)
     with tracing.process([received(topic="%TRACE%")]):
         pass
     assert parts(recorded) == []
-
-
-def test_a_store_span_joins_the_first_context_of_its_frame_and_links_the_others(recorded):
-    sends = [tracing.start_send("orders", f"m{i}") for i in range(3)]
-    tracing.record_store(
-        "orders",
-        "broker-0",
-        1,
-        40,
-        3,
-        start_ns=1_000,
-        end_ns=5_000,
-        records=memoryview(encoded(*[{"a": "b"} | s.properties for s in sends])),
-    )
-    (span,) = recorded.get_finished_spans()
-    contexts = [trace_contexts.extract(send.properties) for send in sends]
-    assert span.parent.span_id == contexts[0].span_id
-    assert [link.context.span_id for link in span.links] == [c.span_id for c in contexts]
-    assert (span.start_time, span.end_time) == (1_000, 5_000)
-    assert span.attributes[tracing.BATCH_COUNT] == 3
-
-
-def test_a_producer_s_decision_against_a_trace_holds_for_the_frame(recorded):
-    sending = unsampled_send()
-    assert not trace_contexts.extract(sending.properties).trace_flags.sampled
-    frame = encoded(sending.properties)
-    tracing.record_store("orders", "b", 0, 0, 1, start_ns=1, end_ns=2, records=frame)
-    tracing.record_schedule("orders", "b", 0, 0, 1, start_ns=1, end_ns=2, records=frame)
-    tracing.record_fire("orders", "b", 0, 0, [1], store_ms=2, start_ns=1, end_ns=2, records=frame)
-    with tracing.process([received(properties=sending.properties)]):
-        pass
-    assert parts(recorded) == []
-
-
-def test_a_frame_without_contexts_starts_a_trace_of_its_own(recorded):
-    tracing.record_store("orders", "b", 0, 0, 1, start_ns=1, end_ns=2, records=encoded({}))
-    tracing.record_schedule("orders", "b", 0, 0, 5, start_ns=1, end_ns=2, due_ms=9)
-    store, schedule = recorded.get_finished_spans()
-    assert store.parent is None
-    assert store.context.trace_id != schedule.context.trace_id
-
-
-def test_fires_of_one_due_time_are_one_span_with_their_own_contexts(recorded):
-    sends = [tracing.start_send("orders", f"m{i}") for i in range(4)]
-    records = [encoded(send.properties) for send in sends]
-    tracing.record_fire(
-        "orders",
-        "broker-0",
-        2,
-        100,
-        [1_000, 1_000, 1_001, 1_005],
-        store_ms=1_006,
-        start_ns=1,
-        end_ns=2,
-        records=b"".join(records),
-        sizes=[len(record) for record in records],
-    )
-    spans = recorded.get_finished_spans()
-    contexts = [trace_contexts.extract(send.properties) for send in sends]
-    told = [
-        (
-            span.attributes[tracing.BATCH_COUNT],
-            span.attributes[tracing.QUEUE_OFFSET],
-            span.attributes[tracing.LATENESS_MS],
-            span.parent.span_id,
-        )
-        for span in spans
-    ]
-    assert told == [
-        (2, 100, 6, contexts[0].span_id),
-        (1, 102, 5, contexts[2].span_id),
-        (1, 103, 1, contexts[3].span_id),
-    ]
-
-
-def test_fires_of_many_due_times_share_a_bounded_number_of_spans(recorded):
-    due = list(range(10_000))
-    tracing.record_fire("orders", "b", 0, 0, due, store_ms=10_000, start_ns=1, end_ns=2)
-    spans = recorded.get_finished_spans()
-    assert len(spans) == tracing.FIRE_SPANS_MAX
-    assert sum(span.attributes[tracing.BATCH_COUNT] for span in spans) == len(due)
-    assert max(span.attributes[tracing.LATENESS_MS] for span in spans) == 10_000
 
 
 @pytest.mark.parametrize(
@@ -339,72 +242,9 @@ def test_trace_state_travels(recorded):
     assert sending.properties[TRACESTATE] == "v=1"
 
 
-def test_links_are_bounded_and_what_was_refused_is_counted():
-    sampled = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
-    refused = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-00"}
-    found = trace_contexts.contexts_in(encoded(*[sampled] * 100, {"a": "b"}))
-    assert (len(found.sampled), found.refused) == (trace_contexts.LINKS_MAX, 0)
-    found = trace_contexts.contexts_in(encoded(*[refused] * 1_000, sampled))
-    assert (len(found.sampled), found.refused) == (1, 1_000)
-    cut = encoded(sampled)[:-1]
-    assert trace_contexts.contexts_in(cut) == trace_contexts.Found()
-
-
-@pytest.mark.parametrize("form", ["00-{}", " 00-{}", "00-{} ", "01-{}", "cc-{}-what-will-be"])
-def test_whatever_the_standard_allows_is_found_in_a_frame_too(form):
-    properties = {TRACEPARENT: form.format("1" * 32 + "-" + "2" * 16 + "-01")}
-    context = trace_contexts.extract(properties)
-    assert context.span_id == int("2" * 16, 16)
-    assert trace_contexts.contexts_in(encoded(properties)) == trace_contexts.Found([context], 0)
-    properties = {TRACEPARENT: form.format("1" * 32 + "-" + "2" * 16 + "-02")}
-    assert trace_contexts.contexts_in(encoded(properties)) == trace_contexts.Found([], 1)
-
-
-def test_all_spans_of_sampled_messages_add_up_to_the_same(recorded):
-    frames = []
-    with sampled_by(ParentBasedTraceIdRatio(0.1), recorded):
-        for at in range(0, 2_000, 50):
-            sends = [tracing.start_send("orders", f"m{at + i}") for i in range(50)]
-            for send in sends:
-                send.stored("broker-0", 0, 0)
-            frames.append([send.properties for send in sends])
-    # Brokers and consumers follow, whatever their own samplers are.
-    with sampled_by(ALWAYS_ON, recorded):
-        for frame in frames:
-            records = [encoded(properties) for properties in frame]
-            whole = {"start_ns": 1, "end_ns": 2, "records": b"".join(records)}
-            tracing.record_store("orders", "b", 0, 0, 50, **whole)
-            tracing.record_schedule("orders", "b", 0, 0, 50, **whole)
-            tracing.record_receive("orders", "b", 0, 0, 50, **whole)
-            due = [1] * 25 + [2] * 25
-            sizes = [len(record) for record in records]
-            tracing.record_fire("orders", "b", 0, 0, due, store_ms=3, sizes=sizes, **whole)
-            messages = [received(properties=properties) for properties in frame]
-            with tracing.process(messages):
-                pass
-            for message in messages:
-                tracing.record_settle(message, start_ns=1, end_ns=2)
-    counted = Counter()
-    for span in recorded.get_finished_spans():
-        counted[span.attributes[tracing.OPERATION]] += weight(span)
-    assert 100 < counted["send"] < 400
-    assert set(counted) == {"send", "store", "schedule", "receive", "fire", "process", "settle"}
-    assert set(counted.values()) == {counted["send"]}
-
-
-def test_messages_of_producers_that_do_not_trace_are_counted(recorded):
-    refused = unsampled_send().properties
-    frame = encoded(refused, {}, {"a": "b"})
-    tracing.record_store("orders", "b", 0, 0, 3, start_ns=1, end_ns=2, records=frame)
-    (span,) = recorded.get_finished_spans()
-    assert (span.parent, weight(span)) == (None, 2)
-    assert span.attributes[tracing.BATCH_COUNT] == 3
-
-
 def test_what_is_sent_while_a_message_without_a_trace_is_processed_has_none(recorded):
-    with tracing.process([received(properties=unsampled_send().properties)]):
-        sending = tracing.start_send("answers", "m2")
-    sending.stored("broker-0", 0, 0)
+    with tracing.process([received(properties=REFUSED)]):
+        assert tracing.start_send("answers", "m2") is None
     assert parts(recorded) == []
 
 
@@ -422,3 +262,43 @@ def test_a_creation_context_of_the_application_s_own_stays(recorded):
     assert tracing.start_send("orders", "m2", properties=refused) is None
     malformed = tracing.start_send("orders", "m3", properties={TRACEPARENT: "nonsense"})
     assert set(malformed.properties) == {TRACEPARENT}
+
+
+def test_what_carries_no_sampled_context_has_no_span(recorded):
+    for properties in ({}, {"a": "b"}, REFUSED, {TRACEPARENT: "nonsense"}):
+        message = received(properties=properties)
+        with tracing.process([message, message]):
+            pass
+        tracing.record_settle(message, start_ns=1, end_ns=2)
+        records = encoded(properties)
+        tracing.record_receive("orders", "b", 0, 0, 1, start_ns=1, end_ns=2, records=records)
+    assert parts(recorded) == []
+
+
+def test_of_what_a_broker_calls_untraced_nobody_looks_at_the_properties(recorded):
+    message = received(origin=Untraced("orders", "broker-0", 3))
+    assert not tracing.wanted([message])
+    with tracing.process([message]):
+        pass
+    assert parts(recorded) == []
+    assert tracing.wanted([message, received()])
+
+
+@pytest.mark.parametrize("form", ["00-{}-01", " 00-{}-01", "00-{}-03 ", "01-{}-01"])
+def test_a_context_in_any_form_of_the_standard_is_followed(recorded, form):
+    text = form.format("1" * 32 + "-" + "2" * 16)
+    with tracing.process([received(properties={TRACEPARENT: text})]):
+        pass
+    (span,) = recorded.get_finished_spans()
+    assert f"{span.parent.span_id:x}" == "2" * 16
+
+
+def test_a_sampler_that_refuses_leaves_the_message_as_it_is(recorded):
+    with sampled_by(ALWAYS_OFF, recorded):
+        assert tracing.start_send("orders", "m1") is None
+
+
+def test_what_was_drawn_is_sampled_by_the_sampler(recorded):
+    with sampled_by(ParentBasedTraceIdRatio(1e-6), recorded):
+        assert tracing.start_send("orders", "m1", chosen=True) is not None
+        assert tracing.head.known

@@ -1,21 +1,63 @@
-"""Light send spans (`duemq.tracing.sends`) on their way out: columns, or spans when asked for."""
+"""Light spans (`duemq.tracing.sends`) on their way out: columns, or OpenTelemetry's when asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from random import getrandbits
 from typing import Any, overload
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.util.types import AttributeValue
 
 from duemq.tracing import spans as tracing
+from duemq.tracing.contexts import Found
 from duemq.tracing.sends import Light, SendFrame
 
 _SCOPE = InstrumentationScope(tracing.SCOPE)
+_UNSET = Status(StatusCode.UNSET)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+class LightSpan(ReadableSpan):
+    """A finished span.  What it is linked to is a list of texts until somebody looks."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: dict[str, AttributeValue],
+        parent: SpanContext,
+        found: Found,
+        start_ns: int,
+        end_ns: int,
+        error: BaseException | None,
+        resource: Resource,
+    ) -> None:
+        status = _UNSET
+        if error is not None:
+            attributes[tracing.ERROR_TYPE], status = tracing.failure(error)
+        super().__init__(
+            name,
+            SpanContext(parent.trace_id, getrandbits(63) + 1, False, _SAMPLED),
+            parent,
+            resource,
+            attributes,
+            kind=kind,
+            status=status,
+            start_time=start_ns,
+            end_time=end_ns,
+            instrumentation_scope=_SCOPE,
+        )
+        self._found = found
+
+    @property
+    def links(self) -> Sequence[Link]:
+        """The creation contexts of its messages."""
+        return [Link(context) for context in self._found.sampled]
 
 
 @dataclass(slots=True)
@@ -85,7 +127,7 @@ class SendRows(Sequence[ReadableSpan]):
         attributes |= tracing.filled(
             {tracing.MESSAGE_ID: message_id, tracing.KEY: light.key, tracing.TAG: light.tag}
         )
-        status = Status(StatusCode.UNSET)
+        status = _UNSET
         if error is None:
             attributes |= {tracing.QUEUE: str(queue), tracing.QUEUE_OFFSET: offset}
             attributes |= tracing.filled({tracing.BROKER: broker, tracing.DUE_MS: due_ms})

@@ -1,0 +1,244 @@
+"""What a producer's messages carry, and which spans they have, by what the sampler says."""
+
+from contextlib import contextmanager
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider, sampling
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+
+from duemq.errors import Unavailable
+from duemq.message import Outgoing
+from duemq.producing.batch_encoding import Numbers
+from duemq.producing.intake import Intake
+from duemq.producing.outbox import Outbox, Target
+from duemq.telemetry.exporter import DueMQSpanExporter
+from duemq.telemetry.pipeline import Pipeline, Provider
+from duemq.tracing import spans
+from duemq.tracing.contexts import TRACEPARENT, extract
+from duemq.v1.broker_pb2 import SendRequest
+from duemq.v1.trace_pb2 import SpanBatch
+
+COUNT = 1_000
+ON, OFF, TENTH = sampling.DEFAULT_ON, sampling.DEFAULT_OFF, sampling.ParentBasedTraceIdRatio(0.1)
+OWN = "00-" + "1" * 32 + "-" + "2" * 16 + "-0"
+
+
+class Sink:
+    def __init__(self):
+        self.batches = []
+
+    def send(self, *bodies):
+        self.batches += map(SpanBatch.FromString, bodies)
+
+    def close(self):
+        pass
+
+
+class Producer:
+    """Offers messages and answers all batches."""
+
+    def __init__(self, sampler, provider=Provider):
+        self.outbox = Outbox(1 << 30, 1 << 20, lambda: None)
+        self.intake = Intake(self.outbox, 1 << 20)
+        self.target = Target("orders", (), traced=True)
+        self.provider = provider(sampler=sampler, shutdown_on_exit=False)
+        self.sink = Sink()
+        self.pipeline = Pipeline(self.provider, DueMQSpanExporter(lambda: self.sink))
+        spans.use(self.provider)
+
+    def submit(self, count, **options):
+        names = "key", "tag", "ordering_key", "properties", "delay", "deliver_at", "delay_level"
+        given = [options.get(name) for name in names]
+        for _ in range(count):
+            self.intake.offer(self.target, b"body", *given)
+
+    def send_many(self, count, **options):
+        common = Outgoing(b"", **options)
+        for chunk in self.intake.chunks([b"body"] * count, common):
+            self.intake.offer_chunk(self.target, chunk, common, [])
+
+    def answered(self, error=None):
+        """The requests that went out."""
+        batches = self.outbox.take_arrivals()
+        requests = []
+        for number, batch in enumerate(batches):
+            self.outbox.seal(batch)
+            requests.append(SendRequest.FromString(batch.encode(3, Numbers(1, 0, number))))
+            if error is None:
+                batch.stored("broker-0", 7, 3, 100, 1_000, b"")
+            else:
+                batch.failed(error)
+            batch.wake()
+        return [each for request in requests for each in request.batches]
+
+    def exported(self):
+        """(trace id, span id) of the spans, as far as light ones go."""
+        self.pipeline.flush()
+        return {
+            (batch.trace_ids[16 * row : 16 * row + 16], batch.span_ids[8 * row : 8 * row + 8])
+            for batch in self.sink.batches
+            for row in range(batch.rows)
+        }
+
+
+def carried(batches):
+    """The contexts that the messages carry."""
+    found = [
+        extract(record.properties)
+        for batch in batches
+        for record in batch.records.records
+        if TRACEPARENT in record.properties
+    ]
+    return {(c.trace_id.to_bytes(16, "big"), c.span_id.to_bytes(8, "big")) for c in found}
+
+
+@contextmanager
+def inside(*, sampled):
+    context = SpanContext(0xABC, 0xDEF, False, TraceFlags(int(sampled)))
+    with trace.use_span(NonRecordingSpan(context)):
+        yield
+
+
+@pytest.fixture(params=[Provider, TracerProvider], ids=["light", "sdk"])
+def producer(request):
+    made = []
+
+    def make(sampler):
+        made.append(Producer(sampler, request.param))
+        return made[-1]
+
+    yield make
+    spans.use(None)
+    for each in made:
+        each.pipeline.shutdown(30)
+
+
+CALLS = pytest.mark.parametrize("call", ["submit", "send_many"])
+
+
+@CALLS
+def test_what_is_not_sampled_carries_nothing_and_the_frame_says_so(producer, call):
+    p = producer(OFF)
+    getattr(p, call)(COUNT)
+    batches = p.answered()
+    assert all(batch.untraced for batch in batches)
+    assert not any(r.properties for batch in batches for r in batch.records.records)
+    assert p.exported() == set()
+
+
+@CALLS
+def test_a_tenth_carries_its_span_and_no_other_message_does(producer, call):
+    p = producer(TENTH)
+    for _ in range(10):
+        getattr(p, call)(COUNT)
+    batches = p.answered()
+    assert sum(len(batch.records.records) for batch in batches) == 10 * COUNT
+    found = carried(batches)
+    # Six standard deviations of a binomial distribution.
+    assert abs(len(found) - COUNT) <= 6 * 30
+    assert p.exported() == found
+    assert not any(batch.untraced for batch in batches if carried([batch]))
+
+
+@CALLS
+def test_the_caller_s_span_decides(producer, call):
+    p = producer(TENTH)
+    with inside(sampled=True):
+        getattr(p, call)(5)
+    taken = carried(p.answered())
+    assert {trace_id[-2:] for trace_id, _ in taken} == {b"\x0a\xbc"}
+    assert (len(taken), p.exported()) == (5, taken)
+    p = producer(ON)
+    with inside(sampled=False):
+        getattr(p, call)(5)
+    [batch] = p.answered()
+    assert batch.untraced
+    assert p.exported() == set()
+
+
+@CALLS
+def test_a_context_of_the_application_s_own_stays_and_decides(producer, call):
+    p = producer(OFF)
+    getattr(p, call)(3, properties={TRACEPARENT: OWN + "1"})
+    [batch] = p.answered()
+    assert {r.properties[TRACEPARENT] for r in batch.records.records} == {OWN + "1"}
+    assert not batch.untraced
+    assert {trace_id.hex() for trace_id, _ in p.exported()} == {"1" * 32}
+    p = producer(ON)
+    getattr(p, call)(3, properties={TRACEPARENT: OWN + "0"})
+    [batch] = p.answered()
+    assert {r.properties[TRACEPARENT] for r in batch.records.records} == {OWN + "0"}
+    assert p.exported() == set()
+
+
+def test_a_sampler_of_another_kind_is_asked(producer):
+    class Odd(sampling.Sampler):
+        asked = 0
+
+        def should_sample(self, *_, **__):
+            self.asked += 1
+            taken = self.asked % 2
+            decision = sampling.Decision.RECORD_AND_SAMPLE if taken else sampling.Decision.DROP
+            return sampling.SamplingResult(decision)
+
+        def get_description(self):
+            return "Odd"
+
+    sampler = Odd()
+    p = producer(sampler)
+    p.submit(5)
+    p.send_many(5)
+    found = carried(p.answered())
+    assert sampler.asked == 10
+    assert (len(found), p.exported()) == (5, found)
+
+
+def test_spans_say_what_became_of_the_message(producer):
+    p = producer(ON)
+    p.submit(1, key="k", tag="t", properties={"a": "b"})
+    [batch] = p.answered()
+    [record] = batch.records.records
+    assert (record.key, record.tag, record.properties["a"]) == ("k", "t", "b")
+    p.submit(1)
+    p.answered(Unavailable("gone"))
+    p.exported()
+    rows = [batch for batch in p.sink.batches if batch.rows]
+    texts = {value for batch in rows for value in batch.message_id.values}
+    assert record.message_id in texts
+    assert len(texts) == 2
+    assert [value for batch in rows for value in batch.error_type.values if value] == [
+        "UNAVAILABLE"
+    ]
+    assert 3 in [queue for batch in rows for queue in batch.queue_id]
+    assert 100 in [offset for batch in rows for offset in batch.queue_offset]
+
+
+def test_who_else_looks_at_the_process_s_spans_sees_those_of_sends():
+    seen = InMemorySpanExporter()
+    p = Producer(ON)
+    p.provider.add_span_processor(SimpleSpanProcessor(seen))
+    p.submit(2)
+    p.answered()
+    spans.use(None)
+    p.pipeline.shutdown(30)
+    assert [span.name for span in seen.get_finished_spans()] == ["send orders"] * 2
+    assert sum(batch.rows for batch in p.sink.batches) == 2
+
+
+def test_spans_that_nobody_takes_are_counted(monkeypatch):
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+    p = Producer(ON)
+    p.sink.send = None
+    p.send_many(5)
+    p.answered()
+    p.exported()
+    assert p.pipeline.dropped_by_reason["export_failed"] == 5
+    p.pipeline.shutdown(30)
+    p.send_many(7)
+    p.answered()
+    spans.use(None)
+    assert p.pipeline.dropped_by_reason["shutdown"] == 7
