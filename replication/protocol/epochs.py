@@ -51,8 +51,11 @@ class Epochs:
         del self._begins[bisect.bisect_left(self._begins, end, key=lambda each: each.start) :]
 
     def drop_before(self, position: int) -> None:
-        """The log begins there now; the epoch that its first entry is of stays."""
-        covering = bisect.bisect_right(self._begins, position, key=lambda each: each.start) - 1
+        """The log begins there now; the epoch that the entry before that was of stays.
+
+        An empty log that begins there, after a snapshot, has nothing else in common with this one.
+        """
+        covering = bisect.bisect_left(self._begins, position, key=lambda each: each.start) - 1
         if covering > 0:
             del self._begins[:covering]
 

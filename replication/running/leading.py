@@ -242,6 +242,7 @@ class Leading:
     ) -> None:
         """One follower's stream, until it ends."""
         number = next(self._numbers)
+        self.leader.log_start = self._log.start_position  # it moves, as checkpoints are saved
         greeting = self.leader.hello(number, hello, self._log.end_position, steady_ms())
         stream = self._streams[number] = _Stream()
         answers = None
@@ -292,6 +293,7 @@ class Leading:
             if number not in self.leader.followers:
                 return
             sent_ms = steady_ms()
+            self.leader.log_start = self._log.start_position
             chunk = self.leader.chunk(number, data, sent_ms, take_over=stream.take_over)
             stream.take_over = False
             await context.write(wire.to_chunk(chunk))

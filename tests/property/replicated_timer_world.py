@@ -1,7 +1,8 @@
 """A timer shard with two replicas, each with a disk of its own: the same world as of one.
 
-One leads, and is the shard of the world; the other's log gets the leader's bytes.  Both are in the
-set, so what both have durably is committed.  When the leader dies either may lead next.
+One leads, and is the shard of the world; the other's log gets the leader's bytes.  While both are
+in the set, what both have durably is committed, and when the leader dies either may lead next.  One
+whose disk was emptied is not in it, before it has got all again: by a snapshot, and the log.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from duemq_server.replication.protocol.epochs import common_end
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from duemq_server.timer_service.bounded_log import BoundedLog
+from duemq_server.timer_service.disk import snapshot
 from duemq_server.timer_service.disk.data_directory import DataDirectory
 from duemq_server.timer_service.disk.standby import Standby
 from duemq_server.timer_service.timers.limits import Limits
@@ -26,6 +28,9 @@ class ReplicatedWorld(World):
         self.standby_disk = FaultyDisk()
         self.epoch = 0
         self.takeovers = 0
+        self.snapshots = 0
+        self.alone = False
+        """The other replica is not in the set."""
         self._committed = 0
         super().__init__(seed, limits)
 
@@ -54,19 +59,19 @@ class ReplicatedWorld(World):
         return disk.after_power_cut(self.random) if disk.off else disk
 
     def _elect(self) -> DataDirectory:
-        if self.random.random() < 0.5:
+        if not self.alone and self.random.random() < 0.5:
             self.disk, self.standby_disk = self.standby_disk, self.disk
         leader = self._replica(self.disk)
+        assert leader.log.end_position >= self._committed
         self.standby = self._replica(self.standby_disk)
-        if not self.epoch:
-            self.standby.rename(leader.store_id)
-        assert self.standby.store_id == leader.store_id
+        self._join(leader.store_id)
         epochs = leader.epochs
         self.epoch += 1
         start, _ = leader.log.append(epoch.KIND, [epoch.encode(self.epoch, bytes(16), self.now_ms)])
         while leader.log.write_pending():
             pass
-        self._follow(leader.log, (*epochs, (self.epoch, start)))
+        self._epochs = (*epochs, (self.epoch, start))
+        self._follow(leader.log)
         self._ship(leader.log)
         self._hear(leader.log)
         assert self._committed == leader.log.end_position
@@ -85,21 +90,42 @@ class ReplicatedWorld(World):
         standby = Standby.open(DATA, disk, self.limits, clock=lambda: self.now_ms)
         assert not standby.lost
         assert standby.applied <= standby.committed <= self._committed
-        assert standby.log.end_position >= self._committed
         return standby
 
-    def _follow(self, leader: ReplicaLog, epochs: tuple[tuple[int, int], ...]) -> None:
+    def _join(self, store_id: int) -> None:
+        if self.standby.store_id != store_id:
+            assert not self.standby.log.end_position
+            self.standby.rename(store_id)
+
+    def _follow(self, leader: ReplicaLog) -> None:
         mine = self.standby.log
-        common = common_end(self.standby.epochs, mine.end_position, epochs, leader.end_position)
-        assert common >= self._committed
-        if common < mine.end_position:
+        ends = mine.end_position, leader.end_position
+        common = common_end(self.standby.epochs, ends[0], self._epochs, ends[1])
+        assert self.alone or common >= self._committed
+        assert common >= self.standby.committed
+        if common < max(leader.start_position, mine.start_position):
+            self._install(leader)
+        elif common < mine.end_position:
             mine.truncate(common)
         first = max(mine.start_position, leader.start_position)
+        common = min(common, mine.end_position)
         assert [*mine.entries(first, common)] == [*leader.entries(first, common)]
+
+    def _install(self, leader: ReplicaLog) -> None:
+        """The leader has cut off what the other lacks."""
+        assert self.alone
+        start = leader.start_position
+        data = snapshot.take(DATA, self.disk)
+        assert data is not None
+        self.snapshots += 1
+        self.standby.install(data, start)
+        assert self.standby.log.end_position == start
 
     def _ship(self, leader: ReplicaLog, bytes_max: int = CHUNK) -> None:
         """What the leader has written comes to the other log, in chunks, as far as it does."""
         mine = self.standby.log
+        if mine.end_position < leader.start_position:
+            self._install(leader)
         while bytes_max > 0 and mine.end_position < leader.written_position:
             run = leader.read_run(mine.end_position, min(bytes_max, CHUNK))
             mine.extend(mine.end_position, [run])
@@ -113,7 +139,11 @@ class ReplicatedWorld(World):
         mine.write_pending()
         if mine.durable_position >= self._committed:
             mine.caught_up()
-        known = min(leader.durable_position, mine.durable_position)
+        if self.alone and mine.durable_position >= max(self._committed, self._epochs[-1][1] + 1):
+            self.alone = False
+        known = leader.durable_position
+        if not self.alone:
+            known = min(known, mine.durable_position)
         assert known >= self._committed
         self._committed = known
 
@@ -147,6 +177,8 @@ class ReplicatedWorld(World):
     def standby_checkpoint(self) -> None:
         self.standby.apply(self._committed)
         self.standby.pass_now()
+        if self.alone:
+            return
         assert self.standby.checkpoint_position == self.standby.applied == self._committed
 
     # -- what goes wrong
@@ -179,11 +211,17 @@ class ReplicatedWorld(World):
             self.standby_disk = self._alive(disk)
             try:
                 self.standby = self._replica(self.standby_disk)
-                begun = self.directory.housekeeper._epochs.begins
-                self._follow(self.log, begun)
+                self._join(self.directory.producer_id)
+                self._follow(self.log)
                 break
             except PowerCut:
                 disk = self.standby_disk
+
+    def empty_standbys_disk(self) -> None:
+        """A new disk in its place; the leader goes on alone, until that has got all."""
+        self.alone = True
+        self.standby_restarts(FaultyDisk())
+        self.hear()
 
     def cut_standbys_power_in(self, operations: int) -> None:
         self.standby_disk.cut_at = self.standby_disk.operations + operations

@@ -52,6 +52,10 @@ class ReplicatedTimerShard(TimerShard):
     def the_follower_restarts(self) -> None:
         self._survive(self.world.standby_restarts)
 
+    @rule()
+    def the_followers_disk_is_emptied(self) -> None:
+        self._survive(self.world.empty_standbys_disk)
+
     @precondition(lambda self: not self.world.standby_disk.off)
     @rule(operations=st.integers(1, 30))
     def cut_the_followers_power_soon(self, operations: int) -> None:

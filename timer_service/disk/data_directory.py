@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from duemq.errors import Corrupt
@@ -147,11 +147,12 @@ def make_shard(
     *,
     segments_type: type[FarSegments] = FarSegments,
     recovery_type: type[Recovery] = Recovery,
+    fired_by: Callable[[int], int] | None = None,
 ) -> Made:
     """The shard as of the log's end, from its checkpoint and what came behind it.
 
-    Period files are cut to what the checkpoint says.  Raises Corrupt, CorruptLog, CorruptFile,
-    DiskFull, DiskFailed.
+    `fired_by`: see Recovery.  Period files are cut to what the checkpoint says.  Raises Corrupt,
+    CorruptLog, CorruptFile, DiskFull, DiskFailed.
     """
     segments = segments_type(segments_path(directory), disk)
     scheduler = Scheduler(log, segments, limits, now_ms)
@@ -161,7 +162,7 @@ def make_shard(
             return read_bytes(disk, segments.path(home.file), home.position, length)
         return bytes(log.read(home.position, length))
 
-    recovery = recovery_type(scheduler, read_body, now_ms)
+    recovery = recovery_type(scheduler, read_body, now_ms, fired_by)
     if found is not None:
         recovery.restore(found)
     else:

@@ -131,8 +131,16 @@ class Unseen:
 class Recovery:
     """Rebuilds a scheduler; made for one start."""
 
-    def __init__(self, scheduler: Scheduler, read_body: ReadBody, now_ms: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        read_body: ReadBody,
+        now_ms: int,
+        fired_by: Callable[[int], int] | None = None,
+    ) -> None:
+        """`fired_by`: when an entry of the log was there at the latest; None: by now."""
         self._scheduler = scheduler
+        self._fired_by = fired_by or (lambda position: now_ms)
         self._read_body = read_body
         self._now_ms = now_ms
         self._batches: list[Replayed] = []
@@ -370,12 +378,13 @@ class Recovery:
         return rows.take(~dispatched)
 
     def _give(self, met: npt.NDArray[np.int64], rows: Rows, blob: Blob) -> None:
-        self._scheduler.fires.note(rows, self._now_ms)
         for number in np.unique(met[0]).tolist():
             batch = self._batches[number]
+            mine = met[0] == number
+            fired = rows.take(mine)
+            self._scheduler.fires.note(fired, self._fired_by(batch.position))
             if not batch.acked:
-                mine = met[0] == number
-                batch.found.append((met[1][mine], rows.take(mine), blob))
+                batch.found.append((met[1][mine], fired, blob))
 
     def _load(self, horizon_ms: int) -> bool:
         """Loads some timers that were due; False if there are none."""

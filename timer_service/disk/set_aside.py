@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import google_crc32c
 import numpy as np
@@ -149,8 +149,14 @@ class TolerantSegments(FarSegments):
 class TolerantRecovery(Recovery):
     """A start that goes on without what it cannot read, and counts it."""
 
-    def __init__(self, scheduler: Scheduler, read_body: ReadBody, now_ms: int) -> None:
-        super().__init__(scheduler, read_body, now_ms)
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        read_body: ReadBody,
+        now_ms: int,
+        fired_by: Callable[[int], int] | None = None,
+    ) -> None:
+        super().__init__(scheduler, read_body, now_ms, fired_by)
         self._held_damage: list[Damage] = []
         self._unknown = 0  # lost, and nobody knows which
         self._fired_before = 0  # of what is missing of batches: not lost

@@ -31,11 +31,12 @@ Owned by whoever runs the replica: one thread at a time; another one may extend 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import Self
+from typing import NamedTuple, Self
 
 from duemq.errors import Corrupt, InvariantError
 from duemq.protocol.limits import SERVICE_IDS_FROM
@@ -63,9 +64,18 @@ from duemq_server.timer_service.disk.log_view import LogView
 from duemq_server.timer_service.timers.limits import Limits
 
 INSTALLING = "installing"
+TIME_STEP_MS = 500  # a fire is late from a second on
+TIMES_MAX = 2_048
 EVERYTHING = 1 << 40  # tombstones that may expire in a pass
 
 _log = logging.getLogger(__name__)
+
+
+class _Noted(NamedTuple):
+    """All before `applied` was there at `now_ms`."""
+
+    applied: int
+    now_ms: int
 
 
 class Standby:
@@ -94,6 +104,7 @@ class Standby:
         self._limits = limits
         self._clock = clock
         self._leader_start = 0
+        self._times: list[_Noted] = []
         self._applied = self.committed
         self._saved(found)
 
@@ -144,7 +155,26 @@ class Standby:
         Counts what is durable here.  Raises as `checkpoint`.
         """
         self._applied = max(self._applied, min(committed, self.log.durable_position))
+        self._note_time()
         self.checkpoint()
+
+    def _note_time(self) -> None:
+        """What is applied was there by now: a pass, later, must not think that it fired late."""
+        now_ms, times = self._clock(), self._times
+        if not times or abs(now_ms - times[-1].now_ms) >= TIME_STEP_MS:
+            times.append(_Noted(self._applied, now_ms))
+        if len(times) > TIMES_MAX:
+            del times[::2]
+
+    def _fired_by(self, now_ms: int) -> Callable[[int], int]:
+        """When what lies at a position was there, at the latest."""
+        times = self._times
+
+        def fired_by(position: int) -> int:
+            at = bisect.bisect_right(times, position, key=lambda each: each.applied)
+            return times[at].now_ms if at < len(times) else now_ms
+
+        return fired_by
 
     def checkpoint(self) -> None:
         """A pass if it is time for one.  Blocking.
@@ -165,12 +195,17 @@ class Standby:
         now_ms = self._clock()
         found = self._load()
         view = LogView(self.log, found.position, self._applied)
-        made = make_shard(self._data_dir, self._disk, self._limits, now_ms, view, found)
+        made = self._make(view, found, now_ms)
         _forget(made, now_ms)
         save = self._save(made, now_ms)
         made.housekeeper.finish(save, now_ms)
         self._saved(save.state)
         self._delete()
+
+    def _make(self, log: ReplicaLog | LogView, found: CheckpointState, now_ms: int) -> Made:
+        fired_by = self._fired_by(now_ms)
+        limits = self._limits
+        return make_shard(self._data_dir, self._disk, limits, now_ms, log, found, fired_by=fired_by)
 
     def _save(self, made: Made, now_ms: int) -> Save:
         """Saves a checkpoint; what holds up too much of the log goes to disk before."""
@@ -194,6 +229,7 @@ class Standby:
         self._position = state.position
         self._needed_from = state.log_needed_from
         self._passed_ms = self._clock()
+        self._times = [each for each in self._times if each.applied > state.position]
 
     def drop_before(self, log_start: int) -> None:
         """The leader has no entries before that; nor does this log, but what its checkpoint needs.
@@ -230,8 +266,7 @@ class Standby:
             raise InvariantError("it is to lead, and its log is not durable to its end")
         found = self._load()
         check_reaches(self._data_dir, self.log, found.position)
-        made = make_shard(self._data_dir, self._disk, self._limits, self._clock(), self.log, found)
-        return DataDirectory(self.log, *made)
+        return DataDirectory(self.log, *self._make(self.log, found, self._clock()))
 
     def install(self, data: bytes, log_start: int) -> None:
         """This replica is too far behind: it begins anew, with a leader's snapshot (snapshot.py).

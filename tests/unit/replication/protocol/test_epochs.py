@@ -65,3 +65,16 @@ def test_epochs_grow(begin: tuple[int, int]) -> None:
     epochs = Epochs([(1, 0), (4, 800)])
     with pytest.raises(ValueError, match="does not follow"):
         epochs.note(*begin)
+
+
+@pytest.mark.parametrize(
+    ("position", "left"),
+    [(0, [0, 100, 200]), (99, [0, 100, 200]), (100, [0, 100, 200]), (101, [100, 200])],
+)
+def test_the_epoch_before_the_logs_first_entry_is_kept(position: int, left: list[int]) -> None:
+    epochs = Epochs([(1, 0), (2, 100), (4, 200)])
+    epochs.drop_before(position)
+    assert [start for _, start in epochs.begins] == left
+    empty = Epochs([(1, 0), (2, 100), (4, 200)])
+    empty.truncate(position)  # as after a snapshot: the log is empty and begins there
+    assert common_end(empty.begins, position, epochs.begins, 300) == position
