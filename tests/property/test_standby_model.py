@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from duemq.errors import FencedTimer, InvalidArgument, TopicExists
+from duemq.errors import FencedTimer, InvalidArgument
 from duemq.protocol import names
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.protocol.retry_policy import RetryPolicy
@@ -34,8 +34,12 @@ TOPICS = ("a", "b")
 GROUPS = ("g", "h")
 SERVICES = tuple(Service(SERVICE_IDS_FROM + n, f"t{n}", 0, 1) for n in range(3))
 
-topics = st.sampled_from(TOPICS)
-groups = st.sampled_from(GROUPS)
+WORKS = (
+    *("send", "send", "send", "delete_topic", "commit", "reset", "purge", "send_back", "send_back"),
+    *("mark_resent", "put_group", "delete_group", "claim", "release", "fire"),
+    *("take_checkpoint", "save_checkpoint", "retain"),
+)
+
 shares = st.floats(0, 1)
 
 
@@ -76,132 +80,112 @@ class StandbyMachine(RuleBasedStateMachine):
         )
         self.sequences[lane] += 1
 
-    @rule(
-        producer=st.integers(1, 3),
-        topic=topics,
-        queue_id=st.integers(0, 1),
-        timed=st.booleans(),
-        size=st.sampled_from([0, 300, 900]),
-        count=st.integers(1, 9),
-    )
-    def send(
-        self, producer: int, topic: str, queue_id: int, timed: bool, size: int, count: int
-    ) -> None:
-        for _ in range(count):
-            self.send_one(producer, topic, queue_id, timed, size)
+    @rule(works=st.lists(st.sampled_from(WORKS), min_size=1, max_size=8))
+    def work(self, works: list[str]) -> None:
+        for name in works:
+            getattr(self, name)()
             self.leader.settle()
 
-    @rule(topic=topics)
-    def delete_topic(self, topic: str) -> None:
-        if topic in self.leader.store.topics:
-            self.leader.store.delete_topic(topic)
+    def send(self) -> None:
+        producer, timed = self.random.randint(1, 3), self.random.random() < 0.3
+        topic, queue_id = self.topic(), self.random.randint(0, 1)
+        for _ in range(self.random.randint(1, 9)):
+            self.send_one(producer, topic, queue_id, timed, self.random.choice((0, 300, 900)))
             self.leader.settle()
 
-    @rule(topic=topics, queues=st.integers(2, 3))
-    def create_topic(self, topic: str, queues: int) -> None:
-        try:
-            self.leader.store.create_topic(topic, queues)
-        except TopicExists:
-            return
-        self.leader.settle()
+    def topic(self) -> str:
+        return self.random.choice(TOPICS)
 
-    @rule(group=groups, topic=topics, share=shares, generation=st.integers(0, 5))
-    def commit(self, group: str, topic: str, share: float, generation: int) -> None:
-        if topic in self.leader.store.topics:
-            key = GroupQueue(group, topic, 0)
-            offset = self.offset(topic, share)
-            self.leader.store.put_offsets(group, [(key, Progress(offset, generation))])
+    def group(self) -> str:
+        return self.random.choice(GROUPS)
+
+    def a_topic_that_is_there(self) -> str:
+        topic = self.topic()
+        if topic not in self.leader.store.topics:
+            self.leader.store.create_topic(topic, self.random.randint(2, 3))
             self.leader.settle()
+        return topic
 
-    def offset(self, topic: str, share: float) -> int:
+    def delete_topic(self) -> None:
+        self.leader.store.delete_topic(self.a_topic_that_is_there())
+
+    def offset(self, topic: str) -> int:
         queue = self.leader.store.queue(topic, 0)
-        return queue.min_offset + int((queue.max_offset - queue.min_offset) * share)
+        return self.random.randint(queue.min_offset, queue.max_offset)
 
-    @rule(group=groups, topic=topics, share=shares)
-    def reset(self, group: str, topic: str, share: float) -> None:
-        if topic in self.leader.store.topics:
-            key = GroupQueue(group, topic, 0)
-            self.leader.store.reset_offsets(group, [(key, self.offset(topic, share))])
-            self.leader.settle()
+    def commit(self) -> None:
+        group, topic = self.group(), self.a_topic_that_is_there()
+        change = (
+            GroupQueue(group, topic, 0),
+            Progress(self.offset(topic), self.random.randint(0, 5)),
+        )
+        self.leader.store.put_offsets(group, [change])
 
-    @rule(topic=topics, share=shares)
-    def purge(self, topic: str, share: float) -> None:
-        if topic in self.leader.store.topics:
-            self.leader.store.purge(topic, {0: self.offset(topic, share)})
-            self.leader.settle()
+    def reset(self) -> None:
+        group, topic = self.group(), self.a_topic_that_is_there()
+        key = GroupQueue(group, topic, 0)
+        self.leader.store.reset_offsets(group, [(key, self.offset(topic))])
 
-    @rule(group=groups, topic=topics, share=shares, dead=st.booleans())
-    def send_back(self, group: str, topic: str, share: float, dead: bool) -> None:
-        store = self.leader.store
-        if topic not in store.topics:
-            return
-        queue, offset = store.queue(topic, 0), self.offset(topic, share)
-        if not queue.min_offset <= offset < queue.max_offset:
-            return
-        records = reader.read_each(store.log, [(queue, offset)], 1 << 20)
-        failure = Failure(GroupQueue(group, topic, 0), offset, dead_letter=dead)
-        SendBacks(store, "b1").store(group, [failure], records, self.now_ms)
-        self.leader.settle()
+    def purge(self) -> None:
+        topic = self.a_topic_that_is_there()
+        self.leader.store.purge(topic, {0: self.offset(topic)})
 
-    @rule(group=groups)
-    def mark_resent(self, group: str) -> None:
+    def send_back(self) -> None:
+        group, topic, store = self.group(), self.a_topic_that_is_there(), self.leader.store
+        queue, offset = store.queue(topic, 0), self.offset(topic)
+        if offset < queue.max_offset:
+            records = reader.read_each(store.log, [(queue, offset)], 1 << 20)
+            dead = self.random.random() < 0.5
+            failure = Failure(GroupQueue(group, topic, 0), offset, dead_letter=dead)
+            SendBacks(store, "b1").store(group, [failure], records, self.now_ms)
+
+    def mark_resent(self) -> None:
+        group = self.group()
         dead = names.dead_letter_topic(group)
         if dead in self.leader.store.topics:
             queue = self.leader.store.queue(dead, 0)
             some = [each for each in range(queue.min_offset, queue.max_offset) if each % 3]
             self.leader.store.mark_resent(group, 0, some)
-            self.leader.settle()
 
-    @rule(group=groups, retries_max=st.integers(1, 3))
-    def put_group(self, group: str, retries_max: int) -> None:
-        self.leader.store.put_group(GroupConfig(group, RetryPolicy(retries_max)))
-        self.leader.settle()
+    def put_group(self) -> None:
+        policy = RetryPolicy(self.random.randint(1, 3))
+        self.leader.store.put_group(GroupConfig(self.group(), policy))
 
-    @rule(group=groups)
-    def delete_group(self, group: str) -> None:
+    def delete_group(self) -> None:
+        group = self.group()
         if self.leader.store.knows_group(group):
             self.leader.store.delete_group(group)
-            self.leader.settle()
 
-    @rule(service=st.sampled_from(SERVICES), queues=st.lists(st.integers(0, 1), min_size=1))
-    def claim(self, service: Service, queues: list[int]) -> None:
+    def claim(self) -> None:
         self.now_ms += ALIVE_MS
-        try:
-            self.leader.store.claim_timer_queues(service, sorted(set(queues)), self.now_ms)
-        except FencedTimer:
-            return
-        self.leader.settle()
+        queues = self.random.choice(([0], [1], [0, 1]))
+        with suppress(FencedTimer):
+            service = self.random.choice(SERVICES)
+            self.leader.store.claim_timer_queues(service, queues, self.now_ms)
 
-    @rule(service=st.sampled_from(SERVICES))
-    def release(self, service: Service) -> None:
+    def release(self) -> None:
         self.now_ms += 2 * ALIVE_MS
-        try:
+        with suppress(InvalidArgument):
+            service = self.random.choice(SERVICES)
             self.leader.store.release_timer_queues(service.id, self.now_ms)
-        except InvalidArgument:
-            return
-        self.leader.settle()
 
-    @rule(service=st.sampled_from(SERVICES), topic=topics, count=st.integers(1, 10))
-    def fire(self, service: Service, topic: str, count: int) -> None:
-        store = self.leader.store
-        if store.timer_owners.knows(service.id) and topic in store.topics:
-            for _ in range(count):
+    def fire(self) -> None:
+        service, topic = self.random.choice(SERVICES), self.a_topic_that_is_there()
+        if self.leader.store.timer_owners.knows(service.id):
+            for _ in range(10):
                 self.send_one(service.id, topic, 0, False, 10)
                 self.leader.settle()
 
-    @rule()
     def take_checkpoint(self) -> None:
         self.taken = self.leader.store.snapshot()
 
-    @rule()
     def save_checkpoint(self) -> None:
         taken, self.taken = self.taken or self.leader.store.snapshot(), None
         save(self.leader.store, taken, self.leader.disk)
         self.saved_at, self.saved_end = taken.position, self.leader.log.end_position
 
-    @rule(share=shares)
-    def retain(self, share: float) -> None:
-        upto = self.saved_at * share
+    def retain(self) -> None:
+        upto = self.saved_at * self.random.choice((0.3, 0.7, 1))
         starts = [s.start for s in self.leader.log.segments if s.start <= upto]
         if starts:
             self.leader.retain(starts[-1])
@@ -275,12 +259,21 @@ class StandbyMachine(RuleBasedStateMachine):
     @rule()
     def checkpoint(self) -> None:
         self.survive(self.standby.checkpoint)
+
+    @rule()
+    def drop(self) -> None:
         self.survive(lambda: self.standby.drop_before(self.leader.log.start_position))
 
     @precondition(lambda self: self.saved_at)
-    @rule()
+    @rule(cut_after=st.none() | st.integers(1, 30), share=shares)
+    def install_now(self, cut_after: int | None, share: float) -> None:
+        """Whether it is needed or not; then some of the log comes."""
+        if cut_after is not None:
+            self.power_will_fail(cut_after)
+        self.install()
+        self.get(share)
+
     def install(self) -> None:
-        """Needed or not."""
         snapshot, start = self.leader.snapshot, self.leader.log.start_position
         self.compare_from = max(self.compare_from, self.saved_end)
         self.survive(lambda: self.standby.install(snapshot, start))
