@@ -130,7 +130,7 @@ async def test_a_checkpoint_is_saved_when_replicas_have_all_of_it(led: Led) -> N
         assert found is not None
         return found.position
 
-    await asyncio.sleep(0)
+    await asyncio.wait([jobs], timeout=0)
     assert position() == 0
     led.replicas.follow()
     led.shard.disk_jobs.wake()
