@@ -33,9 +33,15 @@ from duemq_server.local_cluster import ClusterFailed
     show_default=True,
     help="For the cluster's data and the report; what an earlier run left there is removed.",
 )
+@click.option(
+    "--replicated",
+    is_flag=True,
+    help="Two replicas of each broker and of the timer service; those that lead die with their"
+    " disks.",
+)
 @click.option("--inject-loss", is_flag=True, help="Drop one delivery before the audit: it fails.")
 @click.option("--report/--no-report", default=True, help="The Spark report of the traces.")
-def demo(speed: float, output: Path, inject_loss: bool, report: bool) -> None:
+def demo(speed: float, output: Path, replicated: bool, inject_loss: bool, report: bool) -> None:
     """A real day of departures through the whole system, with an audit at its end.
 
     Every departure of 10 July 2013 from New York's airports becomes a message due at its scheduled
@@ -49,7 +55,9 @@ def demo(speed: float, output: Path, inject_loss: bool, report: bool) -> None:
     # What the SDK says of the outage would tear the live table.
     logging.basicConfig(filename=output / "demo.log", filemode="w", level=logging.INFO)
     try:
-        audit = Day(Options(speed, output, inject_loss, report), console).run()
+        audit = Day(
+            Options(speed, output, inject_loss, report, 2 if replicated else 1), console
+        ).run()
     except (DuemqError, ClusterFailed, ReportFailed, subprocess.TimeoutExpired) as error:
         console.print(f"[bold red]The demo failed:[/] {error}", soft_wrap=True)
         sys.exit(Exit.FAILED)

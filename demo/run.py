@@ -50,6 +50,7 @@ class Options:
     directory: Path
     inject_loss: bool
     report: bool
+    replicas: int = 1
 
 
 class Day:
@@ -67,9 +68,11 @@ class Day:
     def run(self) -> Audit:
         """The whole demo; returns the ledger's verdict."""
         options = self._options
-        self._console.print("Starting a nameserver, two brokers and a timer service …")
+        replicas = f", {options.replicas} replicas each" if options.replicas > 1 else ""
+        self._console.print(f"Starting a nameserver, two brokers and a timer service{replicas} …")
         flags = {kind: ["--tracing", "duemq"] for kind in ("broker", "timer")}
-        with EmbeddedCluster(options.directory / "cluster", flags=flags) as cluster:
+        directory = options.directory / "cluster"
+        with EmbeddedCluster(directory, flags=flags, replicas=options.replicas) as cluster:
             self._fly(cluster)
             if options.report:
                 self._report(cluster.nameserver)
