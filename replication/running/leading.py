@@ -176,6 +176,7 @@ class Leading:
         while not self.leader.deposed:
             self._renewals.alive()
             self._look_now.clear()
+            self._note_log_start()
             await self._ask(self.leader.change(steady_ms()))
             unknown = self.leader.set.state is State.UNKNOWN
             if unknown or steady_ms() - read_ms >= READ_S * 1000:
@@ -190,6 +191,10 @@ class Leading:
         log.warning("epoch %d is over: somebody else leads", self.leader.epoch)
         self._wake()
         self.give_up()
+
+    def _note_log_start(self) -> None:
+        """Retention moves it: who lacks what is before needs a snapshot, who has it may drop it."""
+        self.leader.log_start = self._log.start_position
 
     async def _read(self) -> None:
         try:
@@ -242,6 +247,7 @@ class Leading:
     ) -> None:
         """One follower's stream, until it ends."""
         number = next(self._numbers)
+        self._note_log_start()
         greeting = self.leader.hello(number, hello, self._log.end_position, steady_ms())
         stream = self._streams[number] = _Stream()
         answers = None
