@@ -60,7 +60,11 @@ async def _with_signals(serve: Callable[[asyncio.Event], Awaitable[None]]) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await serve(stop)
+    try:
+        await serve(stop)
+    except BeginAnew:
+        if not stop.is_set():  # else there is nothing to begin any more
+            raise
 
 
 class BeginAnew(Exception):

@@ -167,9 +167,11 @@ class Leader:
             )
         if keep < max(self.log_start, hello.start):
             return NeedsSnapshot(self.epoch, self.me, self.log_start)
-        for other, progress in list(self._progress.items()):
-            if progress.replica.name == hello.replica.name:
-                self.broke(other)
+        for other, progress in self._namesakes(hello.replica):
+            if self._is_another(progress, hello.replica, now_ms):
+                text = f"{progress.replica} follows already: two processes have one name"
+                return self._refusal(Reason.STRANGER, text)
+            self.broke(other)
         self._progress[stream] = Progress(
             hello.replica,
             next=keep,
@@ -184,7 +186,19 @@ class Leader:
         self._broke.discard(hello.replica)
         return Welcome(self.epoch, self.me, keep)
 
+    def _namesakes(self, replica: ReplicaId) -> list[tuple[int, Progress]]:
+        return [each for each in self._progress.items() if each[1].replica.name == replica.name]
+
+    def _is_another(self, progress: Progress, replica: ReplicaId, now_ms: int) -> bool:
+        """Another disk of the name is alive: they would take each other's place again and again."""
+        heard = now_ms - progress.heard_ms < self._times.heard_ms
+        return heard and progress.replica != replica
+
     def _refuse(self, hello: Hello) -> Refusal | None:
+        ours = self.record
+        if (hello.group, hello.store_id) != (ours.group, ours.store_id):
+            # Before all else: epochs of another group say nothing here.
+            return self._refusal(Reason.FOREIGN, f"this is {ours.group}, store {ours.store_id:#x}")
         if hello.epoch > self.epoch:
             self._higher_epoch = True
             return self._refusal(Reason.NOT_LEADING, f"epoch {hello.epoch} has begun")
@@ -192,9 +206,6 @@ class Leader:
             return self._refusal(Reason.NOT_LEADING, "somebody else leads")
         if hello.epoch < self.epoch:
             return self._refusal(Reason.STALE, f"this is epoch {self.epoch}")
-        ours = self.record
-        if (hello.group, hello.store_id) != (ours.group, ours.store_id):
-            return self._refusal(Reason.FOREIGN, f"this is {ours.group}, store {ours.store_id:#x}")
         if hello.replica.name not in ours.members:
             return self._refusal(Reason.STRANGER, f"members are {sorted(ours.members)}")
         return None

@@ -17,6 +17,7 @@ in_sync        [[name, disk id], …]
 members        [name, …]: who may take part
 registered_ms  of the last takeover, Unix; grows with each
 log_version    the newest log format that every member reads
+formers        [store_id, …] that elections which accepted a loss have replaced; only if there are
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from duemq_server.storage.errors import UnknownVersion
 
 FORMAT = 1
 RECORD_BYTES_MAX = 2048
+FORMERS_MAX = 8
+"""Elections that a replica may have missed; after more it needs an empty directory."""
 LOG_VERSION = 1
 
 
@@ -65,6 +68,7 @@ class Record:
     registered_ms: int = 0
     log_version: int = LOG_VERSION
     revision: int = 1
+    formers: tuple[int, ...] = ()
 
     @property
     def missing(self) -> list[str]:
@@ -100,6 +104,8 @@ def encode(record: Record) -> bytes:
         "registered_ms": record.registered_ms,
         "log_version": record.log_version,
     }
+    if record.formers:
+        fields["formers"] = record.formers
     data = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
     if len(data) > RECORD_BYTES_MAX:
         raise ValueError(f"a record of {len(data)} bytes exceeds {RECORD_BYTES_MAX}")
@@ -124,6 +130,7 @@ def decode(data: bytes) -> Record:
             registered_ms=int(fields["registered_ms"]),
             log_version=int(fields["log_version"]),
             revision=int(fields["revision"]),
+            formers=tuple(map(int, fields.get("formers", ()))),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"no record of a group: {error!r}") from error
@@ -181,6 +188,7 @@ def adopted(
         epoch=max(known, last_epoch, 1),
         registered_ms=record.registered_ms if record is not None else 0,
         revision=(record.revision if record is not None else 0) + 1,
+        formers=record.formers if record is not None else (),
     )
 
 
@@ -237,6 +245,7 @@ def elected(record: Record, me: ReplicaId, store_id: int, last_epoch: int) -> Re
         address="",
         in_sync=frozenset({me}),
         revision=record.revision + 1,
+        formers=(*record.formers, record.store_id)[-FORMERS_MAX:],
     )
 
 

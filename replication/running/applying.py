@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import ParamSpec
 
 from duemq_server.replication.running.state import ReplicaState
 from duemq_server.serving.clock import steady_ms
@@ -15,6 +17,10 @@ ENTRIES_MAX = 2_000
 """Of one call: some 30 ms of a thread beside the event loop."""
 CHECKPOINT_S = 10.0
 DROP_S = 60.0
+FULL_S = 1.0
+"""Until a full disk is tried again."""
+
+P = ParamSpec("P")
 
 
 class Applying:
@@ -43,9 +49,24 @@ class Applying:
             await self._news.wait()
             self._news.clear()
             while self._state.applied < self._goal:
-                async with self.lock:
-                    await asyncio.to_thread(self._state.apply, self._goal, ENTRIES_MAX)
+                await self._apply_some()
                 self._moved.set()
+
+    async def _apply_some(self) -> None:
+        try:
+            async with self.lock:
+                await asyncio.to_thread(self._state.apply, self._goal, ENTRIES_MAX)
+        except DiskFull as error:
+            log.error("what is committed waits for space: %s", error)
+            await asyncio.sleep(FULL_S)
+
+    async def alone(self, do: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
+        """Has a thread do something with the state; to its end, also if the caller is cancelled."""
+        await asyncio.shield(asyncio.create_task(self._alone(do, *args, **named)))
+
+    async def _alone(self, do: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
+        async with self.lock:
+            await asyncio.to_thread(do, *args, **named)
 
     async def reach(self, position: int) -> None:
         """Returns when everything before `position` has taken effect."""

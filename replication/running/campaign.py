@@ -7,8 +7,10 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
+from duemq.errors import Corrupt
 from duemq.transport.retrying import Backoff
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.election import Decision, Election
@@ -21,10 +23,11 @@ from duemq_server.replication.running.applying import Applying
 from duemq_server.replication.running.following import Following
 from duemq_server.replication.running.log_writing import LogWriting
 from duemq_server.replication.running.record_store import RecordStore
+from duemq_server.replication.running.snapshots import Snapshot
 from duemq_server.replication.running.state import ReplicaState
 from duemq_server.replication.stores.store import Conflict, StoreError
 from duemq_server.serving.clock import now_ms, steady_ms
-from duemq_server.storage.errors import StorageError
+from duemq_server.storage.errors import StorageError, UnknownVersion
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +89,11 @@ class Campaign:
         self._news = asyncio.Event()
         self._stream: asyncio.Task[None] | None = None
         self._follower: Follower | None = None
+        self._installing: asyncio.Task[None] | None = None
         self._backoff = Backoff(RETRY_S_MIN, RETRY_S_MAX)
         self._retry_ms = 0
+        self._read_ms = steady_ms()  # when the read began that told what is in the store
+        self._away = ""  # why the store does not answer
         self._begin_log()
 
     def _begin_log(self) -> None:
@@ -120,7 +126,8 @@ class Campaign:
             self._news.clear()
             await self._look()
             self._check_work()
-            if self._election.decide(steady_ms()) is Decision.STAND:
+            # As of the read: a lease that was seen then may have been renewed since.
+            if self._election.decide(self._read_ms) is Decision.STAND:
                 found = await self._stand()
                 if found is not None:
                     return found
@@ -131,6 +138,12 @@ class Campaign:
                 continue
 
     def _check_work(self) -> None:
+        if self._installing is not None:  # the log and what applies it have ended for that
+            if not self._installing.done():
+                return
+            with suppress(StreamBroken):  # another one is fetched
+                self._installing.result()
+            self._installing = None
         for task in (*self.work, self.writing.failed):
             if task.done():
                 task.result()
@@ -140,12 +153,16 @@ class Campaign:
         try:
             self.found = await self._store.read()
         except StoreError as error:
-            self._note(self.role, f"the record cannot be read: {error}")
-            return
-        self._election.saw(self.found, began_ms)
+            self._away = f"the record cannot be read: {error}"
+            self._note(self.role, self._away)
+        else:
+            self._away = ""
+            self._read_ms = began_ms
+            self._election.saw(self.found, began_ms)
         try:
-            await self._announce()
-            await self._follow()
+            if not self._away:
+                await self._announce()
+            await self._follow()  # whom it knows: what leads needs no store while all are there
         except Refused as refused:
             self._note("joining", str(refused))
 
@@ -210,6 +227,9 @@ class Campaign:
                 return
         if steady_ms() < self._retry_ms:
             return
+        if self.state.log.disk_full:
+            self._note("joining", "its disk is full")
+            return
         await self._begin(record)
 
     async def _begin(self, record: Record) -> None:
@@ -239,15 +259,22 @@ class Campaign:
 
     async def _take_store_id(self, record: Record) -> None:
         """The group's; another one where an operator accepted a loss.  Raises Refused."""
+        self.check_history(record)
+        if self.state.store_id != record.store_id:
+            await self.applying.alone(self.state.rename, record.store_id)
+
+    def check_history(self, record: Record) -> None:
+        """Epochs of two groups may be the same: a log is the group's by its store id, or empty.
+
+        Raises Refused.
+        """
         state = self.state
-        if state.store_id == record.store_id:
-            return
-        if state.log.end_position and not self.epochs.last:
+        known = state.store_id in (record.store_id, *record.formers)
+        if state.log.end_position and not known:
             raise Refused(
                 f"the log in {state.log.directory} is another one's (store {state.store_id:016x},"
                 f" the group's is {record.store_id:016x}): start with an empty directory"
             )
-        await asyncio.to_thread(state.rename, record.store_id)
 
     async def _run(self, following: Following, address: str) -> None:
         follower = self._follower
@@ -257,7 +284,7 @@ class Campaign:
             await self._install(address, follower.record, needed.log_start)
         except (StreamBroken, Refused) as error:
             self._note("joining", str(error))
-        except StorageError as error:
+        except (StorageError, ValueError) as error:
             log.exception("it cannot be followed")
             self._note("joining", f"{type(error).__name__}: {error}")
         finally:
@@ -270,9 +297,18 @@ class Campaign:
     async def _install(self, address: str, record: Record, log_start: int) -> None:
         self._note("learner", f"its log ends before {log_start}: it takes a snapshot")
         payload = await snapshots.fetch(address, record)
+        self._installing = asyncio.create_task(self._put(payload), name="installing a snapshot")
+        await asyncio.shield(self._installing)
+
+    async def _put(self, snapshot: Snapshot) -> None:
+        """To its end, whoever leads meanwhile: what ends half-way needs a new start."""
         await self.end_log()
         state = self.state
-        await asyncio.to_thread(state.install, payload.data, payload.log_start)
+        try:
+            await asyncio.to_thread(state.install, snapshot.data, snapshot.log_start)
+        except (ValueError, Corrupt, UnknownVersion) as error:  # and nothing has changed
+            self._begin_log()
+            raise StreamBroken(f"the leader's snapshot is of no use: {error}") from error
         self.committed = state.committed
         self.epochs = Epochs(state.epochs)
         self._begin_log()
@@ -283,7 +319,7 @@ class Campaign:
         if found is not None and follower is not None:
             self.committed = max(self.committed, follower.committed)
             in_sync = self.me in found.record.in_sync
-            self._note("follower" if in_sync else "learner", "")
+            self._note("follower" if in_sync else "learner", self._away)
 
     def _asked(self) -> None:
         self._election.asked()
@@ -295,6 +331,8 @@ class Campaign:
             self._stream.cancel()
             await asyncio.gather(self._stream, return_exceptions=True)
             self._stream = None
+        if self._installing is not None:
+            await asyncio.wait((self._installing,))
 
     # -- standing -----------------------------------------------------------------------------
 

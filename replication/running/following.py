@@ -99,7 +99,8 @@ class Following:
             await asyncio.gather(taken, return_exceptions=True)
 
     async def _greet(self, call: Any) -> Welcome | NeedsSnapshot:
-        await call.write(wire.to_hello(self._follower.hello(), self._own_address))
+        async with asyncio.timeout(self._silence_s):  # connecting, too
+            await call.write(wire.to_hello(self._follower.hello(), self._own_address))
         greeting = wire.greeting(await self._read(call))
         if isinstance(greeting, Refusal):
             raise StreamBroken(f"{greeting.reason.name}: {greeting.text}")

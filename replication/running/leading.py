@@ -42,6 +42,8 @@ HAND_OVER_LOOK_S = 0.005
 STAND_MS = 500
 ALONE_MS = 500
 """A leader that nobody follows waits so long for one to come back before it stops."""
+FULL_MS = 1_000
+"""A disk may be full for a moment."""
 INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
 
@@ -91,6 +93,8 @@ class Leading:
         self._loop = asyncio.get_running_loop()
         self.deposed: asyncio.Future[None] = self._loop.create_future()
         """Ends when somebody else leads, or will."""
+        self.no_space: asyncio.Future[None] = self._loop.create_future()
+        """Ends when the disk has been full for FULL_MS, and another replica could lead."""
         self.blocked: tuple[str, ...] = ()
         """Replicas that are in sync and do not answer, without which nothing is committed."""
         self._log = replica_log
@@ -103,7 +107,11 @@ class Leading:
         self._streams: dict[int, _Stream] = {}
         self._look_now = asyncio.Event()
         self._moved = asyncio.Event()
-        self._renewals = Renewals(store.blocking, me, times.renew_ms, self.leader.renewed)
+        self._renewals = Renewals(store.blocking, me, times.renew_ms, self._renewed)
+        self._renewed_ms = steady_ms()
+        self._lapsed_ms: int | None = None
+        self._reached_ms = steady_ms()  # the store answered
+        self._full_ms: int | None = None  # since when the disk is full
         self._set_task: asyncio.Task[None] | None = None
         self._roster = Roster(now_ms, address)
 
@@ -138,8 +146,14 @@ class Leading:
             await asyncio.gather(self._set_task, return_exceptions=True)
         await self._renewals.stop()
         self._log.on_written = None
-        if not self.deposed.done():
-            self.deposed.cancel()
+        for future in (self.deposed, self.no_space):
+            if not future.done():
+                future.cancel()
+
+    def ended(self) -> asyncio.Future[None]:
+        """Of what runs all the time: it must not end by itself."""
+        assert self._set_task is not None
+        return self._set_task
 
     def give_up(self) -> None:
         """The term is over, whoever leads next."""
@@ -169,13 +183,49 @@ class Leading:
         for stream in self._streams.values():
             stream.wake.set()
 
+    # -- the lease --------------------------------------------------------------------------------
+
+    def began_to_renew(self, began_ms: int) -> None:
+        """By a renewal that came before the takeover."""
+        self._renewed_ms = began_ms
+        self.leader.renewed(began_ms)
+
+    def _renewed(self, began_ms: int, ended_ms: int) -> None:
+        """Counts if nobody can have found that the lease had ended before it.
+
+        A process that was stopped, or reached no store, renews a lease that another one has seen
+        end.  It serves by that only when the record was changed by itself since: whoever stood
+        before fails, and whoever stands after waits for a whole lease.
+        """
+        self._reached_ms = ended_ms
+        if self._lapsed_ms is None and ended_ms - self._renewed_ms >= self._times.lease_ms:
+            log.warning("the lease had ended: whether it leads is asked")
+            self._lapsed_ms = began_ms
+            self._look_now.set()
+        self._renewed_ms = began_ms
+        if self._lapsed_ms is None:
+            self.leader.renewed(began_ms)
+
+    async def _confirm(self) -> None:
+        """Changes nothing but the record's version."""
+        renewed_ms = self._lapsed_ms
+        if renewed_ms is None or self.leader.set.state is not State.SETTLED:
+            return
+        await self._ask(self.leader.set.propose(self.leader.record.in_sync))
+        if self.leader.set.state is State.SETTLED and not self.leader.deposed:
+            self._lapsed_ms = None
+            self.leader.renewed(renewed_ms)
+
     # -- the set ----------------------------------------------------------------------------------
 
     async def _keep_set(self) -> None:
         read_ms = steady_ms()
-        while not self.leader.deposed:
+        while not self.leader.deposed and not self._is_cut_off():
             self._renewals.alive()
             self._look_now.clear()
+            self._note_log_start()
+            self._look_at_disk()
+            await self._confirm()
             await self._ask(self.leader.change(steady_ms()))
             unknown = self.leader.set.state is State.UNKNOWN
             if unknown or steady_ms() - read_ms >= READ_S * 1000:
@@ -187,9 +237,37 @@ class Leading:
                     await self._look_now.wait()
             except TimeoutError:
                 continue
-        log.warning("epoch %d is over: somebody else leads", self.leader.epoch)
+        log.warning(
+            "epoch %d is over: %s",
+            self.leader.epoch,
+            "somebody else leads" if self.leader.deposed else "it reaches neither store nor all",
+        )
         self._wake()
         self.give_up()
+
+    def _is_cut_off(self) -> bool:
+        """It can neither commit nor serve, nor ask for another set: somebody else may.
+
+        Followers that hear it do not stand.
+        """
+        silent_ms = steady_ms() - self._reached_ms
+        return silent_ms >= self._times.lease_ms and not self.leader.resigned and not self.serves()
+
+    def _look_at_disk(self) -> None:
+        """Another replica may have space, or a disk that works."""
+        now = steady_ms()
+        if not self._log.disk_full:
+            self._full_ms = None
+        elif self._full_ms is None:
+            self._full_ms = now
+        elif now - self._full_ms >= FULL_MS and not self.no_space.done():
+            in_sync = self.leader.record.in_sync
+            if any(each.replica in in_sync for each in self.leader.followers.values()):
+                self.no_space.set_result(None)
+
+    def _note_log_start(self) -> None:
+        """Retention moves it: who lacks what is before needs a snapshot, who has it may drop it."""
+        self.leader.log_start = self._log.start_position
 
     async def _read(self) -> None:
         try:
@@ -197,6 +275,7 @@ class Leading:
         except StoreError as error:
             log.debug("the record cannot be read: %s", error)
             return
+        self._reached_ms = steady_ms()
         await self._ask(self.leader.read(found))
 
     async def _ask(self, swap: Swap | None) -> None:
@@ -242,7 +321,7 @@ class Leading:
     ) -> None:
         """One follower's stream, until it ends."""
         number = next(self._numbers)
-        self.leader.log_start = self._log.start_position  # it moves, as checkpoints are saved
+        self._note_log_start()
         greeting = self.leader.hello(number, hello, self._log.end_position, steady_ms())
         stream = self._streams[number] = _Stream()
         answers = None
@@ -339,7 +418,9 @@ class Leading:
 
     def _ask_successor(self, to: str) -> bool:
         """Again and again: it may have seen a record that has changed meanwhile."""
-        successor = self.leader.successor(self._log.end_position, to)
+        # What a full disk does not take was acknowledged to nobody.
+        log_end = self._log.written_position if self._log.disk_full else self._log.end_position
+        successor = self.leader.successor(log_end, to)
         for number, progress in self.leader.followers.items():
             if progress.replica == successor and number in self._streams:
                 self._streams[number].take_over = True

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -98,6 +99,8 @@ class Replica:
         self._service = service
         self._term: Term | None = None
         self._begins_anew = False
+        self._failed = False
+        self._started = False
         self._marks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -120,6 +123,7 @@ class Replica:
             self.server.advertised,
         )
         self._campaign.on_role = self._role_changed
+        self._started = True
         self.server.registry.register(ReplicaCollector(self.status, self._replicas))
         log.info("replica %s of %s", self.me, settings.name)
 
@@ -163,6 +167,8 @@ class Replica:
     def _record(self) -> Record | None:
         if self.leading is not None:
             return self.leading.leader.record
+        if not self._started:
+            return None
         found = self._campaign.found
         return found.record if found is not None else None
 
@@ -181,6 +187,9 @@ class Replica:
                 await self._lead(stop)
         except BeginAnew:
             self._begins_anew = True
+            raise
+        except BaseException:
+            self._failed = True
             raise
 
     async def _lead(self, stop: asyncio.Event) -> None:
@@ -204,11 +213,11 @@ class Replica:
         self.leading = leading
         leading.advance = campaign.applying.advance
         campaign.writing.on_durable = leading.synced
-        leading.leader.renewed(campaign.renewed_ms)
+        leading.began_to_renew(campaign.renewed_ms)
         leading.start()
         prepared = asyncio.create_task(self._prepare(leading), name="preparing")
         try:
-            await self._while_leading(stop, prepared, *campaign.work)
+            await self._while_leading(stop, prepared, campaign.writing.failed, *campaign.work)
         finally:
             await process.end(prepared)
         if not stop.is_set():
@@ -226,15 +235,27 @@ class Replica:
         await self.server.ready()
         served = asyncio.create_task(term.run(stop), name="term")
         try:
-            await self._while_leading(stop, served)
+            await self._while_leading(stop, served, leading.no_space)
+            if leading.no_space.done() and not stop.is_set():
+                await self._give_way(leading, term, stop)
         finally:
             await process.end(served)
+
+    async def _give_way(self, leading: Leading, term: Term, stop: asyncio.Event) -> None:
+        log.error("the disk is full: another replica shall lead")
+        leading.leader.resign()
+        await self.server.drain()
+        term.quiesce()
+        with suppress(Timeout):
+            await leading.hand_over(HAND_OVER_S)
+        if not stop.is_set():
+            raise BeginAnew("its disk is full")
 
     async def _while_leading(self, stop: asyncio.Event, *work: asyncio.Future[None]) -> None:
         """Returns when `stop` is set or some of `work` ends.  Raises BeginAnew when deposed."""
         leading = self.leading
         assert leading is not None
-        await process.until(stop, leading.deposed, *work)
+        await process.until(stop, leading.deposed, leading.ended(), *work)
         if leading.deposed.done() and not stop.is_set():
             raise BeginAnew(f"epoch {leading.leader.epoch} is over")
 
@@ -249,7 +270,9 @@ class Replica:
             if leading is not None:
                 await leading.stop()
             await self._campaign.end()
-            await self._save()
+            if not self._failed:  # else what is applied may be half of it
+                await asyncio.to_thread(self._state.checkpoint)
+            self._state.close()
         await self.server.stop()
         try:
             await self._store.release(self.me)
@@ -257,18 +280,15 @@ class Replica:
             log.info("the lease runs out by itself: %s", error)
         self._store.close()
 
-    async def _save(self) -> None:
-        await asyncio.to_thread(self._state.checkpoint)
-        self._state.close()
-
     async def _stop_leading(self, leading: Leading, term: Term) -> None:
         leading.leader.resign()
         await self.server.drain()
         term.quiesce()
         successor = ""
         try:
-            successor = await leading.hand_over(HAND_OVER_S)
-            log.info("%s leads from now on", successor)
+            # Who has failed commits no more: it ends, and others see that.
+            successor = "" if self._failed else await leading.hand_over(HAND_OVER_S)
+            log.info("%s leads from now on", successor or "another one")
         except Timeout as error:
             log.warning("stops without a successor: %s", error)
         await term.stop(handed_over=bool(successor))
@@ -288,6 +308,7 @@ class Replica:
 
     def status(self) -> pb.ReplicaStatus:
         """See Member."""
+        self._check_started()
         state, record, campaign = self._state, self._record, self._campaign
         committed = self.leading.leader.high_watermark if self.leading else campaign.committed
         return pb.ReplicaStatus(
@@ -357,6 +378,10 @@ class Replica:
         found = await self._read()
         if found is None:
             raise InvalidArgument("there is no record: adopt a replica instead", field="replica")
+        try:
+            self._campaign.check_history(found.record)
+        except Refused as refused:
+            raise InvalidArgument(str(refused), field="replica") from refused
         store_id = int.from_bytes(secrets.token_bytes(8), "little")
         wanted = records.elected(found.record, self.me, store_id, self._campaign.epochs.last)
         lost = ", ".join(sorted(map(str, found.record.in_sync - {self.me}))) or "nobody else"
@@ -366,7 +391,12 @@ class Replica:
         )
         return await self._decide(found, wanted, text, confirmed=confirmed)
 
+    def _check_started(self) -> None:
+        if not self._started:
+            raise Unavailable("this replica is about to start")
+
     def _check_idle(self) -> None:
+        self._check_started()
         if self.leading is not None:
             raise InvalidArgument(
                 "this replica leads: nothing is to be decided",

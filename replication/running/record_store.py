@@ -72,9 +72,10 @@ class Renewals:
         store: FileStore | EtcdStore,
         leader: ReplicaId,
         renew_ms: int,
-        on_renewed: Callable[[int], None],
+        on_renewed: Callable[[int, int], None],
     ) -> None:
-        """`on_renewed` is told in the event loop when the call that succeeded began, steady ms."""
+        """`on_renewed` is told in the event loop when the call that succeeded began, and ended,
+        steady ms."""
         self._store = store
         self._leader = leader
         self._renew_ms = renew_ms
@@ -111,4 +112,4 @@ class Renewals:
                 self._failing = True
                 continue
             self._failing = False
-            self._loop.call_soon_threadsafe(self._on_renewed, began_ms)
+            self._loop.call_soon_threadsafe(self._on_renewed, began_ms, steady_ms())

@@ -75,6 +75,7 @@ class FileStore:
             with open(self._path, "rb") as file:
                 fields = json.loads(file.read())
         except FileNotFoundError:
+            os.stat(self._directory)  # a store that is away is no record that is gone
             return None
         return str(fields["version"]), decode(json.dumps(fields["record"]).encode())
 

@@ -33,7 +33,9 @@ class Lines:
         self.applied = self.log.start_position
         self.lost = self.log.end_position < self.log.was_durable_to
         self.path = directory / "store_id"
-        self.store_id = int(self.path.read_text()) if self.path.exists() else store_id
+        if not self.path.exists():
+            self.path.write_text(str(store_id))
+        self.store_id = int(self.path.read_text())
         self.lines: list[bytes] = []
         self.apply(self.committed)
 

@@ -136,6 +136,7 @@ def test_a_follower_keeps_what_both_have() -> None:
     [
         ({"epoch": 3}, Reason.STALE),
         ({"epoch": 5}, Reason.NOT_LEADING),
+        ({"epoch": 5, "group": "h"}, Reason.FOREIGN),  # whose epochs say nothing
         ({"group": "h"}, Reason.FOREIGN),
         ({"store_id": 8}, Reason.FOREIGN),
         ({"replica": ReplicaId("x", "x")}, Reason.STRANGER),
@@ -148,7 +149,29 @@ def test_who_may_not_follow(known: dict[str, Any], reason: Reason) -> None:
     assert isinstance(answer, Refusal)
     assert answer.reason is reason
     assert leader.followers == {}
-    assert leader.deposed == (known.get("epoch") == 5)
+    assert leader.deposed == (reason is Reason.NOT_LEADING)
+
+
+def test_two_processes_of_one_name_do_not_take_turns() -> None:
+    leader = leading(A, B, C)
+    follow(leader, 1, B)
+    ship(leader, 1, START)
+    impostor = ReplicaId("b", "d" * 32)
+    late_ms = NOW_MS + TIMES.heard_ms
+    answer = leader.hello(2, hello(impostor), START, late_ms - 1)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is Reason.STRANGER
+    assert list(leader.followers) == [1]
+    assert isinstance(leader.hello(2, hello(impostor), START, late_ms), Welcome)
+    assert list(leader.followers) == [2]
+
+
+def test_a_disk_that_says_hello_again_is_at_once_welcome() -> None:
+    leader = leading(A, B, C)
+    follow(leader, 1, B)
+    ship(leader, 1, START)
+    follow(leader, 2, B)
+    assert list(leader.followers) == [2]
 
 
 def test_a_learner_may_have_less_than_what_is_committed() -> None:

@@ -135,6 +135,7 @@ def test_an_election_that_accepts_a_loss_is_of_another_store() -> None:
     lost = ReplicaId("c", "old")
     elected = records.elected(RECORD, lost, store_id=8, last_epoch=6)
     assert (elected.store_id, elected.epoch, elected.in_sync) == (8, 7, {lost})
+    assert elected.formers == (7,)
     assert taken_over(elected, lost, last_epoch=6, min_insync=1).leader == lost
     with pytest.raises(Refused, match="new store_id"):
         records.elected(RECORD, lost, store_id=7, last_epoch=6)
