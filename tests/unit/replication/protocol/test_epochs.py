@@ -74,9 +74,9 @@ def test_what_lies_before_the_first_epoch_is_of_epoch_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("position", "left"), [(0, 3), (399, 3), (400, 2), (899, 2), (900, 1), (5_000, 1)]
+    ("position", "left"), [(0, 3), (400, 3), (401, 2), (900, 2), (901, 1), (5_000, 1)]
 )
-def test_the_epoch_that_a_log_begins_in_stays(position: int, left: int) -> None:
+def test_the_epoch_that_a_log_begins_behind_stays(position: int, left: int) -> None:
     begins = [(1, 0), (3, 400), (4, 900)]
     epochs = Epochs(begins)
     epochs.drop_before(position)
