@@ -71,10 +71,11 @@ class Standby:
         self.lost = self.log.end_position < opening.was_durable_to
         """The log ends before what was durable: the caller takes a new disk id before it writes."""
         self._replayed = replayed
-        self.checkpoint_position = (
-            opening.state.position if opening.state and not opening.whole else 0
-        )
-        """Where this replica's own last checkpoint was taken; 0: there is none yet."""
+        self.checkpoint_position = 0
+        """Where this process took its last checkpoint; 0: it took none.
+
+        One that was found may not be durable, if the process was killed that saved it.
+        """
         self._promoted = False
 
     @classmethod
@@ -206,7 +207,7 @@ class Standby:
         self.tables.producers.idle_as_logged(self.tables.store_ms)
         self._promoted = True
         store = Store(self.log, self.tables, self._opening.settings)
-        return Opened(store, self.store_id, self.checkpoint_position, self._replayed)
+        return Opened(store, self.store_id, self._known_to, self._replayed)
 
     def _accept_loss(self) -> None:
         """An operator makes this replica lead, although its log ends before what it had seen."""

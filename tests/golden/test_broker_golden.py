@@ -20,6 +20,8 @@ from duemq_server.storage import frame
 V1 = Path(__file__).parent / "v1"
 V2 = Path(__file__).parent / "v2"
 V3 = Path(__file__).parent / "v3"
+V4 = Path(__file__).parent / "v4"
+EPOCHS = ((0, 0), (5, 4_096))
 LANES = (
     (LaneKey(0x0123456789ABCDEF, "orders", 2, False), 7, 40),
     (LaneKey((1 << 63) | 5, "größe", -1, True), 0, 0),
@@ -78,6 +80,13 @@ def test_the_checkpoint_is_written_and_read_as_ever() -> None:
     again = TimerOwners()
     again.load(checkpoint_state.decode(golden).timer_owners)
     assert again.encode() == owners().encode()
+
+
+def test_the_checkpoint_of_a_log_with_replicas_is_written_and_read_as_ever() -> None:
+    golden = (V4 / "broker_checkpoint.bin").read_bytes()
+    state = checkpoint()._replace(epochs=EPOCHS)
+    assert checkpoint_state.encode(state) == golden
+    assert checkpoint_state.decode(golden) == state
 
 
 def test_the_checkpoint_of_version_2_is_read() -> None:

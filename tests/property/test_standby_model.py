@@ -220,8 +220,10 @@ class StandbyMachine(RuleBasedStateMachine):
         """Unless the power fails."""
         try:
             step()
-        except PowerCut:
-            self.reopen(self.disk.after_power_cut(self.random))
+        except PowerCut:  # or a kill
+            killed = self.random.random() < 0.3
+            after = self.disk.after_kill() if killed else self.disk.after_power_cut(self.random)
+            self.reopen(after)
         self.check()
 
     def be_close(self) -> None:

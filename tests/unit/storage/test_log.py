@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 
 from duemq_server.storage import log as log_module
+from duemq_server.storage import recovery
 from duemq_server.storage.errors import CorruptLog, DiskFailed, LogFull
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import ENTRY_BYTES_MAX, entry_bytes
-from tests.crash.faulty_disk import FaultyDisk
+from tests.crash.faulty_disk import FaultyDisk, FaultyFile
 
 DIRECTORY = "/data/log"
 
@@ -141,6 +142,27 @@ def test_a_reader_starts_at_any_entry_and_stops_where_told() -> None:
     some = list(log.entries(positions[2], positions[9]))
     assert [bytes(entry.body) for entry in some] == numbered(20)[2:9]
     assert list(log.entries(log.end_position)) == []
+
+
+@pytest.mark.parametrize("chunk_bytes", [64, 136, 300, 1 << 22])
+def test_a_reader_reads_no_further_than_the_entry_where_it_stops(
+    monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(recovery, "CHUNK_BYTES", chunk_bytes)
+    log = opened(FaultyDisk(), segment_bytes=100_000)
+    positions = committed(log, *numbered(20))
+    ends: list[int] = []
+    pread = FaultyFile.pread
+
+    def noted(file: FaultyFile, length: int, offset: int, nowait: bool = False) -> memoryview:
+        ends.append(offset + length)
+        return pread(file, length, offset, nowait)
+
+    monkeypatch.setattr(FaultyFile, "pread", noted)
+    for end in (positions[9], positions[9] - 8, positions[8] + 8):
+        some = list(log.entries(positions[2], end))
+        assert [bytes(entry.body) for entry in some] == numbered(20)[2:9]
+    assert max(ends) == positions[9]
 
 
 def test_cold_bytes_are_refused_to_a_reader_that_cannot_wait() -> None:

@@ -1,3 +1,5 @@
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,6 +137,69 @@ def test_after_a_start_a_full_table_still_has_room_for_new_producers() -> None:
     assert producers.find(KEY, 0, 0) is None
     assert producers.find(replayed, 0, 0) == stored(0)
     assert producers.age(EVICT_IDLE_MS * 2) == 0
+
+
+class Lives(NamedTuple):
+    """What one batch, or the time, does: a producer's number, or ms that pass."""
+
+    producer: int
+    ms: int
+
+
+@given(
+    st.lists(
+        st.builds(Lives, st.integers(0, 5), st.sampled_from([0, 500, EVICT_IDLE_MS, 10**9])),
+        max_size=60,
+    )
+)
+def test_who_follows_keeps_every_lane_that_the_leader_has(lives: list[Lives]) -> None:
+    leader = Producers(2 * EVICT_IDLE_MS, lanes_max=3)
+    follower = Producers(2 * EVICT_IDLE_MS, lanes_max=3)
+    for number, (producer, ms) in enumerate(lives):
+        leader.age(ms)
+        key = KEY._replace(producer_id=producer + 1)
+        try:
+            leader.check_next(key, number, 0)
+        except Overloaded:
+            continue
+        for each in (leader, follower):
+            each.record(key, number, 0, stored(number))
+        mine, theirs = lanes_of(leader), lanes_of(follower)
+        assert theirs[len(theirs) - len(mine) :] == mine
+        assert len(theirs) <= 3
+
+
+def lanes_of(producers: Producers) -> list[tuple[LaneKey, int, bytes]]:
+    return [(key, lane.epoch, bytes(lane.window)) for key, lane in producers._lanes.items()]
+
+
+def test_batches_that_the_log_has_lost_were_never_stored() -> None:
+    producers = with_batches(5)
+    producers.forget_beyond(300)
+    assert producers.find(KEY, 0, 2) == stored(2)
+    assert producers.find(KEY, 0, 3) is None
+    producers.check_next(KEY, 0, 3)
+    with pytest.raises(OutOfSequence):
+        producers.check_next(KEY, 0, 4)
+    producers.forget_beyond(0)
+    assert len(producers) == 0
+
+
+def test_who_begins_to_lead_tells_idle_lanes_by_the_log_and_forgets_none() -> None:
+    producers = Producers(2 * EVICT_IDLE_MS, lanes_max=2)
+    now_ms = 10 * EVICT_IDLE_MS
+    for queue_id, store_ms in enumerate((now_ms - EVICT_IDLE_MS, now_ms + 5)):
+        producers.record(KEY._replace(queue_id=queue_id), 0, 0, stored(0, store_ms))
+    new = KEY._replace(queue_id=2)
+    with pytest.raises(Overloaded):
+        producers.check_next(new, 0, 0)
+    producers.idle_as_logged(now_ms)
+    producers.check_next(new, 0, 0)
+    producers.record(new, 0, 0, stored(0))
+    with pytest.raises(Overloaded):  # the others were not idle for so long
+        producers.check_next(KEY._replace(queue_id=3), 0, 0)
+    producers.idle_as_logged(1 << 60)
+    assert producers.age(0) == 0
 
 
 def with_service_lanes(count: int) -> Producers:

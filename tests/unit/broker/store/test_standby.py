@@ -9,7 +9,7 @@ import pytest
 
 from duemq.errors import InvariantError
 from duemq_server.broker.records.timer_owners import Service
-from duemq_server.broker.store import recovery
+from duemq_server.broker.store import checkpoint_state, recovery
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
@@ -164,6 +164,30 @@ def test_a_checkpoint_keeps_the_epoch_that_the_log_begins_in() -> None:
     assert opened(leader.disk.after_kill()).epochs == tuple(begins[1:])
 
 
+def test_a_followers_checkpoint_keeps_the_epochs_of_its_own_log() -> None:
+    leader = Leader()
+    disk = FaultyDisk()
+    for number in range(3):
+        send(leader, 10 * number)
+        leader.again()
+    standby = follower(leader, disk)
+    epochs = leader.store.snapshot().epochs
+    standby.checkpoint()
+    standby.drop_before(leader.committed)
+    leader.store.send(batch([b"one more"]), NOW_MS)
+    leader.settle()
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    standby.checkpoint()
+    payload = recovery.load_checkpoint(DATA, disk)
+    assert payload is not None
+    kept = checkpoint_state.decode(payload).epochs
+    assert 1 < len(kept) < len(epochs)
+    assert kept == epochs[-len(kept) :]
+    assert kept[0][1] < standby.log.start_position <= kept[1][1]
+    assert opened(disk.after_kill()).epochs == kept
+
+
 def test_a_log_from_before_there_were_replicas_is_of_epoch_0() -> None:
     disk = FaultyDisk()
     alone = recovery.open_store(DATA, disk, SETTINGS, segment_bytes=SEGMENT_BYTES).store
@@ -225,7 +249,7 @@ def test_a_snapshot_is_the_leaders_tables_as_soon_as_the_log_is_there() -> None:
     position = standby.checkpoint_position
     assert position
     standby = opened(disk.after_power_cut(Random(1)))
-    assert standby.checkpoint_position >= position
+    assert standby.checkpoint_position == 0  # this process took none
     check_same(standby, leader)
     standby.promote().store.timer_owners.check_not_fenced((1 << 63) | 1)
 
@@ -238,6 +262,35 @@ def test_a_batch_that_retention_removed_is_still_a_repeat_after_a_snapshot() -> 
     standby.apply(leader.committed)
     store = standby.promote().store
     assert store.send(batch([b"once"], producer_id=8), NOW_MS).duplicate
+
+
+def test_offsets_that_were_left_out_for_good_are_left_out_after_a_snapshot() -> None:
+    leader = Leader()
+    send(leader)
+    leader.store.queue("orders", 0).skip_to(100)  # as after a loss
+    leader.checkpoint()
+    leader.ends.clear()
+    standby = opened(FaultyDisk())
+    standby.install(leader.snapshot, 0)
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    queue = standby.tables.queues.of("orders")[0]
+    assert (queue.next_offset, queue.max_offset, queue.last_store_ms()) == (100, 100, NOW_MS + 9)
+
+
+def test_a_disk_that_is_full_when_the_snapshot_is_reached_delays_the_checkpoint() -> None:
+    leader = snapshot_to_install()
+    disk = FaultyDisk()
+    standby = opened(disk)
+    standby.install(leader.snapshot, leader.log.start_position)
+    extend(standby, leader.log)
+    disk.capacity_bytes = disk.used_bytes()
+    standby.apply(leader.committed)
+    assert (standby.is_whole, standby.checkpoint_position) == (True, 0)
+    disk.capacity_bytes = None
+    standby.promote()
+    assert disk.exists(f"{DATA}/{recovery.REBUILDING}") is False
+    check_same(opened(disk.after_kill()), leader)
 
 
 def test_a_snapshot_replaces_another_history() -> None:

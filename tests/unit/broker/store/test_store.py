@@ -36,6 +36,7 @@ from duemq_server.storage.errors import CorruptLog, UnknownVersion
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.tools import set_aside
 from duemq_server.storage.tools.check import check_consume_queues, check_log
+from duemq_server.storage.tools.cut import cut
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 
@@ -396,6 +397,41 @@ def fire(topic: str, bodies: list[bytes], sequence: int = 0, queue_id: int = 0, 
     return batch(
         bodies, topic=topic, queue_id=queue_id, producer_id=TIMERS.id, sequence=sequence, **fields
     )
+
+
+def test_a_rebuild_of_consume_queues_leaves_the_owner_of_timer_queues_alone() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    store.release_timer_queues(TIMERS.id, LATER_MS)
+    store.claim_timer_queues(OTHER, range(4), LATER_MS)
+    store.send(batch([b"a"], producer_id=5), NOW_MS)
+    save(store, disk)
+    expected = store.timer_owners.encode()
+    for path in [path for path in disk.paths if "consumequeue" in path]:
+        disk.unlink(path)
+    again = opened(disk.after_kill())
+    assert again.timer_owners.encode() == expected
+    again.timer_owners.check_not_fenced(OTHER.id)
+    assert again.send(batch([b"a"], producer_id=5), NOW_MS).duplicate
+
+
+def test_a_cut_log_gives_a_topic_made_anew_nothing_of_the_one_before() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.send(batch([b"old"]), NOW_MS)
+    settle(store)
+    end = store.log.end_position
+    store.delete_topic("orders")
+    store.send(batch([b"new"]), NOW_MS)
+    save(store, disk)
+    made = store.topics.find("orders")
+    store.close()
+    cut(f"{DATA}/{recovery.LOG_DIRECTORY}", end, disk)
+    again = opened(disk)
+    assert again.topics.find("orders") == made
+    queue = again.queue("orders", 0)
+    assert (queue.records_from(0), queue.next_offset) == (0, 1)
 
 
 @pytest.mark.parametrize("saved", [False, True])

@@ -19,6 +19,9 @@ from duemq_server.replication.protocol.epochs import Epochs, common_end
         ([(1, 0)], 900, [], 0, 0),
         ([(1, 0)], 100, [(2, 0)], 100, 0),
         ([(5, 900)], 1_000, [(1, 0), (5, 900)], 950, 950),  # mine begins with a snapshot
+        ([], 700, [(0, 0), (1, 900)], 1_000, 700),  # mine ends before there were replicas
+        ([], 700, [(0, 0), (1, 300)], 1_000, 300),
+        ([], 700, [(1, 0)], 1_000, 0),
     ],
 )
 def test_what_two_logs_have_in_common(
@@ -58,6 +61,26 @@ def test_epochs_are_cut_with_their_log() -> None:
     assert (epochs.begins, epochs.last) == (((1, 0),), 1)
     epochs.truncate(0)
     assert (epochs.begins, epochs.last) == ((), 0)
+
+
+def test_what_lies_before_the_first_epoch_is_of_epoch_0() -> None:
+    epochs = Epochs()
+    epochs.note(7, 320)
+    assert epochs.begins == ((0, 0), (7, 320))
+    assert Epochs([(7, 320)]).begins == ((7, 320),)  # older ones were dropped
+    founded = Epochs()
+    founded.note(1, 0)
+    assert founded.begins == ((1, 0),)
+
+
+@pytest.mark.parametrize(
+    ("position", "left"), [(0, 3), (400, 3), (401, 2), (900, 2), (901, 1), (5_000, 1)]
+)
+def test_the_epoch_that_a_log_begins_behind_stays(position: int, left: int) -> None:
+    begins = [(1, 0), (3, 400), (4, 900)]
+    epochs = Epochs(begins)
+    epochs.drop_before(position)
+    assert epochs.begins == tuple(begins[-left:])
 
 
 @pytest.mark.parametrize("begin", [(4, 900), (3, 900), (5, 800), (5, 0)])
