@@ -228,6 +228,10 @@ class Registry:
                 value=report.name,
                 limit=INSTANCES_MAX,
             )
+        lost = self._lost.get(key)
+        before = known or (lost.instance if lost is not None else None)
+        if before is not None:
+            report = _with_addresses(report, before.report)
         expires_ms = now_ms + (expiry_ms or self.expiry_ms)
         if known is None or known.report != report:
             more = _route_bytes(report) - (_route_bytes(known.report) if known else 0)
@@ -433,6 +437,19 @@ class Registry:
 def _same_store(one: int, other: int) -> bool:
     """0: not told; then the name alone counts."""
     return one == other or not (one and other)
+
+
+def _with_addresses(report: Report, before: Report) -> Report:
+    """A new leader does not know where replicas are that have not followed it yet: operators ask
+    them where they were."""
+    if all(each.address for each in report.replicas):
+        return report
+    known = {each.name: each.address for each in before.replicas}
+    replicas = tuple(
+        each if each.address else replace(each, address=known.get(each.name, ""))
+        for each in report.replicas
+    )
+    return replace(report, replicas=replicas)
 
 
 def _name(item: tuple[_Key, object]) -> str:

@@ -143,6 +143,44 @@ def test_an_operator_moves_the_leader_and_sees_it(cluster: EmbeddedCluster) -> N
         assert [each.name for each in broker.replicas] == ["a", "b"]
 
 
+def test_an_operator_accepts_a_loss(cluster: EmbeddedCluster) -> None:
+    topic, leader, follower = topic_name(), cluster.leader(GROUP), follower_of(cluster)
+    send(cluster, topic, b"kept")
+    cluster.kill(follower, restart=False)
+    send(cluster, topic, b"lost")
+    cluster.kill(leader, restart=False)
+    shutil.rmtree(cluster.data_dir(leader))
+    cluster.start_member(follower)
+    elect = ("replica", "elect", follower)
+    until(lambda: "is lost" in duemq_says(cluster, *elect))
+    assert cluster.leader(GROUP) == ""
+    assert duemq(cluster.nameserver, *elect).returncode == Exit.FAILED
+    assert duemq(cluster.nameserver, *elect, "--accept-loss").returncode == Exit.OK
+    send(cluster, topic, b"new")
+    cluster.start_member(leader)
+    cluster.wait_ready(WAIT_S)
+    assert stored(cluster, topic) == [b"kept", b"new"]
+
+
+def test_an_operator_adopts_a_log_when_the_record_is_gone(cluster: EmbeddedCluster) -> None:
+    topic, leader = topic_name(), cluster.leader(GROUP)
+    send(cluster, topic, b"kept")
+    for name in cluster.replicas(GROUP):
+        cluster.stop_member(name)
+    (cluster.data_dir("leases") / f"{GROUP}.record").unlink()
+    for name in cluster.replicas(GROUP):
+        cluster.start_member(name)
+    until(lambda: "history from now on" in duemq_says(cluster, "broker", "adopt", leader))
+    assert cluster.leader(GROUP) == ""
+    assert duemq(cluster.nameserver, "broker", "adopt", leader, "--yes").returncode == Exit.OK
+    cluster.wait_ready(WAIT_S)
+    assert stored(cluster, topic) == [b"kept"]
+
+
+def duemq_says(cluster: EmbeddedCluster, *arguments: str) -> str:
+    return duemq(cluster.nameserver, *arguments).stderr
+
+
 def test_the_command_starts_replicas(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "duemq_cli", "up", "--data", str(tmp_path), "--port", "0"]
     with subprocess.Popen(

@@ -84,6 +84,8 @@ class Group:
             role = nameserver_pb2.ReplicaRole.Value(each.role.upper())
             address = addresses.get(each.name, each.address)
             report.replicas.add(name=each.name, role=role, address=address)
+        for name in addresses.keys() - self.replicas.keys():
+            report.replicas.add(name=name, role=nameserver_pb2.AWAY, address=addresses[name])
         await self._call(
             lambda to: to.Register(
                 nameserver_pb2.RegisterRequest(
@@ -229,10 +231,10 @@ async def test_adopt_without_a_terminal_wants_a_yes(group: Group) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "told"), [("other/a", "other"), ("g/z", "'z', but a, b"), ("g/b", "HOST:PORT")]
+    ("target", "told"), [("other/a", "other"), ("g/z", "'z', but a, b, c"), ("g/c", "HOST:PORT")]
 )
 async def test_who_cannot_be_found_is_named(group: Group, target: str, told: str) -> None:
-    await group.register(b="")
+    await group.register(c="")
     refused = await duemq(group, "adopt", target)
     assert refused.exit_code == Exit.NOT_FOUND
     assert told in refused.stderr

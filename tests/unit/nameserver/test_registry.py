@@ -441,3 +441,23 @@ def test_a_lost_broker_is_remembered_with_its_replicas(registry):
     registry.deregister(BrokerReport, "a", OLD, 0)
     [lost] = registry.lost_brokers
     assert [each.address for each in lost.instance.report.replicas] == ["a:1"]
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_where_a_replica_was_is_kept_until_it_is_told_anew(registry, stops):
+    registry.register(
+        OLD, replicated(ReplicaReport("a", LEADS, address="a:1"), ReplicaReport("b", 4)), 0
+    )
+    if stops:
+        registry.deregister(BrokerReport, "a", OLD, 0)
+    second = replicated(ReplicaReport("a", 4), ReplicaReport("b", LEADS, address="b:1"), epoch=4)
+    assert registry.register(NEXT_LIFE, second, 1)
+    [found] = registry.brokers
+    assert [each.address for each in found.report.replicas] == ["a:1", "b:1"]
+    revision = registry.revision
+    assert registry.register(NEXT_LIFE, second, 2)
+    assert registry.revision == revision
+    moved = replicated(ReplicaReport("a", FOLLOWS, address="a:2"), second.replicas[1], epoch=4)
+    registry.register(NEXT_LIFE, moved, 3)
+    [found] = registry.brokers
+    assert [each.address for each in found.report.replicas] == ["a:2", "b:1"]
