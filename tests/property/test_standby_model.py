@@ -163,6 +163,14 @@ class StandbyMachine(RuleBasedStateMachine):
             self.leader.store.delete_group(group)
             self.leader.settle()
 
+    @rule(
+        group=groups,
+        kept=st.one_of(st.none(), st.integers(0, 3).map('{{"generation": {}}}'.format)),
+    )
+    def put_membership(self, group: str, kept: str | None) -> None:
+        self.leader.store.put_membership(group, kept)
+        self.leader.settle()
+
     @rule(service=st.sampled_from(SERVICES), queues=st.lists(st.integers(0, 1), min_size=1))
     def claim(self, service: Service, queues: list[int]) -> None:
         self.now_ms += ALIVE_MS
