@@ -19,7 +19,6 @@ loops end; the writer syncs what is left; the last checkpoint makes the next sta
 
 import asyncio
 import logging
-import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -49,6 +48,7 @@ from duemq_server.broker.edge.pull_requests import PullRequests
 from duemq_server.broker.edge.send_back_requests import SendBackRequests
 from duemq_server.broker.edge.send_requests import SendRequests
 from duemq_server.broker.edge.timer_admin_servicer import TimerAdminServicer
+from duemq_server.broker.group_store import GroupFile, GroupLog
 from duemq_server.broker.groups.coordinator import Coordinator
 from duemq_server.broker.groups.progress import Activity
 from duemq_server.broker.key_indexer import KeyIndexer
@@ -64,7 +64,6 @@ from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.serving.metrics import TraceCollector
 from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
-from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import DiskFull
 
@@ -72,8 +71,6 @@ if TYPE_CHECKING:  # a broker without replicas need not load it
     from duemq_server.replication.running.leading import Leading
 
 log = logging.getLogger(__name__)
-
-GROUPS_FILE = "groups"
 
 
 def _boot_id() -> bytes:
@@ -181,6 +178,7 @@ class Broker:
         self._log_loop = LogLoop(store, commits, meters, settings, self._leading)
         activity = Activity()
         self._sampler = Sampler(store, activity, steady_ms)
+        self._group_store = self._choose_group_store()
         coordinator = self._coordinator()
         offsets = OffsetRequests(store, commits, activity, now_ms, coordinator.owner)
         self._sends = SendRequests(
@@ -220,7 +218,7 @@ class Broker:
             coordinator,
             self._routes.cache,
             store.offsets,
-            self._save_groups,
+            self._group_store,
             server.draining,
             put_groups=lambda: store.groups,
         )
@@ -254,6 +252,13 @@ class Broker:
         server.add(message_admin_servicer.SERVICE, self._messages)
         server.add(timer_admin_servicer.SERVICE, timers)
 
+    def _choose_group_store(self) -> GroupFile | GroupLog:
+        data_dir, store = self.settings.data_dir, self.store
+        if self._lead is None and not store.tables.epochs.begins:
+            return GroupFile(data_dir, self._disk)
+        # Also of a broker whose log had replicas, and may have again: one place, none is stale.
+        return GroupLog(store, self._commits, data_dir, self._disk)
+
     def _coordinator(self) -> Coordinator:
         coordinator = Coordinator(
             self.settings.name,
@@ -261,17 +266,8 @@ class Broker:
             groups_max=self.settings.groups_max,
             check_known=self.store.check_group_known,
         )
-        snapshot = checkpoint.load(self._groups_path, self._disk)
-        if snapshot is not None:
-            coordinator.restore(snapshot, now_ms())
+        self._group_store.restore(coordinator, now_ms())
         return coordinator
-
-    @property
-    def _groups_path(self) -> str:
-        return os.path.join(self.settings.data_dir, GROUPS_FILE)
-
-    def _save_groups(self, snapshot: bytes) -> None:
-        checkpoint.save(self._groups_path, snapshot, self._disk)
 
     def _report(self) -> nameserver_pb2.BrokerReport:
         writable = self.store.writable

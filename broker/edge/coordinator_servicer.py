@@ -1,23 +1,29 @@
 """Serves GroupCoordinator: a stream a member, in front of the coordinator core.
 
-    Join stream ──events──► Rebalancer ──► Coordinator ──told──► _unsent ──(snapshot saved)──►
+    Join stream ──events──► Rebalancer ──► Coordinator ──told──► _unsent ──(changes saved)──►
     sessions' outboxes ──► streams
 
-What members are told leaves only after the generation and members behind it are on disk, so that a
-restarted coordinator knows every member that may hold a queue.  If the disk refuses, groups go on
-without: fencing keeps the offsets right, and the error is logged.
+What members are told leaves only after the generation and members behind it are kept
+(group_store.py), so that a restarted coordinator knows every member that may hold a queue.
 
 One event loop.  The clock is the wall clock at start plus the monotonic clock since, so that
 setting the clock ends no sessions.
 """
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from duemq.errors import (
     FencedMember,
@@ -40,8 +46,6 @@ from duemq_server.broker.groups.members import Group, Hello, check_owned
 from duemq_server.broker.groups.subscriptions import TopicFilter, check_count
 from duemq_server.broker.rebalancer import Rebalancer, Slices
 from duemq_server.broker.store.offsets import Offsets
-
-log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 10.0
 LAST_WORDS_S = 1.0  # at a stop: for assignments to be saved and told
@@ -75,6 +79,18 @@ class _Readable(Mapping[str, list[MessageQueue]]):
 
     def __len__(self) -> int:
         return len(self._routes.topics)
+
+
+class GroupStore(Protocol):
+    """Where groups are kept.  Called by the event loop, one call at a time."""
+
+    async def save(self, coordinator: Coordinator) -> Collection[str]:
+        """What has changed is kept when this returns.
+
+        Answers the groups whose members may not be told of it; these are saved with the next
+        change.
+        """
+        ...
 
 
 class Session:
@@ -117,26 +133,22 @@ class CoordinatorServicer:
         coordinator: Coordinator,
         routes: RouteCache,
         offsets: Offsets,
-        save: Callable[[bytes], None],
+        group_store: GroupStore,
         draining: asyncio.Event,
         clock: Callable[[], int] | None = None,
         *,
         put_groups: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`save` stores a snapshot durably; called in a thread.  `draining`: streams must end.
-
-        `put_groups` names the groups that have settings here.
-        """
+        """`draining`: streams must end.  `put_groups` names the groups that have settings here."""
         self._coordinator = coordinator
         self._routes = routes
         self._offsets = offsets
-        self._save = save
+        self._group_store = group_store
         self._draining = draining
         self._put_groups = put_groups
         self._clock = clock or steady_clock()
         self._sessions: dict[Key, Session] = {}
-        self._unsent: list[tuple[Session, Told]] = []
-        self._unsent_at: dict[Session, int] = {}  # where the last of each is
+        self._unsent: dict[Session, list[Told]] = {}
         self._to_send = asyncio.Event()
         self._stale = False  # the coordinator is still to be told of newer routes
         self._idle = asyncio.Event()  # nothing is to be sent or being saved
@@ -186,24 +198,27 @@ class CoordinatorServicer:
         while True:
             await self._to_send.wait()
             self._to_send.clear()
-            unsent, self._unsent = self._unsent, []
-            self._unsent_at.clear()
+            unsent, self._unsent = self._unsent, {}
+            unsaved: Collection[str] = ()
             if self._coordinator.changed:
-                await self._persist(await Slices().work(self._coordinator.snapshotting()))
-            slices = Slices()
-            for session, told in unsent:
+                unsaved = await self._group_store.save(self._coordinator)
+            await self._tell(unsent, unsaved)
+            if not self._unsent:
+                self._idle.set()
+
+    async def _tell(
+        self, unsent: Mapping[Session, Sequence[Told]], unsaved: Collection[str]
+    ) -> None:
+        slices = Slices()
+        for session, everything in unsent.items():
+            for told in everything:
+                if told.group in unsaved:
+                    session.tell(Unavailable("what this member is to hear could not be stored"))
+                    break
                 if isinstance(told, TurnedOut):
                     session.tell(told.error)
                 elif self._sessions.get((told.group, told.member_id)) is session:
                     session.tell(await self._event(told, slices))
-            if not self._unsent:
-                self._idle.set()
-
-    async def _persist(self, snapshot: bytes) -> None:
-        try:
-            await asyncio.to_thread(self._save, snapshot)
-        except Exception:
-            log.exception("the groups' generations and members could not be saved")
 
     def _publish(self, everything: Sequence[Told]) -> None:
         """To the streams as they are now: over a later one its hello is answered, nothing older."""
@@ -217,18 +232,18 @@ class CoordinatorServicer:
 
     def _put(self, session: Session, told: Told) -> None:
         """Within a generation an assignment only grows: the newest says it all."""
-        at = self._unsent_at.get(session)
-        before = self._unsent[at][1] if at is not None else None
+        unsent = self._unsent.setdefault(session, [])
+        before = unsent[-1] if unsent else None
         if (
-            at is not None
-            and isinstance(told, Assignment)
+            isinstance(told, Assignment)
             and isinstance(before, Assignment)
             and before.generation == told.generation
         ):
-            self._unsent[at] = session, told
-            return
-        self._unsent_at[session] = len(self._unsent)
-        self._unsent.append((session, told))
+            unsent[-1] = told
+        elif len(unsent) < OUTBOX_EVENTS_MAX:
+            unsent.append(told)
+        else:
+            session.tell(Overloaded("what this member is to hear is not stored as fast"))
 
     # --- Join ---------------------------------------------------------------------------------
 
@@ -252,6 +267,7 @@ class CoordinatorServicer:
         finally:
             if self._sessions.get(key) is session:
                 del self._sessions[key]
+            self._unsent.pop(session, None)
 
     async def _joined(self, hello: Hello, session: Session, context: Any) -> None:
         try:

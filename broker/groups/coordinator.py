@@ -391,20 +391,33 @@ class Coordinator:
     def snapshotting(self) -> Pieces[bytes]:
         """Answers what must survive a restart: generations and members (JSON).
 
-        Only groups that have changed since the last one are encoded anew, each as it is now or
-        later; one that changes in between is `changed` again.
+        Only groups that have changed since the last one are encoded anew.
         """
-        changed, self._changed = self._changed, set()
-        for name in changed:
-            group = self._groups.get(name)
-            if group is None:
+        changes = yield from self.changing()
+        for name, kept in changes.items():
+            if kept is None:
                 self._kept.pop(name, None)
             else:
-                encoded = yield from group_snapshot.encoding(group)
-                self._kept[name] = f"{json.dumps(name)}: ".encode() + encoded
-            yield
+                self._kept[name] = f"{json.dumps(name)}: {kept}".encode()
         groups = b", ".join(self._kept.values())
         return b'{"version": %d, "groups": {%s}}' % (SNAPSHOT_VERSION, groups)
+
+    def changing(self) -> Pieces[dict[str, str | None]]:
+        """Answers what must survive of each group that was `changed`; None: it is gone.
+
+        Each as it is now or later; one that changes in between is `changed` again.
+        """
+        changed, self._changed = self._changed, set()
+        changes: dict[str, str | None] = {}
+        for name in changed:
+            group = self._groups.get(name)
+            changes[name] = (yield from group_snapshot.encoding(group)) if group else None
+            yield
+        return changes
+
+    def not_kept(self, groups: Iterable[str]) -> None:
+        """What was answered of these could not be kept: they are `changed` still."""
+        self._changed.update(groups)
 
     def restore(self, snapshot: bytes, now_ms: int) -> None:
         """Takes a snapshot over, at start.  Raises ValueError for one of another version."""
@@ -412,24 +425,13 @@ class Coordinator:
         if state.get("version") != SNAPSHOT_VERSION:
             raise ValueError(f"groups snapshot has version {state.get('version')!r}, not 1")
         for name, kept in state["groups"].items():
-            members: dict[str, int] = kept["members"]
-            awaited_until_ms = now_ms + max(members.values(), default=0)
-            self._groups[name] = Group(
-                name,
-                strategy=kept["strategy"],
-                generation=kept["generation"],
-                absent=dict(members),
-                hold_until_ms=awaited_until_ms if members else None,
-                young_until_ms=awaited_until_ms,
-                empty_since_ms=now_ms,
-                incarnations=dict(kept.get("incarnations", {})),
-                allocated={
-                    MessageQueue(*queue): member
-                    for member, share in kept.get("shares", {}).items()
-                    for queue in share
-                },
-            )
+            self._groups[name] = group_snapshot.decode(name, kept, now_ms)
             self._changed.add(name)
+
+    def take_over(self, memberships: Mapping[str, str], now_ms: int) -> None:
+        """As `restore`, of groups that were kept one by one, and still are (`changing`)."""
+        for name, kept in memberships.items():
+            self._groups[name] = group_snapshot.decode(name, json.loads(kept), now_ms)
 
     # --- checks -------------------------------------------------------------------------------
 

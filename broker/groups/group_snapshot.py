@@ -9,13 +9,35 @@
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.pieces import Pieces, parts
 from duemq_server.broker.groups.members import Group
 
 
-def encoding(group: Group) -> Pieces[bytes]:
+def decode(name: str, kept: dict[str, Any], now_ms: int) -> Group:
+    """The group, whose members are awaited for as long as their sessions may last."""
+    members: dict[str, int] = kept["members"]
+    awaited_until_ms = now_ms + max(members.values(), default=0)
+    return Group(
+        name,
+        strategy=kept["strategy"],
+        generation=kept["generation"],
+        absent=dict(members),
+        hold_until_ms=awaited_until_ms if members else None,
+        young_until_ms=awaited_until_ms,
+        empty_since_ms=now_ms,
+        incarnations=dict(kept.get("incarnations", {})),
+        allocated={
+            MessageQueue(*queue): member
+            for member, share in kept.get("shares", {}).items()
+            for queue in share
+        },
+    )
+
+
+def encoding(group: Group) -> Pieces[str]:
     """Answers the group as it is now, whatever becomes of it between the pieces."""
     head = json.dumps(
         {
@@ -33,7 +55,7 @@ def encoding(group: Group) -> Pieces[bytes]:
     for member_id, share in shares.items():
         encoded = yield from _list(share)
         lists.append(f"{json.dumps(member_id)}: {encoded}")
-    return f'{head[:-1]}, "shares": {{{", ".join(lists)}}}}}'.encode()
+    return f'{head[:-1]}, "shares": {{{", ".join(lists)}}}}}'
 
 
 def _list(queues: Iterable[MessageQueue]) -> Pieces[str]:

@@ -10,12 +10,15 @@ off  size  field
            queues {topic: [next offset of each queue]}; from version 2 on settled (offsets.py),
            groups (group_configs.py), retries {group: how many it ever sent back to be retried};
            from version 3 on timer_owners (timer_owners.py); version 4, of a log with
-           replicas, has epochs [[epoch, where its EPOCH entry lies], ...]
+           replicas, has epochs [[epoch, where its EPOCH entry lies], ...] and, where groups are
+           coordinated, memberships {group: what an entry of kind MEMBERSHIP says of it}
 4+n   …    producers' lanes (producers.py)
 """
 
 import json
 import struct
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from duemq_server.storage.errors import UnknownVersion
@@ -43,16 +46,17 @@ class CheckpointState(NamedTuple):
     retries: dict[str, int]
     timer_owners: dict[str, Any]
     epochs: tuple[tuple[int, int], ...] = ()
+    memberships: Mapping[str, str] = MappingProxyType({})
 
 
 def encode(state: CheckpointState) -> bytes:
     """The checkpoint's payload."""
     fields = state._asdict()
     del fields["lanes"]
-    version = EPOCHS_VERSION
-    if not state.epochs:
-        del fields["epochs"]
-        version = VERSION
+    version = EPOCHS_VERSION if state.epochs or state.memberships else VERSION
+    for name in ("epochs", "memberships"):
+        if not fields[name]:
+            del fields[name]
     text = json.dumps({"version": version, **fields}, separators=(",", ":")).encode()
     return b"".join((_HEAD.pack(len(text)), text, state.lanes))
 

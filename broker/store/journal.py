@@ -14,6 +14,8 @@ kind  body
  8    {"id", "name", "shard", "shards", "queues": […], "since_ms"}   a timer service claimed queues
  9    {"id": …}                                                      its queues were released
 10    {"group": …, "rows": [[topic, queue id, [offset, …]], …]}  done with, out of order
+11    {"group": …, "kept": …}    what its coordinator keeps of a group, as text (group_snapshot.py);
+                              null: it has the group no more.  In logs that have, or had, replicas
 """
 
 import json
@@ -36,6 +38,7 @@ OFFSETS_RESET = 7
 TIMER_CLAIMED = 8
 TIMER_RELEASED = 9
 SETTLED = 10
+MEMBERSHIP = 11
 
 
 def _encode(body: dict[str, Any]) -> bytes:
@@ -111,6 +114,17 @@ def read_group_deleted(body: memoryview) -> str:
     """The group that was deleted."""
     group: str = json.loads(bytes(body))["group"]
     return group
+
+
+def membership(group: str, kept: str | None) -> bytes:
+    """Body of an entry of kind MEMBERSHIP."""
+    return _encode({"group": group, "kept": kept})
+
+
+def read_membership(body: memoryview) -> tuple[str, str | None]:
+    """The group, and what its coordinator keeps of it; None: nothing."""
+    entry = json.loads(bytes(body))
+    return entry["group"], entry["kept"]
 
 
 def timer_claimed(service: Service, queues: Iterable[int], since_ms: int) -> bytes:

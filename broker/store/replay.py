@@ -114,6 +114,8 @@ class Replay:
                 tables.groups.put(journal.read_group_put(entry.body))
             case journal.GROUP_DELETED:
                 tables.remove_group(journal.read_group_deleted(entry.body))
+            case journal.MEMBERSHIP:
+                tables.put_membership(*journal.read_membership(entry.body))
             case journal.TIMER_CLAIMED:
                 tables.claim_timers(*journal.read_timer_claimed(entry.body))
             case journal.TIMER_RELEASED:

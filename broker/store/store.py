@@ -460,6 +460,17 @@ class Store:
         self.on_report()
         return settled
 
+    def put_membership(self, group: str, kept: str | None) -> int:
+        """Keeps what a coordinator knows of a group; None: it has the group no more.
+
+        Settled.  Raises ReadOnly, Overloaded, Internal.
+        """
+        if self.tables.memberships.get(group) == kept:
+            return self.log.end_position  # it may still be on its way to the disk
+        _, settled = self._append(journal.MEMBERSHIP, [journal.membership(group, kept)])
+        self.tables.put_membership(group, kept)
+        return settled
+
     # -- offsets of groups ------------------------------------------------------------------------
 
     def put_offsets(self, group: str, changes: list[tuple[GroupQueue, Progress]]) -> int:

@@ -38,6 +38,8 @@ class Tables:
         self.timer_owners = TimerOwners()
         self.retries: dict[str, int] = {}
         """Records ever sent back for another delivery, by group."""
+        self.memberships: dict[str, str] = {}
+        """Of a log with replicas: what their coordinator keeps of the groups that it has."""
         self.store_ms = 0
         """When the newest frame was stored."""
         self.epochs = Epochs()
@@ -63,8 +65,16 @@ class Tables:
     def remove_group(self, group: str) -> None:
         """The group was deleted, and its retry topic with it."""
         self.groups.remove(group)
+        self.memberships.pop(group, None)
         self.offsets.forget_group(group)
         self.remove_topic(names.retry_topic(group))
+
+    def put_membership(self, group: str, kept: str | None) -> None:
+        """Generation or members of a group have changed; None: it has no coordinator here."""
+        if kept is None:
+            self.memberships.pop(group, None)
+        else:
+            self.memberships[group] = kept
 
     def claim_timers(self, service: Service, queues: Iterable[int], since_ms: int) -> None:
         """A timer service claimed queues of %TIMER%."""
@@ -169,6 +179,7 @@ class Tables:
             retries=dict(self.retries),
             timer_owners=self.timer_owners.encode(),
             epochs=self.epochs.begins,
+            memberships=dict(self.memberships),
         )
 
     def without_deleted(self, state: CheckpointState) -> CheckpointState:
@@ -201,6 +212,7 @@ class Tables:
         self.offsets.load(state.offsets, state.settled)
         self.groups.load(state.groups)
         self.retries = dict(state.retries)
+        self.memberships = dict(state.memberships)
         self.timer_owners.load(state.timer_owners)
         for service_id in self.timer_owners.ids():
             self.producers.trust_service(service_id)

@@ -21,7 +21,6 @@ V1 = Path(__file__).parent / "v1"
 V2 = Path(__file__).parent / "v2"
 V3 = Path(__file__).parent / "v3"
 V4 = Path(__file__).parent / "v4"
-EPOCHS = ((0, 0), (5, 4_096))
 LANES = (
     (LaneKey(0x0123456789ABCDEF, "orders", 2, False), 7, 40),
     (LaneKey((1 << 63) | 5, "größe", -1, True), 0, 0),
@@ -31,6 +30,10 @@ OLD = Service((1 << 63) | 4, "t0", 0, 2)
 TOPIC = Topic("orders", 3, 4, 1_000)
 CONFIG = GroupConfig("billing", RetryPolicy(3, (), ExponentialDelays(1_000, 2.5, 60_000)))
 TABLE = GroupConfig("billing", RetryPolicy(None, (0, 10_000)))
+KEPT = (
+    '{"generation": 435200031520, "strategy": "sticky", "members": {"m1": 10000, "m\\u00e9": 3000},'
+    ' "incarnations": {"m1": 2}, "shares": {"m1": [["orders", "b1", 0]]}}'
+)
 CHANGES = [
     (GroupQueue("billing", "orders", 0), Progress(41, 1_700_000_000_123)),
     (GroupQueue("billing", "orders", 1), Progress(0, 5)),
@@ -84,9 +87,18 @@ def test_the_checkpoint_is_written_and_read_as_ever() -> None:
 
 def test_the_checkpoint_of_a_log_with_replicas_is_written_and_read_as_ever() -> None:
     golden = (V4 / "broker_checkpoint.bin").read_bytes()
-    state = checkpoint()._replace(epochs=EPOCHS)
+    epochs = ((7, 0), (8, 16_777_216))
+    state = checkpoint()._replace(epochs=epochs, memberships={"billing": KEPT})
     assert checkpoint_state.encode(state) == golden
     assert checkpoint_state.decode(golden) == state
+
+
+def test_what_coordinators_keep_is_written_and_read_as_ever() -> None:
+    kept, gone = (V4 / "broker_journal.bin").read_bytes().split(b"\n")
+    assert journal.membership("billing", KEPT) == kept
+    assert journal.read_membership(memoryview(kept)) == ("billing", KEPT)
+    assert journal.membership("billing", None) == gone
+    assert journal.read_membership(memoryview(gone)) == ("billing", None)
 
 
 def test_the_checkpoint_of_version_2_is_read() -> None:

@@ -36,7 +36,7 @@ SERVICES = tuple(Service(SERVICE_IDS_FROM + n, f"t{n}", 0, 1) for n in range(3))
 
 WORKS = (
     *("send", "send", "send", "delete_topic", "commit", "reset", "purge", "send_back", "send_back"),
-    *("mark_resent", "put_group", "delete_group", "claim", "release", "fire"),
+    *("mark_resent", "put_group", "delete_group", "put_membership", "claim", "release", "fire"),
     *("take_checkpoint", "save_checkpoint", "retain"),
 )
 
@@ -155,6 +155,10 @@ class StandbyMachine(RuleBasedStateMachine):
         group = self.group()
         if self.leader.store.knows_group(group):
             self.leader.store.delete_group(group)
+
+    def put_membership(self) -> None:
+        kept = self.random.choice((None, '{"generation": 1}', '{"generation": 2}'))
+        self.leader.store.put_membership(self.group(), kept)
 
     def claim(self) -> None:
         self.now_ms += ALIVE_MS

@@ -13,6 +13,7 @@ from duemq.errors import (
     InvalidArgument,
     NotCoordinator,
     NotReady,
+    Overloaded,
     Unavailable,
 )
 from duemq.protocol import balance
@@ -29,6 +30,7 @@ from duemq_server.broker import rebalancer
 from duemq_server.broker.edge import coordinator_servicer
 from duemq_server.broker.groups.coordinator import Assignment
 from duemq_server.broker.rebalancer import Slices
+from duemq_server.storage.replicas import epoch
 from tests.service.running_broker import running_broker, topic_name
 from tests.service.running_cluster import Cluster, running_cluster
 
@@ -117,6 +119,7 @@ async def coordinator(cluster: Cluster):
 GROUP = "g"
 HERE = balance.coordinator(GROUP, ["b0", "b1"]) or ""
 THERE = "b1" if HERE == "b0" else "b0"
+OTHER = next(g for g in map(str, range(99)) if balance.coordinator(g, ["b0", "b1"]) == HERE)
 ALL = {(broker, queue_id) for broker in ("b0", "b1") for queue_id in (0, 1)}
 
 
@@ -418,6 +421,87 @@ async def test_a_restarted_coordinator_remembers_the_members(cluster, coordinato
     restored = cluster.brokers[HERE]._coordinator()
     [group] = restored.groups()
     assert (group.generation, group.absent.keys()) == (generation, {"m1", "m2"})
+
+
+class Gate:
+    """Keeps groups when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.open = asyncio.Event()
+        self.refused: set[str] = set()
+
+    async def save(self, coordinator) -> set[str]:
+        changes = await Slices().work(coordinator.changing())
+        self.asked.set()
+        await self.open.wait()
+        coordinator.not_kept(self.refused & changes.keys())
+        return self.refused & changes.keys()
+
+
+async def test_members_are_told_what_is_kept_and_nothing_else(cluster, coordinator, topic) -> None:
+    cluster.brokers[HERE]._groups._group_store = gate = Gate()
+    async with coordinator.joined(HERE) as member:
+        await member.hello(GROUP, "m1", topic)
+        await gate.asked.wait()
+        await member.say(heartbeat=group_pb2.Heartbeat())
+        assert (await member.hear()).WhichOneof("event") == "heartbeat_ack"
+        gate.open.set()
+        assert len((await member.assignment())[1]) == 4
+
+
+async def test_members_of_a_group_that_cannot_be_kept_come_again(
+    cluster, coordinator, topic
+) -> None:
+    cluster.brokers[HERE]._groups._group_store = gate = Gate()
+    gate.open.set()
+    gate.refused.add(GROUP)
+    async with coordinator.joined(HERE) as member, coordinator.joined(HERE) as other:
+        await other.hello(OTHER, "m1", topic)
+        assert len((await other.assignment())[1]) == 4
+        await member.hello(GROUP, "m1", topic)
+        assert isinstance(await member.failure(), Unavailable)
+    gate.refused.clear()
+    async with coordinator.joined(HERE) as member:
+        await member.hello(GROUP, "m1", topic)
+        assert len((await member.assignment())[1]) == 4
+
+
+async def test_what_waits_to_be_kept_is_bounded(cluster, coordinator, topic, monkeypatch) -> None:
+    monkeypatch.setattr(coordinator_servicer, "OUTBOX_EVENTS_MAX", 2)
+    cluster.brokers[HERE]._groups._group_store = gate = Gate()
+    async with coordinator.joined(HERE) as member:
+        await member.hello(GROUP, "m1", topic)
+        await gate.asked.wait()
+        for number in range(4):  # each makes a generation, and tells the first one
+            async with coordinator.joined(HERE) as other:
+                await other.hello(GROUP, f"m2-{number}", topic)
+                await other.say(leave=group_pb2.Leave())
+                assert await other.hear() is grpc.aio.EOF
+        assert isinstance(await member.failure(), Overloaded)
+        gate.open.set()
+
+
+async def test_a_log_that_had_replicas_keeps_its_groups(tmp_path) -> None:
+    async with running_cluster(tmp_path, "b0") as cluster:
+        await cluster.create_topic("orders")
+        store = cluster.brokers["b0"].store
+        entry = epoch.encode(1, bytes(16), 1_700_000_000_000)
+        store.note_epoch(1, store.log.append(epoch.KIND, [entry])[0])
+        await cluster.stop_broker("b0")
+        await cluster.start_broker("b0")
+        member = Stream(call := cluster.clients["b0"].groups.Join())
+        await member.hello(GROUP, "m1", "orders")
+        queues: set[tuple[str, int]] = set()
+        while len(queues) < 4:  # the topic may not be known yet
+            generation, queues = await member.assignment()
+        call.cancel()
+        await cluster.stop_broker("b0")
+        assert not (tmp_path / "b0" / "groups").exists()
+        await cluster.start_broker("b0")
+        [group] = cluster.brokers["b0"]._coordinator().groups()
+        assert group.absent.keys() == {"m1"}
+        assert group.generation >= generation  # at its end the broker left the routes
 
 
 async def test_where_groups_must_be_made_first_joining_makes_none(tmp_path) -> None:

@@ -128,6 +128,7 @@ def comparable(tables: Tables) -> dict[str, Any]:
     return {
         "queues": state.queues,
         "retries": state.retries,
+        "memberships": state.memberships,
         "store_ms": state.store_ms,
         "epoch": tables.epochs.begins[-1:],
         "lanes in order": list(tables.producers._lanes),

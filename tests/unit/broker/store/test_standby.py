@@ -31,6 +31,7 @@ from tests.unit.broker.leading import (
 )
 
 KEY = GroupQueue("g", "orders", 0)
+KEPT = '{"generation": 7, "members": {"m": 10000}}'
 LOG = f"{DATA}/{recovery.LOG_DIRECTORY}"
 
 
@@ -212,12 +213,16 @@ def snapshot_to_install() -> Leader:
     leader.store.delete_topic("old")
     leader.store.put_offsets("g", [(KEY, Progress(3, 5))])
     leader.store.put_group(GroupConfig("g"))
+    leader.store.put_membership("g", KEPT)
+    leader.store.put_membership("gone", KEPT)
     first, second = (Service((1 << 63) | n, f"t{n}", 0, 1) for n in range(2))
     leader.checkpoint()
     leader.retain(leader.log.segments[-1].start)
     send(leader, 10, 20)
     leader.store.claim_timer_queues(first, [0, 1], NOW_MS)
     leader.store.release_timer_queues(first.id, NOW_MS + 3_600_000)
+    leader.store.put_membership("gone", None)
+    leader.store.put_membership("h", KEPT)
     leader.store.claim_timer_queues(second, [0, 1], NOW_MS)
     send(leader, topic="old", count=4)
     leader.checkpoint()
@@ -437,6 +442,34 @@ def test_nothing_is_promoted_before_all_is_applied() -> None:
     assert store.log.end_position == end
     standby.close()  # the store's files stay open
     store.send(batch([b"new"]), NOW_MS)
+
+
+def test_what_is_kept_of_groups_survives_the_leader_and_the_begin_of_the_log() -> None:
+    leader = Leader()
+    for group in ("g", "dropped", "deleted"):
+        leader.store.put_membership(group, KEPT)
+    leader.store.put_group(GroupConfig("deleted"))
+    leader.settle()
+    standby = follower(leader, disk := FaultyDisk())
+    assert standby.tables.memberships == dict.fromkeys(("g", "dropped", "deleted"), KEPT)
+    leader.store.put_membership("dropped", None)
+    leader.store.delete_group("deleted")
+    send(leader)
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    standby.checkpoint()
+    standby.drop_before(leader.log.segments[-1].start)
+    assert standby.log.start_position > 0
+    again = opened(disk.after_kill())
+    again.apply(again.log.end_position)
+    assert again.promote().store.tables.memberships == {"g": KEPT}
+
+
+def test_what_is_kept_of_a_group_is_one_entry_and_nothing_if_it_is_known() -> None:
+    leader = Leader()
+    end = leader.store.put_membership("g", KEPT)
+    assert leader.store.put_membership("g", KEPT) == end == leader.log.end_position
+    assert leader.store.put_membership("h", None) == end == leader.log.end_position
 
 
 def test_a_checkpoint_without_epochs_has_the_version_that_it_had() -> None:

@@ -1,0 +1,105 @@
+"""Where a coordinator keeps its groups: their members, and their generations.
+
+A file, or where the log has replicas an entry of the log for each group that has changed: whoever
+leads next awaits the same members, and none of them moves.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Collection
+
+from duemq.errors import DuemqError
+from duemq_server.broker.edge.commits import Commits
+from duemq_server.broker.groups.coordinator import Coordinator
+from duemq_server.broker.rebalancer import Slices
+from duemq_server.broker.store.store import Store
+from duemq_server.storage import checkpoint
+from duemq_server.storage.disk import Disk
+from duemq_server.storage.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+GROUPS_FILE = "groups"
+
+
+class GroupFile:
+    """All groups in one file.
+
+    If the disk refuses, groups go on without: fencing keeps the offsets right, and the error is
+    logged.
+    """
+
+    def __init__(self, data_dir: str, disk: Disk) -> None:
+        self._path = os.path.join(data_dir, GROUPS_FILE)
+        self._disk = disk
+        self._is_there = disk.exists(self._path)
+
+    def restore(self, coordinator: Coordinator, now_ms: int) -> None:
+        """At the start.  Raises CorruptFile, ValueError for a file of another version."""
+        snapshot = checkpoint.load(self._path, self._disk)
+        if snapshot is not None:
+            coordinator.restore(snapshot, now_ms)
+
+    async def save(self, coordinator: Coordinator) -> Collection[str]:
+        """See edge.coordinator_servicer.GroupStore."""
+        snapshot = await Slices().work(coordinator.snapshotting())
+        try:
+            await asyncio.to_thread(checkpoint.save, self._path, snapshot, self._disk)
+        except Exception:
+            log.exception("the groups' generations and members could not be saved")
+        return ()
+
+    async def remove(self) -> None:
+        """All of it is elsewhere now."""
+        if self._is_there:
+            self._is_there = False
+            try:
+                await asyncio.to_thread(self._unlink)
+            except (StorageError, OSError):
+                log.exception("%s stays for now", self._path)
+
+    def _unlink(self) -> None:
+        self._disk.unlink(self._path)
+        self._disk.fsync_dir(os.path.dirname(self._path))
+
+
+class GroupLog:
+    """An entry a group that has changed.
+
+    What is not committed is told to nobody: another replica may lead by now, and its generations
+    bear the same mark.  So while too few replicas are in sync, queues stay where they are.
+    """
+
+    def __init__(self, store: Store, commits: Commits, data_dir: str, disk: Disk) -> None:
+        self._store = store
+        self._commits = commits
+        self._file = GroupFile(data_dir, disk)  # from before the log had replicas
+
+    def restore(self, coordinator: Coordinator, now_ms: int) -> None:
+        """At the start.  Raises as that of GroupFile, where nothing is in the log."""
+        memberships = self._store.tables.memberships
+        if memberships:
+            coordinator.take_over(memberships, now_ms)
+        else:
+            self._file.restore(coordinator, now_ms)
+
+    async def save(self, coordinator: Coordinator) -> Collection[str]:
+        """See edge.coordinator_servicer.GroupStore."""
+        slices = Slices()
+        changes = await slices.work(coordinator.changing())
+        settled, refused = 0, dict[str, Exception]()
+        for group, kept in changes.items():
+            try:
+                settled = self._store.put_membership(group, kept)
+            except (DuemqError, ValueError) as error:  # no room, or an entry would be too large
+                refused[group] = error
+            await slices.pause()
+        await self._commits.wait(settled)
+        if refused:
+            first = next(iter(refused.items()))
+            log.error("%d groups could not be saved: %s: %s", len(refused), *first)
+            coordinator.not_kept(refused)
+        else:
+            await self._file.remove()
+        return refused

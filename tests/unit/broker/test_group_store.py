@@ -1,0 +1,147 @@
+"""Where a coordinator's groups are kept where its log has replicas: on a disk in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from duemq.protocol.balance import MessageQueue
+from duemq_server.broker.edge.commits import Commits
+from duemq_server.broker.group_store import GROUPS_FILE, GroupFile, GroupLog
+from duemq_server.broker.groups.coordinator import Coordinator
+from duemq_server.broker.groups.members import Hello
+from duemq_server.broker.groups.subscriptions import TopicFilter
+from duemq_server.broker.store import journal
+from tests.crash.faulty_disk import FaultyDisk
+from tests.unit.broker.leading import DATA, NOW_MS, Leader, extend, opened
+
+QUEUES = tuple(MessageQueue("orders", "b1", number) for number in range(4))
+
+
+class World:
+    """A coordinator on a store that leads; what is durable there is committed by `settle`."""
+
+    def __init__(self) -> None:
+        self.leader = Leader()
+        self.commits = Commits(self.leader.committed)
+        self.coordinator = empty()
+        self.groups = self.group_log()
+
+    def group_log(self) -> GroupLog:
+        return GroupLog(self.leader.store, self.commits, DATA, self.leader.disk)
+
+    def join(self, group: str, member_id: str, **fields: int | str) -> None:
+        self.coordinator.join(Hello(group, member_id, {"orders": TopicFilter()}, **fields), NOW_MS)
+
+    def settle(self) -> None:
+        self.leader.settle()
+        self.commits.advance(self.leader.committed)
+
+    async def save(self) -> set[str]:
+        saving = asyncio.create_task(self.groups.save(self.coordinator))
+        while not saving.done():
+            await asyncio.sleep(0)
+            self.settle()
+        return set(await saving)
+
+    @property
+    def kept(self) -> list[tuple[str, bool]]:
+        """The groups that the log's entries are of, and whether they are there."""
+        entries = [e for e in self.leader.log.entries(0) if e.kind == journal.MEMBERSHIP]
+        kept = [journal.read_membership(each.body) for each in entries]
+        return [(group, state is not None) for group, state in kept]
+
+
+def empty() -> Coordinator:
+    made = Coordinator("b1")
+    made.routes_changed({"orders": QUEUES}, ["b1"], NOW_MS)
+    return made
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_each_group_that_has_changed_is_an_entry(world: World) -> None:
+    world.join("g", "m1")
+    world.join("h", "m1")
+    assert await world.save() == set()
+    assert sorted(world.kept) == [("g", True), ("h", True)]
+    world.join("g", "m2")
+    await world.save()
+    assert world.kept[2:] == [("g", True)]
+    world.coordinator.leave("h", "m1", NOW_MS)
+    world.coordinator.forget("h")
+    await world.save()
+    assert world.kept[3:] == [("h", False)]
+
+
+async def test_it_is_saved_when_it_is_committed_and_not_before(world: World) -> None:
+    world.join("g", "m1")
+    saving = asyncio.create_task(world.groups.save(world.coordinator))
+    while not world.kept:
+        await asyncio.sleep(0)
+        world.leader.write()
+    assert world.leader.log.durable_position > world.commits.position
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not saving.done()
+    world.settle()
+    assert not await saving
+
+
+@pytest.mark.parametrize("strategy", ["average", "sticky"])
+async def test_who_leads_next_has_the_same_groups(world: World, strategy: str) -> None:
+    world.join("g", "m1", strategy=strategy)
+    world.join("g", "m2", strategy=strategy, incarnation=5)
+    await world.save()
+    standby = opened(FaultyDisk())
+    extend(standby, world.leader.log)
+    standby.apply(world.leader.committed)
+    store = standby.promote().store
+    next_one = empty()
+    GroupLog(store, Commits(0), DATA, FaultyDisk()).restore(next_one, NOW_MS)
+    before, after = world.coordinator.group("g"), next_one.group("g")
+    assert (after.generation, after.incarnations) == (before.generation, {"m2": 5})
+    assert after.absent is not None
+    assert after.absent.keys() == before.members.keys()
+    assert after.allocated == (before.allocated if strategy == "sticky" else {})
+    assert not next_one.changed
+
+
+async def test_a_file_from_before_there_were_replicas_goes_into_the_log(world: World) -> None:
+    path, disk = f"{DATA}/{GROUPS_FILE}", world.leader.disk
+    world.join("g", "m1")
+    world.join("h", "m1")
+    await GroupFile(DATA, disk).save(world.coordinator)
+    assert disk.exists(path)
+    world.coordinator, world.groups = empty(), world.group_log()
+    world.groups.restore(world.coordinator, NOW_MS)
+    assert {group.name for group in world.coordinator.groups()} == {"g", "h"}
+    await world.save()
+    assert sorted(world.kept) == [("g", True), ("h", True)]
+    assert not disk.exists(path)
+
+
+async def test_what_the_log_says_counts_and_not_an_old_file(world: World) -> None:
+    world.join("old", "m1")
+    await GroupFile(DATA, world.leader.disk).save(world.coordinator)
+    world.coordinator = empty()
+    world.join("g", "m1")
+    await world.save()
+    restored = empty()
+    world.group_log().restore(restored, NOW_MS)
+    assert [group.name for group in restored.groups()] == ["g"]
+
+
+async def test_what_the_log_refuses_is_told_to_nobody_and_saved_with_the_next(world: World) -> None:
+    world.join("g", "m1")
+    world.leader.log.disk_full = True
+    assert await world.save() == {"g"}
+    assert world.coordinator.changed
+    world.leader.log.disk_full = False
+    assert await world.save() == set()
+    assert world.kept == [("g", True)]
+    assert not world.coordinator.changed
