@@ -123,14 +123,17 @@ async def test_a_checkpoint_is_saved_when_replicas_have_all_of_it(led: Led) -> N
     jobs = asyncio.create_task(led.shard.disk_jobs.run())
     await led.take(led.now_ms + HOUR_MS)
     await led.synced()
+    keeper, jobs_done = led.shard.directory.housekeeper, led.shard.disk_jobs._thread
+    chosen_ms = keeper._saved_ms
     led.shard.disk_jobs.wake()
+    await until(lambda: keeper._saved_ms != chosen_ms)
+    await asyncio.get_running_loop().run_in_executor(jobs_done, lambda: None)
 
     def position() -> int:
         found = load_checkpoint(led.path, RealDisk())
         assert found is not None
         return found.position
 
-    await asyncio.sleep(0)
     assert position() == 0
     led.replicas.follow()
     led.shard.disk_jobs.wake()
