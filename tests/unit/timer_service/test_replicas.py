@@ -71,6 +71,12 @@ class Led:
     async def synced(self) -> None:
         await until(lambda: self.replicas.synced_to == self.log.end_position)
 
+    def saved(self) -> int:
+        """Where the last checkpoint was made."""
+        found = load_checkpoint(self.path, RealDisk())
+        assert found is not None
+        return found.position
+
     def sent(self) -> int:
         return len(self.scheduler.dispatcher.sendable(BROKER, self.now_ms, 1 << 20))
 
@@ -118,23 +124,29 @@ async def test_a_cancel_is_answered_when_replicas_have_it(led: Led, outcome: str
     assert await waiting == [outcome]
 
 
-async def test_a_checkpoint_is_saved_when_replicas_have_all_of_it(led: Led) -> None:
+async def test_a_checkpoint_is_saved_when_replicas_have_all_of_it(
+    led: Led, monkeypatch: pytest.MonkeyPatch
+) -> None:
     led.replicas.held = True
-    jobs = asyncio.create_task(led.shard.disk_jobs.run())
+    loop, waits_for = led.shard.log_loop, []
+    durable = loop.durable
+
+    async def noted(position: int) -> None:
+        waits_for.append(position)
+        await durable(position)
+
+    monkeypatch.setattr(loop, "durable", noted)
     await led.take(led.now_ms + HOUR_MS)
     await led.synced()
-    led.shard.disk_jobs.wake()
+    jobs = asyncio.create_task(led.shard.disk_jobs.run())
+    await until(lambda: led.log.end_position in waits_for)
+    thread = led.shard.disk_jobs._thread
+    await asyncio.get_running_loop().run_in_executor(thread, lambda: None)
+    assert led.saved() == 0
 
-    def position() -> int:
-        found = load_checkpoint(led.path, RealDisk())
-        assert found is not None
-        return found.position
-
-    await asyncio.wait([jobs], timeout=0)
-    assert position() == 0
     led.replicas.follow()
-    led.shard.disk_jobs.wake()
-    await until(lambda: position() == led.log.end_position)
+
+    await until(lambda: led.saved() == led.log.end_position)
     jobs.cancel()
     await asyncio.gather(jobs, return_exceptions=True)
 
@@ -187,9 +199,6 @@ async def test_who_waits_for_a_shard_that_resigns_is_sent_elsewhere(led: Led) ->
     other = Cancelled(SOURCE, 0, led.now_ms)
     with pytest.raises(Unavailable, match="does not lead"):
         await led.shard.cancel([other], 5)
-    before = load_checkpoint(led.path, RealDisk())
+    before = led.saved()
     await led.shard.stop()
-    after = load_checkpoint(led.path, RealDisk())
-    assert before is not None
-    assert after is not None
-    assert after.position == before.position
+    assert led.saved() == before

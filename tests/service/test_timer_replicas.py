@@ -1,0 +1,143 @@
+"""A timer shard with replicas: one that is new gets a snapshot, and can lead."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duemq_server.replication.running.process import Replica
+from duemq_server.serving.clock import now_ms
+from duemq_server.serving.process import BeginAnew
+from duemq_server.timer_service.disk.standby import Standby
+from duemq_server.timer_service.process import TimerService
+from duemq_server.timer_service.replica import TimerReplica
+from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.timers.limits import Limits
+from tests.service.replica_group import Group, Member
+from tests.service.running_cluster import HEARTBEAT_S, Cluster, running_cluster, until
+from tests.service.test_timer_service import TOPIC, delivered, send
+
+NAMES = ("a", "b", "c")
+SMALL = Limits(
+    log_segment_bytes=4 << 10,
+    log_kept_bytes=1 << 10,
+    log_held_max=8 << 10,
+    checkpoint_interval_ms=50,
+    memtable_rows_max=20,
+)
+
+
+class SmallReplica(TimerReplica):
+    """Its log is cut, and its timers go to files, all the time."""
+
+    term: TimerService | None = None
+
+    def open(self) -> Standby:
+        super().open().close()
+        return Standby.open(self._settings.data_dir, self._disk, SMALL, clock=now_ms)
+
+    def lead(self, *what: Any) -> TimerService:
+        self.term = super().lead(*what)
+        return self.term
+
+
+class TimerMember(Member):
+    """One replica of the shard."""
+
+    async def _live(self) -> None:
+        assert isinstance(self.settings, Settings)
+        while True:
+            self.service = SmallReplica(self.settings)
+            self.replica = Replica(self.settings, self.service)
+            await self.replica.start()
+            try:
+                await self.replica.run(self.stopping)
+            except BeginAnew:
+                await self._vanish()
+                continue
+            await self.replica.stop()
+            return
+
+
+class TimerGroup(Group):
+    """All of them."""
+
+    def __init__(self, root: Path, nameserver: str) -> None:
+        super().__init__(root, len(NAMES))
+        for name, member in self.members.items():
+            member.__class__ = TimerMember
+            given = {
+                field.name: getattr(member.settings, field.name)
+                for field in dataclasses.fields(member.settings)
+            }
+            given |= {"name": "t0", "replica": name, "nameservers": (nameserver,)}
+            given |= {"heartbeat_period": HEARTBEAT_S, "drain_timeout": 0.1}
+            member.settings = Settings(**given)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with running_cluster(tmp_path, "b0") as running:
+        await running.create_topic(TOPIC, queues=2)
+        yield running
+
+
+async def bodies(cluster: Cluster) -> list[bytes]:
+    """All that was delivered, sorted."""
+    found = await delivered(cluster)
+    return sorted(each.body for records in found.values() for each in records)
+
+
+async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    group = TimerGroup(tmp_path / "t0", cluster.nameserver)
+    group.start()
+    try:
+        leader = await group.in_sync(3)
+        sent = [b"%03d" % n for n in range(120)]
+        for first in range(0, 120, 10):
+            now = first % 20 == 0
+            some = sent[first : first + 10]
+            await send(cluster, some, [0 if now else 3_600_000] * 10)
+        log = leader.replica._state.log
+        await until(lambda: log.start_position > 0)
+        other = next(each for each in group.members.values() if each is not leader)
+        await other.kill()
+        shutil.rmtree(other.directory)
+        killed = other.replica.me
+        other.start()
+        await until(lambda: getattr(other.replica, "me", killed) != killed)
+        leads = leader.replica.leading.leader
+        await until(lambda: other.replica.me in leads.record.in_sync)
+        assert other.replica._state.log.start_position > 0
+        segments = other.directory / "segments"
+        assert any(each.suffix == ".due" for each in segments.iterdir())
+
+        assert (await leader.replica.hand_over(other.name)).leader == other.name
+        leader = await group.leader()
+        assert leader is other
+        await until(lambda: leader.replica._campaign.role == "leader")
+        ledger = leader.term.shard.scheduler.ledger
+        assert (ledger.accepted, ledger.pending) == (120, 60)
+        due_now = [body for n, body in enumerate(sent) if n // 10 % 2 == 0]
+
+        async def all_due_came() -> bool:
+            return await bodies(cluster) == due_now
+
+        await until(all_due_came)
+        handles = await send(cluster, [b"more"], [0])
+        assert handles
+
+        async def more_came() -> bool:
+            return await bodies(cluster) == sorted([*due_now, b"more"])
+
+        await until(more_came)
+        await group.in_sync(3)
+    finally:
+        await group.stop()
