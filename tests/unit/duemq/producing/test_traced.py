@@ -228,6 +228,17 @@ def test_who_else_looks_at_the_process_s_spans_sees_those_of_sends():
     assert sum(batch.rows for batch in p.sink.batches) == 2
 
 
+def test_where_opentelemetry_is_disabled_nothing_is_traced(monkeypatch):
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    p = Producer(ON)
+    p.submit(3)
+    p.send_many(3)
+    assert carried(p.answered()) == set()
+    spans.use(None)
+    assert p.exported() == set()
+    p.pipeline.shutdown(30)
+
+
 def test_spans_that_nobody_takes_are_counted(monkeypatch):
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
