@@ -15,10 +15,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from duemq.protocol.names import TRACE_TOPIC
 from duemq.telemetry import columns
 from duemq.tracing import spans
-from duemq.v1.message_pb2 import Record
+from duemq.v1.message_pb2 import Record, RecordBatch
 from duemq.v1.trace_pb2 import SpanBatch
 from duemq_analytics import report
 from duemq_analytics.source import schema
+from duemq_server.serving import spans as services
 from tests.service.blocking_cluster import STORE_MS, FakeCluster, FakeQueue, serving
 
 pytestmark = pytest.mark.spark
@@ -135,7 +136,17 @@ def traced_records():
     try:
         sending = spans.start_send("orders", "m1", key="k", body_bytes=4)
         sending.stored("broker-0", 2, 7)
-        spans.record_store("orders", "broker-0", 2, 7, 3, start_ns=10, end_ns=20)
+        frame = RecordBatch(records=[Record(properties=sending.properties)] * 3)
+        services.record_store(
+            "orders",
+            "broker-0",
+            2,
+            7,
+            3,
+            start_ns=10,
+            end_ns=20,
+            records=frame.SerializeToString(),
+        )
     finally:
         spans.use(None)
     sent, stored = exporter.get_finished_spans()

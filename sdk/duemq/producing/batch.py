@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from duemq.producing import batch_encoding, handle
-from duemq.producing.batch_encoding import NO_EXTRAS, Extras, Numbers
+from duemq.producing.batch_encoding import Extras, Numbers
 from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
 from duemq.tracing import sends, spans
 from duemq.tracing.sampling import NEVER
@@ -59,6 +59,7 @@ class Batch:
         "born",
         "born_ms",
         "broker",
+        "carried",
         "deadline_ms",
         "done",
         "due_field",
@@ -120,6 +121,8 @@ class Batch:
         self.born_ms = now_ms
         self.sends: list[tuple[int, sends.Begun]] = []
         """Spans of messages, by index."""
+        self.carried: list[tuple[int, bytes]] = []
+        """What their records are to carry for it, by index."""
         self.traced = False
         """Some message may carry a trace context."""
         self.traced_next = NEVER
@@ -172,18 +175,23 @@ class Batch:
         extras: Extras | None,
         labels: Labels,
         parent: SpanContext | None,
-    ) -> Extras | None:
-        """Begins the next message's span, if it gets one; answers its extras.
+    ) -> None:
+        """Begins the next message's span, if it gets one.
 
         `parent`: as of `sends.parent_of`.
         """
         if index >= self.traced_next:
             self.traced_next = index + 1 + spans.head.gap()
         begun = begin_send(self.topic, body_bytes, extras, labels, parent)
-        if begun is None:
-            return extras
-        self.sends.append((index, begun[0]))
-        return (extras or NO_EXTRAS).extended(begun[1])
+        if begun is not None:
+            self._add_begun(index, *begun)
+
+    def _add_begun(self, index: int, span: sends.Begun, encoded: bytes) -> None:
+        self.traced = True
+        self.sends.append((index, span))
+        if encoded:
+            self.carried.append((index, encoded))
+            self.size += len(encoded)
 
     def fill(
         self,
@@ -201,13 +209,8 @@ class Batch:
             self.traced = extras.traced
             self.tag_hashes, self.key_hashes = extras.tag_hash, extras.key_hash
             self.size += len(extras.encoded) * count
-        if begun:
-            self.traced = True
-            column = self.extras = self.extras or [b""] * count
-            for index, _, encoded in begun:
-                column[index] += encoded
-                self.size += len(encoded)
-            self.sends = [(index, span) for index, span, _ in begun]
+        for each in begun:
+            self._add_begun(*each)
         if self.due_field:
             self.due_values = [due_value]
 
@@ -226,6 +229,7 @@ class Batch:
             self.encoded = self._encode(queue_id, numbers)
             self._count = self.count
             self.bodies, self.extras, self.due_values = [], None, []
+            self.carried = []
             self.tag_hashes = self.key_hashes = 0
         self.queue_id = queue_id
         self.epoch, self.sequence = numbers.epoch, numbers.sequence
@@ -233,7 +237,7 @@ class Batch:
 
     def _encode(self, queue_id: int, numbers: Numbers) -> bytes:
         parts, sizes = batch_encoding.records_and_sizes(
-            self.bodies, self.extras, self.id_head, self.born
+            self.bodies, self.extras, self.id_head, self.born, self.carried
         )
         due_values = b""
         if self.due_field:
@@ -275,6 +279,7 @@ class Batch:
     def _settle(self) -> None:
         self._count = self.count
         self.bodies, self.extras, self.encoded = [], None, b""
+        self.carried = []
         # Before `wake`: a waiter that comes after the list was taken looks at `done` again.
         self.done = True
 

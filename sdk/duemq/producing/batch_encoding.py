@@ -54,10 +54,6 @@ class Extras(NamedTuple):
     traced: bool = False
     """It may carry a trace context."""
 
-    def extended(self, encoded: bytes) -> "Extras":
-        """With a trace context."""
-        return Extras(self.encoded + encoded, self.tag_hash, self.key_hash, True)
-
 
 NO_EXTRAS = Extras(b"", 0, 0)
 
@@ -135,14 +131,19 @@ def records_and_sizes(
     extras: Sequence[bytes] | None,
     id_head: bytes,
     born: Sequence[tuple[int, int]],
+    carried: Sequence[tuple[int, bytes]] = (),
 ) -> tuple[list[bytes], "array[int]"]:
     """The records' pieces in order, and their encoded sizes.
 
+    `carried`: (index, encoded properties) of what some messages have besides.
     `id_head`: the ids but for their index.  `born`: (index of the first message, born_ms) of
     each run of messages.
     """
     count = len(bodies)
     id_field = _ID_FIELD + id_head
+    if carried and (extras is not None or count == 1):
+        extras = _joined(extras, carried, count)
+        carried = ()
     if count == 1:
         # Sent one at a time: columns of one entry would cost the sender 20 us of its latency.
         body, extra, tail = bodies[0], extras[0] if extras else b"", _tail(born[-1][1])
@@ -161,7 +162,13 @@ def records_and_sizes(
         head = _heads[lengths[0], rests[0]]
         parts[0::width] = [head] * count
         sizes = array("I", [len(head) + lengths[0] + rests[0]]) * count
+        for index, encoded in carried:
+            rest_bytes = rests[0] + len(encoded)
+            parts[width * index] = head = _heads[lengths[0], rest_bytes]
+            sizes[index] = len(head) + lengths[0] + rest_bytes
     else:
+        for index, encoded in carried:
+            rests[index] += len(encoded)
         heads = list(map(_heads.__getitem__, zip(lengths, rests, strict=True)))
         parts[0::width] = heads
         sizes = array("I", map(add, map(add, map(len, heads), lengths), rests))
@@ -171,7 +178,18 @@ def records_and_sizes(
     if extras is not None:
         parts[4::width] = extras
     parts[width - 1 :: width] = tails
+    for index, encoded in carried:
+        parts[width * index + width - 1] = encoded + tails[index]
     return parts, sizes
+
+
+def _joined(
+    extras: Sequence[bytes] | None, carried: Sequence[tuple[int, bytes]], count: int
+) -> list[bytes]:
+    column = list(extras or [b""] * count)
+    for index, encoded in carried:
+        column[index] += encoded
+    return column
 
 
 def _tails(born: Sequence[tuple[int, int]], count: int) -> list[bytes]:

@@ -17,7 +17,7 @@ from duemq.protocol.retry_policy import Delay
 from duemq.protocol.route import Queue
 from duemq.tracing import sends, spans
 from duemq.tracing.contexts import TRACEPARENT
-from duemq.tracing.sampling import current_context
+from duemq.tracing.sampling import NO_CONTEXT, current_context
 
 # The first bite taken from an iterable; later ones as many as fill a frame.
 FIRST_CHUNK_MESSAGES = 512
@@ -70,7 +70,9 @@ class Intake:
             due = due_of(delay, deliver_at, delay_level)
         if not target.growing:
             outbox.tracing = spans.enabled()  # once a frame
-        if outbox.tracing and (current_context() or (properties and TRACEPARENT in properties)):
+        if outbox.tracing and (
+            current_context() is not NO_CONTEXT or (properties and TRACEPARENT in properties)
+        ):
             parent = sends.parent_of(properties) if target.traced else None
         now_ms = time_ns() // 1_000_000
         return outbox.add(target, queue, body, extras, due, now_ms, labels, parent)

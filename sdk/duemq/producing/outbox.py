@@ -132,7 +132,9 @@ class Outbox:
                     batch.traced_next = spans.head.gap()
             index = len(batch.bodies)
             if index >= batch.traced_next or parent is not None:
-                extras = batch.trace(index, len(body), extras, labels, parent)
+                before = batch.size
+                batch.trace(index, len(body), extras, labels, parent)
+                self.used_bytes += batch.size - before
             if extras is not None or batch.extras is not None:
                 batch.add_extras(extras or NO_EXTRAS)
             if due is not None:

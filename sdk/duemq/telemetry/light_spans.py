@@ -17,7 +17,7 @@ from duemq.tracing import spans as tracing
 from duemq.tracing.contexts import Found
 from duemq.tracing.sends import Light, SendFrame
 
-_SCOPE = InstrumentationScope(tracing.SCOPE)
+_SCOPE = InstrumentationScope(*tracing.scope())
 _UNSET = Status(StatusCode.UNSET)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 

@@ -7,6 +7,7 @@ a trace id that the sampler takes.  What has no memory may be drawn anew for eac
 
 from __future__ import annotations
 
+import contextvars
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import copy_context
@@ -99,4 +100,6 @@ def _context_reader() -> Callable[[], Mapping[str, object]]:
 
 
 current_context = _context_reader()
-"""The current context; empty while there is no span."""
+"""The current context; NO_CONTEXT while there is no span."""
+
+NO_CONTEXT = contextvars.Context().run(current_context)

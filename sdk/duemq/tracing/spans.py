@@ -83,7 +83,7 @@ DUE_MS = "duemq.due_ms"
 LATENESS_MS = "duemq.lateness_ms"
 DEAD_LETTER = "duemq.dead_letter"
 
-SCOPE = "duemq"
+_SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 
 # The conventions know these types; store, schedule and fire are ours.
 _OPERATION_TYPES = {
@@ -104,19 +104,28 @@ head = Head("")
 """Of the provider's sampler, while `enabled`."""
 
 
+def scope() -> tuple[str, str, str]:
+    """Of all our spans: name, version, and the conventions they follow."""
+    from duemq import __version__  # here: the package imports its parts first
+
+    return "duemq", __version__, _SCHEMA_URL
+
+
 def use(provider: TracerProvider | None) -> None:
     """Traces with this provider instead of the process's; None: back to the process's."""
     global _provider, _tracer, _chosen, head
     if provider is None:
         _tracer = None
         return
-    _tracer = _chosen = provider.get_tracer(SCOPE)
+    name, version, schema_url = scope()
+    _tracer = _chosen = provider.get_tracer(name, version, schema_url)
     _provider = provider
-    sampler = getattr(provider, "sampler", None)
+    # Where OpenTelemetry is disabled, the tracer is none of its SDK's.
+    sampler = getattr(provider, "sampler", None) if hasattr(_tracer, "id_generator") else None
     head = Head(sampler.get_description() if sampler is not None else "")
-    if head.known and hasattr(_tracer, "id_generator"):
+    if head.known:
         _chosen = copy(_tracer)
-        _chosen.id_generator = ChosenIds(_tracer.id_generator, head)
+        _chosen.id_generator = ChosenIds(_tracer.id_generator, head)  # type: ignore[attr-defined]
 
 
 def enabled() -> bool:

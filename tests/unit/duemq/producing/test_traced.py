@@ -19,6 +19,7 @@ from duemq.telemetry.pipeline import Pipeline, Provider
 from duemq.tracing import spans
 from duemq.tracing.contexts import TRACEPARENT, extract
 from duemq.v1.broker_pb2 import SendRequest
+from duemq.v1.message_pb2 import RecordBatch
 from duemq.v1.trace_pb2 import SpanBatch
 
 COUNT = 1_000
@@ -72,7 +73,11 @@ class Producer:
             else:
                 batch.failed(error)
             batch.wake()
-        return [each for request in requests for each in request.batches]
+        sent = [each for request in requests for each in request.batches]
+        for batch in sent:
+            entries = [RecordBatch(records=[record]) for record in batch.records.records]
+            assert [entry.ByteSize() for entry in entries] == list(batch.sizes)
+        return sent
 
     def exported(self):
         """(trace id, span id) of the spans, as far as light ones go."""
@@ -196,6 +201,17 @@ def test_a_sampler_of_another_kind_is_asked(producer):
     assert (len(found), p.exported()) == (5, found)
 
 
+@CALLS
+def test_labels_and_lengths_may_differ_from_message_to_message(producer, call):
+    p = producer(sampling.ParentBasedTraceIdRatio(0.5))
+    for number in range(200):
+        common = {"key": f"k{number}"} if number % 3 else {}
+        getattr(p, call)(1 + number % 5, **common, properties={"a": "b" * number})
+    found = carried(p.answered())
+    assert p.exported() == found
+    assert found
+
+
 def test_spans_say_what_became_of_the_message(producer):
     p = producer(ON)
     p.submit(1, key="k", tag="t", properties={"a": "b"})
@@ -226,6 +242,17 @@ def test_who_else_looks_at_the_process_s_spans_sees_those_of_sends():
     p.pipeline.shutdown(30)
     assert [span.name for span in seen.get_finished_spans()] == ["send orders"] * 2
     assert sum(batch.rows for batch in p.sink.batches) == 2
+
+
+def test_where_opentelemetry_is_disabled_nothing_is_traced(monkeypatch):
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    p = Producer(ON)
+    p.submit(3)
+    p.send_many(3)
+    assert carried(p.answered()) == set()
+    spans.use(None)
+    assert p.exported() == set()
+    p.pipeline.shutdown(30)
 
 
 def test_spans_that_nobody_takes_are_counted(monkeypatch):

@@ -5,6 +5,7 @@ import struct
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
+import duemq
 from duemq.errors import Unavailable
 from duemq.producing.batch import Batch
 from duemq.telemetry import columns
@@ -55,6 +56,8 @@ def test_a_part_of_the_rows_is_rows():
 def test_a_send_says_what_became_of_it():
     stored, child, late, failed = rows()
     assert stored.attributes[tracing.QUEUE_OFFSET] == 100
+    assert stored.instrumentation_scope.version == duemq.__version__
+    assert stored.instrumentation_scope.schema_url.endswith("/1.44.0")
     assert (child.parent, child.attributes[tracing.KEY]) == (PARENT, "k")
     assert late.attributes[tracing.DUE_MS] == 52
     assert failed.attributes[tracing.ERROR_TYPE] == "UNAVAILABLE"

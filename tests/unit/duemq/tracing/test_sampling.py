@@ -7,7 +7,7 @@ from opentelemetry.context import attach, detach, set_value
 from opentelemetry.sdk.trace import TracerProvider, sampling
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from duemq.tracing.sampling import NEVER, ChosenIds, Head, current_context
+from duemq.tracing.sampling import NEVER, NO_CONTEXT, ChosenIds, Head, current_context
 
 RATIO = sampling.TraceIdRatioBased
 DRAWS = 20_000
@@ -72,13 +72,13 @@ def test_by_the_parent_means_by_its_flag():
 
 
 def test_the_current_context_is_seen_where_it_is_current():
-    assert not current_context()
+    assert current_context() is NO_CONTEXT
     token = attach(set_value("a", 1))
-    assert current_context()
+    assert current_context() is not NO_CONTEXT
     seen = []
-    thread = threading.Thread(target=lambda: seen.append(bool(current_context())))
+    thread = threading.Thread(target=lambda: seen.append(current_context() is NO_CONTEXT))
     thread.start()
     thread.join()
     detach(token)
-    assert seen == [False]
-    assert not current_context()
+    assert seen == [True]
+    assert current_context() is NO_CONTEXT
