@@ -1,8 +1,10 @@
 """`duemq bench failover`: how long sends and deliveries stand still when a leader dies.
 
 Needs a cluster of its own, whose brokers have replicas.  While messages are sent at a steady rate,
-and consumed, the replica that leads is stopped by SIGTERM, by kill -9, and by SIGSTOP (it goes on
-when another one leads), `times` each; the next one dies when all replicas are in sync again.
+and consumed, the replica that leads is stopped by SIGTERM, by kill -9, and by SIGSTOP, and comes
+back when another one leads, `times` each; the next one dies when all replicas are in sync again.
+Where too few are left to accept anything (`min_insync`), the dead one comes back at once, and the
+stopped one after PAUSE_S.
 
 send_gap_ms_…: the longest time without an acknowledgement around each death, of all deaths p50 and
 the longest; delivery_gap_ms_max: without a delivery.  floor_…: the same while nobody died.  lost:
@@ -33,8 +35,10 @@ from duemq_server.local_cluster import EmbeddedCluster
 GROUP = "broker-0"
 # Undisturbed, before each death.
 CALM_S = 1.0
-# For another one to lead, at most; then the one that was stopped goes on all the same.
+# For another one to lead, at most; then the one that died comes back all the same.
 SUCCESSOR_S = 15.0
+# Of a stop, where those who are left must wait for the one that is stopped.
+PAUSE_S = 7.0
 FLOW_S = 60.0
 WHOLE_S = 120.0
 POLL_S = 0.02
@@ -55,8 +59,10 @@ class Deaths:
 class _Dying:
     """Has a member die and come back."""
 
-    def __init__(self, cluster: EmbeddedCluster) -> None:
+    def __init__(self, cluster: EmbeddedCluster, min_insync: int) -> None:
+        replicas = len(cluster.replicas(GROUP))
         self._cluster = cluster
+        self._enough_left = replicas > (min_insync or replicas // 2 + 1)
         self.ways: dict[str, Callable[[str], None]] = {
             "sigterm": self._terminate,
             "sigkill": self._kill,
@@ -78,11 +84,15 @@ class _Dying:
         os.kill(pid, signal.SIGSTOP)
         try:
             self._succeeded(name)
+            if not self._enough_left:
+                time.sleep(PAUSE_S)
         finally:
             os.kill(pid, signal.SIGCONT)
 
     def _succeeded(self, name: str) -> None:
-        """Returns when another one leads, or SUCCESSOR_S have passed."""
+        """Returns when another one leads, if one can."""
+        if not self._enough_left:
+            return
         tenacity.Retrying(
             stop=tenacity.stop_after_delay(SUCCESSOR_S),
             wait=tenacity.wait_fixed(POLL_S),
@@ -100,7 +110,7 @@ def run(
     if len(cluster.replicas(GROUP)) < 2:
         raise InvalidArgument("replicas must be at least 2", field="replicas", limit=2)
     topic = target.new_topic("failover")
-    ways = _Dying(cluster).ways
+    ways = _Dying(cluster, min_insync).ways
     with Steady(target.nameserver, topic, rate, size) as stream:
         stream.flowing(FLOW_S)
         found = {name: _measure(cluster, stream, die, times) for name, die in ways.items()}
