@@ -1,13 +1,22 @@
 """The file `disk_id` of a data directory: names this disk of a group for ever.
 
-A checkpoint file (storage/checkpoint.py) of 16 random bytes.  A replica is its disk
-(protocol/record.py, rule 5): whoever empties the directory, or finds at a start that something
-durable is gone, has a new one.
+A checkpoint file (storage/checkpoint.py), little-endian:
+
+off  size  field  meaning
+ 0    16   id     random
+16     8   epoch  the log has held the EPOCH entry of this one, durably; files from before it have
+                  16 bytes and stand for 0
+
+A replica is its disk (protocol/record.py, rule 5): whoever empties the directory, or finds at a
+start that something durable is gone, has a new one.  A log that ends before `epoch` is gone: also
+where the files that would tell of it went with it, and this one did not.
 """
 
 from __future__ import annotations
 
 import os
+import struct
+from typing import NamedTuple
 
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
@@ -15,9 +24,17 @@ from duemq_server.storage.errors import CorruptFile
 
 FILE_NAME = "disk_id"
 DISK_ID_BYTES = 16
+_EPOCH = struct.Struct("<Q")
 
 
-def load_or_make(data_dir: str, disk: Disk, fresh: bytes) -> bytes:
+class DiskId(NamedTuple):
+    """See the module."""
+
+    id: bytes
+    epoch: int = 0
+
+
+def load_or_make(data_dir: str, disk: Disk, fresh: bytes) -> DiskId:
     """The directory's id; `fresh`, 16 random bytes, if it has none.
 
     Raises CorruptFile, DiskFull, DiskFailed.
@@ -25,13 +42,18 @@ def load_or_make(data_dir: str, disk: Disk, fresh: bytes) -> bytes:
     path = os.path.join(data_dir, FILE_NAME)
     known = checkpoint.load(path, disk)
     if known is None:
-        return renew(data_dir, disk, fresh)
-    if len(known) != DISK_ID_BYTES:
+        return save(data_dir, disk, DiskId(fresh))
+    if len(known) not in (DISK_ID_BYTES, DISK_ID_BYTES + _EPOCH.size):
         raise CorruptFile(path, 0, f"{len(known)} bytes, not {DISK_ID_BYTES}", "Remove it")
+    epoch = _EPOCH.unpack(known[DISK_ID_BYTES:])[0] if len(known) > DISK_ID_BYTES else 0
+    return DiskId(known[:DISK_ID_BYTES], epoch)
+
+
+def save(data_dir: str, disk: Disk, known: DiskId) -> DiskId:
+    """Durably: a new id before the log is opened again after a loss, a new epoch when it is there.
+
+    Raises DiskFull, DiskFailed.
+    """
+    data = known.id + _EPOCH.pack(known.epoch)
+    checkpoint.save(os.path.join(data_dir, FILE_NAME), data, disk)
     return known
-
-
-def renew(data_dir: str, disk: Disk, fresh: bytes) -> bytes:
-    """Gives the directory a new id, durably: before its log is opened again after a loss."""
-    checkpoint.save(os.path.join(data_dir, FILE_NAME), fresh, disk)
-    return fresh

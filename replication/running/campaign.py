@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -75,6 +75,9 @@ class Campaign:
         """When the renewal of the lease began that came before the takeover."""
         self.on_role: Callable[[str], None] = lambda role: None
         """Told of another role."""
+        self.on_epoch: Callable[[int], Awaitable[None]] = _nothing
+        """Told when another epoch's EPOCH entry is committed."""
+        self._told_epoch = self.epochs.last
         self.role = "joining"
         self.reason = ""
         self.history: deque[Change] = deque(maxlen=CHANGES_MAX)
@@ -126,6 +129,7 @@ class Campaign:
             self._news.clear()
             await self._look()
             self._check_work()
+            await self._tell_epoch()
             # As of the read: a lease that was seen then may have been renewed since.
             if self._election.decide(self._read_ms) is Decision.STAND:
                 found = await self._stand()
@@ -136,6 +140,14 @@ class Campaign:
                     await self._news.wait()
             except TimeoutError:
                 continue
+
+    async def _tell_epoch(self) -> None:
+        begins = self.epochs.begins
+        if not begins or begins[-1].epoch <= self._told_epoch:
+            return
+        if self.state.applied > begins[-1].start:  # it is committed: nobody truncates it
+            self._told_epoch = begins[-1].epoch
+            await self.on_epoch(self._told_epoch)
 
     def _check_work(self) -> None:
         if self._installing is not None:  # the log and what applies it have ended for that
@@ -380,3 +392,7 @@ class Campaign:
         """Follows nobody and writes no log: another one does, or nobody."""
         await self._leave()
         await self.end_log()
+
+
+async def _nothing(_: int) -> None:
+    pass

@@ -22,6 +22,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from duemq.errors import DuemqError, InvalidArgument, ReadOnly, Timeout, Unavailable
 from duemq.v1 import nameserver_pb2
 from duemq_server.replication import disk_id
+from duemq_server.replication.disk_id import DiskId
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
 from duemq_server.replication.running import servicer, wire
@@ -107,7 +108,8 @@ class Replica:
         """Opens the data and serves replicas; clients, when it leads."""
         settings = self.settings
         self._state = await asyncio.to_thread(self._service.open)
-        self.me = ReplicaId(settings.replica, await asyncio.to_thread(self._disk_id))
+        known = await asyncio.to_thread(self._disk_id)
+        self.me = ReplicaId(settings.replica, known.id.hex())
         self._store = RecordStore(open_store(settings))
         self.server.add(servicer.SERVICE, ReplicationServicer(self))
         self.server.expect(self._service.services, self._refusal)
@@ -123,6 +125,7 @@ class Replica:
             self.server.advertised,
         )
         self._campaign.on_role = self._role_changed
+        self._campaign.on_epoch = self._note_epoch
         self._started = True
         self.server.registry.register(ReplicaCollector(self.status, self._replicas))
         log.info("replica %s of %s", self.me, settings.name)
@@ -137,14 +140,26 @@ class Replica:
         self._marks.add(task)
         task.add_done_callback(self._marks.discard)
 
-    def _disk_id(self) -> str:
+    def _disk_id(self) -> DiskId:
         """Rule 5: whoever has lost what was durable is another disk."""
         data_dir, disk = self.settings.data_dir, RealDisk()
         fresh = secrets.token_bytes(disk_id.DISK_ID_BYTES)
-        if self._state.lost:
-            log.error("the log has lost what was durable: this disk counts as a new one")
-            return disk_id.renew(data_dir, disk, fresh).hex()
-        return disk_id.load_or_make(data_dir, disk, fresh).hex()
+        known = disk_id.load_or_make(data_dir, disk, fresh)
+        last = max((epoch for epoch, _ in self._state.epochs), default=0)
+        if self._state.lost or last < known.epoch:
+            log.error(
+                "the log has lost what was durable (it is of epoch %d, has been of %d):"
+                " this disk counts as a new one",
+                last,
+                known.epoch,
+            )
+            return disk_id.save(data_dir, disk, DiskId(fresh))
+        return known
+
+    async def _note_epoch(self, epoch: int) -> None:
+        """The log holds the EPOCH entry of this one."""
+        known = DiskId(bytes.fromhex(self.me.disk), epoch)
+        await asyncio.to_thread(disk_id.save, self.settings.data_dir, RealDisk(), known)
 
     def _refusal(self) -> DuemqError | None:
         leading = self.leading
@@ -226,6 +241,7 @@ class Replica:
     async def _prepare(self, leading: Leading) -> None:
         await leading.prepared()
         await self._campaign.applying.reach(self._state.log.end_position)
+        await self._note_epoch(leading.leader.epoch)
 
     async def _serve(self, leading: Leading, stop: asyncio.Event) -> None:
         await self._campaign.end_log()

@@ -103,6 +103,21 @@ async def test_an_emptied_directory_is_a_new_disk_and_gets_all(group):
     assert other.replica.me in leader.replica.leading.leader.record.in_sync
 
 
+async def test_a_log_that_is_gone_while_its_disk_id_is_not_leads_nothing(group):
+    lines = group(2)
+    leader = await lines.in_sync(2)
+    await leader.term.write(b"one")
+    disk = leader.replica.me
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    await leader.kill()
+    shutil.rmtree(leader.directory / "log")
+    leader.start()  # the record says that it leads
+    await lines.write(b"two")
+    assert (await lines.leader()) is other
+    assert leader.replica.me != disk
+    assert await lines_of(leader, 2) == [b"one", b"two"]
+
+
 async def test_an_operator_moves_the_leader(group):
     lines = group(3)
     leader = await lines.in_sync(3)

@@ -41,7 +41,7 @@ class World:
     async def save(self) -> set[str]:
         saving = asyncio.create_task(self.groups.save(self.coordinator))
         while not saving.done():
-            await asyncio.sleep(0)
+            await asyncio.wait([saving], timeout=0)
             self.settle()
         return set(await saving)
 
@@ -82,11 +82,11 @@ async def test_it_is_saved_when_it_is_committed_and_not_before(world: World) -> 
     world.join("g", "m1")
     saving = asyncio.create_task(world.groups.save(world.coordinator))
     while not world.kept:
-        await asyncio.sleep(0)
+        await asyncio.wait([saving], timeout=0)
         world.leader.write()
     assert world.leader.log.durable_position > world.commits.position
     for _ in range(5):
-        await asyncio.sleep(0)
+        await asyncio.wait([saving], timeout=0)
     assert not saving.done()
     world.settle()
     assert not await saving
