@@ -25,13 +25,13 @@ Static members.  A member id with an incarnation is a place that processes take 
 A newer one keeps the place's queues; they are granted to it under a new generation, so that rule 3
 holds between the processes too, and an older one is refused for good.
 
-Restart.  Generation and members of each group are kept (`snapshot`).  A restarted coordinator, or
-one that a group moved to, does not know who holds what: members that come back say so, and name the
-members that they were last told of (everyone is told when one comes or goes).  Until all of these
-are back, or a session timeout has passed, the others' queues are not given away (`hold`).  A group
-that nobody has heard of is assigned at once.  All members of a group read the same with the same
-strategy; for a session timeout after a coordinator has come to a group, those who were its members
-before decide what that is, and a newcomer that differs is turned out.
+Restart.  Generation and members of each group are kept (`snapshot`, or each change: `changing`).  A
+restarted coordinator, or one that a group moved to, does not know who holds what: members that come
+back say so, and name the members that they were last told of (everyone is told when one comes or
+goes).  Until all of these are back, or a session timeout has passed, the others' queues are not
+given away (`hold`).  A group that nobody has heard of is assigned at once.  All members of a group
+read the same with the same strategy; for a session timeout after a coordinator has come to a group,
+those who were its members before decide what that is, and a newcomer that differs is turned out.
 """
 
 import json

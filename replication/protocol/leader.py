@@ -286,9 +286,12 @@ class Leader:
     def _gone(self, now_ms: int) -> Iterable[ReplicaId]:
         lag_max_ms = self._times.lag_max_ms
         following = {each.replica: each for each in self._progress.values()}
+        names = {each.name for each in following}
         for replica in self.record.in_sync - {self.me}:
             progress = following.get(replica)
-            if progress is not None:
+            if progress is None and replica.name in names:
+                yield replica  # its name has another disk
+            elif progress is not None:
                 if now_ms - progress.at_end_ms > lag_max_ms:
                     yield replica
             elif replica in self._broke or now_ms - self._began_ms > lag_max_ms:

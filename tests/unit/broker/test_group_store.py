@@ -19,12 +19,26 @@ from tests.unit.broker.leading import DATA, NOW_MS, Leader, extend, opened
 QUEUES = tuple(MessageQueue("orders", "b1", number) for number in range(4))
 
 
+class HeldCommits(Commits):
+    """Tells when somebody waits."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(position)
+        self.waiting = asyncio.Event()
+
+    async def wait(self, position: int) -> None:
+        self.waiting.set()
+        await super().wait(position)
+
+
 class World:
-    """A coordinator on a store that leads; what is durable there is committed by `settle`."""
+    """A coordinator on a store that leads; what is appended is committed soon, or held."""
 
     def __init__(self) -> None:
         self.leader = Leader()
-        self.commits = Commits(self.leader.committed)
+        self.leader.log.on_append = self._appended
+        self.commits_at_once = True
+        self.commits = HeldCommits(self.leader.committed)
         self.coordinator = empty()
         self.groups = self.group_log()
 
@@ -34,16 +48,16 @@ class World:
     def join(self, group: str, member_id: str, **fields: int | str) -> None:
         self.coordinator.join(Hello(group, member_id, {"orders": TopicFilter()}, **fields), NOW_MS)
 
+    def _appended(self) -> None:
+        if self.commits_at_once:
+            asyncio.get_running_loop().call_soon(self.settle)
+
     def settle(self) -> None:
         self.leader.settle()
         self.commits.advance(self.leader.committed)
 
     async def save(self) -> set[str]:
-        saving = asyncio.create_task(self.groups.save(self.coordinator))
-        while not saving.done():
-            await asyncio.wait([saving], timeout=0)
-            self.settle()
-        return set(await saving)
+        return set(await self.groups.save(self.coordinator))
 
     @property
     def kept(self) -> list[tuple[str, bool]]:
@@ -80,16 +94,16 @@ async def test_each_group_that_has_changed_is_an_entry(world: World) -> None:
 
 async def test_it_is_saved_when_it_is_committed_and_not_before(world: World) -> None:
     world.join("g", "m1")
-    saving = asyncio.create_task(world.groups.save(world.coordinator))
-    while not world.kept:
-        await asyncio.wait([saving], timeout=0)
-        world.leader.write()
+    world.commits_at_once = False
+    saving = asyncio.create_task(world.save())
+    waiting = asyncio.create_task(world.commits.waiting.wait())
+    await asyncio.wait({saving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    world.leader.write()
+    assert world.kept == [("g", True)]
     assert world.leader.log.durable_position > world.commits.position
-    for _ in range(5):
-        await asyncio.wait([saving], timeout=0)
     assert not saving.done()
     world.settle()
-    assert not await saving
+    assert await saving == set()
 
 
 @pytest.mark.parametrize("strategy", ["average", "sticky"])
