@@ -372,7 +372,6 @@ class Leading:
             if number not in self.leader.followers:
                 return
             sent_ms = steady_ms()
-            self.leader.log_start = self._log.start_position
             chunk = self.leader.chunk(number, data, sent_ms, take_over=stream.take_over)
             stream.take_over = False
             await context.write(wire.to_chunk(chunk))

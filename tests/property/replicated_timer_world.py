@@ -7,7 +7,10 @@ whose disk was emptied is not in it, before it has got all again: by a snapshot,
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from duemq_server.replication.protocol.epochs import common_end
+from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from duemq_server.timer_service.bounded_log import BoundedLog
@@ -216,6 +219,21 @@ class ReplicatedWorld(World):
                 break
             except PowerCut:
                 disk = self.standby_disk
+
+    def broker_forgets(self) -> None:
+        """Its data are those of a while ago: the last batch of each lane that was answered."""
+        self.sync()
+        with suppress(LogFull, DiskFull):
+            self.scheduler.flush_acks()
+        self.sync()
+        lanes = list(self.scheduler.dispatcher.lanes())
+        acked = not any(lane.unacked for lane in lanes) and not self.scheduler._acks
+        if not acked or self.committed < self.log.end_position:
+            return
+        for lane in lanes:
+            key = lane.id, lane.epoch
+            if self.broker.lanes.get(key):
+                self.broker.lanes[key] -= 1
 
     def empty_standbys_disk(self) -> None:
         """A new disk in its place; the leader goes on alone, until that has got all."""

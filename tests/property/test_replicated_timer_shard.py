@@ -53,6 +53,11 @@ class ReplicatedTimerShard(TimerShard):
         self._survive(self.world.standby_restarts)
 
     @rule()
+    def brokers_forget_what_they_stored_last(self) -> None:
+        """The lanes begin a new epoch."""
+        self._survive(self.world.broker_forgets)
+
+    @rule()
     def the_followers_disk_is_emptied(self) -> None:
         self._survive(self.world.empty_standbys_disk)
 
