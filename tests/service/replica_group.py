@@ -146,6 +146,7 @@ class Member:
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        self.__dict__.pop("replica", None)  # of an earlier life
         self.stopping = asyncio.Event()
         self.task = asyncio.create_task(self._live(), name=f"replica {self.name}")
 
@@ -201,7 +202,7 @@ class Member:
     @property
     def lines(self) -> list[bytes]:
         """What it follows has told it; a leader applies nothing any more."""
-        state = getattr(self.replica, "_state", None)
+        state = getattr(getattr(self, "replica", None), "_state", None)
         return state.lines if state is not None else []
 
 
