@@ -58,9 +58,7 @@ class Lines:
 
     def __init__(self, directory: Path, store_id: int, disk: SmallDisk) -> None:
         self.may_install = disk.may_install
-        self.log = ReplicaLog.open(
-            str(directory / "log"), disk, segment_bytes=SEGMENT_BYTES
-        )
+        self.log = ReplicaLog.open(str(directory / "log"), disk, segment_bytes=SEGMENT_BYTES)
         self.base_path = directory / "base"
         self.lines: list[bytes] = []
         self.known_to = 0
@@ -231,6 +229,7 @@ class Member:
     async def _vanish(self) -> None:
         """As a process that executes itself anew, or is killed: its files are just closed."""
         replica = self.replica
+        replica._term = None
         leading = replica.leading
         if not replica._started:
             await replica.server._server.stop(0)
@@ -339,9 +338,7 @@ class Group:
         campaigns = [
             (each.name, getattr(each.replica, "_campaign", None)) for each in self.members.values()
         ]
-        return [
-            (name, campaign.role, campaign.reason) for name, campaign in campaigns if campaign
-        ]
+        return [(name, campaign.role, campaign.reason) for name, campaign in campaigns if campaign]
 
     async def stop(self) -> None:
         for member in self.members.values():

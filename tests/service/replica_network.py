@@ -127,4 +127,3 @@ async def network(monkeypatch: pytest.MonkeyPatch, group: Group) -> AsyncIterato
         monkeypatch.setattr(channel, "connect", connect_as)
         monkeypatch.setattr(process, "open_store", open_as)
         yield net
-
