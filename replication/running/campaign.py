@@ -231,6 +231,10 @@ class Campaign:
         record = self.found.record if self.found is not None else None
         if record is None or record.leader in (None, self.me):
             return
+        if self.state.log.disk_full:
+            await self._leave()  # so that the leader goes on without it
+            self._note("joining", "its disk is full")
+            return
         if self._stream is not None:
             followed = self._follower.record if self._follower is not None else record
             if (followed.epoch, followed.leader) != (record.epoch, record.leader):
@@ -238,9 +242,6 @@ class Campaign:
             elif not self._stream.done():
                 return
         if steady_ms() < self._retry_ms:
-            return
-        if self.state.log.disk_full:
-            self._note("joining", "its disk is full")
             return
         await self._begin(record)
 

@@ -11,8 +11,10 @@ class Link:
     def __init__(self, target: str) -> None:
         self.address = ""
         self._target = target
-        self._passes = asyncio.Event()
-        self._passes.set()
+        self._there = asyncio.Event()
+        self._back = asyncio.Event()
+        self._there.set()
+        self._back.set()
         self._refuses = False
         self._open: set[asyncio.Task[None]] = set()
 
@@ -22,14 +24,19 @@ class Link:
         for connection in self._open:
             connection.cancel()
 
-    def swallow(self) -> None:
-        """Connections stay, and new ones are accepted; nothing goes through any more."""
-        self._passes.clear()
+    def swallow(self, *, there: bool = True, back: bool = True) -> None:
+        """Connections stay, and new ones are accepted; nothing goes through any more: to the
+        target, from it, or both."""
+        if there:
+            self._there.clear()
+        if back:
+            self._back.clear()
 
     def heal(self) -> None:
         """Everything goes through again, also what was kept back."""
         self._refuses = False
-        self._passes.set()
+        self._there.set()
+        self._back.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -38,11 +45,14 @@ class Link:
         self._open.add(task)
         try:
             if not self._refuses:
-                await self._passes.wait()
+                await self._there.wait()
                 host, port = self._target.rsplit(":", 1)
                 there = await asyncio.open_connection(host, int(port))
                 try:
-                    await asyncio.gather(self._pump(reader, there[1]), self._pump(there[0], writer))
+                    await asyncio.gather(
+                        self._pump(reader, there[1], self._there),
+                        self._pump(there[0], writer, self._back),
+                    )
                 finally:
                     there[1].transport.abort()
         except (OSError, asyncio.CancelledError):
@@ -51,9 +61,11 @@ class Link:
             writer.transport.abort()
             self._open.discard(task)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passes: asyncio.Event
+    ) -> None:
         while data := await reader.read(65_536):
-            await self._passes.wait()
+            await passes.wait()
             writer.write(data)
             await writer.drain()
         writer.transport.abort()

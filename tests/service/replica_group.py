@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
+import threading
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 from duemq_server.local_cluster.layout import bind_port
@@ -12,23 +15,61 @@ from duemq_server.replication.running.process import Replica
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.serving.process import BeginAnew
 from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.errors import DiskFull
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from duemq_server.storage.writer import LogWriter
 
+WHO: ContextVar[str] = ContextVar("replica")
+"""Whose code runs; each task has it from who began it."""
 KIND = 1
+SEGMENT_BYTES = 1 << 16
+
+
+class SmallDisk(RealDisk):
+    """A disk that is full, or slow to take a snapshot, while a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = False
+        self.may_install = threading.Event()
+        self.may_install.set()
+
+    def open(self, path: str, *, create: bool = False):
+        return _SmallFile(self, super().open(path, create=create))
+
+
+class _SmallFile:
+    def __init__(self, disk: SmallDisk, file) -> None:
+        self._disk = disk
+        self._file = file
+
+    def __getattr__(self, name: str):
+        return getattr(self._file, name)
+
+    def pwritev(self, buffers, offset: int) -> int:
+        if self._disk.full:
+            raise DiskFull("no space left")
+        return self._file.pwritev(buffers, offset)
 
 
 class Lines:
     """A state whose tables are the bodies of its log's entries."""
 
-    def __init__(self, directory: Path, store_id: int) -> None:
-        self.log = ReplicaLog.open(str(directory / "log"), RealDisk(), segment_bytes=1 << 20)
-        self.epochs = tuple(
+    def __init__(self, directory: Path, store_id: int, disk: SmallDisk) -> None:
+        self.may_install = disk.may_install
+        self.log = ReplicaLog.open(str(directory / "log"), disk, segment_bytes=SEGMENT_BYTES)
+        self.base_path = directory / "base"
+        self.lines: list[bytes] = []
+        self.known_to = 0
+        self.epochs: tuple[tuple[int, int], ...] = ()
+        self._read_base()
+        met = [
             (epoch.decode(entry.body).epoch, entry.position)
             for entry in self.log.recover()
             if entry.kind == epoch.KIND
-        )
+        ]
+        self.epochs += tuple(each for each in met if each not in self.epochs)
         self.committed = self.log.committed_floor
         self.applied = self.log.start_position
         self.lost = self.log.end_position < self.log.was_durable_to
@@ -36,12 +77,11 @@ class Lines:
         if not self.path.exists():
             self.path.write_text(str(store_id))
         self.store_id = int(self.path.read_text())
-        self.lines: list[bytes] = []
         self.apply(self.committed)
 
     def apply(self, committed: int, entries_max: int = 1 << 30) -> None:
         for entry in self.log.entries(self.applied, committed):
-            if entry.kind == KIND:
+            if entry.kind == KIND and entry.position >= self.known_to:
                 self.lines.append(bytes(entry.body))
             self.applied = entry.end
             entries_max -= 1
@@ -58,8 +98,27 @@ class Lines:
         self.path.write_text(str(store_id))
         self.store_id = store_id
 
+    def snapshot(self, epochs) -> bytes:
+        known = {"to": self.applied, "epochs": epochs, "lines": [x.decode() for x in self.lines]}
+        return json.dumps(known).encode()
+
     def install(self, snapshot: bytes, log_start: int) -> None:
-        raise NotImplementedError
+        assert self.may_install.wait(60)
+        self.log.begin_at(log_start)
+        self.base_path.write_bytes(snapshot)
+        self._read_base()
+        self.applied = self.committed = log_start
+        self.lost = False
+
+    def _read_base(self) -> None:
+        if not self.base_path.exists():
+            return
+        known = json.loads(self.base_path.read_bytes())
+        self.lines = [line.encode() for line in known["lines"]]
+        self.known_to = known["to"]
+        self.epochs = tuple(
+            (number, start) for number, start in known["epochs"] if start < self.log.start_position
+        )
 
     def close(self) -> None:
         self.log.close()
@@ -111,20 +170,23 @@ class LinesTerm:
 class LinesService:
     services = ()
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, disk: SmallDisk) -> None:
         self.directory = directory
+        self.disk = disk
         self.term: LinesTerm | None = None
 
     def open(self) -> Lines:
         self.directory.mkdir(parents=True, exist_ok=True)
-        return Lines(self.directory, secrets.randbits(63))
+        return Lines(self.directory, secrets.randbits(63), self.disk)
 
     def lead(self, state, leading, server) -> LinesTerm:
         self.term = LinesTerm(state, leading)
         return self.term
 
     def snapshot(self) -> bytes | None:
-        return None
+        term = self.term
+        term.state.apply(term.committed)
+        return term.state.snapshot(term.leading.leader.epochs.begins)
 
 
 class Member:
@@ -133,6 +195,7 @@ class Member:
     def __init__(self, root: Path, name: str, names: tuple[str, ...], **settings) -> None:
         self.directory = root / name
         self.name = name
+        self.disk = SmallDisk()
         self.port = bind_port(0)  # held, so that nobody else gets it
         self.settings = ReplicaSettings(
             name="lines",
@@ -151,8 +214,9 @@ class Member:
         self.task = asyncio.create_task(self._live(), name=f"replica {self.name}")
 
     async def _live(self) -> None:
+        WHO.set(self.name)
         while True:
-            self.service = LinesService(self.directory)
+            self.service = LinesService(self.directory, self.disk)
             self.replica = Replica(self.settings, self.service)
             await self.replica.start()
             try:
@@ -166,7 +230,12 @@ class Member:
     async def _vanish(self) -> None:
         """As a process that executes itself anew, or is killed: its files are just closed."""
         replica = self.replica
-        leading, campaign = replica.leading, replica._campaign
+        replica._term = None
+        leading = replica.leading
+        if not replica._started:
+            await replica.server._server.stop(0)
+            return
+        campaign = replica._campaign
         if self.service.term is not None:
             await self.service.term.stop(handed_over=False)
         if leading is not None:
@@ -190,6 +259,17 @@ class Member:
                 await self.task
             self.task = None
             await self._vanish()
+
+    @property
+    def installing(self) -> bool:
+        """A thread replaces its log and tables."""
+        return self.replica._started and self.replica._campaign._installing is not None
+
+    def forget(self) -> None:
+        """The leader keeps no segment that ends before what is committed."""
+        state = self.term.state
+        state.base_path.write_bytes(self.service.snapshot())
+        state.log.delete_before(state.applied)
 
     @property
     def term(self) -> LinesTerm | None:
@@ -240,6 +320,26 @@ class Group:
         """Like a client: whoever leads."""
         leader = await self.leader()
         await leader.term.write(line)
+
+    async def histories(self, last: bytes) -> dict[str, list[bytes]]:
+        """What each holds up to a line, once all hold that."""
+        while True:
+            found = {}
+            for name, member in self.members.items():
+                term = member.service.term
+                if term is not None:
+                    term.state.apply(term.committed)
+                found[name] = list(member.lines)
+            if all(last in lines for lines in found.values()):
+                return {name: held[: held.index(last) + 1] for name, held in found.items()}
+            await asyncio.sleep(0.01)
+
+    def states(self) -> list[tuple[str, str, str]]:
+        """For whoever looks for why."""
+        campaigns = [
+            (each.name, getattr(each.replica, "_campaign", None)) for each in self.members.values()
+        ]
+        return [(name, campaign.role, campaign.reason) for name, campaign in campaigns if campaign]
 
     async def stop(self) -> None:
         for member in self.members.values():

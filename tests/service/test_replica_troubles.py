@@ -1,0 +1,192 @@
+"""One trouble at a time: a disk, a snapshot, a directory, the store, a leader that is cut off."""
+
+import asyncio
+import shutil
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.service.replica_group import SEGMENT_BYTES, Group
+from tests.service.replica_network import network
+from tests.service.running_cluster import until
+
+FAST = {"lease_duration": 1.0, "lag_max": 0.5}
+LINE = b"x" * 1000
+
+
+@pytest.fixture
+async def running(monkeypatch, tmp_path):
+    """A group and what lies between its replicas."""
+
+    @asynccontextmanager
+    async def run(count):
+        group = Group(tmp_path, count, **FAST)
+        async with network(monkeypatch, group) as net:
+            group.start()
+            try:
+                yield group, net, await group.in_sync(count)
+            finally:
+                net.heal()
+                await group.stop()
+
+    return run
+
+
+def others_of(group, leader):
+    return [each for each in group.members.values() if each is not leader]
+
+
+def role_of(member):
+    campaign = getattr(member.replica, "_campaign", None)
+    return (campaign.role, campaign.reason) if campaign else ("", "")
+
+
+async def fill_a_segment(group):
+    for number in range(SEGMENT_BYTES // len(LINE) + 5):
+        await group.write(b"%d " % number + LINE)
+
+
+async def test_who_is_behind_what_the_leader_keeps_gets_a_snapshot_in_the_same_term(running):
+    async with running(3) as (group, _, leader):
+        late, _ = others_of(group, leader)
+        await leader.term.write(b"first")
+        await late.kill()
+        await fill_a_segment(group)
+        leader.forget()
+        assert leader.replica._state.log.start_position > 0
+        epoch = leader.replica.leading.leader.epoch
+        late.start()
+        await until(lambda: role_of(late)[0] == "follower")
+        await leader.term.write(b"last")
+        await until(lambda: late.lines[-1:] == [b"last"])
+        assert late.lines[0] == b"first"
+        assert len(late.lines) == len(set(late.lines))
+        assert leader.replica.leading.leader.epoch == epoch
+
+
+async def test_a_snapshot_is_installed_to_its_end_whoever_leads_meanwhile(running):
+    async with running(3) as (group, _, leader):
+        late, third = others_of(group, leader)
+        await late.kill()
+        await fill_a_segment(group)
+        leader.forget()
+        shutil.rmtree(late.directory)
+        late.disk.may_install.clear()
+        late.start()
+        await until(lambda: role_of(late)[0] == "learner" and bool(late.installing))
+        replica = late.replica
+        await leader.kill()
+        leader.start()
+        await until(lambda: third.term is not None or leader.term is not None)
+        await group.write(b"meanwhile")
+        assert not late.task.done()
+        late.disk.may_install.set()
+        await group.write(b"last")
+        await until(lambda: late.lines[-1:] == [b"last"])
+        assert late.replica is replica
+        assert b"meanwhile" in late.lines
+
+
+async def test_a_log_of_another_group_is_refused_although_its_epochs_are_the_same(
+    running, tmp_path
+):
+    other = Group(tmp_path / "other", 2, **FAST)
+    other.start()
+    await other.in_sync(2)
+    await other.write(b"another group's")
+    await other.stop()
+    async with running(2) as (group, _, leader):
+        await leader.term.write(b"ours")
+        (follower,) = others_of(group, leader)
+        await follower.kill()
+        shutil.rmtree(follower.directory)
+        shutil.copytree(tmp_path / "other" / "a", follower.directory)
+        follower.start()
+        await until(lambda: "another one's" in role_of(follower)[1])
+        assert follower.replica._state.store_id != leader.replica._state.store_id
+        await follower.kill()
+        shutil.rmtree(follower.directory)
+        follower.start()
+        await until(lambda: follower.lines == [b"ours"])
+
+
+async def test_a_leader_whose_lease_had_ended_serves_only_when_the_record_says_so(running):
+    async with running(3) as (group, net, leader):
+        await leader.term.write(b"one")
+        deposed = leader.replica.leading
+        net.isolate(leader.name)
+        net.stores[leader.name].away = True
+        deposed._is_cut_off = lambda: False  # as if it were stopped
+        await until(lambda: any(each.term is not None for each in others_of(group, leader)))
+        assert not deposed.serves()
+        net.stores[leader.name].away = False  # it renews its lease, and that is answered
+        while not deposed.deposed.done():
+            assert not deposed.serves()
+            await asyncio.sleep(0)
+        net.heal()
+        await group.write(b"two")
+
+
+async def test_a_leader_that_reaches_nobody_gives_up(running):
+    async with running(3) as (group, net, leader):
+        replica = leader.replica
+        net.isolate(leader.name)
+        net.stores[leader.name].away = True
+        await until(lambda: leader.replica is not replica)
+        await until(lambda: "cannot be read" in role_of(leader)[1])
+        await group.write(b"by another one")
+        net.heal()
+        await until(lambda: leader.lines == [b"by another one"])
+
+
+async def test_while_the_store_is_away_a_follower_comes_back_to_whom_it_knows(running):
+    async with running(2) as (group, net, leader):
+        (follower,) = others_of(group, leader)
+        await leader.term.write(b"before")
+        for store in net.stores.values():
+            store.away = True
+        link = net.link(follower.name, leader.name)
+        link.cut()
+        await until(lambda: bool(leader.replica.leading.blocked))
+        link.heal()
+        await leader.term.write(b"after")
+        await until(lambda: follower.lines == [b"before", b"after"])
+
+
+async def test_a_follower_whose_disk_is_full_is_out_until_there_is_space(running):
+    async with running(3) as (group, _, leader):
+        full, _ = others_of(group, leader)
+        full.disk.full = True
+        await leader.term.write(b"one")
+        await until(lambda: role_of(full) == ("joining", "its disk is full"))
+        record = leader.replica.leading.leader
+        await until(lambda: full.replica.me not in record.record.in_sync)
+        await leader.term.write(b"two")
+        full.disk.full = False
+        await until(lambda: full.replica.me in record.record.in_sync)
+        await until(lambda: full.lines == [b"one", b"two"])
+
+
+async def test_a_leader_whose_disk_is_full_lets_another_one_lead(running):
+    async with running(3) as (group, _, leader):
+        await leader.term.write(b"one")
+        leader.disk.full = True
+        refused = asyncio.create_task(leader.term.write(b"nowhere"))
+        await until(lambda: any(each.term is not None for each in others_of(group, leader)))
+        refused.cancel()
+        await group.write(b"two")
+        leader.disk.full = False
+        await until(lambda: leader.lines == [b"one", b"two"])
+
+
+async def test_a_directory_of_records_that_is_away_is_no_record_that_is_gone(running, tmp_path):
+    async with running(2) as (group, _, leader):
+        await leader.term.write(b"one")
+        (tmp_path / "leases").rename(tmp_path / "elsewhere")
+        (follower,) = others_of(group, leader)
+        await until(lambda: "cannot be read" in role_of(follower)[1])
+        await leader.term.write(b"two")
+        (tmp_path / "elsewhere").rename(tmp_path / "leases")
+        await until(lambda: role_of(follower) == ("follower", ""))
+        await leader.term.write(b"three")
+        assert leader.term is not None
