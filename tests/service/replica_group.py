@@ -192,19 +192,17 @@ class LinesService:
 class Member:
     """One name of the group; its process may come and go."""
 
-    def __init__(self, root: Path, name: str, names: tuple[str, ...], **settings) -> None:
-        self.directory = root / name
-        self.name = name
+    def __init__(self, root: Path, own: str, names: tuple[str, ...], **settings) -> None:
+        self.directory = root / own
+        self.name = own
         self.disk = SmallDisk()
         self.port = bind_port(0)  # held, so that nobody else gets it
         self.settings = ReplicaSettings(
-            name="lines",
             data_dir=str(self.directory),
-            replica=name,
+            replica=own,
             replicas=names,
-            lease_store=f"file:{root / 'leases'}",
             listen=f"127.0.0.1:{self.port.getsockname()[1]}",
-            **settings,
+            **{"name": "lines", "lease_store": f"file:{root / 'leases'}", **settings},
         )
         self.task: asyncio.Task[None] | None = None
 
