@@ -137,9 +137,8 @@ class Member:
             data_dir=str(self.directory),
             replica=name,
             replicas=names,
-            lease_store=f"file:{root / 'leases'}",
             listen=f"127.0.0.1:{self.port.getsockname()[1]}",
-            **settings,
+            **{"lease_store": f"file:{root / 'leases'}"} | settings,
         )
         self.task: asyncio.Task[None] | None = None
 
