@@ -2,8 +2,10 @@
 
 Each message carries its number, every tenth is delayed.  While it sends, brokers are killed.  Fails
 if a message that was acknowledged does not arrive, if one lies in the log twice or came early.
+Prints the longest pauses between two acknowledgements.
 """
 
+import itertools
 import os
 import sys
 import threading
@@ -15,17 +17,19 @@ from duemq import errors
 from duemq.consumer.settings import ConsumerSettings
 
 TOPIC = "kind-load"
-SECONDS = 75
+SECONDS = float(os.environ.get("LOAD_SECONDS", "75"))
 PER_SECOND = 400
 DELAYED_EVERY = 10
 DELAY_S = 3.0
 RECEIPT_TIMEOUT_S = 120.0
 DRAIN_TIMEOUT_S = 180.0
+PAUSES = 5
 
 
 def send(nameserver: str) -> tuple[set[int], int]:
     """Sends at a steady rate.  The numbers that were acknowledged, and how many failed."""
     pending = []
+    answered = [time.monotonic()]
     with duemq.Producer(nameserver) as producer:
         began = time.monotonic()
         while (elapsed := time.monotonic() - began) < SECONDS:
@@ -33,6 +37,7 @@ def send(nameserver: str) -> tuple[set[int], int]:
                 number = len(pending)
                 delay = DELAY_S if number % DELAYED_EVERY == 0 else None
                 pending.append(producer.submit(TOPIC, str(number).encode(), delay=delay))
+                pending[-1].add_done_callback(lambda _: answered.append(time.monotonic()))
             time.sleep(0.02)
         print(f"submitted {len(pending)}", flush=True)
         acknowledged, failures = set(), 0
@@ -43,7 +48,16 @@ def send(nameserver: str) -> tuple[set[int], int]:
             except errors.DuemqError as error:
                 failures += 1
                 print(f"not acknowledged: {number}: {error}", flush=True)
+    print(pauses(answered), flush=True)
     return acknowledged, failures
+
+
+def pauses(answered: list[float]) -> str:
+    """The longest ones, and when each began."""
+    answered.sort()
+    gaps = sorted((b - a, a - answered[0]) for a, b in itertools.pairwise(answered))
+    longest = ", ".join(f"{gap:.2f} s at {at:.0f} s" for gap, at in reversed(gaps[-PAUSES:]))
+    return f"longest pauses of sends: {longest}"
 
 
 def receive(nameserver: str, wanted: set[int]) -> tuple[dict[int, set[tuple[str, int, int]]], int]:

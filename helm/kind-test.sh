@@ -1,6 +1,7 @@
 #!/bin/bash
 # Builds the image, installs the chart on a new kind cluster, runs `helm test`, kills and upgrades it under load, checks
-# that nothing acknowledged was lost, uninstalls, deletes the cluster.  Needs docker, kind, kubectl and helm, and the wheelhouse
+# that nothing acknowledged was lost, uninstalls; the same with replicas, whose leaders lose their volumes (kind-replicated.sh);
+# deletes the cluster.  KIND_CASES: `plain`, `replicated`, or both.  Needs docker, kind, kubectl and helm, and the wheelhouse
 # of kind-prepare.sh; no network.  KIND_NODE_IMAGE and BASE_IMAGE name other images than kind's and the Dockerfile's own;
 # KIND_KEEP=1 leaves the cluster.
 set -euo pipefail
@@ -24,6 +25,8 @@ work=$(mktemp -d)
 export KUBECONFIG=$work/kubeconfig
 release=duemq
 namespace=messages
+cases=${KIND_CASES:-plain replicated}
+. helm/kind-replicated.sh
 
 diagnose() {
   say "what the cluster looked like"
@@ -66,7 +69,7 @@ kill_process_of() {
     exit 1' kill "$pod" "$command"
 }
 
-run_load() {
+run_load() { # SECONDS
   kubectl -n "$namespace" create configmap load --from-file=load.py=helm/kind-load.py >/dev/null
   kubectl -n "$namespace" apply -f - >/dev/null <<POD
 apiVersion: v1
@@ -81,11 +84,57 @@ spec:
       image: $image
       imagePullPolicy: Never
       command: [python, /load/load.py]
-      env: [{name: NAMESERVERS, value: "$release-nameserver:9876"}]
+      env: [{name: NAMESERVERS, value: "$release-nameserver:9876"}, {name: LOAD_SECONDS, value: "$1"}]
       volumeMounts: [{name: load, mountPath: /load}]
   volumes: [{name: load, configMap: {name: load}}]
 POD
   kubectl -n "$namespace" wait --for=condition=Ready pod/load --timeout=60s >/dev/null
+}
+
+await_load() {
+  if ! kubectl -n "$namespace" wait --for=jsonpath='{.status.phase}'=Succeeded pod/load --timeout=420s; then
+    die "the load failed: see its log"
+  fi
+  kubectl -n "$namespace" logs load --tail=5
+}
+
+uninstall() {
+  say "helm uninstall"
+  kubectl -n "$namespace" delete pod/load configmap/load >/dev/null
+  helm uninstall "$release" --namespace "$namespace" --wait --timeout 120s >/dev/null
+  kubectl -n "$namespace" wait --for=delete pod -l "app.kubernetes.io/instance=$release" --timeout=120s
+  [ -z "$(kubectl -n "$namespace" get statefulset,service,configmap,role -l "app.kubernetes.io/instance=$release" -o name)" ] \
+    || die "helm uninstall left something behind"
+  # What it leaves on purpose: messages, and who leads.
+  kubectl -n "$namespace" delete pvc -l "app.kubernetes.io/instance=$release" >/dev/null
+  kubectl -n "$namespace" delete lease -l app.kubernetes.io/managed-by=duemq >/dev/null
+}
+
+plain() {
+  values=(-f helm/kind-values.yaml
+    --set "image.repository=${image%:*},image.tag=${image#*:},image.pullPolicy=Never")
+
+  say "helm install"
+  helm install "$release" helm/duemq --namespace "$namespace" --create-namespace "${values[@]}" \
+    --wait --timeout 180s >/dev/null
+  kubectl -n "$namespace" get pods
+
+  say "helm test"
+  helm test "$release" --namespace "$namespace" --timeout 180s
+
+  say "load; a broker's pod is deleted, other processes are killed, then all pods are rolled"
+  run_load 75
+  sleep 8
+  kubectl -n "$namespace" delete pod "$release-broker-0" --grace-period=0 --force 2>/dev/null
+  sleep 12
+  kill_process_of "$release-broker-1" duemq-broker
+  kill_process_of "$release-timer-service-0" duemq-timer-service
+  sleep 10
+  helm upgrade "$release" helm/duemq --namespace "$namespace" "${values[@]}" \
+    --set nameserver.settings.expiry=20s,broker.settings.checkpoint_interval=9s \
+    --set timerService.settings.near_window=30s --wait --timeout 240s >/dev/null
+  await_load
+  kubectl -n "$namespace" get pods
 }
 
 say "image"
@@ -96,36 +145,8 @@ say "cluster"
 kind create cluster --name "$cluster" ${KIND_NODE_IMAGE:+--image "$KIND_NODE_IMAGE"} --wait 180s -q
 kind load docker-image "$image" --name "$cluster" -q
 
-say "helm install"
-values=(-f helm/kind-values.yaml
-  --set "image.repository=${image%:*},image.tag=${image#*:},image.pullPolicy=Never")
-helm install "$release" helm/duemq --namespace "$namespace" --create-namespace "${values[@]}" \
-  --wait --timeout 180s >/dev/null
-kubectl -n "$namespace" get pods
-
-say "helm test"
-helm test "$release" --namespace "$namespace" --timeout 180s
-
-say "load; a broker's pod is deleted, other processes are killed, then all pods are rolled"
-run_load
-sleep 8
-kubectl -n "$namespace" delete pod "$release-broker-0" --grace-period=0 --force 2>/dev/null
-sleep 12
-kill_process_of "$release-broker-1" duemq-broker
-kill_process_of "$release-timer-service-0" duemq-timer-service
-sleep 10
-helm upgrade "$release" helm/duemq --namespace "$namespace" "${values[@]}" \
-  --set nameserver.settings.expiry=20s,broker.settings.checkpoint_interval=9s \
-  --set timerService.settings.near_window=30s --wait --timeout 240s >/dev/null
-if ! kubectl -n "$namespace" wait --for=jsonpath='{.status.phase}'=Succeeded pod/load --timeout=420s; then
-  die "the load failed: see its log"
-fi
-kubectl -n "$namespace" logs load --tail=3
-kubectl -n "$namespace" get pods
-
-say "helm uninstall"
-helm uninstall "$release" --namespace "$namespace" --wait --timeout 120s >/dev/null
-kubectl -n "$namespace" wait --for=delete pod -l "app.kubernetes.io/instance=$release" --timeout=120s
-[ -z "$(kubectl -n "$namespace" get statefulset,service,configmap -l "app.kubernetes.io/instance=$release" -o name)" ] \
-  || die "helm uninstall left something behind"
+for case in $cases; do
+  "$case"
+  uninstall
+done
 say "passed"

@@ -10,7 +10,9 @@ from duemq_server.replication.protocol.times import Times
 from duemq_server.serving.settings import MemberSettings, check_address, setting
 
 REPLICAS_MAX = 7
+LEASE_STORES = ("file", "etcd", "kubernetes")
 _REPLICA_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_LEASE_NAME = re.compile(rf"(?:{_REPLICA_NAME.pattern})(?:\.(?:{_REPLICA_NAME.pattern}))*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,7 @@ class ReplicaSettings(MemberSettings):
     lease_store: str = setting(
         "none",
         "where the group's record lies, which says who leads: file:DIR (replicas on one machine),"
-        " etcd:HOST:PORT,…, or none",
+        " etcd:HOST:PORT,…, kubernetes[:NAMESPACE] (Leases), or none",
     )
     min_insync: int = setting(
         0,
@@ -63,15 +65,24 @@ class ReplicaSettings(MemberSettings):
         if self.replica not in self.replicas:
             raise checks.wrong("replica", self.replica, f"one of {', '.join(self.replicas)}")
         checks.at_most("min_insync", self.min_insync, len(set(self.replicas)))
-        kind, _, place = self.lease_store.partition(":")
-        if kind not in ("file", "etcd") or not place:
-            raise checks.wrong("lease_store", self.lease_store, "file:DIR or etcd:HOST:PORT,…")
-        if kind == "etcd":
-            for address in place.split(","):
-                check_address("lease_store", address)
+        self._check_lease_store()
         address = self.advertise or self.listen
         if address.endswith(":0"):
             raise checks.wrong("listen", address, "a port that stays: others follow this replica")
+
+    def _check_lease_store(self) -> None:
+        kind, colon, place = self.lease_store.partition(":")
+        if kind not in LEASE_STORES or (not place and (colon or kind != "kubernetes")):
+            stores = "file:DIR, etcd:HOST:PORT,… or kubernetes[:NAMESPACE]"
+            raise checks.wrong("lease_store", self.lease_store, stores)
+        if kind == "etcd":
+            for address in place.split(","):
+                check_address("lease_store", address)
+        if kind == "kubernetes":
+            if place and not _REPLICA_NAME.fullmatch(place):
+                raise checks.wrong("lease_store", self.lease_store, "a namespace's name")
+            if not _LEASE_NAME.fullmatch(self.name):
+                raise checks.wrong("name", self.name, "a Lease's name: a-z, 0-9, - and .")
 
     @property
     def replicated(self) -> bool:

@@ -32,7 +32,7 @@ from duemq_server.storage.errors import StorageError, UnknownVersion
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-"""Between two looks at the record."""
+"""Between two looks at all that says what to do; at the record by `Store.look_s`."""
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 """Between two streams to one leader."""
 CHANGES_MAX = 64
@@ -90,6 +90,7 @@ class Campaign:
         self._address = address
         self._election = Election(me, random.random, times)
         self._news = asyncio.Event()
+        self._looked_ms = 0
         self._stream: asyncio.Task[None] | None = None
         self._follower: Follower | None = None
         self._installing: asyncio.Task[None] | None = None
@@ -126,8 +127,10 @@ class Campaign:
         Raises StorageError, Internal when the disk or what it derives fails.
         """
         while True:
-            self._news.clear()
-            await self._look()
+            since_ms = steady_ms() - self._looked_ms
+            fresh = self._news.is_set() or since_ms >= self._store.look_s * 1000
+            if fresh:
+                await self._look()
             self._check_work()
             await self._tell_epoch()
             # As of the read: a lease that was seen then may have been renewed since.
@@ -161,7 +164,8 @@ class Campaign:
                 task.result()
 
     async def _look(self) -> None:
-        began_ms = steady_ms()
+        self._news.clear()
+        self._looked_ms = began_ms = steady_ms()
         try:
             self.found = await self._store.read()
         except StoreError as error:

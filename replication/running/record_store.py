@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from duemq.errors import InvalidArgument
 from duemq_server.replication.protocol.record import Found, Record, ReplicaId
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.replication.stores.etcd import EtcdStore
 from duemq_server.replication.stores.file import FileStore
-from duemq_server.replication.stores.store import StoreError
+from duemq_server.replication.stores.store import Store, StoreError
 from duemq_server.serving.clock import steady_ms
 
 log = logging.getLogger(__name__)
@@ -21,22 +22,34 @@ STALLED_MS = 10_000
 """An event loop that stood still for so long leads nothing: its lease is not renewed any more."""
 
 
-def open_store(settings: ReplicaSettings) -> FileStore | EtcdStore:
-    """The store that `lease_store` names."""
+def open_store(settings: ReplicaSettings) -> Store:
+    """The store that `lease_store` names.  Raises InvalidArgument."""
     kind, _, place = settings.lease_store.partition(":")
     if kind == "file":
         return FileStore(place, settings.name)
-    # etcd grants whole seconds; a group's times do not rest on them.
-    return EtcdStore(
-        place.split(","), settings.name, lease_s=max(2, round(settings.lease_duration))
-    )
+    # etcd and Kubernetes take whole seconds; a group's times do not rest on them.
+    lease_s = max(2, round(settings.lease_duration))
+    if kind == "kubernetes":
+        return _open_kubernetes(settings.name, place, lease_s)
+    return EtcdStore(place.split(","), settings.name, lease_s=lease_s)
+
+
+def _open_kubernetes(group: str, namespace: str, lease_s: int) -> Store:
+    try:  # who does not use it does not have it, or does not load it
+        from duemq_server.replication.stores.kubernetes import KubernetesStore
+    except ModuleNotFoundError as error:
+        raise InvalidArgument(
+            f"lease_store kubernetes needs duemq-server[kubernetes]: {error}", field="lease_store"
+        ) from error
+    return KubernetesStore(group, lease_s=lease_s, namespace=namespace)
 
 
 class RecordStore:
     """Reads and swaps, one after the other."""
 
-    def __init__(self, store: FileStore | EtcdStore) -> None:
+    def __init__(self, store: Store) -> None:
         self.blocking = store
+        self.look_s = store.look_s
         self._thread = ThreadPoolExecutor(1, "lease-store")
 
     async def read(self) -> Found | None:
@@ -69,7 +82,7 @@ class Renewals:
 
     def __init__(
         self,
-        store: FileStore | EtcdStore,
+        store: Store,
         leader: ReplicaId,
         renew_ms: int,
         on_renewed: Callable[[int, int], None],

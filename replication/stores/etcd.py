@@ -37,6 +37,8 @@ PREFIX = "duemq"
 class EtcdStore:
     """Implements duemq_server.replication.stores.store.Store; any thread."""
 
+    look_s = 0.1
+
     def __init__(
         self,
         endpoints: Sequence[str],

@@ -33,6 +33,8 @@ _POLL_S = 0.005
 class FileStore:
     """Implements duemq_server.replication.stores.store.Store; any thread."""
 
+    look_s = 0.1
+
     def __init__(self, directory: str, group: str) -> None:
         if not group or "/" in group or group.startswith("."):
             raise ValueError(f"{group!r} names no group")

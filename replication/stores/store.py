@@ -26,6 +26,9 @@ class Conflict(Exception):
 class Store(Protocol):
     """One group's record."""
 
+    look_s: float
+    """Between two looks of a replica that does not lead, where nothing else says to look."""
+
     def read(self) -> Found | None:
         """What is there now (linearizable); None: nothing.  Raises StoreError."""
         ...
@@ -44,4 +47,8 @@ class Store(Protocol):
 
     def release(self, leader: ReplicaId) -> None:
         """Ends it: others need not wait.  Raises StoreError."""
+        ...
+
+    def close(self) -> None:
+        """Ends every lease, or lets it run out."""
         ...

@@ -6,6 +6,9 @@ from collections import Counter
 import kubernetes_validate
 import pytest
 
+from duemq_server.broker.settings import Settings
+from duemq_server.replication.running.process import HAND_OVER_S
+
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 NOT_KUBERNETES_OWN = {"ServiceMonitor"}
@@ -41,8 +44,8 @@ def test_every_object_is_valid_in_every_field(objects, version):
 def test_the_kinds_are_those_that_we_mean(objects):
     found = set(Counter(one["kind"] for one in objects))
     always = {"ConfigMap", "Service", "StatefulSet", "PodDisruptionBudget", "Pod"}
-    assert always <= found <= always | {"ServiceAccount", "ServiceMonitor"}
-    assert len(of_kind(objects, "StatefulSet")) == 3
+    sometimes = {"ServiceAccount", "ServiceMonitor", "Role", "RoleBinding"}
+    assert always <= found <= always | sometimes
 
 
 def test_objects_have_names_that_kubernetes_takes_and_nobody_has_twice(objects):
@@ -61,18 +64,29 @@ def test_objects_are_labelled_as_the_releases(objects):
             assert labels["app.kubernetes.io/managed-by"] == "Helm"
 
 
-def test_selectors_find_exactly_one_set_of_pods(objects):
-    selectors = [one["spec"]["selector"] for one in of_kind(objects, "Service")]
-    sets = of_kind(objects, "StatefulSet", "PodDisruptionBudget")
-    selectors += [one["spec"]["selector"]["matchLabels"] for one in sets]
-    for selector in selectors:
-        matching = [name for name, labels, _ in pods(objects) if selector.items() <= labels.items()]
-        assert len(matching) == 1, selector
+def test_selectors_find_exactly_one_set_of_pods_and_services_all_of_a_role(objects):
+    def matching(selector):
+        return [name for name, labels, _ in pods(objects) if selector.items() <= labels.items()]
+
+    for one in of_kind(objects, "StatefulSet", "PodDisruptionBudget"):
+        assert len(matching(one["spec"]["selector"]["matchLabels"])) == 1
+    for one in of_kind(objects, "Service"):
+        selector = one["spec"]["selector"]
+        role = selector["app.kubernetes.io/component"]
+        assert matching(selector) == [name for name, _, _ in pods(objects) if f"-{role}" in name]
+
+
+def test_every_set_has_its_own_budget_unless_there_is_none_of_the_role(objects):
+    budgets = [one["metadata"]["name"] for one in of_kind(objects, "PodDisruptionBudget")]
+    sets = [one["metadata"]["name"] for one in of_kind(objects, "StatefulSet")]
+    assert set(budgets) <= set(sets)
+    roles = {name.rstrip("-0123456789") for name in budgets}
+    assert budgets == [name for name in sets if name.rstrip("-0123456789") in roles]
 
 
 def test_selectors_never_hold_what_may_change(objects):
     for one in of_kind(objects, "StatefulSet"):
-        assert set(one["spec"]["selector"]["matchLabels"]) == {
+        assert set(one["spec"]["selector"]["matchLabels"]) - {"duemq/group"} == {
             "app.kubernetes.io/name",
             "app.kubernetes.io/instance",
             "app.kubernetes.io/component",
@@ -85,17 +99,17 @@ def test_every_set_has_its_headless_service_that_names_pods_before_they_are_read
         headless = services[one["spec"]["serviceName"]]
         assert headless["clusterIP"] == "None"
         assert headless["publishNotReadyAddresses"] is True
-        assert headless["selector"] == one["spec"]["selector"]["matchLabels"]
+        assert headless["selector"].items() <= one["spec"]["selector"]["matchLabels"].items()
 
 
 def test_ports_are_ports_and_services_point_at_them(objects):
     for one in of_kind(objects, "Service"):
         selector = one["spec"]["selector"].items()
-        (spec,) = [spec for _, labels, spec in pods(objects) if selector <= labels.items()]
-        named = {port["name"]: port for port in spec["containers"][0]["ports"]}
-        for port in one["spec"]["ports"]:
-            assert 1 <= port["port"] <= 65535
-            assert named[port["targetPort"]]["containerPort"] == port["port"]
+        for spec in [spec for _, labels, spec in pods(objects) if selector <= labels.items()]:
+            named = {port["name"]: port for port in spec["containers"][0]["ports"]}
+            for port in one["spec"]["ports"]:
+                assert 1 <= port["port"] <= 65535
+                assert named[port["targetPort"]]["containerPort"] == port["port"]
 
 
 def test_probes_ask_the_grpc_port(objects):
@@ -105,7 +119,9 @@ def test_probes_ask_the_grpc_port(objects):
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert container[probe]["grpc"]["port"] == ports["grpc"]
         assert container["livenessProbe"]["grpc"]["service"] == ""
-        assert container["readinessProbe"]["grpc"]["service"].startswith("duemq.v1.")
+        ready = container["readinessProbe"]["grpc"]["service"]
+        labels = one["spec"]["template"]["metadata"]["labels"]
+        assert ready.startswith("duemq.replication.v1." if "duemq/group" in labels else "duemq.v1.")
 
 
 def test_every_mount_has_its_volume_and_every_volume_its_source(objects):
@@ -134,7 +150,38 @@ def test_the_service_account_exists_or_is_somebody_elses(objects):
     made = {one["metadata"]["name"] for one in of_kind(objects, "ServiceAccount")}
     for _, _, spec in pods(objects):
         assert spec["serviceAccountName"] in made | {"default"}
-        assert spec["automountServiceAccountToken"] is False
+
+
+def test_a_pod_has_a_token_only_for_its_lease(objects):
+    for _, _, spec in pods(objects):
+        (container,) = spec["containers"]
+        own = "--lease-store=kubernetes" in container.get("args", ())
+        assert spec["automountServiceAccountToken"] is own
+
+
+def test_the_role_is_for_the_leases_of_the_groups(objects):
+    roles = of_kind(objects, "Role")
+    groups = {
+        argument.removeprefix("--name=")
+        for container in containers(objects)
+        if "--lease-store=kubernetes" in container.get("args", ())
+        for argument in container["args"]
+        if argument.startswith("--name=")
+    }
+    assert bool(roles) == bool(groups) == bool(of_kind(objects, "RoleBinding"))
+    for one in roles:
+        create, change = one["rules"]
+        for rule in (create, change):
+            assert (rule["apiGroups"], rule["resources"]) == (["coordination.k8s.io"], ["leases"])
+        assert create["verbs"] == ["create"]
+        assert change["verbs"] == ["get", "update"]
+        assert set(change["resourceNames"]) == groups
+    for one in of_kind(objects, "RoleBinding"):
+        assert one["roleRef"]["name"] == roles[0]["metadata"]["name"]
+        (subject,) = one["subjects"]
+        used = {spec["serviceAccountName"] for _, _, spec in pods(objects)}
+        assert {subject["name"]} == used
+        assert subject["namespace"] == one["metadata"]["namespace"]
 
 
 def test_pods_obey_the_restricted_standard(objects):
@@ -184,6 +231,14 @@ def test_a_budget_names_one_bound(objects):
 def test_the_grace_period_is_longer_than_the_drain(objects):
     for one in of_kind(objects, "StatefulSet"):
         assert one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 30
+
+
+def test_replicas_have_the_time_to_hand_over(objects):
+    for one in of_kind(objects, "StatefulSet"):
+        spec = one["spec"]["template"]["spec"]
+        if "duemq/group" in one["spec"]["template"]["metadata"]["labels"]:
+            drain_s = Settings.__dataclass_fields__["drain_timeout"].default
+            assert spec["terminationGracePeriodSeconds"] >= 2 * (drain_s + HAND_OVER_S)
 
 
 def test_every_container_has_requests_and_a_memory_limit(objects):

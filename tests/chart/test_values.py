@@ -3,15 +3,18 @@
 import json
 import tomllib
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.serving import settings as rpc_settings
 from tests.chart.conftest import CHART, VALUES, RefusedValuesError
 
+GOLDEN = Path(__file__).parent / "golden"
 ROLES = {
     "nameserver": ("nameserver", "nameserver"),
     "broker": ("broker", "broker"),
@@ -19,6 +22,7 @@ ROLES = {
 }
 # What the chart itself decides.
 MANAGED = {"listen", "advertise", "metrics_listen", "name", "data_dir", "nameservers"}
+MANAGED |= {"replica", "replicas", "lease_store"}
 MANAGED_BY_ROLE = {"timer-service": {"shard", "shards"}}
 
 
@@ -46,22 +50,38 @@ def config_of(objects, role):
     return tomllib.loads(find(objects, "ConfigMap", role)["data"]["duemq.toml"])
 
 
-@pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("role", ROLES)
-def test_a_pods_command_and_file_are_settings_of_its_process(helm, role, values, tmp_path):
-    objects = helm.template(values)
-    (container,) = find(objects, "StatefulSet", role)["spec"]["template"]["spec"]["containers"]
-    assert container["command"] == [f"duemq-{role}"]
+def sets_of(objects, role):
+    return [
+        one
+        for one in objects
+        if one["kind"] == "StatefulSet"
+        and one["metadata"]["labels"]["app.kubernetes.io/component"] == role
+    ]
+
+
+def settings_of(objects, one, role, index, tmp_path):
+    """What the process in the pod of that ordinal reads."""
+    (container,) = one["spec"]["template"]["spec"]["containers"]
     file = tmp_path / "duemq.toml"
     file.write_text(find(objects, "ConfigMap", role)["data"]["duemq.toml"])
     arguments = [
-        argument.replace("$(POD_NAME)", "pod-1")
-        .replace("$(POD_INDEX)", "0")
+        argument.replace("$(POD_NAME)", f"{one['metadata']['name']}-{index}")
+        .replace("$(POD_INDEX)", str(index))
         .replace("/etc/duemq/duemq.toml", str(file))
         for argument in container["args"]
     ]
     assert not any("$(" in argument for argument in arguments)
-    read = rpc_settings.read(settings_class(role), arguments, {})
+    return rpc_settings.read(settings_class(role), arguments, {})
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("role", ROLES)
+def test_a_pods_command_and_file_are_settings_of_its_process(helm, role, values, tmp_path):
+    objects = helm.template(values)
+    one = sets_of(objects, role)[0]
+    (container,) = one["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == [f"duemq-{role}"]
+    read = settings_of(objects, one, role, 0, tmp_path)
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert read.listen == f"0.0.0.0:{ports['grpc']}"
     assert read.advertise.endswith(f":{ports['grpc']}")
@@ -72,6 +92,65 @@ def test_a_pods_command_and_file_are_settings_of_its_process(helm, role, values,
         assert service in services
         assert pod
         assert domain
+
+
+@pytest.mark.parametrize(
+    ("values", "role", "groups", "replicas", "store"),
+    [
+        ("replicated", "broker", 2, 3, "kubernetes"),
+        ("replicated", "timer-service", 1, 2, "kubernetes"),
+        ("replicated-etcd", "broker", 1, 2, "etcd:etcd-0.etcd:2379,etcd-1.etcd:2379"),
+        ("replicated-etcd", "timer-service", 2, 3, "etcd:etcd-0.etcd:2379,etcd-1.etcd:2379"),
+    ],
+)
+def test_a_group_is_a_set_of_replicas(helm, values, role, groups, replicas, store, tmp_path):
+    objects = helm.template(values)
+    sets = sets_of(objects, role)
+    assert len(sets) == groups
+    addresses = set()
+    for number, one in enumerate(sets):
+        assert one["spec"]["replicas"] == replicas
+        names = [str(each) for each in range(replicas)]
+        for index in range(replicas):
+            read = settings_of(objects, one, role, index, tmp_path)
+            assert read.replicated
+            assert read.name == one["metadata"]["name"] == f"test-duemq-{role}-{number}"
+            assert (read.replica, list(read.replicas)) == (names[index], names)
+            assert read.lease_store.startswith(store)
+            addresses.add(read.advertise)
+            if role == "timer-service":
+                assert (read.shard, read.shards) == (number, groups)
+    assert len(addresses) == groups * replicas
+
+
+def test_settings_of_replicas_are_those_of_the_values(helm4, tmp_path):
+    objects = helm4.template("replicated")
+    read = settings_of(objects, sets_of(objects, "broker")[0], "broker", 0, tmp_path)
+    assert (read.min_insync, read.lease_duration, read.lag_max) == (2, 8, 5)
+    assert read.catch_up_rate == 32 << 20
+
+
+@pytest.mark.parametrize("values", ["default", "minimal"])
+def test_without_replicas_the_objects_are_those_of_releases_that_had_none(helm, values):
+    """Else an upgrade would restart everything, or could not change a StatefulSet."""
+    specs = {
+        f"{one['kind']}/{one['metadata']['name']}": one["spec"]
+        for one in helm.template(values)
+        if "spec" in one
+    }
+    for spec in specs.values():
+        template = spec.get("template", {"metadata": {"annotations": {}}})
+        template["metadata"]["annotations"].pop("checksum/config", None)
+    assert specs == yaml.safe_load((GOLDEN / f"{values}.yaml").read_text())
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_without_replicas_no_setting_is_of_replicas(helm4, role):
+    config = config_of(helm4.template(), role)
+    own = set(ReplicaSettings.__annotations__)
+    assert set(config) == free_settings(role) - own
+    if role != "nameserver":
+        assert set(config_of(helm4.template("replicated"), role)) == free_settings(role)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -147,6 +226,14 @@ def test_the_charts_readme_names_every_value():
         ({"tracing": {"otlp": {"endpoint": "collector:4317"}}}, "endpoint"),
         ({"tracing": {"otlp": {"headersSecret": {"name": "a/b"}}}}, "name"),
         ({"tracing": {"exporter": "otlp"}}, "exporter"),
+        ({"broker": {"replicasPerBroker": 0}}, "replicasPerBroker"),
+        ({"timerService": {"replicasPerShard": 8}}, "replicasPerShard"),
+        ({"timerService": {"replicasPerBroker": 2}}, "replicasPerBroker"),
+        ({"leaseStore": "file:/tmp"}, "leaseStore"),
+        ({"leaseStore": "etcd:"}, "leaseStore"),
+        ({"rbac": {"rules": []}}, "rules"),
+        ({"broker": {"replicasPerBroker": 2, "settings": {"min_insync": 3}}}, "min_insync is 3"),
+        ({"fullnameOverride": "x" * 40, "timerService": {"replicasPerShard": 2}}, "too long"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm, values, said):

@@ -35,11 +35,14 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What selects the pods of a role.  Immutable in a StatefulSet: never add to it. */}}
+{{/* What selects the pods of a role, or of a group of replicas.  Immutable in a StatefulSet: never add to it. */}}
 {{- define "duemq.selector" -}}
 app.kubernetes.io/name: {{ include "duemq.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .role }}
+{{- with .group }}
+duemq/group: {{ . }}
+{{- end }}
 {{- end -}}
 
 {{- define "duemq.labels" -}}

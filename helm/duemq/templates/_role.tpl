@@ -4,11 +4,29 @@ What the three roles have in common.  Each template takes a dict:
   role     nameserver | broker | timer-service
   service  the gRPC service by whose health readiness is judged
   values   the role's values
+  size     replicas of each broker or timer shard; 1, or not there: no replicas
+Of a group of replicas, besides:
+  group    its name: the broker's, the shard's
+  index    its number
 */}}
 
+{{/* "true" where the role has replicas. */}}
+{{- define "duemq.role.replicated" -}}
+{{- if gt (int (default 1 .size)) 1 }}true{{ end -}}
+{{- end -}}
+
+{{/* Name of a set of pods: the group's, or the role's. */}}
+{{- define "duemq.role.setName" -}}
+{{- default (printf "%s-%s" (include "duemq.fullname" .root) .role) .group -}}
+{{- end -}}
+
 {{- define "duemq.role.config" -}}
+{{- $settings := .values.settings -}}
+{{- if not (include "duemq.role.replicated" .) -}}
+{{- $settings = omit $settings "min_insync" "lease_duration" "lag_max" "catch_up_rate" -}}
+{{- end -}}
 {{/* JSON's texts, numbers, booleans and lists of them are TOML, too. */}}
-{{- range $key, $value := .values.settings }}
+{{- range $key, $value := $settings }}
 {{ $key }} = {{ toJson $value }}
 {{- end }}
 {{- end -}}
@@ -54,7 +72,7 @@ spec:
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
-  {{- include "duemq.metadata" (merge (dict "name" (printf "%s-%s" (include "duemq.fullname" .root) .role)) .) | nindent 2 }}
+  {{- include "duemq.metadata" (merge (dict "name" (include "duemq.role.setName" .)) .) | nindent 2 }}
 spec:
   maxUnavailable: {{ .values.podDisruptionBudget.maxUnavailable }}
   selector:
@@ -88,14 +106,14 @@ spec:
 {{- end -}}
 
 {{- define "duemq.role.statefulSet" -}}
-{{- $fullname := printf "%s-%s" (include "duemq.fullname" .root) .role -}}
+{{- $fullname := include "duemq.role.setName" . -}}
 {{- $persistence := default dict .values.persistence -}}
 apiVersion: apps/v1
 kind: StatefulSet
 metadata:
   {{- include "duemq.metadata" (merge (dict "name" $fullname) .) | nindent 2 }}
 spec:
-  replicas: {{ .values.replicas }}
+  replicas: {{ ternary .size .values.replicas (hasKey . "group") }}
   serviceName: {{ include "duemq.headlessName" . }}
   # No pod waits for another one of its role.
   podManagementPolicy: Parallel
@@ -119,7 +137,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
     spec:
-      {{- include "duemq.role.pod" (merge (dict "fullname" $fullname) .) | nindent 6 }}
+      {{- include "duemq.role.pod" . | nindent 6 }}
   {{- if $persistence.enabled }}
   volumeClaimTemplates:
     - apiVersion: v1
@@ -144,7 +162,8 @@ spec:
 
 {{- define "duemq.role.pod" -}}
 serviceAccountName: {{ include "duemq.serviceAccountName" .root }}
-automountServiceAccountToken: {{ .root.Values.serviceAccount.automount }}
+{{- $ownLeases := and .group (eq .root.Values.leaseStore "kubernetes") }}
+automountServiceAccountToken: {{ or .root.Values.serviceAccount.automount (not (empty $ownLeases)) }}
 # Kubernetes' own variables of a Service look like DueMQ's: DUEMQ_BROKER_PORT and so on.
 enableServiceLinks: false
 {{- include "duemq.pullSecrets" .root }}
@@ -176,6 +195,14 @@ topologySpreadConstraints:
     labelSelector:
       matchLabels:
         {{- include "duemq.selector" . | nindent 8 }}
+  {{- if .group }}
+  - maxSkew: 1
+    topologyKey: topology.kubernetes.io/zone
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "duemq.selector" . | nindent 8 }}
+  {{- end }}
 {{- end }}
 containers:
   - name: {{ .role }}
@@ -190,20 +217,25 @@ containers:
       - --metrics-listen=0.0.0.0:{{ .values.metricsPort }}
       {{- end }}
       {{- if ne .role "nameserver" }}
-      - --name=$(POD_NAME)
+      - --name={{ default "$(POD_NAME)" .group }}
       - --data-dir=/var/lib/duemq
       - --nameservers={{ include "duemq.nameservers" .root }}
       {{- end }}
       {{- if eq .role "timer-service" }}
-      - --shard=$(POD_INDEX)
+      - --shard={{ ternary .index "$(POD_INDEX)" (hasKey . "group") }}
       - --shards={{ .values.replicas }}
+      {{- end }}
+      {{- if .group }}
+      - --replica=$(POD_INDEX)
+      - --replicas={{ join "," (until (int .size)) }}
+      - --lease-store={{ .root.Values.leaseStore }}
       {{- end }}
     env:
       - name: POD_NAME
         valueFrom:
           fieldRef:
             fieldPath: metadata.name
-      {{- if eq .role "timer-service" }}
+      {{- if or .group (eq .role "timer-service") }}
       - name: POD_INDEX
         valueFrom:
           fieldRef:
@@ -243,7 +275,7 @@ containers:
     startupProbe:
       {{- include "duemq.role.probe" (dict "port" .values.port "service" "" "probe" .values.probes.startup) | nindent 6 }}
     readinessProbe:
-      {{- include "duemq.role.probe" (dict "port" .values.port "service" .service "probe" .values.probes.readiness) | nindent 6 }}
+      {{- include "duemq.role.probe" (dict "port" .values.port "service" (ternary "duemq.replication.v1.Replication" .service (hasKey . "group")) "probe" .values.probes.readiness) | nindent 6 }}
     livenessProbe:
       {{- include "duemq.role.probe" (dict "port" .values.port "service" "" "probe" .values.probes.liveness) | nindent 6 }}
     resources:
@@ -266,7 +298,7 @@ containers:
 volumes:
   - name: config
     configMap:
-      name: {{ .fullname }}
+      name: {{ include "duemq.fullname" .root }}-{{ .role }}
   - name: tmp
     emptyDir: {}
   {{- if and .values.persistence (not .values.persistence.enabled) }}
@@ -278,10 +310,35 @@ volumes:
   {{- end }}
 {{- end -}}
 
-{{/* Liveness asks for the process (""), readiness for its service. */}}
+{{/* Liveness asks for the process (""), readiness for its service; of a replica, whether it is in sync. */}}
 {{- define "duemq.role.probe" -}}
 grpc:
   port: {{ .port }}
   service: {{ .service | quote }}
 {{ toYaml .probe }}
+{{- end -}}
+
+{{/* The pods of a role that keeps data: one set of all, or one of each group of replicas. */}}
+{{- define "duemq.role.sets" -}}
+{{- if not (include "duemq.role.replicated" .) }}
+{{ include "duemq.role.statefulSet" . }}
+---
+{{ include "duemq.role.podDisruptionBudget" . }}
+{{- else }}
+{{- if gt (int .values.settings.min_insync) (int .size) }}
+{{- fail (printf "%s: settings.min_insync is %v, of %v replicas" .role .values.settings.min_insync .size) }}
+{{- end }}
+{{- $role := . }}
+{{- range $index := until (int .values.replicas) }}
+{{- $name := printf "%s-%s-%d" (include "duemq.fullname" $role.root) $role.role $index }}
+{{- if gt (len $name) 52 }}
+{{- fail (printf "%s is too long a name of a StatefulSet, at most 52 characters: choose a shorter fullnameOverride" $name) }}
+{{- end }}
+{{- $group := merge (dict "group" $name "index" $index) $role }}
+---
+{{ include "duemq.role.statefulSet" $group }}
+---
+{{ include "duemq.role.podDisruptionBudget" $group }}
+{{- end }}
+{{- end }}
 {{- end -}}
