@@ -27,7 +27,7 @@ from duemq_server.replication.running.snapshots import Snapshot
 from duemq_server.replication.running.state import ReplicaState
 from duemq_server.replication.stores.store import Conflict, StoreError
 from duemq_server.serving.clock import now_ms, steady_ms
-from duemq_server.storage.errors import StorageError, UnknownVersion
+from duemq_server.storage.errors import DiskFull, StorageError, UnknownVersion
 
 log = logging.getLogger(__name__)
 
@@ -149,8 +149,9 @@ class Campaign:
         if not begins or begins[-1].epoch <= self._told_epoch:
             return
         if self.state.applied > begins[-1].start:  # it is committed: nobody truncates it
-            self._told_epoch = begins[-1].epoch
-            await self.on_epoch(self._told_epoch)
+            with suppress(DiskFull):  # the next look tries again
+                await self.on_epoch(begins[-1].epoch)
+                self._told_epoch = begins[-1].epoch
 
     def _check_work(self) -> None:
         if self._installing is not None:  # the log and what applies it have ended for that

@@ -1,0 +1,142 @@
+"""Replicas of a broker and of a timer shard die in every way, under load.
+
+FAILOVER_STEPS (by default 5) things happen to the one group or the other, by CRASH_SEED: leaders
+are killed, stopped cleanly, stopped beyond their lease, lose their disks, and are killed again
+while they catch up.  Producers send, at once and delayed; two consumers receive.  Judged as
+test_kill9.py: nothing acknowledged is lost, stored twice, early, or out of order.
+
+`make prove-replicas` takes more steps.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from duemq import PushConsumer
+from duemq.consumer.settings import ConsumerSettings
+from duemq.settings import ProducerSettings
+from duemq_server.bench.harness.topic_reader import read_topic
+from duemq_server.local_cluster import EmbeddedCluster
+from tests.cluster.checker import dump, judge
+from tests.cluster.harness import WAIT_S, topic_name, until
+from tests.cluster.history import History
+from tests.cluster.senders import senders
+
+STEPS = int(os.environ.get("FAILOVER_STEPS", "5"))
+SEED = int(os.environ.get("CRASH_SEED", str(random.randrange(1 << 32))))
+LEASE_S = 1.0
+GROUPS = ("broker-0", "timer-0")
+WAYS = ("kill", "terminate", "pause", "disk", "all")
+STEP_S_MAX = 2.0
+SENDERS = 2
+
+pytestmark = pytest.mark.timeout(240 + STEPS * WAIT_S)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedCluster]:
+    flags = ("--lease-duration", str(LEASE_S), "--min-insync", "2", "--checkpoint-interval", "0.5")
+    with EmbeddedCluster(
+        tmp_path_factory.mktemp("cluster"),
+        brokers=1,
+        replicas=request.param,
+        flags=dict.fromkeys(("broker", "timer"), flags),
+    ) as embedded:
+        yield embedded
+
+
+def test_however_leaders_die_nothing_is_lost_or_repeated(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    print(f"CRASH_SEED={SEED}")
+    randomness = random.Random(f"{SEED}-failover")
+    # Each way once before any comes again.
+    deck = [(way, group) for way in WAYS for group in GROUPS]
+    steps = [deck[at] for at in randomness.sample(range(len(deck)), len(deck))]
+    topic, history = topic_name(), History()
+    settings = ConsumerSettings(start_from="earliest")
+    with ExitStack() as running:
+        for _ in range(2):
+            receive = history.receiver(topic)
+            running.enter_context(
+                PushConsumer(
+                    topic, topic, receive, nameserver=cluster.nameserver, settings=settings
+                )
+            )
+        seeds = [randomness.random() for _ in range(SENDERS)]
+        patient = ProducerSettings(send_timeout_s=WAIT_S)
+        with senders(
+            cluster.nameserver,
+            topic,
+            history,
+            seeds,
+            pause_s=0.1,
+            burst=50,
+            settings=patient,
+        ):
+            for number in range(STEPS):
+                time.sleep(randomness.uniform(0.2, STEP_S_MAX))
+                way, group = steps[number % len(steps)]
+                print(way, group, flush=True)
+                _do(cluster, way, group, randomness)
+        cluster.wait_ready(WAIT_S)
+        acked = history.count("acked")
+        until(lambda: history.count("received", group=topic) >= acked)
+    history.stored(read_topic(cluster.nameserver, topic))
+    dump(history.events, tmp_path / "history.jsonl")
+    assert acked > 0
+    verdict = judge(history.events, [topic])
+    print(f"{verdict.acked} acknowledged, {verdict.stored} stored, {verdict.repeated} repeated")
+    assert verdict.faults == []
+
+
+def _do(cluster: EmbeddedCluster, way: str, group: str, randomness: random.Random) -> None:
+    members = cluster.replicas(group)
+    victim = cluster.leader(group) or randomness.choice(members)
+    if way == "kill":
+        cluster.kill(victim)
+    elif way == "all":
+        for member in members:
+            cluster.kill(member)
+    elif way == "terminate":
+        until(lambda: bool(cluster.leader(group)))
+        victim = cluster.leader(group) or victim
+        assert cluster.stop_member(victim) == 0
+        cluster.start_member(victim)
+    elif way == "pause":
+        _pause(cluster, victim, randomness.uniform(1.5, 2.5) * LEASE_S)
+    else:
+        _lose_disk(cluster, randomness.choice(members), randomness)
+
+
+def _pause(cluster: EmbeddedCluster, member: str, pause_s: float) -> None:
+    """Longer than its lease."""
+    pid = cluster.processes.get(member)
+    if pid is None:
+        return  # the step before has killed it
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(pause_s)
+    os.kill(pid, signal.SIGCONT)
+
+
+def _lose_disk(cluster: EmbeddedCluster, member: str, randomness: random.Random) -> None:
+    """Where another one has all; perhaps it is killed once more while it catches up."""
+    cluster.wait_ready(WAIT_S)
+    cluster.kill(member, restart=False)
+    shutil.rmtree(cluster.data_dir(member))
+    cluster.start_member(member)
+    if randomness.random() < 0.5:
+        time.sleep(randomness.uniform(0.0, 1.0))
+        cluster.kill(member)
+    cluster.wait_ready(WAIT_S)
