@@ -8,7 +8,7 @@ RUN := .venv/bin/python -m
 # Side by side, a file in one process (tests/conftest.py); PYTEST=-n0 has one after the other.
 TESTS := pytest -q -n logical --maxprocesses 4
 
-.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove simulate fuzz bench chart clients kind-prepare kind-test clean
+.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove prove-replicas simulate fuzz bench chart clients kind-prepare kind-test clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -76,6 +76,10 @@ crash: setup ## A longer crash campaign (CRASH_ROUNDS).
 
 prove: setup ## A longer proof of consumption under disturbance (CONSUMPTION_SECONDS, CRASH_SEED).
 	CONSUMPTION_SECONDS=$${CONSUMPTION_SECONDS:-600} $(RUN) pytest -q -s tests/cluster/test_consumption.py
+
+prove-replicas: setup ## A longer proof of replicas: partitions, deaths (REPLICA_SEEDS, FAILOVER_STEPS, CRASH_SEED).
+	REPLICA_SEEDS=$${REPLICA_SEEDS:-50} REPLICA_SECONDS=$${REPLICA_SECONDS:-15} $(RUN) pytest -q tests/service/test_replica_partitions.py
+	FAILOVER_STEPS=$${FAILOVER_STEPS:-100} $(RUN) pytest -q -s tests/cluster/test_failover.py
 
 simulate: setup ## A longer simulation of replicas (SEEDS histories, from FIRST on).
 	SIMULATION_SEEDS=$${SEEDS:-20000} SIMULATION_FIRST=$${FIRST:-1000} $(RUN) pytest -q tests/simulation -k history --timeout=0

@@ -223,7 +223,6 @@ class Leading:
         while not self.leader.deposed and not self._is_cut_off():
             self._renewals.alive()
             self._look_now.clear()
-            self._note_log_start()
             self._look_at_disk()
             await self._confirm()
             await self._ask(self.leader.change(steady_ms()))
@@ -372,6 +371,7 @@ class Leading:
             if number not in self.leader.followers:
                 return
             sent_ms = steady_ms()
+            self._note_log_start()
             chunk = self.leader.chunk(number, data, sent_ms, take_over=stream.take_over)
             stream.take_over = False
             await context.write(wire.to_chunk(chunk))

@@ -79,6 +79,9 @@ async def test_a_snapshot_is_installed_to_its_end_whoever_leads_meanwhile(runnin
         leader.start()
         await until(lambda: third.term is not None or leader.term is not None)
         await group.write(b"meanwhile")
+        epoch = (await group.leader()).replica.leading.leader.epoch
+        await until(lambda: replica._campaign.found.record.epoch == epoch)
+        assert replica._campaign._installing is not None
         assert not late.task.done()
         late.disk.may_install.set()
         await group.write(b"last")
