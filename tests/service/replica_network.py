@@ -32,6 +32,7 @@ class HostileStore:
 
     def __init__(self, store) -> None:
         self._store = store
+        self.look_s = store.look_s
         self._late: list[threading.Timer] = []
         self.away = self.deaf = False
         self.late_s = 0.0
