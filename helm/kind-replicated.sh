@@ -1,5 +1,5 @@
-# The replicated case of kind-test.sh, which sources this: under load, the pod of a broker's leader is deleted with its volume,
-# then all is rolled.
+# The replicated case of kind-test.sh, which sources this.  Under load, the leaders of a broker and of a timer shard are killed and
+# lose their volumes, the API server hangs for a minute, and all is rolled.  Without load, a Lease is deleted and a replica adopted.
 
 holder_of() { kubectl -n "$namespace" get lease "$1" -o jsonpath='{.spec.holderIdentity}'; }
 
@@ -22,7 +22,7 @@ is_replaced() { # CLAIM UID POD: a claim of another uid is bound, and the pod is
   [ "$uid" != "$2" ] && kubectl -n "$namespace" wait --for=condition=Ready "pod/$3" --timeout=1s >/dev/null 2>&1
 }
 
-lose_leader_and_volume() { # GROUP
+lose_leader_and_volume() { # GROUP COMMAND
   local holder pod claim uid
   holder=$(holder_of "$1")
   [ -n "$holder" ] || die "nobody leads $1"
@@ -31,9 +31,34 @@ lose_leader_and_volume() { # GROUP
   uid=$(kubectl -n "$namespace" get pvc "$claim" -o jsonpath='{.metadata.uid}')
   echo "$1: $holder leads; its pod and its volume go"
   kubectl -n "$namespace" delete pvc "$claim" --wait=false >/dev/null
+  kill_process_of "$pod" "$2"
   kubectl -n "$namespace" delete pod "$pod" --grace-period=0 --force >/dev/null 2>&1
   wait_until 180 "$pod came back as a new disk and in sync" is_replaced "$claim" "$uid" "$pod"
   echo "$1: $(holder_of "$1") leads; $pod is a new disk and in sync"
+}
+
+signal_api_server() { # SIGNAL
+  docker exec "$cluster-control-plane" bash -c '
+    for process in /proc/[0-9]*; do
+      tr "\0" " " <"$process/cmdline" 2>/dev/null | grep -qE -- "^[^ ]*kube-apiserver " && kill "-$1" "${process#/proc/}" && exit 0
+    done
+    exit 1' kill "$1"
+}
+
+nobody_leads() { # GROUP POD: it says that an operator must decide
+  kubectl -n "$namespace" exec "$2" -- duemq replica status 127.0.0.1:9870 2>/dev/null | grep -q "adopt"
+}
+
+has_holder() { [ -n "$(holder_of "$1" 2>/dev/null)" ]; }
+
+lose_lease() { # GROUP
+  local pod
+  pod=$1-$(holder_of "$1" | cut -d/ -f1)
+  kubectl -n "$namespace" delete lease "$1" >/dev/null
+  wait_until 60 "without its Lease nobody leads $1" nobody_leads "$1" "$pod"
+  kubectl -n "$namespace" exec "$pod" -- duemq replica adopt 127.0.0.1:9870 --yes
+  wait_until 60 "$1 is led again" has_holder "$1"
+  kubectl -n "$namespace" wait --for=condition=Ready pod -l "duemq/group=$1" --timeout=120s >/dev/null
 }
 
 replicated() {
@@ -47,14 +72,25 @@ replicated() {
   helm test "$release" --namespace "$namespace" --timeout 180s >/dev/null
 
   say "load; leaders are deleted with their volumes, then all pods are rolled"
-  run_load 150
+  run_load 240
+  echo "load from $SECONDS s on"
   sleep 8
-  lose_leader_and_volume "$release-broker-0"
-  lose_leader_and_volume "$release-timer-service-0"
+  lose_leader_and_volume "$release-broker-0" duemq-broker
+  lose_leader_and_volume "$release-timer-service-0" duemq-timer-service
+  echo "the API server hangs from $SECONDS s on"
+  signal_api_server STOP
+  sleep 60
+  signal_api_server CONT
+  wait_until 120 "the API server answers" kubectl get --raw /readyz >/dev/null 2>&1
   echo "rolled from $SECONDS s on"
   helm upgrade "$release" helm/duemq --namespace "$namespace" "${values[@]}" \
     --set broker.settings.checkpoint_interval=9s,timerService.settings.near_window=30s --wait --timeout 300s >/dev/null
   echo "rolled at $SECONDS s"
   await_load
   kubectl -n "$namespace" get pods,leases
+
+  say "the Lease of a broker is deleted; a replica is adopted"
+  lose_lease "$release-broker-0"
+  helm test "$release" --namespace "$namespace" --timeout 180s >/dev/null
+  kubectl -n "$namespace" get leases
 }

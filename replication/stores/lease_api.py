@@ -7,6 +7,7 @@ next one: connection, address, CA.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from lightkube.resources.coordination_v1 import Lease
 from msgspec import MsgspecError
 
 from duemq_server.replication.stores.store import StoreError
+
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # it has a line for each request
 
 CALL_TIMEOUT_S = 2.0
 """Of a connect, of each write and each read; an answer is one or two reads."""
