@@ -205,9 +205,10 @@ class Member:
             **{"name": "lines", "lease_store": f"file:{root / 'leases'}", **settings},
         )
         self.task: asyncio.Task[None] | None = None
+        self.replica: Replica | None = None
 
     def start(self) -> None:
-        self.__dict__.pop("replica", None)  # of an earlier life
+        self.replica = None  # that is of an earlier life
         self.stopping = asyncio.Event()
         self.task = asyncio.create_task(self._live(), name=f"replica {self.name}")
 
@@ -228,6 +229,8 @@ class Member:
     async def _vanish(self) -> None:
         """As a process that executes itself anew, or is killed: its files are just closed."""
         replica = self.replica
+        if replica is None:  # it had not begun
+            return
         replica._term = None
         leading = replica.leading
         if not replica._started:
