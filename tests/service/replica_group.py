@@ -208,7 +208,7 @@ class Member:
         self.replica: Replica | None = None
 
     def start(self) -> None:
-        self.replica = None  # that is of an earlier life
+        self.replica = None  # of an earlier life
         self.stopping = asyncio.Event()
         self.task = asyncio.create_task(self._live(), name=f"replica {self.name}")
 
@@ -229,7 +229,7 @@ class Member:
     async def _vanish(self) -> None:
         """As a process that executes itself anew, or is killed: its files are just closed."""
         replica = self.replica
-        if replica is None:  # it had not begun
+        if replica is None:
             return
         replica._term = None
         leading = replica.leading
@@ -264,7 +264,16 @@ class Member:
     @property
     def installing(self) -> bool:
         """A thread replaces its log and tables."""
-        return self.replica._started and self.replica._campaign._installing is not None
+        return self._campaign is not None and self._campaign._installing is not None
+
+    @property
+    def role(self) -> tuple[str, str]:
+        """And the reason for it."""
+        return (self._campaign.role, self._campaign.reason) if self._campaign else ("", "")
+
+    @property
+    def _campaign(self):
+        return getattr(self.replica, "_campaign", None)
 
     def forget(self) -> None:
         """The leader keeps no segment that ends before what is committed."""
@@ -275,7 +284,7 @@ class Member:
     @property
     def term(self) -> LinesTerm | None:
         """While it leads, and may."""
-        replica = getattr(self, "replica", None)
+        replica = self.replica
         if self.task is None or replica is None or replica._term is None:
             return None
         return replica._term if replica.leading.serves() else None
@@ -283,7 +292,7 @@ class Member:
     @property
     def lines(self) -> list[bytes]:
         """What it follows has told it; a leader applies nothing any more."""
-        state = getattr(getattr(self, "replica", None), "_state", None)
+        state = getattr(self.replica, "_state", None)
         return state.lines if state is not None else []
 
 
@@ -337,10 +346,7 @@ class Group:
 
     def states(self) -> list[tuple[str, str, str]]:
         """For whoever looks for why."""
-        campaigns = [
-            (each.name, getattr(each.replica, "_campaign", None)) for each in self.members.values()
-        ]
-        return [(name, campaign.role, campaign.reason) for name, campaign in campaigns if campaign]
+        return [(each.name, *each.role) for each in self.members.values()]
 
     async def stop(self) -> None:
         for member in self.members.values():

@@ -68,7 +68,7 @@ class Judge:
         running = [
             each.replica.leading
             for each in group.members.values()
-            if each.task is not None and getattr(each, "replica", None) is not None
+            if each.task is not None and each.replica is not None
         ]
         leading = [each for each in running if each is not None]
         newest = max((each.leader.epoch for each in leading if each.leader.prepared), default=0)

@@ -36,11 +36,6 @@ def others_of(group, leader):
     return [each for each in group.members.values() if each is not leader]
 
 
-def role_of(member):
-    campaign = getattr(member.replica, "_campaign", None)
-    return (campaign.role, campaign.reason) if campaign else ("", "")
-
-
 async def fill_a_segment(group):
     for number in range(SEGMENT_BYTES // len(LINE) + 5):
         await group.write(b"%d " % number + LINE)
@@ -56,7 +51,7 @@ async def test_who_is_behind_what_the_leader_keeps_gets_a_snapshot_in_the_same_t
         assert leader.replica._state.log.start_position > 0
         epoch = leader.replica.leading.leader.epoch
         late.start()
-        await until(lambda: role_of(late)[0] == "follower")
+        await until(lambda: late.role[0] == "follower")
         await leader.term.write(b"last")
         await until(lambda: late.lines[-1:] == [b"last"])
         assert late.lines[0] == b"first"
@@ -73,7 +68,7 @@ async def test_a_snapshot_is_installed_to_its_end_whoever_leads_meanwhile(runnin
         shutil.rmtree(late.directory)
         late.disk.may_install.clear()
         late.start()
-        await until(lambda: role_of(late)[0] == "learner" and bool(late.installing))
+        await until(lambda: late.role[0] == "learner" and bool(late.installing))
         replica = late.replica
         await leader.kill()
         leader.start()
@@ -105,7 +100,7 @@ async def test_a_log_of_another_group_is_refused_although_its_epochs_are_the_sam
         shutil.rmtree(follower.directory)
         shutil.copytree(tmp_path / "other" / "a", follower.directory)
         follower.start()
-        await until(lambda: "another one's" in role_of(follower)[1])
+        await until(lambda: "another one's" in follower.role[1])
         assert follower.replica._state.store_id != leader.replica._state.store_id
         await follower.kill()
         shutil.rmtree(follower.directory)
@@ -136,7 +131,7 @@ async def test_a_leader_that_reaches_nobody_gives_up(running):
         net.isolate(leader.name)
         net.stores[leader.name].away = True
         await until(lambda: leader.replica is not replica)
-        await until(lambda: "cannot be read" in role_of(leader)[1])
+        await until(lambda: "cannot be read" in leader.role[1])
         await group.write(b"by another one")
         net.heal()
         await until(lambda: leader.lines == [b"by another one"])
@@ -161,7 +156,7 @@ async def test_a_follower_whose_disk_is_full_is_out_until_there_is_space(running
         full, _ = others_of(group, leader)
         full.disk.full = True
         await leader.term.write(b"one")
-        await until(lambda: role_of(full) == ("joining", "its disk is full"))
+        await until(lambda: full.role == ("joining", "its disk is full"))
         record = leader.replica.leading.leader
         await until(lambda: full.replica.me not in record.record.in_sync)
         await leader.term.write(b"two")
@@ -187,9 +182,9 @@ async def test_a_directory_of_records_that_is_away_is_no_record_that_is_gone(run
         await leader.term.write(b"one")
         (tmp_path / "leases").rename(tmp_path / "elsewhere")
         (follower,) = others_of(group, leader)
-        await until(lambda: "cannot be read" in role_of(follower)[1])
+        await until(lambda: "cannot be read" in follower.role[1])
         await leader.term.write(b"two")
         (tmp_path / "elsewhere").rename(tmp_path / "leases")
-        await until(lambda: role_of(follower) == ("follower", ""))
+        await until(lambda: follower.role == ("follower", ""))
         await leader.term.write(b"three")
         assert leader.term is not None
