@@ -2,7 +2,8 @@
 
 A replica is in sync while its process holds its own lock.  The folder `<data-dir>.orders` tells it
 to misbehave: a file `exec` has it replace the image of its process, once; a file `lag` keeps it
-from being in sync; a file `removed` makes it no member.  `<data-dir>/disk_id` is made where it is missing.
+from being in sync; a file `removed` makes it no member.  `<data-dir>/disk_id` is made where it is
+missing.
 """
 
 import argparse
