@@ -1,5 +1,5 @@
 """What an operator asks of replicas: `duemq replica`.
 
-Modules: `command` (the commands), `deciding` (those that lose something, or might), `groups` (where
-the replicas are), `asking` (calls to them).
+Modules: `command` (the commands), `deciding` (those that are done when told twice), `groups` (where
+the replicas are), `asking` (calls to them), `rows` (what they answered).
 """

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from duemq.errors import DuemqError, InvalidArgument, Unavailable
+from duemq.errors import DuemqError, Unavailable
 from duemq.transport import channel, status
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 from duemq_server.operating import groups
@@ -40,11 +40,10 @@ class Asking:
         return groups.replicas_of(target, asyncio.run(self._clusters()))
 
     def leader(self, group: str) -> Replica:
-        """Who leads the group, as the nameservers know.  Raises Unavailable if nobody does."""
+        """Who leads the group, as the nameservers know; or HOST:PORT, which says itself whether it
+        does.  Raises Unavailable if nobody does."""
         if groups.is_address(group):
-            raise InvalidArgument(
-                f"{group!r} is an address", field="replica", value=group, limit="GROUP/NAME"
-            )
+            return Replica("", "", group)
         for each in self.group(group):
             if each.leads:
                 return each

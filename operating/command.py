@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import click
 
-from duemq.errors import DuemqError
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, confirmed, pass_session, session_options, yes_option
 from duemq_cli.text import local_time
 from duemq_server.operating.asking import Asking
 from duemq_server.operating.deciding import asked, decide
-from duemq_server.operating.groups import Replica, split
+from duemq_server.operating.groups import split
+from duemq_server.operating.rows import as_status, changes_of, exit_of, for_people
 from duemq_server.replication.running.v1 import replication_pb2 as pb
+from duemq_server.replication.running.v1.replication_pb2_grpc import ReplicationStub
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,6 +33,7 @@ def replica() -> None:
       duemq replica status broker-0
       duemq replica lead broker-0/b
       duemq replica history timer-0
+      duemq replica remove broker-0/c
     """
 
 
@@ -66,13 +67,13 @@ def status(session: Session, /, group: str) -> Exit:
     asking = _asking(session)
     replicas = asking.group(group)
     answers = asking.statuses(replicas)
-    rows = [_status_row(*each) for each in zip(replicas, answers, strict=True)]
+    rows = [as_status(*each) for each in zip(replicas, answers, strict=True)]
     if session.json:
         session.output.table((), rows, empty="")
     else:
         columns = ("replica", "role", "epoch", "log_end", "durable", "committed", "state")
-        session.output.table(columns, map(_for_people, rows), empty="nobody")
-    return _exit(rows)
+        session.output.table(columns, map(for_people, rows), empty="nobody")
+    return exit_of(rows)
 
 
 @_command
@@ -86,9 +87,9 @@ def history(session: Session, /, group: str) -> Exit:
     asking = _asking(session)
     replicas = asking.group(group)
     answers = asking.statuses(replicas)
-    rows = [_status_row(*each) for each in zip(replicas, answers, strict=True)]
+    rows = [as_status(*each) for each in zip(replicas, answers, strict=True)]
     silent = [row for row in rows if row["error"]]
-    changes = sorted(_changes(zip(replicas, answers, strict=True)), key=lambda row: row["at_ms"])
+    changes = sorted(changes_of(zip(replicas, answers, strict=True)), key=lambda row: row["at_ms"])
     if session.json:
         session.output.table((), [*changes, *silent], empty="")
     else:
@@ -96,7 +97,7 @@ def history(session: Session, /, group: str) -> Exit:
         session.output.table(("at", "name", "role", "epoch", "reason"), shown, empty="no changes")
         for row in silent:
             session.output.note(f"duemq: incomplete, no answer of {row['name']}: {row['error']}")
-    return _exit(rows)
+    return exit_of(rows)
 
 
 @_command
@@ -175,62 +176,60 @@ def elect(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Ex
     )
 
 
-def _status_row(each: Replica, answer: pb.ReplicaStatus | DuemqError) -> dict[str, Any]:
-    row: dict[str, Any] = {"group": each.group, "name": each.name, "address": each.address}
-    if isinstance(answer, DuemqError):
-        return {**row, "error": str(answer)}
-    return {
-        "group": answer.group,
-        "name": answer.replica.name,
-        "address": each.address,
-        "error": None,
-        "disk": answer.replica.disk,
-        "role": answer.role,
-        "epoch": answer.epoch,
-        "log_start": answer.log_start,
-        "log_end": answer.log_end,
-        "durable": answer.durable,
-        "committed": answer.committed,
-        "applied": answer.applied,
-        "reason": answer.reason,
-        "record": json.loads(answer.record) if answer.record else None,
-    }
+@_command
+@click.argument("group")
+@click.argument("name")
+@yes_option
+def add(session: Session, /, group: str, name: str, yes: bool) -> Exit:
+    """Make NAME a member of GROUP: its process joins, catches up and is in sync then.
+
+    That process runs with the settings of the others, a data directory of its own, `replica` NAME
+    and `replicas` of all names; the members that count are those of the group's record.  Says what
+    would happen and asks; without a terminal it is done with --yes alone.  HOST:PORT of the leader
+    does for GROUP, also while it only prepares to lead.  With --json, as `duemq replica adopt`.
+
+    \b
+    Example:
+      duemq replica add broker-0 d
+    """
+    request = pb.ChangeMembersRequest(add=name)
+    return _change_members(session, group, request, lambda: yes or asked(session, "Add it?"))
 
 
-def _for_people(row: dict[str, Any]) -> dict[str, Any]:
-    named = f"{row['group']}/{row['name']}" if row["name"] else row["address"]
-    if row["error"]:
-        figures = dict.fromkeys(("role", "epoch", "log_end", "durable", "committed"), "")
-        return {**figures, "replica": named, "state": f"no answer: {row['error']}"}
-    in_sync = [row["name"], row["disk"]] in (row["record"] or {}).get("in_sync", ())
-    return {
-        **{name: f"{row[name]:,}" for name in ("log_end", "durable", "committed")},
-        "replica": named,
-        "role": row["role"],
-        "epoch": row["epoch"],
-        "state": row["reason"] or ("in sync" if in_sync else "not in sync"),
-    }
+@_command
+@click.argument("replica", metavar="GROUP/NAME")
+@click.option(
+    "--accept", is_flag=True, help="Fewer than min_insync may be left, and nothing accepted then."
+)
+@yes_option
+def remove(session: Session, /, replica: str, accept: bool, yes: bool) -> Exit:
+    """Take the replica NAME out of GROUP: it counts for nothing from now on.
+
+    What it holds stays on its disk; its process may run on, and says that it is no member.  The
+    leader cannot be removed: let another one lead first.  Where fewer than min_insync would be in
+    sync it is refused without --accept: nothing is accepted then until more are.  Says what would
+    happen and asks; without a terminal it is done with --yes alone.  With --json, as
+    `duemq replica adopt`.
+
+    \b
+    Examples:
+      duemq replica remove broker-0/c
+      duemq replica remove broker-0/b --accept --yes
+    """
+    group, name = split(replica)
+    request = pb.ChangeMembersRequest(remove=name, accepted=accept)
+    return _change_members(session, group, request, lambda: yes or asked(session, "Remove it?"))
 
 
-def _changes(
-    answers: Iterator[tuple[Replica, pb.ReplicaStatus | DuemqError]],
-) -> Iterator[dict[str, Any]]:
-    for _, answer in answers:
-        if isinstance(answer, DuemqError):
-            continue
-        for change in answer.history:
-            yield {
-                "group": answer.group,
-                "name": answer.replica.name,
-                "at_ms": change.at_ms,
-                "role": change.role,
-                "epoch": change.epoch,
-                "reason": change.reason,
-            }
+def _change_members(
+    session: Session, group: str, wanted: pb.ChangeMembersRequest, agreed: Callable[[], bool]
+) -> Exit:
+    asking = _asking(session)
 
+    def change(to: ReplicationStub, request: pb.DecideRequest) -> Awaitable[pb.Decided]:
+        wanted.confirmed = request.confirmed
+        return to.ChangeMembers(wanted, timeout=asking.timeout_s)
 
-def _exit(rows: list[dict[str, Any]]) -> Exit:
-    silent = sum(bool(row["error"]) for row in rows)
-    if silent == len(rows):
-        return Exit.UNAVAILABLE
-    return Exit.PARTIAL if silent else Exit.OK
+    leader = asking.leader(group)
+    remedy = "say --yes to have it done"
+    return decide(session, asking, leader, change, agreed=agreed, remedy=remedy)

@@ -1,7 +1,7 @@
-"""`adopt` and `elect`: what an operator decides when the rules cannot.
+"""`adopt` and `elect`, what an operator decides when the rules cannot; `add` and `remove`.
 
-Each says first what would be lost.  It is done when that was seen and said once more: by an answer
-at the terminal, or by options.
+Each says first what would be lost, or happen.  It is done when that was seen and said once more: by
+an answer at the terminal, or by options.
 """
 
 from __future__ import annotations

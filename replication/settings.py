@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from duemq.errors import InvalidArgument
 from duemq.protocol import checks
+from duemq_server.replication.protocol.record import MEMBERS_MAX
 from duemq_server.replication.protocol.times import Times
 from duemq_server.serving.settings import MemberSettings, check_address, setting
 
-REPLICAS_MAX = 7
+REPLICAS_MAX = MEMBERS_MAX
 LEASE_STORES = ("file", "etcd", "kubernetes")
 _REPLICA_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _LEASE_NAME = re.compile(rf"(?:{_REPLICA_NAME.pattern})(?:\.(?:{_REPLICA_NAME.pattern}))*")
@@ -59,8 +60,7 @@ class ReplicaSettings(MemberSettings):
                     raise InvalidArgument(f"replica must be given with {other}", field="replica")
             return
         for name in (self.replica, *self.replicas):
-            if not _REPLICA_NAME.fullmatch(name):
-                raise checks.wrong("replicas", name, "a-z, 0-9 and -, at most 63 of them")
+            check_name("replicas", name)
         checks.count("replicas", len(set(self.replicas)), 1, REPLICAS_MAX)
         if self.replica not in self.replicas:
             raise checks.wrong("replica", self.replica, f"one of {', '.join(self.replicas)}")
@@ -104,3 +104,9 @@ class ReplicaSettings(MemberSettings):
             renew_ms=lease_ms // 4,
             lag_max_ms=int(self.lag_max * 1000),
         )
+
+
+def check_name(field: str, name: str) -> None:
+    """Of a replica.  Raises InvalidArgument."""
+    if not _REPLICA_NAME.fullmatch(name):
+        raise checks.wrong(field, name, "a-z, 0-9 and -, at most 63 of them")

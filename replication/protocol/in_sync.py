@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from duemq_server.replication.protocol import record as records
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.record import Found, MemberChange, Record, ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,19 @@ class InSyncSet:
 
     def propose(self, in_sync: Iterable[ReplicaId]) -> Swap:
         """Begins a change."""
+        return self._propose(records.with_in_sync(self.record, frozenset(in_sync)))
+
+    def propose_members(self, change: MemberChange) -> Swap:
+        """Begins a change of who may take part; who leaves is out of the set.
+
+        Raises Refused.
+        """
+        return self._propose(records.with_change(self.record, change, self._min))
+
+    def _propose(self, record: Record) -> Swap:
         if self.state is not State.SETTLED:
             raise ValueError("another change is under way")
-        return self._ask(self._version, records.with_in_sync(self.record, frozenset(in_sync)))
+        return self._ask(self._version, record)
 
     def _ask(self, version: str, record: Record) -> Swap:
         self._numbers += 1

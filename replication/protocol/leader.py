@@ -26,7 +26,13 @@ from duemq_server.replication.protocol.messages import (
     Refusal,
     Welcome,
 )
-from duemq_server.replication.protocol.record import Found, Record, Refused, ReplicaId
+from duemq_server.replication.protocol.record import (
+    Found,
+    MemberChange,
+    Record,
+    Refused,
+    ReplicaId,
+)
 from duemq_server.replication.protocol.times import Times
 
 
@@ -207,7 +213,8 @@ class Leader:
         if hello.epoch < self.epoch:
             return self._refusal(Reason.STALE, f"this is epoch {self.epoch}")
         if hello.replica.name not in ours.members:
-            return self._refusal(Reason.STRANGER, f"members are {sorted(ours.members)}")
+            text = f"{hello.replica.name} is no member of {ours.group}: members are"
+            return self._refusal(Reason.STRANGER, f"{text} {', '.join(sorted(ours.members))}")
         return None
 
     def _refusal(self, reason: Reason, text: str) -> Refusal:
@@ -297,10 +304,28 @@ class Leader:
             elif replica in self._broke or now_ms - self._began_ms > lag_max_ms:
                 yield replica
 
+    def change_members(self, change: MemberChange) -> Swap | None:
+        """An operator's change of who may take part, by rules 2 and 3 like any other.
+
+        None: not now, for another change is under way, or it is done already.  Raises Refused.
+        """
+        if self.deposed or self.resigned:
+            raise Refused("another one is about to lead")
+        if self.set.state is not State.SETTLED or change.is_done(self.record):
+            return None
+        return self.set.propose_members(change)
+
     def won(self, number: int, version: str) -> None:
         """A change was made."""
         self.set.won(number, version)
+        self._leave_strangers()
         self._advance()
+
+    def _leave_strangers(self) -> None:
+        """Who is no member any more gets nothing: its stream ends."""
+        for stream, progress in self.followers.items():
+            if progress.replica.name not in self.record.members:
+                self.broke(stream)
 
     def lost(self, number: int, found: Found | None) -> Swap | None:
         """A change was not made; what to try next."""

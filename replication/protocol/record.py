@@ -30,6 +30,7 @@ from duemq_server.storage.errors import UnknownVersion
 
 FORMAT = 1
 RECORD_BYTES_MAX = 2048
+MEMBERS_MAX = 7
 FORMERS_MAX = 8
 """Elections that a replica may have missed; after more it needs an empty directory."""
 LOG_VERSION = 1
@@ -243,6 +244,7 @@ def elected(record: Record, me: ReplicaId, store_id: int, last_epoch: int) -> Re
         epoch=max(record.epoch, last_epoch) + 1,
         leader=None,
         address="",
+        members=record.members | {me.name},
         in_sync=frozenset({me}),
         revision=record.revision + 1,
         formers=(*record.formers, record.store_id)[-FORMERS_MAX:],
@@ -259,17 +261,51 @@ def with_in_sync(record: Record, in_sync: frozenset[ReplicaId]) -> Record:
     return replace(record, in_sync=in_sync, revision=record.revision + 1)
 
 
+class MemberChange(NamedTuple):
+    """An operator's: who may take part."""
+
+    name: str
+    joins: bool
+    """Else it leaves."""
+    accepted: bool = False
+    """Fewer than `min_insync` may be left."""
+
+    def is_done(self, record: Record) -> bool:
+        """Whether the record says so already."""
+        return (self.name in record.members) == self.joins
+
+
+def with_change(record: Record, change: MemberChange, min_insync: int) -> Record:
+    """The same leader's record with one member more, or less.  Raises Refused."""
+    if change.joins:
+        return with_member(record, change.name)
+    return without_member(record, change.name, 0 if change.accepted else min_insync)
+
+
 def with_member(record: Record, name: str) -> Record:
-    """`name` may take part from now on."""
+    """`name` may take part from now on.  Raises Refused."""
+    if name in record.members:
+        raise Refused(f"{name} is a member of {record.group} already")
+    if len(record.members) >= MEMBERS_MAX:
+        raise Refused(f"{record.group} has {MEMBERS_MAX} members, and no more may be")
     return replace(record, members=record.members | {name}, revision=record.revision + 1)
 
 
 def without_member(record: Record, name: str, min_insync: int) -> Record:
-    """`name` takes no part any more.  Raises Refused."""
+    """`name` takes no part any more, and is not in sync.  Raises Refused."""
+    if name not in record.members:
+        names = ", ".join(sorted(record.members))
+        raise Refused(f"{name} is no member of {record.group}: members are {names}")
     if record.leader is not None and record.leader.name == name:
-        raise Refused(f"{name} leads: hand over first")
-    in_sync = frozenset(each for each in record.in_sync if each.name != name)
-    if len(in_sync) < min(min_insync, len(record.in_sync)):
-        raise Refused(f"{len(in_sync)} would be in sync without {name}, not {min_insync}")
+        raise Refused(
+            f"{name} leads {record.group}: let another one lead first (`duemq replica lead`)"
+        )
     members = record.members - {name}
+    in_sync = frozenset(each for each in record.in_sync if each.name != name)
+    left = len(members) if in_sync == record.in_sync else len(in_sync)
+    if left < min_insync:
+        raise Refused(
+            f"without {name}, at most {left} would be in sync: min_insync is {min_insync},"
+            " and nothing would be accepted; --accept removes it all the same"
+        )
     return replace(record, members=members, in_sync=in_sync, revision=record.revision + 1)

@@ -25,6 +25,7 @@ from duemq_server.replication.protocol.messages import Hello, Welcome
 from duemq_server.replication.protocol.record import Found, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import wire
+from duemq_server.replication.running.members import MemberChanges
 from duemq_server.replication.running.record_store import RecordStore, Renewals
 from duemq_server.replication.running.roster import Roster
 from duemq_server.replication.stores.store import Conflict, StoreError
@@ -106,6 +107,8 @@ class Leading:
         self._numbers = itertools.count(1)
         self._streams: dict[int, _Stream] = {}
         self._look_now = asyncio.Event()
+        self.members = MemberChanges(self.leader, min_insync, self._look_now)
+        """What an operator asks for."""
         self._moved = asyncio.Event()
         self._renewals = Renewals(store.blocking, me, times.renew_ms, self._renewed)
         self._renewed_ms = steady_ms()
@@ -157,6 +160,7 @@ class Leading:
 
     def give_up(self) -> None:
         """The term is over, whoever leads next."""
+        self.members.end()
         if not self.deposed.done():
             self.deposed.set_result(None)
 
@@ -225,7 +229,8 @@ class Leading:
             self._look_now.clear()
             self._look_at_disk()
             await self._confirm()
-            await self._ask(self.leader.change(steady_ms()))
+            await self._ask(self.members.next())
+            await self._ask(self.members.next() or self.leader.change(steady_ms()))
             unknown = self.leader.set.state is State.UNKNOWN
             if unknown or steady_ms() - read_ms >= READ_S * 1000:
                 read_ms = steady_ms()
@@ -289,7 +294,9 @@ class Leading:
                 return
             else:
                 self.leader.won(swap.number, version)
-                log.info("in sync: %s", ", ".join(sorted(map(str, self.leader.record.in_sync))))
+                record = self.leader.record
+                in_sync = ", ".join(sorted(map(str, record.in_sync)))
+                log.info("members %s; in sync: %s", ", ".join(sorted(record.members)), in_sync)
                 swap = None
         self._tell()
 

@@ -24,7 +24,7 @@ from duemq.v1 import nameserver_pb2
 from duemq_server.replication import disk_id
 from duemq_server.replication.disk_id import DiskId
 from duemq_server.replication.protocol import record as records
-from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
+from duemq_server.replication.protocol.record import MemberChange, Record, Refused, ReplicaId
 from duemq_server.replication.running import servicer, wire
 from duemq_server.replication.running.campaign import Campaign
 from duemq_server.replication.running.leading import Leading
@@ -406,6 +406,16 @@ class Replica:
             f" what only {lost} has is lost"
         )
         return await self._decide(found, wanted, text, confirmed=confirmed)
+
+    async def change_members(self, change: MemberChange, *, confirmed: bool) -> str:
+        """See Member."""
+        if self.leading is None:
+            raise self._refusal() or Unavailable("this replica does not lead", field="leader")
+        text = self.leading.members.would(change)
+        if confirmed:
+            await self.leading.members.make(change)
+            log.warning("an operator decided: %s", text)
+        return text
 
     def _check_started(self) -> None:
         if not self._started:

@@ -33,7 +33,10 @@ class Roster:
 
     def look(self, leader: Leader, blocked: tuple[str, ...]) -> bool:
         """Whether a role, the set, or who is `blocked` is another than at the last look."""
-        changed = blocked != self._blocked
+        gone = self._standings.keys() - leader.record.members
+        for name in gone:
+            del self._standings[name]
+        changed = bool(gone) or blocked != self._blocked
         self._blocked = blocked
         following = _following(leader)
         for name in leader.record.members:

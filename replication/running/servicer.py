@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+from duemq_server.replication.protocol.record import MemberChange
 from duemq_server.replication.running import wire
 from duemq_server.replication.running.leading import Leading
 from duemq_server.replication.running.snapshots import PART_BYTES, Snapshot
@@ -39,6 +40,10 @@ class Member(Protocol):
 
     async def elect(self, *, confirmed: bool) -> str:
         """As `adopt`."""
+        ...
+
+    async def change_members(self, change: MemberChange, *, confirmed: bool) -> str:
+        """As `adopt`; of a leader.  Raises Timeout, too."""
         ...
 
 
@@ -84,4 +89,10 @@ class ReplicationServicer:
     async def Elect(self, request: pb.DecideRequest, _: Any) -> pb.Decided:
         """An operator accepts a loss."""
         text = await self._member.elect(confirmed=request.confirmed)
+        return pb.Decided(text=text, done=request.confirmed)
+
+    async def ChangeMembers(self, request: pb.ChangeMembersRequest, _: Any) -> pb.Decided:
+        """The leader adds a member, or removes one."""
+        change = wire.member_change(request)
+        text = await self._member.change_members(change, confirmed=request.confirmed)
         return pb.Decided(text=text, done=request.confirmed)

@@ -14,8 +14,9 @@ from duemq_server.replication.protocol.messages import (
     Refusal,
     Welcome,
 )
-from duemq_server.replication.protocol.record import ReplicaId
+from duemq_server.replication.protocol.record import MemberChange, ReplicaId
 from duemq_server.replication.running.v1 import replication_pb2 as pb
+from duemq_server.replication.settings import check_name
 
 Greeting: TypeAlias = Welcome | NeedsSnapshot | Refusal
 
@@ -170,3 +171,12 @@ def chunk(message: pb.FromLeader) -> Chunk:
         found.sent_ms,
         found.take_over,
     )
+
+
+def member_change(request: pb.ChangeMembersRequest) -> MemberChange:
+    """What an operator asks for.  Raises InvalidArgument."""
+    joins = request.WhichOneof("change") == "add"
+    name = request.add if joins else request.remove
+    if joins or not name:
+        check_name("replica", name)
+    return MemberChange(name, joins, request.accepted)

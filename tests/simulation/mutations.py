@@ -30,6 +30,20 @@ def count_old_set(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(InSyncSet, "counted", property(lambda self: self.record.in_sync))
 
 
+def count_new_set(patch: pytest.MonkeyPatch) -> None:
+    """While a change is under way, the set that was asked for is counted alone."""
+
+    def counted(self: InSyncSet) -> frozenset[records.ReplicaId]:
+        return (self._asked or self).record.in_sync
+
+    patch.setattr(InSyncSet, "counted", property(counted))
+
+
+def keep_strangers(patch: pytest.MonkeyPatch) -> None:
+    """Who was removed goes on to follow, and is admitted again."""
+    patch.setattr(Leader, "_leave_strangers", lambda self: None)
+
+
 def enough_answers(patch: pytest.MonkeyPatch) -> None:
     """`min_insync` answers commit, not those of all in the set."""
 
@@ -173,6 +187,8 @@ def _named(*mutations: Patch) -> dict[str, Patch]:
 
 MUTATIONS = _named(
     count_old_set,
+    count_new_set,
+    keep_strangers,
     enough_answers,
     answer_before_sync,
     names_for_disks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -23,7 +24,7 @@ from duemq_server.replication.protocol.messages import (
     Refusal,
     Welcome,
 )
-from duemq_server.replication.protocol.record import Found, Refused, ReplicaId
+from duemq_server.replication.protocol.record import Found, MemberChange, Refused, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.storage.errors import CorruptLog
 from duemq_server.storage.replicas import epoch
@@ -308,13 +309,23 @@ class Node:
             swap = leader.change(now_ms)
         self.ask_for(swap)
 
+    def change_members(self, change: MemberChange) -> None:
+        """An operator asks for it."""
+        if self.leader is not None:
+            with suppress(Refused):
+                self.ask_for(self.leader.change_members(change))
+
     def ask_for(self, swap: Swap | None) -> None:
         leader = self.leader
         if swap is None or leader is None:
             return
 
         def won(version: str) -> None:
+            followed = leader.followers
             leader.won(swap.number, version)
+            for number in followed.keys() - leader.followers.keys():
+                if number in self.streams:
+                    self.hang_up(self.streams[number])
             self.note_commits()
 
         def lost(found: Found | None) -> None:

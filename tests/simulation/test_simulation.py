@@ -16,7 +16,7 @@ import pytest
 from tests.simulation.mutations import MUTATIONS, MUTATIONS_OF_TIME
 from tests.simulation.node import Violation
 from tests.simulation.timed import TimedWorld
-from tests.simulation.world import SLOW_STORE, Mood, World
+from tests.simulation.world import OTHER_MEMBERS, SLOW_STORE, Mood, World
 
 STEPS = 1_000
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1000"))
@@ -26,7 +26,11 @@ TICKS = 1_000
 TIMED_SEEDS = max(1, SEEDS // 20)
 # Most are found in one of ten histories.
 SEEDS_OF_A_MUTATION = 400
-MOOD_OF = {"settle-by-read": SLOW_STORE, "count-old-set": SLOW_STORE}
+MOOD_OF = {
+    "settle-by-read": SLOW_STORE,
+    "count-old-set": SLOW_STORE,
+    "keep-strangers": OTHER_MEMBERS,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +63,7 @@ def test_a_history_is_safe_and_ends_well(first: int) -> None:
             seen["truncations"] += node.truncated
             seen["caught up"] += node.caught_up
     if first + SEEDS_A_TEST <= FIRST + SEEDS:
-        rare = ("truncations", "caught up", "disks", "left_down")
+        rare = ("truncations", "caught up", "disks", "left_down", "members")
         assert all(seen[each] for each in rare), seen
         assert all(seen[each] > 10 for each in ("commits", "takeovers", "lost answers")), seen
 

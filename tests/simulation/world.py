@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from random import Random
 
+from duemq_server.replication.protocol.record import MemberChange
 from tests.simulation.model_store import ModelStore
 from tests.simulation.node import Node, Stream, Violation
 
@@ -33,10 +34,13 @@ class Mood:
 
     deletions: float = 0.0
     """How often somebody deletes the record."""
+    members: float = 0.0
+    """How often an operator adds a member, or removes one."""
 
 
 SLOW_STORE = Mood(lost=0.3, impatience=0.5, faults=0.005)
-MOODS = (Mood(), Mood(faults=0.05), SLOW_STORE, Mood(deletions=0.002))
+OTHER_MEMBERS = Mood(members=0.1)
+MOODS = (Mood(), Mood(faults=0.05), SLOW_STORE, Mood(deletions=0.002), OTHER_MEMBERS)
 
 
 class World:
@@ -92,6 +96,8 @@ class World:
             return  # gone, or being founded: nobody counts as in sync
         if record.leader is not None and record.leader not in record.in_sync:
             raise Violation(f"{record.leader} leads and is not in sync")
+        if not {each.name for each in record.in_sync} <= record.members:
+            raise Violation(f"{record.in_sync} are in sync, and members {record.members}")
         for node in self.nodes.values():
             if node.up and node.me in record.in_sync:
                 self._check_in_sync(node)
@@ -177,6 +183,8 @@ class World:
         assert leader is not None
         if leader.deposed:
             node.reopen(self.now_ms)
+        elif self.mood.members and self.random.random() < self.mood.members:
+            self._change_members(node, leader.record.members)
         elif what < 0.25:
             self._append(node)
         elif what < 0.45:
@@ -191,6 +199,12 @@ class World:
             node.change_set(self.now_ms)
         else:
             node.ask_for(leader.read(self.store.read()))
+
+    def _change_members(self, node: Node, members: frozenset[str]) -> None:
+        name = self.random.choice(list(self.nodes))
+        self.counts["members"] += 1
+        accepted = self.random.random() < 0.3
+        node.change_members(MemberChange(name, name not in members, accepted))
 
     def _append(self, node: Node) -> None:
         self.sent += 1
@@ -272,6 +286,8 @@ class World:
                 self._append(node)
                 node.change_set(self.now_ms)
                 node.ask_for(node.leader.read(self.store.read()))
+                for name in sorted(self.nodes.keys() - node.leader.record.members):
+                    node.change_members(MemberChange(name, joins=True))
             else:
                 node.announce()
                 node.vote(self.now_ms)

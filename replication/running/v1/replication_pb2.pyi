@@ -232,3 +232,15 @@ class Decided(_message.Message):
     text: str
     done: bool
     def __init__(self, text: _Optional[str] = ..., done: bool = ...) -> None: ...
+
+class ChangeMembersRequest(_message.Message):
+    __slots__ = ("add", "remove", "confirmed", "accepted")
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    add: str
+    remove: str
+    confirmed: bool
+    accepted: bool
+    def __init__(self, add: _Optional[str] = ..., remove: _Optional[str] = ..., confirmed: bool = ..., accepted: bool = ...) -> None: ...

@@ -45,3 +45,8 @@ class ReplicationStub(object):
                 request_serializer=duemq__server_dot_replication_dot_running_dot_v1_dot_replication__pb2.DecideRequest.SerializeToString,
                 response_deserializer=duemq__server_dot_replication_dot_running_dot_v1_dot_replication__pb2.Decided.FromString,
                 _registered_method=True)
+        self.ChangeMembers = channel.unary_unary(
+                '/duemq.replication.v1.Replication/ChangeMembers',
+                request_serializer=duemq__server_dot_replication_dot_running_dot_v1_dot_replication__pb2.ChangeMembersRequest.SerializeToString,
+                response_deserializer=duemq__server_dot_replication_dot_running_dot_v1_dot_replication__pb2.Decided.FromString,
+                _registered_method=True)

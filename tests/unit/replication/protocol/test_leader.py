@@ -17,7 +17,7 @@ from duemq_server.replication.protocol.messages import (
     Refusal,
     Welcome,
 )
-from duemq_server.replication.protocol.record import Found, Record, Refused, ReplicaId
+from duemq_server.replication.protocol.record import Found, MemberChange, Record, Refused, ReplicaId
 from duemq_server.replication.protocol.times import Times
 
 A, B, C = (ReplicaId(name, name * 32) for name in "abc")
@@ -358,6 +358,73 @@ def test_the_successor_has_all_and_is_in_sync() -> None:
     assert leader.successor(2_000) is None
     ship(leader, 1, 2_000)
     assert leader.successor(2_000) == B
+
+
+# -- the members
+
+WITHOUT_C = MemberChange("c", joins=False)
+WITH_D = MemberChange("d", joins=True)
+
+
+def test_who_is_removed_counts_until_that_is_done_and_is_sent_nothing_then() -> None:
+    leader = leading(A, B, C)
+    follow(leader, 1, B)
+    follow(leader, 2, C)
+    leader.synced(3_000)
+    ship(leader, 1, 3_000)
+    swap = leader.change_members(WITHOUT_C)
+    assert swap is not None
+    assert (swap.record.members, swap.record.in_sync) == ({"a", "b"}, {A, B})
+    assert leader.high_watermark == 800
+    assert leader.change_members(WITH_D) is None  # one after the other
+    leader.won(swap.number, "v2")
+    assert leader.high_watermark == 3_000
+    assert list(leader.followers) == [1]
+    refused = leader.hello(3, hello(C), START, NOW_MS)
+    assert isinstance(refused, Refusal)
+    assert (refused.reason, refused.text) == (
+        Reason.STRANGER,
+        "c is no member of g: members are a, b",
+    )
+    assert leader.change_members(WITHOUT_C) is None  # it is done
+
+
+def test_who_is_added_may_follow_and_is_admitted_like_any_other() -> None:
+    leader = leading(A, B, C)
+    d = ReplicaId("d", "d" * 32)
+    assert isinstance(leader.hello(4, hello(d), START, NOW_MS), Refusal)
+    swap = leader.change_members(WITH_D)
+    assert swap is not None
+    assert swap.record.in_sync == {A, B, C}
+    leader.won(swap.number, "v2")
+    follow(leader, 4, d)
+    leader.synced(2_000)
+    ship(leader, 4, 2_000)
+    admitted = leader.change(NOW_MS)
+    assert admitted is not None
+    assert d in admitted.record.in_sync
+
+
+def test_a_change_of_members_whose_answer_was_lost_is_settled_first() -> None:
+    leader = leading(A, B, C)
+    swap = leader.change_members(WITHOUT_C)
+    assert swap is not None
+    leader.unanswered(swap.number)
+    assert leader.change_members(WITHOUT_C) is None
+    again = leader.read(Found("v1", swap.record))  # it was done
+    assert again is not None
+    assert (again.record.members, again.record.in_sync) == ({"a", "b"}, {A, B})
+    assert leader.set.counted == {A, B, C}
+    leader.won(again.number, "v3")
+    assert leader.record.members == {"a", "b"}
+    assert leader.set.counted == {A, B}
+
+
+def test_who_is_about_to_lead_no_more_changes_no_members() -> None:
+    leader = leading(A, B, C)
+    leader.resign()
+    with pytest.raises(Refused, match="about to lead"):
+        leader.change_members(WITH_D)
 
 
 # -- reads

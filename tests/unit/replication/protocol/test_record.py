@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from duemq_server.replication.protocol import record as records
-from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
+from duemq_server.replication.protocol.record import MemberChange, Record, Refused, ReplicaId
 from duemq_server.storage.errors import UnknownVersion
 
 A, B, C = (ReplicaId(name, name * 32) for name in "abc")
@@ -156,17 +156,52 @@ def test_members_come_and_go() -> None:
     assert records.without_member(more, "d", 2).members == NAMES
     fewer = records.without_member(RECORD, "c", 2)
     assert (fewer.members, fewer.in_sync) == ({"a", "b"}, {A, B})
-    with pytest.raises(Refused, match="hand over first"):
-        records.without_member(RECORD, "a", 2)
-    with pytest.raises(Refused, match="1 would be in sync without b"):
-        records.without_member(fewer, "b", 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (MemberChange("a", joins=False), "a leads orders: let another one lead first"),
+        (MemberChange("a", joins=False, accepted=True), "a leads orders"),
+        (MemberChange("z", joins=False), "z is no member of orders: members are a, b, c"),
+        (MemberChange("b", joins=True), "b is a member of orders already"),
+        (MemberChange("b", joins=False), "at most 1 would be in sync: min_insync is 2"),
+    ],
+)
+def test_a_change_of_members_that_may_not_be_is_refused(change: MemberChange, told: str) -> None:
+    record = replace(RECORD, in_sync=frozenset({A, B}))
+    with pytest.raises(Refused, match=told):
+        records.with_change(record, change, 2)
+
+
+def test_fewer_than_min_insync_are_left_when_that_is_accepted() -> None:
+    two = replace(RECORD, members=frozenset("ab"), in_sync=frozenset({A, B}))
+    one = records.with_change(two, MemberChange("b", joins=False, accepted=True), 2)
+    assert (one.members, one.in_sync) == ({"a"}, {A})
+    absent = replace(two, in_sync=frozenset({A}))
+    with pytest.raises(Refused, match="--accept"):
+        records.with_change(absent, MemberChange("b", joins=False), 2)
+    assert records.with_change(absent, MemberChange("b", joins=False), 1).members == {"a"}
+
+
+def test_a_group_has_a_limit_of_members() -> None:
+    names = [chr(ord("a") + number) for number in range(records.MEMBERS_MAX)]
+    full = replace(RECORD, members=frozenset(names))
+    with pytest.raises(Refused, match="7 members, and no more"):
+        records.with_change(full, MemberChange("z", joins=True), 2)
+
+
+def test_who_is_elected_is_a_member() -> None:
+    stranger = ReplicaId("z", "z" * 32)
+    assert records.elected(RECORD, stranger, 9, 0).members == {*NAMES, "z"}
 
 
 def test_every_change_has_another_revision() -> None:
     changes = [
         taken_over(RECORD, A),
         records.with_in_sync(RECORD, RECORD.in_sync),
-        records.with_member(RECORD, "a"),
+        records.with_member(RECORD, "d"),
+        records.without_member(RECORD, "c", 2),
         records.elected(RECORD, A, 9, 0),
     ]
     assert all(each.revision == RECORD.revision + 1 for each in changes)
