@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from duemq.errors import DuemqError, Unavailable
+import grpc
+
+from duemq.errors import DuemqError, InvalidArgument, Rejected, Unavailable
 from duemq.transport import channel, status
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 from duemq_server.operating import groups
@@ -92,4 +94,15 @@ class Asking:
 
 async def _ask(replica: Replica, call: Call[T]) -> T:
     async with channel.connect(replica.address) as connection:
-        return await status.answer(call(ReplicationStub(connection)), replica.address)
+        try:
+            return await status.answer(call(ReplicationStub(connection)), replica.address)
+        except Rejected as error:
+            if not isinstance(error.__cause__, grpc.RpcError):
+                raise
+            if error.__cause__.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            raise InvalidArgument(
+                f"{replica.address} is no replica, or of a release that cannot do this",
+                field="replica",
+                value=replica.address,
+            ) from error

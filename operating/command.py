@@ -12,7 +12,7 @@ from duemq_cli.session import Session, confirmed, pass_session, session_options,
 from duemq_cli.text import local_time
 from duemq_server.operating.asking import Asking
 from duemq_server.operating.deciding import asked, decide
-from duemq_server.operating.groups import split
+from duemq_server.operating.groups import Replica, split
 from duemq_server.operating.rows import as_status, changes_of, exit_of, for_people
 from duemq_server.replication.running.v1 import replication_pb2 as pb
 from duemq_server.replication.running.v1.replication_pb2_grpc import ReplicationStub
@@ -193,7 +193,7 @@ def add(session: Session, /, group: str, name: str, yes: bool) -> Exit:
       duemq replica add broker-0 d
     """
     request = pb.ChangeMembersRequest(add=name)
-    return _change_members(session, group, request, lambda: yes or asked(session, "Add it?"))
+    return _change_members(session, group, name, request, "Add it?", yes=yes)
 
 
 @_command
@@ -218,11 +218,17 @@ def remove(session: Session, /, replica: str, accept: bool, yes: bool) -> Exit:
     """
     group, name = split(replica)
     request = pb.ChangeMembersRequest(remove=name, accepted=accept)
-    return _change_members(session, group, request, lambda: yes or asked(session, "Remove it?"))
+    return _change_members(session, group, name, request, "Remove it?", yes=yes)
 
 
 def _change_members(
-    session: Session, group: str, wanted: pb.ChangeMembersRequest, agreed: Callable[[], bool]
+    session: Session,
+    group: str,
+    name: str,
+    wanted: pb.ChangeMembersRequest,
+    question: str,
+    *,
+    yes: bool,
 ) -> Exit:
     asking = _asking(session)
 
@@ -230,6 +236,11 @@ def _change_members(
         wanted.confirmed = request.confirmed
         return to.ChangeMembers(wanted, timeout=asking.timeout_s)
 
-    leader = asking.leader(group)
-    remedy = "say --yes to have it done"
-    return decide(session, asking, leader, change, agreed=agreed, remedy=remedy)
+    return decide(
+        session,
+        asking,
+        Replica(group, name, asking.leader(group).address),  # the leader is asked
+        change,
+        agreed=lambda: yes or asked(session, question),
+        remedy="say --yes to have it done",
+    )

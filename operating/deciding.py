@@ -32,14 +32,16 @@ def decide(
 ) -> Exit:
     """Asks what would happen, then has it done if `agreed` says so; `remedy` is told if not."""
     answer = asking.one(replica, lambda to: how(to, pb.DecideRequest()))
-    session.output.note(f"{replica}: {answer.text}")
+    would = answer.text
+    session.output.note(f"{replica}: {would}")
     if not agreed():
         row = {**_row(replica, answer), "done": False, "remedy": remedy}
         session.output.record(row, f"nothing was done: {remedy}")
         return Exit.FAILED
     session.changes()
     answer = asking.one(replica, lambda to: how(to, pb.DecideRequest(confirmed=True)))
-    session.output.record(_row(replica, answer), f"{replica}: {answer.text}")
+    done = "done" if answer.text == would else answer.text
+    session.output.record(_row(replica, answer), f"{replica}: {done}")
     return Exit.OK if answer.done else Exit.FAILED
 
 

@@ -55,7 +55,10 @@ def split(target: str) -> tuple[str, str]:
     group, slash, name = target.rpartition("/")
     if not (slash and group and name):
         raise InvalidArgument(
-            f"{target!r} names no replica", field="replica", value=target, limit="GROUP/NAME"
+            f"{target!r} names no replica: say GROUP/NAME",
+            field="replica",
+            value=target,
+            limit="GROUP/NAME",
         )
     return group, name
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import NamedTuple
 
 from duemq.errors import Corrupt
 from duemq.transport.retrying import Backoff
@@ -21,6 +19,7 @@ from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import snapshots
 from duemq_server.replication.running.applying import Applying
 from duemq_server.replication.running.following import Following
+from duemq_server.replication.running.history import Change, History
 from duemq_server.replication.running.log_writing import LogWriting
 from duemq_server.replication.running.record_store import RecordStore
 from duemq_server.replication.running.snapshots import Snapshot
@@ -35,16 +34,6 @@ LOOK_S = 0.1
 """Between two looks at all that says what to do; at the record by `Store.look_s`."""
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 """Between two streams to one leader."""
-CHANGES_MAX = 64
-
-
-class Change(NamedTuple):
-    """A change of role."""
-
-    at_ms: int
-    role: str
-    epoch: int
-    reason: str
 
 
 class Campaign:
@@ -80,7 +69,7 @@ class Campaign:
         self._told_epoch = self.epochs.last
         self.role = "joining"
         self.reason = ""
-        self.history: deque[Change] = deque(maxlen=CHANGES_MAX)
+        self.history = History()
         self.state = state
         self._group = group
         self._members = members
@@ -190,8 +179,8 @@ class Campaign:
             self.on_role(role)
         self.role, self.reason = role, reason
         epoch = self.found.record.epoch if self.found is not None else 0
-        self.history.append(Change(now_ms(), role, epoch, reason))
-        log.info("%s%s", role, f": {reason}" if reason else "")
+        if self.history.note(Change(now_ms(), role, epoch, reason)):
+            log.info("%s%s", role, f": {reason}" if reason else "")
 
     async def _announce(self) -> None:
         """Rule 7; a log from before there were replicas is the group's if nobody else was there."""

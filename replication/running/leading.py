@@ -98,6 +98,8 @@ class Leading:
         """Ends when the disk has been full for FULL_MS, and another replica could lead."""
         self.blocked: tuple[str, ...] = ()
         """Replicas that are in sync and do not answer, without which nothing is committed."""
+        self.away = ""
+        """Why the store does not answer; for operators."""
         self._log = replica_log
         self._store = store
         self._min = min_insync
@@ -278,7 +280,9 @@ class Leading:
             found = await self._store.read()
         except StoreError as error:
             log.debug("the record cannot be read: %s", error)
+            self.away = f"the record cannot be read: {error}"
             return
+        self.away = ""
         self._reached_ms = steady_ms()
         await self._ask(self.leader.read(found))
 
@@ -421,6 +425,11 @@ class Leading:
             if asked or self._streams
             else "nobody follows"
         )
+
+    def followers(self) -> set[str]:
+        """Who is in sync and follows."""
+        in_sync = self.leader.record.in_sync
+        return {p.replica.name for p in self.leader.followers.values() if p.replica in in_sync}
 
     def _ask_successor(self, to: str) -> bool:
         """Again and again: it may have seen a record that has changed meanwhile."""

@@ -28,6 +28,11 @@ class MemberChanges:
         self._asked: MemberChange | None = None
         self._done: asyncio.Future[None] | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether a change is waited for."""
+        return self._asked is not None
+
     def would(self, change: MemberChange) -> str:
         """What a change comes to.  Raises InvalidArgument, Unavailable."""
         if self._leader.resigned or self._leader.deposed:
@@ -40,7 +45,7 @@ class MemberChanges:
 
     async def make(self, change: MemberChange) -> None:
         """Returns when the record says so.  Raises InvalidArgument, Unavailable, Timeout."""
-        if self._asked is not None:
+        if self.busy:
             raise Unavailable("another change of members is under way: try again", field="replica")
         self._asked = change
         self._done = asyncio.get_running_loop().create_future()

@@ -338,8 +338,8 @@ class Replica:
             committed=committed,
             applied=state.applied if self._term is None else committed,
             record=records.encode(record).decode() if record is not None else "",
-            reason=campaign.reason,
-            history=[pb.Change(**change._asdict()) for change in campaign.history],
+            reason=campaign.reason or (self.leading.away if self.leading else ""),
+            history=[pb.Change(**change._asdict()) for change in campaign.history.changes],
         )
 
     async def hand_over(self, to: str) -> pb.HandOverResponse:
@@ -347,14 +347,18 @@ class Replica:
         leading, term = self.leading, self._term
         if leading is None or term is None:
             raise self._refusal() or Unavailable("this replica does not lead yet", field="leader")
-        in_sync = {each.name for each in leading.leader.record.in_sync} - {self.me.name}
-        if not in_sync or (to and to not in in_sync):
+        if to == self.me.name:
+            return pb.HandOverResponse(leader=to, epoch=leading.leader.epoch)
+        able = leading.followers()
+        if not able or (to and to not in able):
+            others = ", ".join(sorted(able)) or "no others"
             raise InvalidArgument(
-                f"to: {to!r} cannot lead: in sync are {', '.join(sorted(in_sync)) or 'none'}",
+                f"to: {to!r} cannot lead: in sync and heard of are {others}",
                 field="to",
                 value=to,
                 limit="a replica that is in sync",
             )
+        await self._read()  # who cannot take over must not be waited for
         leading.leader.resign()
         await self.server.drain()
         term.quiesce()
@@ -400,11 +404,20 @@ class Replica:
             raise InvalidArgument(str(refused), field="replica") from refused
         store_id = int.from_bytes(secrets.token_bytes(8), "little")
         wanted = records.elected(found.record, self.me, store_id, self._campaign.epochs.last)
+        if self._campaign.role == "follower":
+            raise InvalidArgument(
+                f"{self.me.name} is in sync and hears {found.record.leader}, which leads:"
+                " `duemq replica lead` moves the leader, and nothing is lost",
+                field="replica",
+                value=self.settings.replica,
+            )
         lost = ", ".join(sorted(map(str, found.record.in_sync - {self.me}))) or "nobody else"
         text = (
             f"{self.me} leads with {self._state.log.end_position} bytes of log;"
             f" what only {lost} has is lost"
         )
+        if found.record.leader not in (None, self.me):
+            text += f", and {found.record.leader} leads no more"
         return await self._decide(found, wanted, text, confirmed=confirmed)
 
     async def change_members(self, change: MemberChange, *, confirmed: bool) -> str:

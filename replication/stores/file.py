@@ -107,7 +107,9 @@ class FileStore:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError, KeyError, TypeError, UnknownVersion) as error:
+        except OSError as error:
+            raise StoreError(f"{self._path}: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError, UnknownVersion) as error:
             raise StoreError(f"{self._path}: {error}") from error
 
     # -- the lease

@@ -295,13 +295,29 @@ class Member:
         state = getattr(self.replica, "_state", None)
         return state.lines if state is not None else []
 
+    @property
+    def reason(self) -> str:
+        """Why it takes no part, once it has started."""
+        campaign = getattr(getattr(self, "replica", None), "_campaign", None)
+        return campaign.reason if campaign is not None else ""
+
 
 class Group:
     """All of them."""
 
     def __init__(self, root: Path, count: int, **settings) -> None:
         names = tuple("abcdefg"[:count])
+        self.settings = settings
         self.members = {name: Member(root, name, names, **settings) for name in names}
+
+    def add(self, name: str) -> Member:
+        """One more, whose settings name all; it starts."""
+        first = next(iter(self.members.values()))
+        names = (*self.members, name)
+        member = Member(first.directory.parent, name, names, **self.settings)
+        self.members[name] = member
+        member.start()
+        return member
 
     def start(self) -> None:
         for member in self.members.values():

@@ -1,12 +1,15 @@
 """Replicas that run: streams, roles, hand-over, over a real store in a directory."""
 
 import asyncio
+import os
 import shutil
 
 import pytest
 
+from duemq.errors import InvalidArgument, Timeout, Unavailable
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
-from duemq_server.replication.running import process
+from duemq_server.replication.protocol.record import MemberChange
+from duemq_server.replication.running import members, process
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.service.replica_group import Group
 from tests.service.running_cluster import until
@@ -128,6 +131,94 @@ async def test_an_operator_moves_the_leader(group):
     await lines.write(b"two")
     assert (await lines.leader()).name == to
     assert await lines_of(leader, 2) == [b"one", b"two"]
+
+
+def change(name, *, joins, accepted=False):
+    return MemberChange(name, joins, accepted)
+
+
+async def test_a_member_that_is_removed_takes_no_part_until_it_is_added_again(group):
+    lines = group(3)
+    leader = await lines.in_sync(3)
+    await leader.term.write(b"one")
+    gone, stays = [each for each in lines.members.values() if each is not leader]
+    would = await leader.replica.change_members(change(gone.name, joins=False), confirmed=False)
+    assert f"members of lines are {', '.join(sorted((leader.name, stays.name)))}" in would
+    assert len(leader.replica.leading.leader.record.members) == 3
+    await leader.replica.change_members(change(gone.name, joins=False), confirmed=True)
+    record = leader.replica.leading.leader.record
+    assert {each.name for each in record.in_sync} == record.members == {leader.name, stays.name}
+    await until(lambda: "STRANGER" in gone.reason)
+    await leader.term.write(b"two")
+    assert b"two" not in gone.lines
+    assert {each.name for each in leader.replica.leading.replicas()} == record.members
+    await leader.replica.change_members(change(gone.name, joins=True), confirmed=True)
+    await lines.in_sync(3)
+    assert await lines_of(gone, 2) == [b"one", b"two"]
+
+
+async def test_a_replica_of_another_name_joins_once_it_is_a_member(group):
+    lines = group(2)
+    leader = await lines.in_sync(2)
+    await leader.term.write(b"one")
+    new = lines.add("c")
+    await until(lambda: "STRANGER" in new.reason)
+    await leader.replica.change_members(change("c", joins=True), confirmed=True)
+    await lines.in_sync(3)
+    assert await lines_of(new, 1) == [b"one"]
+
+
+async def test_a_change_of_members_that_may_not_be_changes_nothing(group):
+    lines = group(2)
+    leader = await lines.in_sync(2)
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    before = leader.replica.leading.leader.record
+    for wanted in (
+        change(leader.name, joins=False),
+        change(other.name, joins=False),
+        change(other.name, joins=True),
+        change("z", joins=False),
+    ):
+        with pytest.raises(InvalidArgument):
+            await leader.replica.change_members(wanted, confirmed=True)
+    with pytest.raises(Unavailable, match="does not lead"):
+        await other.replica.change_members(change("z", joins=True), confirmed=True)
+    assert leader.replica.leading.leader.record == before
+    alone = change(other.name, joins=False, accepted=True)
+    assert "fewer than min_insync, 2" in await leader.replica.change_members(alone, confirmed=True)
+    assert not leader.replica.leading.leader.set.enough
+
+
+async def test_while_the_store_is_away_members_and_the_leader_stay(group, tmp_path, monkeypatch):
+    lines = group(3)
+    leader = await lines.in_sync(3)
+    gone = next(name for name in lines.members if name != leader.name)
+    monkeypatch.setattr(members, "CHANGE_S", 0.3)
+    os.rename(tmp_path / "leases", tmp_path / "away")
+    with pytest.raises(Unavailable, match="the record cannot be read"):
+        await leader.replica.hand_over(gone)
+    asked = change(gone, joins=False)
+    waiting = asyncio.create_task(leader.replica.change_members(asked, confirmed=True))
+    await until(lambda: leader.replica.leading.members.busy)
+    with pytest.raises(Unavailable, match="under way"):
+        await leader.replica.change_members(asked, confirmed=True)
+    with pytest.raises(Timeout, match=f"whether {gone} is a member"):
+        await waiting
+    await until(lambda: "cannot be read" in leader.replica.status().reason)
+    await leader.term.write(b"one")
+    os.rename(tmp_path / "away", tmp_path / "leases")
+    await until(lambda: not leader.replica.status().reason)
+    await leader.replica.change_members(asked, confirmed=True)
+    assert gone not in leader.replica.leading.leader.record.members
+
+
+async def test_who_hears_the_leader_is_not_elected(group):
+    lines = group(2)
+    leader = await lines.in_sync(2)
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    await until(lambda: other.replica.status().role == "follower")
+    with pytest.raises(InvalidArgument, match="duemq replica lead"):
+        await other.replica.elect(confirmed=False)
 
 
 async def test_one_that_catches_up_is_admitted_although_more_comes_meanwhile(group, monkeypatch):

@@ -63,6 +63,15 @@ class Played:
     async def Elect(self, request: pb.DecideRequest, context: Any) -> pb.Decided:
         return self._decided("elect", request)
 
+    async def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.Decided:
+        if self.role != "leader":
+            raise errors.Unavailable("it does not lead", field="leader")
+        if request.remove == "b" and not request.accepted:
+            raise errors.InvalidArgument("min_insync is 2", field="replica")
+        what = request.WhichOneof("change")
+        self.decided.append((f"{what} {getattr(request, what)}", request.confirmed))
+        return pb.Decided(text="members are so", done=request.confirmed)
+
     def _decided(self, what: str, request: pb.DecideRequest) -> pb.Decided:
         self.decided.append((what, request.confirmed))
         if request.confirmed:
@@ -196,6 +205,7 @@ async def test_lead_asks_whoever_leads(group: Group, noun: str) -> None:
     [
         ("g", Exit.USAGE),
         ("127.0.0.1:1", Exit.USAGE),
+        ("127.0.0.1:1/a", Exit.UNAVAILABLE),
         ("other/a", Exit.NOT_FOUND),
     ],
 )
@@ -217,6 +227,43 @@ async def test_elect_says_what_would_be_lost_and_does_it_when_told_again(group: 
     [done] = rows(await duemq(group, "elect", "g/b", "--accept-loss", "--json"))
     assert (done["done"], done["text"]) == (True, "it leads")
     assert b.decided[2:] == [("elect", False), ("elect", True)]
+
+
+async def test_members_are_changed_by_the_leader_when_told_again(group: Group) -> None:
+    a = group.replicas["a"]
+    first = await duemq(group, "remove", "g/c")
+    assert (first.exit_code, first.stderr) == (Exit.FAILED, "g/c: members are so\n")
+    assert "--yes" in first.stdout
+    assert a.decided == [("remove c", False)]
+    done = await duemq(group, "remove", "g/c", "--yes")
+    assert (done.exit_code, done.stdout) == (Exit.OK, "g/c: done\n")
+    assert a.decided[1:] == [("remove c", False), ("remove c", True)]
+    [row] = rows(await duemq(group, "add", "g", "d", "--yes", "--json"))
+    assert (row["group"], row["name"], row["address"]) == ("g", "d", a.address)
+    assert (row["done"], row["text"]) == (True, "members are so")
+    assert a.decided[3:] == [("add d", False), ("add d", True)]
+
+
+async def test_fewer_than_min_insync_are_left_with_accept_alone(group: Group) -> None:
+    refused = await duemq(group, "remove", "g/b", "--yes")
+    assert refused.exit_code == Exit.USAGE
+    assert "min_insync" in refused.stderr
+    assert (await duemq(group, "remove", "g/b", "--accept", "--yes")).exit_code == Exit.OK
+
+
+async def test_members_are_changed_at_an_address_where_no_nameserver_knows_who_leads(
+    group: Group,
+) -> None:
+    await group.lose()
+    a, b = group.replicas["a"], group.replicas["b"]
+    assert (await duemq(group, "add", a.address, "d", "--yes")).exit_code == Exit.OK
+    assert a.decided[-1] == ("add d", True)
+    refused = await duemq(group, "add", b.address, "d", "--yes")
+    assert refused.exit_code == Exit.UNAVAILABLE
+    assert "does not lead" in refused.stderr
+    nobody = await duemq(group, "add", group.nameserver, "d", "--yes")
+    assert nobody.exit_code == Exit.USAGE
+    assert f"{group.nameserver} is no replica" in nobody.stderr
 
 
 async def test_adopt_without_a_terminal_wants_a_yes(group: Group) -> None:
@@ -256,4 +303,4 @@ def test_both_nouns_have_the_same_commands() -> None:
     context = None
     found = [cli.get_command(context, noun).commands for noun in ("replica", "broker")]
     assert found[0] == found[1]
-    assert set(found[0]) == {"status", "history", "lead", "adopt", "elect"}
+    assert set(found[0]) == {"status", "history", "lead", "adopt", "elect", "add", "remove"}
