@@ -265,26 +265,31 @@ class Leader:
     def change(self, now_ms: int) -> Swap | None:
         """The next change of the set, if one is due and none is under way.
 
-        Rule 3: a leader admits a replica that follows in its epoch and is durable to the high
-        watermark and beyond the epoch's first entry.  It removes one whose stream broke, or that
-        lags for `lag_max_ms`, but never goes below `min_insync` of its own will: the high
-        watermark cannot move without the absent one, so who is left in stays electable.  A dead
-        member may be exchanged for a new one in one compare-and-set.
+        Rule 3: a leader admits a replica that follows in its epoch, does not lag, and is durable
+        to the high watermark and beyond the epoch's first entry.  It removes one whose stream
+        broke, or that lags for `lag_max_ms`, but never goes below `min_insync` of its own will: the
+        high watermark cannot move without the absent one, so who is left in stays electable.  A
+        dead member may be exchanged for a new one in one compare-and-set.
         """
         if self.deposed or self.set.state is not State.SETTLED:
             return None
         current = self.record.in_sync
-        wanted = current | frozenset(self._admissible())
+        wanted = current | frozenset(self._admissible(now_ms))
         # A successor leaves its stream to stand: it must not leave the set by that.
         for each in () if self.resigned else sorted(self._gone(now_ms)):
             if len(wanted) > self._min:
                 wanted -= {each}
         return self.set.propose(wanted) if wanted != current else None
 
-    def _admissible(self) -> Iterable[ReplicaId]:
+    def _admissible(self, now_ms: int) -> Iterable[ReplicaId]:
         for each in self._progress.values():
-            if each.replica not in self.record.in_sync and self._is_ready(each):
+            if each.replica in self.record.in_sync or self._lags(each, now_ms):
+                continue  # who is silent has all for as long as nothing is written
+            if self._is_ready(each):
                 yield each.replica
+
+    def _lags(self, progress: Progress, now_ms: int) -> bool:
+        return now_ms - progress.at_end_ms > self._times.lag_max_ms
 
     def _is_ready(self, progress: Progress) -> bool:
         durable = progress.durable or 0
@@ -299,7 +304,7 @@ class Leader:
             if progress is None and replica.name in names:
                 yield replica  # its name has another disk
             elif progress is not None:
-                if now_ms - progress.at_end_ms > lag_max_ms:
+                if self._lags(progress, now_ms):
                     yield replica
             elif replica in self._broke or now_ms - self._began_ms > lag_max_ms:
                 yield replica

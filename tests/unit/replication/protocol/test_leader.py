@@ -307,6 +307,27 @@ def test_who_lags_is_removed_and_who_keeps_up_is_not() -> None:
     assert swap.record.in_sync == {A, B}
 
 
+def test_who_is_silent_is_not_admitted_again_until_it_is_heard() -> None:
+    """Nothing is written meanwhile, so it has all."""
+    leader = leading(A, B, C)
+    for stream, replica in ((1, B), (2, C)):
+        follow(leader, stream, replica)
+    leader.synced(2_000)
+    ship(leader, 1, 2_000)
+    ship(leader, 2, 2_000)
+    silent_ms = NOW_MS + TIMES.lag_max_ms + 1
+    answer(leader, 1, 2_000, end=2_000, now_ms=silent_ms)
+    swap = leader.change(silent_ms)
+    assert swap is not None
+    assert swap.record.in_sync == {A, B}
+    leader.won(swap.number, "v2")
+    assert leader.change(silent_ms + 100) is None
+    answer(leader, 2, 2_000, end=2_000, now_ms=silent_ms + 200)
+    back = leader.change(silent_ms + 200)
+    assert back is not None
+    assert back.record.in_sync == {A, B, C}
+
+
 def test_the_set_is_never_made_too_small() -> None:
     leader = leading(A, B)
     follow(leader, 1, B)
