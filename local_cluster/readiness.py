@@ -5,6 +5,7 @@ A nameserver may list for a while who led before: whoever it says leads a group 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 
 import grpc
@@ -68,20 +69,34 @@ def _lacking(
     group: str, members: Sequence[Member], one: _Instance | None, advertised: Advertised
 ) -> list[str]:
     leader = next((each for each in members if one and advertised(each) == one.address), None)
-    if one is None or leader is None or not _leads(leader):
+    status = _status(leader) if leader is not None else None
+    if one is None or status is None or status.role != LEADS:
         return [f"{group} without a leader"]
     in_sync = {each.name for each in one.replicas if each.in_sync and each.role != pb.AWAY}
-    return [f"{each.name} not in sync" for each in members if each.replica not in in_sync]
+    awaited = _members(status, members) - in_sync
+    return [f"{each.name} not in sync" for each in members if each.replica in awaited]
+
+
+def _members(status: replication_pb2.ReplicaStatus, started: Iterable[Member]) -> set[str]:
+    """By the group's record: an operator may have removed some that are started."""
+    if status.record:
+        return set(json.loads(status.record)["members"])
+    return {each.replica for each in started}
 
 
 def _leads(member: Member) -> bool:
+    status = _status(member)
+    return status is not None and status.role == LEADS
+
+
+def _status(member: Member) -> replication_pb2.ReplicaStatus | None:
     with grpc.insecure_channel(member.address) as channel:
         stub = replication_pb2_grpc.ReplicationStub(channel)
         request = replication_pb2.GetStatusRequest()
         try:
-            return stub.GetStatus(request, timeout=RPC_TIMEOUT_S).role == LEADS
+            return stub.GetStatus(request, timeout=RPC_TIMEOUT_S)
         except grpc.RpcError:
-            return False
+            return None
 
 
 def _cluster(nameserver: Member) -> pb.Cluster:

@@ -2,7 +2,7 @@
 
 A replica is in sync while its process holds its own lock.  The folder `<data-dir>.orders` tells it
 to misbehave: a file `exec` has it replace the image of its process, once; a file `lag` keeps it
-from being in sync.  `<data-dir>/disk_id` is made where it is missing.
+from being in sync; a file `removed` makes it no member.  `<data-dir>/disk_id` is made where it is missing.
 """
 
 import argparse
@@ -85,15 +85,20 @@ class Replica:
 
     def status(self, request: object, context: object) -> replication_pb2.ReplicaStatus:
         role = "leader" if self.leads is not None else "follower"
-        return replication_pb2.ReplicaStatus(group=self.settings.name, role=role)
+        names = self.settings.replicas.split(",")
+        members = [name for name in names if not (self.orders_of(name) / "removed").exists()]
+        record = json.dumps({"members": members})
+        return replication_pb2.ReplicaStatus(group=self.settings.name, role=role, record=record)
+
+    def orders_of(self, name: str) -> Path:
+        return Path(self.settings.data_dir).parent / f"{name}.orders"
 
     def report(self, name: str) -> pb.ReplicaReport:
         me = name == self.settings.replica
         other = None if me else locked(self.lock_of(name))
         if other is not None:
             os.close(other)
-        orders = Path(self.settings.data_dir).parent / f"{name}.orders"
-        there = other is None and not (orders / "lag").exists()
+        there = other is None and not (self.orders_of(name) / "lag").exists()
         return pb.ReplicaReport(name=name, role=pb.LEADER if me else pb.FOLLOWER, in_sync=there)
 
     def register(self) -> None:

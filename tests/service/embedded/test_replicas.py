@@ -100,6 +100,18 @@ def test_it_is_ready_with_a_leader_and_everybody_in_sync(
     assert running.leader("timer-0") in running.replicas("timer-0")
 
 
+def test_a_replica_that_is_no_member_any_more_is_not_waited_for(
+    running: EmbeddedCluster, tmp_path: Path
+) -> None:
+    leader = running.leader("broker-0")
+    [follower] = {"broker-0/a", "broker-0/b"} - {leader}
+    order(tmp_path, follower, "lag")
+    with pytest.raises(ClusterFailed, match=f"{follower} not in sync"):
+        wait_not_ready(running)
+    order(tmp_path, follower, "removed")
+    running.wait_ready()
+
+
 def wait_not_ready(running: EmbeddedCluster) -> None:
     """What a report says a moment later."""
     for _ in range(1_000):
