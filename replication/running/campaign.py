@@ -80,6 +80,7 @@ class Campaign:
         self._election = Election(me, random.random, times)
         self._news = asyncio.Event()
         self._looked_ms = 0
+        self._hurried_ms = 0  # looks often until then
         self._stream: asyncio.Task[None] | None = None
         self._follower: Follower | None = None
         self._installing: asyncio.Task[None] | None = None
@@ -116,8 +117,7 @@ class Campaign:
         Raises StorageError, Internal when the disk or what it derives fails.
         """
         while True:
-            since_ms = steady_ms() - self._looked_ms
-            fresh = self._news.is_set() or since_ms >= self._store.look_s * 1000
+            fresh = self._is_due()
             if fresh:
                 await self._look()
             self._check_work()
@@ -141,6 +141,13 @@ class Campaign:
             with suppress(DiskFull):  # the next look tries again
                 await self.on_epoch(begins[-1].epoch)
                 self._told_epoch = begins[-1].epoch
+
+    def _is_due(self) -> bool:
+        """Whether to look at the record: often for a while after a stream ended, for who leads
+        next may need this replica at once; else as often as the store likes."""
+        now = steady_ms()
+        look_s = LOOK_S if now < self._hurried_ms else self._store.look_s
+        return self._news.is_set() or now - self._looked_ms >= look_s * 1000
 
     def _check_work(self) -> None:
         if self._installing is not None:  # the log and what applies it have ended for that
@@ -299,6 +306,7 @@ class Campaign:
             if following.welcomed:
                 self._backoff.reset()
             self._retry_ms = steady_ms() + round(self._backoff.next_s() * 1000)
+            self._hurried_ms = steady_ms() + 2 * self._times.lease_ms
             self._news.set()
 
     async def _install(self, address: str, record: Record, log_start: int) -> None:
