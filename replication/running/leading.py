@@ -43,6 +43,8 @@ HAND_OVER_LOOK_S = 0.005
 STAND_MS = 500
 ALONE_MS = 500
 """A leader that nobody follows waits so long for one to come back before it stops."""
+THROTTLED_BYTES_MIN = 64 * 1024
+"""Of a chunk, whatever `catch_up_rate` is: the least rate is twice that a second."""
 FULL_MS = 1_000
 """A disk may be full for a moment."""
 INLINE_BYTES = 8 << 20
@@ -378,7 +380,7 @@ class Leading:
                 except TimeoutError:
                     pass
                 continue
-            data = await self._read_run(*wanted) if wanted is not None else b""
+            data = await self._read_run(number, *wanted) if wanted is not None else b""
             if number not in self.leader.followers:
                 return
             sent_ms = steady_ms()
@@ -388,18 +390,25 @@ class Leading:
             await context.write(wire.to_chunk(chunk))
             await self._throttle(number, len(data))
 
-    async def _read_run(self, position: int, bytes_max: int) -> memoryview:
+    async def _read_run(self, number: int, position: int, bytes_max: int) -> memoryview:
+        if self._is_throttled(number):  # no more than until the next heartbeat, or little
+            rate = self._rate * self._times.heartbeat_ms // 1000
+            bytes_max = min(bytes_max, max(rate, THROTTLED_BYTES_MIN))
         if self._log.written_position - position <= INLINE_BYTES:
             return self._log.read_run(position, bytes_max)
         return await asyncio.to_thread(self._log.read_run, position, bytes_max)
 
     async def _throttle(self, number: int, size: int) -> None:
         """Who is not in sync gets `catch_up_rate` at most: the living come first."""
+        if size and self._is_throttled(number):
+            longest_s = self._times.heartbeat_ms / 1000  # who hears nothing ends its stream
+            await asyncio.sleep(min(size / self._rate, longest_s))
+
+    def _is_throttled(self, number: int) -> bool:
         progress = self.leader.followers.get(number)
-        if progress is None or not self._rate or progress.replica in self.leader.set.counted:
-            return
-        if size:
-            await asyncio.sleep(size / self._rate)
+        if progress is None or not self._rate:
+            return False
+        return progress.replica not in self.leader.set.counted
 
     # -- the end ----------------------------------------------------------------------------------
 
