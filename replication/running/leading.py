@@ -47,6 +47,8 @@ THROTTLED_BYTES_MIN = 64 * 1024
 """Of a chunk, whatever `catch_up_rate` is: the least rate is twice that a second."""
 FULL_MS = 1_000
 """A disk may be full for a moment."""
+ASKED_MS = 2_500
+"""Who is asked to lead has left its stream, and may wait so long for the store."""
 INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
 
@@ -421,8 +423,9 @@ class Leading:
         asked, alone_from_ms = False, steady_ms() + ALONE_MS
         try:
             async with asyncio.timeout(timeout_s):
-                while asked or self._streams or steady_ms() < alone_from_ms:
-                    asked |= self._ask_successor(to)
+                while self._streams or steady_ms() < alone_from_ms:
+                    if self._ask_successor(to):  # perhaps it is dead by now
+                        asked, alone_from_ms = True, steady_ms() + ASKED_MS
                     leader = await self._took_over(STAND_MS if asked else 0)
                     if leader:
                         return leader
@@ -431,7 +434,7 @@ class Leading:
         raise Timeout(
             f"nobody took over within {timeout_s:g} s: in sync are"
             f" {', '.join(sorted(each.name for each in self.leader.record.in_sync))}"
-            if asked or self._streams
+            if self._streams
             else "nobody follows"
         )
 
