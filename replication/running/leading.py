@@ -43,8 +43,12 @@ HAND_OVER_LOOK_S = 0.005
 STAND_MS = 500
 ALONE_MS = 500
 """A leader that nobody follows waits so long for one to come back before it stops."""
+THROTTLED_BYTES_MIN = 64 * 1024
+"""Of a chunk, whatever `catch_up_rate` is: the least rate is twice that a second."""
 FULL_MS = 1_000
 """A disk may be full for a moment."""
+ASKED_MS = 2_500
+"""Who is asked to lead has left its stream, and may wait so long for the store."""
 INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
 
@@ -378,7 +382,7 @@ class Leading:
                 except TimeoutError:
                     pass
                 continue
-            data = await self._read_run(*wanted) if wanted is not None else b""
+            data = await self._read_run(number, *wanted) if wanted is not None else b""
             if number not in self.leader.followers:
                 return
             sent_ms = steady_ms()
@@ -388,18 +392,25 @@ class Leading:
             await context.write(wire.to_chunk(chunk))
             await self._throttle(number, len(data))
 
-    async def _read_run(self, position: int, bytes_max: int) -> memoryview:
+    async def _read_run(self, number: int, position: int, bytes_max: int) -> memoryview:
+        if self._is_throttled(number):  # no more than until the next heartbeat, or little
+            rate = self._rate * self._times.heartbeat_ms // 1000
+            bytes_max = min(bytes_max, max(rate, THROTTLED_BYTES_MIN))
         if self._log.written_position - position <= INLINE_BYTES:
             return self._log.read_run(position, bytes_max)
         return await asyncio.to_thread(self._log.read_run, position, bytes_max)
 
     async def _throttle(self, number: int, size: int) -> None:
         """Who is not in sync gets `catch_up_rate` at most: the living come first."""
+        if size and self._is_throttled(number):
+            longest_s = self._times.heartbeat_ms / 1000  # who hears nothing ends its stream
+            await asyncio.sleep(min(size / self._rate, longest_s))
+
+    def _is_throttled(self, number: int) -> bool:
         progress = self.leader.followers.get(number)
-        if progress is None or not self._rate or progress.replica in self.leader.set.counted:
-            return
-        if size:
-            await asyncio.sleep(size / self._rate)
+        if progress is None or not self._rate:
+            return False
+        return progress.replica not in self.leader.set.counted
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -412,8 +423,9 @@ class Leading:
         asked, alone_from_ms = False, steady_ms() + ALONE_MS
         try:
             async with asyncio.timeout(timeout_s):
-                while asked or self._streams or steady_ms() < alone_from_ms:
-                    asked |= self._ask_successor(to)
+                while self._streams or steady_ms() < alone_from_ms:
+                    if self._ask_successor(to):  # perhaps it is dead by now
+                        asked, alone_from_ms = True, steady_ms() + ASKED_MS
                     leader = await self._took_over(STAND_MS if asked else 0)
                     if leader:
                         return leader
@@ -422,7 +434,7 @@ class Leading:
         raise Timeout(
             f"nobody took over within {timeout_s:g} s: in sync are"
             f" {', '.join(sorted(each.name for each in self.leader.record.in_sync))}"
-            if asked or self._streams
+            if self._streams
             else "nobody follows"
         )
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from duemq.errors import InvalidArgument
 from tests.service.replica_group import SEGMENT_BYTES, Group
 from tests.service.replica_network import network
 from tests.service.running_cluster import until
@@ -188,3 +189,29 @@ async def test_a_directory_of_records_that_is_away_is_no_record_that_is_gone(run
         await until(lambda: follower.role == ("follower", ""))
         await leader.term.write(b"three")
         assert leader.term is not None
+
+
+async def test_who_is_away_is_not_asked_to_lead(running):
+    async with running(2) as (group, _, leader):
+        (follower,) = others_of(group, leader)
+        await follower.kill()
+        term = leader.replica.leading
+        await until(lambda: not term.leader.followers)
+        assert follower.name in {each.name for each in term.leader.record.in_sync}
+        with pytest.raises(InvalidArgument, match="cannot lead"):
+            await leader.replica.hand_over(follower.name)
+        assert not term.leader.resigned
+
+
+async def test_a_slow_catch_up_is_no_silence(running):
+    async with running(2) as (group, _, leader):
+        (follower,) = others_of(group, leader)
+        await leader.term.write(LINE)
+        leader.replica.leading._rate = 1  # byte a second
+        await follower.kill()
+        shutil.rmtree(follower.directory)
+        follower.start()
+        await leader.term.write(b"with the new disk")
+        await until(lambda: follower.lines == [LINE, b"with the new disk"])
+        reasons = [change.reason for change in follower.replica._campaign.history]
+        assert not any("silent" in reason for reason in reasons)
