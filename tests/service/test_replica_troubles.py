@@ -213,5 +213,5 @@ async def test_a_slow_catch_up_is_no_silence(running):
         follower.start()
         await leader.term.write(b"with the new disk")
         await until(lambda: follower.lines == [LINE, b"with the new disk"])
-        reasons = [change.reason for change in follower.replica._campaign.history]
+        reasons = [change.reason for change in follower.replica._campaign.history.changes]
         assert not any("silent" in reason for reason in reasons)
