@@ -102,8 +102,7 @@ class Leading:
         """Ends when the disk has been full for FULL_MS, and another replica could lead."""
         self.blocked: tuple[str, ...] = ()
         """Replicas that are in sync and do not answer, without which nothing is committed."""
-        self.away = ""
-        """Why the store does not answer; for operators."""
+        self._away = ""  # why the store does not answer
         self._log = replica_log
         self._store = store
         self._min = min_insync
@@ -284,9 +283,9 @@ class Leading:
             found = await self._store.read()
         except StoreError as error:
             log.debug("the record cannot be read: %s", error)
-            self.away = f"the record cannot be read: {error}"
+            self._away = f"the record cannot be read: {error}"
             return
-        self.away = ""
+        self._away = ""
         self._reached_ms = steady_ms()
         await self._ask(self.leader.read(found))
 
@@ -437,6 +436,13 @@ class Leading:
             if self._streams
             else "nobody follows"
         )
+
+    @property
+    def reason(self) -> str:
+        """What keeps it from committing, or its store from answering; for operators."""
+        if self.blocked:
+            return f"nothing is committed: it waits for {', '.join(self.blocked)}"
+        return self._away
 
     def followers(self) -> set[str]:
         """Who is in sync and follows."""

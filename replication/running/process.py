@@ -338,15 +338,21 @@ class Replica:
             committed=committed,
             applied=state.applied if self._term is None else committed,
             record=records.encode(record).decode() if record is not None else "",
-            reason=campaign.reason or (self.leading.away if self.leading else ""),
+            reason=campaign.reason or (self.leading.reason if self.leading else ""),
             history=[pb.Change(**change._asdict()) for change in campaign.history.changes],
         )
 
     async def hand_over(self, to: str) -> pb.HandOverResponse:
         """See Member."""
         leading, term = self.leading, self._term
-        if leading is None or term is None:
-            raise self._refusal() or Unavailable("this replica does not lead yet", field="leader")
+        if leading is None:
+            raise self._refusal() or Unavailable("this replica does not lead", field="leader")
+        if term is None:
+            raise Unavailable(
+                f"replica {self.me.name} of {self.settings.name} only prepares to lead:"
+                f" {leading.reason or 'try again'}",
+                field="leader",
+            )
         if to == self.me.name:
             return pb.HandOverResponse(leader=to, epoch=leading.leader.epoch)
         able = leading.followers()

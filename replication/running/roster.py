@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from duemq.v1 import nameserver_pb2 as pb
 from duemq_server.replication.protocol.leader import Leader, Progress
 
+SILENT_MS = 3_000
+"""Six heartbeats."""
+
 
 @dataclass(slots=True)
 class _Standing:
@@ -76,7 +79,9 @@ class Roster:
             if report.lag_bytes:
                 report.lag_s = max(0, steady_ms - progress.at_end_ms) / 1000
             if not in_sync:
-                report.reason = "it catches up"
+                silent_ms = steady_ms - progress.heard_ms
+                silent = f"nothing is heard of it for {silent_ms / 1000:.0f} s"
+                report.reason = silent if silent_ms > SILENT_MS else "it catches up"
         return report
 
 

@@ -83,6 +83,7 @@ async def test_of_two_nothing_is_accepted_while_one_is_away(group):
     await other.kill()
     await until(lambda: bool(leader.replica.leading.blocked))
     assert leader.replica.leading.blocked == (other.name,)
+    assert leader.replica.status().reason == f"nothing is committed: it waits for {other.name}"
     waiting = asyncio.create_task(leader.term.write(b"alone"))
     await asyncio.sleep(0)
     assert not waiting.done()

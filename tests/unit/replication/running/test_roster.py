@@ -1,0 +1,41 @@
+from duemq.v1 import nameserver_pb2 as pb
+from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.replication.protocol.leader import Leader
+from duemq_server.replication.protocol.messages import Hello
+from duemq_server.replication.protocol.record import Found, MemberChange, Record, ReplicaId
+from duemq_server.replication.running.roster import SILENT_MS, Roster
+
+A, B, C = (ReplicaId(name, name * 32) for name in "abc")
+NOW_MS = 50_000
+
+
+def leading(*in_sync: ReplicaId) -> Leader:
+    record = Record("g", 7, frozenset("abc"), frozenset(in_sync), 1, A)
+    return Leader(
+        A, Found("v1", record), Epochs(), start=0, committed=0, min_insync=1, now_ms=NOW_MS
+    )
+
+
+def test_who_is_removed_is_reported_no_more() -> None:
+    leader, roster = leading(A, B), Roster(lambda: NOW_MS, "h:1")
+    assert roster.look(leader, ())
+    assert not roster.look(leader, ())
+    swap = leader.change_members(MemberChange("c", joins=False))
+    assert swap is not None
+    leader.won(swap.number, "v2")
+    assert roster.look(leader, ())
+    assert [each.name for each in roster.reports(leader, 0, NOW_MS)] == ["a", "b"]
+    assert not roster.look(leader, ())
+
+
+def test_a_learner_that_is_silent_does_not_catch_up() -> None:
+    leader, roster = leading(A), Roster(lambda: NOW_MS, "h:1")
+    leader.hello(1, Hello("g", 7, B, 1, (), 0, 0, 1), 0, NOW_MS)
+
+    def reason(now_ms: int) -> str:
+        [b] = [each for each in roster.reports(leader, 100, now_ms) if each.name == "b"]
+        assert b.role == pb.LEARNER
+        return b.reason
+
+    assert reason(NOW_MS) == "it catches up"
+    assert reason(NOW_MS + SILENT_MS + 1_000) == "nothing is heard of it for 5 s"
