@@ -5,8 +5,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PIP := --disable-pip-version-check --no-input -q
 RUN := .venv/bin/python -m
-# Side by side, a file in one process (tests/conftest.py); PYTEST=-n0 has one after the other.
-TESTS := pytest -q -n logical --maxprocesses 4
+# Side by side, a file in one process (tests/conftest.py); PYTEST=-n0 has one after the other.  One
+# more than processors: half of the time they wait for processes that start, die and come back.
+TESTS := pytest -q -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 
 .PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove prove-replicas simulate fuzz bench chart clients kind-prepare kind-test clean
 

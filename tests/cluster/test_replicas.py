@@ -109,7 +109,7 @@ def test_delayed_messages_survive_the_loss_of_both_disks_and_come_once(
     topic, bodies = topic_name(), [b"%d" % number for number in range(100)]
     with Admin(cluster.nameserver) as admin, Producer(cluster.nameserver) as producer:
         before = admin.timer_stats()[0].accepted
-        due_ms = time.time_ns() // 1_000_000 + 20_000
+        due_ms = time.time_ns() // 1_000_000 + 10_000
         producer.send_many(topic, bodies, deliver_at=due_ms)
         until(lambda: admin.timer_stats()[0].accepted >= before + len(bodies))
     for _ in range(2):
