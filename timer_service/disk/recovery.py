@@ -333,7 +333,7 @@ class Recovery:
         for lane in self._scheduler.dispatcher.lanes():
             for batch in lane.unacked:
                 if batch.position == position:
-                    lane.unacked.remove(batch)
+                    lane.forget(batch)
                     self._scheduler.dispatcher.stored(batch)
                     self._scheduler.ledger.in_flight -= batch.count
                     return

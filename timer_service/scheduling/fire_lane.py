@@ -156,8 +156,7 @@ class FireLane:
         self.reason = reason or self.reason
         self._wire.remove(batch)
         if outcome is FireOutcome.STORED:
-            self.unacked.remove(batch)
-            self.unacked_bytes -= len(batch.records)
+            self.forget(batch)
             self.failures = 0
             self.rejected = False
             self.reason = ""
@@ -173,6 +172,11 @@ class FireLane:
             if self.failures:
                 self._proven = False
         return outcome is FireOutcome.STORED
+
+    def forget(self, batch: FireBatch) -> None:
+        """The batch is stored."""
+        self.unacked.remove(batch)
+        self.unacked_bytes -= len(batch.records)
 
     def must_restart(self) -> bool:
         """Whether the broker has forgotten the lane's sequence: see `restart`."""
