@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from opentelemetry.trace import SpanKind
 
-from duemq.tracing.contexts import contexts_in
-from duemq.tracing.spans import (
+from duemq.tracing.attributes import (
     BATCH_COUNT,
     BODY_BYTES,
     BROKER,
@@ -19,11 +18,9 @@ from duemq.tracing.spans import (
     QUEUE,
     QUEUE_OFFSET,
     attributes_of,
-    enabled,
-    record,
-    record_frame,
-    traced,
 )
+from duemq.tracing.contexts import contexts_in
+from duemq.tracing.spans import enabled, record, record_frame, traced
 
 __all__ = ["enabled", "record_fire", "record_schedule", "record_store", "traced"]
 

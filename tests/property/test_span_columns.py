@@ -11,7 +11,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from duemq.errors import Corrupt
 from duemq.telemetry import columns
-from duemq.tracing import spans as tracing
+from duemq.tracing import attributes as attribute
 from duemq.v1.trace_pb2 import SpanBatch
 from duemq_analytics.source import schema, spans
 from duemq_analytics.source.plan import QueueRange
@@ -35,12 +35,16 @@ known = st.fixed_dictionaries(
     optional={
         **dict.fromkeys(columns.STRING_ATTRIBUTES.values(), texts),
         **dict.fromkeys(columns.INTEGER_ATTRIBUTES.values(), st.integers(-(2**31), 2**31 - 1)),
-        tracing.QUEUE: st.integers(0, 2**31 - 1).map(str),
+        attribute.QUEUE: st.integers(0, 2**31 - 1).map(str),
     },
 )
 # Of any type under any name: what has no column, or not the column's type.
 others = st.dictionaries(
-    st.one_of(texts, st.sampled_from([tracing.QUEUE, tracing.TOPIC, tracing.DUE_MS])), values
+    st.one_of(
+        texts,
+        st.sampled_from([attribute.QUEUE, attribute.TOPIC, attribute.DUE_MS]),
+    ),
+    values,
 )
 
 
@@ -75,15 +79,15 @@ def row_of(span, index):
         if type(attributes.get(name)) is int
         and (column != "attempt" or -(2**31) <= attributes[name] < 2**31)
     }
-    queue = attributes.get(tracing.QUEUE)
+    queue = attributes.get(attribute.QUEUE)
     if isinstance(queue, str) and queue.isascii() and queue.isdigit() and int(queue) < 2**31:
-        queue = int(attributes.pop(tracing.QUEUE))
+        queue = int(attributes.pop(attribute.QUEUE))
     else:
         queue = None
     due, operation = numbers.get("due_ms", 0), strings.get("operation")
     status = span.status.status_code.name
     late = due and (operation == "process" or (operation == "fire" and status != "ERROR"))
-    hidden = {tracing.SYSTEM, tracing.OPERATION_TYPE}
+    hidden = {attribute.SYSTEM, attribute.OPERATION_TYPE}
     return {
         "trace_id": f"{span.context.trace_id:032x}",
         "span_id": f"{span.context.span_id:016x}",

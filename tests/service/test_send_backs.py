@@ -16,6 +16,7 @@ from duemq.consumer.group.send_backs import MESSAGES_PER_REQUEST_MAX, SendBacks
 from duemq.message import Message, Origin
 from duemq.outcomes import Outcome
 from duemq.protocol.balance import MessageQueue
+from duemq.tracing import attributes as attribute
 from duemq.tracing import spans
 from duemq.transport.cluster_client import Client
 from duemq.v1 import error_pb2
@@ -161,8 +162,8 @@ async def test_each_sending_back_is_a_span(recorded) -> None:
         assert not await m.fail(42)
         done, refused = recorded.get_finished_spans()
         assert done.name == refused.name == "settle orders"
-        assert done.attributes[spans.ATTEMPT] == 1
-        assert done.attributes[spans.DUE_MS] == STORE_MS + 5_000
-        assert done.attributes[spans.GROUP] == "billing"
-        assert spans.ERROR_TYPE not in done.attributes
-        assert refused.attributes[spans.ERROR_TYPE] == "READ_ONLY"
+        assert done.attributes[attribute.ATTEMPT] == 1
+        assert done.attributes[attribute.DUE_MS] == STORE_MS + 5_000
+        assert done.attributes[attribute.GROUP] == "billing"
+        assert attribute.ERROR_TYPE not in done.attributes
+        assert refused.attributes[attribute.ERROR_TYPE] == "READ_ONLY"

@@ -283,11 +283,14 @@ class Batch:
         # Before `wake`: a waiter that comes after the list was taken looks at `done` again.
         self.done = True
 
-    def wake(self) -> None:
-        """Its outcome is known: ends its spans and calls who waits."""
+    def wake(self, server: str = "") -> None:
+        """Its outcome is known: ends its spans and calls who waits.
+
+        `server`: the address of the broker that has it, for the spans.
+        """
         if self.sends:
             begun, self.sends = self.sends, []
-            sends.end(self, begun)
+            sends.end(self, begun, server)
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()

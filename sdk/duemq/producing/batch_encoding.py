@@ -29,8 +29,10 @@ from duemq.protocol.due import DELAY_LEVELS
 from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
 from duemq.protocol.message_ids import ID_CHARS
 from duemq.protocol.record_bytes import property_entry, text_hash, varint
-from duemq.tracing.contexts import TRACEPARENT
+from duemq.tracing.contexts import BAGGAGE, TRACEPARENT
 from duemq.v1.view_pb2 import SendRequestView
+
+_TRACING = frozenset((TRACEPARENT, BAGGAGE))
 
 BLOCK_MESSAGES = 4096
 """Messages of one batch at most: three hex digits of their ids count them."""
@@ -52,7 +54,7 @@ class Extras(NamedTuple):
     tag_hash: int
     key_hash: int
     traced: bool = False
-    """It may carry a trace context."""
+    """It may carry a trace context or baggage."""
 
 
 NO_EXTRAS = Extras(b"", 0, 0)
@@ -90,7 +92,8 @@ def extras_of(
             value=len(encoded),
             limit=PROPERTIES_BYTES_DEFAULT,
         )
-    return Extras(encoded, tag_hash, key_hash, bool(properties and TRACEPARENT in properties))
+    traced = properties is not None and not _TRACING.isdisjoint(properties)
+    return Extras(encoded, tag_hash, key_hash, traced)
 
 
 def _utf8(field: str, text: str) -> bytes:

@@ -16,7 +16,7 @@ from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.protocol.route import Queue
 from duemq.tracing import sends, spans
-from duemq.tracing.contexts import TRACEPARENT
+from duemq.tracing.contexts import TRACEPARENT, baggage_to_carry
 from duemq.tracing.sampling import NO_CONTEXT, current_context
 
 # The first bite taken from an iterable; later ones as many as fill a frame.
@@ -58,6 +58,9 @@ class Intake:
         extras = due = parent = None
         labels = NO_LABELS
         queue: Queue | str | None = None
+        if not target.growing:
+            outbox.tracing = spans.enabled()  # once a frame
+        inherits = outbox.tracing and target.traced and current_context() is not NO_CONTEXT
         if key or tag or ordering_key or properties:
             labels = (key, tag, properties)
             extras = extras_of(key, tag, ordering_key, properties)
@@ -68,11 +71,9 @@ class Intake:
                     queue = _early_key(target, ordering_key)
         if delay is not None or deliver_at is not None or delay_level is not None:
             due = due_of(delay, deliver_at, delay_level)
-        if not target.growing:
-            outbox.tracing = spans.enabled()  # once a frame
-        if outbox.tracing and (
-            current_context() is not NO_CONTEXT or (properties and TRACEPARENT in properties)
-        ):
+        if inherits:
+            extras = _with_baggage(extras, key, tag, ordering_key, properties)
+        if inherits or (outbox.tracing and properties and TRACEPARENT in properties):
             parent = sends.parent_of(properties) if target.traced else None
         now_ms = time_ns() // 1_000_000
         return outbox.add(target, queue, body, extras, due, now_ms, labels, parent)
@@ -156,6 +157,10 @@ class Intake:
         traced = target.traced and spans.enabled()
         parent = sends.parent_of(common.properties) if traced else sends.UNSAMPLED
         labels = (common.key, common.tag, common.properties)
+        if traced and current_context() is not NO_CONTEXT:
+            extras = _with_baggage(
+                extras, common.key, common.tag, common.ordering_key, common.properties
+            )
         for part in self._parts(bodies, extras):
             begun = _begun(target.topic, part, extras, labels, parent)
             batch = self._outbox.add_list(target, queue, part, extras, due, now_ms, begun)
@@ -175,6 +180,23 @@ def _extras_and_due(message: Outgoing) -> tuple[Extras | None, Due | None]:
     if message.key or message.tag or message.ordering_key or message.properties:
         extras = extras_of(message.key, message.tag, message.ordering_key, message.properties)
     return extras, due_of(message.delay, message.deliver_at, message.delay_level)
+
+
+def _with_baggage(
+    extras: Extras | None,
+    key: str | None,
+    tag: str | None,
+    ordering_key: str | None,
+    properties: Mapping[str, str] | None,
+) -> Extras | None:
+    """With the caller's baggage, if the message has none of its own and there is room for it."""
+    carried = baggage_to_carry()
+    if not carried:
+        return extras
+    try:
+        return extras_of(key, tag, ordering_key, carried | dict(properties or {}))
+    except TooLarge:
+        return extras
 
 
 def _are_bodies(messages: Sequence[object]) -> bool:

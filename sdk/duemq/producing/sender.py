@@ -18,7 +18,7 @@ from duemq.producing.pumping.in_flight import Frame
 from duemq.producing.pumping.pump import NEVER, Answer, Pump, Step
 from duemq.producing.waiting import until_done
 from duemq.settings import ProducerSettings
-from duemq.tracing import spans
+from duemq.tracing import meters, spans
 from duemq.transport import status
 from duemq.transport.cluster_client import Client
 from duemq.transport.retrying import Backoff
@@ -112,8 +112,13 @@ class Sender:
         if step.next_ms < self._timer_ms:
             self._wake_at(step.next_ms)
         # At the end: who is woken may submit, and so come back here.
+        metered = bool(step.done) and meters.enabled()
         for batch in step.done:
-            batch.wake()
+            server = self._client.address_of(batch.broker) if metered or batch.sends else ""
+            if metered:
+                seconds = time.time() - batch.begun_ms / 1000
+                meters.sent(batch.topic, batch.count, seconds, batch.error, server)
+            batch.wake(server)
             if batch.error is not None:
                 self._losses.add(batch, batch.error)
 

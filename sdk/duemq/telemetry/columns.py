@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext
 
 from duemq.telemetry.light_spans import SendRows
-from duemq.tracing import spans as tracing
+from duemq.tracing import attributes as attribute
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
 
 SCHEMA_VERSION = 2
@@ -27,30 +27,37 @@ BATCH_SPANS_MAX = 512
 """Spans in one SpanBatch (protos/duemq/v1/trace.proto)."""
 
 STRING_ATTRIBUTES: Mapping[str, str] = {
-    "operation": tracing.OPERATION,
-    "topic": tracing.TOPIC,
-    "message_id": tracing.MESSAGE_ID,
-    "key": tracing.KEY,
-    "tag": tracing.TAG,
-    "consumer_group": tracing.GROUP,
-    "client_id": tracing.CLIENT_ID,
-    "broker": tracing.BROKER,
-    "error_type": tracing.ERROR_TYPE,
+    "operation": attribute.OPERATION,
+    "topic": attribute.TOPIC,
+    "message_id": attribute.MESSAGE_ID,
+    "key": attribute.KEY,
+    "tag": attribute.TAG,
+    "consumer_group": attribute.GROUP,
+    "client_id": attribute.CLIENT_ID,
+    "broker": attribute.BROKER,
+    "error_type": attribute.ERROR_TYPE,
 }
 """Column of SpanBatch → attribute."""
 
 INTEGER_ATTRIBUTES: Mapping[str, str] = {
-    "queue_offset": tracing.QUEUE_OFFSET,
-    "body_bytes": tracing.BODY_BYTES,
-    "batch_count": tracing.BATCH_COUNT,
-    "sampled_count": tracing.SAMPLED_COUNT,
-    "due_ms": tracing.DUE_MS,
-    "lateness_ms": tracing.LATENESS_MS,
-    "attempt": tracing.ATTEMPT,
+    "queue_offset": attribute.QUEUE_OFFSET,
+    "body_bytes": attribute.BODY_BYTES,
+    "batch_count": attribute.BATCH_COUNT,
+    "sampled_count": attribute.SAMPLED_COUNT,
+    "due_ms": attribute.DUE_MS,
+    "lateness_ms": attribute.LATENESS_MS,
+    "attempt": attribute.ATTEMPT,
 }
 
-# Said by the operation and the system itself; worth no bytes.
-_IMPLIED = frozenset({tracing.SYSTEM, tracing.OPERATION_TYPE})
+# Said by the system itself, the operation, the broker's name; worth no bytes.
+_IMPLIED = frozenset(
+    {
+        attribute.SYSTEM,
+        attribute.OPERATION_TYPE,
+        attribute.SERVER_ADDRESS,
+        attribute.SERVER_PORT,
+    }
+)
 
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
@@ -82,7 +89,7 @@ def _encode_sends(rows: SendRows) -> bytes:
     starts = [light.start_ns for light in lights]
     batch.start_ns.extend(starts)
     batch.duration_ns.extend(map(max, map(sub, rows.end_ns, starts), repeat(0)))
-    failures = [tracing.failure(error) if error else None for error in rows.errors]
+    failures = [attribute.failure(error) if error else None for error in rows.errors]
     for column, values in (
         ("name", [f"send {topic}" for topic in rows.topics]),
         ("kind", ["PRODUCER"] * count),
@@ -152,7 +159,7 @@ def _put_attributes(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
     for column, name in INTEGER_ATTRIBUTES.items():
         fits = _is_int32 if column == "attempt" else _is_int64
         _put_numbers(getattr(batch, column), _taken(rows, name, fits, 0))
-    queues = _taken(rows, tracing.QUEUE, _is_queue, -1)
+    queues = _taken(rows, attribute.QUEUE, _is_queue, -1)
     if any(queue != -1 for queue in queues):
         batch.queue_id.extend(int(queue) for queue in queues)
     _put_strings(batch.attributes, [_rest(row) for row in rows])

@@ -13,6 +13,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.util.types import AttributeValue
 
+from duemq.tracing import attributes as attribute
 from duemq.tracing import spans as tracing
 from duemq.tracing.contexts import Found
 from duemq.tracing.sends import Light, SendFrame
@@ -39,7 +40,7 @@ class LightSpan(ReadableSpan):
     ) -> None:
         status = _UNSET
         if error is not None:
-            attributes[tracing.ERROR_TYPE], status = tracing.failure(error)
+            attributes[attribute.ERROR_TYPE], status = attribute.failure(error)
         super().__init__(
             name,
             SpanContext(parent.trace_id, getrandbits(63) + 1, False, _SAMPLED),
@@ -122,17 +123,21 @@ class SendRows(Sequence[ReadableSpan]):
         end_ns: int,
         error: BaseException | None,
     ) -> ReadableSpan:
-        attributes: dict[str, Any] = tracing.attributes_of("send", topic)
-        attributes[tracing.BODY_BYTES] = light.body_bytes
-        attributes |= tracing.filled(
-            {tracing.MESSAGE_ID: message_id, tracing.KEY: light.key, tracing.TAG: light.tag}
+        attributes: dict[str, Any] = attribute.attributes_of("send", topic)
+        attributes[attribute.BODY_BYTES] = light.body_bytes
+        attributes |= attribute.filled(
+            {
+                attribute.MESSAGE_ID: message_id,
+                attribute.KEY: light.key,
+                attribute.TAG: light.tag,
+            }
         )
         status = _UNSET
         if error is None:
-            attributes |= {tracing.QUEUE: str(queue), tracing.QUEUE_OFFSET: offset}
-            attributes |= tracing.filled({tracing.BROKER: broker, tracing.DUE_MS: due_ms})
+            attributes |= {attribute.QUEUE: str(queue), attribute.QUEUE_OFFSET: offset}
+            attributes |= attribute.filled({attribute.BROKER: broker, attribute.DUE_MS: due_ms})
         else:
-            attributes[tracing.ERROR_TYPE], status = tracing.failure(error)
+            attributes[attribute.ERROR_TYPE], status = attribute.failure(error)
         return ReadableSpan(
             f"send {topic}",
             SpanContext(

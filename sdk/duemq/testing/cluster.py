@@ -21,7 +21,7 @@ from duemq.protocol.names import dead_letter_topic
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
 from duemq.testing.broker import MemoryBroker, Pending
 from duemq.testing.groups import Delivery, Groups
-from duemq.tracing import spans
+from duemq.tracing import processing
 
 C = TypeVar("C")
 
@@ -182,7 +182,7 @@ class ClusterCore(Generic[C]):
         failure: Exception | None = None
         member = delivery.member
         try:
-            with spans.process(
+            with processing.process(
                 delivery.messages, group=member.group, client_id=member.name, blame=errors_of
             ):
                 yield

@@ -1,4 +1,4 @@
-"""Creation contexts: how a message carries its send span (W3C Trace Context).
+"""Creation contexts: how a message carries its send span (W3C Trace Context), and baggage.
 
 Brokers and timer shards do not decode records: `contexts_in` finds the encoded property by a byte
 search.  Only what is sampled carries one, so that most frames need no more than that search.
@@ -11,17 +11,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
+BAGGAGE = "baggage"
 
 LINKS_MAX = 32
 """Creation contexts that one span names; OpenTelemetry's own default limit is 128."""
 
 _W3C = TraceContextTextMapPropagator()
+_W3C_BAGGAGE = W3CBaggagePropagator()
 # What we write ourselves; everything else is the library's to read.
 _USUAL = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _USUAL_LENGTH = 55
@@ -100,3 +103,15 @@ def properties_of(context: SpanContext) -> dict[str, str]:
     if not context.trace_state:
         return {TRACEPARENT: parent}
     return {TRACEPARENT: parent, TRACESTATE: context.trace_state.to_header()}
+
+
+def baggage_to_carry() -> dict[str, str]:
+    """The caller's baggage as a property (W3C Baggage, at most 8,192 bytes); empty: it has none."""
+    carried: dict[str, str] = {}
+    _W3C_BAGGAGE.inject(carried)
+    return carried
+
+
+def with_baggage(context: Context, properties: Mapping[str, str]) -> Context:
+    """The context and the baggage that a message carries."""
+    return _W3C_BAGGAGE.extract(properties, context) if BAGGAGE in properties else context

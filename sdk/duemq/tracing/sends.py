@@ -151,8 +151,8 @@ def begin(
     return span, b"".join(property_entry(name, value) for name, value in texts)
 
 
-def end(batch: Answered, begun: Sequence[tuple[int, Begun]]) -> None:
-    """The batch was answered, or given up."""
+def end(batch: Answered, begun: Sequence[tuple[int, Begun]], server: str = "") -> None:
+    """The batch was answered, or given up.  `server`: the address of the broker that has it."""
     light: list[tuple[int, Light]] = []
     for index, span in begun:
         if isinstance(span, Light):
@@ -166,6 +166,7 @@ def end(batch: Answered, begun: Sequence[tuple[int, Begun]]) -> None:
                 batch.base_offset + index,
                 message_id=batch.message_id(index),
                 due_ms=batch.due_ms_of(index) if batch.due_ms else 0,
+                server=server,
             )
     sink = spans.sink()
     if light and sink is not None:

@@ -18,83 +18,60 @@ them are in a trace, where that is not all.  Topics of the system (%TRACE% among
 traced.  A message that was not processed has a span `settle` for its sending back, and a span
 `process` for each attempt.  `store`, `schedule` and `fire` are made by the services.
 
-Names follow the OpenTelemetry messaging conventions 1.44 (copied as strings: they are still
-in development); what they lack has the prefix `duemq.`.  A process span is a child of the
-creation context as well as linked to it, so that one message is one trace.
+A process span (processing.py) is a child of the creation context as well as linked to it, so that
+one message is one trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from copy import copy
-from time import time_ns
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
-from opentelemetry.context import Context, attach, detach
+from opentelemetry.context import Context
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
     Span,
     SpanContext,
     SpanKind,
-    Status,
-    StatusCode,
     Tracer,
     TracerProvider,
 )
 from opentelemetry.util.types import AttributeValue
 
-from duemq.message import traceparents
 from duemq.protocol.names import SYSTEM_SIGN
-from duemq.tracing.contexts import (
-    TRACEPARENT,
-    Found,
-    contexts_in,
-    extract,
-    is_sampled,
-    properties_of,
+from duemq.tracing.attributes import (
+    ATTEMPT,
+    BATCH_COUNT,
+    BODY_BYTES,
+    BROKER,
+    CLIENT_ID,
+    DEAD_LETTER,
+    DUE_MS,
+    ERROR_TYPE,
+    GROUP,
+    KEY,
+    MESSAGE_ID,
+    QUEUE,
+    QUEUE_OFFSET,
+    SAMPLED_COUNT,
+    TAG,
+    attributes_of,
+    failure,
+    filled,
+    of_message,
+    server_of,
 )
+from duemq.tracing.contexts import TRACEPARENT, Found, contexts_in, extract, properties_of
 from duemq.tracing.sampling import ChosenIds, Head
 
 if TYPE_CHECKING:
     from duemq.message import Message
     from duemq.tracing.sends import Sink
 
-SYSTEM = "messaging.system"
-OPERATION = "messaging.operation.name"
-OPERATION_TYPE = "messaging.operation.type"
-TOPIC = "messaging.destination.name"
-QUEUE = "messaging.destination.partition.id"
-GROUP = "messaging.consumer.group.name"
-CLIENT_ID = "messaging.client.id"
-MESSAGE_ID = "messaging.message.id"
-BODY_BYTES = "messaging.message.body.size"
-BATCH_COUNT = "messaging.batch.message_count"
-ERROR_TYPE = "error.type"
-SAMPLED_COUNT = "duemq.sampled_count"
-BROKER = "duemq.broker"
-QUEUE_OFFSET = "duemq.queue_offset"
-KEY = "duemq.key"
-TAG = "duemq.tag"
-ATTEMPT = "duemq.attempt"
-DUE_MS = "duemq.due_ms"
-LATENESS_MS = "duemq.lateness_ms"
-DEAD_LETTER = "duemq.dead_letter"
-
 _SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
-
-# The conventions know these types; store, schedule and fire are ours.
-_OPERATION_TYPES = {
-    "send": "send",
-    "receive": "receive",
-    "process": "process",
-    "settle": "settle",
-}
-
-Blame = Callable[[BaseException, Sequence["Message"]], Mapping[int, BaseException]]
-"""An error for each message that failed, by its place, when the callback raised."""
 
 _tracer: Tracer | None = None
 _chosen: Tracer | None = None
@@ -177,10 +154,14 @@ class SendSpan:
         *,
         message_id: str = "",
         due_ms: int = 0,
+        server: str = "",
         end_ns: int | None = None,
     ) -> None:
-        """The broker has it; for a delayed message queue and offset are those in %TIMER%."""
-        attributes: dict[str, AttributeValue] = {QUEUE: str(queue), QUEUE_OFFSET: offset}
+        """The broker has it; for a delayed message queue and offset are those in %TIMER%.
+
+        `server`: its address.
+        """
+        attributes = server_of(server) | {QUEUE: str(queue), QUEUE_OFFSET: offset}
         attributes |= filled({MESSAGE_ID: message_id, BROKER: broker, DUE_MS: due_ms})
         self._span.set_attributes(attributes)
         self._span.end(end_ns)
@@ -188,7 +169,7 @@ class SendSpan:
     def failed(self, error: BaseException, *, message_id: str = "") -> None:
         """It was not stored, or nobody knows."""
         self._span.set_attributes(filled({MESSAGE_ID: message_id}))
-        _fail(self._span, error)
+        fail(self._span, error)
         self._span.end()
 
 
@@ -244,113 +225,18 @@ def record_receive(
     end_ns: int,
     group: str = "",
     client_id: str = "",
+    server: str = "",
     records: bytes | memoryview = b"",
     error: BaseException | None = None,
 ) -> None:
-    """Records that a pull brought `count` records of one queue, the first at `offset`."""
-    attributes = attributes_of("receive", topic)
+    """Records that a pull brought `count` records of one queue, the first at `offset`.
+
+    `server`: the broker's address.
+    """
+    attributes = attributes_of("receive", topic) | server_of(server)
     attributes |= {QUEUE: str(queue), QUEUE_OFFSET: offset, BATCH_COUNT: count}
     attributes |= filled({BROKER: broker, GROUP: group, CLIENT_ID: client_id})
     record_frame("receive", SpanKind.CLIENT, topic, attributes, records, start_ns, end_ns, error)
-
-
-def wanted(messages: Sequence[Message]) -> bool:
-    """Whether any of these messages may have a process span.  Those of a pull are together."""
-    if not messages or not enabled():
-        return False
-    if messages[0].came_with(messages[-1]):
-        return messages[0].may_be_traced
-    return any(message.may_be_traced for message in messages)
-
-
-@contextmanager
-def process(
-    messages: Sequence[Message],
-    *,
-    group: str = "",
-    client_id: str = "",
-    blame: Blame | None = None,
-) -> Iterator[None]:
-    """Spans the callback for these messages, one span a message; an exception fails them.
-
-    `blame` says which of them; without it, all.  Each is a child of its message's creation context,
-    so that end-to-end times stay exact for a batch callback too; the first sampled one is current
-    while the callback runs.
-    """
-    chosen = _sampled(messages) if wanted(messages) else {}
-    if not chosen:
-        with _unsampled(messages):
-            yield
-        return
-    light = light_sink()
-    started_ns = time_ns()
-    # Of light ones the first is a real span too: the callback may add to it.
-    begun = list(chosen)[: None if light is None else 1]
-    spans = {index: _start_process(messages[index], group, client_id) for index in begun}
-    token = attach(trace.set_span_in_context(spans[begun[0]]))
-    blamed: Mapping[int, BaseException] = {}
-    try:
-        yield
-    except BaseException as error:
-        blamed = blame(error, messages) if blame else dict.fromkeys(chosen, error)
-        raise
-    finally:
-        detach(token)
-        for index, span in spans.items():
-            if index in blamed:
-                _fail(span, blamed[index])
-            span.end()
-        if light is not None:
-            for index in chosen.keys() - spans.keys():
-                message = messages[index]
-                attributes = _process_attributes(message, group, client_id, started_ns)
-                found = Found([chosen[index]], 1)
-                times = started_ns, time_ns()
-                kind, cause = SpanKind.CONSUMER, blamed.get(index)
-                record("process", kind, message.topic, attributes, found, *times, cause)
-
-
-def _sampled(messages: Sequence[Message]) -> dict[int, str]:
-    """The `traceparent` of those that carry a trace, by place."""
-    carried = traceparents(messages)
-    return {
-        index: text
-        for index, text in carried.items()
-        if is_sampled(text) and traced(messages[index].topic)
-    }
-
-
-def _unsampled(messages: Sequence[Message]) -> AbstractContextManager[object]:
-    """What is sent from the callback of a message that says "no trace" has none either."""
-    creation = _creation(messages[0]) if messages and enabled() else None
-    return nullcontext() if creation is None else trace.use_span(NonRecordingSpan(creation))
-
-
-def _creation(message: Message) -> SpanContext | None:
-    return extract(message.properties) if message.may_be_traced else None
-
-
-def _start_process(message: Message, group: str, client_id: str) -> Span:
-    creation = _creation(message)
-    assert _tracer is not None
-    return _tracer.start_span(
-        f"process {message.topic}",
-        context=_context(creation),
-        kind=SpanKind.CONSUMER,
-        attributes=_process_attributes(message, group, client_id, time_ns()),
-        links=_links(creation),
-    )
-
-
-def _process_attributes(
-    message: Message, group: str, client_id: str, started_ns: int
-) -> dict[str, AttributeValue]:
-    attributes = attributes_of("process", message.topic) | _of_message(message, group, client_id)
-    attributes |= {BODY_BYTES: len(message.body), ATTEMPT: message.deliveries}
-    if message.due_ms:
-        attributes[DUE_MS] = message.due_ms
-        attributes[LATENESS_MS] = started_ns // 1_000_000 - message.due_ms
-    return attributes
 
 
 def record_settle(
@@ -363,38 +249,24 @@ def record_settle(
     attempt: int = 0,
     dead_letter: bool = False,
     due_ms: int = 0,
+    server: str = "",
     error: BaseException | None = None,
 ) -> None:
     """Records that a consumer sent a message back: from the request to the broker's answer.
 
-    `attempt` is that of the delivery which failed, `due_ms` says when the next one is due.
+    `attempt` is that of the delivery which failed, `due_ms` says when the next one is due, `server`
+    is the broker's address.
     """
     if not traced(message.topic) or not enabled():
         return
-    creation = _creation(message)
+    creation = creation_of(message)
     if creation is None or _refused(creation):
         return
-    attributes = attributes_of("settle", message.topic) | _of_message(message, group, client_id)
+    attributes = attributes_of("settle", message.topic) | of_message(message, group, client_id)
+    attributes |= server_of(server)
     attributes |= {ATTEMPT: attempt, DEAD_LETTER: dead_letter} | filled({DUE_MS: due_ms})
     found = Found([message.properties[TRACEPARENT]], 1)
     record("settle", SpanKind.CLIENT, message.topic, attributes, found, start_ns, end_ns, error)
-
-
-def _of_message(message: Message, group: str, client_id: str) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {
-        MESSAGE_ID: message.message_id,
-        QUEUE: str(message.queue),
-        QUEUE_OFFSET: message.offset,
-    }
-    return attributes | filled(
-        {
-            BROKER: message.broker,
-            GROUP: group,
-            CLIENT_ID: client_id,
-            KEY: message.key,
-            TAG: message.tag,
-        }
-    )
 
 
 # ── recording ────────────────────────────────────────────────────────────────────────
@@ -443,18 +315,38 @@ def record(
             f"{operation} {topic}", kind, attributes, first, found, start_ns, end_ns, error
         )
         return
+    span = begin(operation, topic, kind, attributes, list(found.sampled), start_ns)
+    if error is not None:
+        fail(span, error, end_ns)
+    span.end(end_ns)
+
+
+def begin(
+    operation: str,
+    topic: str,
+    kind: SpanKind,
+    attributes: dict[str, AttributeValue],
+    creations: Sequence[SpanContext],
+    start_ns: int | None = None,
+) -> Span:
+    """Begins the span of messages with these creation contexts: linked to all, child of the first.
+
+    While `enabled`.  Of a malformed context, none: a trace of its own.
+    """
     assert _tracer is not None
-    span = _tracer.start_span(
+    return _tracer.start_span(
         f"{operation} {topic}",
-        context=_context(first),
+        context=_context(creations[0] if creations else None),
         kind=kind,
         attributes=attributes,
-        links=_links(*found.sampled),
+        links=_links(*creations),
         start_time=start_ns,
     )
-    if error is not None:
-        _fail(span, error)
-    span.end(end_ns)
+
+
+def creation_of(message: Message) -> SpanContext | None:
+    """The creation context that a message carries."""
+    return extract(message.properties) if message.may_be_traced else None
 
 
 def _refused(creation: SpanContext | None) -> bool:
@@ -473,32 +365,10 @@ def _context(parent: SpanContext | None) -> Context:
     return trace.set_span_in_context(NonRecordingSpan(parent), Context())
 
 
-def attributes_of(operation: str, topic: str) -> dict[str, AttributeValue]:
-    """What all spans of an operation have."""
-    attributes: dict[str, AttributeValue] = {
-        SYSTEM: "duemq",
-        OPERATION: operation,
-        TOPIC: topic,
-    }
-    if operation in _OPERATION_TYPES:
-        attributes[OPERATION_TYPE] = _OPERATION_TYPES[operation]
-    return attributes
-
-
-def filled(attributes: Mapping[str, AttributeValue | None]) -> dict[str, AttributeValue]:
-    """Without what is empty."""
-    return {name: value for name, value in attributes.items() if value}
-
-
-def failure(error: BaseException) -> tuple[str, Status]:
-    """What a span says of an error: ERROR_TYPE and status."""
-    code = getattr(error, "code", None)
-    name = getattr(code, "name", None) or type(error).__name__
-    return name, Status(StatusCode.ERROR, str(error)[:200])
-
-
-def _fail(span: Span, error: BaseException) -> None:
+def fail(span: Span, error: BaseException, at_ns: int | None = None) -> None:
+    """The span's operation failed; the error becomes an event of it."""
     if span.is_recording():
         name, status = failure(error)
         span.set_attribute(ERROR_TYPE, name)
+        span.record_exception(error, timestamp=at_ns)
         span.set_status(status)

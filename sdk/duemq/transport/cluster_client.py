@@ -206,6 +206,11 @@ class Client:
             raise Unavailable(f"broker {name} is not there", field="broker", value=name)
         return found
 
+    def address_of(self, name: str) -> str:
+        """Where a broker is asked; "": it is not known now."""
+        found = self._routes.broker(name) or self._learned.get(name)
+        return found.address if found is not None else ""
+
     def learn(self, name: str, address: str) -> None:
         """A broker told of another one: it is asked there where the nameservers do not list it."""
         self._learned.pop(name, None)

@@ -10,7 +10,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, ParentBasedTraceIdRatio
 
 from duemq.message import Message, Origin
+from duemq.tracing import attributes as attribute
 from duemq.tracing import contexts as trace_contexts
+from duemq.tracing import processing
 from duemq.tracing import spans as tracing
 from duemq.tracing.contexts import TRACEPARENT
 from duemq.v1.message_pb2 import Record, RecordBatch
@@ -40,7 +42,7 @@ def recorded():
 def weight(span):
     """As the aggregations weigh."""
     of = span.attributes
-    return of.get(tracing.SAMPLED_COUNT) or of.get(tracing.BATCH_COUNT) or 1
+    return of.get(attribute.SAMPLED_COUNT) or of.get(attribute.BATCH_COUNT) or 1
 
 
 def encoded(*properties):
@@ -65,7 +67,7 @@ def test_a_store_span_joins_the_first_context_of_its_frame_and_links_the_others(
     assert span.parent.span_id == contexts[0].span_id
     assert [link.context.span_id for link in span.links] == [c.span_id for c in contexts]
     assert (span.start_time, span.end_time) == (1_000, 5_000)
-    assert span.attributes[tracing.BATCH_COUNT] == 3
+    assert span.attributes[attribute.BATCH_COUNT] == 3
 
 
 def test_fires_of_one_due_time_are_one_span_with_their_own_contexts(recorded):
@@ -87,9 +89,9 @@ def test_fires_of_one_due_time_are_one_span_with_their_own_contexts(recorded):
     contexts = [trace_contexts.extract(send.properties) for send in sends]
     told = [
         (
-            span.attributes[tracing.BATCH_COUNT],
-            span.attributes[tracing.QUEUE_OFFSET],
-            span.attributes[tracing.LATENESS_MS],
+            span.attributes[attribute.BATCH_COUNT],
+            span.attributes[attribute.QUEUE_OFFSET],
+            span.attributes[attribute.LATENESS_MS],
             span.parent.span_id,
         )
         for span in spans
@@ -122,7 +124,7 @@ def test_of_a_frame_the_sampled_messages_are_counted(recorded):
     frame = encoded(REFUSED, SAMPLED, {"a": "b"}, SAMPLED, {})
     services.record_store("orders", "b", 0, 0, 5, start_ns=1, end_ns=2, records=frame)
     (span,) = recorded.get_finished_spans()
-    assert (weight(span), span.attributes[tracing.BATCH_COUNT]) == (2, 5)
+    assert (weight(span), span.attributes[attribute.BATCH_COUNT]) == (2, 5)
 
 
 def test_fires_of_many_due_times_share_a_bounded_number_of_spans(recorded):
@@ -142,8 +144,8 @@ def test_fires_of_many_due_times_share_a_bounded_number_of_spans(recorded):
     )
     spans = recorded.get_finished_spans()
     assert len(spans) == services.FIRE_SPANS_MAX
-    assert sum(span.attributes[tracing.BATCH_COUNT] for span in spans) == len(due)
-    assert max(span.attributes[tracing.LATENESS_MS] for span in spans) == 10_000
+    assert sum(span.attributes[attribute.BATCH_COUNT] for span in spans) == len(due)
+    assert max(span.attributes[attribute.LATENESS_MS] for span in spans) == 10_000
 
 
 def test_all_spans_of_sampled_messages_add_up_to_the_same():
@@ -168,13 +170,13 @@ def test_all_spans_of_sampled_messages_add_up_to_the_same():
             services.record_fire("orders", "b", 0, 0, due, store_ms=3, sizes=sizes, **whole)
             origin = Origin("orders", "b", 0)
             messages = [Message(Record(properties=p), origin, n, 0) for n, p in enumerate(frame)]
-            with tracing.process(messages):
+            with processing.process(messages):
                 pass
             for message in messages:
                 tracing.record_settle(message, start_ns=1, end_ns=2)
     counted = Counter()
     for span in recorded.get_finished_spans():
-        counted[span.attributes[tracing.OPERATION]] += weight(span)
+        counted[span.attributes[attribute.OPERATION]] += weight(span)
     assert 100 < counted["send"] < 400
     assert set(counted) == {"send", "store", "schedule", "receive", "fire", "process", "settle"}
     assert set(counted.values()) == {counted["send"]}

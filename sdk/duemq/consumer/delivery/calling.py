@@ -2,20 +2,20 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from duemq.consumer.delivery.workers import Callback
 from duemq.message import Message
 from duemq.outcomes import errors_of
-from duemq.tracing import spans
+from duemq.tracing import meters, processing
 
-_NOT_TRACED = nullcontext()
+_NOT_WATCHED = nullcontext()
 
 
 class Calling:
-    """One call of the callback, traced."""
+    """One call of the callback, traced and measured."""
 
     def __init__(self, callback: Callback, *, batch: bool, group: str, client_id: str) -> None:
         """`batch`: it gets lists."""
@@ -39,10 +39,22 @@ class Calling:
         return None
 
     def span(self, messages: Sequence[Message]) -> AbstractContextManager[None]:
-        """Traces the callback for these messages."""
-        if not spans.wanted(messages):
-            return _NOT_TRACED
-        return spans.process(
+        """Traces and measures the callback for these messages."""
+        if not meters.enabled() or not messages:
+            return self._span(messages) if processing.wanted(messages) else _NOT_WATCHED
+        return self._measured(messages)
+
+    def watched(self, messages: Sequence[Message]) -> bool:
+        """Whether anybody wants to know of callbacks for these messages of one pull."""
+        return meters.enabled() or processing.wanted(messages)
+
+    @contextmanager
+    def _measured(self, messages: Sequence[Message]) -> Iterator[None]:
+        with meters.processing(messages[0].topic, self._group), self._span(messages):
+            yield
+
+    def _span(self, messages: Sequence[Message]) -> AbstractContextManager[None]:
+        return processing.process(
             messages, group=self._group, client_id=self._client_id, blame=errors_of
         )
 

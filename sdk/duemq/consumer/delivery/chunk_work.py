@@ -12,7 +12,6 @@ from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import Chunk, ProcessQueue
 from duemq.message import Message
 from duemq.outcomes import errors_of
-from duemq.tracing import spans
 from duemq.transport.retrying import Backoff
 
 Indices = tuple[int, ...]
@@ -97,12 +96,12 @@ class Caller(Calling):
 
     def _call_each(self, work: Work) -> None:
         walk, callback = work.walk, self.callback
-        traced = spans.wanted(work.chunk.messages)
+        watched = self.watched(work.chunk.messages)
         for message in work.chunk.messages[walk.next :]:
             if walk.stopped:
                 return
             try:
-                if traced:
+                if watched:
                     with self.span([message]):
                         callback(message)
                 else:

@@ -25,7 +25,7 @@ from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Corrupt, DuemqError, Internal, Timeout
 from duemq.message import Message
 from duemq.protocol.balance import MessageQueue
-from duemq.tracing import spans
+from duemq.tracing import meters, spans
 from duemq.transport import status, streams
 from duemq.transport.cluster_client import Client
 from duemq.transport.retrying import Backoff
@@ -286,8 +286,8 @@ class Fetcher:
             if request is None:
                 raise Internal(f"{self._broker} answered pull {response.request_id}, which is over")
             now_s = self._loop.time()
-            if spans.enabled():
-                self._trace(response.queues, now_s - request.heard_s)
+            if (traced := spans.enabled()) or meters.enabled():
+                self._watched(response.queues, now_s - request.heard_s, traced=traced)
             request.heard_s = now_s
             if not response.open:
                 del self._open[response.request_id]
@@ -303,23 +303,32 @@ class Fetcher:
         window = self._window
         return request.messages < window.messages * REFILL or request.bytes < window.bytes * REFILL
 
-    def _trace(self, answers: Iterable[view_pb2.QueueRecordsView], asked_s: float) -> None:
-        """Spans the way here: from the request or, if that waited, from the first storing."""
-        end_ns = time.time_ns()
+    def _watched(
+        self, answers: Iterable[view_pb2.QueueRecordsView], asked_s: float, *, traced: bool
+    ) -> None:
+        """Spans and measures the way here: from the request, or the storing if that waited."""
+        end_ns, server = time.time_ns(), self._client.address_of(self._broker)
+        asked_ns = end_ns - round(asked_s * 1e9)
         for records in answers:
-            if not records.records or records.untraced:
+            if not records.records:
                 continue
-            asked_ns = end_ns - round(asked_s * 1e9)
+            count = sum(records.run_counts)
+            start_ns = min(max(asked_ns, records.run_store_ms[0] * 1_000_000), end_ns)
+            seconds = (end_ns - start_ns) / 1e9
+            meters.received(records.topic, self._group, count, seconds, server)
+            if not traced or records.untraced:
+                continue
             spans.record_receive(
                 records.topic,
                 self._broker,
                 records.queue_id,
                 records.run_offsets[0],
-                sum(records.run_counts),
-                start_ns=min(max(asked_ns, records.run_store_ms[0] * 1_000_000), end_ns),
+                count,
+                start_ns=start_ns,
                 end_ns=end_ns,
                 group=self._group,
                 client_id=self._member_id,
+                server=server,
                 records=records.records,
             )
 

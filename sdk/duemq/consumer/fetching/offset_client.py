@@ -80,6 +80,10 @@ class OffsetClient:
         self._group = group
         self._member_id = member_id
 
+    def address_of(self, broker: str) -> str:
+        """Where a broker is asked; "": it is not known now."""
+        return self._client.address_of(broker)
+
     async def acquire(
         self,
         broker: str,

@@ -20,7 +20,7 @@ from duemq.consumer.fetching.offset_client import Failure, OffsetClient, SentBac
 from duemq.errors import DuemqError, FencedMember, TopicReplaced
 from duemq.message import Message
 from duemq.outcomes import Outcome
-from duemq.tracing import spans
+from duemq.tracing import meters, spans
 from duemq.transport import retrying
 
 log = logging.getLogger(__name__)
@@ -113,16 +113,22 @@ class SendBacks:
 
     def _settle(self, each: _Waiting, answer: SentBack, began_ns: int) -> None:
         message, failure, error = each.message, each.failure, answer.error
-        if spans.enabled():
+        end_ns, server = time.time_ns(), ""
+        if (traced := spans.enabled()) or meters.enabled():
+            server = self._offsets.address_of(message.broker)
+            seconds = (end_ns - began_ns) / 1e9
+            meters.settled(message.topic, self._group, seconds, error, server)
+        if traced:
             spans.record_settle(
                 message,
                 start_ns=began_ns,
-                end_ns=time.time_ns(),
+                end_ns=end_ns,
                 group=self._group,
                 client_id=self._client_id,
                 attempt=failure.deliveries - 1,
                 dead_letter=answer.dead_letter,
                 due_ms=answer.due_ms,
+                server=server,
                 error=error,
             )
         if not each.done.done():

@@ -10,7 +10,7 @@ from duemq.errors import Unavailable
 from duemq.producing.batch import Batch
 from duemq.telemetry import columns
 from duemq.telemetry.light_spans import LightSpan, SendRows
-from duemq.tracing import spans as tracing
+from duemq.tracing import attributes as attribute
 from duemq.tracing.contexts import Found
 from duemq.tracing.sends import Light, SendFrame
 
@@ -55,13 +55,13 @@ def test_a_part_of_the_rows_is_rows():
 
 def test_a_send_says_what_became_of_it():
     stored, child, late, failed = rows()
-    assert stored.attributes[tracing.QUEUE_OFFSET] == 100
+    assert stored.attributes[attribute.QUEUE_OFFSET] == 100
     assert stored.instrumentation_scope.version == duemq.__version__
     assert stored.instrumentation_scope.schema_url.endswith("/1.44.0")
-    assert (child.parent, child.attributes[tracing.KEY]) == (PARENT, "k")
-    assert late.attributes[tracing.DUE_MS] == 52
-    assert failed.attributes[tracing.ERROR_TYPE] == "UNAVAILABLE"
-    assert tracing.QUEUE not in failed.attributes
+    assert (child.parent, child.attributes[attribute.KEY]) == (PARENT, "k")
+    assert late.attributes[attribute.DUE_MS] == 52
+    assert failed.attributes[attribute.ERROR_TYPE] == "UNAVAILABLE"
+    assert attribute.QUEUE not in failed.attributes
     assert failed.end_time - failed.start_time == 7_000 - 1_004
 
 

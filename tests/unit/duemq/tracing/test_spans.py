@@ -18,7 +18,9 @@ from duemq.consumer.delivery.calling import Calling
 from duemq.errors import ReadOnly
 from duemq.message import Message, Origin, Untraced
 from duemq.outcomes import BatchFailed, RetryLater
+from duemq.tracing import attributes as attribute
 from duemq.tracing import contexts as trace_contexts
+from duemq.tracing import processing
 from duemq.tracing import spans as tracing
 from duemq.tracing.contexts import TRACEPARENT, TRACESTATE
 from duemq.v1.message_pb2 import Record, RecordBatch
@@ -72,7 +74,7 @@ def test_nothing_is_spanned_while_nobody_asked_for_spans():
     assert not tracing.enabled()
     assert tracing.start_send("orders", "m1") is None
     tracing.record_settle(received(), start_ns=1, end_ns=2)
-    with tracing.process([received()]):
+    with processing.process([received()]):
         pass
 
 
@@ -95,18 +97,18 @@ def test_a_send_span_carries_its_context_and_where_the_message_lies(recorded):
     assert span.kind is SpanKind.PRODUCER
     assert (context.trace_id, context.span_id) == (span.context.trace_id, span.context.span_id)
     assert dict(span.attributes) == {
-        tracing.SYSTEM: "duemq",
-        tracing.OPERATION: "send",
-        tracing.OPERATION_TYPE: "send",
-        tracing.TOPIC: "orders",
-        tracing.MESSAGE_ID: "m1",
-        tracing.BODY_BYTES: 4,
-        tracing.KEY: "k",
-        tracing.TAG: "red",
-        tracing.BROKER: "broker-0",
-        tracing.QUEUE: "2",
-        tracing.QUEUE_OFFSET: 0,
-        tracing.DUE_MS: 1_000,
+        attribute.SYSTEM: "duemq",
+        attribute.OPERATION: "send",
+        attribute.OPERATION_TYPE: "send",
+        attribute.TOPIC: "orders",
+        attribute.MESSAGE_ID: "m1",
+        attribute.BODY_BYTES: 4,
+        attribute.KEY: "k",
+        attribute.TAG: "red",
+        attribute.BROKER: "broker-0",
+        attribute.QUEUE: "2",
+        attribute.QUEUE_OFFSET: 0,
+        attribute.DUE_MS: 1_000,
     }
 
 
@@ -115,22 +117,22 @@ def test_a_failed_send_names_the_error(recorded):
     (span,) = recorded.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR
     assert span.status.description == "disk full"
-    assert span.attributes[tracing.ERROR_TYPE] == "READ_ONLY"
+    assert span.attributes[attribute.ERROR_TYPE] == "READ_ONLY"
 
 
 def test_processing_is_part_of_the_message_s_trace(recorded):
     sending = tracing.start_send("orders", "m1")
     sending.stored("broker-0", 3, 7)
-    with tracing.process([received(properties=sending.properties, deliveries=2)], group="g"):
+    with processing.process([received(properties=sending.properties, deliveries=2)], group="g"):
         pass
     sent, processed = recorded.get_finished_spans()
     assert processed.kind is SpanKind.CONSUMER
     assert processed.context.trace_id == sent.context.trace_id
     assert processed.parent.span_id == sent.context.span_id
     assert [link.context.span_id for link in processed.links] == [sent.context.span_id]
-    assert processed.attributes[tracing.GROUP] == "g"
-    assert processed.attributes[tracing.ATTEMPT] == 2
-    assert tracing.LATENESS_MS not in processed.attributes
+    assert processed.attributes[attribute.GROUP] == "g"
+    assert processed.attributes[attribute.ATTEMPT] == 2
+    assert attribute.LATENESS_MS not in processed.attributes
 
 
 def test_a_sending_back_is_part_of_the_message_s_trace(recorded):
@@ -145,25 +147,25 @@ def test_a_sending_back_is_part_of_the_message_s_trace(recorded):
     assert settled.parent.span_id == sent.context.span_id
     assert [link.context.span_id for link in settled.links] == [sent.context.span_id]
     assert (settled.start_time, settled.end_time) == (1_000, 2_000)
-    assert settled.attributes[tracing.OPERATION_TYPE] == "settle"
-    assert settled.attributes[tracing.GROUP] == "g"
-    assert settled.attributes[tracing.ATTEMPT] == 1
-    assert settled.attributes[tracing.DUE_MS] == 1_790_000_010_000
-    assert settled.attributes[tracing.DEAD_LETTER] is False
+    assert settled.attributes[attribute.OPERATION_TYPE] == "settle"
+    assert settled.attributes[attribute.GROUP] == "g"
+    assert settled.attributes[attribute.ATTEMPT] == 1
+    assert settled.attributes[attribute.DUE_MS] == 1_790_000_010_000
+    assert settled.attributes[attribute.DEAD_LETTER] is False
 
 
 def test_a_sending_back_that_fails_says_so(recorded):
     tracing.record_settle(received(), start_ns=1, end_ns=2, error=ReadOnly("disk full"))
     (span,) = recorded.get_finished_spans()
-    assert span.attributes[tracing.ERROR_TYPE] == "READ_ONLY"
+    assert span.attributes[attribute.ERROR_TYPE] == "READ_ONLY"
 
 
 def test_a_callback_that_raises_fails_its_span_and_still_raises(recorded):
-    with pytest.raises(KeyError), tracing.process([received()]):
+    with pytest.raises(KeyError), processing.process([received()]):
         raise KeyError("nope")
     (span,) = recorded.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR
-    assert span.attributes[tracing.ERROR_TYPE] == "KeyError"
+    assert span.attributes[attribute.ERROR_TYPE] == "KeyError"
 
 
 def test_of_a_batch_only_what_is_named_fails_its_span(recorded):
@@ -180,9 +182,9 @@ def test_of_a_batch_only_what_is_named_fails_its_span(recorded):
         Calling(receive, batch=True, group="g", client_id="").span(batch),
     ):
         receive(batch)
-    spans = {span.attributes[tracing.MESSAGE_ID]: span for span in recorded.get_finished_spans()}
+    spans = {span.attributes[attribute.MESSAGE_ID]: span for span in recorded.get_finished_spans()}
     assert spans["m0"].status.status_code is StatusCode.UNSET
-    assert [spans[name].attributes.get(tracing.ERROR_TYPE) for name in ("m0", "m1", "m2")] == [
+    assert [spans[name].attributes.get(attribute.ERROR_TYPE) for name in ("m0", "m1", "m2")] == [
         None,
         "KeyError",
         "RetryLater",
@@ -193,27 +195,27 @@ def test_a_batch_callback_gets_a_span_a_message_and_the_first_is_current(recorde
     first = tracing.start_send("orders", "m1")
     batch = [received(properties=first.properties), received(message_id="m2")]
     batch.append(received(message_id="m4", properties={}))
-    with tracing.process(batch):
+    with processing.process(batch):
         inner = tracing.start_send("answers", "m3")
     inner.stored("broker-0", 0, 0)
-    spans = {span.attributes[tracing.MESSAGE_ID]: span for span in recorded.get_finished_spans()}
+    spans = {span.attributes[attribute.MESSAGE_ID]: span for span in recorded.get_finished_spans()}
     assert sorted(spans) == ["m1", "m2", "m3"]
     assert spans["m3"].parent.span_id == spans["m1"].context.span_id
 
 
 def test_a_delayed_message_is_late_by_its_start_less_its_due_time(recorded):
-    with tracing.process([received(due_ms=1)]):
+    with processing.process([received(due_ms=1)]):
         pass
     (span,) = recorded.get_finished_spans()
-    assert span.attributes[tracing.DUE_MS] == 1
-    assert span.attributes[tracing.LATENESS_MS] == span.start_time // 1_000_000 - 1
+    assert span.attributes[attribute.DUE_MS] == 1
+    assert span.attributes[attribute.LATENESS_MS] == span.start_time // 1_000_000 - 1
 
 
 def test_topics_of_the_system_are_not_traced(recorded):
     assert tracing.start_send("%TRACE%", "m1") is None
     records = encoded(SAMPLED)
     tracing.record_receive("%TRACE%", "b", 0, 0, 1, start_ns=1, end_ns=2, records=records)
-    with tracing.process([received(topic="%TRACE%")]):
+    with processing.process([received(topic="%TRACE%")]):
         pass
     assert parts(recorded) == []
 
@@ -236,14 +238,14 @@ def test_a_malformed_context_is_none(traceparent):
 def test_trace_state_travels(recorded):
     parent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
     context = trace_contexts.extract({TRACEPARENT: parent, TRACESTATE: "v=1"})
-    with tracing.process([received(properties={TRACEPARENT: parent, TRACESTATE: "v=1"})]):
+    with processing.process([received(properties={TRACEPARENT: parent, TRACESTATE: "v=1"})]):
         sending = tracing.start_send("answers", "m2")
     assert context.trace_state.get("v") == "1"
     assert sending.properties[TRACESTATE] == "v=1"
 
 
 def test_what_is_sent_while_a_message_without_a_trace_is_processed_has_none(recorded):
-    with tracing.process([received(properties=REFUSED)]):
+    with processing.process([received(properties=REFUSED)]):
         assert tracing.start_send("answers", "m2") is None
     assert parts(recorded) == []
 
@@ -267,7 +269,7 @@ def test_a_creation_context_of_the_application_s_own_stays(recorded):
 def test_what_carries_no_sampled_context_has_no_span(recorded):
     for properties in ({}, {"a": "b"}, REFUSED, {TRACEPARENT: "nonsense"}):
         message = received(properties=properties)
-        with tracing.process([message, message]):
+        with processing.process([message, message]):
             pass
         tracing.record_settle(message, start_ns=1, end_ns=2)
         records = encoded(properties)
@@ -277,17 +279,17 @@ def test_what_carries_no_sampled_context_has_no_span(recorded):
 
 def test_of_what_a_broker_calls_untraced_nobody_looks_at_the_properties(recorded):
     message = received(origin=Untraced("orders", "broker-0", 3))
-    assert not tracing.wanted([message])
-    with tracing.process([message]):
+    assert not processing.wanted([message])
+    with processing.process([message]):
         pass
     assert parts(recorded) == []
-    assert tracing.wanted([message, received()])
+    assert processing.wanted([message, received()])
 
 
 @pytest.mark.parametrize("form", ["00-{}-01", " 00-{}-01", "00-{}-03 ", "01-{}-01"])
 def test_a_context_in_any_form_of_the_standard_is_followed(recorded, form):
     text = form.format("1" * 32 + "-" + "2" * 16)
-    with tracing.process([received(properties={TRACEPARENT: text})]):
+    with processing.process([received(properties={TRACEPARENT: text})]):
         pass
     (span,) = recorded.get_finished_spans()
     assert f"{span.parent.span_id:x}" == "2" * 16

@@ -1,0 +1,128 @@
+"""OpenTelemetry metrics of an application's messages, by the messaging conventions 1.44.
+
+    messaging.client.sent.messages       messages that were handed to a broker, stored or not
+    messaging.client.consumed.messages   messages that a broker gave us
+    messaging.client.operation.duration  send (a batch, from its first message on), receive, settle
+    messaging.process.duration           one call of the callback
+
+They exist once the application sets a meter provider.  Callers ask `enabled()` once per frame and
+call nothing else while it is false.  Topics of the system are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from time import perf_counter
+
+from opentelemetry import metrics
+from opentelemetry.util.types import AttributeValue
+
+from duemq.tracing import spans
+from duemq.tracing.attributes import (
+    ERROR_TYPE,
+    GROUP,
+    attributes_of,
+    failure,
+    filled,
+    server_of,
+)
+
+_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+_ATTRIBUTE_SETS_MAX = 1_024  # kept; of more, some are made again each time
+
+
+class _Meters:
+    """The instruments at one meter provider."""
+
+    def __init__(self, provider: metrics.MeterProvider) -> None:
+        name, version, schema_url = spans.scope()
+        meter = provider.get_meter(name, version, schema_url)
+        self.sent = meter.create_counter("messaging.client.sent.messages", "{message}")
+        self.consumed = meter.create_counter("messaging.client.consumed.messages", "{message}")
+        self.operation_s = meter.create_histogram(
+            "messaging.client.operation.duration",
+            "s",
+            explicit_bucket_boundaries_advisory=_BOUNDS_S,
+        )
+        self.process_s = meter.create_histogram(
+            "messaging.process.duration", "s", explicit_bucket_boundaries_advisory=_BOUNDS_S
+        )
+
+
+_meters: _Meters | None = None
+
+
+def use(provider: metrics.MeterProvider | None) -> None:
+    """Counts at this provider instead of the process's; None: back to the process's."""
+    global _meters
+    _meters = None if provider is None else _Meters(provider)
+
+
+def enabled() -> bool:
+    """Whether someone wants metrics.  About 1 us while not: ask per frame, not per message."""
+    if _meters is not None:
+        return True
+    provider = metrics.get_meter_provider()
+    if type(provider).__module__.startswith("opentelemetry.metrics"):
+        return False  # the API's own: nobody set one
+    use(provider)
+    return True
+
+
+def sent(
+    topic: str, count: int, seconds: float, error: BaseException | None, server: str = ""
+) -> None:
+    """A batch was stored, or given up, so long after its first message.  While `enabled`.
+
+    `server`: the address of the broker that has it.
+    """
+    if _meters is not None and spans.traced(topic):
+        attributes = _attributes("send", topic, "", server, _kind(error))
+        _meters.sent.add(count, attributes)
+        _meters.operation_s.record(max(0.0, seconds), attributes)
+
+
+def received(topic: str, group: str, count: int, seconds: float, server: str = "") -> None:
+    """A pull brought so many messages of a topic.  While `enabled`."""
+    if _meters is not None and spans.traced(topic):
+        attributes = _attributes("receive", topic, group, server, "")
+        _meters.consumed.add(count, attributes)
+        _meters.operation_s.record(max(0.0, seconds), attributes)
+
+
+def settled(
+    topic: str, group: str, seconds: float, error: BaseException | None, server: str = ""
+) -> None:
+    """A message was sent back, or could not be.  While `enabled`."""
+    if _meters is not None and spans.traced(topic):
+        attributes = _attributes("settle", topic, group, server, _kind(error))
+        _meters.operation_s.record(max(0.0, seconds), attributes)
+
+
+@contextmanager
+def processing(topic: str, group: str) -> Iterator[None]:
+    """Around one call of the callback.  While `enabled`."""
+    began_s, raised = perf_counter(), ""
+    try:
+        yield
+    except BaseException as error:
+        raised = _kind(error)
+        raise
+    finally:
+        if _meters is not None and spans.traced(topic):
+            attributes = _attributes("process", topic, group, "", raised)
+            _meters.process_s.record(perf_counter() - began_s, attributes)
+
+
+def _kind(error: BaseException | None) -> str:
+    return "" if error is None else failure(error)[0]
+
+
+@lru_cache(_ATTRIBUTE_SETS_MAX)
+def _attributes(
+    operation: str, topic: str, group: str, server: str, error_type: str
+) -> Mapping[str, AttributeValue]:
+    named = filled({GROUP: group, ERROR_TYPE: error_type})
+    return attributes_of(operation, topic) | named | server_of(server)

@@ -1,0 +1,136 @@
+"""Process spans: the application's callback, a span a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import time_ns
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+from opentelemetry.context import attach, detach, get_current
+from opentelemetry.trace import NonRecordingSpan, Span, SpanKind
+from opentelemetry.util.types import AttributeValue
+
+from duemq.message import traceparents
+from duemq.tracing import spans
+from duemq.tracing.attributes import (
+    ATTEMPT,
+    BODY_BYTES,
+    DUE_MS,
+    LATENESS_MS,
+    attributes_of,
+    of_message,
+)
+from duemq.tracing.contexts import Found, is_sampled, with_baggage
+
+if TYPE_CHECKING:
+    from duemq.message import Message
+
+Blame = Callable[[BaseException, Sequence["Message"]], Mapping[int, BaseException]]
+"""An error for each message that failed, by its place, when the callback raised."""
+
+
+def wanted(messages: Sequence[Message]) -> bool:
+    """Whether any of these messages may have a process span.  Those of a pull are together."""
+    if not messages or not spans.enabled():
+        return False
+    if messages[0].came_with(messages[-1]):
+        return messages[0].may_be_traced
+    return any(message.may_be_traced for message in messages)
+
+
+@contextmanager
+def process(
+    messages: Sequence[Message],
+    *,
+    group: str = "",
+    client_id: str = "",
+    blame: Blame | None = None,
+) -> Iterator[None]:
+    """Spans the callback for these messages, one span a message; an exception fails them.
+
+    `blame` says which of them; without it, all.  Each is a child of its message's creation context,
+    so that end-to-end times stay exact for a batch callback too; the first sampled one is current
+    while the callback runs.
+    """
+    chosen = _sampled(messages) if wanted(messages) else {}
+    if not chosen:
+        with _unsampled(messages):
+            yield
+        return
+    light = spans.light_sink()
+    started_ns = time_ns()
+    # Of light ones the first is a real span too: the callback may add to it.
+    begun = list(chosen)[: None if light is None else 1]
+    real = {index: _begin(messages[index], group, client_id, started_ns) for index in begun}
+    context = with_baggage(get_current(), messages[begun[0]].properties)
+    token = attach(trace.set_span_in_context(real[begun[0]], context))
+    blamed: Mapping[int, BaseException] = {}
+    try:
+        yield
+    except BaseException as error:
+        blamed = blame(error, messages) if blame else dict.fromkeys(chosen, error)
+        raise
+    finally:
+        detach(token)
+        for index, span in real.items():
+            if index in blamed:
+                spans.fail(span, blamed[index])
+            span.end()
+        if light is not None:
+            for index in chosen.keys() - real.keys():
+                message = messages[index]
+                attributes = _process_attributes(message, group, client_id, started_ns)
+                found = Found([chosen[index]], 1)
+                times = started_ns, time_ns()
+                kind, cause = SpanKind.CONSUMER, blamed.get(index)
+                spans.record("process", kind, message.topic, attributes, found, *times, cause)
+
+
+def _sampled(messages: Sequence[Message]) -> dict[int, str]:
+    """The `traceparent` of those that carry a trace, by place."""
+    carried = traceparents(messages)
+    return {
+        index: text
+        for index, text in carried.items()
+        if is_sampled(text) and spans.traced(messages[index].topic)
+    }
+
+
+@contextmanager
+def _unsampled(messages: Sequence[Message]) -> Iterator[None]:
+    """What is sent from the callback of a message that says "no trace" has none either.
+
+    Its baggage goes on all the same.
+    """
+    context = get_current()
+    if messages and messages[0].may_be_traced and spans.enabled():
+        context = with_baggage(context, messages[0].properties)
+        creation = spans.creation_of(messages[0])
+        if creation is not None:
+            context = trace.set_span_in_context(NonRecordingSpan(creation), context)
+    token = attach(context)
+    try:
+        yield
+    finally:
+        detach(token)
+
+
+def _begin(message: Message, group: str, client_id: str, started_ns: int) -> Span:
+    creation = spans.creation_of(message)
+    creations = [] if creation is None else [creation]
+    attributes = _process_attributes(message, group, client_id, started_ns)
+    kind = SpanKind.CONSUMER
+    return spans.begin("process", message.topic, kind, attributes, creations, started_ns)
+
+
+def _process_attributes(
+    message: Message, group: str, client_id: str, started_ns: int
+) -> dict[str, AttributeValue]:
+    attributes = attributes_of("process", message.topic) | of_message(message, group, client_id)
+    attributes |= {BODY_BYTES: len(message.body), ATTEMPT: message.deliveries}
+    if message.due_ms:
+        attributes[DUE_MS] = message.due_ms
+        attributes[LATENESS_MS] = started_ns // 1_000_000 - message.due_ms
+    return attributes
