@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds the image, installs the chart on a new kind cluster, runs `helm test`, kills and upgrades it under load, checks
-# that nothing acknowledged was lost, uninstalls; the same with replicas, whose leaders lose their volumes (kind-replicated.sh);
-# deletes the cluster.  KIND_CASES: `plain`, `replicated`, or both.  Needs docker, kind, kubectl and helm, and the wheelhouse
+# that nothing acknowledged was lost, uninstalls; the same with replicas, whose leaders lose their volumes (kind-replicated.sh),
+# and machines that are drained, freeze and die (kind-nodes.sh); deletes the cluster.  KIND_CASES: some of `plain replicated nodes`.  Needs docker, kind, kubectl and helm, and the wheelhouse
 # of kind-prepare.sh; no network.  KIND_NODE_IMAGE and BASE_IMAGE name other images than kind's and the Dockerfile's own;
 # KIND_KEEP=1 leaves the cluster.
 set -euo pipefail
@@ -25,8 +25,9 @@ work=$(mktemp -d)
 export KUBECONFIG=$work/kubeconfig
 release=duemq
 namespace=messages
-cases=${KIND_CASES:-plain replicated}
+cases=${KIND_CASES:-plain replicated nodes}
 . helm/kind-replicated.sh
+. helm/kind-nodes.sh
 
 diagnose() {
   say "what the cluster looked like"
@@ -69,7 +70,7 @@ kill_process_of() {
     exit 1' kill "$pod" "$command"
 }
 
-run_load() { # SECONDS
+run_load() { # SECONDS [NODE]: on this node, if any, whatever its taints are
   kubectl -n "$namespace" create configmap load --from-file=load.py=helm/kind-load.py >/dev/null
   kubectl -n "$namespace" apply -f - >/dev/null <<POD
 apiVersion: v1
@@ -77,6 +78,7 @@ kind: Pod
 metadata: {name: load}
 spec:
   restartPolicy: Never
+  nodeName: "${2:-}"
   enableServiceLinks: false
   securityContext: {runAsNonRoot: true, runAsUser: 10001, seccompProfile: {type: RuntimeDefault}}
   containers:
@@ -142,7 +144,7 @@ docker build -q ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} -t "$image" 
 docker run --rm --read-only --cap-drop ALL --network none "$image" duemq --help >/dev/null
 
 say "cluster"
-kind create cluster --name "$cluster" ${KIND_NODE_IMAGE:+--image "$KIND_NODE_IMAGE"} --wait 180s -q
+kind create cluster --name "$cluster" --config helm/kind-cluster.yaml ${KIND_NODE_IMAGE:+--image "$KIND_NODE_IMAGE"} --wait 180s -q
 kind load docker-image "$image" --name "$cluster" -q
 
 for case in $cases; do

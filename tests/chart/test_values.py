@@ -123,6 +123,25 @@ def test_a_group_is_a_set_of_replicas(helm, values, role, groups, replicas, stor
     assert len(addresses) == groups * replicas
 
 
+@pytest.mark.parametrize(("values", "grouped"), [("default", False), ("replicated", True)])
+def test_replicas_of_a_group_do_not_share_a_node(helm, values, grouped):
+    objects = helm.template(values)
+    for role in ("broker", "timer-service"):
+        for one in sets_of(objects, role):
+            template = one["spec"]["template"]
+            [spread] = [
+                each
+                for each in template["spec"]["topologySpreadConstraints"]
+                if each["topologyKey"] == "kubernetes.io/hostname"
+            ]
+            chosen = spread["labelSelector"]["matchLabels"]
+            assert chosen.items() <= template["metadata"]["labels"].items()
+            assert ("duemq/group" in chosen) == grouped
+            assert (spread["whenUnsatisfiable"] == "DoNotSchedule") == grouped
+            # A tainted node without a replica would keep all others from having two, for ever.
+            assert (spread.get("nodeTaintsPolicy") == "Honor") == grouped
+
+
 def test_settings_of_replicas_are_those_of_the_values(helm4, tmp_path):
     objects = helm4.template("replicated")
     read = settings_of(objects, sets_of(objects, "broker")[0], "broker", 0, tmp_path)

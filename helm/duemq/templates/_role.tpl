@@ -191,7 +191,13 @@ topologySpreadConstraints:
 {{- else }}
   - maxSkew: 1
     topologyKey: kubernetes.io/hostname
+    {{- if .group }}
+    # Two replicas on one machine would be lost with it.  Where there are fewer machines, as evenly as can be.
+    whenUnsatisfiable: DoNotSchedule
+    nodeTaintsPolicy: Honor
+    {{- else }}
     whenUnsatisfiable: ScheduleAnyway
+    {{- end }}
     labelSelector:
       matchLabels:
         {{- include "duemq.selector" . | nindent 8 }}
