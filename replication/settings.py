@@ -25,8 +25,15 @@ class ReplicaSettings(MemberSettings):
     lease_store: str = setting(
         "none",
         "where the group's record lies, which says who leads: file:DIR (replicas on one machine),"
-        " etcd:HOST:PORT,…, kubernetes[:NAMESPACE] (Leases), or none",
+        " etcd:[https://]HOST:PORT,…, kubernetes[:NAMESPACE] (Leases), or none",
     )
+    lease_store_ca: str = setting(
+        "", "PEM file of the authorities that sign etcd's certificates; empty: the system's"
+    )
+    lease_store_cert: str = setting(
+        "", "PEM file of the certificate that etcd is shown; needs _key"
+    )
+    lease_store_key: str = setting("", "PEM file of that certificate's private key")
     min_insync: int = setting(
         0,
         "replicas that must have what is acknowledged on their disks; fewer in sync: nothing is"
@@ -73,16 +80,46 @@ class ReplicaSettings(MemberSettings):
     def _check_lease_store(self) -> None:
         kind, colon, place = self.lease_store.partition(":")
         if kind not in LEASE_STORES or (not place and (colon or kind != "kubernetes")):
-            stores = "file:DIR, etcd:HOST:PORT,… or kubernetes[:NAMESPACE]"
+            stores = "file:DIR, etcd:[https://]HOST:PORT,… or kubernetes[:NAMESPACE]"
             raise checks.wrong("lease_store", self.lease_store, stores)
         if kind == "etcd":
-            for address in place.split(","):
+            for address in self.etcd_endpoints:
                 check_address("lease_store", address)
+        self._check_tls()
         if kind == "kubernetes":
             if place and not _REPLICA_NAME.fullmatch(place):
                 raise checks.wrong("lease_store", self.lease_store, "a namespace's name")
             if not _LEASE_NAME.fullmatch(self.name):
                 raise checks.wrong("name", self.name, "a Lease's name: a-z, 0-9, - and .")
+
+    def _check_tls(self) -> None:
+        files = self.lease_store_ca, self.lease_store_cert, self.lease_store_key
+        if any(files) and not self.etcd_over_tls:
+            raise checks.wrong(
+                "lease_store", self.lease_store, "etcd:https://… with lease_store_ca, _cert or _key"
+            )
+        if bool(files[1]) != bool(files[2]):
+            raise InvalidArgument(
+                "lease_store_cert and lease_store_key must be given together",
+                field="lease_store_key" if files[1] else "lease_store_cert",
+            )
+        if self.etcd_over_tls and self.lease_store.count("https://") != len(self.etcd_endpoints):
+            raise checks.wrong(
+                "lease_store", self.lease_store, "https:// for all endpoints or none"
+            )
+
+    @property
+    def etcd_endpoints(self) -> list[str]:
+        """HOST:PORT of each; none with another store."""
+        kind, _, place = self.lease_store.partition(":")
+        return (
+            [each.removeprefix("https://") for each in place.split(",")] if kind == "etcd" else []
+        )
+
+    @property
+    def etcd_over_tls(self) -> bool:
+        """Whether etcd is asked over TLS."""
+        return self.lease_store.startswith("etcd:") and "https://" in self.lease_store
 
     @property
     def replicated(self) -> bool:

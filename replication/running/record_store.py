@@ -7,8 +7,12 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
 
 from duemq.errors import InvalidArgument
+from duemq.protocol import checks
 from duemq_server.replication.protocol.record import Found, Record, ReplicaId
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.replication.stores.etcd import EtcdStore
@@ -31,7 +35,31 @@ def open_store(settings: ReplicaSettings) -> Store:
     lease_s = max(2, round(settings.lease_duration))
     if kind == "kubernetes":
         return _open_kubernetes(settings.name, place, lease_s)
-    return EtcdStore(place.split(","), settings.name, lease_s=lease_s)
+    return EtcdStore(
+        settings.etcd_endpoints, settings.name, lease_s=lease_s, credentials=_credentials(settings)
+    )
+
+
+def _credentials(settings: ReplicaSettings) -> grpc.ChannelCredentials | None:
+    if not settings.etcd_over_tls:
+        return None
+    ca, key, cert = (
+        _pem(field, getattr(settings, field))
+        for field in ("lease_store_ca", "lease_store_key", "lease_store_cert")
+    )
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def _pem(field: str, path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"{field} {path!r}: {error.strerror}", field=field) from error
+    if b"-----BEGIN " not in text:
+        raise checks.wrong(field, path, "a PEM file")
+    return text
 
 
 def _open_kubernetes(group: str, namespace: str, lease_s: int) -> Store:

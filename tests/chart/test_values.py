@@ -23,6 +23,7 @@ ROLES = {
 # What the chart itself decides.
 MANAGED = {"listen", "advertise", "metrics_listen", "name", "data_dir", "nameservers"}
 MANAGED |= {"replica", "replicas", "lease_store"}
+MANAGED |= {"lease_store_ca", "lease_store_cert", "lease_store_key"}
 MANAGED_BY_ROLE = {"timer-service": {"shard", "shards"}}
 
 
@@ -99,8 +100,8 @@ def test_a_pods_command_and_file_are_settings_of_its_process(helm, role, values,
     [
         ("replicated", "broker", 2, 3, "kubernetes"),
         ("replicated", "timer-service", 1, 2, "kubernetes"),
-        ("replicated-etcd", "broker", 1, 2, "etcd:etcd-0.etcd:2379,etcd-1.etcd:2379"),
-        ("replicated-etcd", "timer-service", 2, 3, "etcd:etcd-0.etcd:2379,etcd-1.etcd:2379"),
+        ("replicated-etcd", "broker", 1, 2, "etcd:https://etcd-0.etcd:2379,"),
+        ("replicated-etcd", "timer-service", 2, 3, "etcd:https://etcd-0.etcd:2379,"),
     ],
 )
 def test_a_group_is_a_set_of_replicas(helm, values, role, groups, replicas, store, tmp_path):
@@ -117,6 +118,8 @@ def test_a_group_is_a_set_of_replicas(helm, values, role, groups, replicas, stor
             assert read.name == one["metadata"]["name"] == f"test-duemq-{role}-{number}"
             assert (read.replica, list(read.replicas)) == (names[index], names)
             assert read.lease_store.startswith(store)
+            over_tls = store.startswith("etcd:https")
+            assert read.lease_store_key == ("/etc/lease-store/tls.key" if over_tls else "")
             addresses.add(read.advertise)
             if role == "timer-service":
                 assert (read.shard, read.shards) == (number, groups)

@@ -235,6 +235,11 @@ containers:
       - --replica=$(POD_INDEX)
       - --replicas={{ join "," (until (int .size)) }}
       - --lease-store={{ .root.Values.leaseStore }}
+      {{- if .root.Values.leaseStoreSecret }}
+      - --lease-store-ca=/etc/lease-store/ca.crt
+      - --lease-store-cert=/etc/lease-store/tls.crt
+      - --lease-store-key=/etc/lease-store/tls.key
+      {{- end }}
       {{- end }}
     env:
       - name: POD_NAME
@@ -298,6 +303,11 @@ containers:
       - name: data
         mountPath: /var/lib/duemq
       {{- end }}
+      {{- if and .group .root.Values.leaseStoreSecret }}
+      - name: lease-store
+        mountPath: /etc/lease-store
+        readOnly: true
+      {{- end }}
       {{- with .values.extraVolumeMounts }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
@@ -310,6 +320,11 @@ volumes:
   {{- if and .values.persistence (not .values.persistence.enabled) }}
   - name: data
     emptyDir: {}
+  {{- end }}
+  {{- if and .group .root.Values.leaseStoreSecret }}
+  - name: lease-store
+    secret:
+      secretName: {{ .root.Values.leaseStoreSecret }}
   {{- end }}
   {{- with .values.extraVolumes }}
   {{- toYaml . | nindent 2 }}
