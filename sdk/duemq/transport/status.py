@@ -129,6 +129,8 @@ def from_rpc_error(error: grpc.RpcError, peer: str = "") -> DuemqError:
     kind = _BY_STATUS.get(status, errors.Internal)
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         kind = errors.TooLarge  # gRPC's own limit on a message
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        details = f"it does not know this call; is it an older version? {details}"
     name = status.name if status is not None else "UNKNOWN"
     return kind(f"{peer}: {details} ({name})" if peer else f"{details} ({name})")
 

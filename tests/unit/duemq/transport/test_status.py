@@ -73,6 +73,13 @@ def test_the_peer_is_named():
     assert str(status.from_rpc_error(failed, "b:1")) == "b:1: connection refused (UNAVAILABLE)"
 
 
+def test_a_call_that_an_older_server_does_not_know_says_so():
+    failed = FailedCall(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+    error = status.from_rpc_error(failed, "t:1")
+    assert not error.retryable
+    assert "t:1: it does not know this call; is it an older version?" in str(error)
+
+
 def test_a_message_above_grpcs_own_limit_is_too_large():
     text = "CLIENT: Received message larger than max (17 vs. 16)"
     failed = FailedCall(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
