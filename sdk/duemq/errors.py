@@ -10,7 +10,8 @@
     │   ├── GroupNotFound
     │   ├── OffsetOutOfRange
     │   ├── PermissionDenied
-    │   └── InstanceNotFound
+    │   ├── InstanceNotFound
+    │   └── TimerExists
     ├── Fenced                the caller was overtaken by a newer one
     │   ├── FencedProducer
     │   ├── OutOfSequence
@@ -67,6 +68,7 @@ __all__ = [
     "ReadOnly",
     "Rejected",
     "Timeout",
+    "TimerExists",
     "TooLarge",
     "TopicExists",
     "TopicNotFound",
@@ -88,6 +90,7 @@ class ErrorCode(enum.IntEnum):
     OFFSET_OUT_OF_RANGE = 7
     PERMISSION_DENIED = 8
     INSTANCE_NOT_FOUND = 9
+    TIMER_EXISTS = 10
     FENCED_PRODUCER = 20
     OUT_OF_SEQUENCE = 21
     FENCED_MEMBER = 22
@@ -199,6 +202,30 @@ class InstanceNotFound(Rejected):
     """No nameserver remembers such a broker or timer service."""
 
     code = ErrorCode.INSTANCE_NOT_FOUND
+
+
+class TimerExists(Rejected):
+    """A message waits under that timer key, and was not to be replaced (`if_absent`).
+
+    `handle` and `due_ms`: of what waits there.
+    """
+
+    code = ErrorCode.TIMER_EXISTS
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        handle: str = "",
+        due_ms: int = 0,
+        field: str = "",
+        value: object = "",
+        limit: object = "",
+        retryable: bool | None = None,
+    ) -> None:
+        super().__init__(message, field=field, value=value, limit=limit, retryable=retryable)
+        self.handle = handle
+        self.due_ms = due_ms
 
 
 class Fenced(DuemqError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from duemq.errors import DuemqError, InvalidArgument, Unavailable
+from duemq.errors import DuemqError, InvalidArgument, Rejected, Unavailable
 from duemq.protocol import checks
 from duemq.protocol.limits import HANDLES_MAX
 from duemq.transport import status
@@ -101,6 +101,18 @@ class TimerServicer:
         except DuemqError as error:
             return error
         return SourceId(store_id, queue_id)
+
+    async def Schedule(
+        self, request: timer_pb2.ScheduleRequest, _: Any
+    ) -> timer_pb2.ScheduleResponse:
+        """Keeps messages under keys of their owner."""
+        raise Rejected("this timer service keeps nothing under timer keys yet")
+
+    async def Reschedule(
+        self, request: timer_pb2.RescheduleRequest, _: Any
+    ) -> timer_pb2.RescheduleResponse:
+        """Gives delayed messages other due times."""
+        raise Rejected("this timer service reschedules nothing yet")
 
     async def GetStats(self, _request: timer_pb2.GetStatsRequest, _: Any) -> timer_pb2.TimerStats:
         """The ledger, and how late timers fire."""

@@ -18,6 +18,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OFFSET_OUT_OF_RANGE: _ClassVar[ErrorCode]
     PERMISSION_DENIED: _ClassVar[ErrorCode]
     INSTANCE_NOT_FOUND: _ClassVar[ErrorCode]
+    TIMER_EXISTS: _ClassVar[ErrorCode]
     FENCED_PRODUCER: _ClassVar[ErrorCode]
     OUT_OF_SEQUENCE: _ClassVar[ErrorCode]
     FENCED_MEMBER: _ClassVar[ErrorCode]
@@ -41,6 +42,7 @@ GROUP_NOT_FOUND: ErrorCode
 OFFSET_OUT_OF_RANGE: ErrorCode
 PERMISSION_DENIED: ErrorCode
 INSTANCE_NOT_FOUND: ErrorCode
+TIMER_EXISTS: ErrorCode
 FENCED_PRODUCER: ErrorCode
 OUT_OF_SEQUENCE: ErrorCode
 FENCED_MEMBER: ErrorCode

@@ -15,18 +15,52 @@ class CancelOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CANCELLED: _ClassVar[CancelOutcome]
     FIRED: _ClassVar[CancelOutcome]
     UNKNOWN: _ClassVar[CancelOutcome]
+
+class ScheduleOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCHEDULE_OUTCOME_UNSPECIFIED: _ClassVar[ScheduleOutcome]
+    SCHEDULED: _ClassVar[ScheduleOutcome]
+    REPLACED: _ClassVar[ScheduleOutcome]
+    EXISTS: _ClassVar[ScheduleOutcome]
+
+class RescheduleOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RESCHEDULE_OUTCOME_UNSPECIFIED: _ClassVar[RescheduleOutcome]
+    RESCHEDULED: _ClassVar[RescheduleOutcome]
+    RESCHEDULE_FIRED: _ClassVar[RescheduleOutcome]
+    RESCHEDULE_UNKNOWN: _ClassVar[RescheduleOutcome]
 CANCEL_OUTCOME_UNSPECIFIED: CancelOutcome
 CANCELLED: CancelOutcome
 FIRED: CancelOutcome
 UNKNOWN: CancelOutcome
+SCHEDULE_OUTCOME_UNSPECIFIED: ScheduleOutcome
+SCHEDULED: ScheduleOutcome
+REPLACED: ScheduleOutcome
+EXISTS: ScheduleOutcome
+RESCHEDULE_OUTCOME_UNSPECIFIED: RescheduleOutcome
+RESCHEDULED: RescheduleOutcome
+RESCHEDULE_FIRED: RescheduleOutcome
+RESCHEDULE_UNKNOWN: RescheduleOutcome
+
+class TimerKey(_message.Message):
+    __slots__ = ("topic", "key")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    key: str
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("handles", "do_not_wait")
+    __slots__ = ("handles", "do_not_wait", "keys", "request_id")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     DO_NOT_WAIT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     handles: _containers.RepeatedCompositeFieldContainer[_message_pb2.TimerHandle]
     do_not_wait: bool
-    def __init__(self, handles: _Optional[_Iterable[_Union[_message_pb2.TimerHandle, _Mapping]]] = ..., do_not_wait: bool = ...) -> None: ...
+    keys: _containers.RepeatedCompositeFieldContainer[TimerKey]
+    request_id: bytes
+    def __init__(self, handles: _Optional[_Iterable[_Union[_message_pb2.TimerHandle, _Mapping]]] = ..., do_not_wait: bool = ..., keys: _Optional[_Iterable[_Union[TimerKey, _Mapping]]] = ..., request_id: _Optional[bytes] = ...) -> None: ...
 
 class CancelResult(_message.Message):
     __slots__ = ("outcome", "error")
@@ -42,12 +76,84 @@ class CancelResponse(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[CancelResult]
     def __init__(self, results: _Optional[_Iterable[_Union[CancelResult, _Mapping]]] = ...) -> None: ...
 
+class ScheduleRequest(_message.Message):
+    __slots__ = ("request_id", "topic", "queue_id", "broker", "records", "delays_ms", "due_ms", "if_absent")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    DELAYS_MS_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    IF_ABSENT_FIELD_NUMBER: _ClassVar[int]
+    request_id: bytes
+    topic: str
+    queue_id: int
+    broker: str
+    records: _message_pb2.RecordBatch
+    delays_ms: _containers.RepeatedScalarFieldContainer[int]
+    due_ms: _containers.RepeatedScalarFieldContainer[int]
+    if_absent: bool
+    def __init__(self, request_id: _Optional[bytes] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., broker: _Optional[str] = ..., records: _Optional[_Union[_message_pb2.RecordBatch, _Mapping]] = ..., delays_ms: _Optional[_Iterable[int]] = ..., due_ms: _Optional[_Iterable[int]] = ..., if_absent: bool = ...) -> None: ...
+
+class ScheduleResult(_message.Message):
+    __slots__ = ("outcome", "handle", "replaced")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
+    outcome: ScheduleOutcome
+    handle: _message_pb2.TimerHandle
+    replaced: _message_pb2.TimerHandle
+    def __init__(self, outcome: _Optional[_Union[ScheduleOutcome, str]] = ..., handle: _Optional[_Union[_message_pb2.TimerHandle, _Mapping]] = ..., replaced: _Optional[_Union[_message_pb2.TimerHandle, _Mapping]] = ...) -> None: ...
+
+class ScheduleResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[ScheduleResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[ScheduleResult, _Mapping]]] = ...) -> None: ...
+
+class TimerRef(_message.Message):
+    __slots__ = ("handle", "key")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    handle: _message_pb2.TimerHandle
+    key: TimerKey
+    def __init__(self, handle: _Optional[_Union[_message_pb2.TimerHandle, _Mapping]] = ..., key: _Optional[_Union[TimerKey, _Mapping]] = ...) -> None: ...
+
+class RescheduleRequest(_message.Message):
+    __slots__ = ("request_id", "timers", "delays_ms", "due_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMERS_FIELD_NUMBER: _ClassVar[int]
+    DELAYS_MS_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: bytes
+    timers: _containers.RepeatedCompositeFieldContainer[TimerRef]
+    delays_ms: _containers.RepeatedScalarFieldContainer[int]
+    due_ms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[bytes] = ..., timers: _Optional[_Iterable[_Union[TimerRef, _Mapping]]] = ..., delays_ms: _Optional[_Iterable[int]] = ..., due_ms: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RescheduleResult(_message.Message):
+    __slots__ = ("outcome", "handle", "error")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    outcome: RescheduleOutcome
+    handle: _message_pb2.TimerHandle
+    error: _error_pb2.Error
+    def __init__(self, outcome: _Optional[_Union[RescheduleOutcome, str]] = ..., handle: _Optional[_Union[_message_pb2.TimerHandle, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class RescheduleResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[RescheduleResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[RescheduleResult, _Mapping]]] = ...) -> None: ...
+
 class GetStatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class TimerStats(_message.Message):
-    __slots__ = ("name", "shard", "shards", "accepted", "pending", "fired", "cancelled", "in_flight", "lateness_p50_ms", "lateness_p99_ms", "lateness_max_ms", "next_due_ms", "near", "id", "problems", "stuck", "lost")
+    __slots__ = ("name", "shard", "shards", "accepted", "pending", "fired", "cancelled", "in_flight", "lateness_p50_ms", "lateness_p99_ms", "lateness_max_ms", "next_due_ms", "near", "id", "problems", "stuck", "lost", "replaced")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +171,7 @@ class TimerStats(_message.Message):
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     STUCK_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
     name: str
     shard: int
     shards: int
@@ -82,7 +189,8 @@ class TimerStats(_message.Message):
     problems: _containers.RepeatedScalarFieldContainer[str]
     stuck: _containers.RepeatedCompositeFieldContainer[StuckTimers]
     lost: int
-    def __init__(self, name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., accepted: _Optional[int] = ..., pending: _Optional[int] = ..., fired: _Optional[int] = ..., cancelled: _Optional[int] = ..., in_flight: _Optional[int] = ..., lateness_p50_ms: _Optional[float] = ..., lateness_p99_ms: _Optional[float] = ..., lateness_max_ms: _Optional[float] = ..., next_due_ms: _Optional[int] = ..., near: _Optional[int] = ..., id: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., stuck: _Optional[_Iterable[_Union[StuckTimers, _Mapping]]] = ..., lost: _Optional[int] = ...) -> None: ...
+    replaced: int
+    def __init__(self, name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., accepted: _Optional[int] = ..., pending: _Optional[int] = ..., fired: _Optional[int] = ..., cancelled: _Optional[int] = ..., in_flight: _Optional[int] = ..., lateness_p50_ms: _Optional[float] = ..., lateness_p99_ms: _Optional[float] = ..., lateness_max_ms: _Optional[float] = ..., next_due_ms: _Optional[int] = ..., near: _Optional[int] = ..., id: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., stuck: _Optional[_Iterable[_Union[StuckTimers, _Mapping]]] = ..., lost: _Optional[int] = ..., replaced: _Optional[int] = ...) -> None: ...
 
 class StuckTimers(_message.Message):
     __slots__ = ("topic", "timers", "reason")

@@ -7,7 +7,8 @@ from duemq.v1 import timer_pb2 as duemq_dot_v1_dot_timer__pb2
 
 
 class TimerStub(object):
-    """A timer shard.
+    """A timer shard.  Which one: "Timer handles" and "Timer keys" in
+    protos/README.md.
     """
 
     def __init__(self, channel):
@@ -20,6 +21,16 @@ class TimerStub(object):
                 '/duemq.v1.Timer/Cancel',
                 request_serializer=duemq_dot_v1_dot_timer__pb2.CancelRequest.SerializeToString,
                 response_deserializer=duemq_dot_v1_dot_timer__pb2.CancelResponse.FromString,
+                _registered_method=True)
+        self.Schedule = channel.unary_unary(
+                '/duemq.v1.Timer/Schedule',
+                request_serializer=duemq_dot_v1_dot_timer__pb2.ScheduleRequest.SerializeToString,
+                response_deserializer=duemq_dot_v1_dot_timer__pb2.ScheduleResponse.FromString,
+                _registered_method=True)
+        self.Reschedule = channel.unary_unary(
+                '/duemq.v1.Timer/Reschedule',
+                request_serializer=duemq_dot_v1_dot_timer__pb2.RescheduleRequest.SerializeToString,
+                response_deserializer=duemq_dot_v1_dot_timer__pb2.RescheduleResponse.FromString,
                 _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/duemq.v1.Timer/GetStats',

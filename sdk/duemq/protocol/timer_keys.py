@@ -1,0 +1,49 @@
+"""The names that owners give their delayed messages, and which timer shard keeps them.  Pure."""
+
+import re
+from zlib import crc32
+
+from duemq.errors import Unavailable
+from duemq.protocol import checks, names
+
+TIMER_KEY_CHARACTERS_MAX = 255
+SCHEDULE_RECORDS_MAX = 1_000
+"""Of one request of Schedule or Reschedule."""
+REQUEST_ID_BYTES = 16
+REPEAT_S = 600.0
+"""For so long a shard knows a request again."""
+
+# Neither control characters nor halves of UTF-16 pairs, which UTF-8 does not have.
+_TIMER_KEY = re.compile(
+    rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{TIMER_KEY_CHARACTERS_MAX}}}", re.DOTALL
+)
+_RULE = f"text of 1 to {TIMER_KEY_CHARACTERS_MAX} characters, none of them a control character"
+
+
+def check_timer_key(key: object, field: str = "timer_key") -> None:
+    """Raises InvalidArgument unless `key` may name a delayed message."""
+    checks.matches(field, key, _TIMER_KEY, _RULE)
+
+
+def check_keyed_topic(topic: str) -> None:
+    """Raises InvalidArgument unless messages of `topic` may have timer keys."""
+    names.check_topic(topic)
+    if names.is_system(topic):
+        raise checks.wrong("topic", topic, "messages with a timer_key go to topics of your own")
+
+
+def shard_of(topic: str, key: str, shards: int) -> int:
+    """The number of the shard, of so many, that keeps what waits under the key."""
+    return crc32(f"{topic}\0{key}".encode()) % shards
+
+
+def check_shard(topic: str, key: str, shard: int, shards: int) -> None:
+    """Raises Unavailable unless the key is that shard's: the caller's routes are old."""
+    owner = shard_of(topic, key, shards)
+    if owner != shard:
+        raise Unavailable(
+            f"timer_key {key!r} of {topic!r} belongs to shard {owner} of {shards},"
+            f" this is shard {shard}",
+            field="timer_key",
+            value=key,
+        )
