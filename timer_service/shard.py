@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from duemq.errors import DuemqError, Internal, InvariantError, Unavailable
 from duemq_server.storage.errors import DiskFull, LogFull, StorageError
@@ -23,6 +23,13 @@ from duemq_server.timer_service.scheduling.cancelling import NOT_YET, source_of
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.lateness import Lateness
 from duemq_server.timer_service.scheduling.scheduler import Ingested
+from duemq_server.timer_service.timers.keyed import (
+    Handle,
+    KeyedRecords,
+    RescheduleResult,
+    ScheduleResult,
+    TimerKey,
+)
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 
 log = logging.getLogger(__name__)
@@ -154,6 +161,47 @@ class Shard:
         except TimeoutError:
             return []
         return [at for at in waiting if source_of(scheduler, handles[at]) is not None]
+
+    async def schedule(
+        self, request_id: bytes, records: KeyedRecords, *, if_absent: bool = False
+    ) -> list[ScheduleResult]:
+        """Keeps records under their keys, all or none; durable when answered.
+
+        What waits under a key is replaced, or stays (`if_absent`).  A request id that comes again
+        is answered as the first one for 10 minutes; `request_id` has 16 bytes.  The caller has
+        checked what it passes: keys, topic, limits.  Raises Overloaded, ReadOnly (short of space),
+        Unavailable (not the leader any more), Corrupt, Internal.
+        """
+        raise NotImplementedError
+
+    async def reschedule(
+        self, request_id: bytes, timers: Sequence[Handle | TimerKey], due_ms: Sequence[int]
+    ) -> list[RescheduleResult]:
+        """Gives timers other due times, one a timer; each gets a new handle.
+
+        Waits for none to arrive: an error Unavailable says that it has not.  Raises as `schedule`,
+        and InvalidArgument for a timer that is named twice, TooLarge for bodies that are too large
+        together.
+        """
+        raise NotImplementedError
+
+    async def cancel_keys(
+        self, request_id: bytes, keys: Sequence[TimerKey]
+    ) -> list[str | DuemqError]:
+        """Cancels what waits under keys: CANCELLED, FIRED, UNKNOWN or an error of each.
+
+        Without a `request_id` (empty) a request that comes again cancels again.  Raises as
+        `schedule`, but not ReadOnly.
+        """
+        raise NotImplementedError
+
+    def now_ms(self) -> int:
+        """The clock that due times are compared with, Unix ms."""
+        return self.firing.now_ms()
+
+    def topic_queues(self, topic: str) -> Mapping[str, int] | None:
+        """Writable queues of a topic by broker; None: no routes are known yet."""
+        raise NotImplementedError
 
     def overdue(self) -> int:
         """Timers that are due and not dispatched, wherever they lie."""
