@@ -16,9 +16,10 @@ timer log or a period file), so that a checkpoint costs 50 bytes a near timer wh
 size; only batches on their way to a broker are written whole.
 
 What later releases added is left out while it is empty, and need not be there: `forgotten_ms` and
-`fired_until_ms` of the object, the arrays `late_pages` and `late_bits` (fire_memory.py), and where
-there are replicas `epochs`, (epoch, start) of each leader whose entries the log still has,
-`store_id` where it is not the producer id, and `installed`.
+`fired_until_ms` of the object, the arrays `late_pages` and `late_bits` (fire_memory.py); of timers
+under keys `rows_timer_key`, `blocks_keyed`, `replaced_pages`, `replaced_bits` (tombstones.py) and
+those of keyed_arrays.py; and where there are replicas `epochs`, (epoch, start) of each leader whose
+entries the log still has, `store_id` where it is not the producer id, and `installed`.
 """
 
 from __future__ import annotations
@@ -34,17 +35,21 @@ import numpy.typing as npt
 
 from duemq.errors import Corrupt
 from duemq_server.storage import record
+from duemq_server.timer_service.disk import keyed_arrays
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.numbering import Source
+from duemq_server.timer_service.scheduling.ended_keys import SavedKey
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
-from duemq_server.timer_service.scheduling.fire_memory import PAGE_BYTES, SavedPage
+from duemq_server.timer_service.scheduling.request_memory import SavedRequests
 from duemq_server.timer_service.scheduling.scheduler import Ledger, Scheduler
 from duemq_server.timer_service.timers.log_entries import LaneId, SourceId, TargetId
+from duemq_server.timer_service.timers.offset_pages import PAGE_BYTES, SavedPage
 from duemq_server.timer_service.timers.rows import NARROW, WIDE, Blob, Home, Rows, concatenate, runs
 
 MAGIC = b"DMQT"
 VERSION = 1
 _HEADER = struct.Struct("<4sHHQ")
+_NONE = np.empty(0, dtype=np.int64)
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -71,7 +76,7 @@ class CheckpointState:
     sources: list[Source]
     targets: list[TargetId]
     lanes: list[FireLane]
-    tombstones: list[tuple[int, int, int, bool]]
+    tombstones: list[tuple[int, int, int, int]]
     lengths: dict[str, int]
     blocks: list[Block]
     held: list[Held]
@@ -80,6 +85,10 @@ class CheckpointState:
     forgotten_ms: int = 0
     fired_until_ms: int = 0
     fired_late: list[SavedPage] = dataclasses.field(default_factory=list)
+    # Of timers under keys; none where there never were any.
+    replaced: list[SavedPage] = dataclasses.field(default_factory=list)
+    requests: list[SavedRequests] = dataclasses.field(default_factory=list)
+    ended_keys: list[SavedKey] = dataclasses.field(default_factory=list)
     epochs: tuple[tuple[int, int], ...] = ()
     """(epoch, start) of EPOCH entries before `position`; none without replicas."""
     installed: bool = False
@@ -125,6 +134,9 @@ def capture(
         forgotten_ms=scheduler.tombstones.forgotten_ms,
         fired_until_ms=scheduler.fires.until_ms,
         fired_late=scheduler.fires.pages(),
+        replaced=scheduler.tombstones.replaced.saved(),
+        requests=scheduler.keyed.requests.saved(),
+        ended_keys=scheduler.keyed.ended.saved(),
         epochs=tuple(epochs),
         store_id=store_id,
     )
@@ -210,16 +222,18 @@ def encode(state: CheckpointState) -> bytes:
         added["installed"] = True
     if state.store_id:
         added["store_id"] = state.store_id
-    if state.fired_late:
-        arrays["late_pages"] = _table((page.key, page.fired_ms) for page in state.fired_late)
-        arrays["late_bits"] = _bytes([page.bits for page in state.fired_late])
+    arrays |= _pages("late", state.fired_late) | _pages("replaced", state.replaced)
+    if any(each.keyed for each in state.blocks):
+        arrays["blocks_keyed"] = np.array([each.keyed for each in state.blocks], dtype=np.int64)
+    if rows.timer_key is not None and rows.timer_key.any():
+        arrays["rows_timer_key"] = rows.timer_key
+    arrays |= keyed_arrays.encode(state.requests, state.ended_keys)
     header = {
         "position": state.position,
         "recovery_start": state.recovery_start,
         "log_needed_from": state.log_needed_from,
         "producer_id": state.producer_id,
-        # Without losses as the first release wrote it.
-        "ledger": dataclasses.astuple(state.ledger)[: None if state.ledger.lost else -1],
+        "ledger": _without_zeros(dataclasses.astuple(state.ledger), 4),
         "sources": [
             (s.id.store_id, s.id.queue_id, s.broker, s.next_offset, s.first_offset)
             for s in state.sources
@@ -260,16 +274,19 @@ def decode(payload: bytes) -> CheckpointState:
         targets=targets,
         lanes=_decode_lanes(header["lanes"], arrays),
         tombstones=[
-            (source, offset, due_ms, bool(unmet))
-            for source, offset, due_ms, unmet in arrays["tombstones"].reshape(-1, 4).tolist()
+            (source, offset, due_ms, state)
+            for source, offset, due_ms, state in arrays["tombstones"].reshape(-1, 4).tolist()
         ],
         lengths=dict(header["files"]),
-        blocks=_decode_blocks(arrays["blocks"], files, targets),
+        blocks=_decode_blocks(arrays, files, targets),
         held=_decode_held(files, arrays),
         log_needed_from=header["log_needed_from"],
         forgotten_ms=header.get("forgotten_ms", 0),
         fired_until_ms=header.get("fired_until_ms", 0),
-        fired_late=_decode_pages(arrays),
+        fired_late=_decode_pages("late", arrays),
+        replaced=_decode_pages("replaced", arrays),
+        requests=keyed_arrays.decode_requests(arrays),
+        ended_keys=keyed_arrays.decode_ended(arrays),
         epochs=tuple((epoch, start) for epoch, start in header.get("epochs", ())),
         installed=header.get("installed", False),
         store_id=header.get("store_id", 0),
@@ -284,13 +301,14 @@ def _read_arrays(payload: bytes, at: int, names: list[tuple[str, str, int]]) -> 
     return arrays
 
 
-def _decode_blocks(
-    table: npt.NDArray[Any], files: list[str], targets: list[TargetId]
-) -> list[Block]:
+def _decode_blocks(arrays: Arrays, files: list[str], targets: list[TargetId]) -> list[Block]:
     blocks = []
-    for file, position, length, count, cursor, first, last, parked in table.reshape(-1, 8).tolist():
+    for row in arrays["blocks"].reshape(-1, 8).tolist():
+        file, position, length, count, cursor, first, last, parked = row
         target = None if parked < 0 else targets[parked]
         blocks.append(Block(files[file], position, length, count, cursor, first, last, target))
+    for each, keyed in zip(blocks, arrays.get("blocks_keyed", _NONE).tolist(), strict=False):
+        each.keyed = keyed
     return blocks
 
 
@@ -318,26 +336,43 @@ def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[FireLane]:
     return lanes
 
 
-def _decode_pages(arrays: Arrays) -> list[SavedPage]:
-    if "late_pages" not in arrays:
+def _pages(name: str, pages: list[SavedPage]) -> Arrays:
+    if not pages:
+        return {}
+    return {
+        f"{name}_pages": _table((page.key, page.marked_ms) for page in pages),
+        f"{name}_bits": _bytes([page.bits for page in pages]),
+    }
+
+
+def _decode_pages(name: str, arrays: Arrays) -> list[SavedPage]:
+    if f"{name}_pages" not in arrays:
         return []
-    bits = arrays["late_bits"].reshape(-1, PAGE_BYTES)
-    table = arrays["late_pages"].reshape(-1, 2).tolist()
+    bits = arrays[f"{name}_bits"].reshape(-1, PAGE_BYTES)
+    table = arrays[f"{name}_pages"].reshape(-1, 2).tolist()
     return [
-        SavedPage(key, fired_ms, each.tobytes())
-        for (key, fired_ms), each in zip(table, bits, strict=True)
+        SavedPage(key, marked_ms, each.tobytes())
+        for (key, marked_ms), each in zip(table, bits, strict=True)
     ]
 
 
 def _decode_held(files: list[str], arrays: Arrays) -> list[Held]:
     wide, narrow = arrays["rows_wide"], arrays["rows_narrow"]
-    rows = Rows(wide.reshape(WIDE, -1), narrow.reshape(NARROW, -1))
+    hashes = arrays.get("rows_timer_key")
+    rows = Rows(wide.reshape(WIDE, -1), narrow.reshape(NARROW, -1), hashes)
     held, at = [], 0
     for file, position, start, length, count, crc in arrays["held"].reshape(-1, 6).tolist():
         home = Home(files[file] if file >= 0 else "", position)
         held.append(Held(home, start, length, rows.slice(at, at + count), crc))
         at += count
     return held
+
+
+def _without_zeros(values: tuple[int, ...], kept: int) -> tuple[int, ...]:
+    """Without those at the end, from `kept` on: releases before wrote fewer."""
+    while len(values) > kept and not values[-1]:
+        values = values[:-1]
+    return values
 
 
 def _table(rows: Any) -> npt.NDArray[np.int64]:

@@ -109,6 +109,7 @@ class Housekeeper:
             return scheduler.begin_flush(now_ms)  # no room for it yet: it waits on disk
         scheduler.tombstones.expire(now_ms)
         scheduler.fires.expire(now_ms - scheduler.limits.tombstone_keep_ms)
+        scheduler.keyed.expire(now_ms, scheduler.limits.tombstone_keep_ms)
         return self.save(now_ms) if self._save_is_due(now_ms) else None
 
     def short_of_space(self) -> bool:

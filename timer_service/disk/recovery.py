@@ -4,8 +4,8 @@ Run by the thread that will own the scheduler, before anything else.  Reads and 
 directly: it is the start of the process.
 
 1. The checkpoint's state is taken over; bodies of timers in memory are read from where they lie.
-2. The entries behind it are applied in order: ADD brings timers in as when they came; CANCEL, ACK
-   and EPOCH as they say; a DISPATCH only notes which timers are in it.
+2. The entries behind it are applied in order: ADD brings timers in as when they came; CANCEL, ACK,
+   EPOCH and SCHEDULE as they say; a DISPATCH only notes which timers are in it.
 3. The noted timers are then taken out wherever they are met: at once if they are in memory, and
    from the blocks, which the checkpoint left where they were, by loading what was due.  Timers of
    a batch that is not acknowledged give it their bodies: it will be sent again, byte by byte the
@@ -37,10 +37,11 @@ from duemq_server.storage.tools.set_aside import GAP
 from duemq_server.timer_service.disk.checkpoint_state import CheckpointState, Held
 from duemq_server.timer_service.far.far_block import REMEDY
 from duemq_server.timer_service.far.far_segments import Load
+from duemq_server.timer_service.scheduling import keyed_state
 from duemq_server.timer_service.scheduling.dispatch import NEVER
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.scheduler import Scheduler, make_batch
-from duemq_server.timer_service.timers import intake, log_entries
+from duemq_server.timer_service.timers import intake, keyed_entry, log_entries
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.log_entries import Dispatched
 from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate
@@ -146,6 +147,7 @@ class Recovery:
         self._batches: list[Replayed] = []
         self._by_position: dict[int, Replayed] = {}
         self._unseen = Unseen()
+        self._keys_changed: dict[int, int] = {}  # position of the last entry, by a key's hash
         self.replayed = 0  # entries
         self.epochs: list[tuple[int, int]] = []
         """(epoch, start) of the EPOCH entries of replicas that were met."""
@@ -161,9 +163,12 @@ class Recovery:
             scheduler.numbers.number_target(target)
         for lane in state.lanes:
             self._restore_lane(lane)
-        for source_number, offset, since_ms, unmet in state.tombstones:
-            scheduler.tombstones.add(source_number, offset, since_ms, unmet=unmet)
+        for tombstone in state.tombstones:
+            scheduler.tombstones.restore(*tombstone)
+        scheduler.tombstones.replaced.restore(state.replaced)
         scheduler.tombstones.forgotten_ms = state.forgotten_ms
+        scheduler.keyed.requests.restore(state.requests)
+        scheduler.keyed.ended.restore(state.ended_keys)
         scheduler.fires.restore(state.fired_until_ms, state.fired_late)
         scheduler.segments.recover(state.lengths, state.blocks)
         for held in state.held:
@@ -200,6 +205,8 @@ class Recovery:
                 self._ack(entry)
             elif entry.kind == log_entries.EPOCH:
                 self._epoch(entry)
+            elif entry.kind == log_entries.SCHEDULE:
+                self._schedule(entry)
             elif entry.kind == GAP:
                 raise Corrupt(
                     f"timer log, position {entry.position}: an entry was set aside that no"
@@ -292,6 +299,14 @@ class Recovery:
             scheduler.tombstones.add(number, cancelled.offset, since_ms, unmet=row < 0)
             scheduler.ledger.cancelled += 1
 
+    def _schedule(self, entry: Entry) -> None:
+        changed = keyed_entry.decode(entry.body)
+        home = entry.position + record.HEADER_BYTES + changed.frames_at
+        keyed_state.apply(self._scheduler, changed, home, self._now_ms)
+        hashes = (*changed.cancelled_hashes.tolist(), *changed.hashes.tolist())
+        self._keys_changed.update(dict.fromkeys(hashes, entry.position))
+        self._make_room()
+
     def _dispatch(self, entry: Entry) -> None:
         scheduler = self._scheduler
         found = log_entries.decode_dispatch(entry.body)
@@ -383,8 +398,17 @@ class Recovery:
             mine = met[0] == number
             fired = rows.take(mine)
             self._scheduler.fires.note(fired, self._fired_by(batch.position))
+            self._note_ended(fired, batch.position)
             if not batch.acked:
                 batch.found.append((met[1][mine], fired, blob))
+
+    def _note_ended(self, fired: Rows, position: int) -> None:
+        """Keys that a later entry names are another timer's by now, or cancelled."""
+        if fired.timer_key is None:
+            return
+        changed, fired_ms = self._keys_changed, self._fired_by(position)
+        hashes = (each for each in fired.timer_key.tolist() if changed.get(each, 0) < position)
+        self._scheduler.keyed.ended.note(hashes, fired_ms, fired=True)
 
     def _load(self, horizon_ms: int) -> bool:
         """Loads some timers that were due; False if there are none."""

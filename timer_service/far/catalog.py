@@ -61,6 +61,7 @@ class Block:
     next_due_ms: int  # of row `cursor`
     last_due_ms: int
     parked: TargetId | None = None
+    keyed: int = 0  # rows with a timer key
 
 
 class Ranges(NamedTuple):
@@ -168,17 +169,18 @@ class Catalog:
         self._files: dict[str, _File] = {}
         self._view: View | None = None
 
-    def add(self, each: Block, period: tuple[int, int], ranges: Ranges = UNKNOWN) -> None:
-        """A block is there.  `period`: in ms, of its file."""
+    def add(self, each: Block, period: tuple[int, int], ranges: Ranges = UNKNOWN) -> int:
+        """A block is there; its number.  `period`: in ms, of its file."""
         number, self.added, self._view = self.added, self.added + 1, None
         self._blocks[number] = each
         self._numbers[each.file, each.position] = number
         file = self._files.setdefault(each.file, _File(*period))
         file.blocks.add(number)
         file.append(_entries(number, ranges, each.next_due_ms, each.last_due_ms))
+        return number
 
-    def done(self, each: Block) -> None:
-        """A block is loaded to its end."""
+    def done(self, each: Block) -> int:
+        """A block is loaded to its end; the number that it had."""
         self._view = None
         number = self._numbers.pop((each.file, each.position))
         del self._blocks[number]
@@ -191,6 +193,7 @@ class Catalog:
             gone = ~np.isin(file.entries["block"][: file.count], live)
             if 2 * gone.sum() > file.count:
                 file.without(gone)
+        return number
 
     def block(self, number: int) -> Block | None:
         """A block, or None if it is done.  From any thread."""

@@ -11,7 +11,7 @@ off  size  field           meaning
  8    4    targets         entries of the target table
 12    4    names_length    bytes of the names
 16    8    bodies_length   bytes of the bodies entry's body
-24    8    reserved        zeros
+24    8    extra           columns behind the rows; 1: timer_key; 0: none
 32   16*s  sources         store_id u64, queue_id u32, zeros u32
  .    8*t  targets         queue_id i32 (-1: any), broker_length u16, topic_length u16
  .    n    names           broker and topic of each target, UTF-8; zero-padded to a multiple of 8
@@ -26,6 +26,8 @@ off  size  field           meaning
       24    4    tag_hash
       28    4    key_hash
       32    4    crc32c      of the record: bodies are read in parts
+
+ .    8*c  timer_key       only if `extra` says so: u64 (timers/key_hash.py), 0: none
 
 BODIES (kind 25): the records, one after the other, in the order of the rows.
 
@@ -43,12 +45,13 @@ import numpy as np
 import numpy.typing as npt
 
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
-from duemq_server.timer_service.timers.rows import Rows
+from duemq_server.timer_service.timers.rows import Hashes, Rows
 
 INDEX, BODIES = 24, 25
 ROWS_MAX = 4_096
 BYTES_MAX = 8 * 1024 * 1024  # of bodies; a single larger record makes a block of its own
 ROW_BYTES = 36
+_HASH_BYTES = 8
 
 REMEDY = (
     "Restore the timer service's data directory from a copy, or accept the loss of the timers in"
@@ -70,6 +73,8 @@ _ROW = np.dtype(
         ("crc32c", "<u4"),
     ]
 )
+TIMER_KEY = 1
+"""In `extra`.  A block of timers without keys has the bytes that it always had."""
 IDENTITY = struct.Struct("<qqH")
 """How a row begins: due_ms, offset, source."""
 assert _HEADER.size == 32
@@ -83,6 +88,7 @@ class Index(NamedTuple):
     targets: list[TargetId]
     rows: npt.NDArray[Any]
     bodies_length: int
+    timer_key: Hashes | None = None
 
     def starts(self) -> npt.NDArray[np.int64]:
         """Where each record begins in the bodies; one entry more than rows."""
@@ -115,11 +121,14 @@ def encode_index(
     for name in ("due_ms", "offset", "size", "tag_hash", "key_hash"):
         packed[name] = getattr(rows, name)
     packed["source"], packed["target"], packed["crc32c"] = source, target, crc
+    hashes = rows.timer_key
+    column = b"" if hashes is None or not hashes.any() else hashes.astype("<u8").tobytes()
+    extra = TIMER_KEY if column else 0
     header = _HEADER.pack(
-        len(rows), len(used_sources), len(used_targets), len(text), rows.body_bytes(), 0
+        len(rows), len(used_sources), len(used_targets), len(text), rows.body_bytes(), extra
     )
     pairs = [_SOURCE.pack(*sources[number], 0) for number in used_sources.tolist()]
-    return b"".join((header, *pairs, *table, text, packed.tobytes()))
+    return b"".join((header, *pairs, *table, text, packed.tobytes(), column))
 
 
 def decode_index(body: memoryview) -> Index:
@@ -135,7 +144,7 @@ def decode_index(body: memoryview) -> Index:
         names = text[cut : cut + broker], text[cut + broker : cut + broker + topic]
         found.append(TargetId(names[0].decode(), names[1].decode(), queue_id))
         cut += broker + topic
-    return Index(pairs, found, rows, bodies_length)
+    return Index(pairs, found, rows, bodies_length, timer_key_column(body))
 
 
 def decode_rows(body: memoryview) -> tuple[list[SourceId], npt.NDArray[Any]]:
@@ -156,11 +165,22 @@ def rows_at(body: memoryview) -> RowsAt:
     """Where the rows lie.  Raises ValueError if the lengths do not add up."""
     if len(body) < _HEADER.size:
         raise ValueError(f"a block index of {len(body)} bytes, less than {_HEADER.size}")
-    count, sources, targets, names_length, _, _ = _HEADER.unpack_from(body)
+    count, sources, targets, names_length, _, extra = _HEADER.unpack_from(body)
+    if extra & ~TIMER_KEY:
+        raise ValueError(f"a block index with columns {extra:#x}, this release knows {TIMER_KEY}")
     start = _HEADER.size + _SOURCE.size * sources + _TARGET.size * targets + names_length
-    if start + count * ROW_BYTES != len(body):
-        raise ValueError(f"a block index of {len(body)} bytes, not {start + count * ROW_BYTES}")
+    end = start + count * (ROW_BYTES + (_HASH_BYTES if extra else 0))
+    if end != len(body):
+        raise ValueError(f"a block index of {len(body)} bytes, not {end}")
     return RowsAt(count, start)
+
+
+def timer_key_column(body: memoryview) -> Hashes | None:
+    """The hashes of the rows' timer keys, in an INDEX body that `rows_at` found right."""
+    count, _, _, _, _, extra = _HEADER.unpack_from(body)
+    if not extra:
+        return None
+    return np.frombuffer(body, "<u8", count, len(body) - _HASH_BYTES * count)
 
 
 def due_column(body: memoryview, rows: RowsAt) -> npt.NDArray[np.int64]:

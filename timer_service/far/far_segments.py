@@ -25,6 +25,7 @@ the noted lengths is cut, and files that the checkpoint does not know are delete
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import os
@@ -40,10 +41,19 @@ from duemq_server.storage.disk import Disk, write_all
 from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far import far_block as block
 from duemq_server.timer_service.far.catalog import UNKNOWN, Block, Catalog, Ranges, ranges_of
+from duemq_server.timer_service.far.key_filter import KeyFilter
+from duemq_server.timer_service.far.key_look_up import HandleAsk, KeyAsk, KeyLookUp
 from duemq_server.timer_service.far.look_up import LookUp, Query
 from duemq_server.timer_service.far.memtable import Piece
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
-from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate, new_rows
+from duemq_server.timer_service.timers.rows import (
+    Blob,
+    Hashes,
+    Home,
+    Rows,
+    concatenate,
+    new_rows,
+)
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -106,6 +116,7 @@ class FarSegments:
         self._parked: dict[TargetId, list[Block]] = {}
         self._number = itertools.count()
         self.catalog = Catalog()
+        self.key_filter = KeyFilter()
         disk.makedirs(directory)
 
     def recover(self, lengths: dict[str, int], blocks: Iterable[Block]) -> None:
@@ -166,8 +177,8 @@ class FarSegments:
         """The job ran: its blocks are part of the far timers."""
         self.lengths.update(flush.lengths)
         self.dirty.update(flush.lengths)
-        for each, ranges in zip(flush.blocks, flush.ranges, strict=True):
-            self._push(each, ranges)
+        for each, ranges, hashes in zip(flush.blocks, flush.ranges, flush.hashes, strict=True):
+            self._push(each, ranges, hashes)
 
     def load(self, horizon_ms: int, rows_max: int, bytes_max: int) -> Load:
         """A job that reads the timers due before `horizon_ms`, as many as fit, in due order."""
@@ -192,7 +203,9 @@ class FarSegments:
             piece.block.cursor = piece.cursor
             piece.block.next_due_ms = piece.next_due_ms
             if piece.cursor == piece.block.count:
-                self.catalog.done(piece.block)
+                number = self.catalog.done(piece.block)
+                if piece.block.keyed:
+                    self.key_filter.remove(number)
         if load.pieces:
             left = [each for _, _, each in self._blocks if each.cursor < each.count]
             self._blocks = [(each.next_due_ms, next(self._number), each) for each in left]
@@ -227,9 +240,30 @@ class FarSegments:
         """Files with timers that are not loaded."""
         return {each.file for each in self.blocks()}
 
-    def _push(self, each: Block, ranges: Ranges = UNKNOWN) -> None:
+    def key_look_up(
+        self,
+        asks: Sequence[KeyAsk],
+        handles: Sequence[HandleAsk],
+        number_of: Callable[[SourceId], int | None],
+    ) -> KeyLookUp:
+        """A job that finds timers in blocks, and reads them; `keys_looked_up` takes it over.
+
+        Blocks whose keys are not known yet are learnt.
+        """
+        look_up = self.look_up([ask.query for ask in handles], number_of)
+        known, where = self.key_filter, self.directory
+        return KeyLookUp(self._disk, where, self.catalog, asks, handles, known, look_up)
+
+    def keys_looked_up(self, look_up: KeyLookUp) -> None:
+        """The job ran."""
+        self.key_filter.learn(look_up.learnt)
+        self.looked_up(look_up.look_up)
+
+    def _push(self, each: Block, ranges: Ranges = UNKNOWN, hashes: Hashes | None = None) -> None:
         self.pending += each.count - each.cursor
-        self.catalog.add(each, period_of(each.file), ranges)
+        number = self.catalog.add(each, period_of(each.file), ranges)
+        if each.keyed:
+            self.key_filter.add(number, hashes)
         if each.parked is not None:
             self._parked.setdefault(each.parked, []).append(each)
         else:
@@ -272,6 +306,7 @@ class Flush:
         self._now_ms = now_ms
         self.blocks: list[Block] = []
         self.ranges: list[Ranges] = []  # of each block
+        self.hashes: list[Hashes | None] = []  # of each block's timer keys
         self.lengths: dict[str, int] = {}  # of the files written to
 
     def run(self) -> None:
@@ -279,7 +314,7 @@ class Flush:
 
         What an earlier run wrote is overwritten by the next, at the same place.
         """
-        self.blocks, self.ranges, self.lengths = [], [], {}
+        self.blocks, self.ranges, self.hashes, self.lengths = [], [], [], {}
         rows = concatenate([rows for rows, _ in self.pieces])
         piece_of = np.repeat(np.arange(len(self.pieces)), [len(rows) for rows, _ in self.pieces])
         order = np.lexsort((rows.offset, rows.source, rows.due_ms))
@@ -336,7 +371,9 @@ class Flush:
             file.close()
         self.lengths[name] = end
         due = rows.due_ms
+        hashes = None if rows.timer_key is None else rows.timer_key[rows.timer_key != 0]
         self.ranges.append(ranges_of(rows.source, rows.offset))
+        self.hashes.append(hashes)
         self.blocks.append(
             Block(
                 name,
@@ -347,6 +384,7 @@ class Flush:
                 int(due[0]),
                 int(due[-1]),
                 self._parked,
+                0 if hashes is None else len(hashes),
             )
         )
 
@@ -416,6 +454,8 @@ def cut_piece(each: Block, index: block.Index, cursor: int, end: int, data: byte
     rows.narrow[0], rows.narrow[1] = part["source"], part["target"]
     rows.narrow[2], rows.narrow[3] = starts[cursor:end] - first, part["size"]
     rows.narrow[4], rows.narrow[5] = part["tag_hash"], part["key_hash"]
+    if index.timer_key is not None:
+        rows = dataclasses.replace(rows, timer_key=index.timer_key[cursor:end].astype(np.uint64))
     due = int(index.rows["due_ms"][end]) if end < each.count else each.last_due_ms
     blob = Blob(data, Home(each.file, bodies_at + first))
     return Piecewise(each, end, due, rows, index.sources, index.targets, blob)

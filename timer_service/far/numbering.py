@@ -77,4 +77,4 @@ class Numbering:
         target_map = np.array([self.number_target(each) for each in targets], dtype=np.uint32)
         narrow = rows.narrow.copy()
         narrow[0], narrow[1] = source_map[rows.source], target_map[rows.target]
-        return Rows(rows.wide, narrow)
+        return Rows(rows.wide, narrow, rows.timer_key)

@@ -1,4 +1,4 @@
-"""Cancelled timers, remembered.
+"""Cancelled and replaced timers, remembered.
 
 Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
 
@@ -6,6 +6,9 @@ A tombstone does two things.  While its timer still lies on disk or in the memta
 keeps it from being loaded.  And it answers a repeated cancel with CANCELLED, until `keep_ms` after
 the later of its due time and its cancel.  An unmet tombstone never expires; it holds up no other,
 because only met ones wait on the heap.
+
+A replaced timer's is the same while it is unmet; then a bit is left (timers/offset_pages.py), for
+who moves a timer a thousand times a second shall not fill the memory of the cancelled ones.
 """
 
 from __future__ import annotations
@@ -15,7 +18,11 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
+from duemq_server.timer_service.timers.offset_pages import OffsetPages
 from duemq_server.timer_service.timers.rows import Rows
+
+MET, UNMET, UNMET_REPLACED = 0, 1, 2
+"""Of a tombstone in a checkpoint."""
 
 
 class Tombstones:
@@ -26,9 +33,12 @@ class Tombstones:
         self.unmet = 0
         self.forgotten_ms = 0
         """Of timers due after this none is forgotten."""
+        self.replaced = OffsetPages()
+        """Those that were met."""
         self._since: dict[int, dict[int, int]] = {}
         self._unmet: dict[int, set[int]] = {}
         self._expiry: list[tuple[int, int, int]] = []  # heap of (since, source, offset), met ones
+        self._swapped: set[tuple[int, int]] = set()  # unmet and replaced
         self._count = 0
 
     def __len__(self) -> int:
@@ -46,6 +56,14 @@ class Tombstones:
             self.unmet += 1
         else:
             heapq.heappush(self._expiry, (since_ms, source, offset))
+
+    def add_replaced(self, source: int, offset: int, since_ms: int, *, unmet: bool) -> None:
+        """A timer went because another came for it; as `add`."""
+        if unmet:
+            self.add(source, offset, since_ms, unmet=True)
+            self._swapped.add((source, offset))
+        else:
+            self.replaced.mark_one(source, offset, since_ms)
 
     def add_all(
         self,
@@ -70,7 +88,7 @@ class Tombstones:
 
     def has(self, source: int, offset: int) -> bool:
         """Whether the timer was cancelled and is remembered."""
-        return offset in self._since.get(source, ())
+        return offset in self._since.get(source, ()) or self.replaced.has(source, offset)
 
     def meet(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
         """Which rows are cancelled, None: none; they count as met from now on."""
@@ -87,10 +105,18 @@ class Tombstones:
             mask[of_source] = np.isin(rows.offset[of_source], np.fromiter(met, dtype=np.int64))
             offsets -= met
             self.unmet -= len(met)
-            since = self._since[source]
             for offset in met:
-                heapq.heappush(self._expiry, (since[offset], source, offset))
+                self._met(source, offset)
         return mask if mask.any() else None
+
+    def _met(self, source: int, offset: int) -> None:
+        since = self._since[source]
+        if (source, offset) not in self._swapped:
+            heapq.heappush(self._expiry, (since[offset], source, offset))
+            return
+        self._swapped.remove((source, offset))
+        self.replaced.mark_one(source, offset, since.pop(offset))
+        self._count -= 1
 
     def expire(self, now_ms: int, limit: int = 10_000) -> None:
         """Forgets what is past its time, at most `limit` of them."""
@@ -100,11 +126,25 @@ class Tombstones:
             del self._since[source][offset]
             self._count -= 1
             self.forgotten_ms = max(self.forgotten_ms, since_ms)
+        self.replaced.expire(now_ms - self.keep_ms)
+        self.forgotten_ms = max(self.forgotten_ms, self.replaced.dropped_ms)
 
-    def items(self) -> list[tuple[int, int, int, bool]]:
-        """(source, offset, since, unmet) of each."""
+    def items(self) -> list[tuple[int, int, int, int]]:
+        """(source, offset, since, MET or UNMET or UNMET_REPLACED) of each."""
         return [
-            (source, offset, since_ms, offset in self._unmet.get(source, ()))
+            (source, offset, since_ms, self._state(source, offset))
             for source, offsets in self._since.items()
             for offset, since_ms in offsets.items()
         ]
+
+    def _state(self, source: int, offset: int) -> int:
+        if offset not in self._unmet.get(source, ()):
+            return MET
+        return UNMET_REPLACED if (source, offset) in self._swapped else UNMET
+
+    def restore(self, source: int, offset: int, since_ms: int, state: int) -> None:
+        """Takes over one of `items`."""
+        if state == UNMET_REPLACED:
+            self.add_replaced(source, offset, since_ms, unmet=True)
+        else:
+            self.add(source, offset, since_ms, unmet=state == UNMET)

@@ -177,7 +177,8 @@ class Cancelling:
                 found = sources[source_id] = _arrived_from(scheduler, source_id)
             number, end = found
             if offset >= end:
-                self._outcomes[at] = NOT_YET
+                own = scheduler.keyed.is_own(source_id)
+                self._outcomes[at] = UNKNOWN if own else NOT_YET
             elif scheduler.tombstones.has(number, offset):
                 self._outcomes[at] = CANCELLED
                 self.end = scheduler.log.end_position
@@ -213,19 +214,8 @@ class Cancelling:
         for place in sought.places:
             if place.error is not None and place.block.cursor < place.block.count:
                 return Corrupt(str(place.error))
-        return self._outcome_of_gone(int(asked.source[n]), self._handles[asked.at[n]], now_ms)
-
-    def _outcome_of_gone(self, source: int, handle: Cancelled, now_ms: int) -> str:
-        """Of a timer that arrived, is not pending, and is not remembered as cancelled."""
-        scheduler = self._scheduler
-        if handle.offset < scheduler.numbers.sources[source].first_offset:
-            return UNKNOWN
-        if scheduler.fires.fired_late(source, handle.offset):
-            return FIRED
-        if handle.due_ms > max(now_ms, scheduler.fires.until_ms):
-            return UNKNOWN  # nothing with this due time can have fired
-        kept_ms = max(now_ms - scheduler.tombstones.keep_ms, scheduler.tombstones.forgotten_ms + 1)
-        return FIRED if handle.due_ms >= kept_ms else UNKNOWN
+        handle = self._handles[asked.at[n]]
+        return outcome_of_gone(self._scheduler, int(asked.source[n]), handle, now_ms)
 
     def _cancel(self, wanted: _Asked, rows: Ids, now_ms: int) -> None:
         """`rows`: of the near table, NOWHERE for what lies far."""
@@ -255,6 +245,18 @@ class Cancelling:
         for at in wanted.at:
             self._outcomes[at] = CANCELLED
         scheduler.ledger.cancelled += len(wanted.at)
+
+
+def outcome_of_gone(scheduler: Scheduler, source: int, handle: Cancelled, now_ms: int) -> str:
+    """Of a timer that arrived, is not pending, and is not remembered as cancelled."""
+    if handle.offset < scheduler.numbers.sources[source].first_offset:
+        return UNKNOWN
+    if scheduler.fires.fired_late(source, handle.offset):
+        return FIRED
+    if handle.due_ms > max(now_ms, scheduler.fires.until_ms):
+        return UNKNOWN  # nothing with this due time can have fired
+    kept_ms = max(now_ms - scheduler.tombstones.keep_ms, scheduler.tombstones.forgotten_ms + 1)
+    return FIRED if handle.due_ms >= kept_ms else UNKNOWN
 
 
 def _arrived_from(scheduler: Scheduler, source_id: SourceId) -> tuple[int, int]:

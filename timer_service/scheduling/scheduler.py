@@ -13,8 +13,9 @@ Invariants:
  - The log is the truth; memory is a function of checkpoint and log, see recovery.py.
  - A batch is sent only after its DISPATCH entry is durable; since the ADD entry lies before it in
    the same log, no timer is fired that a crash could bring back.
- - accepted = pending + fired + cancelled, where `pending` is what the structures really hold:
-   near + memtable (and the one being flushed) + blocks, less cancelled timers not yet met there.
+ - accepted = pending + fired + cancelled + replaced, where `pending` is what the structures really
+   hold: near + memtable (and the one being flushed) + blocks, less cancelled and replaced timers
+   not yet met there.
  - A timer is in exactly one of these places, and something will fire it from there: `check`.  It
    goes back on the picture only when memory is short (evicted, parked) or the clock went back.
 """
@@ -46,6 +47,7 @@ from duemq_server.timer_service.scheduling.dispatch import (
 )
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane, FireOutcome
 from duemq_server.timer_service.scheduling.fire_memory import FireMemory
+from duemq_server.timer_service.scheduling.keyed_state import KeyedState
 from duemq_server.timer_service.timers import intake, log_entries
 from duemq_server.timer_service.timers.fired_records import fired
 from duemq_server.timer_service.timers.keys import KeyList
@@ -79,18 +81,19 @@ class Ingested(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Ledger:
-    """accepted = pending + fired + cancelled + lost."""
+    """accepted = pending + fired + cancelled + replaced + lost."""
 
     accepted: int = 0
     fired: int = 0
     cancelled: int = 0
     in_flight: int = 0  # fired and not yet answered by a broker
     lost: int = 0  # damaged on the disk, and set aside by an operator
+    replaced: int = 0  # another one came for them: under the same key, or with another due time
 
     @property
     def pending(self) -> int:
-        """Accepted, and neither fired nor cancelled nor lost."""
-        return self.accepted - self.fired - self.cancelled - self.lost
+        """Accepted, and nothing else happened."""
+        return self.accepted - self.fired - self.cancelled - self.replaced - self.lost
 
 
 class Scheduler:
@@ -111,6 +114,7 @@ class Scheduler:
         self.fires = FireMemory()
         self.ledger = Ledger()
         self.numbers = Numbering()
+        self.keyed = KeyedState(limits.requests_max, limits.request_bytes_max)
         self._undurable: deque[tuple[int, FireBatch]] = deque()
         self._arrivals: deque[tuple[int, Source, int]] = deque()
         self._acks: list[int] = []
@@ -337,6 +341,8 @@ class Scheduler:
         batch.past_due = self.near.past_due(ids, rows.due_ms)
         self.near.remove(ids)
         self.fires.note(rows, now_ms)
+        if rows.timer_key is not None:
+            self.keyed.ended.note(rows.timer_key.tolist(), now_ms, fired=True)
         self.dispatcher.push(batch)
         self._undurable.append((end, batch))
         self.ledger.fired += batch.count

@@ -5,8 +5,10 @@ Owned by: Near, Memtable.  Mutated by: the thread that owns the scheduler.  No c
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +38,7 @@ class RowTable:
         self._shift = 64 - bits
         self._slots = np.full((1 << bits) + _PROBES, NOWHERE, dtype=np.int32)
         self._slot_of = np.full(capacity, NOWHERE, dtype=np.int32)
-        self._beside: dict[int, int] = {}  # key -> row
+        self._beside: dict[int, list[int]] = {}  # key -> rows
         self._key_beside: dict[int, int] = {}  # row -> key
 
     def add(self, ids: Ids, keys: Keys) -> None:
@@ -69,13 +71,17 @@ class RowTable:
             self._put_beside(row, key)
 
     def remove(self, ids: Ids) -> None:
-        """Rows go."""
+        """Rows go, also such as are not in it."""
         slots = self._slot_of[ids]
         self._slots[slots[slots >= 0]] = NOWHERE
         self._slot_of[ids] = NOWHERE
         if self._key_beside:
             for row in ids[slots < 0].tolist():
-                del self._beside[self._key_beside.pop(row)]
+                key = self._key_beside.pop(row, None)
+                if key is not None:
+                    self._beside[key].remove(row)
+                    if not self._beside[key]:
+                        del self._beside[key]
 
     def find(self, keys: Keys, rows: Rows) -> Ids:
         """The row of each key, or NOWHERE.  `rows` are all rows, by number."""
@@ -88,22 +94,50 @@ class RowTable:
         found = np.where(hits, candidates, NOWHERE).max(axis=1).astype(np.int32)
         if self._beside:
             for at in np.flatnonzero(found == NOWHERE).tolist():
-                found[at] = self._beside.get(int(keys[at]), NOWHERE)
+                found[at] = self._find_beside(int(keys[at]))
         return found
+
+    def find_all(self, keys: Keys, own: Keys) -> tuple[Ids, Ids]:
+        """Pairs (place in `keys`, row) of all rows that have these keys; a key may have several.
+
+        `own`: the keys of all rows, by number.
+        """
+        candidates = self._slots[self._homes(keys)[:, None] + np.arange(_PROBES)]
+        hits = (candidates != NOWHERE) & (own[candidates] == keys[:, None])
+        which, rows = np.nonzero(hits)[0].astype(np.int32), candidates[hits]
+        if self._key_beside:
+            beside = [(at, row) for at, key in enumerate(keys.tolist()) for row in self._rows(key)]
+            more = np.array(beside, dtype=np.int32).reshape(-1, 2)
+            which, rows = np.append(which, more[:, 0]), np.append(rows, more[:, 1])
+        return which, rows
 
     def _find_one(self, key: int, rows: Rows) -> int:
         home = (key * int(_GOLDEN) & _MASK64) >> self._shift
         for row in self._slots[home : home + _PROBES].tolist():
             if row != NOWHERE and key_of(int(rows.source[row]), int(rows.offset[row])) == key:
                 return int(row)
-        return self._beside.get(key, NOWHERE)
+        return self._find_beside(key)
+
+    def _rows(self, key: int) -> list[int]:
+        return self._beside.get(key, [])
+
+    def _find_beside(self, key: int) -> int:
+        return next(iter(self._rows(key)), NOWHERE)
 
     def _homes(self, keys: Keys) -> npt.NDArray[np.int64]:
         return ((keys * _GOLDEN) >> np.uint64(self._shift)).astype(np.int64)
 
     def _put_beside(self, row: int, key: int) -> None:
-        self._beside[key] = row
+        self._beside.setdefault(key, []).append(row)
         self._key_beside[row] = key
+
+
+class Found(NamedTuple):
+    """A timer of a KeyList."""
+
+    at: int  # in the list
+    piece: int  # the batch that it came with
+    row: int  # of that batch
 
 
 class KeyList:
@@ -113,6 +147,8 @@ class KeyList:
         self._count = 0
         self._keys: Keys = np.empty(0, dtype=np.uint64)
         self._due_ms = np.empty(0, dtype=np.int64)
+        self._ends: list[int] = []  # of each batch
+        self._hashes: Keys | None = None  # rows.timer_key; None: no timer has one
 
     @classmethod
     def of(cls, parts: Iterable[Rows]) -> KeyList:
@@ -122,6 +158,9 @@ class KeyList:
             made._keys = np.concatenate([keys_of(rows.source, rows.offset) for rows in listed])
             made._due_ms = np.concatenate([rows.due_ms for rows in listed])
             made._count = len(made._keys)
+            made._ends = list(itertools.accumulate(len(rows) for rows in listed))
+            if any(rows.timer_key is not None for rows in listed):
+                made._hashes = np.concatenate([rows.timer_keys() for rows in listed])
         return made
 
     def add(self, rows: Rows) -> None:
@@ -132,7 +171,17 @@ class KeyList:
             self._due_ms = _grown(self._due_ms, 2 * end)
         self._keys[self._count : end] = keys_of(rows.source, rows.offset)
         self._due_ms[self._count : end] = rows.due_ms
+        if rows.timer_key is not None or self._hashes is not None:
+            self._add_hashes(rows, end)
+        self._ends.append(end)
         self._count = end
+
+    def _add_hashes(self, rows: Rows, end: int) -> None:
+        if self._hashes is None:
+            self._hashes = np.zeros(len(self._keys), dtype=np.uint64)
+        elif end > len(self._hashes):
+            self._hashes = _grown(self._hashes, len(self._keys))
+        self._hashes[self._count : end] = rows.timer_keys()
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
         """The due time of each of these, ascending and each once, or NOWHERE."""
@@ -150,6 +199,38 @@ class KeyList:
         hits = np.flatnonzero(keys[at] == own)
         found[at[hits]] = self._due_ms[hits]
         return found
+
+    def find_hashes(self, hashes: Keys) -> list[tuple[int, Found]]:
+        """Pairs (place in `hashes`, timer) of all timers that have these, ascending, each once."""
+        if self._hashes is None or not len(hashes):
+            return []
+        return self._pairs(hashes, self._hashes[: self._count])
+
+    def find_places(self, keys: Keys) -> list[tuple[int, Found]]:
+        """As `find`, but where they lie."""
+        return self._pairs(keys, self._keys[: self._count]) if len(keys) else []
+
+    def _pairs(self, wanted: Keys, own: Keys) -> list[tuple[int, Found]]:
+        if len(wanted) <= _FEW:
+            hits = [(n, at) for n in range(len(wanted)) for at in _where(own, wanted[n])]
+        else:
+            which = np.minimum(np.searchsorted(wanted, own), len(wanted) - 1)
+            found = np.flatnonzero(wanted[which] == own)
+            hits = list(zip(which[found].tolist(), found.tolist(), strict=True))
+        return [(n, self._place(at)) for n, at in hits]
+
+    def _place(self, at: int) -> Found:
+        piece = bisect.bisect_right(self._ends, at)
+        return Found(at, piece, at - (self._ends[piece - 1] if piece else 0))
+
+    def forget_hash(self, at: int) -> None:
+        """The timer at this place is not found by its hash any more: another has its key."""
+        if self._hashes is not None:
+            self._hashes[at] = 0
+
+
+def _where(own: Keys, key: np.uint64) -> list[int]:
+    return np.flatnonzero(own == key).tolist()
 
 
 def _grown(column: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:

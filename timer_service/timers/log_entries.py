@@ -44,6 +44,8 @@ EPOCH (kind 20): a lane starts over, under a new epoch (the broker forgot its se
 16    n    broker, topic: as in DISPATCH.  Batches of the lane that are not answered
            keep their order and are renumbered from sequence 0.
 
+SCHEDULE (kind 21): timers under keys of their owner; keyed_entry.py.
+
 A lane is (broker, topic, queue); its batches are one idempotent producer's at that broker.
 """
 
@@ -56,7 +58,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-ADD, CANCEL, DISPATCH, ACK, EPOCH = 16, 17, 18, 19, 20
+ADD, CANCEL, DISPATCH, ACK, EPOCH, SCHEDULE = 16, 17, 18, 19, 20, 21
 
 _ADD = struct.Struct("<QIIQ")
 _CANCEL = struct.Struct("<QIIqq")

@@ -14,6 +14,7 @@ Bodies are not copied: a row points into a blob, and a blob is let go with its l
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -27,6 +28,7 @@ from duemq_server.timer_service.timers.wheel import Ids, Times, Wheel
 
 FREE, WHEEL, READY, DROPPED_WHEEL, DROPPED_READY = range(5)
 _DROPPED = DROPPED_WHEEL - WHEEL  # from a state to the same one, dropped
+_NONE = np.empty(0, dtype=np.int32)
 ROW_BYTES = 71  # a row's columns, its link in the wheel, its places on the free stack and by key
 BLOB_BYTES = 160  # a blob beside its data
 _ROWS_MIN = 4_096
@@ -51,6 +53,7 @@ class Near:
         self._blob = np.empty(0, dtype=np.int32)
         self._state = np.empty(0, dtype=np.uint8)
         self._by_key = RowTable(0)
+        self._by_timer_key: RowTable | None = None  # of pending rows that have one; None: none did
         self._grow(min(_ROWS_MIN, rows_max))
 
     def __len__(self) -> int:
@@ -76,8 +79,21 @@ class Near:
         self._blob[ids] = self._hold(blob, count)
         self._state[ids] = WHEEL
         self._by_key.add(ids, keys_of(rows.source, rows.offset))
+        if rows.timer_key is not None or self._rows.timer_key is not None:
+            self._add_timer_keys(ids, rows.timer_keys())
         self.pending += count
         self.wheel.add(ids, rows.due_ms)
+
+    def _add_timer_keys(self, ids: Ids, hashes: Keys) -> None:
+        if self._rows.timer_key is None:
+            column = np.zeros(self._capacity, dtype=np.uint64)
+            self._rows = dataclasses.replace(self._rows, timer_key=column)
+        if self._by_timer_key is None:
+            self._by_timer_key = RowTable(self._capacity)
+        assert self._rows.timer_key is not None
+        self._rows.timer_key[ids] = hashes
+        keyed = hashes != 0
+        self._by_timer_key.add(ids[keyed], hashes[keyed])
 
     @property
     def table(self) -> Rows:
@@ -137,6 +153,8 @@ class Near:
             raise InvariantError("a timer that is not pending was dropped")
         self.pending -= len(ids)
         self._state[ids] += _DROPPED
+        if self._by_timer_key is not None:
+            self._by_timer_key.remove(ids)
 
     def find(self, source: int, offset: int) -> int:
         """Row number of a pending timer, or -1."""
@@ -148,6 +166,20 @@ class Near:
         state = self._state[found]
         found[(state != WHEEL) & (state != READY)] = NOWHERE
         return found
+
+    def find_timer_keys(self, hashes: Keys) -> tuple[Ids, Ids]:
+        """Pairs (place in `hashes`, row) of the pending timers that have these."""
+        if self._by_timer_key is None:
+            return _NONE, _NONE
+        return self._by_timer_key.find_all(hashes, self._rows.timer_keys())
+
+    def body(self, row: int) -> bytes | memoryview:
+        """The record of a row."""
+        blob = self.blobs[int(self._blob[row])]
+        if blob is None:
+            raise InvariantError("a timer outlived its body")
+        start = int(self._rows.home[row]) - blob.start
+        return blob.data[start : start + int(self._rows.size[row])]
 
     def evict(self, due_ms: int) -> list[tuple[Rows, Blob]]:
         """Takes pending timers out that are due at or after `due_ms`, to make room.
@@ -224,6 +256,8 @@ class Near:
             return
         self._state[ids] = FREE
         self._by_key.remove(ids)
+        if self._by_timer_key is not None:
+            self._by_timer_key.remove(ids)
         self._free[self._free_count : self._free_count + count] = ids
         self._free_count += count
         for number, rows in Counter(self._blob[ids].tolist()).items():
@@ -237,14 +271,20 @@ class Near:
                 self.bytes -= len(blob.data) + BLOB_BYTES
 
     def _grow(self, capacity: int) -> None:
-        used, rows = self._capacity, new_rows(capacity)
-        rows.wide[:, :used], rows.narrow[:, :used] = self._rows.wide, self._rows.narrow
+        used, rows, rows_before = self._capacity, new_rows(capacity), self._rows
+        rows.wide[:, :used], rows.narrow[:, :used] = rows_before.wide, rows_before.narrow
         self._rows = rows
         self._blob = _grown(self._blob, capacity, np.int32)
         self._state = _grown(self._state, capacity, np.uint8)
         self._by_key = RowTable(capacity)
         taken = np.flatnonzero(self._state != FREE).astype(np.int32)
         self._by_key.add(taken, keys_of(rows.source[taken], rows.offset[taken]))
+        if self._by_timer_key is not None:
+            column = _grown(rows_before.timer_keys(), capacity, np.uint64)
+            self._rows = dataclasses.replace(rows, timer_key=column)
+            self._by_timer_key = RowTable(capacity)
+            keyed = taken[self._is_pending(taken) & (column[taken] != 0)]
+            self._by_timer_key.add(keyed, column[keyed])
         free = np.empty(capacity, dtype=np.int32)
         new = np.arange(capacity - 1, self._capacity - 1, -1, dtype=np.int32)
         free[: self._free_count] = self._free[: self._free_count]

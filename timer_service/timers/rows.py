@@ -13,6 +13,9 @@ No object per timer.  `Rows` is a batch of timers as parallel arrays; its bodies
             tag_hash  side arrays of the message, passed on as they came
             key_hash
 
+    timer_key  u64      hash of the topic and the key that its owner gave it (key_hash.py); 0: none.
+                        Where no timer of a batch has one there is no such column
+
 The columns are the rows of two matrices, i64 and u32, so that picking timers out costs two NumPy
 calls and not eight; a tick often fires only a few.
 """
@@ -29,6 +32,7 @@ import numpy.typing as npt
 Wide = npt.NDArray[np.int64]
 Narrow = npt.NDArray[np.uint32]
 Index = npt.NDArray[Any]
+Hashes = npt.NDArray[np.uint64]
 
 WIDE, NARROW = 2, 6  # columns of each
 
@@ -60,6 +64,7 @@ class Rows:
 
     wide: Wide
     narrow: Narrow
+    timer_key: Hashes | None = None
 
     def __len__(self) -> int:
         return self.wide.shape[1]
@@ -108,11 +113,17 @@ class Rows:
         """The rows of an index array or of a mask, copied."""
         if index.dtype == np.bool_:
             index = np.flatnonzero(index)
-        return Rows(self.wide.take(index, axis=1), self.narrow.take(index, axis=1))
+        hashes = self.timer_key if self.timer_key is None else self.timer_key.take(index)
+        return Rows(self.wide.take(index, axis=1), self.narrow.take(index, axis=1), hashes)
 
     def slice(self, start: int, end: int) -> Rows:
         """The rows from `start` to `end`, as views."""
-        return Rows(self.wide[:, start:end], self.narrow[:, start:end])
+        hashes = self.timer_key if self.timer_key is None else self.timer_key[start:end]
+        return Rows(self.wide[:, start:end], self.narrow[:, start:end], hashes)
+
+    def timer_keys(self) -> Hashes:
+        """The column `timer_key`, also where there is none."""
+        return np.zeros(len(self), dtype=np.uint64) if self.timer_key is None else self.timer_key
 
     def body_bytes(self) -> int:
         """Size of the records."""
@@ -147,9 +158,11 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
         return parts[0]
     if not parts:
         return new_rows(0)
+    keyed = any(part.timer_key is not None for part in parts)
     return Rows(
         np.concatenate([part.wide for part in parts], axis=1),
         np.concatenate([part.narrow for part in parts], axis=1),
+        np.concatenate([part.timer_keys() for part in parts]) if keyed else None,
     )
 
 

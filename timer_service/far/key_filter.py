@@ -1,0 +1,150 @@
+"""Which blocks may hold a timer with a key: a Bloom filter a block, all of them asked at once.
+
+Owned by: FarSegments.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
+
+A key says nothing of when its timer is due, so any block may have it.  The filters of blocks with
+about the same number of keys are the columns of a matrix of bits:
+
+    key ── PROBES rows ──►  0 1 1 0 0 1 ...   a bit a block; eight blocks a byte
+                            1 1 0 0 1 0 ...
+                       AND  0 1 0 0 0 0 ...   ► the second block may have it
+
+so a look-up reads `PROBES` runs of (blocks / 8) bytes, however many blocks there are.  A filter has
+16 to 32 bits a key; one of some 10,000 says "perhaps" for nothing.  That is some 3 bytes a key in
+memory; the keys themselves are on disk only.
+
+Only blocks with keys take part.  After a start their keys are not known: a look-up reads them first
+(key_look_up.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from duemq_server.timer_service.timers.rows import Hashes
+
+PROBES = 10
+BITS_MIN = 16  # a key
+ROWS_MIN = 256  # of a matrix
+GATHERED_BYTES_MAX = 1 << 20  # read at once
+
+
+def rows_for(keys: int) -> int:
+    """Rows of the matrix for blocks with so many keys: a power of two."""
+    return max(ROWS_MIN, 1 << (BITS_MIN * keys - 1).bit_length())
+
+
+class _Matrix:
+    """The filters of blocks with about the same number of keys."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._bits = np.zeros((rows, 1), dtype=np.uint8)
+        self._numbers = np.full(8, -1, dtype=np.int64)  # of each column's block; -1: free
+        self._free = list(range(7, -1, -1))
+
+    def add(self, number: int, hashes: Hashes) -> int:
+        """The column that the block got."""
+        if not self._free:
+            self._grow()
+        column = self._free.pop()
+        self._numbers[column] = number
+        self._bits[self._places(hashes).ravel(), column >> 3] |= np.uint8(1 << (column & 7))
+        return column
+
+    def remove(self, column: int) -> None:
+        self._numbers[column] = -1
+        self._bits[:, column >> 3] &= np.uint8(0xFF ^ 1 << (column & 7))
+        self._free.append(column)
+
+    def find(self, hashes: Hashes) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Pairs (place in `hashes`, number of a block)."""
+        every = max(1, GATHERED_BYTES_MAX // (PROBES * self._bits.shape[1]))
+        whose, blocks = [], []
+        for start in range(0, len(hashes), every):
+            places = self._places(hashes[start : start + every])
+            both = np.bitwise_and.reduce(self._bits[places], axis=1)
+            which, at = np.nonzero(both)
+            if len(which):
+                bits = np.unpackbits(both[which, at][:, None], axis=1, bitorder="little")
+                hit, bit = np.nonzero(bits)
+                whose.append(which[hit] + start)
+                blocks.append(self._numbers[8 * at[hit] + bit])
+        if not whose:
+            return _NONE, _NONE
+        return np.concatenate(whose), np.concatenate(blocks)
+
+    def _places(self, hashes: Hashes) -> npt.NDArray[np.int64]:
+        low, high = hashes & np.uint64(0xFFFFFFFF), hashes >> np.uint64(32) | np.uint64(1)
+        places = low[:, None] + high[:, None] * _STEPS & np.uint64(self._rows - 1)
+        return places.astype(np.int64)
+
+    def _grow(self) -> None:
+        width = self._bits.shape[1]
+        bits = np.zeros((self._rows, 2 * width), dtype=np.uint8)
+        bits[:, :width] = self._bits
+        self._bits = bits
+        self._numbers = np.append(self._numbers, np.full(8 * width, -1, dtype=np.int64))
+        self._free += range(16 * width - 1, 8 * width - 1, -1)
+
+
+_STEPS = np.arange(PROBES, dtype=np.uint64)
+_NONE = np.empty(0, dtype=np.int64)
+
+
+class KeyFilter:
+    """Blocks with keys, by number (catalog.py)."""
+
+    def __init__(self) -> None:
+        self.unknown: set[int] = set()
+        """Blocks whose keys are not known; they are in no answer."""
+        self._matrices: dict[int, _Matrix] = {}
+        self._columns: dict[int, tuple[_Matrix, int]] = {}
+        self._unreadable: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._columns) + len(self.unknown) + len(self._unreadable)
+
+    def add(self, number: int, hashes: Hashes | None) -> None:
+        """A block with keys is there; None: which they are is not known."""
+        if hashes is None:
+            self.unknown.add(number)
+            return
+        rows = rows_for(len(hashes))
+        matrix = self._matrices.setdefault(rows, _Matrix(rows))
+        self._columns[number] = matrix, matrix.add(number, hashes)
+
+    def remove(self, number: int) -> None:
+        """A block is done."""
+        self.unknown.discard(number)
+        self._unreadable.discard(number)
+        matrix, column = self._columns.pop(number, (None, 0))
+        if matrix is not None:
+            matrix.remove(column)
+
+    def learn(self, found: Mapping[int, Hashes | None]) -> None:
+        """Keys of blocks that were not known; None: it cannot be read, and may hold any key."""
+        for number, hashes in found.items():
+            if number not in self.unknown:
+                continue  # done meanwhile
+            self.unknown.remove(number)
+            if hashes is None:
+                self._unreadable.add(number)
+            else:
+                self.add(number, hashes)
+
+    def candidates(self, hashes: Hashes) -> list[set[int]]:
+        """The blocks that may have each of these keys."""
+        found = [set(self._unreadable) for _ in range(len(hashes))]
+        for matrix in self._matrices.values():
+            for at, number in zip(*map(_listed, matrix.find(hashes)), strict=True):
+                found[at].add(number)
+        return found
+
+
+def _listed(numbers: npt.NDArray[Any]) -> list[int]:
+    return numbers.tolist()

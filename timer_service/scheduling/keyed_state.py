@@ -1,0 +1,95 @@
+"""What a shard knows of timers under keys beside them, and how a SCHEDULE entry changes all.
+
+Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from duemq_server.timer_service.scheduling.ended_keys import EndedKeys
+from duemq_server.timer_service.scheduling.request_memory import RequestMemory
+from duemq_server.timer_service.timers import intake
+from duemq_server.timer_service.timers.keyed_entry import Changed
+from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId, TargetId
+from duemq_server.timer_service.timers.rows import Blob, Home, keys_of
+
+if TYPE_CHECKING:
+    from duemq_server.timer_service.scheduling.scheduler import Scheduler
+
+NO_SOURCE = SourceId(0, 0)
+
+
+class KeyedState:
+    """Timers that did not come from a broker: their source, their requests, their ends."""
+
+    def __init__(self, requests_max: int, request_bytes_max: int) -> None:
+        self.source = NO_SOURCE
+        """Of the timers that come from now on: the shard's id and number."""
+        self.requests = RequestMemory(requests_max, request_bytes_max)
+        self.ended = EndedKeys()
+
+    def is_own(self, source: SourceId) -> bool:
+        """Whether timers of the source come from here, and not from a broker."""
+        return source == self.source
+
+    def expire(self, now_ms: int, keep_ms: int) -> None:
+        """Forgets what is past its time."""
+        self.requests.expire(now_ms)
+        self.ended.expire(now_ms - keep_ms)
+
+
+def apply(scheduler: Scheduler, changed: Changed, home: int, now_ms: int) -> int:
+    """Timers of a SCHEDULE entry go and come; the first due time of those that came, or 0.
+
+    The entry's frames lie at `home` of the log.
+    """
+    _take_away(scheduler, changed.cancelled, now_ms, replaced=False)
+    _take_away(scheduler, changed.replaced, now_ms, replaced=True)
+    keyed = scheduler.keyed
+    keyed.ended.note(changed.cancelled_hashes.tolist(), changed.at_ms, fired=False)
+    keyed.ended.forget(changed.hashes.tolist())
+    keyed.requests.add(changed.request, changed.answer, changed.at_ms)
+    return _bring_in(scheduler, changed, home, now_ms) if changed.brokers else 0
+
+
+def _take_away(
+    scheduler: Scheduler, gone: Sequence[Cancelled], now_ms: int, *, replaced: bool
+) -> None:
+    if not gone:
+        return
+    numbers, tombstones = scheduler.numbers, scheduler.tombstones
+    sources = [numbers.number_source(each.source, "", each.offset) for each in gone]
+    offsets = np.array([each.offset for each in gone], dtype=np.int64)
+    rows = scheduler.near.find_all(keys_of(np.array(sources), offsets))
+    scheduler.near.drop(rows[rows >= 0])
+    add = tombstones.add_replaced if replaced else tombstones.add
+    for source, each, row in zip(sources, gone, rows.tolist(), strict=True):
+        add(source, each.offset, max(each.due_ms, now_ms), unmet=row < 0)
+    if replaced:
+        scheduler.ledger.replaced += len(gone)
+    else:
+        scheduler.ledger.cancelled += len(gone)
+
+
+def _bring_in(scheduler: Scheduler, changed: Changed, home: int, now_ms: int) -> int:
+    numbers, data = scheduler.numbers, bytes(changed.frames)
+    fetched = list(intake.frames_in(data))
+    number = numbers.number_source(changed.source, "", 0)
+    targets = [
+        numbers.number_target(TargetId(broker, each.target_topic, each.target_queue_id))
+        for broker, (each, _, _) in zip(changed.brokers, fetched, strict=True)
+    ]
+    rows = intake.rows_of(fetched, number, targets)
+    if changed.hashes.any():
+        rows = dataclasses.replace(rows, timer_key=changed.hashes)
+    source = numbers.sources[number]
+    source.next_offset = source.durable_offset = fetched[-1].frame.end_offset
+    scheduler.ledger.accepted += len(rows)
+    blob = Blob(data, Home("", home), accepted_ms=fetched[-1].frame.store_ms)
+    scheduler.admit(rows, blob, now_ms)
+    return int(rows.due_ms.min())

@@ -1,0 +1,53 @@
+"""What stands for a timer's key in columns and on disk, and the key as a record has it.  Pure.
+
+The hash never changes: blocks and the log have it.  It is a hint only: two keys may have the same,
+so the record's own is compared before anything is done to its timer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from duemq.protocol.record_bytes import (
+    FIXED32,
+    FIXED64,
+    LENGTH_DELIMITED,
+    VARINT,
+    read_entry,
+    read_varint,
+)
+from duemq_server.timer_service.timers.keyed import TimerKey
+
+_TIMER_KEY_TAG = 11 << 3 | LENGTH_DELIMITED  # of Record
+
+
+def hash_of(key: TimerKey) -> int:
+    """Hash of a topic and a key, 64 bits; never 0."""
+    text = f"{key.topic}\0{key.key}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") or 1
+
+
+def key_in(entry: bytes | memoryview) -> str:
+    """The timer key of a record, given its entry in a RecordBatch; empty: it has none."""
+    data, key = bytes(entry), b""
+    at, end = read_entry(data, 0, len(data))
+    while 0 <= at < end:
+        tag = data[at]
+        at += 1
+        if tag >= 0x80:
+            tag, at = read_varint(data, at - 1, end)
+        wire = tag & 7
+        if wire == LENGTH_DELIMITED:
+            length, start = read_varint(data, at, end)
+            if start < 0:
+                break
+            at = start + length
+            if tag == _TIMER_KEY_TAG:
+                key = data[start:at]
+        elif wire == VARINT:
+            _, at = read_varint(data, at, end)
+        elif wire in (FIXED64, FIXED32):
+            at += 8 if wire == FIXED64 else 4
+        else:
+            break
+    return key.decode(errors="replace")
