@@ -6,6 +6,7 @@ timerlog-writer  two threads: write and sync what was appended, in groups (stora
 firing           a timer of the event loop, set to the next due millisecond (firing.py)
 disk jobs        flushes, loads, checkpoints, one at a time, in the thread timer-disk (disk_jobs.py)
 timer-look-up    a thread: looks for timers to cancel that are not in memory (cancels.py)
+timer-key-look-up  a thread: the same, by key (keyed_requests.py)
 links            to each broker claims, fires, a fetcher a queue, commits (edge/broker_links.py)
 registration     heartbeats to the nameservers; routes: what they know (duemq.transport)
 announcing       ready and registered while brokers let this service serve its shard
@@ -91,7 +92,7 @@ class TimerService:
             time.monotonic() - began,
         )
         meters = Meters(self.server.registry)
-        self.shard = Shard(directory, meters.committed, self._leading)
+        self.shard = Shard(directory, meters.committed, self._leading, settings.shard)
         self._routes = RouteWatcher(settings.nameservers)
         self._links = BrokerLinks(self.shard, self._routes.cache, settings)
         self._links.on_claims = self._claims_changed.set

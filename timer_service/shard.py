@@ -1,7 +1,8 @@
 """One shard at work: the core, the loops around it, and what the faces ask of them.
 
 Owned by the event loop.  Threads: two `timerlog-writer` sync the log; `timer-disk` runs one job at
-a time, `timer-look-up` one look-up (cancels.py).  All come back through `call_soon_threadsafe`.
+a time, `timer-look-up` and `timer-key-look-up` one look-up each (cancels.py, keyed_requests.py).
+All come back through `call_soon_threadsafe`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from duemq.errors import DuemqError, Internal, InvariantError, Unavailable
+from duemq.errors import (
+    DuemqError,
+    Internal,
+    InvalidArgument,
+    InvariantError,
+    Overloaded,
+    ReadOnly,
+    Unavailable,
+)
 from duemq_server.storage.errors import DiskFull, LogFull, StorageError
 from duemq_server.storage.writer import Commit
 from duemq_server.timer_service.cancels import Cancels
@@ -18,21 +27,37 @@ from duemq_server.timer_service.disk.data_directory import DataDirectory, save_n
 from duemq_server.timer_service.disk_jobs import DiskJobs
 from duemq_server.timer_service.far.numbering import Source
 from duemq_server.timer_service.firing import RETRY_S, Firing
+from duemq_server.timer_service.keyed_requests import KeyedRequests
 from duemq_server.timer_service.log_loop import LogLoop, Replicas
 from duemq_server.timer_service.scheduling.cancelling import NOT_YET, source_of
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
+from duemq_server.timer_service.scheduling.keyed_changes import (
+    CancellingKeys,
+    Change,
+    Rescheduling,
+    Scheduling,
+)
 from duemq_server.timer_service.scheduling.lateness import Lateness
 from duemq_server.timer_service.scheduling.scheduler import Ingested
 from duemq_server.timer_service.timers.keyed import (
+    EXISTS,
+    FIRED,
+    REPLACED,
+    RESCHEDULED,
+    SCHEDULED,
+    UNKNOWN,
     Handle,
     KeyedRecords,
     RescheduleResult,
     ScheduleResult,
     TimerKey,
 )
+from duemq_server.timer_service.timers.keyed_entry import CANCELLED, NO_REQUEST, RequestKey
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 
 log = logging.getLogger(__name__)
+
+KEYS_AT_ONCE = 250  # of a list to be cancelled: some 3 ms of work
 
 
 class Shard:
@@ -43,14 +68,20 @@ class Shard:
         directory: DataDirectory,
         on_commit: Callable[[Commit], None] | None = None,
         replicas: Replicas | None = None,
+        number: int = 0,
     ) -> None:
+        """`number`: this shard's, of those of the cluster."""
         self.directory = directory
         self.scheduler = directory.scheduler
+        self.scheduler.keyed.source = SourceId(directory.producer_id, number)
         self.lateness = Lateness()
         self.log_loop = LogLoop(directory.log, self.scheduler, on_commit, replicas)
         self.firing = Firing(self.scheduler, self.log_loop)
         self.disk_jobs = DiskJobs(directory, self.log_loop, self.firing.now_ms)
         self._cancels = Cancels(
+            self.scheduler, self.firing.ahead_ms, lambda: self.log_loop.progress_or(RETRY_S)
+        )
+        self._keyed = KeyedRequests(
             self.scheduler, self.firing.ahead_ms, lambda: self.log_loop.progress_or(RETRY_S)
         )
         self._streams: dict[str, object] = {}
@@ -170,30 +201,88 @@ class Shard:
         What waits under a key is replaced, or stays (`if_absent`).  A request id that comes again
         is answered as the first one for 10 minutes; `request_id` has 16 bytes.  The caller has
         checked what it passes: keys, topic, limits.  Raises Overloaded, ReadOnly (short of space),
-        Unavailable (not the leader any more), Corrupt, Internal.
+        Unavailable (not the leader any more), Corrupt, InvalidArgument (the id of another kind of
+        request), Internal.
         """
-        raise NotImplementedError
+        request = RequestKey(request_id)
+        change = Scheduling(self.scheduler, request, records, if_absent=if_absent)
+        decided = await self._decide(change, {SCHEDULED, REPLACED, EXISTS})
+        return [ScheduleResult(outcome, *handles) for outcome, handles in decided.results]
 
     async def reschedule(
         self, request_id: bytes, timers: Sequence[Handle | TimerKey], due_ms: Sequence[int]
     ) -> list[RescheduleResult]:
         """Gives timers other due times, one a timer; each gets a new handle.
 
-        Waits for none to arrive: an error Unavailable says that it has not.  Raises as `schedule`,
-        and InvalidArgument for a timer that is named twice, TooLarge for bodies that are too large
-        together.
+        Waits for none to arrive: an error Unavailable says that it has not, also when the request
+        comes again.  Raises as `schedule`, and InvalidArgument for a timer that is named twice,
+        TooLarge for bodies that are too large together.
         """
-        raise NotImplementedError
+        change = Rescheduling(self.scheduler, RequestKey(request_id), timers, due_ms)
+        decided = await self._decide(change, {RESCHEDULED, FIRED, UNKNOWN, NOT_YET})
+        return [
+            RescheduleResult("", error=_not_arrived(timer))
+            if outcome == NOT_YET
+            else RescheduleResult(outcome, next(iter(handles), None))
+            for timer, (outcome, handles) in zip(timers, decided.results, strict=True)
+        ]
 
     async def cancel_keys(
         self, request_id: bytes, keys: Sequence[TimerKey]
     ) -> list[str | DuemqError]:
         """Cancels what waits under keys: CANCELLED, FIRED, UNKNOWN or an error of each.
 
-        Without a `request_id` (empty) a request that comes again cancels again.  Raises as
-        `schedule`, but not ReadOnly.
+        Without a `request_id` (empty) a request that comes again cancels again.  Raises
+        Unavailable, InvalidArgument, Internal.
         """
-        raise NotImplementedError
+        parts = [keys[at : at + KEYS_AT_ONCE] for at in range(0, len(keys), KEYS_AT_ONCE)]
+        asked = [
+            self._cancel_part(RequestKey(request_id or NO_REQUEST, number), part)
+            for number, part in enumerate(parts)
+        ]
+        return [outcome for part in await asyncio.gather(*asked) for outcome in part]
+
+    async def _cancel_part(
+        self, request: RequestKey, keys: Sequence[TimerKey]
+    ) -> list[str | DuemqError]:
+        change = CancellingKeys(self.scheduler, request, keys)
+        try:
+            decided = await self._decide(change, {CANCELLED, FIRED, UNKNOWN})
+        except Overloaded as error:
+            return [error] * len(keys)
+        results = enumerate(decided.results)
+        return [decided.errors.get(at) or outcome for at, (outcome, _) in results]
+
+    async def _decide(self, change: Change, outcomes: set[str]) -> Change:
+        """Durably; by a request that came before if it has the same id."""
+        makes_room = isinstance(change, CancellingKeys)
+        if not makes_room and not self.scheduler.keyed.requests.find(change.request):
+            self._check_space()
+        try:
+            decided = await self._keyed.decide(change)
+        except (StorageError, InvariantError) as error:
+            self.log_loop.fail(error)
+            raise Internal(f"timers under keys: {error}") from error
+        if (
+            len(decided.results) != change.size
+            or {each.outcome for each in decided.results} - outcomes
+        ):
+            raise InvalidArgument(
+                "another request had this id: each needs one of its own", field="request_id"
+            )
+        if self.scheduler.memtable_full():
+            self.disk_jobs.wake()
+        await self.log_loop.durable(decided.end)
+        return decided
+
+    def _check_space(self) -> None:
+        if self._short_of_space():
+            raise ReadOnly(
+                f"less than {self.scheduler.limits.free_bytes_min} bytes are free: this timer"
+                " service takes nothing over",
+                field="free_bytes_min",
+                limit=self.scheduler.limits.free_bytes_min,
+            )
 
     def now_ms(self) -> int:
         """The clock that due times are compared with, Unix ms."""
@@ -201,7 +290,7 @@ class Shard:
 
     def topic_queues(self, topic: str) -> Mapping[str, int] | None:
         """Writable queues of a topic by broker; None: no routes are known yet."""
-        raise NotImplementedError
+        return self.scheduler.dispatcher.queues(topic)
 
     def overdue(self) -> int:
         """Timers that are due and not dispatched, wherever they lie."""
@@ -231,6 +320,7 @@ class Shard:
         healthy = not failed.done()
         await self.disk_jobs.close()
         await self._cancels.stop()
+        await self._keyed.stop()
         await self.log_loop.stop()
         if healthy and not self.log_loop.replicated and not self.directory.log.disk_full:
             try:
@@ -244,3 +334,9 @@ class Shard:
     def _last_save(self) -> None:
         if not self.scheduler.flushing:
             save_now(self.directory.log, self.directory.housekeeper, self.firing.now_ms())
+
+
+def _not_arrived(timer: Handle | TimerKey) -> Unavailable:
+    assert not isinstance(timer, TimerKey)
+    what = f"offset {timer.offset} of %TIMER%/{timer.source.queue_id}"
+    return Unavailable(f"{what} has not arrived here yet", field="timers", value=timer.offset)

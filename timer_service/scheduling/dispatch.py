@@ -11,7 +11,8 @@ cancelled, and it can go elsewhere.
     a queue (>= 0)       this queue of the home broker, always; waits for the broker if it is away;
                          of a topic made anew with fewer queues, `queue % queues`
     any (-1)             the home broker's queues in turn; if it is away for `FAILOVER_AFTER_MS`,
-                         another connected broker that serves the topic
+                         another connected broker that serves the topic; without a home broker
+                         the connected ones in turn
 
 Batches of a target follow one another naturally: while `PIPELINE_MAX` are unanswered, a further one
 waits until one of them is answered or `SMALL_ROWS` timers have gathered.  So a batch costs no delay
@@ -23,6 +24,7 @@ only the same broker knows whether the batch is stored.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +71,9 @@ class Dispatcher:
         self.waiting = 0  # rows in `_ready`, cancelled ones included
         self._ready: dict[int, deque[Ids]] = {}  # by target, the one served last at the end
         self._routes: Mapping[str, Queues] = {}
+        self._routes_known = False
         self._next_queue: dict[tuple[str, str], int] = {}
+        self._last_broker: dict[str, str] = {}  # that a topic's batch went to
         self._unanswered: dict[int, int] = {}  # batches by target
         self.stirred = False
         """Whether more of what waits may go than at the last look."""
@@ -133,7 +137,12 @@ class Dispatcher:
     def set_routes(self, routes: Mapping[str, Queues]) -> None:
         """The writable queues of every topic."""
         self._routes = routes
+        self._routes_known = True
         self._stir()
+
+    def queues(self, topic: str) -> Queues | None:
+        """The writable queues of a topic; None: no routes are known yet."""
+        return self._routes.get(topic, {}) if self._routes_known else None
 
     def peer(self, name: str) -> Peer:
         """The broker of a name; made when first heard of."""
@@ -189,17 +198,28 @@ class Dispatcher:
         for broker in self._candidates(target, queues, now_ms):
             lane = self._next_lane(broker, target.topic, queues[broker])
             if lane is not None:
+                self._last_broker[target.topic] = broker
                 return lane
         return None
 
     def _candidates(self, target: TargetId, queues: Queues, now_ms: int) -> list[str]:
+        if not target.broker:
+            return self._in_turn(target.topic, self._all_open(queues))
         home = self.peer(target.broker)
         if home.connected and queues.get(target.broker, 0) > 0:
             return [target.broker] if self._open(target.broker) else []
         home.down_since_ms = home.down_since_ms or now_ms
         if not home.connected and now_ms - home.down_since_ms < FAILOVER_AFTER_MS:
             return []
+        return self._all_open(queues)
+
+    def _all_open(self, queues: Queues) -> list[str]:
         return [name for name, count in sorted(queues.items()) if count > 0 and self._open(name)]
+
+    def _in_turn(self, topic: str, brokers: list[str]) -> list[str]:
+        """Ascending brokers, those behind the topic's last one first."""
+        first = bisect.bisect_right(brokers, self._last_broker.get(topic, ""))
+        return brokers[first:] + brokers[:first]
 
     def next_failover_ms(self, now_ms: int) -> int:
         """When timers that wait for their broker may go to another; NEVER: none will."""

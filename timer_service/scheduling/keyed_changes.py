@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from duemq.errors import InvalidArgument, Overloaded, TooLarge
+from duemq.errors import DuemqError, InvalidArgument, Overloaded, TooLarge
 from duemq.protocol.limits import BATCH_BYTES_DEFAULT
 from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.storage import frame, record
@@ -76,8 +76,8 @@ class Change:
         self.keys = keys
         self.results: list[Result] = []
         """Once `advance` said True: one each."""
-        self.errors: dict[int, Exception] = {}
-        """And instead of a result that is none, by place."""
+        self.errors: dict[int, DuemqError] = {}
+        """Count instead of results, by place."""
         self.end = 0
         """Position up to which the log must be durable before the results are told."""
         self.first_due_ms = NEVER
@@ -213,7 +213,9 @@ class CancellingKeys(Change):
             outcome = ended.outcome(hashed) or UNKNOWN if found is None else CANCELLED
             results.append(Result(outcome))
         self.errors.update(search.errors)
-        if not cancelled and (self.request.id == NO_REQUEST or self.errors):
+        if self.errors:  # whoever asks again shall not be told the rest of the answer
+            self.request = RequestKey(NO_REQUEST)
+        if not cancelled and self.request.id == NO_REQUEST:
             self.end = self._scheduler.log.end_position
             self.results = results
             return

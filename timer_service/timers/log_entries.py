@@ -76,7 +76,10 @@ class SourceId(NamedTuple):
 
 
 class TargetId(NamedTuple):
-    """Where a timer's message goes: a queue of a topic (-1: any), and the broker it came from."""
+    """Where a timer's message goes: a queue of a topic (-1: any), and the broker it came from.
+
+    The broker is empty where the message came from none, and any will do.
+    """
 
     broker: str
     topic: str
