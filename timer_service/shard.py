@@ -82,7 +82,7 @@ class Shard:
             self.scheduler, self.firing.ahead_ms, lambda: self.log_loop.progress_or(RETRY_S)
         )
         self._keyed = KeyedRequests(
-            self.scheduler, self.firing.ahead_ms, lambda: self.log_loop.progress_or(RETRY_S)
+            self.scheduler, self.firing.now_ms, lambda: self.log_loop.progress_or(RETRY_S)
         )
         self._streams: dict[str, object] = {}
         self._arrived = asyncio.Event()

@@ -18,7 +18,9 @@ from duemq_server.timer_service.disk import snapshot
 from duemq_server.timer_service.disk.data_directory import DataDirectory
 from duemq_server.timer_service.disk.standby import Standby
 from duemq_server.timer_service.timers.limits import Limits
+from duemq_server.timer_service.timers.log_entries import SourceId
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
+from tests.property.keyed_model import SHARD
 from tests.property.timer_world import BROKER, DATA, OTHER, World
 
 CHUNK = 1 << 20
@@ -81,6 +83,7 @@ class ReplicatedWorld(World):
         self.directory = leader.promote()
         leader.log.committed = lambda: self._committed
         self.scheduler.log = BoundedLog(leader.log, self.limits.uncommitted_max)
+        self.scheduler.keyed.source = SourceId(self.directory.producer_id, SHARD)
         self.takeovers += 1
         self._route()
         for name in sorted({BROKER, OTHER} - self._away):
@@ -195,6 +198,7 @@ class ReplicatedWorld(World):
         self.restarts += 1
         self._open()
         self.scheduler.check()
+        self.keyed.restarted()
 
     def power_cut(self) -> None:
         """Of one machine or both."""

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from tests.crash.faulty_disk import PowerCut
 from tests.property.timer_world import BROKER, LIMITS, OTHER, TIGHT, TOPICS, World
@@ -17,6 +18,7 @@ delays = st.one_of(
     st.integers(0, 3 * HOUR_MS),
     st.integers(0, 100 * 24 * HOUR_MS),
 )
+keys = st.sampled_from([f"key-{number}" for number in range(8)])
 
 
 class TimerShard(RuleBasedStateMachine):
@@ -105,6 +107,54 @@ class TimerShard(RuleBasedStateMachine):
     def cancel(self, which: float) -> None:
         offset = int(which * len(self.world.broker.due_ms))
         self._survive(lambda: self.world.cancel(offset))
+
+    @rule(
+        keys=st.lists(keys, min_size=1, max_size=6, unique=True),
+        waits=st.lists(delays, min_size=6, max_size=6),
+        body=st.one_of(st.integers(0, 300), st.integers(0, 2_000)),
+        topic=st.sampled_from(sorted(TOPICS)),
+        if_absent=st.booleans(),
+    )
+    def schedule(
+        self, keys: list[str], waits: list[int], body: int, topic: str, if_absent: bool
+    ) -> None:
+        model = self.world.keyed
+        self._survive(
+            lambda: model.schedule(keys, waits[: len(keys)], body, topic, if_absent=if_absent)
+        )
+
+    @rule(keys=st.lists(keys, min_size=1, max_size=4, unique=True))
+    def cancel_keys(self, keys: list[str]) -> None:
+        asked = [TimerKey(topic, key) for key in keys for topic in sorted(TOPICS)]
+        self._survive(lambda: self.world.keyed.cancel(asked))
+
+    @rule(
+        keys=st.lists(keys, max_size=3, unique=True),
+        messages=st.lists(st.floats(0, 1, exclude_max=True), max_size=3),
+        waits=st.lists(delays, min_size=6, max_size=6),
+    )
+    def reschedule(self, keys: list[str], messages: list[float], waits: list[int]) -> None:
+        model = self.world.keyed
+        known = [*range(len(self.world.broker.due_ms)), *model.handles]
+        ids = {known[int(each * len(known))] for each in messages if known}
+        which = [*(TimerKey("any", key) for key in keys), *sorted(ids)]
+        self._survive(lambda: model.reschedule(which, waits[: len(which)]))
+
+    @precondition(lambda self: self.world.keyed.begun)
+    @rule(which=st.floats(0, 1, exclude_max=True))
+    def a_look_up_goes_on(self, which: float) -> None:
+        self._survive(lambda: self.world.keyed.finish(which))
+
+    @precondition(lambda self: self.world.keyed.done)
+    @rule(which=st.floats(0, 1, exclude_max=True))
+    def a_request_comes_again(self, which: float) -> None:
+        self._survive(lambda: self.world.keyed.repeat(which))
+
+    @precondition(lambda self: self.world.keyed.handles)
+    @rule(which=st.floats(0, 1, exclude_max=True))
+    def cancel_by_the_newest_handle(self, which: float) -> None:
+        messages = list(self.world.keyed.handles)
+        self._survive(lambda: self.world.cancel(messages[int(which * len(messages))]))
 
     @rule()
     def housekeep(self) -> None:

@@ -38,6 +38,7 @@ from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled, LaneId, SourceId
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
+from tests.property.keyed_model import KEYED_FROM, SHARD, KeyedModel
 
 DATA = "/data"
 START_MS = 1_700_000_000_000
@@ -112,6 +113,7 @@ class BrokerModel:
     incomplete_repeats: bool = False  # an operator gave some timers of a batch up
     cancelled: set[int] = field(default_factory=set)  # answered so
     decided: set[int] = field(default_factory=set)  # dispatched, and then the clock went back
+    moved: dict[int, int] = field(default_factory=dict)  # due times that somebody else set
 
     def accept(self, due_ms: list[int], body_bytes: int, topic: str) -> None:
         base = len(self.due_ms)
@@ -122,6 +124,10 @@ class BrokerModel:
         data = timer_frame(base, records, due_ms, topic=topic, target_queue_id=TOPICS[topic])
         self.due_ms += due_ms
         self.frames.append((base, data))
+
+    def due_of(self, message: int) -> int:
+        """When it is due, by what was answered last."""
+        return self.moved[message] if message in self.moved else self.due_ms[message]
 
     def frames_from(self, offset: int, count: int) -> bytes:
         wanted = [data for base, data in self.frames if base >= offset]
@@ -153,7 +159,7 @@ class BrokerModel:
             self.delivered[offset] += 1
             assert self.delivered[offset] == 1, f"{offset} was delivered twice"
             assert offset not in self.cancelled, f"{offset} was cancelled and delivered"
-            assert each.due_ms == self.due_ms[offset]
+            assert each.due_ms == self.due_of(offset)
             assert each.due_ms <= now_ms or offset in self.decided, f"{offset} was early"
 
 
@@ -171,6 +177,7 @@ class World:
         self._away: set[str] = {OTHER}
         self._job: Job | None = None  # taken and not finished
         self._cancels: list[tuple[int, int]] = []  # (offset, log end) not yet answered
+        self.keyed = KeyedModel(self)
         self.directory: DataDirectory = self._open()
 
     @property
@@ -190,6 +197,7 @@ class World:
                     records = message_pb2.RecordBatch.FromString(batch.records).records
                     self.broker.decided.update(int(each.message_id) for each in records)
         self._now_ms = now_ms
+        self.keyed.latest_ms = max(self.keyed.latest_ms, now_ms)
 
     # -- what happens
 
@@ -224,6 +232,7 @@ class World:
         for offset in done:
             assert not self.broker.delivered[offset]
             self.broker.cancelled.add(offset)
+        self.keyed.settle(durable)
 
     def send(self, *, refuse_share: float = 0.0, drop: bool = False) -> None:
         """Puts what is sendable on the wire; answers come back, unless the connection drops."""
@@ -248,13 +257,13 @@ class World:
                 self.scheduler.answered(batch, outcome, self.now_ms)
 
     def cancel(self, offset: int) -> str:
-        handle = Cancelled(SOURCE, offset, self.broker.due_ms[offset])
+        handle = self.keyed.handle(offset)
         try:
             [outcome] = self.cancel_handles([handle])
         except (LogFull, DiskFull):
             return NOT_YET
-        source = self.scheduler.numbers.source(SOURCE)
-        if source is None or offset >= source.next_offset:
+        source = self.scheduler.numbers.source(handle.source)
+        if source is None or handle.offset >= source.next_offset:
             assert outcome == NOT_YET
         elif outcome == UNKNOWN:  # so long ago that nobody remembers, or the clock said so once
             kept_ms = self.now_ms + AHEAD_MS - self.limits.tombstone_keep_ms
@@ -283,15 +292,20 @@ class World:
         outcomes = cancelling.outcomes(handles)
         assert outcomes is not None
         for handle, outcome in zip(handles, outcomes, strict=True):
-            offset = handle.offset
+            offset = self.keyed.id_of(handle)
             if outcome == CANCELLED:
                 assert not self.broker.delivered[offset]
                 self._cancels.append((offset, cancelling.end))
+                self.keyed.cancelled_by_handle(offset, handle, cancelling.end)
             elif outcome == FIRED:
-                due_ms = self.broker.due_ms[offset]
+                due_ms = self.broker.due_of(offset)
                 assert due_ms <= self.now_ms + AHEAD_MS or self._fired(offset)
                 assert offset not in self.broker.cancelled
         return outcomes
+
+    def first_handle(self, offset: int) -> Cancelled:
+        """Of a message of the broker, as it was accepted."""
+        return Cancelled(SOURCE, offset, self.broker.due_ms[offset])
 
     def _fired(self, offset: int) -> bool:
         return bool(self.broker.delivered[offset]) or offset in self.broker.decided
@@ -366,6 +380,7 @@ class World:
             except PowerCut:
                 disk = disk.after_power_cut(self.random)
         self.scheduler.check()
+        self.keyed.restarted()
 
     def kill(self) -> None:
         self.restart(self.disk.after_kill())
@@ -382,6 +397,7 @@ class World:
         self.disk.makedirs(f"{DATA}/log")
         self.disk.makedirs(f"{DATA}/segments")
         self.directory = open_directory(DATA, self.disk, self.limits, self.now_ms)
+        self.scheduler.keyed.source = SourceId(self.directory.producer_id, SHARD)
         self._route()
         for name in sorted({BROKER, OTHER} - self._away):
             self.scheduler.dispatcher.connected(name)
@@ -392,6 +408,7 @@ class World:
     def drain(self, steps_max: int = 2_000) -> None:
         """Lets time pass until nothing is pending; checks that everything was done, once."""
         self.free_disk()
+        self.keyed.finish_all()
         self.set_topics(sorted(TOPICS))
         self.set_away(set())
         for _ in range(steps_max):
@@ -421,11 +438,17 @@ class World:
     def check_end(self) -> None:
         self.scheduler.check()
         ledger = self.scheduler.ledger
-        everything = set(range(len(self.broker.due_ms)))
+        keyed = self.keyed
+        came = {message for message in keyed.handles if message >= KEYED_FROM}
+        everything = came.union(range(len(self.broker.due_ms)))
         delivered = {offset for offset, count in self.broker.delivered.items() if count}
-        assert ledger.accepted == len(everything)
+        assert len(came) == keyed.came
+        assert ledger.accepted == len(everything) + keyed.moved
+        assert ledger.replaced == len(keyed.replaced) + keyed.moved
+        assert not keyed.replaced & delivered
+        assert everything - delivered >= keyed.gone
         assert ledger.pending == 0
         assert ledger.in_flight == 0
         assert ledger.fired == len(delivered)
-        assert ledger.cancelled == len(everything - delivered)
+        assert ledger.cancelled == len(everything - delivered - keyed.replaced)
         assert self.broker.cancelled <= everything - delivered
