@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from duemq_server.timer_service.scheduling import key_search
 from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from tests.crash.faulty_disk import PowerCut
@@ -198,6 +200,23 @@ class TimerShard(RuleBasedStateMachine):
             self.world.drain()
 
 
+class CollidingTimerShard(TimerShard):
+    """The same, and every key's hash is one of two."""
+
+    @initialize(seed=st.integers(0, 1 << 16), limits=st.sampled_from([LIMITS, TIGHT]))
+    def start(self, seed: int, limits: Limits) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(key_search, "hash_of", lambda key: 1 + len(key.topic) % 2)
+        super().start(seed, limits)
+        self.world.keyed.hashes_collide = True
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.patch.undo()
+
+
 TestTimerShard = TimerShard.TestCase
 TestTimerShard.settings = settings(
     max_examples=max(60, settings.default.max_examples // 2),
@@ -205,3 +224,6 @@ TestTimerShard.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+TestCollidingTimerShard = CollidingTimerShard.TestCase
+TestCollidingTimerShard.settings = settings(TestTimerShard.settings, max_examples=30)

@@ -10,8 +10,8 @@ about the same number of keys are the columns of a matrix of bits:
                        AND  0 1 0 0 0 0 ...   ► the second block may have it
 
 so a look-up reads `PROBES` runs of (blocks / 8) bytes, however many blocks there are.  A filter has
-16 to 32 bits a key; one of some 10,000 says "perhaps" for nothing.  That is some 3 bytes a key in
-memory; the keys themselves are on disk only.
+20 to 40 bits a key, so that at most one in 10,000 says "perhaps" for nothing: some 3.5 bytes a key
+in memory.  The keys themselves are on disk only.
 
 Only blocks with keys take part.  After a start their keys are not known: a look-up reads them first
 (key_look_up.py).
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from duemq_server.timer_service.timers.rows import Hashes
 
 PROBES = 10
-BITS_MIN = 16  # a key
+BITS_MIN = 20  # a key
 ROWS_MIN = 256  # of a matrix
 GATHERED_BYTES_MAX = 1 << 20  # read at once
 
@@ -43,6 +43,7 @@ class _Matrix:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
+        self._shift = np.uint64(65 - rows.bit_length())
         self._bits = np.zeros((rows, 1), dtype=np.uint8)
         self._numbers = np.full(8, -1, dtype=np.int64)  # of each column's block; -1: free
         self._free = list(range(7, -1, -1))
@@ -79,9 +80,7 @@ class _Matrix:
         return np.concatenate(whose), np.concatenate(blocks)
 
     def _places(self, hashes: Hashes) -> npt.NDArray[np.int64]:
-        low, high = hashes & np.uint64(0xFFFFFFFF), hashes >> np.uint64(32) | np.uint64(1)
-        places = low[:, None] + high[:, None] * _STEPS & np.uint64(self._rows - 1)
-        return places.astype(np.int64)
+        return (hashes[:, None] * _FACTORS >> self._shift).astype(np.int64)
 
     def _grow(self) -> None:
         width = self._bits.shape[1]
@@ -92,7 +91,8 @@ class _Matrix:
         self._free += range(16 * width - 1, 8 * width - 1, -1)
 
 
-_STEPS = np.arange(PROBES, dtype=np.uint64)
+# Odd multiples of the golden ratio: the high bits of each product are as good as another hash.
+_FACTORS = np.arange(1, 2 * PROBES, 2, dtype=np.uint64) ** 7 * np.uint64(0x9E3779B97F4A7C15)
 _NONE = np.empty(0, dtype=np.int64)
 
 

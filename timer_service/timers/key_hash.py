@@ -32,22 +32,22 @@ def key_in(entry: bytes | memoryview) -> str:
     data, key = bytes(entry), b""
     at, end = read_entry(data, 0, len(data))
     while 0 <= at < end:
-        tag = data[at]
-        at += 1
-        if tag >= 0x80:
-            tag, at = read_varint(data, at - 1, end)
-        wire = tag & 7
-        if wire == LENGTH_DELIMITED:
-            length, start = read_varint(data, at, end)
-            if start < 0:
-                break
-            at = start + length
-            if tag == _TIMER_KEY_TAG:
-                key = data[start:at]
-        elif wire == VARINT:
-            _, at = read_varint(data, at, end)
-        elif wire in (FIXED64, FIXED32):
-            at += 8 if wire == FIXED64 else 4
-        else:
+        tag, at = read_varint(data, at, end)
+        if at < 0:
             break
+        start, at = _value(data, tag & 7, at, end)
+        if tag == _TIMER_KEY_TAG and at <= end:
+            key = data[start:at]
     return key.decode(errors="replace")
+
+
+def _value(data: bytes, wire: int, at: int, end: int) -> tuple[int, int]:
+    """(Start, end) of a field's value behind its tag; end -1: malformed."""
+    if wire == LENGTH_DELIMITED:
+        length, start = read_varint(data, at, end)
+        return start, start + length if start >= 0 else -1
+    if wire == VARINT:
+        return at, read_varint(data, at, end)[1]
+    if wire == FIXED64:
+        return at, at + 8
+    return at, at + 4 if wire == FIXED32 else -1
