@@ -1,5 +1,6 @@
 """Bytes on disk stay what they were: tests/golden/v1/README.md."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,12 @@ from duemq_server.timer_service.disk import checkpoint_state as state
 from duemq_server.timer_service.far import far_block
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.numbering import Source
+from duemq_server.timer_service.far.tombstones import UNMET_REPLACED
+from duemq_server.timer_service.scheduling.ended_keys import SavedKey
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
+from duemq_server.timer_service.scheduling.request_memory import SavedRequests
 from duemq_server.timer_service.scheduling.scheduler import Ledger
+from duemq_server.timer_service.timers import keyed, keyed_entry
 from duemq_server.timer_service.timers import log_entries as entries
 from duemq_server.timer_service.timers.log_entries import (
     Cancelled,
@@ -21,6 +26,7 @@ from duemq_server.timer_service.timers.log_entries import (
     SourceId,
     TargetId,
 )
+from duemq_server.timer_service.timers.offset_pages import SavedPage
 from duemq_server.timer_service.timers.rows import Home, Rows, new_rows
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
@@ -154,3 +160,94 @@ def test_the_first_release_s_checkpoint_is_read() -> None:
     assert held.rows.wide.tolist() == rows().wide.tolist()
     assert held.rows.narrow.tolist() == rows().narrow.tolist()
     assert held.crc32c == expected.held[0].crc32c
+
+
+# -- timers under keys, added later ----------------------------------------
+
+OWN = SourceId((1 << 63) | 5, 0)
+HASHES = np.array([0, 0x0123456789ABCDEF, 1], dtype=np.uint64)
+
+
+def keyed_rows() -> Rows:
+    return dataclasses.replace(rows(), timer_key=HASHES)
+
+
+def schedule_entry() -> bytes:
+    handles = [Cancelled(SOURCES[0], 7, DUE_MS[0]), Cancelled(OWN, 3, DUE_MS[1])]
+    changed = keyed_entry.Changed(
+        keyed_entry.RequestKey(bytes(range(16)), 1),
+        DUE_MS[0],
+        handles[:1],
+        HASHES[1:2],
+        handles[1:],
+        OWN,
+        ["", "broker-1"],
+        HASHES[1:],
+        b"frames!!",
+        keyed_entry.encode_answer(
+            [
+                keyed_entry.Result(keyed.REPLACED, (Cancelled(OWN, 4, DUE_MS[2]), handles[1])),
+                keyed_entry.Result(keyed_entry.CANCELLED),
+            ]
+        ),
+    )
+    return _entries([(entries.SCHEDULE, keyed_entry.encode(changed))])
+
+
+def keyed_block() -> bytes:
+    index = far_block.encode_index(keyed_rows(), far_block.crcs(list(BODIES)), SOURCES, TARGETS)
+    return _entries([(far_block.INDEX, [index]), (far_block.BODIES, [b"".join(BODIES)])])
+
+
+def keyed_checkpoint() -> state.CheckpointState:
+    saved = checkpoint_state()
+    saved.ledger.replaced = 3
+    saved.blocks[0].keyed = 2
+    saved.held[0] = dataclasses.replace(saved.held[0], rows=keyed_rows())
+    saved.tombstones.append((1, 5, DUE_MS[2], UNMET_REPLACED))
+    saved.replaced = [SavedPage(1 << 32, DUE_MS[0], bytes(range(256)) * 32)]
+    saved.requests = [
+        SavedRequests(22_890_240, {bytes(range(16)): b"\0\1", bytes(range(20)): b"\0"}),
+        SavedRequests(22_890_241, {bytes(16): b"\0\2\3"}),
+    ]
+    saved.ended_keys = [SavedKey(int(HASHES[1]), DUE_MS[0], True), SavedKey(1, DUE_MS[1], False)]
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("timer_schedule.bin", schedule_entry()),
+        ("timer_block_keys.bin", keyed_block()),
+        ("timer_checkpoint_keys.bin", state.encode(keyed_checkpoint())),
+    ],
+)
+def test_the_bytes_of_timers_under_keys_stay_what_they_are(name: str, made: bytes) -> None:
+    assert made == (GOLDEN / name).read_bytes()
+
+
+def test_a_block_with_keys_is_read() -> None:
+    index, _ = record.split((GOLDEN / "timer_block_keys.bin").read_bytes())
+    found = far_block.decode_index(index.body)
+
+    assert found.timer_key is not None
+    assert found.timer_key.tolist() == HASHES.tolist()
+    assert found.rows["due_ms"].tolist() == DUE_MS
+
+
+def test_a_block_with_columns_of_a_later_release_is_refused() -> None:
+    [index, _] = record.split((GOLDEN / "timer_block_keys.bin").read_bytes())
+    body = bytearray(index.body)
+    body[24] = 3
+
+    with pytest.raises(ValueError, match="columns 0x3"):
+        far_block.decode_index(memoryview(body))
+
+
+def test_a_checkpoint_with_keys_is_read() -> None:
+    expected = keyed_checkpoint()
+    found = state.decode((GOLDEN / "timer_checkpoint_keys.bin").read_bytes())
+
+    for name in ("ledger", "tombstones", "blocks", "replaced", "requests", "ended_keys"):
+        assert getattr(found, name) == getattr(expected, name), name
+    assert found.held[0].rows.timer_keys().tolist() == HASHES.tolist()

@@ -1,0 +1,383 @@
+"""Timers under keys: what moves during a look-up, what is remembered, what is refused."""
+
+from collections.abc import Callable
+
+import pytest
+
+from duemq.errors import Corrupt, InvalidArgument, Overloaded, TooLarge
+from duemq.v1 import message_pb2
+from duemq_server.timer_service.far.far_segments import FarSegments
+from duemq_server.timer_service.scheduling import keyed_changes
+from duemq_server.timer_service.scheduling.ended_keys import KEYS_MAX, EndedKeys
+from duemq_server.timer_service.scheduling.keyed_changes import (
+    CancellingKeys,
+    Change,
+    Rescheduling,
+    Scheduling,
+)
+from duemq_server.timer_service.scheduling.request_memory import KEEP_MS, RequestMemory
+from duemq_server.timer_service.timers.keyed import (
+    EXISTS,
+    FIRED,
+    REPLACED,
+    RESCHEDULED,
+    SCHEDULED,
+    UNKNOWN,
+    Handle,
+    TimerKey,
+)
+from duemq_server.timer_service.timers.keyed_entry import CANCELLED, NO_REQUEST, RequestKey
+from duemq_server.timer_service.timers.limits import Limits
+from duemq_server.timer_service.timers.log_entries import SourceId
+from tests.property.keyed_model import keyed_records
+from tests.property.timer_world import LIMITS, SOURCE, START_MS, World
+
+FAR_MS = 20_000  # behind the near window
+KEY = TimerKey("any", "k")
+requests = iter(range(1, 1 << 30))
+
+
+def new_request() -> RequestKey:
+    return RequestKey(next(requests).to_bytes(16, "big"))
+
+
+def scheduling(
+    world: World,
+    *keys: str,
+    wait: int = FAR_MS,
+    body: int = 10,
+    if_absent: bool = False,
+    request: RequestKey | None = None,
+) -> Scheduling:
+    records = [message_pb2.Record(body=b"x" * body, message_id="0", timer_key=key) for key in keys]
+    due_ms = [world.now_ms + wait] * len(keys)
+    asked = keyed_records("any", keys, records, due_ms)
+    return Scheduling(world.scheduler, request or new_request(), asked, if_absent=if_absent)
+
+
+def rescheduling(world: World, *timers: Handle | TimerKey, wait: int = FAR_MS) -> Rescheduling:
+    due_ms = [world.now_ms + wait] * len(timers)
+    return Rescheduling(world.scheduler, new_request(), timers, due_ms)
+
+
+def cancelling(world: World, *keys: TimerKey) -> CancellingKeys:
+    return CancellingKeys(world.scheduler, RequestKey(NO_REQUEST), keys)
+
+
+def look_up(world: World, change: Change) -> None:
+    segments = world.scheduler.segments
+    job = segments.key_look_up(*change.asks(), world.scheduler.numbers.find_source)
+    job.run()
+    segments.keys_looked_up(job)
+    change.answered()
+
+
+def decided(world: World, change: Change) -> list[str]:
+    while not change.advance(world.now_ms):
+        look_up(world, change)
+    return [outcome for outcome, _ in change.results]
+
+
+def looked_up(world: World, change: Change) -> Change:
+    """A request whose look-up is done, and not yet taken over."""
+    assert not change.advance(world.now_ms)
+    look_up(world, change)
+    return change
+
+
+def flush(world: World) -> None:
+    world.run(world.scheduler.begin_flush(world.now_ms))
+
+
+def load(world: World) -> None:
+    """The clock moves on until the first timer comes into memory."""
+    world.now_ms += FAR_MS - LIMITS.near_window_ms + 5_000
+    while world.housekeep():
+        pass
+    assert world.scheduler.near.pending
+
+
+@pytest.fixture
+def far() -> World:
+    """A shard with a timer under a key, in a block."""
+    world = World()
+    assert decided(world, scheduling(world, "k")) == [SCHEDULED]
+    flush(world)
+    assert world.scheduler.segments.pending == 1
+    return world
+
+
+def ledger_holds(world: World, *, replaced: int, pending: int) -> None:
+    world.scheduler.check()
+    ledger = world.scheduler.ledger
+    assert (ledger.replaced, ledger.pending) == (replaced, pending)
+
+
+def nothing(world: World) -> None:
+    """Happens meanwhile."""
+
+
+def load_and_flush(world: World) -> None:
+    load(world)
+    world.scheduler.evict(0)
+    flush(world)
+
+
+@pytest.mark.parametrize("meanwhile", [nothing, load, load_and_flush])
+def test_a_timer_that_moves_during_the_look_up_is_replaced(
+    far: World, meanwhile: Callable[[World], None]
+) -> None:
+    change = looked_up(far, scheduling(far, "k"))
+    meanwhile(far)
+
+    assert decided(far, change) == [REPLACED]
+    ledger_holds(far, replaced=1, pending=1)
+
+
+def test_one_that_came_during_the_look_up_is_replaced(far: World) -> None:
+    change = looked_up(far, scheduling(far, "k"))
+    assert decided(far, scheduling(far, "k")) == [REPLACED]
+    flush(far)
+
+    assert decided(far, change) == [REPLACED]
+    ledger_holds(far, replaced=2, pending=1)
+
+
+def test_one_that_fired_during_the_look_up_is_not(far: World) -> None:
+    change = looked_up(far, cancelling(far, KEY))
+    far.now_ms += FAR_MS
+    while far.housekeep():
+        pass
+    far.set_away(set())
+    far.tick()
+
+    assert decided(far, change) == [FIRED]
+
+
+def test_what_is_in_a_flush_is_found(far: World) -> None:
+    assert decided(far, scheduling(far, "other")) == [SCHEDULED]
+    job = far.scheduler.begin_flush(far.now_ms)
+
+    assert decided(far, scheduling(far, "other", if_absent=True)) == [EXISTS]
+    assert decided(far, scheduling(far, "other")) == [REPLACED]
+    far.run(job)
+    ledger_holds(far, replaced=1, pending=2)
+    assert decided(far, cancelling(far, TimerKey("any", "other"))) == [CANCELLED]
+
+
+def test_the_keys_of_blocks_are_learnt_after_a_restart(far: World) -> None:
+    far.sync()
+    far.checkpoint()
+    far.kill()
+    assert far.scheduler.segments.key_filter.unknown
+
+    assert decided(far, scheduling(far, "k", if_absent=True)) == [EXISTS]
+    assert not far.scheduler.segments.key_filter.unknown
+    assert decided(far, scheduling(far, "new", if_absent=True)) == [SCHEDULED]
+
+
+def test_a_topic_of_its_own(far: World) -> None:
+    assert decided(far, cancelling(far, TimerKey("keyed", "k"))) == [UNKNOWN]
+
+
+def test_what_became_of_a_keys_last_timer_is_known(far: World) -> None:
+    assert decided(far, cancelling(far, KEY)) == [CANCELLED]
+    assert decided(far, cancelling(far, KEY)) == [CANCELLED]
+    assert decided(far, cancelling(far, TimerKey("any", "never"))) == [UNKNOWN]
+
+    assert decided(far, scheduling(far, "k", wait=0)) == [SCHEDULED]
+    far.set_away(set())
+    far.tick()
+    assert decided(far, cancelling(far, KEY)) == [FIRED]
+    far.sync()
+    far.kill()
+    assert decided(far, cancelling(far, KEY)) == [FIRED]
+
+
+def test_only_the_last_ends_are_remembered() -> None:
+    ended = EndedKeys()
+    ended.note(range(1, KEYS_MAX + 2), 5, fired=True)
+
+    assert ended.outcome(1) is None
+    assert ended.outcome(2) == FIRED
+    ended.expire(6)
+    ended.forget([2, 3])
+    assert ended.outcome(KEYS_MAX + 1) == FIRED  # no more than some at once
+    for _ in range(20):
+        ended.expire(6)
+    assert ended.outcome(KEYS_MAX + 1) is None
+
+
+def test_a_request_comes_again_for_a_while(far: World) -> None:
+    request = new_request()
+    first = scheduling(far, "k", request=request)
+    decided(far, first)
+    far.sync()
+    far.kill()
+
+    again = scheduling(far, "k", request=request)
+    assert decided(far, again) == [REPLACED]
+    assert again.results == first.results
+    assert again.end == far.scheduler.log.end_position
+    far.scheduler.keyed.expire(far.now_ms + KEEP_MS + 60_001, 0)
+    assert decided(far, scheduling(far, "k", request=request)) == [REPLACED]
+    ledger_holds(far, replaced=2, pending=1)
+
+
+def test_requests_remembered_are_bounded() -> None:
+    memory = RequestMemory(requests_max=2, bytes_max=10)
+    memory.add(new_request(), b"1234", 0)
+    memory.add(new_request(), b"1234", 70_000)
+    with pytest.raises(Overloaded, match="2 requests"):
+        memory.check_room(b"")
+    memory.expire(KEEP_MS + 60_001)
+    memory.check_room(b"123456")
+    with pytest.raises(Overloaded, match="10 bytes of answers"):
+        memory.check_room(b"1234567")
+
+
+def test_a_minute_that_is_over_takes_nothing_in_when_the_clock_goes_back() -> None:
+    """A checkpoint may be encoding it in another thread."""
+    memory = RequestMemory(requests_max=9, bytes_max=99)
+    memory.add(new_request(), b"1", 0)
+    memory.add(new_request(), b"2", 70_000)
+    before = memory.saved()
+    memory.add(new_request(), b"3", 0)
+
+    assert [(minute, len(answers)) for minute, answers in before] == [(0, 1), (1, 1)]
+    assert [(minute, len(answers)) for minute, answers in memory.saved()] == [(0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("wait", [5_000, FAR_MS])
+def test_moving_a_timer_all_the_time_fills_no_memory(wait: int) -> None:
+    world = World(limits=Limits(tombstones_max=200, near_window_ms=10_000))
+    for _ in range(150):
+        decided(world, scheduling(world, "k", wait=wait))
+    if wait == FAR_MS:
+        flush(world)
+    decided(world, scheduling(world, "k", wait=wait))
+
+    assert len(world.scheduler.tombstones) < 3
+    ledger_holds(world, replaced=150, pending=1)
+
+
+def test_a_full_memory_of_tombstones_refuses_the_whole_request() -> None:
+    world = World(limits=Limits(tombstones_max=1, near_window_ms=10_000))
+    assert decided(world, scheduling(world, "a", "b")) == [SCHEDULED] * 2
+
+    with pytest.raises(Overloaded, match="1 cancelled and replaced"):
+        decided(world, scheduling(world, "a", "b"))
+    with pytest.raises(Overloaded):
+        decided(world, cancelling(world, TimerKey("any", "a"), TimerKey("any", "b")))
+    ledger_holds(world, replaced=0, pending=2)
+
+
+def test_a_replaced_timer_s_handle_is_cancelled(far: World) -> None:
+    change = scheduling(far, "k")
+    decided(far, change)
+    [(_, (new, old))] = change.results
+
+    assert far.cancel_handles([old]) == [CANCELLED]
+    far.sync()
+    far.checkpoint()
+    far.kill()
+    assert far.cancel_handles([old]) == [CANCELLED]
+    assert far.cancel_handles([new]) == [CANCELLED]
+
+
+def test_a_handle_that_the_shard_has_not_given_yet_is_unknown(far: World) -> None:
+    source = far.scheduler.keyed.source
+    assert far.cancel_handles([Handle(source, 99, START_MS)]) == [UNKNOWN]
+    assert decided(far, rescheduling(far, Handle(source, 99, START_MS))) == [UNKNOWN]
+    other = SourceId(0xABC, 2)
+    assert decided(far, rescheduling(far, Handle(other, 99, START_MS))) == ["NOT_YET"]
+
+
+def test_a_broker_s_timer_gets_another_due_time() -> None:
+    world = World()
+    world.broker.accept([START_MS + 500, START_MS + FAR_MS, START_MS + FAR_MS], 10, "keyed")
+    world.ingest(1)
+    flush(world)
+    handles = [Handle(SOURCE, n, due) for n, due in enumerate(world.broker.due_ms)]
+    change = rescheduling(world, *handles[:2], handles[2]._replace(due_ms=START_MS + 7), wait=900)
+
+    assert decided(world, change) == [RESCHEDULED, RESCHEDULED, UNKNOWN]
+    assert world.cancel_handles(handles[:2]) == [CANCELLED] * 2
+    assert decided(world, rescheduling(world, handles[0])) == [UNKNOWN]
+    ledger_holds(world, replaced=2, pending=3)
+    targets = world.scheduler.numbers.targets
+    row = world.scheduler.near.pending_ids()[0]
+    assert targets[world.scheduler.near.table.target[row]].broker == "b1"
+
+
+def test_a_rescheduled_timer_keeps_its_key(far: World) -> None:
+    change = rescheduling(far, KEY, wait=FAR_MS + 5)
+    assert decided(far, change) == [RESCHEDULED]
+    [(_, (handle,))] = change.results
+
+    assert decided(far, rescheduling(far, handle)) == [RESCHEDULED]
+    assert decided(far, scheduling(far, "k", if_absent=True)) == [EXISTS]
+    assert decided(far, cancelling(far, KEY)) == [CANCELLED]
+    assert decided(far, rescheduling(far, KEY)) == [UNKNOWN]
+
+
+def test_a_timer_named_twice_is_refused(far: World) -> None:
+    change = scheduling(far, "k")
+    decided(far, change)
+    [(_, (handle, _))] = change.results
+
+    with pytest.raises(InvalidArgument, match=r"timers\[1\] is the same one as timers\[0\]"):
+        decided(far, rescheduling(far, KEY, handle))
+    with pytest.raises(InvalidArgument):
+        rescheduling(far, KEY, KEY)
+    ledger_holds(far, replaced=1, pending=1)
+
+
+def test_bodies_that_are_too_large_together_are_refused(
+    far: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyed_changes, "RESCHEDULED_BYTES_MAX", 15)
+
+    with pytest.raises(TooLarge, match="at most 15"):
+        decided(far, rescheduling(far, KEY))
+    ledger_holds(far, replaced=0, pending=1)
+
+
+def damage(world: World, at: int) -> None:
+    """A byte of the block's file is another."""
+    [name] = world.scheduler.segments.lengths
+    path = world.scheduler.segments.path(name)
+    world.disk.flip(path, at % world.scheduler.segments.lengths[name])
+
+
+def test_a_damaged_block_answers_for_no_key(far: World) -> None:
+    assert decided(far, scheduling(far, "near", wait=50)) == [SCHEDULED]
+    damage(far, 40)
+    far.scheduler.segments.key_filter = type(far.scheduler.segments.key_filter)()
+    far.scheduler.segments.key_filter.add(0, None)
+
+    with pytest.raises(Corrupt, match="block index"):
+        decided(far, scheduling(far, "k"))
+    change = cancelling(far, KEY, TimerKey("any", "near"))
+    decided(far, change)
+    assert isinstance(change.errors[0], Corrupt)
+    assert change.results[1].outcome == CANCELLED
+
+
+def test_a_damaged_body_is_no_timer_s(far: World) -> None:
+    damage(far, -20)
+
+    with pytest.raises(Corrupt, match="CRC-32C of a record"):
+        decided(far, scheduling(far, "k"))
+    ledger_holds(far, replaced=0, pending=1)
+
+
+def test_a_shard_without_keys_has_no_filter_and_no_column() -> None:
+    world = World()
+    world.broker.accept([START_MS + 5, START_MS + FAR_MS], 10, "any")
+    world.ingest(1)
+    flush(world)
+
+    assert isinstance(world.scheduler.segments, FarSegments)
+    assert not len(world.scheduler.segments.key_filter)
+    assert world.scheduler.near.table.timer_key is None
