@@ -57,6 +57,7 @@ from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 
 log = logging.getLogger(__name__)
 
+SPACE_INTERVAL_S = 0.1  # between two looks at the free space: one costs as much as a small request
 KEYS_AT_ONCE = 250  # of a list to be cancelled: some 3 ms of work
 
 
@@ -87,6 +88,7 @@ class Shard:
         self._streams: dict[str, object] = {}
         self._arrived = asyncio.Event()
         self._short = False  # of space, at the last look
+        self._space_at_s = 0.0  # when to look again
 
     async def ingest(
         self, source: SourceId, broker: str, frames: bytes, fetched_from: int
@@ -276,7 +278,11 @@ class Shard:
         return decided
 
     def _check_space(self) -> None:
-        if self._short_of_space():
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._space_at_s:
+            self._space_at_s = now_s + SPACE_INTERVAL_S
+            self._short_of_space()
+        if self._short:
             raise ReadOnly(
                 f"less than {self.scheduler.limits.free_bytes_min} bytes are free: this timer"
                 " service takes nothing over",

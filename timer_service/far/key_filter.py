@@ -54,7 +54,8 @@ class _Matrix:
             self._grow()
         column = self._free.pop()
         self._numbers[column] = number
-        self._bits[self._places(hashes).ravel(), column >> 3] |= np.uint8(1 << (column & 7))
+        places = (_products(hashes) >> self._shift).view(np.int64)
+        self._bits[places.ravel(), column >> 3] |= np.uint8(1 << (column & 7))
         return column
 
     def remove(self, column: int) -> None:
@@ -62,15 +63,15 @@ class _Matrix:
         self._bits[:, column >> 3] &= np.uint8(0xFF ^ 1 << (column & 7))
         self._free.append(column)
 
-    def find(self, hashes: Hashes) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Pairs (place in `hashes`, number of a block)."""
+    def find(self, products: Hashes) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Pairs (place in `products`, number of a block)."""
         every = max(1, GATHERED_BYTES_MAX // (PROBES * self._bits.shape[1]))
         whose, blocks = [], []
-        for start in range(0, len(hashes), every):
-            places = self._places(hashes[start : start + every])
-            both = np.bitwise_and.reduce(self._bits[places], axis=1)
-            which, at = np.nonzero(both)
-            if len(which):
+        for start in range(0, len(products), every):
+            places = products[start : start + every] >> self._shift
+            both = np.bitwise_and.reduce(self._bits[places.view(np.int64)], axis=1)
+            if both.any():
+                which, at = np.nonzero(both)
                 bits = np.unpackbits(both[which, at][:, None], axis=1, bitorder="little")
                 hit, bit = np.nonzero(bits)
                 whose.append(which[hit] + start)
@@ -78,9 +79,6 @@ class _Matrix:
         if not whose:
             return _NONE, _NONE
         return np.concatenate(whose), np.concatenate(blocks)
-
-    def _places(self, hashes: Hashes) -> npt.NDArray[np.int64]:
-        return (hashes[:, None] * _FACTORS >> self._shift).astype(np.int64)
 
     def _grow(self) -> None:
         width = self._bits.shape[1]
@@ -140,10 +138,16 @@ class KeyFilter:
     def candidates(self, hashes: Hashes) -> list[set[int]]:
         """The blocks that may have each of these keys."""
         found = [set(self._unreadable) for _ in range(len(hashes))]
+        products = _products(hashes)
         for matrix in self._matrices.values():
-            for at, number in zip(*map(_listed, matrix.find(hashes)), strict=True):
+            for at, number in zip(*map(_listed, matrix.find(products)), strict=True):
                 found[at].add(number)
         return found
+
+
+def _products(hashes: Hashes) -> Hashes:
+    """Of each hash `PROBES` numbers, whose high bits name rows."""
+    return hashes[:, None] * _FACTORS
 
 
 def _listed(numbers: npt.NDArray[Any]) -> list[int]:

@@ -157,11 +157,12 @@ class KeyLookUp:
             for ask in asks:
                 ask.errors.append(Place(each, 0, error))
             return
-        starts = index.starts()
+        sizes = index.rows["size"]
         for ask in asks:
             for row in _rows(index, each, ask):
                 try:
-                    found = reader.timer(each, index, row, int(starts[row]))
+                    start = int(sizes[:row].sum(dtype=np.int64))
+                    found = reader.timer(each, index, row, start)
                 except CorruptFile as error:
                     ask.errors.append(Place(each, row, error))
                     continue

@@ -27,7 +27,7 @@ from duemq_server.timer_service.far.key_look_up import FarTimer, HandleAsk, KeyA
 from duemq_server.timer_service.far.look_up import Place, Query
 from duemq_server.timer_service.timers.key_hash import hash_of, key_in
 from duemq_server.timer_service.timers.keyed import Handle, TimerKey
-from duemq_server.timer_service.timers.keys import Found, KeyList
+from duemq_server.timer_service.timers.keys import NOWHERE, Found, KeyList
 from duemq_server.timer_service.timers.rows import Blob, Hashes, Rows, keys_of
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ class Waiting(NamedTuple):
     key_hash: int
     timer_key: int
     body: bytes | memoryview
-    near: bool = False
+    row: int = NOWHERE  # of the near table
     listed: Listed | None = None
 
     def forget(self) -> None:
         """It was taken away; before it is met and dropped, nobody shall find it by its key."""
         if self.listed is not None and self.listed.rows.timer_key is not None:
-            self.listed.keys.forget_hash(self.listed.found.at)
+            self.listed.keys.forget_hash(self.timer_key, self.listed.found.at)
             self.listed.rows.timer_key[self.listed.found.row] = 0
 
 
@@ -72,10 +72,11 @@ class KeySearch:
         self.errors: dict[int, Corrupt] = {}
         """And of which keys that is not known."""
         self._scheduler = scheduler
-        self._distinct, which = np.unique(self.hashes, return_inverse=True)
-        self._places: list[list[int]] = [[] for _ in range(len(self._distinct))]
-        for place, distinct in enumerate(which.tolist()):
-            self._places[distinct].append(place)
+        places: dict[int, list[int]] = {}
+        for place, hashed in enumerate(self.hashes.tolist()):
+            places.setdefault(hashed, []).append(place)
+        self._distinct = np.array(list(places), dtype=np.uint64)
+        self._places = list(places.values())
         self._asks: dict[int, KeyAsk] = {}
         self._learn = False
         self._looked: dict[int, set[int]] = {}  # numbers of blocks, by key
@@ -233,7 +234,7 @@ class HandleSearch:
 def near_timer(scheduler: Scheduler, row: int) -> Waiting:
     """A row of the near table."""
     table = scheduler.near.table
-    return _waiting(scheduler, table, row, scheduler.near.body(row))._replace(near=True)
+    return _waiting(scheduler, table, row, scheduler.near.body(row))._replace(row=row)
 
 
 def in_lists(scheduler: Scheduler, hashes: Hashes) -> list[tuple[int, Listed]]:

@@ -47,6 +47,7 @@ from duemq_server.timer_service.timers.keyed_entry import (
     RequestKey,
     Result,
 )
+from duemq_server.timer_service.timers.keys import NOWHERE
 from duemq_server.timer_service.timers.log_entries import TargetId
 from duemq_server.timer_service.timers.rows import Hashes
 
@@ -133,7 +134,8 @@ class Change:
     ) -> None:
         """Appends the entry and applies it.  `come`: by the number of their target."""
         scheduler, keyed = self._scheduler, self._scheduler.keyed
-        far = sum(not each.near for each in replaced)
+        rows = np.array([each.row for each in (*cancelled, *replaced)], dtype=np.int32)
+        far = int((rows[len(cancelled) :] == NOWHERE).sum())
         _check_tombstones(scheduler, len(cancelled) + far)
         answer = keyed_entry.encode_answer(results)
         if self.request.id != NO_REQUEST:
@@ -156,7 +158,7 @@ class Change:
         for each in (*cancelled, *replaced):
             each.forget()
         home = position + record.HEADER_BYTES + len(parts[0])
-        keyed_state.apply(scheduler, changed, home, now_ms)
+        keyed_state.apply(scheduler, changed, home, now_ms, rows)
         self.first_due_ms = min((each.due_ms for each in new), default=NEVER)
         self.results = results
 

@@ -17,6 +17,7 @@ from duemq_server.timer_service.timers import intake
 from duemq_server.timer_service.timers.keyed_entry import Changed
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId, TargetId
 from duemq_server.timer_service.timers.rows import Blob, Home, keys_of
+from duemq_server.timer_service.timers.wheel import Ids
 
 if TYPE_CHECKING:
     from duemq_server.timer_service.scheduling.scheduler import Scheduler
@@ -43,40 +44,48 @@ class KeyedState:
         self.ended.expire(now_ms - keep_ms)
 
 
-def apply(scheduler: Scheduler, changed: Changed, home: int, now_ms: int) -> int:
-    """Timers of a SCHEDULE entry go and come; the first due time of those that came, or 0.
+def apply(
+    scheduler: Scheduler, changed: Changed, home: int, now_ms: int, rows: Ids | None = None
+) -> None:
+    """Timers of a SCHEDULE entry go and come; its frames lie at `home` of the log.
 
-    The entry's frames lie at `home` of the log.
+    `rows`: where those that go lie in the near table, NOWHERE: not there; None: not known.
     """
-    _take_away(scheduler, changed.cancelled, now_ms, replaced=False)
-    _take_away(scheduler, changed.replaced, now_ms, replaced=True)
+    gone = [*changed.cancelled, *changed.replaced]
+    if gone:
+        _take_away(scheduler, gone, len(changed.cancelled), rows, now_ms)
     keyed = scheduler.keyed
     keyed.ended.note(changed.cancelled_hashes.tolist(), changed.at_ms, fired=False)
     keyed.ended.forget(changed.hashes.tolist())
     keyed.requests.add(changed.request, changed.answer, changed.at_ms)
-    return _bring_in(scheduler, changed, home, now_ms) if changed.brokers else 0
+    if changed.brokers:
+        _bring_in(scheduler, changed, home, now_ms)
 
 
 def _take_away(
-    scheduler: Scheduler, gone: Sequence[Cancelled], now_ms: int, *, replaced: bool
+    scheduler: Scheduler,
+    gone: Sequence[Cancelled],
+    cancelled: int,
+    rows: Ids | None,
+    now_ms: int,
 ) -> None:
-    if not gone:
-        return
+    """The first `cancelled` of them were, the others were replaced."""
     numbers, tombstones = scheduler.numbers, scheduler.tombstones
     sources = [numbers.number_source(each.source, "", each.offset) for each in gone]
-    offsets = np.array([each.offset for each in gone], dtype=np.int64)
-    rows = scheduler.near.find_all(keys_of(np.array(sources), offsets))
-    scheduler.near.drop(rows[rows >= 0])
-    add = tombstones.add_replaced if replaced else tombstones.add
-    for source, each, row in zip(sources, gone, rows.tolist(), strict=True):
-        add(source, each.offset, max(each.due_ms, now_ms), unmet=row < 0)
-    if replaced:
-        scheduler.ledger.replaced += len(gone)
-    else:
-        scheduler.ledger.cancelled += len(gone)
+    if rows is None:
+        offsets = np.array([each.offset for each in gone], dtype=np.int64)
+        rows = scheduler.near.find_all(keys_of(np.array(sources), offsets))
+    near = rows >= 0
+    if near.any():
+        scheduler.near.drop(rows[near])
+    for at, (source, each, met) in enumerate(zip(sources, gone, near.tolist(), strict=True)):
+        add = tombstones.add if at < cancelled else tombstones.add_replaced
+        add(source, each.offset, max(each.due_ms, now_ms), unmet=not met)
+    scheduler.ledger.cancelled += cancelled
+    scheduler.ledger.replaced += len(gone) - cancelled
 
 
-def _bring_in(scheduler: Scheduler, changed: Changed, home: int, now_ms: int) -> int:
+def _bring_in(scheduler: Scheduler, changed: Changed, home: int, now_ms: int) -> None:
     numbers, data = scheduler.numbers, bytes(changed.frames)
     fetched = list(intake.frames_in(data))
     number = numbers.number_source(changed.source, "", 0)
@@ -92,4 +101,3 @@ def _bring_in(scheduler: Scheduler, changed: Changed, home: int, now_ms: int) ->
     scheduler.ledger.accepted += len(rows)
     blob = Blob(data, Home("", home), accepted_ms=fetched[-1].frame.store_ms)
     scheduler.admit(rows, blob, now_ms)
-    return int(rows.due_ms.min())

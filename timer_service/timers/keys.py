@@ -148,7 +148,7 @@ class KeyList:
         self._keys: Keys = np.empty(0, dtype=np.uint64)
         self._due_ms = np.empty(0, dtype=np.int64)
         self._ends: list[int] = []  # of each batch
-        self._hashes: Keys | None = None  # rows.timer_key; None: no timer has one
+        self._by_hash: dict[int, list[int]] = {}  # places of those that have a timer key
 
     @classmethod
     def of(cls, parts: Iterable[Rows]) -> KeyList:
@@ -159,8 +159,8 @@ class KeyList:
             made._due_ms = np.concatenate([rows.due_ms for rows in listed])
             made._count = len(made._keys)
             made._ends = list(itertools.accumulate(len(rows) for rows in listed))
-            if any(rows.timer_key is not None for rows in listed):
-                made._hashes = np.concatenate([rows.timer_keys() for rows in listed])
+            for rows, end in zip(listed, made._ends, strict=True):
+                made._add_hashes(rows, end - len(rows))
         return made
 
     def add(self, rows: Rows) -> None:
@@ -171,17 +171,15 @@ class KeyList:
             self._due_ms = _grown(self._due_ms, 2 * end)
         self._keys[self._count : end] = keys_of(rows.source, rows.offset)
         self._due_ms[self._count : end] = rows.due_ms
-        if rows.timer_key is not None or self._hashes is not None:
-            self._add_hashes(rows, end)
+        self._add_hashes(rows, self._count)
         self._ends.append(end)
         self._count = end
 
-    def _add_hashes(self, rows: Rows, end: int) -> None:
-        if self._hashes is None:
-            self._hashes = np.zeros(len(self._keys), dtype=np.uint64)
-        elif end > len(self._hashes):
-            self._hashes = _grown(self._hashes, len(self._keys))
-        self._hashes[self._count : end] = rows.timer_keys()
+    def _add_hashes(self, rows: Rows, start: int) -> None:
+        if rows.timer_key is not None:
+            for at, hashed in enumerate(rows.timer_key.tolist(), start):
+                if hashed:
+                    self._by_hash.setdefault(hashed, []).append(at)
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
         """The due time of each of these, ascending and each once, or NOWHERE."""
@@ -201,36 +199,33 @@ class KeyList:
         return found
 
     def find_hashes(self, hashes: Keys) -> list[tuple[int, Found]]:
-        """Pairs (place in `hashes`, timer) of all timers that have these, ascending, each once."""
-        if self._hashes is None or not len(hashes):
+        """Pairs (place in `hashes`, timer) of all timers that have these."""
+        if not self._by_hash:
             return []
-        return self._pairs(hashes, self._hashes[: self._count])
+        places = [(n, self._by_hash.get(hashed, ())) for n, hashed in enumerate(hashes.tolist())]
+        return [(n, self._place(at)) for n, found in places for at in found]
 
     def find_places(self, keys: Keys) -> list[tuple[int, Found]]:
         """As `find`, but where they lie."""
-        return self._pairs(keys, self._keys[: self._count]) if len(keys) else []
-
-    def _pairs(self, wanted: Keys, own: Keys) -> list[tuple[int, Found]]:
-        if len(wanted) <= _FEW:
-            hits = [(n, at) for n in range(len(wanted)) for at in _where(own, wanted[n])]
-        else:
-            which = np.minimum(np.searchsorted(wanted, own), len(wanted) - 1)
-            found = np.flatnonzero(wanted[which] == own)
-            hits = list(zip(which[found].tolist(), found.tolist(), strict=True))
-        return [(n, self._place(at)) for n, at in hits]
+        if not len(keys) or not self._count:
+            return []
+        own = self._keys[: self._count]
+        which = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
+        found = np.flatnonzero(keys[which] == own)
+        pairs = zip(which[found].tolist(), found.tolist(), strict=True)
+        return [(n, self._place(at)) for n, at in pairs]
 
     def _place(self, at: int) -> Found:
         piece = bisect.bisect_right(self._ends, at)
         return Found(at, piece, at - (self._ends[piece - 1] if piece else 0))
 
-    def forget_hash(self, at: int) -> None:
+    def forget_hash(self, hashed: int, at: int) -> None:
         """The timer at this place is not found by its hash any more: another has its key."""
-        if self._hashes is not None:
-            self._hashes[at] = 0
-
-
-def _where(own: Keys, key: np.uint64) -> list[int]:
-    return np.flatnonzero(own == key).tolist()
+        places = self._by_hash.get(hashed, [])
+        if at in places:
+            places.remove(at)
+        if not places:
+            self._by_hash.pop(hashed, None)
 
 
 def _grown(column: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
