@@ -141,6 +141,8 @@ class RouteCache:
         self._brokers: dict[str, Broker] = {}
         self._timers: tuple[TimerShard, ...] = ()
         self._lost: tuple[tuple[LostBroker, ...], tuple[LostTimer, ...]] = ((), ())
+        self.shards = 0
+        """How many the timer service has, which never changes; 0: none was seen yet."""
         # Broker that is away → topic → what it served of it.
         self._away: dict[str, dict[str, BrokerQueues]] = {}
 
@@ -157,6 +159,8 @@ class RouteCache:
         if self.version and before == after:
             return False
         self._remember(routes, brokers)
+        seen = (*update.timers, *(each.timer for each in update.lost_timers))
+        self.shards = max((each.shards for each in seen), default=self.shards)
         for each in update.lost_brokers:
             if each.forgotten:
                 self._away.pop(each.broker.name, None)
