@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from duemq.producing.blocking import Producer
     from duemq.producing.cancels import CancelOutcome
     from duemq.producing.receipt import PendingReceipt, Receipts
+    from duemq.producing.rescheduling import Rescheduled, RescheduleOutcome
     from duemq.protocol.sql import Sql
     from duemq.sent import Receipt
     from duemq.settings import ClientSettings, ProducerSettings
@@ -52,6 +53,8 @@ __all__ = [
     "PushConsumer",
     "Receipt",
     "Receipts",
+    "RescheduleOutcome",
+    "Rescheduled",
     "RetryLater",
     "SendOptions",
     "Sql",
@@ -77,6 +80,8 @@ _HOMES = {
     "PushConsumer": "duemq.consumer.blocking",
     "Receipt": "duemq.sent",
     "Receipts": "duemq.producing.receipt",
+    "RescheduleOutcome": "duemq.producing.rescheduling",
+    "Rescheduled": "duemq.producing.rescheduling",
     "RetryLater": "duemq.outcomes",
     "SendOptions": "duemq.message",
     "Sql": "duemq.protocol.sql",

@@ -131,6 +131,11 @@ class Message:
         return self._record.ordering_key or None
 
     @property
+    def timer_key(self) -> str | None:
+        """The name under which it waited for its time."""
+        return self._record.timer_key or None
+
+    @property
     def properties(self) -> Mapping[str, str]:
         """The application's own, and `traceparent` where the producer traced."""
         return dict(self._record.properties)
@@ -258,6 +263,10 @@ class SendOptions(TypedDict, total=False):
     """An aware datetime, epoch milliseconds or RFC 3339 text."""
     delay_level: int | None
     """1 to the number of the broker's levels."""
+    timer_key: str | None
+    """Names a delayed message, for its topic: what waits under the key is replaced."""
+    if_absent: bool
+    """Raises TimerExists instead, if something waits under the key."""
 
 
 @dataclass(slots=True)
@@ -273,3 +282,5 @@ class Outgoing:
     delay: Delay | None = None
     deliver_at: Moment | None = None
     delay_level: int | None = None
+    timer_key: str | None = None
+    if_absent: bool = False

@@ -29,6 +29,7 @@ class _Batch(Protocol):
     def message_id(self, index: int) -> str: ...
     def handle_of(self, index: int) -> str: ...
     def due_ms_of(self, index: int) -> int: ...
+    def replaced_of(self, index: int) -> str | None: ...
     def tell(self, first: int, count: int = 1) -> None: ...
     def on_done(self, wake: Callable[[], None]) -> bool: ...
 
@@ -36,8 +37,8 @@ class _Batch(Protocol):
 class Receipt:
     """A message is stored, durably.
 
-    A message without due time: `queue`, `offset`.  A delayed one: `handle`, `due_ms`.  The others
-    of these are None.
+    A message without due time: `queue`, `offset`.  A delayed one: `handle`, `due_ms`; with a timer
+    key, `replaced` if there was something to replace.  The others of these are None.
     """
 
     __slots__ = ("_batch", "_index")
@@ -59,7 +60,7 @@ class Receipt:
 
     @property
     def broker(self) -> str:
-        """The broker that stored it."""
+        """The broker that stored it; of a message with a timer key the timer shard."""
         return self._batch.broker
 
     @property
@@ -74,7 +75,7 @@ class Receipt:
 
     @property
     def store_ms(self) -> int:
-        """When the broker stored it, ms since the epoch, by the broker's clock."""
+        """When it was stored there, ms since the epoch, by the clock there."""
         return self._batch.store_ms
 
     @property
@@ -86,6 +87,11 @@ class Receipt:
     def due_ms(self) -> int | None:
         """When it will be delivered, ms since the epoch, as the broker resolved it."""
         return self._batch.due_ms_of(self._index) if self._batch.timed else None
+
+    @property
+    def replaced(self) -> str | None:
+        """The handle of what waited under the message's timer key and is never delivered."""
+        return self._batch.replaced_of(self._index)
 
     def __repr__(self) -> str:
         where = (

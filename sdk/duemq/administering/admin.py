@@ -12,15 +12,25 @@ from duemq.administering.messages import Messages
 from duemq.administering.probes import Probes
 from duemq.administering.timer_shards import TimerShards
 from duemq.administering.topics import Topics
-from duemq.producing import cancels
-from duemq.producing.cancels import Cancelling, CancelOutcome, Handles
+from duemq.producing.cancels import Cancelling
+from duemq.producing.keyed.calls import TimerCalls
+from duemq.producing.rescheduling import Rescheduling
 from duemq.settings import ClientSettings
 from duemq.transport.closing import AsyncClient
 from duemq.transport.cluster_client import Addresses, Client
 
 
 class Admin(
-    DeadLetters, Topics, Groups, Messages, Probes, TimerShards, Forgetting, Cancelling, AsyncClient
+    DeadLetters,
+    Topics,
+    Groups,
+    Messages,
+    Probes,
+    TimerShards,
+    Forgetting,
+    Cancelling,
+    Rescheduling,
+    AsyncClient,
 ):
     """Topics, groups, messages, timers and the state of the cluster.
 
@@ -37,15 +47,17 @@ class Admin(
     ) -> None:
         """`nameserver`: `host:port`, several separated by commas; None: DUEMQ_NAMESERVER's."""
         super().__init__(Client(nameserver, settings))
+        self._timer_calls = TimerCalls(self._client)
 
     async def start(self) -> None:
         """Connects.  Raises Unavailable if no nameserver answers."""
         await self._client.start()
+        self._timer_calls.start()
 
     async def close(self) -> None:
         """Ends the connections.  Idempotent."""
+        await self._timer_calls.close()
         await self._client.close()
 
-    async def _cancel(self, handles: Handles) -> list[CancelOutcome]:
-        timeout_s = self._client.settings.request_timeout_s
-        return await cancels.cancel(self._client, handles, timeout_s)
+    def _timer_calls_now(self) -> TimerCalls:
+        return self._timer_calls

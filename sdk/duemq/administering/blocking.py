@@ -62,6 +62,7 @@ class Admin(Face):
     timer_owners = blocking(AsyncAdmin.timer_owners)
     release_timer_shard = blocking(AsyncAdmin.release_timer_shard)
     cancel = blocking(AsyncAdmin.cancel)
+    reschedule = blocking(AsyncAdmin.reschedule)
 
     # Letters come from the loop's thread by pages, and `on_sent` is called in the caller's.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from duemq.producing.producer import Producer
     from duemq.producing.receipt import AwaitableReceipt as PendingReceipt
     from duemq.producing.receipt import Receipts
+    from duemq.producing.rescheduling import Rescheduled, RescheduleOutcome
     from duemq.protocol.sql import Sql
     from duemq.sent import Receipt
     from duemq.settings import ClientSettings, ProducerSettings
@@ -43,6 +44,8 @@ __all__ = [
     "PushConsumer",
     "Receipt",
     "Receipts",
+    "RescheduleOutcome",
+    "Rescheduled",
     "RetryLater",
     "SendOptions",
     "Sql",

@@ -316,6 +316,14 @@ class Batch:
         told = {index for first, count in self.told or () for index in range(first, first + count)}
         return [index for index in range(self.count) if index not in told]
 
+    def error_of(self, index: int) -> DuemqError | None:
+        """Why the message at `index` is not stored."""
+        return self.error
+
+    def replaced_of(self, index: int) -> str | None:
+        """The timer handle of what the message at `index` replaced."""
+        return None
+
     def message_id(self, index: int) -> str:
         """Of the message at `index`."""
         return f"{self.id_head.decode()}{index:03x}"

@@ -65,6 +65,7 @@ def extras_of(
     tag: str | None,
     ordering_key: str | None,
     properties: Mapping[str, str] | None,
+    timer_key: str | None = None,
 ) -> Extras:
     """Raises InvalidArgument for what is not text, TooLarge beyond PROPERTIES_BYTES_DEFAULT."""
     encoded, tag_hash, key_hash = b"", 0, 0
@@ -92,6 +93,9 @@ def extras_of(
             value=len(encoded),
             limit=PROPERTIES_BYTES_DEFAULT,
         )
+    if timer_key:
+        text = _utf8("timer_key", timer_key)
+        encoded += b"\x5a" + varint(len(text)) + text
     traced = properties is not None and not _TRACING.isdisjoint(properties)
     return Extras(encoded, tag_hash, key_hash, traced)
 

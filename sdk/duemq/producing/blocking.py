@@ -14,7 +14,7 @@ from typing import Unpack
 from duemq.errors import DuemqError, NotAllSent
 from duemq.message import Outgoing, SendOptions
 from duemq.producing import receipt
-from duemq.producing.intake import Piece
+from duemq.producing.intake import Piece, has_timer_keys
 from duemq.producing.outbox import Target
 from duemq.producing.producer import Producer as AsyncProducer
 from duemq.producing.producer import no_room
@@ -73,8 +73,12 @@ class Producer(Face):
         3339 text; `delay_level`: 1 to the number of the broker's levels.  What is due already is
         delivered at once.
 
-        Raises InvalidArgument or TooLarge, naming field, value and limit; TopicNotFound; Timeout
-        after `send_timeout_s`, saying whether the message may have been stored; Closed.
+        `timer_key` names a message with `delay` or `deliver_at`: it replaces what waits in its
+        topic under that key, or with `if_absent` is refused.  A timer shard keeps it, no broker.
+
+        Raises InvalidArgument or TooLarge, naming field, value and limit; TopicNotFound;
+        TimerExists; Timeout after `send_timeout_s`, saying whether the message may have been
+        stored; Closed.
         """
         pending = self.submit(topic, body, **options)
         return pending.result(self._settings.send_timeout_s + GRACE_S)
@@ -91,6 +95,8 @@ class Producer(Face):
         delay: Delay | None = None,
         deliver_at: Moment | None = None,
         delay_level: int | None = None,
+        timer_key: str | None = None,
+        if_absent: bool = False,
     ) -> PendingReceipt:
         """Hands a message over; `result()` of the answer waits for its Receipt or error.
 
@@ -101,6 +107,8 @@ class Producer(Face):
         target = self._targets.get(topic)
         if target is None:
             target = self._open(topic)
+        if timer_key is not None:
+            self._await_shards()
         if self._outbox.full:
             self._wait_for_room()
         batch, index = self._offer(
@@ -113,6 +121,8 @@ class Producer(Face):
             delay,
             deliver_at,
             delay_level,
+            timer_key,
+            if_absent,
         )
         return PendingReceipt(batch, index)
 
@@ -137,6 +147,8 @@ class Producer(Face):
         pieces: list[Piece] = []
         for chunk in intake.chunks(messages, common):
             target = self._targets.get(topic) or self._open(topic)
+            if has_timer_keys(chunk):
+                self._await_shards()
             if self._outbox.full:
                 self._wait_for_room()
             intake.offer_chunk(target, chunk, common, pieces)
@@ -146,6 +158,7 @@ class Producer(Face):
         return Receipts(pieces).checked()
 
     cancel = blocking(AsyncProducer.cancel)
+    reschedule = blocking(AsyncProducer.reschedule)
     flush = blocking(AsyncProducer.flush)
 
     def close(self) -> None:
@@ -168,6 +181,10 @@ class Producer(Face):
 
     def _open(self, topic: str) -> Target:
         return self._hosted.run(self._core._open_target(topic))
+
+    def _await_shards(self) -> None:
+        if not self._core._timer_calls.shards:
+            self._hosted.run(self._core._shards_known())
 
     def _wait_for_room(self) -> None:
         timeout_s = self._settings.send_timeout_s

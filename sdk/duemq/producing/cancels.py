@@ -10,6 +10,8 @@ from typing import overload
 
 from duemq.errors import DuemqError
 from duemq.producing import handle as handles
+from duemq.producing.keyed import asks
+from duemq.producing.keyed.asks import TimerKey, TimerOwner, keys_of
 from duemq.protocol import checks
 from duemq.protocol.limits import HANDLES_MAX
 from duemq.sent import Receipt
@@ -42,25 +44,48 @@ Handle = str | Receipt
 Handles = Sequence[Handle]
 
 
-class Cancelling:
+class Cancelling(TimerOwner):
     """What the asyncio producer and the admin client have in common."""
 
     @overload
     async def cancel(self, handle: Handle) -> CancelOutcome: ...  # type: ignore[overload-overlap]
     @overload
     async def cancel(self, handle: Handles) -> list[CancelOutcome]: ...
-    async def cancel(self, handle: Handle | Handles) -> CancelOutcome | list[CancelOutcome]:
+    @overload
+    async def cancel(self, *, key: TimerKey) -> CancelOutcome: ...
+    @overload
+    async def cancel(self, *, key: Sequence[TimerKey]) -> list[CancelOutcome]: ...
+    async def cancel(
+        self,
+        handle: Handle | Handles | None = None,
+        *,
+        key: TimerKey | Sequence[TimerKey] | None = None,
+    ) -> CancelOutcome | list[CancelOutcome]:
         """Cancels delayed messages: by their receipts, or the handles of these; one, or a list.
 
-        What is answered CANCELLED is never delivered.  May be repeated.  Raises InvalidArgument
-        for what is not a handle, Unavailable when a timer shard cannot be asked in time.
+        Or by `key`: (topic, timer_key), or a list of such pairs.
+
+        What is answered CANCELLED is never delivered.  By handle it may be repeated; by key a
+        repeat cancels what waits under the key by then.  Raises InvalidArgument for what is not a
+        handle or key, Unavailable when a timer shard cannot be asked in time: by key it may have
+        cancelled all the same.
         """
+        if key is not None:
+            checks.at_most_one(handle=handle, key=key)
+            keys, single = keys_of(key)
+            outcomes = await self._cancel_keys(keys)
+            return outcomes[0] if single else outcomes
         if isinstance(handle, Handle):
             return (await self._cancel([handle]))[0]
-        return await self._cancel(handle)
+        return await self._cancel(handle)  # type: ignore[arg-type]  # None is refused there
 
     async def _cancel(self, handles: Handles) -> list[CancelOutcome]:
-        raise NotImplementedError
+        calls = self._timer_calls_now()
+        return await cancel(calls.client, handles, calls.timeout_s)
+
+    async def _cancel_keys(self, keys: Sequence[TimerKey]) -> list[CancelOutcome]:
+        results = await asks.ask(self._timer_calls_now(), asks.CancelCall, keys)
+        return [_OUTCOMES.get(each.outcome, CancelOutcome.UNKNOWN) for each in results]
 
 
 def decoded_all(given: object) -> list[TimerHandle]:

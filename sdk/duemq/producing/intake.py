@@ -6,15 +6,18 @@ from time import time_ns
 
 from opentelemetry.trace import SpanContext
 
-from duemq.errors import DuemqError, InvalidArgument, Overloaded, TooLarge
+from duemq.errors import DuemqError, InvalidArgument, InvariantError, Overloaded, TooLarge
 from duemq.message import Outgoing
 from duemq.producing.batch import NO_LABELS, RECORD_BYTES, Batch, Begun, Labels, begin_send
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, Extras, extras_of
+from duemq.producing.keyed.intake import KeyedIntake, check_keyed
 from duemq.producing.outbox import BODY_BYTES_MAX, Outbox, Target, body_of, chunks_of
+from duemq.protocol import checks
 from duemq.protocol.due import Due, due_of
 from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.protocol.route import Queue
+from duemq.protocol.timer_keys import check_keyed_topic
 from duemq.tracing import sends, spans
 from duemq.tracing.contexts import TRACEPARENT, baggage_to_carry
 from duemq.tracing.sampling import NO_CONTEXT, current_context
@@ -35,8 +38,10 @@ Chunk = tuple[list[bytes | Outgoing], bool]
 class Intake:
     """One producer's."""
 
-    def __init__(self, outbox: Outbox, frame_bytes: int) -> None:
+    def __init__(self, outbox: Outbox, frame_bytes: int, keyed: KeyedIntake | None = None) -> None:
+        """`keyed`: where messages with timer keys go."""
         self._outbox = outbox
+        self._keyed = keyed
         self._frame_bytes = frame_bytes
 
     def offer(
@@ -50,8 +55,13 @@ class Intake:
         delay: Delay | None,
         deliver_at: Moment | None,
         delay_level: int | None,
+        timer_key: str | None = None,
+        if_absent: bool = False,
     ) -> tuple[Batch, int]:
-        """Adds one message.  Raises InvalidArgument, TooLarge, Overloaded, Closed."""
+        """Adds one message.
+
+        Raises InvalidArgument, TooLarge, Overloaded, Closed; with a timer key Unavailable.
+        """
         if type(body) is not bytes or len(body) > BODY_BYTES_MAX:
             body = body_of(body)
         outbox = self._outbox
@@ -61,9 +71,9 @@ class Intake:
         if not target.growing:
             outbox.tracing = spans.enabled()  # once a frame
         inherits = outbox.tracing and target.traced and current_context() is not NO_CONTEXT
-        if key or tag or ordering_key or properties:
+        if key or tag or ordering_key or properties or timer_key:
             labels = (key, tag, properties)
-            extras = extras_of(key, tag, ordering_key, properties)
+            extras = extras_of(key, tag, ordering_key, properties, timer_key)
             if ordering_key:
                 if target.found:
                     queue = target.queue_for(ordering_key)
@@ -72,10 +82,17 @@ class Intake:
         if delay is not None or deliver_at is not None or delay_level is not None:
             due = due_of(delay, deliver_at, delay_level)
         if inherits:
-            extras = _with_baggage(extras, key, tag, ordering_key, properties)
+            extras = _with_baggage(extras, key, tag, ordering_key, properties, timer_key)
         if inherits or (outbox.tracing and properties and TRACEPARENT in properties):
             parent = sends.parent_of(properties) if target.traced else None
         now_ms = time_ns() // 1_000_000
+        if timer_key is not None or if_absent:
+            check_keyed_topic(target.topic)
+            due = check_keyed(timer_key, len(body), due, now_ms)
+            if self._keyed is None or extras is None or timer_key is None:
+                raise InvariantError("a timer key that nobody takes")
+            message = (target, queue, body, extras, due, now_ms, labels, parent, timer_key)
+            return self._keyed.add(*message, if_absent=if_absent)
         return outbox.add(target, queue, body, extras, due, now_ms, labels, parent)
 
     def chunks(self, messages: Iterable[bytes | Outgoing], common: Outgoing) -> Iterator[Chunk]:
@@ -91,7 +108,7 @@ class Intake:
                 value=type(messages).__name__,
                 limit="an iterable of bytes or Outgoing",
             )
-        _extras_and_due(common)
+        _check_common(common)
         all_bodies = isinstance(messages, list | tuple) and _check_all(messages)
         rest = iter(messages)
         count = FIRST_CHUNK_MESSAGES
@@ -141,6 +158,8 @@ class Intake:
                 own.delay,
                 own.deliver_at,
                 own.delay_level,
+                own.timer_key,
+                own.if_absent,
             )
             last = pieces[-1] if pieces else None
             if last is not None and last[0] is batch and last[1] + last[2] == index:
@@ -174,6 +193,14 @@ class Intake:
         return chunks_of(bodies, message_bytes, self._frame_bytes)
 
 
+def has_timer_keys(chunk: Chunk) -> bool:
+    """Whether a message of a `send_many` has one."""
+    messages, bodies_only = chunk
+    return not bodies_only and any(
+        isinstance(each, Outgoing) and each.timer_key is not None for each in messages
+    )
+
+
 def _extras_and_due(message: Outgoing) -> tuple[Extras | None, Due | None]:
     """Of a message's options.  Raises InvalidArgument, TooLarge."""
     extras = None
@@ -188,15 +215,26 @@ def _with_baggage(
     tag: str | None,
     ordering_key: str | None,
     properties: Mapping[str, str] | None,
+    timer_key: str | None = None,
 ) -> Extras | None:
     """With the caller's baggage, if the message has none of its own and there is room for it."""
     carried = baggage_to_carry()
     if not carried:
         return extras
     try:
-        return extras_of(key, tag, ordering_key, carried | dict(properties or {}))
+        properties = carried | dict(properties or {})
+        return extras_of(key, tag, ordering_key, properties, timer_key)
     except TooLarge:
         return extras
+
+
+def _check_common(common: Outgoing) -> None:
+    """Of what has no options of its own.  Raises InvalidArgument, TooLarge."""
+    _extras_and_due(common)
+    if common.timer_key is not None or common.if_absent:
+        raise checks.wrong(
+            "timer_key", common.timer_key, "one for each message: send them as Outgoing"
+        )
 
 
 def _are_bodies(messages: Sequence[object]) -> bool:
@@ -214,8 +252,10 @@ def _check_all(messages: Sequence[bytes | Outgoing]) -> bool:
     for number, message in enumerate(messages):
         try:
             if isinstance(message, Outgoing):
-                body_of(message.body)
-                _extras_and_due(message)
+                body = body_of(message.body)
+                _, due = _extras_and_due(message)
+                if message.timer_key is not None or message.if_absent:
+                    check_keyed(message.timer_key, len(body), due, time_ns() // 1_000_000)
             else:
                 body_of(message)
         except (InvalidArgument, TooLarge) as error:

@@ -42,16 +42,16 @@ class Losses:
 
     def add(self, batch: Batch, error: DuemqError, *, logged: bool = True) -> None:
         """The batch has failed.  `logged`: callers had the time to ask for its receipts."""
-        untold = batch.untold()
+        untold = _lost(batch)
         if not untold:
             return
         if self._on_error is not None:
             for index in untold:
-                self._call(self._on_error, batch, index, error)
+                self._call(self._on_error, batch, index, batch.error_of(index) or error)
             return
         if len(self._kept) == KEPT_MAX:
             oldest, _ = self._kept.popleft()
-            self._dropped[oldest.topic] += len(oldest.untold())
+            self._dropped[oldest.topic] += len(_lost(oldest))
         self._kept.append((batch, error))
         if not logged:
             return
@@ -74,7 +74,7 @@ class Losses:
         unsent: list[Any] = []
         failures: dict[int, DuemqError] = {}
         for batch, error in self._kept:
-            untold = batch.untold()
+            untold = _lost(batch)
             failures.update(dict.fromkeys(range(len(unsent), len(unsent) + len(untold)), error))
             unsent += [self._receipt_of(batch, index) for index in untold]
             counts[batch.topic] += len(untold)
@@ -90,6 +90,11 @@ class Losses:
             failures=failures,
             unsent=unsent,
         )
+
+
+def _lost(batch: Batch) -> list[int]:
+    """The messages that are not stored, and of whose outcome nobody knows."""
+    return [index for index in batch.untold() if batch.error_of(index) is not None]
 
 
 def log_unanswered(*gathered: Iterable[Batch]) -> None:

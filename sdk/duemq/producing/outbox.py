@@ -76,7 +76,7 @@ class Outbox:
         self.used_bytes = 0
         """Accepted and not yet answered."""
         self._lock = threading.Lock()  # guards growing batches, arrivals, used_bytes, _asleep
-        self._frame_bytes = frame_bytes
+        self.frame_bytes = frame_bytes
         self._wake_pump = wake_pump
         self._asleep = True
         self.arrivals: deque[Batch] = deque()
@@ -121,7 +121,7 @@ class Outbox:
             batch = target.growing.get(way)
             if (
                 batch is None
-                or batch.size + size > self._frame_bytes
+                or batch.size + size > self.frame_bytes
                 or len(batch.bodies) >= BLOCK_MESSAGES
                 or now_ms - batch.begun_ms > BATCH_AGE_MS_MAX
                 or self._closed is not None
@@ -175,6 +175,12 @@ class Outbox:
         if wake:
             self._wake_pump()
         return batch
+
+    def reserve(self, size: int) -> None:
+        """Counts what is kept elsewhere, until `release`.  Raises Closed."""
+        with self._lock:
+            self._check_open()
+            self.used_bytes += size
 
     def on_room(self, wake: Callable[[], None]) -> bool:
         """Has `wake` called when there is room, or the outbox closes; False: there is room."""
@@ -230,9 +236,12 @@ class Outbox:
             "this producer belongs to the parent process: fork before the first client"
         )
 
-    def _begin(self, target: Target, way: Way, now_ms: int) -> tuple[Batch, bool]:
+    def _check_open(self) -> None:
         if self._closed is not None:
             raise type(self._closed)(self._closed.message)
+
+    def _begin(self, target: Target, way: Way, now_ms: int) -> tuple[Batch, bool]:
+        self._check_open()
         id_head = self._ids.head(now_ms)
         self.begun += 1
         batch = Batch(target.topic, way, target.growing, self.begun, id_head, now_ms)

@@ -10,12 +10,14 @@ from typing import Unpack
 
 from duemq.errors import Closed, DuemqError, NotAllSent, Overloaded, Timeout
 from duemq.message import Outgoing, SendOptions
-from duemq.producing import cancels
-from duemq.producing.cancels import Cancelling, CancelOutcome, Handles
-from duemq.producing.intake import Intake, Piece
+from duemq.producing.cancels import Cancelling
+from duemq.producing.intake import Intake, Piece, has_timer_keys
+from duemq.producing.keyed.calls import TimerCalls
+from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.losses import Losses, log_unanswered
 from duemq.producing.outbox import Outbox, Target
 from duemq.producing.receipt import AwaitableReceipt, PendingReceipt, Receipts
+from duemq.producing.rescheduling import Rescheduling
 from duemq.producing.sender import Sender
 from duemq.producing.waiting import until_done
 from duemq.protocol.moments import Moment
@@ -26,7 +28,7 @@ from duemq.transport.closing import AsyncClient
 from duemq.transport.cluster_client import Addresses, Client
 
 
-class Producer(AsyncClient, Cancelling):
+class Producer(AsyncClient, Cancelling, Rescheduling):
     """Sends messages.  Safe to use from many tasks of one event loop.
 
     Messages that wait for the same broker travel together; nothing waits while the way is free.
@@ -48,6 +50,7 @@ class Producer(AsyncClient, Cancelling):
         """
         self._settings = settings or ProducerSettings()
         self._client = Client(nameserver, self._settings.client)
+        self._timer_calls = TimerCalls(self._client)
         self._losses = Losses(AwaitableReceipt, on_error)
         self._sender: Sender | None = None
         self.targets: dict[str, Target] = {}
@@ -68,6 +71,7 @@ class Producer(AsyncClient, Cancelling):
         if self._sender is not None or self._closed:
             return
         await self._client.start()
+        self._timer_calls.start()
         settings = self._settings
         loop = asyncio.get_running_loop()
 
@@ -79,15 +83,17 @@ class Producer(AsyncClient, Cancelling):
 
         self.outbox = Outbox(settings.buffer_bytes, settings.frame_bytes, wake_pump)
         self._sender = sender = Sender(self._client, settings, self.outbox, self._losses)
-        self._unclosed = weakref.finalize(
-            self, log_unanswered, sender.pump.open, sender.pump.early, self.outbox.arrivals
-        )
-        self.intake = Intake(self.outbox, settings.frame_bytes)
+        keyed = KeyedIntake(self.outbox, self._timer_calls, sender, settings.send_timeout_s)
+        gathered = sender.pump.open, sender.pump.early, self.outbox.arrivals, keyed
+        self._unclosed = weakref.finalize(self, log_unanswered, *gathered)
+        self.intake = Intake(self.outbox, settings.frame_bytes, keyed)
         self.targets = sender.pump.targets
 
     async def send(self, topic: str, body: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """Sends a message and waits until it is stored durably.  As `duemq.Producer.send`."""
         await self._ready(topic)
+        if options.get("timer_key") is not None:
+            await self._shards_known()
         return await self.submit(topic, body, **options)
 
     def submit(
@@ -102,6 +108,8 @@ class Producer(AsyncClient, Cancelling):
         delay: Delay | None = None,
         deliver_at: Moment | None = None,
         delay_level: int | None = None,
+        timer_key: str | None = None,
+        if_absent: bool = False,
     ) -> AwaitableReceipt:
         """Hands a message over at once; awaiting the answer gives the Receipt or the error.
 
@@ -130,6 +138,8 @@ class Producer(AsyncClient, Cancelling):
             delay,
             deliver_at,
             delay_level,
+            timer_key,
+            if_absent,
         )
         return AwaitableReceipt(batch, index)
 
@@ -156,23 +166,33 @@ class Producer(AsyncClient, Cancelling):
         pieces: list[Piece] = []
         for chunk in self.intake.chunks(messages, common):
             target = await self._ready(topic)
+            if has_timer_keys(chunk):
+                await self._shards_known()
             self.intake.offer_chunk(target, chunk, common, pieces)
             await asyncio.sleep(0)  # the links' turn
         for batch, _, _ in pieces:
             await until_done(batch)
         return Receipts(pieces).checked()
 
-    async def _cancel(self, handles: Handles) -> list[CancelOutcome]:
+    async def _shards_known(self) -> None:
+        await self._timer_calls.ready(self._settings.send_timeout_s)
+
+    def _timer_calls_now(self) -> TimerCalls:
         self._running()
-        timeout_s = self._settings.client.request_timeout_s
-        return await cancels.cancel(self._client, handles, timeout_s)
+        return self._timer_calls
 
     async def flush(self) -> None:
         """Waits until all that was handed over before is stored or failed.
 
         Raises Timeout after `send_timeout_s`.
         """
-        await self._running().flush(self._settings.send_timeout_s)
+        await self._flush(self._running(), self._settings.send_timeout_s)
+
+    async def _flush(self, sender: Sender, timeout_s: float) -> None:
+        flushes = sender.flush(timeout_s), self._timer_calls.flush(timeout_s)
+        for failure in await asyncio.gather(*flushes, return_exceptions=True):
+            if failure is not None:
+                raise failure
 
     async def close(self) -> None:
         """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
@@ -190,10 +210,11 @@ class Producer(AsyncClient, Cancelling):
                     self._unclosed.detach()
                 self.outbox.close()
                 try:
-                    await self._sender.flush(self._settings.close_timeout_s)
+                    await self._flush(self._sender, self._settings.close_timeout_s)
                 except Timeout:
                     pass  # each message's receipt says so
                 finally:
+                    await self._timer_calls.close()
                     await self._sender.close()
         finally:
             await self._client.close()

@@ -86,9 +86,10 @@ class Receipts(Sequence[Receipt]):
         """The messages that were not stored: position → error."""
         failed: dict[int, DuemqError] = {}
         position = 0
-        for batch, _, count in self._pieces:
+        for batch, first, count in self._pieces:
             if batch.error is not None:
-                failed.update(dict.fromkeys(range(position, position + count), batch.error))
+                errors = [batch.error_of(index) for index in range(first, first + count)]
+                failed |= {position + at: error for at, error in enumerate(errors) if error}
             position += count
         return failed
 
@@ -97,6 +98,8 @@ class Receipts(Sequence[Receipt]):
         if all(batch.error is None for batch, _, _ in self._pieces):
             return self
         failures = self.failures()
+        if not failures:  # others' messages of these batches failed
+            return self
         first = min(failures)
         raise NotAllSent(
             f"{len(failures)} of {len(self)} messages not stored; the first is number {first}: "
@@ -109,7 +112,7 @@ class Receipts(Sequence[Receipt]):
 def receipt(batch: Batch, index: int) -> Receipt:
     """Of a batch that is done.  Raises its error."""
     error = batch.error
-    if error is not None:
+    if error is not None and (error := batch.error_of(index)) is not None:
         batch.tell(index)
         # A copy: one batch's error is raised for many messages, with a traceback each.
         raise _copied(error) from error

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from duemq.errors import DuemqError, Internal, Timeout
+from duemq.producing.batch import Batch
 from duemq.producing.broker_link import Link
 from duemq.producing.losses import Losses
 from duemq.producing.outbox import Outbox, Target
@@ -139,6 +140,10 @@ class Sender:
         if link is None:
             link = self._links[broker] = Link(self._client, broker, self)
         return link
+
+    def lost(self, batch: Batch, error: DuemqError) -> None:
+        """Messages of a batch that timer shards did not take."""
+        self._losses.add(batch, error)
 
     # ── what links tell (broker_link.Owner) ──────────────────────────────────────────
 

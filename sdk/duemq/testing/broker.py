@@ -18,13 +18,15 @@ from duemq.producing import handle
 from duemq.producing.batch import Batch
 from duemq.producing.batch_encoding import Numbers
 from duemq.producing.cancels import CancelOutcome, Handle, decoded_all
+from duemq.producing.keyed.asks import Ref, TimerKey
+from duemq.producing.rescheduling import Rescheduled, RescheduleOutcome
 from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
-from duemq.protocol.due import DUE_MS_MAX
+from duemq.protocol.due import DELAYS_MS, DUE_MS_MAX, Due
 from duemq.protocol.limits import MESSAGE_BYTES_DEFAULT, QUEUES_MAX
 from duemq.protocol.names import check_topic
-from duemq.v1 import broker_pb2
+from duemq.v1 import broker_pb2, timer_pb2
 from duemq.v1.message_pb2 import Record, TimerHandle
 
 NAME = "memory"
@@ -71,6 +73,7 @@ class MemoryBroker:
         self._timers: list[_Timer] = []  # by their place in %TIMER%; stay when they are done
         self._outcomes: dict[int, CancelOutcome] = {}  # place → what became of it
         self._heap: list[tuple[int, int]] = []  # (due_ms, place); cancelled ones stay in it
+        self._keyed: dict[TimerKey, int] = {}  # → place of the last one under the key
 
     # ── topics ───────────────────────────────────────────────────────────────────────
 
@@ -120,8 +123,8 @@ class MemoryBroker:
         [sent] = broker_pb2.SendRequest.FromString(request).batches
         records = list(sent.records.records)
         try:
-            self._check(batch.topic, records)
-            dues = self._dues_of(sent, len(records))
+            self.check(batch.topic, records)
+            dues = self.dues_of(sent, len(records))
         except (InvalidArgument, TooLarge, TopicNotFound) as error:
             batch.failed(error)
             return
@@ -159,7 +162,8 @@ class MemoryBroker:
         self._turns[topic] = turn + 1
         return turn % len(self._topics[topic])
 
-    def _check(self, topic: str, records: Sequence[Record]) -> None:
+    def check(self, topic: str, records: Sequence[Record]) -> None:
+        """Raises TopicNotFound, TooLarge."""
         if topic not in self._topics:
             raise TopicNotFound(f"topic {topic!r} does not exist", field="topic", value=topic)
         longest = max(len(record.body) for record in records)
@@ -171,12 +175,14 @@ class MemoryBroker:
                 limit=MESSAGE_BYTES_DEFAULT,
             )
 
-    def _dues_of(self, sent: broker_pb2.Batch, count: int) -> list[int]:
-        for level in sent.delay_levels:
+    def dues_of(self, sent: broker_pb2.Batch | timer_pb2.ScheduleRequest, count: int) -> list[int]:
+        """When each record is due.  Raises InvalidArgument."""
+        levels = sent.delay_levels if isinstance(sent, broker_pb2.Batch) else ()
+        for level in levels:
             if level > len(LEVELS_MS):
                 raise checks.wrong("delay_levels", level, f"1 to {len(LEVELS_MS)}")
         dues = [self.now_ms + delay for delay in sent.delays_ms] or list(sent.due_ms)
-        dues = dues or [self.now_ms + LEVELS_MS[level - 1] for level in sent.delay_levels]
+        dues = dues or [self.now_ms + LEVELS_MS[level - 1] for level in levels]
         for due_ms in dues:
             if due_ms > DUE_MS_MAX:
                 raise checks.wrong(
@@ -190,6 +196,8 @@ class MemoryBroker:
         """Stores the record in `topic` when its time has come; queue None: the next in turn."""
         record.due_ms = due_ms
         heapq.heappush(self._heap, (due_ms, len(self._timers)))
+        if record.timer_key:
+            self._keyed[topic, record.timer_key] = len(self._timers)
         self._timers.append(_Timer(due_ms, topic, queue_id, record))
 
     def next_due(self) -> int | None:
@@ -210,14 +218,79 @@ class MemoryBroker:
 
     def cancel(self, given: Sequence[Handle]) -> list[CancelOutcome]:
         """Raises InvalidArgument for what is not a handle, before anything is cancelled."""
-        return [self._cancel(wanted) for wanted in decoded_all(given)]
+        return [self._cancel(self._place_of(wanted)) for wanted in decoded_all(given)]
 
-    def _cancel(self, wanted: TimerHandle) -> CancelOutcome:
-        place = wanted.offset
-        known = wanted.store_id == STORE_ID and 0 <= place < len(self._timers)
-        if not known or self._timers[place].due_ms != wanted.due_ms:
+    def cancel_keys(self, keys: Sequence[TimerKey]) -> list[CancelOutcome]:
+        """As `cancel`, of what waits under keys; nothing does: FIRED or UNKNOWN."""
+        return [self._cancel(self._waiting_under(key)) for key in keys]
+
+    def _cancel(self, place: int | None) -> CancelOutcome:
+        if place is None:
             return CancelOutcome.UNKNOWN
         return self._outcomes.setdefault(place, CancelOutcome.CANCELLED)
+
+    def _place_of(self, wanted: TimerHandle) -> int | None:
+        place = wanted.offset
+        known = wanted.store_id == STORE_ID and 0 <= place < len(self._timers)
+        return place if known and self._timers[place].due_ms == wanted.due_ms else None
+
+    def _waiting_under(self, key: TimerKey) -> int | None:
+        """Or what fired last."""
+        place = self._keyed.get(key)
+        gone = place is not None and self._outcomes.get(place) is CancelOutcome.CANCELLED
+        return None if gone else place
+
+    def schedule_keyed(self, request: timer_pb2.ScheduleRequest) -> timer_pb2.ScheduleResponse:
+        """Answers as a timer shard.  Raises InvalidArgument, TopicNotFound, TooLarge."""
+        records = list(request.records.records)
+        self.check(request.topic, records)
+        dues = self.dues_of(request, len(records))
+        answer = timer_pb2.ScheduleResponse(now_ms=self.now_ms)
+        queue_id = request.queue_id if request.queue_id >= 0 else None
+        for record, due_ms in zip(records, dues, strict=True):
+            there = self._waiting_under((request.topic, record.timer_key))
+            waits = there is not None and there not in self._outcomes
+            result = answer.results.add(outcome=timer_pb2.SCHEDULED)
+            if there is not None and waits and request.if_absent:
+                result.outcome = timer_pb2.EXISTS
+                result.handle.CopyFrom(self._handle(there))
+                continue
+            record.born_ms = self.now_ms
+            result.handle.CopyFrom(self._handle(len(self._timers)))
+            self.schedule(due_ms, request.topic, queue_id, record)
+            result.handle.due_ms = due_ms
+            if there is not None and waits:
+                self._outcomes[there] = CancelOutcome.CANCELLED
+                result.outcome = timer_pb2.REPLACED
+                result.replaced.CopyFrom(self._handle(there))
+        self.fire()
+        return answer
+
+    def reschedule(self, refs: Sequence[Ref], due: Due) -> list[Rescheduled]:
+        """Raises InvalidArgument, before anything is rescheduled."""
+        due_ms = due.value + (self.now_ms if due.field == DELAYS_MS else 0)
+        checks.at_most("delay", due_ms, DUE_MS_MAX)
+        answers = [self._reschedule(ref, due_ms) for ref in refs]
+        self.fire()
+        return answers
+
+    def _reschedule(self, ref: Ref, due_ms: int) -> Rescheduled:
+        place = self._place_of(ref) if isinstance(ref, TimerHandle) else self._waiting_under(ref)
+        outcome = None if place is None else self._outcomes.get(place)
+        if outcome is CancelOutcome.FIRED:
+            return Rescheduled(RescheduleOutcome.FIRED)
+        if place is None or outcome is not None:
+            return Rescheduled(RescheduleOutcome.UNKNOWN)
+        self._outcomes[place] = CancelOutcome.CANCELLED
+        _, topic, queue_id, record = self._timers[place]
+        new = len(self._timers)
+        self.schedule(due_ms, topic, queue_id, record)
+        text = handle.encode(STORE_ID, 0, new, due_ms)
+        return Rescheduled(RescheduleOutcome.RESCHEDULED, text, due_ms)
+
+    def _handle(self, place: int) -> TimerHandle:
+        due_ms = self._timers[place].due_ms if place < len(self._timers) else 0
+        return TimerHandle(store_id=STORE_ID, offset=place, due_ms=due_ms)
 
     def pending(self) -> list[Pending]:
         """What waits, by due time."""

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from duemq import aio
-from duemq.errors import Closed, TopicNotFound
+from duemq.errors import Closed, DuemqError, TopicNotFound
+from duemq.producing.batch import Batch
 from duemq.producing.blocking import Producer
 from duemq.producing.cancels import CancelOutcome, Handles
 from duemq.producing.intake import Intake
+from duemq.producing.keyed.asks import Ref, TimerKey
+from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.outbox import Outbox, Target
+from duemq.producing.rescheduling import Rescheduled
+from duemq.protocol.due import Due
 from duemq.protocol.route import Queue
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import NAME, MemoryBroker
+from duemq.testing.timer_calls import MemoryCalls
 from duemq.tracing import spans
 from duemq.transport.loop_thread import Hosted
 
@@ -33,7 +39,9 @@ class AioMemoryProducer(aio.Producer):
         self._started = False
         frame_bytes = self._settings.frame_bytes
         self.outbox = Outbox(self._settings.buffer_bytes, frame_bytes, self._store_arrivals)
-        self.intake = Intake(self.outbox, frame_bytes)
+        self._timer_calls = MemoryCalls(self._client, broker, lock)
+        keyed = KeyedIntake(self.outbox, self._timer_calls, self, self._settings.send_timeout_s)
+        self.intake = Intake(self.outbox, frame_bytes, keyed)
 
     async def start(self) -> None:
         """There is nothing to connect to."""
@@ -55,6 +63,16 @@ class AioMemoryProducer(aio.Producer):
         with self._lock:
             return self._broker.cancel(handles)
 
+    async def _cancel_keys(self, keys: Sequence[TimerKey]) -> list[CancelOutcome]:
+        self._check_open()
+        with self._lock:
+            return self._broker.cancel_keys(keys)
+
+    async def _reschedule(self, refs: Sequence[Ref], due: Due) -> list[Rescheduled]:
+        self._check_open()
+        with self._lock:
+            return self._broker.reschedule(refs, due)
+
     async def _ready(self, topic: str) -> Target:
         self._check_open()
         return self.targets.get(topic) or await self._open_target(topic)
@@ -68,6 +86,14 @@ class AioMemoryProducer(aio.Producer):
 
     async def _open_target(self, topic: str) -> Target:
         return self._find(topic)
+
+    async def open_target(self, topic: str) -> Target:
+        """As of `keyed.intake.Owner`."""
+        return self._find(topic)
+
+    def lost(self, batch: Batch, error: DuemqError) -> None:
+        """As of `keyed.intake.Owner`."""
+        self._losses.add(batch, error, logged=False)
 
     def _find(self, topic: str) -> Target:
         with self._lock:

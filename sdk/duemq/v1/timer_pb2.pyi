@@ -107,12 +107,12 @@ class ScheduleResult(_message.Message):
     def __init__(self, outcome: _Optional[_Union[ScheduleOutcome, str]] = ..., handle: _Optional[_Union[_message_pb2.TimerHandle, _Mapping]] = ..., replaced: _Optional[_Union[_message_pb2.TimerHandle, _Mapping]] = ...) -> None: ...
 
 class ScheduleResponse(_message.Message):
-    __slots__ = ("results", "store_ms")
+    __slots__ = ("results", "now_ms")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
-    STORE_MS_FIELD_NUMBER: _ClassVar[int]
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[ScheduleResult]
-    store_ms: int
-    def __init__(self, results: _Optional[_Iterable[_Union[ScheduleResult, _Mapping]]] = ..., store_ms: _Optional[int] = ...) -> None: ...
+    now_ms: int
+    def __init__(self, results: _Optional[_Iterable[_Union[ScheduleResult, _Mapping]]] = ..., now_ms: _Optional[int] = ...) -> None: ...
 
 class TimerRef(_message.Message):
     __slots__ = ("handle", "key")

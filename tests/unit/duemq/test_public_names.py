@@ -32,6 +32,8 @@ NAMES = {
     "PushConsumer",
     "Receipt",
     "Receipts",
+    "RescheduleOutcome",
+    "Rescheduled",
     "RetryLater",
     "SendOptions",
     "Sql",

@@ -64,6 +64,7 @@ def test_what_uses_the_network_is_replaced(twin, real):
         "ready",
         "send_many",
         "cancel",
+        "reschedule",
         "flush",
         "close",
         "start",

@@ -1,0 +1,237 @@
+"""Requests about timers that wait: to cancel them by key, to give them other due times.
+
+Callers share requests; who asks about many gets several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from duemq.errors import DuemqError, Internal, Timeout
+from duemq.producing.keyed.calls import TimerCalls
+from duemq.producing.keyed.lanes import Call
+from duemq.protocol import checks, timer_keys
+from duemq.protocol.due import DELAYS_MS, Due
+from duemq.transport import retrying, status
+from duemq.v1 import timer_pb2
+from duemq.v1.message_pb2 import TimerHandle
+
+TimerKey = tuple[str, str]
+"""(topic, timer_key)."""
+Ref = TimerKey | TimerHandle
+# Gathered in one go, before others' turn.
+SLICE = 1_000
+
+
+class TimerOwner:
+    """A client that asks about timers."""
+
+    def _timer_calls_now(self) -> TimerCalls:
+        """Raises Closed."""
+        raise NotImplementedError
+
+
+def keys_of(given: object) -> tuple[list[TimerKey], bool]:
+    """The keys, and whether it was one and no list of them.  Raises InvalidArgument."""
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
+        return [_checked(given)], True
+    if not isinstance(given, list | tuple):
+        raise _no_key(given)
+    return [_checked(each) for each in given], False
+
+
+def _checked(key: object) -> TimerKey:
+    if not isinstance(key, tuple) or len(key) != 2:
+        raise _no_key(key)
+    topic, timer_key = key
+    timer_keys.check_keyed_topic(topic)
+    timer_keys.check_timer_key(timer_key)
+    return topic, timer_key
+
+
+def _no_key(given: object) -> DuemqError:
+    return checks.wrong("key", given, "a pair (topic, timer_key), or a list of them")
+
+
+class Part:
+    """One caller's timers: a result or an error each."""
+
+    def __init__(self, indexes: Sequence[int]) -> None:
+        self.results: dict[int, Any] = {}
+        self.unknown: DuemqError | None = None
+        """Of a request that was sent, and may have been heard."""
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._left = len(indexes)
+
+    def settle(self, index: int, result: Any) -> None:
+        """Of one timer."""
+        self.results[index] = result
+        self._left -= 1
+        if not self._left and not self.done.done():
+            self.done.set_result(None)
+
+
+class Ask(Call):
+    """A request that callers share."""
+
+    def __init__(self, shard: int, now: float, deadline: float) -> None:
+        super().__init__(shard, now, deadline)
+        self.refs: list[Ref] = []
+        self._asked: list[tuple[Part, int]] = []
+
+    def add(self, part: Part, index: int, ref: Ref, due: Due | None) -> None:
+        """One more timer."""
+        self.refs.append(ref)
+        self._asked.append((part, index))
+
+    def answered(self, shard_name: str, answer: Any) -> None:
+        """Tells who waits."""
+        results = answer.results
+        if len(results) != len(self.refs):
+            raise Internal(f"{shard_name} answered {len(results)} of {len(self.refs)} timers")
+        for (part, index), result in zip(self._asked, results, strict=True):
+            part.settle(index, result)
+
+    def failed(self, error: DuemqError, *, asked: bool) -> None:
+        """Tells who waits."""
+        for part, index in self._asked:
+            if asked:
+                part.unknown = error
+            part.settle(index, error)
+
+
+class CancelCall(Ask):
+    """Of keys."""
+
+    method = "Cancel"
+
+    def request(self, request_id: bytes) -> timer_pb2.CancelRequest:
+        """As it is sent, however often."""
+        request = timer_pb2.CancelRequest(request_id=request_id)
+        for topic, key in self.refs:  # type: ignore[misc]  # they are all keys
+            request.keys.add(topic=topic, key=key)
+        return request
+
+
+class RescheduleCall(Ask):
+    """Of keys and handles."""
+
+    method = "Reschedule"
+
+    def __init__(self, shard: int, now: float, deadline: float) -> None:
+        super().__init__(shard, now, deadline)
+        self._dues: list[Due] = []
+
+    def add(self, part: Part, index: int, ref: Ref, due: Due | None) -> None:
+        """One more timer."""
+        super().add(part, index, ref, due)
+        assert due is not None
+        self._dues.append(due)
+
+    def request(self, request_id: bytes) -> timer_pb2.RescheduleRequest:
+        """As it is sent, however often."""
+        request = timer_pb2.RescheduleRequest(request_id=request_id)
+        for ref in self.refs:
+            if isinstance(ref, TimerHandle):
+                request.timers.add(handle=ref)
+            else:
+                request.timers.add(key=timer_pb2.TimerKey(topic=ref[0], key=ref[1]))
+        dues = request.delays_ms if self._dues[0].field == DELAYS_MS else request.due_ms
+        dues.extend(due.value for due in self._dues)
+        return request
+
+
+async def ask(
+    calls: TimerCalls, kind: type[Ask], refs: Sequence[Ref], due: Due | None = None
+) -> list[Any]:
+    """A result of the shard for each.
+
+    Raises DuemqErrors: of the first that has one.  What a shard says will do later is asked again
+    until `request_timeout_s`.
+    """
+    timeout_s = calls.timeout_s
+    deadline = time.monotonic() + timeout_s
+    shards = await calls.ready(timeout_s)
+    results: dict[int, Any] = {}
+    errors: dict[int, DuemqError] = {}
+
+    async def attempt(left_s: float) -> None:
+        pending = [index for index in range(len(refs)) if index not in results]
+        part = Part(pending)
+        gather = _Gathering(calls, kind, shards, deadline, due, part)
+        for start in range(0, len(pending), SLICE):
+            gather.add((index, refs[index]) for index in pending[start : start + SLICE])
+            await asyncio.sleep(0)
+        if pending:
+            await _done(part, left_s)
+        errors.clear()
+        for index, result in part.results.items():
+            error = _error_of(result)
+            if error is None:
+                results[index] = result
+            else:
+                errors[index] = error
+        later = [error for error in errors.values() if error.retryable]
+        if part.unknown is None and later and len(later) == len(errors):
+            raise later[0]
+
+    await retrying.until(deadline, attempt)
+    if errors:
+        raise errors[min(errors)]
+    return [results[index] for index in range(len(refs))]
+
+
+class _Gathering:
+    """Puts timers into the requests to their shards."""
+
+    def __init__(
+        self,
+        calls: TimerCalls,
+        kind: type[Ask],
+        shards: int,
+        deadline: float,
+        due: Due | None,
+        part: Part,
+    ) -> None:
+        now = time.monotonic()
+        self._begins: list[Callable[[], Ask]] = [
+            partial(kind, shard, now, deadline) for shard in range(shards)
+        ]
+        self._calls, self._kind, self._now, self._due, self._part = calls, kind, now, due, part
+        self._field = due.field if due is not None else 0
+
+    def add(self, timers: Iterable[tuple[int, Ref]]) -> None:
+        """(index in the caller's list, which timer)."""
+        shards, lanes = len(self._begins), self._calls.lanes
+        with self._calls.lock:
+            for index, ref in timers:
+                name: tuple[object, ...]
+                if isinstance(ref, TimerHandle):
+                    shard, name = ref.queue_id % shards, (ref.store_id, ref.queue_id, ref.offset)
+                else:
+                    shard, name = timer_keys.shard_of(*ref, shards), ref
+                way = self._kind, shard, self._field
+                call, _ = lanes.gather(way, name, self._now, self._begins[shard])
+                call.add(self._part, index, ref, self._due)
+        self._calls.run()
+
+
+async def _done(part: Part, left_s: float) -> None:
+    try:
+        async with asyncio.timeout(left_s):
+            await part.done
+    except TimeoutError:
+        raise Timeout(
+            f"no answer within {left_s:g} s: what became of the timers is unknown",
+            retryable=False,
+        ) from None
+
+
+def _error_of(result: Any) -> DuemqError | None:
+    if isinstance(result, DuemqError):
+        return result
+    return status.from_proto(result.error) if result.HasField("error") else None

@@ -1,0 +1,132 @@
+"""One client's requests about timers under keys, on their way to timer shards.
+
+Each has a random id, and is repeated under it until its deadline, wherever its shard is by then:
+the shard does it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from typing import Any
+
+from duemq.errors import Closed, DuemqError, Internal, Timeout, Unavailable
+from duemq.producing.keyed.lanes import Call, Lanes
+from duemq.protocol.timer_keys import REPEAT_S, REQUEST_ID_BYTES
+from duemq.transport import retrying, status
+from duemq.transport.cluster_client import Client
+from duemq.v1 import timer_pb2_grpc
+
+
+class TimerCalls:
+    """Made and run in one event loop; gathers from any thread."""
+
+    def __init__(self, client: Client) -> None:
+        self.lock = threading.Lock()  # guards lanes, and what their waiting requests gather
+        self.lanes = Lanes()
+        self.client = client
+        self.timeout_s = client.settings.request_timeout_s
+        """Of a question, repetitions included."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def shards(self) -> int:
+        """How many the cluster has; 0: none was seen yet."""
+        return self.client.routes.shards
+
+    async def ready(self, timeout_s: float) -> int:
+        """Waits until it is known how many shards there are.  Raises Unavailable."""
+        if not self.shards:
+            try:
+                await self.client.wait_for(lambda routes: routes.shards > 0, timeout_s)
+            except Timeout:
+                raise no_shard() from None
+        return self.shards
+
+    def start(self) -> None:
+        """In the event loop that it is to run in."""
+        self._loop = asyncio.get_running_loop()
+
+    def wake(self) -> None:
+        """Has `run` called soon.  From any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.run)
+
+    def run(self) -> None:
+        """Something may have changed: sends what can be sent now."""
+        with self.lock:
+            taken = [] if self._closed else self.lanes.take()
+        for call in taken:
+            task = asyncio.get_running_loop().create_task(self._run(call), name="timer call")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, call: Call) -> None:
+        asked = False
+        try:
+            await call.prepare()
+            request = call.request(secrets.token_bytes(REQUEST_ID_BYTES))
+
+            async def attempt(left_s: float) -> tuple[str, Any]:
+                nonlocal asked
+                shard = self.client.timer_of(call.shard)
+                stub = timer_pb2_grpc.TimerStub(self.client.channel(shard.address))
+                asked = True
+                sent = getattr(stub, call.method)(request, timeout=left_s)
+                return shard.name, await status.answer(sent, shard.address)
+
+            # Longer than a shard remembers a request it must not be repeated.
+            deadline = min(call.deadline, time.monotonic() + REPEAT_S)
+            name, answer = await retrying.until(deadline, attempt)
+            call.answered(name, answer)
+        except asyncio.CancelledError:
+            call.failed(Closed("the client was closed before the answer"), asked=asked)
+            raise
+        except Exception as error:
+            cause = (
+                error if isinstance(error, DuemqError) else Internal(f"{call.method}: {error!r}")
+            )
+            call.failed(cause, asked=asked)
+        finally:
+            call.done = True
+            with self.lock:
+                self.lanes.ended(call)
+            self.run()
+
+    async def flush(self, timeout_s: float) -> None:
+        """Waits until all that was asked before is answered.  Raises Timeout."""
+        self.run()
+        with self.lock:
+            asked = self.lanes.open()
+        deadline = time.monotonic() + timeout_s
+        while left := [call for call in asked if not call.done]:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise Timeout(f"{len(left)} requests not answered within {timeout_s} s")
+            await asyncio.wait(
+                list(self._tasks), timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+
+    async def close(self) -> None:
+        """What is not answered fails with Closed."""
+        with self.lock:
+            self._closed = True
+            given_up = self.lanes.give_up()
+        for call in given_up:
+            call.failed(Closed("the client was closed before it was sent"), asked=False)
+            call.done = True
+        for task in (tasks := list(self._tasks)):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def no_shard() -> Unavailable:
+    """Nobody keeps messages under keys."""
+    return Unavailable(
+        "the nameservers know no timer shard: nobody keeps messages under timer keys",
+        field="timer_key",
+    )

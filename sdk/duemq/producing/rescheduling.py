@@ -1,0 +1,111 @@
+"""Other due times for delayed messages: each goes on waiting, under a new handle."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple, overload
+
+from duemq.producing import handle as handles
+from duemq.producing.cancels import Handle, Handles, decoded_all
+from duemq.producing.keyed import asks
+from duemq.producing.keyed.asks import Ref, TimerKey, TimerOwner, keys_of
+from duemq.protocol import checks
+from duemq.protocol.due import Due, due_of
+from duemq.protocol.moments import Moment
+from duemq.protocol.retry_policy import Delay
+from duemq.v1 import timer_pb2
+
+
+class RescheduleOutcome(enum.StrEnum):
+    """What became of a `reschedule`."""
+
+    RESCHEDULED = "rescheduled"
+    """It is delivered once, at the new time."""
+    FIRED = "fired"
+    """Too late: it is delivered or on its way."""
+    UNKNOWN = "unknown"
+    """Nothing waits there: it is cancelled, replaced, long delivered, or never was."""
+
+
+class Rescheduled(NamedTuple):
+    """The answer to a `reschedule`."""
+
+    outcome: RescheduleOutcome
+    handle: str | None = None
+    """The new one, if it is rescheduled; a cancel by the old one answers CANCELLED."""
+    due_ms: int | None = None
+    """When it will be delivered, ms since the epoch."""
+
+
+_OUTCOMES = {
+    timer_pb2.RESCHEDULED: RescheduleOutcome.RESCHEDULED,
+    timer_pb2.RESCHEDULE_FIRED: RescheduleOutcome.FIRED,
+}
+
+
+class Rescheduling(TimerOwner):
+    """What the asyncio producer and the admin client have in common."""
+
+    @overload
+    async def reschedule(  # type: ignore[overload-overlap]
+        self, handle: Handle, *, delay: Delay | None = None, deliver_at: Moment | None = None
+    ) -> Rescheduled: ...
+    @overload
+    async def reschedule(
+        self, handle: Handles, *, delay: Delay | None = None, deliver_at: Moment | None = None
+    ) -> list[Rescheduled]: ...
+    @overload
+    async def reschedule(
+        self, *, key: TimerKey, delay: Delay | None = None, deliver_at: Moment | None = None
+    ) -> Rescheduled: ...
+    @overload
+    async def reschedule(
+        self,
+        *,
+        key: Sequence[TimerKey],
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+    ) -> list[Rescheduled]: ...
+    async def reschedule(
+        self,
+        handle: Handle | Handles | None = None,
+        *,
+        key: TimerKey | Sequence[TimerKey] | None = None,
+        delay: Delay | None = None,
+        deliver_at: Moment | None = None,
+    ) -> Rescheduled | list[Rescheduled]:
+        """Gives delayed messages another due time: by handles or receipts; one, or a list.
+
+        Or by `key`: (topic, timer_key), or a list of such pairs.  `delay` or `deliver_at`: as of
+        `send`; a delay counts from now, by the timer shard's clock.
+
+        A message is delivered once, at the old time or at the new one.  Raises InvalidArgument;
+        Unavailable when a timer shard cannot be asked in time: it may have done it all the same.
+        """
+        due = due_of(delay, deliver_at, None)
+        if due is None:
+            raise checks.wrong("delay", None, "delay or deliver_at")
+        refs: Sequence[Ref]
+        if key is not None:
+            checks.at_most_one(handle=handle, key=key)
+            refs, single = keys_of(key)
+        else:
+            single = isinstance(handle, Handle)
+            refs = decoded_all([handle] if single else handle)
+        answers = await self._reschedule(refs, due)
+        return answers[0] if single else answers
+
+    async def _reschedule(self, refs: Sequence[Ref], due: Due) -> list[Rescheduled]:
+        results = await asks.ask(self._timer_calls_now(), asks.RescheduleCall, refs, due)
+        return list(map(answer_of, results))
+
+
+def answer_of(result: timer_pb2.RescheduleResult) -> Rescheduled:
+    """As it came from the shard."""
+    outcome = _OUTCOMES.get(result.outcome, RescheduleOutcome.UNKNOWN)
+    if outcome is not RescheduleOutcome.RESCHEDULED:
+        return Rescheduled(outcome)
+    told = result.handle
+    text = handles.encode(told.store_id, told.queue_id, told.offset, told.due_ms)
+    return Rescheduled(outcome, text, told.due_ms)
