@@ -17,11 +17,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from duemq.errors import DuemqError, FencedTimer, Unavailable
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
-from duemq.protocol.route import Broker, RouteCache
+from duemq.protocol.route import Broker, Queue, RouteCache
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
@@ -210,6 +210,7 @@ class BrokerLinks:
         """Called when a claim was granted or refused."""
         self._shard = shard
         self._routes = routes
+        self._routes_changed = asyncio.Event()
         self._settings = settings
         self._turn = asyncio.Lock()
         self._said_s: dict[str, float] = {}
@@ -237,6 +238,8 @@ class BrokerLinks:
             if link is not None:
                 link.serve(range(self._settings.shard, served.queues, self._settings.shards))
         self._set_routes()
+        self._routes_changed.set()
+        self._routes_changed = asyncio.Event()
 
     def _set_routes(self) -> None:
         queues = _writable(self._routes)
@@ -251,6 +254,28 @@ class BrokerLinks:
                     )
         self._queues = {**self._queues, **queues}
         self._shard.scheduler.dispatcher.set_routes(queues)
+
+    @property
+    def routes_known(self) -> bool:
+        """Some nameserver has answered."""
+        return self._routes.version > 0
+
+    @property
+    def lost_brokers(self) -> list[str]:
+        """Brokers that were there lately: topics may be missing with them."""
+        return [each.broker.name for each in self._routes.lost_brokers]
+
+    def queues_of(self, topic: str) -> tuple[Queue, ...]:
+        """Those of the topic, as far as they are known; of brokers that are away, too."""
+        return self._routes.keyed(topic)
+
+    async def queues_soon(self, topic: str, timeout_s: float) -> tuple[Queue, ...]:
+        """Waits for the route of a topic that may be new; none if it does not come."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.queues_of(topic):
+                    await self._routes_changed.wait()
+        return self.queues_of(topic)
 
     # -- claims -----------------------------------------------------------
 
@@ -287,6 +312,11 @@ class BrokerLinks:
         if dispatcher.set_fence(fence):
             self._set_routes()
         self.on_claims()
+
+    def check_may_serve(self) -> None:
+        """Raises Unavailable if another service has this shard's queues."""
+        if fence := self._shard.scheduler.dispatcher.fence:
+            raise Unavailable(f"this timer service was refused: {fence}")
 
     def check_may_answer(self, store_id: int) -> None:
         """Raises Unavailable if another service may know more of a store's timers."""

@@ -1,0 +1,113 @@
+"""Cancels, by handle and by key: from protobuf to one call of the shard for each, and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from duemq.errors import DuemqError, Unavailable
+from duemq.protocol import checks
+from duemq.protocol.limits import HANDLES_MAX
+from duemq.protocol.timer_keys import REQUEST_ID_BYTES, SCHEDULE_RECORDS_MAX
+from duemq.transport import status
+from duemq.v1 import timer_pb2
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.edge.timer_names import TimerNames
+from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
+from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.shard import Shard
+from duemq_server.timer_service.timers.keyed import TimerKey
+from duemq_server.timer_service.timers.log_entries import Cancelled
+
+ARRIVAL_TIMEOUT_S = 5.0
+SLICE = 500  # timers read or answered at once
+_RESULTS = {
+    outcome: timer_pb2.CancelResult(outcome=outcome) for outcome in (CANCELLED, FIRED, UNKNOWN)
+}
+
+Given = TypeVar("Given")
+Named = TypeVar("Named")
+Outcome = str | DuemqError
+
+
+class CancelRequests:
+    """Of one shard."""
+
+    def __init__(self, shard: Shard, links: BrokerLinks, settings: Settings) -> None:
+        self._shard = shard
+        self._links = links
+        self._settings = settings
+
+    async def cancel(self, request: timer_pb2.CancelRequest) -> timer_pb2.CancelResponse:
+        """Raises InvalidArgument for what is wrong with all of it; Unavailable, Overloaded."""
+        checks.count("handles", len(request.handles), 0, HANDLES_MAX, "in a request")
+        checks.count("keys", len(request.keys), 0, SCHEDULE_RECORDS_MAX, "in a request")
+        check_request_id(request.request_id, wanted=False)
+        names = TimerNames(self._links, self._settings)
+        outcomes: list[Outcome] = []
+        if request.handles:
+            wait_s = 0.0 if request.do_not_wait else ARRIVAL_TIMEOUT_S
+
+            async def cancel(handles: Sequence[Cancelled]) -> Sequence[Outcome]:
+                found = await self._shard.cancel(handles, wait_s)
+                told = zip(handles, found, strict=True)
+                return [self._told(handle, outcome, wait_s) for handle, outcome in told]
+
+            outcomes += await _each(request.handles, names.handle, cancel)
+        if request.keys:
+
+            async def cancel_keys(keys: Sequence[TimerKey]) -> Sequence[Outcome]:
+                return await self._shard.cancel_keys(request.request_id, keys)
+
+            outcomes += await _each(request.keys, names.key, cancel_keys)
+        response = timer_pb2.CancelResponse()
+        for start in range(0, len(outcomes), SLICE):
+            if start:
+                await asyncio.sleep(0)
+            response.results.extend(map(_result, outcomes[start : start + SLICE]))
+        return response
+
+    def _told(self, handle: Cancelled, outcome: Outcome, wait_s: float) -> Outcome:
+        """The outcome as it is answered."""
+        if outcome != NOT_YET:
+            return outcome
+        what = f"offset {handle.offset} of %TIMER%/{handle.source.queue_id}"
+        reason = self._links.why_not_arrived(handle.source.store_id)
+        return Unavailable(
+            f"{what} {reason} (waited {wait_s:g} s)", field="offset", value=handle.offset
+        )
+
+
+async def _each(
+    given: Sequence[Given],
+    name: Callable[[Given], Named | DuemqError],
+    ask: Callable[[Sequence[Named]], Awaitable[Sequence[Outcome]]],
+) -> list[Outcome]:
+    """Asks the shard about those that may be asked about; the others have their errors."""
+    refused: dict[int, DuemqError] = {}
+    asked: list[Named] = []
+    for at, each in enumerate(given):
+        if at and at % SLICE == 0:
+            await asyncio.sleep(0)
+        named = name(each)
+        if isinstance(named, DuemqError):
+            refused[at] = named
+        else:
+            asked.append(named)
+    told = iter(await ask(asked) if asked else ())
+    return [refused[at] if at in refused else next(told) for at in range(len(given))]
+
+
+def _result(outcome: Outcome) -> timer_pb2.CancelResult:
+    if isinstance(outcome, DuemqError):
+        return timer_pb2.CancelResult(error=status.to_proto(outcome))
+    return _RESULTS[outcome]
+
+
+def check_request_id(request_id: bytes, *, wanted: bool = True) -> None:
+    """Raises InvalidArgument."""
+    if len(request_id) != REQUEST_ID_BYTES and (wanted or request_id):
+        raise checks.wrong(
+            "request_id", f"{len(request_id)} bytes", f"{REQUEST_ID_BYTES} random bytes"
+        )

@@ -1,0 +1,267 @@
+"""Schedule and Reschedule: from protobuf to one call of the shard, and back.
+
+What is wrong is found here, before the shard is asked: it does all of a request or nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from duemq.errors import (
+    DuemqError,
+    InvalidArgument,
+    NotReady,
+    QueueNotFound,
+    TooLarge,
+    TopicNotFound,
+    Unavailable,
+)
+from duemq.protocol import checks, limits, timer_keys
+from duemq.protocol.due import DUE_MS_MAX
+from duemq.protocol.record_bytes import ENTRY_TAG, property_entry, text_hash, varint
+from duemq.protocol.route import Queue
+from duemq.protocol.timer_keys import SCHEDULE_RECORDS_MAX
+from duemq.transport import status
+from duemq.v1 import message_pb2, timer_pb2
+from duemq_server.serving import spans
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.edge.cancel_requests import check_request_id
+from duemq_server.timer_service.edge.timer_names import TimerNames, proto_of
+from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.shard import Shard
+from duemq_server.timer_service.timers.keyed import Handle, KeyedRecords, TimerKey
+
+# A topic that was just made: so long its route may be on its way.
+TOPIC_WAIT_S = 2.0
+SLICE = 250  # records read at once
+_ENTRY = bytes([ENTRY_TAG])
+
+
+class ScheduleRequests:
+    """Of one shard."""
+
+    def __init__(self, shard: Shard, links: BrokerLinks, settings: Settings) -> None:
+        self._shard = shard
+        self._links = links
+        self._settings = settings
+
+    async def schedule(self, request: timer_pb2.ScheduleRequest) -> timer_pb2.ScheduleResponse:
+        """Raises DuemqErrors, as of the rpc."""
+        start_ns = time.time_ns()
+        check_request_id(request.request_id)
+        self._links.check_may_serve()
+        timer_keys.check_keyed_topic(request.topic)
+        _check_queue(request, await self._queues(request.topic))
+        records = await self._records(request)
+        results = await self._shard.schedule(
+            request.request_id, records, if_absent=request.if_absent
+        )
+        response = timer_pb2.ScheduleResponse(now_ms=self._shard.now_ms())
+        for result in results:
+            response.results.add(
+                outcome=result.outcome,
+                handle=proto_of(result.handle),
+                replaced=proto_of(result.replaced) if result.replaced is not None else None,
+            )
+        self._trace(records, response, start_ns)
+        return response
+
+    async def reschedule(
+        self, request: timer_pb2.RescheduleRequest
+    ) -> timer_pb2.RescheduleResponse:
+        """Raises DuemqErrors, as of the rpc."""
+        check_request_id(request.request_id)
+        self._links.check_may_serve()
+        count = len(request.timers)
+        checks.count("timers", count, 1, SCHEDULE_RECORDS_MAX, "in a request")
+        dues = _dues_of(request, count, self._shard.now_ms())
+        names = TimerNames(self._links, self._settings)
+        refused: dict[int, DuemqError] = {}
+        asked: list[Handle | TimerKey] = []
+        asked_dues: list[int] = []
+        for at, (timer, due_ms) in enumerate(zip(request.timers, dues, strict=True)):
+            named = _named(names, timer)
+            if isinstance(named, Unavailable):
+                raise named  # it may be allowed later: the request stands for all or none
+            if isinstance(named, DuemqError):
+                refused[at] = named
+            else:
+                asked.append(named)
+                asked_dues.append(due_ms)
+        told = iter(
+            await self._shard.reschedule(request.request_id, asked, asked_dues) if asked else ()
+        )
+        response = timer_pb2.RescheduleResponse()
+        for at in range(count):
+            if at in refused:
+                response.results.add(error=status.to_proto(refused[at]))
+                continue
+            result = next(told)
+            if result.error is not None:
+                response.results.add(error=status.to_proto(result.error))
+                continue
+            response.results.add(
+                outcome=_RESCHEDULED[result.outcome],
+                handle=proto_of(result.handle) if result.handle is not None else None,
+            )
+        return response
+
+    async def _queues(self, topic: str) -> Sequence[Queue]:
+        """The topic's.  Raises NotReady, TopicNotFound, Unavailable."""
+        links = self._links
+        queues = links.queues_of(topic)
+        if not queues:
+            queues = await links.queues_soon(topic, TOPIC_WAIT_S)
+        if queues:
+            return queues
+        if not links.routes_known:
+            raise NotReady("this timer service does not know the routes yet", field="topic")
+        if lost := ", ".join(links.lost_brokers):
+            raise Unavailable(
+                f"no broker serves topic {topic!r}; lost lately: {lost}", field="topic", value=topic
+            )
+        raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
+
+    async def _records(self, request: timer_pb2.ScheduleRequest) -> KeyedRecords:
+        """Raises InvalidArgument, TooLarge, Unavailable for another shard's key."""
+        given = request.records.records
+        count = len(given)
+        checks.count("records", count, 1, SCHEDULE_RECORDS_MAX, "in a request")
+        dues = _dues_of(request, count, self._shard.now_ms())
+        shard, shards = self._settings.shard, self._settings.shards
+        keys: dict[str, None] = {}
+        entries: list[bytes] = []
+        tags: list[int] = []
+        hashes: list[int] = []
+        for at, record in enumerate(given):
+            if at and at % SLICE == 0:
+                await asyncio.sleep(0)
+            encoded = record.SerializeToString()
+            _check_record(at, record, len(encoded))
+            key = record.timer_key
+            timer_keys.check_timer_key(key, f"records[{at}].timer_key")
+            timer_keys.check_shard(request.topic, key, shard, shards)
+            keys[key] = None
+            entries.append(_ENTRY + varint(len(encoded)) + encoded)
+            tags.append(text_hash(record.tag.encode()))
+            hashes.append(text_hash(record.key.encode()))
+        _check_twice(given, len(keys))
+        sizes = list(map(len, entries))
+        _check_size("records", sum(sizes), limits.BATCH_BYTES_DEFAULT, "in a request")
+        return KeyedRecords(
+            topic=request.topic,
+            queue_id=request.queue_id,
+            broker=request.broker,
+            keys=list(keys),
+            records=b"".join(entries),
+            sizes=sizes,
+            tag_hashes=tags,
+            key_hashes=hashes,
+            due_ms=dues,
+        )
+
+    def _trace(
+        self, records: KeyedRecords, response: timer_pb2.ScheduleResponse, start_ns: int
+    ) -> None:
+        if not (spans.enabled() and spans.traced(records.topic)):
+            return
+        first = response.results[0].handle
+        spans.record_schedule(
+            records.topic,
+            self._settings.name,
+            first.queue_id,
+            first.offset,
+            len(records.keys),
+            start_ns=start_ns,
+            end_ns=time.time_ns(),
+            due_ms=min(records.due_ms),
+            records=records.records,
+        )
+
+
+_RESCHEDULED = {
+    "RESCHEDULED": timer_pb2.RESCHEDULED,
+    "FIRED": timer_pb2.RESCHEDULE_FIRED,
+    "UNKNOWN": timer_pb2.RESCHEDULE_UNKNOWN,
+}
+
+
+def _named(names: TimerNames, timer: timer_pb2.TimerRef) -> Handle | TimerKey | DuemqError:
+    which = timer.WhichOneof("ref")
+    if which == "handle":
+        return names.handle(timer.handle)
+    if which == "key":
+        return names.key(timer.key)
+    return checks.wrong("timers", "neither", "a handle or a key")
+
+
+def _check_queue(request: timer_pb2.ScheduleRequest, queues: Sequence[Queue]) -> None:
+    """-1 and no broker, or a queue that the topic has."""
+    queue_id, broker = request.queue_id, request.broker
+    if queue_id == -1:
+        if broker:
+            raise checks.wrong("broker", broker, "only with a queue_id")
+        return
+    checks.between("queue_id", queue_id, -1, limits.QUEUE_ID_MAX)
+    checks.filled("broker", broker)
+    if Queue(broker, queue_id) not in queues:
+        raise QueueNotFound(
+            f"topic {request.topic!r} has no queue {queue_id} at broker {broker!r}",
+            field="queue_id",
+            value=queue_id,
+        )
+
+
+def _dues_of(
+    request: timer_pb2.ScheduleRequest | timer_pb2.RescheduleRequest, count: int, now_ms: int
+) -> list[int]:
+    """When each is due.  Raises InvalidArgument."""
+    delays, dues = request.delays_ms, request.due_ms
+    if bool(delays) == bool(dues):
+        raise checks.wrong("due_ms", "both" if dues else "neither", "delays_ms or due_ms")
+    field, values = ("delays_ms", list(delays)) if delays else ("due_ms", list(dues))
+    if len(values) not in (1, count):
+        raise checks.wrong(field, f"{len(values)} entries", f"1 or {count}, one for each")
+    latest = DUE_MS_MAX - now_ms if delays else DUE_MS_MAX
+    checks.between(field, min(values), 0, latest)
+    checks.between(field, max(values), 0, latest)
+    if delays:
+        values = [now_ms + delay for delay in values]
+    return values * count if len(values) != count else values
+
+
+def _check_record(at: int, record: message_pb2.Record, size: int) -> None:
+    """Body and properties, of a record large enough to break a limit."""
+    if size <= limits.PROPERTIES_BYTES_DEFAULT:
+        return
+    _check_size(f"records[{at}].body", len(record.body), limits.MESSAGE_BYTES_DEFAULT)
+    properties = record.properties.items()
+    size = sum(len(property_entry(name.encode(), value.encode())) for name, value in properties)
+    _check_size(f"records[{at}].properties", size, limits.PROPERTIES_BYTES_DEFAULT)
+
+
+def _check_size(field: str, size: int, size_max: int, where: str = "") -> None:
+    if size > size_max:
+        raise TooLarge(
+            f"{field}: {size} bytes, at most {size_max} {where}".rstrip(),
+            field=field,
+            value=size,
+            limit=size_max,
+        )
+
+
+def _check_twice(given: Sequence[message_pb2.Record], distinct: int) -> None:
+    if distinct == len(given):
+        return
+    seen: set[str] = set()
+    for at, record in enumerate(given):
+        if record.timer_key in seen:
+            raise InvalidArgument(
+                f"records[{at}].timer_key: {record.timer_key!r} is in this request before",
+                field=f"records[{at}].timer_key",
+                value=record.timer_key,
+                limit="once in a request",
+            )
+        seen.add(record.timer_key)
