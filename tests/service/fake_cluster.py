@@ -23,6 +23,7 @@ from duemq.v1 import (
     nameserver_pb2,
     timer_pb2,
 )
+from tests.service.fake_keys import FakeKeys
 from tests.service.playing import play
 
 STORE_MS = 1_790_000_000_000
@@ -244,12 +245,13 @@ class FakeTimer:
         self.missing: set[int] = set()
         """Offsets of messages that have not arrived: requests that may wait for them do."""
         self.arrived = asyncio.Event()
+        self.keyed = FakeKeys(shard, shards)
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
         self._server = grpc.aio.server()
         play(self, self._server, timer_pb2.DESCRIPTOR)
-        port = self._server.add_insecure_port("127.0.0.1:0")
+        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
 
@@ -262,6 +264,8 @@ class FakeTimer:
         self, request: timer_pb2.CancelRequest, context: grpc.aio.ServicerContext
     ) -> timer_pb2.CancelResponse:
         self.asked += 1
+        if request.keys:
+            return await self.keyed.answer(request, context, self.keyed.cancel)
         if self.not_yet:
             self.not_yet -= 1
             error = refusal(error_pb2.UNAVAILABLE, retryable=True)
@@ -276,6 +280,16 @@ class FakeTimer:
                 if handle.queue_id % self.shards == self.shard
             ]
         )
+
+    async def Schedule(
+        self, request: timer_pb2.ScheduleRequest, context: grpc.aio.ServicerContext
+    ) -> timer_pb2.ScheduleResponse:
+        return await self.keyed.answer(request, context, self.keyed.schedule)
+
+    async def Reschedule(
+        self, request: timer_pb2.RescheduleRequest, context: grpc.aio.ServicerContext
+    ) -> timer_pb2.RescheduleResponse:
+        return await self.keyed.answer(request, context, self.keyed.reschedule)
 
     def _result(self, handle: message_pb2.TimerHandle) -> timer_pb2.CancelResult:
         if handle.offset in self.missing and not self.arrived.is_set():
