@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import click
 
 from duemq import Producer, SendOptions
-from duemq.errors import DuemqError, InvalidArgument
+from duemq.errors import DuemqError, InvalidArgument, TimerExists
 from duemq.producing.receipt import PendingReceipt
 from duemq.sent import Receipt
 from duemq_cli import completion, inputs, times
@@ -29,7 +29,7 @@ from duemq_cli.text import local_time
 # Messages sent and not yet reported.  Bounds memory; large enough to keep the producer busy.
 PENDING_MAX = 10_000
 
-_FromColumn = Literal["key", "tag", "ordering_key", "delay", "deliver_at"]
+_FromColumn = Literal["key", "tag", "ordering_key", "delay", "deliver_at", "timer_key"]
 _Sent = tuple[Entry, PendingReceipt | DuemqError]
 
 
@@ -41,6 +41,11 @@ class Template:
     fixed: SendOptions
     columns: dict[_FromColumn, str]
     properties: dict[str, str]
+
+    @property
+    def keyed(self) -> bool:
+        """Messages have timer keys."""
+        return self.fixed.get("timer_key") is not None or "timer_key" in self.columns
 
     def check(self, entry: Entry) -> None:
         """Raises InvalidArgument if the first entry has not the columns that are named."""
@@ -88,6 +93,7 @@ class Template:
 @click.option("--ordering-key-column", metavar="NAME", help="Take the ordering key from it.")
 @click.option("--delay-column", metavar="NAME", help="Take the delay from this column.")
 @click.option("--at-column", metavar="NAME", help="Take the due time from this column.")
+@click.option("--timer-key-column", metavar="NAME", help="Take the timer key from it.")
 @click.option("--property", "properties", metavar="K=V", multiple=True, help="May be repeated.")
 @click.option(
     "--delay", metavar="TIME", callback=times.delay, help="Deliver after 5s, 250ms, 1.5h …"
@@ -102,6 +108,8 @@ class Template:
     callback=times.delay_level,
     help="Deliver after the broker's level N.",
 )
+@click.option("--timer-key", metavar="KEY", help="Replace what waits in the topic under this key.")
+@click.option("--if-absent", is_flag=True, help="Fail instead, if something waits under it.")
 @quiet_option
 @session_options
 @pass_session
@@ -118,16 +126,19 @@ def send(
     """Send messages to TOPIC: BODY, standard input's lines (BODY is -), or a file.
 
     Answers when the messages are durable, in the order of the input: with --json message_id, topic,
-    broker, queue, offset, or for a delayed one message_id, topic, handle, due_ms.  What could not
-    be sent is printed with its error, the rest is sent, and the exit code is not 0.  A column that
-    the first row has not is one error, and nothing is sent.  What a --file holds is summed up where
-    standard output is a terminal, and with --quiet, which with --json ends in {summary: {done,
-    failed, seconds}}.
+    broker, queue, offset, or for a delayed one message_id, topic, handle, due_ms, and with a timer
+    key replaced (a handle or null).  What could not be sent is printed with its error, the rest is
+    sent, and the exit code is not 0; of what --if-absent refuses with handle and due_ms of what is
+    there.  A column that the first row has not is one error, and nothing is sent.
+
+    What a --file holds is summed up where standard output is a terminal, and with --quiet, which
+    with --json ends in {summary: {done, failed, seconds}}.
 
     \b
     Examples:
       duemq send greetings "hello" --tag en
       duemq send reminders "stand up" --delay 45m
+      duemq send reminders "pay order 17" --delay 2h --timer-key order-17
       duemq send orders --file orders.csv --key-column id --ordering-key-column customer
       tail -f app.log | duemq send logs -
     """
@@ -135,7 +146,7 @@ def send(
     template = _template(topic, options, properties)
     quiet = quiet or (file is not None and not session.json and sys.stdout.isatty())
     tally = Tally(session.output, quiet=quiet, verb="sent")
-    sender = _Sender(tally, topic)
+    sender = _Sender(tally, template)
     session.interruption.left = sender.left
     # The producer comes first: a cluster that cannot be reached is said before anything is read.
     with (
@@ -166,9 +177,10 @@ class _Sender:
     Who writes lines into our standard input may wait for the answer to one before the next.
     """
 
-    def __init__(self, tally: Tally, topic: str) -> None:
+    def __init__(self, tally: Tally, template: Template) -> None:
         self._tally = tally
-        self._topic = topic
+        self._topic = template.topic
+        self._keyed = template.keyed
         self._handed = 0
         self._pending: queue.Queue[_Sent | None] = queue.Queue(PENDING_MAX)
         self._failure: OSError | None = None
@@ -225,12 +237,14 @@ class _Sender:
             receipt = pending.result()
         except DuemqError as error:
             named = {"message_id": pending.message_id, "line": entry.line}
+            if isinstance(error, TimerExists):
+                named |= {"handle": error.handle, "due_ms": error.due_ms}
             self._tally.fail(row | named, name, error)
             return
-        self._tally.add(*_receipt_row(receipt))
+        self._tally.add(*_receipt_row(receipt, keyed=self._keyed))
 
 
-def _receipt_row(receipt: Receipt) -> tuple[dict[str, Any], str]:
+def _receipt_row(receipt: Receipt, *, keyed: bool) -> tuple[dict[str, Any], str]:
     """A receipt for programs and for people."""
     row: dict[str, Any] = {"message_id": receipt.message_id, "topic": receipt.topic}
     if receipt.handle is None:
@@ -238,8 +252,11 @@ def _receipt_row(receipt: Receipt) -> tuple[dict[str, Any], str]:
         place = f"{receipt.broker}/{receipt.queue} @ {receipt.offset}"
         return row, f"{receipt.message_id}  {place}"
     row |= {"handle": receipt.handle, "due_ms": receipt.due_ms}
-    due = local_time(receipt.due_ms or 0)
-    return row, f"{receipt.message_id}  due {due}  {receipt.handle}"
+    text = f"{receipt.message_id}  due {local_time(receipt.due_ms or 0)}  {receipt.handle}"
+    if keyed:
+        row["replaced"] = receipt.replaced
+        text += f"  instead of {receipt.replaced}" if receipt.replaced else ""
+    return row, text
 
 
 def _check_sources(body: str | None, file: Path | None) -> None:
@@ -257,6 +274,8 @@ def _template(topic: str, options: dict[str, Any], properties: tuple[str, ...]) 
         "delay": options["delay"],
         "deliver_at": options["at"],
         "delay_level": options["delay_level"],
+        "timer_key": options["timer_key"],
+        "if_absent": options["if_absent"],
     }
     named: dict[_FromColumn, str | None] = {
         "key": options["key_column"],
@@ -264,13 +283,17 @@ def _template(topic: str, options: dict[str, Any], properties: tuple[str, ...]) 
         "ordering_key": options["ordering_key_column"],
         "delay": options["delay_column"],
         "deliver_at": options["at_column"],
+        "timer_key": options["timer_key_column"],
     }
     columns = {argument: column for argument, column in named.items() if column is not None}
     due = [n for n in ("delay", "deliver_at", "delay_level") if fixed.get(n) is not None]
     due += [n for n in ("delay", "deliver_at") if n in columns]
     if len(due) > 1:
         raise click.UsageError("Give one of --delay, --at and --delay-level.")
-    return Template(topic, fixed, columns, _properties(properties))
+    template = Template(topic, fixed, columns, _properties(properties))
+    if options["if_absent"] and not template.keyed:
+        raise click.UsageError("--if-absent goes with --timer-key.")
+    return template
 
 
 def _properties(pairs: tuple[str, ...]) -> dict[str, str]:

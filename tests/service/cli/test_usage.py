@@ -35,6 +35,7 @@ ALL_COMMANDS = [
     ("dlq", "resend"),
     ("dlq", "purge"),
     ("timer", "cancel"),
+    ("timer", "reschedule"),
     ("timer", "owners"),
     ("timer", "release"),
     ("cluster", "show"),

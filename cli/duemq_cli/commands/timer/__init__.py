@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from duemq.descriptions import TimerOwner
+from duemq_cli.commands.timer.changing import cancel, reschedule
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, known, pass_session, session_options
 from duemq_cli.text import local_time
@@ -18,26 +19,8 @@ def timer() -> None:
     """Delayed messages that are not due yet."""
 
 
-@timer.command()
-@click.argument("handles", metavar="HANDLE...", nargs=-1, required=True)
-@session_options
-@pass_session
-def cancel(session: Session, handles: tuple[str, ...]) -> Exit:
-    """Cancel delayed messages by the handles that `duemq send` printed.
-
-    Answers cancelled (it will never be delivered), fired (too late) or unknown, a line a handle;
-    the exit code is 0 only if all are cancelled.  With --json: handle, outcome.
-
-    \b
-    Example:
-      duemq timer cancel dmq1AAECAwQFBgc…
-    """
-    session.changes()
-    with session.admin() as admin:
-        outcomes = [str(outcome.value) for outcome in admin.cancel(list(handles))]
-    for handle, outcome in zip(handles, outcomes, strict=True):
-        session.output.record({"handle": handle, "outcome": outcome}, f"{outcome}  {handle}")
-    return Exit.OK if set(outcomes) == {"cancelled"} else Exit.FAILED
+timer.add_command(cancel)
+timer.add_command(reschedule)
 
 
 @timer.command()
