@@ -64,6 +64,7 @@ class TimerServicer:
             near=scheduler.near.pending,
             id=shard.directory.producer_id,
             lost=ledger.lost,
+            replaced=ledger.replaced,
             problems=self._links.problems(),
             stuck=[
                 timer_pb2.StuckTimers(topic=topic, timers=timers, reason=reason)
