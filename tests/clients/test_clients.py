@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq import Admin, Producer
+from duemq import Admin, Producer, PullConsumer
 from duemq_server.local_cluster import EmbeddedCluster
 
 HERE = Path(__file__).parent
@@ -26,6 +26,10 @@ CONSUMERS = {
     "node": (HERE / "node/node_modules", ["node", str(HERE / "node/consumer.js")]),
     "java": (HERE / "java/target/client.jar", [*JAVA, "clienttest.Consumer"]),
     "python": (PYTHON, ["{built}", str(HERE / "python/consumer.py")]),
+}
+TIMER_KEYS = {
+    "node": (HERE / "node/node_modules", ["node", str(HERE / "node/timer_keys.js")]),
+    "python": (PYTHON, ["{built}", str(HERE / "python/timer_keys.py")]),
 }
 RUN_S_MAX = 60
 
@@ -78,6 +82,23 @@ def test_a_generated_client_sends_delays_cancels_and_pulls(language, cluster):
     assert done.returncode == 0, done.stderr
     refused = "NotFound" if language == "go" else "NOT_FOUND"
     assert json.loads(done.stdout) == {"ok": True, "records": 4, "refused": refused}
+
+
+@pytest.mark.toolchain
+@pytest.mark.cluster
+@pytest.mark.parametrize("language", TIMER_KEYS)
+def test_a_generated_client_keeps_timers_under_keys(language, cluster, stubs):
+    command = command_of(language, TIMER_KEYS)
+    topic = f"timer-keys-{language}"
+    with Admin(cluster.nameserver) as admin:
+        admin.create_topic(topic, queues=1)
+    done = run(command, cluster.nameserver, topic, PYTHONPATH=str(stubs))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"ok": True}
+    with PullConsumer(nameserver=cluster.nameserver) as consumer:
+        consumer.assign(topic, start_from="earliest")
+        [message] = consumer.poll(RUN_S_MAX)
+    assert (message.body, message.timer_key) == (b"fourth", "order-17")
 
 
 @pytest.mark.toolchain

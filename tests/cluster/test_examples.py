@@ -21,6 +21,13 @@ SAID = {
         "number 1 TooLarge",
     ],
     "due_times": ["dmq1", "True"],
+    "timer_keys": [
+        "replaced True",
+        "exists True True",
+        "rescheduled",
+        "50 cancelled",
+        "customer-7 plum",
+    ],
     "asyncio_client": ["True"],
     "administration": ["1 message", "up", "[]"],
     "lists": [

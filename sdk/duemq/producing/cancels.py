@@ -66,7 +66,8 @@ class Cancelling(TimerOwner):
         Or by `key`: (topic, timer_key), or a list of such pairs.
 
         What is answered CANCELLED is never delivered.  By handle it may be repeated; by key a
-        repeat cancels what waits under the key by then.  Raises InvalidArgument for what is not a
+        repeat cancels what waits under the key by then, or answers what became of the last one,
+        as far as its shard remembers.  Raises InvalidArgument for what is not a
         handle or key, Unavailable when a timer shard cannot be asked in time: by key it may have
         cancelled all the same.
         """

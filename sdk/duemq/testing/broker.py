@@ -74,6 +74,7 @@ class MemoryBroker:
         self._outcomes: dict[int, CancelOutcome] = {}  # place → what became of it
         self._heap: list[tuple[int, int]] = []  # (due_ms, place); cancelled ones stay in it
         self._keyed: dict[TimerKey, int] = {}  # → place of the last one under the key
+        self._cancelled_keys: set[TimerKey] = set()  # nothing came there since
 
     # ── topics ───────────────────────────────────────────────────────────────────────
 
@@ -198,6 +199,7 @@ class MemoryBroker:
         heapq.heappush(self._heap, (due_ms, len(self._timers)))
         if record.timer_key:
             self._keyed[topic, record.timer_key] = len(self._timers)
+            self._cancelled_keys.discard((topic, record.timer_key))
         self._timers.append(_Timer(due_ms, topic, queue_id, record))
 
     def next_due(self) -> int | None:
@@ -221,8 +223,14 @@ class MemoryBroker:
         return [self._cancel(self._place_of(wanted)) for wanted in decoded_all(given)]
 
     def cancel_keys(self, keys: Sequence[TimerKey]) -> list[CancelOutcome]:
-        """As `cancel`, of what waits under keys; nothing does: FIRED or UNKNOWN."""
-        return [self._cancel(self._waiting_under(key)) for key in keys]
+        """As `cancel`, of what waits under keys, or was the last to wait there."""
+        return [self._cancel_key(key) for key in keys]
+
+    def _cancel_key(self, key: TimerKey) -> CancelOutcome:
+        outcome = self._cancel(self._waiting_under(key))
+        if outcome is CancelOutcome.CANCELLED:
+            self._cancelled_keys.add(key)
+        return CancelOutcome.CANCELLED if key in self._cancelled_keys else outcome
 
     def _cancel(self, place: int | None) -> CancelOutcome:
         if place is None:
