@@ -20,9 +20,10 @@ from duemq import (
     Outgoing,
     Producer,
     PushConsumer,
+    Receipt,
     RetryLater,
 )
-from duemq.errors import DuemqError
+from duemq.errors import DuemqError, TimerExists
 from duemq.testing import MemoryCluster
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import until
@@ -199,6 +200,38 @@ def test_cancelling(world: World) -> None:
         world.until(lambda: len(got) == 1)
         assert world.producer.cancel([near, far]) == ["fired", "cancelled"]
     assert bodies(got) == [b"soon"]
+
+
+def test_timers_under_keys(world: World) -> None:
+    topic, received = name("topic"), list[bytes]()
+    producer = world.producer
+
+    def send(body: bytes, key: str, delay: str, **options: bool) -> Receipt:
+        return producer.send(topic, body, timer_key=key, delay=delay, **options)
+
+    with world.consumer(name("group"), topic, lambda message: received.append(message.body)):
+        first = send(b"first", "a", "1h")
+        assert first.replaced is None
+        second = send(b"second", "a", "1h")
+        assert second.replaced == first.handle
+        with pytest.raises(TimerExists) as raised:
+            send(b"third", "a", STEP, if_absent=True)
+        assert (raised.value.handle, raised.value.due_ms) == (second.handle, second.due_ms)
+        assert producer.cancel(first) == "cancelled"
+        moved = producer.reschedule(key=(topic, "a"), delay=STEP)
+        assert moved.outcome == "rescheduled"
+        assert moved.handle not in (first.handle, second.handle)
+        world.until(lambda: received == [b"second"])
+        assert producer.reschedule(key=(topic, "a"), delay=STEP).outcome == "fired"
+        assert producer.cancel(key=(topic, "a")) == "fired"
+        assert send(b"fourth", "a", "1h", if_absent=True).replaced is None
+        send(b"fifth", "b", "1h")
+        keys = [(topic, key) for key in ("a", "b", "none")]
+        assert producer.cancel(key=keys) == ["cancelled", "cancelled", "unknown"]
+        assert producer.cancel(key=keys) == ["cancelled", "cancelled", "unknown"]
+        assert producer.reschedule(key=(topic, "a"), delay=STEP).outcome == "unknown"
+        world.settle()
+        assert received == [b"second"]
 
 
 def test_what_fails_comes_again_and_ends_as_a_dead_letter(world: World) -> None:
