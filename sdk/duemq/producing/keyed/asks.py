@@ -164,8 +164,9 @@ async def ask(
         part = Part(pending)
         gather = _Gathering(calls, kind, shards, deadline, due, part)
         for start in range(0, len(pending), SLICE):
+            if start:
+                await asyncio.sleep(0)
             gather.add((index, refs[index]) for index in pending[start : start + SLICE])
-            await asyncio.sleep(0)
         if pending:
             await _done(part, left_s)
         errors.clear()
