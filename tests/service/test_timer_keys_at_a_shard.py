@@ -12,8 +12,8 @@ from duemq import CancelOutcome, Outgoing, RescheduleOutcome, aio
 from duemq.errors import DuemqError, ErrorCode, TimerExists
 from duemq.protocol.timer_keys import shard_of
 from duemq.transport import status
-from duemq.v1 import message_pb2, timer_pb2
-from tests.service.running_cluster import Cluster, running_cluster
+from duemq.v1 import admin_pb2, message_pb2, timer_pb2
+from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_service import (
     TOPIC,
     WAIT_S,
@@ -169,6 +169,34 @@ async def test_a_repeat_does_nothing_more(cluster: Cluster, tmp_path: Path) -> N
         answer = await status.answer(shard._stub.Reschedule(reschedule, timeout=WAIT_S))
         assert answer.results[0].outcome == timer_pb2.RESCHEDULE_UNKNOWN
         assert await status.answer(shard._stub.Reschedule(reschedule, timeout=WAIT_S)) == answer
+
+
+async def test_a_repeat_is_answered_though_the_topic_is_gone(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with running_shard(cluster, tmp_path) as shard:
+        request = request_of("a")
+        first = await schedule(shard, request)
+        for client in cluster.clients.values():
+            await client.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(name=TOPIC))
+        await until(lambda: not shard.service._links.queues_of(TOPIC))
+        assert await schedule(shard, request) == first
+        assert (await refusal(shard, request_of("a"))).code == ErrorCode.TOPIC_NOT_FOUND
+
+
+async def test_without_its_broker_a_topic_is_known_on(cluster: Cluster, tmp_path: Path) -> None:
+    async with running_shard(cluster, tmp_path) as shard:
+        await schedule(shard, request_of("a"))
+        await cluster.stop_broker("b0")
+        await cluster.stop_broker("b1")
+        routes = shard.service._routes.cache
+        await until(lambda: not routes.brokers)
+        [again] = await schedule(shard, request_of("a", queue_id=1, broker="b0"))
+        assert again.outcome == timer_pb2.REPLACED
+    async with running_shard(cluster, tmp_path) as shard:
+        error = await refusal(shard, request_of("a"))
+        assert (error.code, error.retryable) == (ErrorCode.UNAVAILABLE, True)
+        assert "lost lately: b0, b1" in str(error)
 
 
 async def test_a_topic_may_be_new(cluster: Cluster, tmp_path: Path) -> None:

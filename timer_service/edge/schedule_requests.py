@@ -32,6 +32,7 @@ from duemq_server.timer_service.edge.timer_names import TimerNames, proto_of
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.keyed import Handle, KeyedRecords, TimerKey
+from duemq_server.timer_service.timers.keyed_entry import RequestKey
 
 # A topic that was just made: so long its route may be on its way.
 TOPIC_WAIT_S = 2.0
@@ -53,7 +54,9 @@ class ScheduleRequests:
         check_request_id(request.request_id)
         self._links.check_may_serve()
         timer_keys.check_keyed_topic(request.topic)
-        _check_queue(request, await self._queues(request.topic))
+        decided = self._shard.scheduler.keyed.requests.find(RequestKey(request.request_id))
+        if decided is None:  # a repeat is answered though the topic is gone by now
+            _check_queue(request, await self._queues(request.topic))
         records = await self._records(request)
         results = await self._shard.schedule(
             request.request_id, records, if_absent=request.if_absent
