@@ -13,7 +13,7 @@ from duemq.errors import ErrorCode
 from duemq.transport import channel, status
 from duemq.v1 import broker_pb2, message_pb2, timer_pb2, timer_pb2_grpc
 from duemq_server.storage.dirlock import DirLock
-from duemq_server.timer_service.edge import servicer
+from duemq_server.timer_service.edge import cancel_requests
 from duemq_server.timer_service.process import TimerService
 from duemq_server.timer_service.settings import Settings
 from tests.service.running_broker import batch
@@ -171,7 +171,7 @@ async def test_a_cancel_that_overtakes_its_message_waits_for_it(
 async def test_handles_that_name_nothing_here(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer, "ARRIVAL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(cancel_requests, "ARRIVAL_TIMEOUT_S", 0.1)
     async with running_shard(cluster, tmp_path, shard=1, shards=2) as shard:
         unknown = message_pb2.TimerHandle(store_id=1, queue_id=1, offset=0, due_ms=1)
         foreign = message_pb2.TimerHandle(store_id=1, queue_id=2, offset=0, due_ms=1)
@@ -190,7 +190,7 @@ async def test_handles_that_name_nothing_here(
 async def test_a_cancel_says_that_the_brokers_data_was_replaced(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer, "ARRIVAL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(cancel_requests, "ARRIVAL_TIMEOUT_S", 0.1)
     async with running_shard(cluster, tmp_path) as shard:
         [arrived] = await send(cluster, [b"a"], [HOUR_MS])
         await shard.until(lambda stats: stats.accepted == 1)

@@ -146,7 +146,7 @@ def send(
     template = _template(topic, options, properties)
     quiet = quiet or (file is not None and not session.json and sys.stdout.isatty())
     tally = Tally(session.output, quiet=quiet, verb="sent")
-    sender = _Sender(tally, template)
+    sender = _Sender(tally, topic, keyed=template.keyed)
     session.interruption.left = sender.left
     # The producer comes first: a cluster that cannot be reached is said before anything is read.
     with (
@@ -177,10 +177,11 @@ class _Sender:
     Who writes lines into our standard input may wait for the answer to one before the next.
     """
 
-    def __init__(self, tally: Tally, template: Template) -> None:
+    def __init__(self, tally: Tally, topic: str, *, keyed: bool = False) -> None:
+        """`keyed`: messages have timer keys."""
         self._tally = tally
-        self._topic = template.topic
-        self._keyed = template.keyed
+        self._topic = topic
+        self._keyed = keyed
         self._handed = 0
         self._pending: queue.Queue[_Sent | None] = queue.Queue(PENDING_MAX)
         self._failure: OSError | None = None
