@@ -382,7 +382,9 @@ class TimerOwner:
 
 @dataclass(frozen=True, slots=True)
 class TimerStats:
-    """A timer shard.  accepted = pending + fired + cancelled + lost.  With `error`, counts are 0.
+    """A timer shard.  With `error`, counts are 0.
+
+    accepted = pending + fired + cancelled + replaced + lost.
 
     One that is missing has no address.
     """
@@ -412,6 +414,8 @@ class TimerStats:
     """Damaged on the disk, and set aside by an operator."""
     replicas: tuple[ReplicaDescription, ...] = ()
     """As a broker's; of what `cluster` answers."""
+    replaced: int = 0
+    """Under their timer keys, or rescheduled: another one came for each."""
 
 
 @dataclass(frozen=True, slots=True)

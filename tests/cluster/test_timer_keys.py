@@ -80,3 +80,9 @@ def test_the_command_line(cluster: EmbeddedCluster) -> None:
     late = duemq(nameserver, "timer", "cancel", *key, "--json")
     assert late.returncode == Exit.FAILED
     assert '"fired"' in late.stdout
+    shown = rows(duemq(nameserver, "cluster", "show", "--json"))
+    [timer] = [row for row in shown if row["kind"] == "timer"]
+    assert timer["replaced"] >= 2
+    assert timer["accepted"] == sum(
+        timer[name] for name in ("pending", "fired", "cancelled", "replaced", "lost")
+    )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
 from zlib import crc32
 
@@ -447,6 +448,35 @@ async def test_flush_waits_for_keyed_messages_and_close_ends_them(cluster):
     waiting.gate.set()
     with pytest.raises(Closed):
         producer.submit(TOPIC, b"4", timer_key="k", delay=5)
+
+
+async def test_a_closed_client_asks_nothing(cluster):
+    admin = aio.Admin(cluster.nameserver)
+    with pytest.raises(Closed):
+        await admin.cancel(key=(TOPIC, "k"))
+    await admin.start()
+    await admin.close()
+    with pytest.raises(Closed):
+        await admin.cancel(key=(TOPIC, "k"))
+    with pytest.raises(Closed):
+        await admin.reschedule(key=(TOPIC, "k"), delay=1)
+
+
+async def test_what_nobody_closed_is_said_in_the_log(cluster, caplog):
+    producer = aio.Producer(cluster.nameserver)
+    await producer.start()
+    waiting = shard_of(cluster, "k")
+    waiting.gate.clear()
+    producer.submit(TOPIC, b"1", timer_key="k", delay=5)
+    await until(lambda: waiting.running == 1)
+    unclosed, client, calls = producer._unclosed, producer._client, producer._timer_calls
+    del producer
+    gc.collect()
+    assert not unclosed.alive
+    assert "1 message to topic orders not acknowledged when the producer ended" in caplog.text
+    await calls.close()
+    await client.close()
+    waiting.gate.set()
 
 
 async def test_on_error_is_told_of_those_that_exist(cluster):

@@ -40,6 +40,7 @@ class ShardCollector(Collector):
             ("accepted", "Delayed messages taken over from brokers", ledger.accepted),
             ("fired", "Delayed messages on their way or delivered", ledger.fired),
             ("cancelled", "Delayed messages cancelled", ledger.cancelled),
+            ("replaced", "Delayed messages replaced or rescheduled", ledger.replaced),
             ("lost", "Delayed messages damaged on the disk and set aside", ledger.lost),
             (
                 "early",

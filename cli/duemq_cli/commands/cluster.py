@@ -172,6 +172,7 @@ def _timer(timer: TimerStats) -> dict[str, Any]:
         "lateness_p99_ms": timer.lateness_p99_ms,
         "lateness_max_ms": timer.lateness_max_ms,
         "lost": timer.lost,
+        "replaced": timer.replaced,
         "problems": list(timer.problems),
         "stuck": [
             {"topic": each.topic, "timers": each.timers, "reason": each.reason}
@@ -230,9 +231,10 @@ def _state(row: dict[str, Any]) -> str:
     if row["kind"] == "timer":
         stuck = (f"{x['timers']:,} of {x['topic']} are stuck: {x['reason']}" for x in row["stuck"])
         lost = f"lost {row['lost']:,}, " if row["lost"] else ""
+        replaced = f"replaced {row['replaced']:,}, " if row["replaced"] else ""
         figures = (
             f"pending {row['pending']:,}, {lost}fired {row['fired']:,}, "
-            f"cancelled {row['cancelled']:,}, late p99 {row['lateness_p99_ms']:.0f} ms"
+            f"cancelled {row['cancelled']:,}, {replaced}late p99 {row['lateness_p99_ms']:.0f} ms"
         )
         return "; ".join((*row["problems"], figures, *stuck))
     return "answers"

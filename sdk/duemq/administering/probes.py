@@ -136,6 +136,7 @@ class Probes(TimerShards):
             lateness_max_ms=found.lateness_max_ms,
             problems=tuple(found.problems),
             lost=found.lost,
+            replaced=found.replaced,
             stuck=tuple(StuckTimers(each.topic, each.timers, each.reason) for each in found.stuck),
         )
 

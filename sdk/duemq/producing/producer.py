@@ -73,10 +73,10 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         await self._client.start()
         self._timer_calls.start()
         settings = self._settings
-        loop = asyncio.get_running_loop()
+        loop, blocking = asyncio.get_running_loop(), self._blocking
 
         def wake_pump() -> None:
-            if self._blocking:
+            if blocking:
                 loop.call_soon_threadsafe(sender.run)
             else:
                 sender.run()

@@ -39,7 +39,9 @@ class TimerCalls:
         return self.client.routes.shards
 
     async def ready(self, timeout_s: float) -> int:
-        """Waits until it is known how many shards there are.  Raises Unavailable."""
+        """Waits until it is known how many shards there are.  Raises Unavailable, Closed."""
+        if self._closed:
+            raise Closed("the client is closed")
         if not self.shards:
             try:
                 await self.client.wait_for(lambda routes: routes.shards > 0, timeout_s)
