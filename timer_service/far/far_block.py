@@ -27,7 +27,7 @@ off  size  field           meaning
       28    4    key_hash
       32    4    crc32c      of the record: bodies are read in parts
 
- .    8*c  timer_key       only if `extra` says so: u64 (timers/key_hash.py), 0: none
+ .    8*c  timer_key       only if `extra` says so: u64 (key_hash.py), 0: none
 
 BODIES (kind 25): the records, one after the other, in the order of the rows.
 

@@ -7,7 +7,7 @@ keeps it from being loaded.  And it answers a repeated cancel with CANCELLED, un
 the later of its due time and its cancel.  An unmet tombstone never expires; it holds up no other,
 because only met ones wait on the heap.
 
-A replaced timer's is the same while it is unmet; then a bit is left (timers/offset_pages.py), for
+A replaced timer's is the same while it is unmet; then a bit is left (offset_pages.py), for
 who moves a timer a thousand times a second shall not fill the memory of the cancelled ones.
 """
 

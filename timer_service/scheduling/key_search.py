@@ -3,7 +3,7 @@
 Owned and run by: the thread that owns the scheduler.  No clock, no waiting.
 
 `look` says what waits at this moment, or that a look-up must be run first: `asks` of it go to
-far/key_look_up.py, while timers come and fire as ever.  Then `look` is called again and sees to
+key_look_up.py, while timers come and fire as ever.  Then `look` is called again and sees to
 what changed meanwhile, as in cancelling.py:
 
     read in a block           and not loaded since, nor cancelled   → waits there

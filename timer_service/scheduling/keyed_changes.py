@@ -4,7 +4,7 @@ Owned and run by: the thread that owns the scheduler.  No clock, no waiting.
 
     advance ── known what waits? ── yes ──► decided: one SCHEDULE entry, applied
                     │    ▲
-                    no   └── answered ◄── look-up (far/key_look_up.py) of `asks`
+                    no   └── answered ◄── look-up (key_look_up.py) of `asks`
                     └──────────────────────────┘
 
 Between what `look` says and the entry nothing comes in between: so of two requests for a key the

@@ -144,11 +144,13 @@ def test_more_than_some_thousands_do_not_wait(
 def test_a_stop_waits_for_what_is_asked(world: World) -> None:
     async def stopped() -> list[str]:
         asked = KeyedRequests(world.scheduler, lambda: world.now_ms, no_room)
-        waiting = [
-            asyncio.create_task(asked.decide(schedule(world, number, "k"))) for number in (1, 2)
-        ]
-        await asyncio.sleep(0)
-        await asked.stop()
-        return [outcome for each in waiting for outcome in outcomes(await each)]
+        both = asyncio.gather(
+            *(asked.decide(schedule(world, number, "k")) for number in (1, 2)), stopping(asked)
+        )
+        *told, _ = await both
+        return [outcome for each in told for outcome in outcomes(each)]
+
+    async def stopping(asked: KeyedRequests) -> None:
+        await asked.stop()  # its task begins after the other two
 
     assert asyncio.run(stopped()) == [REPLACED] * 2

@@ -81,4 +81,5 @@ _VALUES: Mapping[str, Values] = {
     "due_ts": _of_record(lambda record: record.due_ms * _US_PER_MS or None),
     "attempt": _of_record(lambda record: record.attempt),
     "retry": _of_record(_retry),
+    "timer_key": _of_record(lambda record: record.timer_key or None),
 }

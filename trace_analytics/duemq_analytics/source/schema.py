@@ -75,6 +75,7 @@ MESSAGES: tuple[Column, ...] = (
     Column("due_ts", "timestamp", "when it was due; null: not delayed"),
     Column("attempt", "int", "deliveries before this one"),
     Column("retry", RETRY, "where it lay first, when it failed and why; null: never sent back"),
+    Column("timer_key", "string", "its owner's name for it while it was delayed"),
 )
 
 SPANS: tuple[Column, ...] = (

@@ -65,7 +65,7 @@ class KeyedBatch(Batch):
             value=key,
         )
 
-    def wake(self) -> None:
+    def wake(self, server: str = "") -> None:
         """As Batch, though some of its messages may have failed and others not."""
         if self.errors and self.sends:
             kept = copy(self)
@@ -73,8 +73,8 @@ class KeyedBatch(Batch):
             kept.waiters = []
             kept.sends = [each for each in self.sends if each[0] not in self.errors]
             self.sends = [each for each in self.sends if each[0] in self.errors]
-            Batch.wake(kept)
-        super().wake()
+            Batch.wake(kept, server)
+        super().wake(server)
 
     def error_of(self, index: int) -> DuemqError | None:
         """Why the message at `index` is not stored."""

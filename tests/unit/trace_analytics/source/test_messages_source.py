@@ -28,6 +28,7 @@ def test_messages_become_rows():
             last_failed_ms=5_000,
             error="no such customer",
         ),
+        timer_key="order-7",
     )
     runs = [Run(5, 2_000, [full]), Run(6, 2_500, [Record(message_id="m2"), Record()])]
     rows = to_arrow("orders", SOURCE, runs, schema.MESSAGES).to_pylist()
@@ -56,7 +57,9 @@ def test_messages_become_rows():
             "last_failed_ts": datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC),
             "error": "no such customer",
         },
+        "timer_key": "order-7",
     }
+    assert rows[1]["timer_key"] is None
     assert rows[1]["retry"] is None
     assert [row["offset"] for row in rows] == [5, 6, 7]
     assert [rows[1][name] for name in ("key", "tag", "ordering_key", "born_ts", "due_ts")] == [
