@@ -1,3 +1,5 @@
+import asyncio
+
 import grpc
 import pytest
 
@@ -90,3 +92,24 @@ def test_long_texts_are_cut_to_fit_in_headers():
     sent = status.to_proto(errors.InvalidArgument("m" * 9999, value="v" * 9999))
     assert len(sent.message) == len(sent.value) == status.TEXT_CHARS_MAX
     assert sent.message.endswith("…")
+
+
+async def test_a_call_whose_channel_was_closed_is_unavailable():
+    call = asyncio.get_running_loop().create_future()
+    answer = asyncio.create_task(status.answer(call, "b:1"))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(errors.Unavailable, match="b:1: the call was given up") as raised:
+        await answer
+    assert raised.value.retryable
+
+
+async def test_whoever_gives_up_its_own_call_is_cancelled():
+    call = asyncio.get_running_loop().create_future()
+    answer = asyncio.create_task(status.answer(call, "b:1"))
+    await asyncio.sleep(0)
+    answer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answer
+    assert answer.cancelled()
+    assert call.cancelled()
