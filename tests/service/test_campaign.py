@@ -22,6 +22,7 @@ from duemq_server.replication.running.record_store import RecordStore
 from duemq_server.serving.server import Server
 from duemq_server.serving.settings import ProcessSettings
 from tests.service.replica_group import Lines, SmallDisk
+from tests.service.running_cluster import until
 
 A, B = (ReplicaId(name, name * 32) for name in "ab")
 STORE_ID = 7
@@ -76,9 +77,7 @@ async def test_who_was_stopped_after_its_read_does_not_stand(
     made = Campaign(B, "lines", frozenset("ab"), 1, Times(), state, records, "127.0.0.1:2")
     won = asyncio.create_task(made.won())
     try:
-        async with asyncio.timeout(WAIT_S):
-            while store.reads < 5 and not won.done():
-                await asyncio.sleep(0.01)
+        await until(lambda: store.reads >= 5 or won.done())
         assert not won.done()
         assert store.changes == []
     finally:

@@ -36,6 +36,21 @@ async def lines_of(member, count):
     return member.lines
 
 
+async def until_it_has_looked(leader):
+    """Twice at its set, from now on: once for certain to the end."""
+    term, looks = leader.replica.leading, []
+    look = term._show
+    term._show = lambda: looks.append(look())
+    await until(lambda: len(looks) >= 2)
+
+
+async def until_it_was_refused_again(member):
+    """By a stream that began from now on."""
+    for _ in range(2):
+        before = member.replica._campaign._retry_ms
+        await until(lambda before=before: member.replica._campaign._retry_ms > before)
+
+
 async def test_two_replicas_found_a_group_and_hold_the_same(group):
     lines = group(2)
     leader = await lines.in_sync(2)
@@ -61,6 +76,18 @@ async def test_a_clean_stop_hands_over_and_nothing_is_lost(group):
     assert await lines_of(leader, 2) == [b"before", b"after"]
 
 
+async def test_a_deposed_leader_that_is_told_to_stop_does_not_begin_anew(group, monkeypatch):
+    monkeypatch.setattr(process, "HAND_OVER_S", 3_600.0)
+    lines = group(3)
+    leader = await lines.in_sync(3)
+    replica, term = leader.replica, leader.term
+    replica.leading.give_up()
+    await leader.stop()  # before it has begun
+    assert leader.replica is replica
+    assert term.handed_over
+    await lines.write(b"after")
+
+
 async def test_a_killed_leader_is_followed_by_one_that_has_all(group):
     lines = group(3)
     leader = await lines.in_sync(3)
@@ -84,8 +111,12 @@ async def test_of_two_nothing_is_accepted_while_one_is_away(group):
     await until(lambda: bool(leader.replica.leading.blocked))
     assert leader.replica.leading.blocked == (other.name,)
     assert leader.replica.status().reason == f"nothing is committed: it waits for {other.name}"
+    state, leads = leader.replica._state, leader.replica.leading.leader
+    end = state.log.end_position
     waiting = asyncio.create_task(leader.term.write(b"alone"))
-    await asyncio.sleep(0)
+    await until(lambda: leads.durable == state.log.end_position > end)  # all that it can do alone
+    await until_it_has_looked(leader)
+    assert leads.high_watermark == end
     assert not waiting.done()
     other.start()
     await waiting
@@ -151,7 +182,10 @@ async def test_a_member_that_is_removed_takes_no_part_until_it_is_added_again(gr
     assert {each.name for each in record.in_sync} == record.members == {leader.name, stays.name}
     await until(lambda: "STRANGER" in gone.reason)
     await leader.term.write(b"two")
+    await until_it_was_refused_again(gone)
+    end = leader.replica._state.log.end_position
     assert b"two" not in gone.lines
+    assert gone.replica._state.log.end_position < end
     assert {each.name for each in leader.replica.leading.replicas()} == record.members
     await leader.replica.change_members(change(gone.name, joins=True), confirmed=True)
     await lines.in_sync(3)

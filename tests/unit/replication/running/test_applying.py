@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -65,17 +65,21 @@ async def reached(made: Applying, position: int) -> None:
         await made.reach(position)
 
 
-async def called(state: State, times: int) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while len(state.calls) < times:
+        while True:
+            if condition():
+                return
             await asyncio.sleep(0.001)
+
+
+async def called(state: State, times: int) -> None:
+    await until(lambda: len(state.calls) >= times)
 
 
 async def idle(made: Applying) -> None:
     """Waits until it waits for news: who goes on holds the lock again at once."""
-    async with asyncio.timeout(30):
-        while made._news.is_set() or made.lock.locked():
-            await asyncio.sleep(0.001)
+    await until(lambda: not made._news.is_set() and not made.lock.locked())
 
 
 async def test_what_is_committed_is_applied_some_at_a_time() -> None:

@@ -72,7 +72,9 @@ class Lease:
     async def looked_at(self, times: int) -> None:
         """So often by the thread, from now on."""
         wanted = self.looks + times
-        while self.looks < wanted:
+        while True:
+            if self.looks >= wanted:
+                return
             await asyncio.sleep(0.001)
 
 
