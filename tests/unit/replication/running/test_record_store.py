@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,22 +61,21 @@ class Lease:
     def __init__(self) -> None:
         self.renewed = 0
         self.now_ms = 1_000_000
-        self.looks = 0
+        self._looks = threading.Semaphore(0)
 
     def renew(self, leader: ReplicaId) -> None:
         self.renewed += 1
 
     def steady_ms(self) -> int:
-        self.looks += 1
+        self._looks.release()
         return self.now_ms
 
     async def looked_at(self, times: int) -> None:
         """So often by the thread, from now on."""
-        wanted = self.looks + times
-        while True:
-            if self.looks >= wanted:
-                return
-            await asyncio.sleep(0.001)
+        while self._looks.acquire(blocking=False):
+            pass
+        for _ in range(times):
+            assert await asyncio.to_thread(self._looks.acquire, timeout=30)
 
 
 async def test_an_event_loop_that_stands_still_renews_no_lease(
