@@ -15,9 +15,10 @@ from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
 from duemq_server.replication.protocol.record import Found, Record, ReplicaId
 from duemq_server.replication.protocol.times import Times
-from duemq_server.replication.running import campaign, servicer
-from duemq_server.replication.running.campaign import Campaign
-from duemq_server.replication.running.following import Following
+from duemq_server.replication.running import servicer
+from duemq_server.replication.running.following import campaign
+from duemq_server.replication.running.following.campaign import Campaign
+from duemq_server.replication.running.following.stream import Following
 from duemq_server.replication.running.record_store import RecordStore
 from duemq_server.serving.server import Server
 from duemq_server.serving.settings import ProcessSettings

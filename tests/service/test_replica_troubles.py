@@ -49,7 +49,7 @@ async def test_who_is_behind_what_the_leader_keeps_gets_a_snapshot_in_the_same_t
         await late.kill()
         await fill_a_segment(group)
         leader.forget()
-        assert leader.replica._state.log.start_position > 0
+        assert leader.replica.state.log.start_position > 0
         epoch = leader.replica.leading.leader.epoch
         late.start()
         await until(lambda: late.role[0] == "follower")
@@ -76,8 +76,8 @@ async def test_a_snapshot_is_installed_to_its_end_whoever_leads_meanwhile(runnin
         await until(lambda: third.term is not None or leader.term is not None)
         await group.write(b"meanwhile")
         epoch = (await group.leader()).replica.leading.leader.epoch
-        await until(lambda: replica._campaign.found.record.epoch == epoch)
-        assert replica._campaign._installing is not None
+        await until(lambda: replica.campaign.found.record.epoch == epoch)
+        assert replica.campaign.streams.installing is not None
         assert not late.task.done()
         late.disk.may_install.set()
         await group.write(b"last")
@@ -102,7 +102,7 @@ async def test_a_log_of_another_group_is_refused_although_its_epochs_are_the_sam
         shutil.copytree(tmp_path / "other" / "a", follower.directory)
         follower.start()
         await until(lambda: "another one's" in follower.role[1])
-        assert follower.replica._state.store_id != leader.replica._state.store_id
+        assert follower.replica.state.store_id != leader.replica.state.store_id
         await follower.kill()
         shutil.rmtree(follower.directory)
         follower.start()
@@ -199,7 +199,7 @@ async def test_who_is_away_is_not_asked_to_lead(running):
         await until(lambda: not term.leader.followers)
         assert follower.name in {each.name for each in term.leader.record.in_sync}
         with pytest.raises(InvalidArgument, match="cannot lead"):
-            await leader.replica.hand_over(follower.name)
+            await leader.replica.operators.hand_over(follower.name)
         assert not term.leader.resigned
 
 
@@ -207,11 +207,11 @@ async def test_a_slow_catch_up_is_no_silence(running):
     async with running(2) as (group, _, leader):
         (follower,) = others_of(group, leader)
         await leader.term.write(LINE)
-        leader.replica.leading._rate = 1  # byte a second
+        leader.replica.leading._shipping.rate = 1  # byte a second
         await follower.kill()
         shutil.rmtree(follower.directory)
         follower.start()
         await leader.term.write(b"with the new disk")
         await until(lambda: follower.lines == [LINE, b"with the new disk"])
-        reasons = [change.reason for change in follower.replica._campaign.history.changes]
+        reasons = [change.reason for change in follower.replica.campaign.history.changes]
         assert not any("silent" in reason for reason in reasons)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from duemq_server.replication.running import applying
-from duemq_server.replication.running.applying import ENTRIES_MAX, Applying
+from duemq_server.replication.running.following import applying
+from duemq_server.replication.running.following.applying import ENTRIES_MAX, Applying
 from duemq_server.storage.errors import DiskFull
 
 ENTRY = 100
@@ -24,6 +24,7 @@ class State:
         self.durable = 0
         self.store_id = 1
         self.calls: list[tuple[int, int | None]] = []
+        self.called = threading.Semaphore(0)
         self.full = False
         self.may_apply = threading.Event()
         self.may_apply.set()
@@ -34,6 +35,7 @@ class State:
 
     def apply(self, committed: int, entries_max: int | None = None) -> None:
         self.calls.append((committed, entries_max))
+        self.called.release()
         store_id = self.store_id
         self.inside.set()
         assert self.may_apply.wait(30)
@@ -65,21 +67,17 @@ async def reached(made: Applying, position: int) -> None:
         await made.reach(position)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.001)
-
-
-async def called(state: State, times: int) -> None:
-    await until(lambda: len(state.calls) >= times)
+async def called(state: State) -> None:
+    """Once more."""
+    assert await asyncio.to_thread(state.called.acquire, timeout=30)
 
 
 async def idle(made: Applying) -> None:
-    """Waits until it waits for news: who goes on holds the lock again at once."""
-    await until(lambda: not made._news.is_set() and not made.lock.locked())
+    """The pass has ended, and so has the one that follows at once, if one does."""
+    async with asyncio.timeout(30):
+        for _ in range(2):  # whoever goes on waits for the lock behind the first
+            async with made.lock:
+                pass
 
 
 async def test_what_is_committed_is_applied_some_at_a_time() -> None:
@@ -103,14 +101,15 @@ async def test_a_goal_that_is_not_reached_is_not_tried_again_until_there_is_news
     state.durable = durable
     async with running(state) as made:
         made.advance(goal)
-        await called(state, 2)  # the second one takes it no further
+        await called(state)
+        await called(state)  # the second one takes it no further
         await idle(made)
         assert len(state.calls) == 2
         assert state.applied == applied
 
         state.durable = 9 * ENTRY
         made.advance(goal)  # as far as it was, and more of it is durable by now
-        await called(state, 3)
+        await called(state)
         await idle(made)
         made.advance(4 * ENTRY)
         await reached(made, 4 * ENTRY)
