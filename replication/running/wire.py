@@ -71,6 +71,7 @@ def hello(message: pb.FromFollower) -> Hello:
         found.start,
         found.end,
         found.log_version,
+        found.address,
     )
 
 

@@ -29,7 +29,8 @@ A, B = (ReplicaId(name, name * 32) for name in "ab")
 STORE_ID = 7
 STOPPED_MS = 60_000
 WAIT_S = 30.0
-SOON = Times(heartbeat_ms=20)
+TIMES, SOON = Times(), Times(heartbeat_ms=20)
+OWN_ADDRESS = "127.0.0.1:2"
 
 
 def record(address: str = "127.0.0.1:1") -> Record:
@@ -37,21 +38,18 @@ def record(address: str = "127.0.0.1:1") -> Record:
     return Record("lines", STORE_ID, frozenset("ab"), frozenset({A, B}), 1, A, address)
 
 
-class RenewedStore:
-    """Its record's leader renews its lease before each read; the reader is stopped after it."""
+class Store:
+    """Notes what is asked of it; its clock goes on with each read."""
 
     look_s = 0.0
 
     def __init__(self) -> None:
-        self.now_ms = 1_000_000
+        self.now_ms = self.began_ms = 1_000_000
         self.reads = 0
         self.changes: list[str] = []
 
     def read(self) -> Found:
-        self.reads += 1
-        found = Found("v1", record(), str(self.reads))
-        self.now_ms += STOPPED_MS
-        return found
+        raise NotImplementedError
 
     def swap(self, version: str | None, wanted: Record) -> str:
         self.changes.append(f"swap {wanted.epoch}")
@@ -67,26 +65,64 @@ class RenewedStore:
         pass
 
 
-async def test_who_was_stopped_after_its_read_does_not_stand(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """By its clock the lease that it has read is long over: it was renewed meanwhile."""
-    store = RenewedStore()
+class RenewedStore(Store):
+    """The leader renews its lease before each read; the reader is stopped after it."""
+
+    def read(self) -> Found:
+        self.reads += 1
+        found = Found("v1", record(), str(self.reads))
+        self.now_ms += STOPPED_MS
+        return found
+
+
+class OwnStore(Store):
+    """The lease of a leader that has died: nobody renews it."""
+
+    def read(self) -> Found:
+        self.reads += 1
+        self.now_ms += TIMES.jitter_ms
+        return Found("v1", record(OWN_ADDRESS), "1")
+
+
+@asynccontextmanager
+async def standing(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, me: ReplicaId, store: Store
+) -> AsyncIterator[asyncio.Task[Found]]:
+    """A replica that looks at the store, and stands if it may."""
     monkeypatch.setattr(campaign, "steady_ms", lambda: store.now_ms)
-    state = Lines(tmp_path, STORE_ID, SmallDisk())
+    state = Lines(directory, STORE_ID, SmallDisk())
     records = RecordStore(store)
-    made = Campaign(B, "lines", frozenset("ab"), 1, Times(), state, records, "127.0.0.1:2")
+    made = Campaign(me, "lines", frozenset("ab"), 1, TIMES, state, records, OWN_ADDRESS)
     won = asyncio.create_task(made.won())
     try:
-        await until(lambda: store.reads >= 5 or won.done())
-        assert not won.done()
-        assert store.changes == []
+        yield won
     finally:
         won.cancel()
         await asyncio.gather(won, return_exceptions=True)
         await made.end()
         records.close()
         state.close()
+
+
+async def test_who_was_stopped_after_its_read_does_not_stand(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By its clock the lease that it has read is long over: it was renewed meanwhile."""
+    store = RenewedStore()
+    async with standing(monkeypatch, tmp_path, B, store) as won:
+        await until(lambda: store.reads >= 5 or won.done())
+        assert not won.done()
+        assert store.changes == []
+
+
+async def test_a_leader_that_is_started_anew_does_not_wait_for_its_own_lease(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = OwnStore()
+    async with standing(monkeypatch, tmp_path, A, store) as won, asyncio.timeout(WAIT_S):
+        assert (await won).record.leader == A
+    assert store.changes == ["renew a", "swap 2"]
+    assert store.now_ms - store.began_ms < TIMES.lease_ms
 
 
 class NoLog:
@@ -102,7 +138,7 @@ async def follow(address: str) -> None:
     follower = Follower(B, record(address), Epochs(()), start=0, end=0, durable=0, committed=0)
     nothing: Any = NoLog()
     following = Following(
-        follower, nothing, nothing, nothing, SOON, "127.0.0.1:2", lambda: None, lambda: None
+        follower, nothing, nothing, nothing, SOON, OWN_ADDRESS, lambda: None, lambda: None
     )
     async with asyncio.timeout(WAIT_S):
         await following.run(address)

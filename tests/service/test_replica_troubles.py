@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from duemq.errors import InvalidArgument
-from tests.service.replica_group import SEGMENT_BYTES, Group
+from tests.service.replica_group import SEGMENT_BYTES, Group, Member
 from tests.service.replica_network import network
 from tests.service.running_cluster import until
 
@@ -107,6 +107,39 @@ async def test_a_log_of_another_group_is_refused_although_its_epochs_are_the_sam
         shutil.rmtree(follower.directory)
         follower.start()
         await until(lambda: follower.lines == [b"ours"])
+
+
+async def test_a_copy_of_a_data_directory_is_seen_and_takes_no_part(tmp_path):
+    group = Group(tmp_path, 3, lease_duration=12.0)  # a copy waits so long for whom it copies
+    group.start()
+    copies = []
+    try:
+        leader = await group.in_sync(3)
+        await group.write(b"one")
+        names = tuple(group.members)
+        for original in (leader, others_of(group, leader)[0]):
+            root = tmp_path / f"copies of {original.name}"
+            shutil.copytree(original.directory, root / original.name)
+            leases = {"lease_store": original.settings.lease_store, "lease_duration": 12.0}
+            copies.append(Member(root, original.name, names, **leases))
+        of_the_leader, of_another = copies
+        epoch = leader.replica.leading.leader.epoch
+        for copy in copies:
+            copy.start()
+        await until(lambda: "which follows: the data directory" in of_another.reason)
+        await until(lambda: "leads with the disk of this one" in of_the_leader.reason)
+        await group.write(b"two")
+        assert leader.replica.leading.leader.epoch == epoch
+        assert not any(copy.lines[1:] for copy in copies)
+        await of_another.kill()
+        shutil.rmtree(of_another.directory)
+        of_another.start()  # with a disk of its own, and still of another one's name
+        await until(lambda: "two processes have one name" in of_another.reason)
+    finally:
+        for member in copies:
+            await member.kill()
+            member.port.close()
+        await group.stop()
 
 
 async def test_a_leader_whose_lease_had_ended_serves_only_when_the_record_says_so(running):

@@ -62,7 +62,7 @@ class Campaign:
         self._times = times
         self._store = store
         self._address = address
-        self._election = Election(me, random.random, times)
+        self._election = Election(me, random.random, times, address)
         self._news = asyncio.Event()
         self._looked_ms = 0
         self._hurried_ms = 0  # looks often until then
@@ -112,12 +112,21 @@ class Campaign:
             self._away = ""
             self._read_ms = began_ms
             self._election.saw(self.found, began_ms)
+            if self._election.doubled:
+                self.note("joining", self._doubled())
         try:
             if not self._away:
                 await self._announce()
             await self._follow()  # whom it knows: what leads needs no store while all are there
         except Refused as refused:
             self.note("joining", str(refused))
+
+    def _doubled(self) -> str:
+        at = self.found.record.address if self.found is not None else ""
+        return (
+            f"another process, at {at}, leads with the disk of this one, {self.me}: the data"
+            " directory of one is a copy of the other's; start the copy with an empty one"
+        )
 
     def note(self, role: str, reason: str) -> None:
         """Its role, and the reason for it."""
