@@ -211,6 +211,29 @@ async def test_a_leader_whose_disk_is_full_lets_another_one_lead(running):
         await until(lambda: leader.lines == [b"one", b"two"])
 
 
+async def test_when_disks_are_full_one_after_the_other_who_has_space_leads(running):
+    async with running(3) as (group, _, leader):
+        full, spare = others_of(group, leader)
+        full.disk.full = True
+        await group.write(b"one")
+        leads = leader.replica.leading.leader
+        await until(lambda: full.replica.me not in leads.record.in_sync)
+        await group.write(b"two")
+        leader.disk.full = True
+        refused = asyncio.create_task(leader.term.write(b"nowhere"))
+        # Not the one that lacks line two; alone it commits nothing.
+        await until(lambda: spare.replica.leading is not None)
+        refused.cancel()
+        assert spare.term is None
+        assert not full.lines[2:]
+        full.disk.full = False
+        await group.write(b"three")  # by two, of which one has caught up
+        leader.disk.full = False
+        await group.in_sync(3)
+        histories = await group.histories(b"three")
+        assert set(map(tuple, histories.values())) == {(b"one", b"two", b"three")}
+
+
 async def test_a_directory_of_records_that_is_away_is_no_record_that_is_gone(running, tmp_path):
     async with running(2) as (group, _, leader):
         await leader.term.write(b"one")
