@@ -24,7 +24,7 @@ from duemq_server.storage.disk import RealDisk
 
 
 class BrokerReplica:
-    """Implements replication.running.process.Service."""
+    """Implements replication.running.service.Service."""
 
     services = (
         broker_servicer.SERVICE,

@@ -20,7 +20,7 @@ LOG_KEPT_BYTES = 256 << 20
 
 
 class TimerReplica:
-    """Implements replication.running.process.Service."""
+    """Implements replication.running.service.Service."""
 
     services = (servicer.SERVICE,)
 

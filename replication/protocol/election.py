@@ -28,8 +28,12 @@ class Decision(Enum):
 class Election:
     """`jitter` answers between 0 and 1."""
 
-    def __init__(self, me: ReplicaId, jitter: Callable[[], float], times: Times) -> None:
+    def __init__(
+        self, me: ReplicaId, jitter: Callable[[], float], times: Times, address: str = ""
+    ) -> None:
+        """`address`: where others reach this process."""
         self._me = me
+        self._address = address
         self._jitter = jitter
         self._times = times
         self._found: Found | None = None
@@ -37,12 +41,18 @@ class Election:
         self._wait_ms = 0.0
         self._heard_ms: int | None = None
         self._asked = False
+        self.doubled = False
+        """Somebody renews the lease in this disk's name: one data directory is a copy."""
 
     def saw(self, found: Found | None, now_ms: int) -> None:
         """What the store held at a read that began at `now_ms` or later."""
         if found != self._found:
-            if self._version() != (found.version if found else None):
+            another = self._version() != (found.version if found else None)
+            if another:
                 self._asked = False
+            self.doubled = bool(
+                found and not another and found.lease and self._leads_elsewhere(found)
+            )
             self._found = found
             self._since_ms = now_ms
             self._wait_ms = self._jitter() * self._times.jitter_ms
@@ -66,7 +76,8 @@ class Election:
         if found.record.epoch == 0 and found.record.missing:
             return Decision.WAIT
         leader = found.record.leader
-        if self._asked or leader in (None, self._me):
+        free = leader in (None, self._me) and not self._leads_elsewhere(found)
+        if self._asked or free:
             return Decision.STAND if self._past(self._since_ms, 0, now_ms) else Decision.WAIT
         return Decision.STAND if self._leader_is_away(found, now_ms) else Decision.WAIT
 
@@ -74,6 +85,11 @@ class Election:
         if self._asked:
             return True
         return now_ms - since_ms >= duration_ms + self._wait_ms
+
+    def _leads_elsewhere(self, found: Found) -> bool:
+        """This disk leads as another process, which may be alive: one has a copy of its data."""
+        record = found.record
+        return record.leader == self._me and record.address != self._address
 
     def _leader_is_away(self, found: Found, now_ms: int) -> bool:
         """By the store's word or by its silence; but who is heard is there.

@@ -41,6 +41,7 @@ class Progress:
     """A follower whose stream is open."""
 
     replica: ReplicaId
+    address: str
     next: int
     """What is sent next."""
     began: int
@@ -173,13 +174,15 @@ class Leader:
             )
         if keep < max(self.log_start, hello.start):
             return NeedsSnapshot(self.epoch, self.me, self.log_start)
-        for other, progress in self._namesakes(hello.replica):
-            if self._is_another(progress, hello.replica, now_ms):
-                text = f"{progress.replica} follows already: two processes have one name"
-                return self._refusal(Reason.STRANGER, text)
-            self.broke(other)
+        rival = self._rival(hello, now_ms)
+        if rival:
+            return self._refusal(Reason.STRANGER, rival)
+        for other, progress in self.followers.items():
+            if progress.replica.name == hello.replica.name:
+                self.broke(other)
         self._progress[stream] = Progress(
             hello.replica,
+            hello.address,
             next=keep,
             began=keep,
             durable=None,
@@ -192,13 +195,23 @@ class Leader:
         self._broke.discard(hello.replica)
         return Welcome(self.epoch, self.me, keep)
 
-    def _namesakes(self, replica: ReplicaId) -> list[tuple[int, Progress]]:
-        return [each for each in self._progress.items() if each[1].replica.name == replica.name]
+    def _rival(self, hello: Hello, now_ms: int) -> str:
+        """Why it cannot be who it says, while another one is alive; empty: it can.
 
-    def _is_another(self, progress: Progress, replica: ReplicaId, now_ms: int) -> bool:
-        """Another disk of the name is alive: they would take each other's place again and again."""
-        heard = now_ms - progress.heard_ms < self._times.heard_ms
-        return heard and progress.replica != replica
+        Else two processes would take each other's place again and again, or count as one disk.
+        """
+        replica = hello.replica
+        if replica.disk == self.me.disk:
+            return _copied(replica, f"{self.me}, which leads")
+        for each in self._progress.values():
+            if now_ms - each.heard_ms >= self._times.heard_ms:
+                continue
+            if each.replica.disk == replica.disk:
+                if (each.replica, each.address) != (replica, hello.address):
+                    return _copied(replica, f"{each.replica} at {each.address}, which follows")
+            elif each.replica.name == replica.name:
+                return f"{each.replica} follows already: two processes have one name"
+        return ""
 
     def _refuse(self, hello: Hello) -> Refusal | None:
         ours = self.record
@@ -388,3 +401,10 @@ class Leader:
         heard = {each.replica: each.heard_ms for each in self._progress.values()}
         since_ms = now_ms - self._times.heard_ms
         return all(heard.get(each, since_ms) > since_ms for each in self.set.counted - {self.me})
+
+
+def _copied(replica: ReplicaId, other: str) -> str:
+    return (
+        f"{replica} has the disk of {other}: the data directory of one is a copy of the other's;"
+        " start the copy with an empty one"
+    )

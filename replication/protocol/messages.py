@@ -51,6 +51,8 @@ class Hello:
     start: int
     end: int
     log_version: int
+    address: str = ""
+    """Where its process is reached: a disk has one."""
 
 
 @dataclass(frozen=True, slots=True)

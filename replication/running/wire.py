@@ -71,6 +71,7 @@ def hello(message: pb.FromFollower) -> Hello:
         found.start,
         found.end,
         found.log_version,
+        found.address,
     )
 
 
@@ -142,18 +143,17 @@ def greeting(message: pb.FromLeader) -> Greeting:
 
 def to_chunk(chunk: Chunk) -> pb.FromLeader:
     """A leader's later messages."""
-    return pb.FromLeader(
-        chunk=pb.Chunk(
-            epoch=chunk.epoch,
-            leader=to_replica_id(chunk.leader),
-            position=chunk.position,
-            data=bytes(chunk.data),
-            committed=chunk.committed,
-            log_start=chunk.log_start,
-            sent_ms=chunk.sent_ms,
-            take_over=chunk.take_over,
-        )
-    )
+    message = pb.FromLeader()
+    to = message.chunk  # filled in its place: a message that is put into another one is copied
+    to.epoch = chunk.epoch
+    to.leader.name, to.leader.disk = chunk.leader
+    to.position = chunk.position
+    to.data = bytes(chunk.data)
+    to.committed = chunk.committed
+    to.log_start = chunk.log_start
+    to.sent_ms = chunk.sent_ms
+    to.take_over = chunk.take_over
+    return message
 
 
 def chunk(message: pb.FromLeader) -> Chunk:

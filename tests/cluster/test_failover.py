@@ -5,7 +5,9 @@ are killed, stopped cleanly, stopped beyond their lease, lose their disks, and a
 while they catch up.  Producers send, at once and delayed; two consumers receive.  Judged as
 test_kill9.py: nothing acknowledged is lost, stored twice, early, or out of order.
 
-`make prove-replicas` takes more steps.
+HAND_OVERS (by default 4) more deaths are aimed at hand-overs that an operator asks for.
+
+`make prove-replicas` takes more of both.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
 from duemq import PushConsumer
@@ -26,6 +29,7 @@ from duemq.consumer.settings import ConsumerSettings
 from duemq.settings import ProducerSettings
 from duemq_server.bench.harness.topic_reader import read_topic
 from duemq_server.local_cluster import EmbeddedCluster
+from duemq_server.replication.running.v1 import replication_pb2, replication_pb2_grpc
 from tests.cluster.checker import dump, judge
 from tests.cluster.harness import WAIT_S, topic_name, until
 from tests.cluster.history import History
@@ -33,13 +37,16 @@ from tests.cluster.senders import senders
 
 STEPS = int(os.environ.get("FAILOVER_STEPS", "5"))
 SEED = int(os.environ.get("CRASH_SEED", str(random.randrange(1 << 32))))
+HAND_OVERS = int(os.environ.get("HAND_OVERS", "4"))
+HAND_OVER_S_MAX = 0.2
+"""It takes about a tenth of a second."""
 LEASE_S = 1.0
 GROUPS = ("broker-0", "timer-0")
 WAYS = ("kill", "terminate", "pause", "disk", "all")
 STEP_S_MAX = 2.0
 SENDERS = 2
 
-pytestmark = pytest.mark.timeout(240 + STEPS * WAIT_S)
+pytestmark = pytest.mark.timeout(240 + (STEPS + HAND_OVERS) * WAIT_S)
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -59,11 +66,33 @@ def cluster(
 def test_however_leaders_die_nothing_is_lost_or_repeated(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
-    print(f"CRASH_SEED={SEED}")
     randomness = random.Random(f"{SEED}-failover")
     # Each way once before any comes again.
     deck = [(way, group) for way in WAYS for group in GROUPS]
     steps = [deck[at] for at in randomness.sample(range(len(deck)), len(deck))]
+    with _judged(cluster, tmp_path, randomness):
+        for number in range(STEPS):
+            time.sleep(randomness.uniform(0.2, STEP_S_MAX))
+            way, group = steps[number % len(steps)]
+            print(way, group, flush=True)
+            _do(cluster, way, group, randomness)
+
+
+def test_who_is_killed_in_a_hand_over_takes_nothing_along(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    randomness = random.Random(f"{SEED}-hand-over")
+    with _judged(cluster, tmp_path, randomness):
+        for number in range(HAND_OVERS):
+            time.sleep(randomness.uniform(0.2, 1.0))
+            _kill_in_a_hand_over(cluster, GROUPS[number % len(GROUPS)], randomness)
+            cluster.wait_ready(WAIT_S)
+
+
+@contextmanager
+def _judged(cluster: EmbeddedCluster, tmp_path: Path, randomness: random.Random) -> Iterator[None]:
+    """Producers and consumers are at work meanwhile, and what came of it is judged."""
+    print(f"CRASH_SEED={SEED}")
     topic, history = topic_name(), History()
     settings = ConsumerSettings(start_from="earliest")
     with ExitStack() as running:
@@ -85,11 +114,7 @@ def test_however_leaders_die_nothing_is_lost_or_repeated(
             burst=50,
             settings=patient,
         ):
-            for number in range(STEPS):
-                time.sleep(randomness.uniform(0.2, STEP_S_MAX))
-                way, group = steps[number % len(steps)]
-                print(way, group, flush=True)
-                _do(cluster, way, group, randomness)
+            yield
         cluster.wait_ready(WAIT_S)
         acked = history.count("acked")
         until(lambda: history.count("received", group=topic) >= acked)
@@ -99,6 +124,25 @@ def test_however_leaders_die_nothing_is_lost_or_repeated(
     verdict = judge(history.events, [topic])
     print(f"{verdict.acked} acknowledged, {verdict.stored} stored, {verdict.repeated} repeated")
     assert verdict.faults == []
+
+
+def _kill_in_a_hand_over(cluster: EmbeddedCluster, group: str, randomness: random.Random) -> None:
+    """The leader, its successor or both, at any moment of it."""
+    until(lambda: bool(cluster.leader(group)))
+    leader = cluster.leader(group)
+    successor = randomness.choice([each for each in cluster.replicas(group) if each != leader])
+    victims = randomness.choice([[leader], [successor], [leader, successor]])
+    request = replication_pb2.HandOverRequest(to=successor.partition("/")[2])
+    with grpc.insecure_channel(cluster.address(leader)) as connection:
+        stub = replication_pb2_grpc.ReplicationStub(connection)
+        asked = stub.HandOver.future(request, timeout=WAIT_S)
+        time.sleep(randomness.uniform(0.0, HAND_OVER_S_MAX))
+        met = not asked.done()
+        for each in victims:
+            cluster.kill(each)
+        with suppress(grpc.RpcError):
+            asked.result()
+    print(f"{group}: {leader} to {successor}, killed {victims}, in it: {met}", flush=True)
 
 
 def _do(cluster: EmbeddedCluster, way: str, group: str, randomness: random.Random) -> None:

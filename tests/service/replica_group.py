@@ -231,20 +231,20 @@ class Member:
         replica = self.replica
         if replica is None:
             return
-        replica._term = None
+        replica.term = None
         leading = replica.leading
-        if not replica._started:
+        if not replica.started:
             await replica.server._server.stop(0)
             return
-        campaign = replica._campaign
+        campaign = replica.campaign
         if self.service.term is not None:
             await self.service.term.stop(handed_over=False)
         if leading is not None:
             await leading.stop()
         await campaign.end()
         await replica.server._server.stop(0)
-        replica._state.close()
-        replica._store.close()
+        replica.state.close()
+        replica.store.close()
 
     async def stop(self) -> None:
         """A clean stop."""
@@ -264,7 +264,7 @@ class Member:
     @property
     def installing(self) -> bool:
         """A thread replaces its log and tables."""
-        return self._campaign is not None and self._campaign._installing is not None
+        return self._campaign is not None and self._campaign.streams.installing is not None
 
     @property
     def role(self) -> tuple[str, str]:
@@ -273,7 +273,7 @@ class Member:
 
     @property
     def _campaign(self):
-        return getattr(self.replica, "_campaign", None)
+        return getattr(self.replica, "campaign", None)
 
     def forget(self) -> None:
         """The leader keeps no segment that ends before what is committed."""
@@ -285,20 +285,20 @@ class Member:
     def term(self) -> LinesTerm | None:
         """While it leads, and may."""
         replica = self.replica
-        if self.task is None or replica is None or replica._term is None:
+        if self.task is None or replica is None or replica.term is None:
             return None
-        return replica._term if replica.leading.serves() else None
+        return replica.term if replica.leading.serves() else None
 
     @property
     def lines(self) -> list[bytes]:
         """What it follows has told it; a leader applies nothing any more."""
-        state = getattr(self.replica, "_state", None)
+        state = getattr(self.replica, "state", None)
         return state.lines if state is not None else []
 
     @property
     def reason(self) -> str:
         """Why it takes no part, once it has started."""
-        campaign = getattr(getattr(self, "replica", None), "_campaign", None)
+        campaign = getattr(getattr(self, "replica", None), "campaign", None)
         return campaign.reason if campaign is not None else ""
 
 

@@ -35,3 +35,32 @@ async def test_a_stop_that_meets_a_change_ends(turns: int, monkeypatch: pytest.M
         await asyncio.sleep(0)
     async with asyncio.timeout(WAIT_S):
         await registration.stop()
+
+
+@pytest.mark.parametrize("deregister", [True, False])
+async def test_who_has_a_successor_leaves_its_name_to_it(
+    deregister: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats = asyncio.Semaphore(0)
+    told: list[str] = []
+
+    async def beat(self: Registration, *_: object) -> float:
+        beats.release()
+        return LONG_S
+
+    async def tell(self: Registration, address: str) -> None:
+        told.append(address)
+
+    monkeypatch.setattr(Registration, "_beat", beat)
+    monkeypatch.setattr(Registration, "_deregister", tell)
+    report = nameserver_pb2.BrokerReport(name="b1", address="127.0.0.1:1")
+    nameservers = ("127.0.0.1:1", "127.0.0.1:2")
+    registration = Registration(nameservers, 1.0, 1, lambda: report)
+    registration.start()
+    for _ in nameservers:
+        await beats.acquire()
+    tasks = list(registration._tasks)
+    await registration.stop(deregister=deregister)
+    assert told == (list(nameservers) if deregister else [])
+    assert all(task.done() for task in tasks)
+    assert registration.refused.cancelled()

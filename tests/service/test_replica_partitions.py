@@ -171,7 +171,7 @@ class Hostile:
         for member in self.group.members.values():
             if member.term is not None:
                 try:
-                    await member.replica.hand_over("")
+                    await member.replica.operators.hand_over("")
                 except Exception as error:
                     self.did.append(type(error).__name__)
                 return

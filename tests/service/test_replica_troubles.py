@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from duemq.errors import InvalidArgument
-from tests.service.replica_group import SEGMENT_BYTES, Group
+from tests.service.replica_group import SEGMENT_BYTES, Group, Member
 from tests.service.replica_network import network
 from tests.service.running_cluster import until
 
@@ -49,7 +49,7 @@ async def test_who_is_behind_what_the_leader_keeps_gets_a_snapshot_in_the_same_t
         await late.kill()
         await fill_a_segment(group)
         leader.forget()
-        assert leader.replica._state.log.start_position > 0
+        assert leader.replica.state.log.start_position > 0
         epoch = leader.replica.leading.leader.epoch
         late.start()
         await until(lambda: late.role[0] == "follower")
@@ -76,8 +76,8 @@ async def test_a_snapshot_is_installed_to_its_end_whoever_leads_meanwhile(runnin
         await until(lambda: third.term is not None or leader.term is not None)
         await group.write(b"meanwhile")
         epoch = (await group.leader()).replica.leading.leader.epoch
-        await until(lambda: replica._campaign.found.record.epoch == epoch)
-        assert replica._campaign._installing is not None
+        await until(lambda: replica.campaign.found.record.epoch == epoch)
+        assert replica.campaign.streams.installing is not None
         assert not late.task.done()
         late.disk.may_install.set()
         await group.write(b"last")
@@ -102,11 +102,44 @@ async def test_a_log_of_another_group_is_refused_although_its_epochs_are_the_sam
         shutil.copytree(tmp_path / "other" / "a", follower.directory)
         follower.start()
         await until(lambda: "another one's" in follower.role[1])
-        assert follower.replica._state.store_id != leader.replica._state.store_id
+        assert follower.replica.state.store_id != leader.replica.state.store_id
         await follower.kill()
         shutil.rmtree(follower.directory)
         follower.start()
         await until(lambda: follower.lines == [b"ours"])
+
+
+async def test_a_copy_of_a_data_directory_is_seen_and_takes_no_part(tmp_path):
+    group = Group(tmp_path, 3, lease_duration=12.0)  # a copy waits so long for whom it copies
+    group.start()
+    copies = []
+    try:
+        leader = await group.in_sync(3)
+        await group.write(b"one")
+        names = tuple(group.members)
+        for original in (leader, others_of(group, leader)[0]):
+            root = tmp_path / f"copies of {original.name}"
+            shutil.copytree(original.directory, root / original.name)
+            leases = {"lease_store": original.settings.lease_store, "lease_duration": 12.0}
+            copies.append(Member(root, original.name, names, **leases))
+        of_the_leader, of_another = copies
+        epoch = leader.replica.leading.leader.epoch
+        for copy in copies:
+            copy.start()
+        await until(lambda: "which follows: the data directory" in of_another.reason)
+        await until(lambda: "leads with the disk of this one" in of_the_leader.reason)
+        await group.write(b"two")
+        assert leader.replica.leading.leader.epoch == epoch
+        assert not any(copy.lines[1:] for copy in copies)
+        await of_another.kill()
+        shutil.rmtree(of_another.directory)
+        of_another.start()  # with a disk of its own, and still of another one's name
+        await until(lambda: "two processes have one name" in of_another.reason)
+    finally:
+        for member in copies:
+            await member.kill()
+            member.port.close()
+        await group.stop()
 
 
 async def test_a_leader_whose_lease_had_ended_serves_only_when_the_record_says_so(running):
@@ -178,6 +211,29 @@ async def test_a_leader_whose_disk_is_full_lets_another_one_lead(running):
         await until(lambda: leader.lines == [b"one", b"two"])
 
 
+async def test_when_disks_are_full_one_after_the_other_who_has_space_leads(running):
+    async with running(3) as (group, _, leader):
+        full, spare = others_of(group, leader)
+        full.disk.full = True
+        await group.write(b"one")
+        leads = leader.replica.leading.leader
+        await until(lambda: full.replica.me not in leads.record.in_sync)
+        await group.write(b"two")
+        leader.disk.full = True
+        refused = asyncio.create_task(leader.term.write(b"nowhere"))
+        # Not the one that lacks line two; alone it commits nothing.
+        await until(lambda: spare.replica.leading is not None)
+        refused.cancel()
+        assert spare.term is None
+        assert not full.lines[2:]
+        full.disk.full = False
+        await group.write(b"three")  # by two, of which one has caught up
+        leader.disk.full = False
+        await group.in_sync(3)
+        histories = await group.histories(b"three")
+        assert set(map(tuple, histories.values())) == {(b"one", b"two", b"three")}
+
+
 async def test_a_directory_of_records_that_is_away_is_no_record_that_is_gone(running, tmp_path):
     async with running(2) as (group, _, leader):
         await leader.term.write(b"one")
@@ -199,7 +255,7 @@ async def test_who_is_away_is_not_asked_to_lead(running):
         await until(lambda: not term.leader.followers)
         assert follower.name in {each.name for each in term.leader.record.in_sync}
         with pytest.raises(InvalidArgument, match="cannot lead"):
-            await leader.replica.hand_over(follower.name)
+            await leader.replica.operators.hand_over(follower.name)
         assert not term.leader.resigned
 
 
@@ -207,11 +263,11 @@ async def test_a_slow_catch_up_is_no_silence(running):
     async with running(2) as (group, _, leader):
         (follower,) = others_of(group, leader)
         await leader.term.write(LINE)
-        leader.replica.leading._rate = 1  # byte a second
+        leader.replica.leading._shipping.rate = 1  # byte a second
         await follower.kill()
         shutil.rmtree(follower.directory)
         follower.start()
         await leader.term.write(b"with the new disk")
         await until(lambda: follower.lines == [LINE, b"with the new disk"])
-        reasons = [change.reason for change in follower.replica._campaign.history.changes]
+        reasons = [change.reason for change in follower.replica.campaign.history.changes]
         assert not any("silent" in reason for reason in reasons)

@@ -9,7 +9,8 @@ import pytest
 from duemq.errors import InvalidArgument, Timeout, Unavailable
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
 from duemq_server.replication.protocol.record import MemberChange
-from duemq_server.replication.running import members, process
+from duemq_server.replication.running import process
+from duemq_server.replication.running.leading import members
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.service.replica_group import Group
 from tests.service.running_cluster import until
@@ -36,6 +37,21 @@ async def lines_of(member, count):
     return member.lines
 
 
+async def until_it_has_looked(leader):
+    """Twice at its set, from now on: once for certain to the end."""
+    term, looks = leader.replica.leading, []
+    look = term._show
+    term._show = lambda: looks.append(look())
+    await until(lambda: len(looks) >= 2)
+
+
+async def until_it_was_refused_again(member):
+    """By a stream that began from now on."""
+    for _ in range(2):
+        before = member.replica.campaign.streams.retry_ms
+        await until(lambda before=before: member.replica.campaign.streams.retry_ms > before)
+
+
 async def test_two_replicas_found_a_group_and_hold_the_same(group):
     lines = group(2)
     leader = await lines.in_sync(2)
@@ -43,7 +59,7 @@ async def test_two_replicas_found_a_group_and_hold_the_same(group):
         await leader.term.write(b"line %d" % number)
     (other,) = [each for each in lines.members.values() if each is not leader]
     assert await lines_of(other, 100) == [b"line %d" % number for number in range(100)]
-    assert other.replica._state.store_id == leader.replica._state.store_id
+    assert other.replica.state.store_id == leader.replica.state.store_id
 
 
 async def test_a_clean_stop_hands_over_and_nothing_is_lost(group):
@@ -59,6 +75,18 @@ async def test_a_clean_stop_hands_over_and_nothing_is_lost(group):
     assert successor is not leader
     leader.start()
     assert await lines_of(leader, 2) == [b"before", b"after"]
+
+
+async def test_a_deposed_leader_that_is_told_to_stop_does_not_begin_anew(group, monkeypatch):
+    monkeypatch.setattr(process, "HAND_OVER_S", 3_600.0)
+    lines = group(3)
+    leader = await lines.in_sync(3)
+    replica, term = leader.replica, leader.term
+    replica.leading.give_up()
+    await leader.stop()  # before it has begun
+    assert leader.replica is replica
+    assert term.handed_over
+    await lines.write(b"after")
 
 
 async def test_a_killed_leader_is_followed_by_one_that_has_all(group):
@@ -83,9 +111,16 @@ async def test_of_two_nothing_is_accepted_while_one_is_away(group):
     await other.kill()
     await until(lambda: bool(leader.replica.leading.blocked))
     assert leader.replica.leading.blocked == (other.name,)
-    assert leader.replica.status().reason == f"nothing is committed: it waits for {other.name}"
+    assert (
+        leader.replica.operators.status().reason
+        == f"nothing is committed: it waits for {other.name}"
+    )
+    state, leads = leader.replica.state, leader.replica.leading.leader
+    end = state.log.end_position
     waiting = asyncio.create_task(leader.term.write(b"alone"))
-    await asyncio.sleep(0)
+    await until(lambda: leads.durable == state.log.end_position > end)  # all that it can do alone
+    await until_it_has_looked(leader)
+    assert leads.high_watermark == end
     assert not waiting.done()
     other.start()
     await waiting
@@ -127,7 +162,7 @@ async def test_an_operator_moves_the_leader(group):
     leader = await lines.in_sync(3)
     await leader.term.write(b"one")
     to = next(name for name in lines.members if name != leader.name)
-    answer = await leader.replica.hand_over(to)
+    answer = await leader.replica.operators.hand_over(to)
     assert answer.leader == to
     await lines.write(b"two")
     assert (await lines.leader()).name == to
@@ -143,17 +178,22 @@ async def test_a_member_that_is_removed_takes_no_part_until_it_is_added_again(gr
     leader = await lines.in_sync(3)
     await leader.term.write(b"one")
     gone, stays = [each for each in lines.members.values() if each is not leader]
-    would = await leader.replica.change_members(change(gone.name, joins=False), confirmed=False)
+    would = await leader.replica.operators.change_members(
+        change(gone.name, joins=False), confirmed=False
+    )
     assert f"members of lines are {', '.join(sorted((leader.name, stays.name)))}" in would
     assert len(leader.replica.leading.leader.record.members) == 3
-    await leader.replica.change_members(change(gone.name, joins=False), confirmed=True)
+    await leader.replica.operators.change_members(change(gone.name, joins=False), confirmed=True)
     record = leader.replica.leading.leader.record
     assert {each.name for each in record.in_sync} == record.members == {leader.name, stays.name}
     await until(lambda: "STRANGER" in gone.reason)
     await leader.term.write(b"two")
+    await until_it_was_refused_again(gone)
+    end = leader.replica.state.log.end_position
     assert b"two" not in gone.lines
+    assert gone.replica.state.log.end_position < end
     assert {each.name for each in leader.replica.leading.replicas()} == record.members
-    await leader.replica.change_members(change(gone.name, joins=True), confirmed=True)
+    await leader.replica.operators.change_members(change(gone.name, joins=True), confirmed=True)
     await lines.in_sync(3)
     assert await lines_of(gone, 2) == [b"one", b"two"]
 
@@ -164,7 +204,7 @@ async def test_a_replica_of_another_name_joins_once_it_is_a_member(group):
     await leader.term.write(b"one")
     new = lines.add("c")
     await until(lambda: "STRANGER" in new.reason)
-    await leader.replica.change_members(change("c", joins=True), confirmed=True)
+    await leader.replica.operators.change_members(change("c", joins=True), confirmed=True)
     await lines.in_sync(3)
     assert await lines_of(new, 1) == [b"one"]
 
@@ -181,12 +221,14 @@ async def test_a_change_of_members_that_may_not_be_changes_nothing(group):
         change("z", joins=False),
     ):
         with pytest.raises(InvalidArgument):
-            await leader.replica.change_members(wanted, confirmed=True)
+            await leader.replica.operators.change_members(wanted, confirmed=True)
     with pytest.raises(Unavailable, match="does not lead"):
-        await other.replica.change_members(change("z", joins=True), confirmed=True)
+        await other.replica.operators.change_members(change("z", joins=True), confirmed=True)
     assert leader.replica.leading.leader.record == before
     alone = change(other.name, joins=False, accepted=True)
-    assert "fewer than min_insync, 2" in await leader.replica.change_members(alone, confirmed=True)
+    assert "fewer than min_insync, 2" in await leader.replica.operators.change_members(
+        alone, confirmed=True
+    )
     assert not leader.replica.leading.leader.set.enough
 
 
@@ -197,19 +239,19 @@ async def test_while_the_store_is_away_members_and_the_leader_stay(group, tmp_pa
     monkeypatch.setattr(members, "CHANGE_S", 0.3)
     os.rename(tmp_path / "leases", tmp_path / "away")
     with pytest.raises(Unavailable, match="the record cannot be read"):
-        await leader.replica.hand_over(gone)
+        await leader.replica.operators.hand_over(gone)
     asked = change(gone, joins=False)
-    waiting = asyncio.create_task(leader.replica.change_members(asked, confirmed=True))
+    waiting = asyncio.create_task(leader.replica.operators.change_members(asked, confirmed=True))
     await until(lambda: leader.replica.leading.members.busy)
     with pytest.raises(Unavailable, match="under way"):
-        await leader.replica.change_members(asked, confirmed=True)
+        await leader.replica.operators.change_members(asked, confirmed=True)
     with pytest.raises(Timeout, match=f"whether {gone} is a member"):
         await waiting
-    await until(lambda: "cannot be read" in leader.replica.status().reason)
+    await until(lambda: "cannot be read" in leader.replica.operators.status().reason)
     await leader.term.write(b"one")
     os.rename(tmp_path / "away", tmp_path / "leases")
-    await until(lambda: not leader.replica.status().reason)
-    await leader.replica.change_members(asked, confirmed=True)
+    await until(lambda: not leader.replica.operators.status().reason)
+    await leader.replica.operators.change_members(asked, confirmed=True)
     assert gone not in leader.replica.leading.leader.record.members
 
 
@@ -217,9 +259,9 @@ async def test_who_hears_the_leader_is_not_elected(group):
     lines = group(2)
     leader = await lines.in_sync(2)
     (other,) = [each for each in lines.members.values() if each is not leader]
-    await until(lambda: other.replica.status().role == "follower")
+    await until(lambda: other.replica.operators.status().role == "follower")
     with pytest.raises(InvalidArgument, match="duemq replica lead"):
-        await other.replica.elect(confirmed=False)
+        await other.replica.operators.elect(confirmed=False)
 
 
 async def test_one_that_catches_up_is_admitted_although_more_comes_meanwhile(group, monkeypatch):

@@ -41,13 +41,13 @@ def holder(server):
 
 
 def reason(member):
-    campaign = getattr(member.replica, "_campaign", None)  # not yet, when all has begun anew
+    campaign = getattr(member.replica, "campaign", None)  # not yet, when all has begun anew
     return campaign.reason if campaign is not None else ""
 
 
 async def test_a_clean_stop_hands_over_and_the_lease_says_to_whom(lines, server):
     leader = await lines.in_sync(2)
-    assert isinstance(leader.replica._store.blocking, KubernetesStore)
+    assert isinstance(leader.replica.store.blocking, KubernetesStore)
     assert holder(server) == str(leader.replica.me)
     await leader.term.write(b"before")
     term = leader.term
@@ -65,7 +65,7 @@ async def test_while_the_api_server_is_away_a_group_that_is_whole_goes_on(lines,
     leader = await lines.in_sync(2)
     server.before = lambda method: Refusal(503, "ServiceUnavailable").answer
     with pytest.raises(StoreError):
-        await leader.replica._store.read()
+        await leader.replica.store.read()
     refused = server.calls.total()
     await until(lambda: server.calls.total() >= refused + 5)
     for number in range(10):
@@ -85,6 +85,6 @@ async def test_without_the_lease_nobody_leads_until_an_operator_says_who(lines, 
     refusing = "see which replica has the most"
     await until(lambda: all(refusing in reason(each) for each in lines.members.values()))
     assert server.leases == {}
-    await leader.replica.adopt(confirmed=True)
+    await leader.replica.operators.adopt(confirmed=True)
     assert (await lines.in_sync(2)) is leader
     await lines.write(b"after")

@@ -379,3 +379,73 @@ async def test_an_error_that_any_client_can_cause_is_logged_once_a_minute(connec
         with pytest.raises(errors.Internal):
             await status.answer(BrokerStub(connection).Pull(broker_pb2.PullRequest(group="bug")))
     assert len([line for line in caplog.records if "Pull failed" in line.getMessage()]) == 1
+
+
+class Follower:
+    """A server whose service comes when it leads."""
+
+    def __init__(self):
+        self.leads = False
+        self.server = Server(ProcessSettings(listen="127.0.0.1:0", drain_timeout=0))
+
+    def refusal(self):
+        if self.leads:
+            return None
+        return errors.Unavailable("b leads, at 127.0.0.1:9", field="leader", value="127.0.0.1:9")
+
+
+@pytest.fixture
+async def follower():
+    follower = Follower()
+    follower.server.expect([SERVICE], follower.refusal)
+    await follower.server.start(announced=False)
+    try:
+        yield follower
+    finally:
+        await follower.server.stop()
+
+
+async def refused(call):
+    with pytest.raises(errors.Unavailable, match="b leads") as caught:
+        await status.answer(call)
+    assert (caught.value.field, caught.value.value) == ("leader", "127.0.0.1:9")
+    assert caught.value.retryable
+
+
+async def test_what_is_expected_is_refused_and_then_served(follower):
+    async with channel.connect(follower.server.address) as connection:
+        stub = BrokerStub(connection)
+        await refused(stub.Pull(broker_pb2.PullRequest(request_id=7)))
+        stream = stub.SendStream(timeout=30)
+        await refused(stream.read())  # before it has said anything
+        assert (
+            await health_of(connection, SERVICE.full_name)
+            == health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+
+        follower.leads = True
+        follower.server.add(SERVICE, Servicer(), VIEWS)
+        await follower.server.ready()
+        assert (await stub.Pull(broker_pb2.PullRequest(request_id=7))).request_id == 7
+        batch = broker_pb2.Batch(topic="t", records={"records": [{"body": b"x" * 100}]})
+        answer = await stub.Send(broker_pb2.SendRequest(batches=[batch]))  # by its views
+        assert answer.request_id == batch.records.ByteSize()
+        stream = stub.SendStream()
+        await stream.write(broker_pb2.SendRequest(request_id=5))
+        assert (await stream.read()).request_id == 5
+        await stream.done_writing()
+        assert (
+            await health_of(connection, SERVICE.full_name) == health_pb2.HealthCheckResponse.SERVING
+        )
+
+        follower.leads = False  # no more
+        await refused(stub.Pull(broker_pb2.PullRequest(request_id=7)))
+
+
+async def test_of_what_is_expected_the_rest_is_unknown(follower):
+    follower.leads = True
+    async with channel.connect(follower.server.address) as connection:
+        for path in ("/duemq.v1.Broker/Nothing", "/duemq.v1.Brokers/Pull"):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await connection.unary_unary(path)(b"")
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

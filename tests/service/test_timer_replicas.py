@@ -105,7 +105,7 @@ async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
             now = first % 20 == 0
             some = sent[first : first + 10]
             await send(cluster, some, [0 if now else 3_600_000] * 10)
-        log = leader.replica._state.log
+        log = leader.replica.state.log
         await until(lambda: log.start_position > 0)
         other = next(each for each in group.members.values() if each is not leader)
         await other.kill()
@@ -115,14 +115,14 @@ async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
         await until(lambda: getattr(other.replica, "me", killed) != killed)
         leads = leader.replica.leading.leader
         await until(lambda: other.replica.me in leads.record.in_sync)
-        assert other.replica._state.log.start_position > 0
+        assert other.replica.state.log.start_position > 0
         segments = other.directory / "segments"
         assert any(each.suffix == ".due" for each in segments.iterdir())
 
-        assert (await leader.replica.hand_over(other.name)).leader == other.name
+        assert (await leader.replica.operators.hand_over(other.name)).leader == other.name
         leader = await group.leader()
         assert leader is other
-        await until(lambda: leader.replica._campaign.role == "leader")
+        await until(lambda: leader.replica.campaign.role == "leader")
         ledger = leader.term.shard.scheduler.ledger
         assert (ledger.accepted, ledger.pending) == (120, 60)
         due_now = [body for n, body in enumerate(sent) if n // 10 % 2 == 0]

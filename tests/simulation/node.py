@@ -115,7 +115,7 @@ class Node:
         self.verified = 0  # its log is the committed history up to there
         if self.log.end_position < self.log.was_durable_to:
             self.new_disk_id()
-        self.election = Election(self.me, self.random.random, TIMES)
+        self.election = Election(self.me, self.random.random, TIMES, self.name)
         self.election.saw(self.store.read(), now_ms)
 
     def stop(self) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
@@ -15,49 +14,14 @@ import psutil
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq_server.local_cluster import (
-    ClusterEvent,
-    ClusterFailed,
-    EmbeddedCluster,
-    cluster,
-    restarts,
-    supervisor,
-)
+from duemq_server.local_cluster import ClusterFailed, EmbeddedCluster, restarts, supervisor
 from duemq_server.local_cluster.layout import bind_port
-
-HERE = Path(__file__).parent
-WAIT_S = 20
+from tests.service.embedded.supervised import WAIT_S, Events, order, stand_in
 
 
 @pytest.fixture(autouse=True)
 def _fake_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cluster.MODULES, "broker", "fake_member")
-    monkeypatch.setitem(cluster.MODULES, "timer", "fake_member")
-    monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-
-
-class Events:
-    """What the supervisor says, to wait for."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[ClusterEvent] = queue.SimpleQueue()
-        self.seen: list[str] = []
-
-    def __call__(self, event: ClusterEvent) -> None:
-        self._queue.put(event)
-
-    def wait(self, name: str) -> ClusterEvent:
-        while True:
-            event = self._queue.get(timeout=WAIT_S)
-            self.seen.append(event.event)
-            if event.event == name:
-                return event
-
-
-@pytest.fixture
-def events() -> Events:
-    return Events()
+    stand_in(monkeypatch, "fake_member")
 
 
 @pytest.fixture
@@ -182,9 +146,7 @@ def test_a_member_that_keeps_dying_is_given_up(
 ) -> None:
     monkeypatch.setattr(restarts, "RAPID_DEATHS_MAX", 2)
     monkeypatch.setattr(restarts, "PAUSE_FIRST_MS", 1)
-    orders = tmp_path / "broker-0.orders"
-    orders.mkdir()
-    (orders / "die").touch()
+    order(tmp_path, "broker-0", "die")
     with pytest.raises(ClusterFailed, match="broker-0 keeps dying") as caught:
         EmbeddedCluster(tmp_path, on_event=events).start()
     assert "broker-0.log" in str(caught.value)
@@ -195,9 +157,7 @@ def test_a_member_that_does_not_drain_is_killed(
     tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "DRAIN_TIMEOUT_S", 0.2)
-    orders = tmp_path / "broker-1.orders"
-    orders.mkdir()
-    (orders / "deaf").touch()
+    order(tmp_path, "broker-1", "deaf")
     with EmbeddedCluster(tmp_path, on_event=events) as embedded:
         pid = embedded.processes["broker-1"]
     while events.wait("killed").details["member"] != "broker-1":

@@ -1,7 +1,6 @@
 """Groups of replicas under the supervisor, with a real nameserver and stand-ins for brokers."""
 
 import json
-import queue
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,37 +9,13 @@ import psutil
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq_server.local_cluster import ClusterEvent, ClusterFailed, EmbeddedCluster, plan
-
-HERE = Path(__file__).parent
-WAIT_S = 20
+from duemq_server.local_cluster import ClusterFailed, EmbeddedCluster
+from tests.service.embedded.supervised import WAIT_S, Events, order, stand_in
 
 
 @pytest.fixture(autouse=True)
 def _fake_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(plan.MODULES, "broker", "fake_replica")
-    monkeypatch.setitem(plan.MODULES, "timer", "fake_replica")
-    monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-
-
-class Events:
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[ClusterEvent] = queue.SimpleQueue()
-
-    def __call__(self, event: ClusterEvent) -> None:
-        self._queue.put(event)
-
-    def wait(self, name: str) -> ClusterEvent:
-        while True:
-            event = self._queue.get(timeout=WAIT_S)
-            if event.event == name:
-                return event
-
-
-@pytest.fixture
-def events() -> Events:
-    return Events()
+    stand_in(monkeypatch, "fake_replica")
 
 
 @pytest.fixture
@@ -53,13 +28,6 @@ def running(tmp_path: Path, events: Events) -> Iterator[EmbeddedCluster]:
 
 def disk_of(directory: Path, member: str) -> str:
     return (directory / member / "disk_id").read_text()
-
-
-def order(directory: Path, member: str, name: str) -> Path:
-    orders = directory / f"{member}.orders"
-    orders.mkdir(exist_ok=True)
-    (orders / name).touch()
-    return orders / name
 
 
 def test_replicas_are_processes_with_a_name_and_a_directory_each(

@@ -1,3 +1,5 @@
+import asyncio
+
 import grpc
 import pytest
 
@@ -90,3 +92,36 @@ def test_long_texts_are_cut_to_fit_in_headers():
     sent = status.to_proto(errors.InvalidArgument("m" * 9999, value="v" * 9999))
     assert len(sent.message) == len(sent.value) == status.TEXT_CHARS_MAX
     assert sent.message.endswith("…")
+
+
+class Call:
+    """A call that is never answered."""
+
+    def __init__(self):
+        self.begun = asyncio.Event()
+        self.result = asyncio.get_running_loop().create_future()
+
+    def __await__(self):
+        self.begun.set()
+        return self.result.__await__()
+
+
+async def test_a_call_whose_channel_was_closed_is_unavailable():
+    call = Call()
+    answer = asyncio.create_task(status.answer(call, "b:1"))
+    await call.begun.wait()
+    call.result.cancel()
+    with pytest.raises(errors.Unavailable, match="b:1: the call was given up") as raised:
+        await answer
+    assert raised.value.retryable
+
+
+async def test_whoever_gives_up_its_own_call_is_cancelled():
+    call = Call()
+    answer = asyncio.create_task(status.answer(call, "b:1"))
+    await call.begun.wait()
+    answer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answer
+    assert answer.cancelled()
+    assert call.result.cancelled()

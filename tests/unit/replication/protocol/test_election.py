@@ -95,3 +95,32 @@ def test_a_group_that_is_being_founded_waits_for_all() -> None:
     assert waiting(record=founding).decide(NOW_MS + 1_000_000) is WAIT
     whole = replace(founding, in_sync=frozenset({A, B, C}))
     assert waiting(record=whole).decide(NOW_MS + JITTER_MS) is STAND
+
+
+def test_a_copy_of_the_disk_that_leads_waits_for_its_lease_and_is_seen() -> None:
+    record = replace(RECORD, address="a:1")
+    copy = Election(A, lambda: JITTER, TIMES, "elsewhere:1")
+    copy.saw(Found("v1", record, "1"), NOW_MS)
+    assert not copy.doubled  # it may have been here, under another address
+    end_ms = NOW_MS + TIMES.lease_ms + JITTER_MS
+    assert copy.decide(end_ms - 1) is WAIT
+    assert copy.decide(end_ms) is STAND
+    copy.saw(Found("v1", record, "2"), end_ms)
+    assert copy.doubled
+    assert copy.decide(end_ms + JITTER_MS) is WAIT
+    copy.saw(Found("v2", replace(record, leader=B), "3"), end_ms)
+    assert not copy.doubled
+
+
+def test_a_disk_that_led_elsewhere_and_died_is_not_waited_for() -> None:
+    moved = Election(A, lambda: JITTER, TIMES, "elsewhere:1")
+    moved.saw(Found("v1", replace(RECORD, address="a:1"), None, dead=True), NOW_MS)
+    assert moved.decide(NOW_MS + JITTER_MS) is STAND
+
+
+def test_a_leader_that_is_started_anew_is_no_copy() -> None:
+    again = Election(A, lambda: JITTER, TIMES, "a:1")
+    again.saw(Found("v1", replace(RECORD, address="a:1"), "1"), NOW_MS)
+    again.saw(Found("v1", replace(RECORD, address="a:1"), "2"), NOW_MS)
+    assert not again.doubled
+    assert again.decide(NOW_MS + JITTER_MS) is STAND

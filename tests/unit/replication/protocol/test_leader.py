@@ -166,6 +166,36 @@ def test_two_processes_of_one_name_do_not_take_turns() -> None:
     assert list(leader.followers) == [2]
 
 
+@pytest.mark.parametrize(
+    ("copy", "address"), [(B, "other:1"), (ReplicaId("c", B.disk), "b:1")], ids=["name", "disk"]
+)
+def test_a_copy_of_a_disk_does_not_follow_while_the_disk_does(
+    copy: ReplicaId, address: str
+) -> None:
+    leader = leading(A, B, C)
+    assert isinstance(leader.hello(1, hello(B, address="b:1"), START, NOW_MS), Welcome)
+    ship(leader, 1, START)
+    late_ms = NOW_MS + TIMES.heard_ms
+    answer = leader.hello(2, hello(copy, address=address), START, late_ms - 1)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is Reason.STRANGER
+    assert f"disk of {B} at b:1, which follows" in answer.text
+    assert "copy" in answer.text
+    assert list(leader.followers) == [1]
+    assert isinstance(leader.hello(3, hello(B, address="b:1"), START, late_ms - 1), Welcome)
+    assert list(leader.followers) == [3]
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_copy_of_the_leaders_disk_does_not_follow(name: str) -> None:
+    leader = leading(A, B, C)
+    answer = leader.hello(1, hello(ReplicaId(name, A.disk)), START, NOW_MS)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is Reason.STRANGER
+    assert f"disk of {A}, which leads" in answer.text
+    assert leader.followers == {}
+
+
 def test_a_disk_that_says_hello_again_is_at_once_welcome() -> None:
     leader = leading(A, B, C)
     follow(leader, 1, B)

@@ -1,14 +1,18 @@
-"""Which store a setting opens."""
+"""Which store a setting opens, and how long a leader renews its lease."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq_server.replication.running.record_store import open_store
+from duemq_server.replication.protocol.record import ReplicaId
+from duemq_server.replication.running import record_store
+from duemq_server.replication.running.record_store import STALLED_MS, Renewals, open_store
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.replication.stores.etcd import EtcdStore
 from duemq_server.replication.stores.file import FileStore
@@ -49,3 +53,59 @@ def test_without_the_library_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "lightkube", None)
     with pytest.raises(InvalidArgument, match=r"duemq-server\[kubernetes\]"):
         open_store(settings("kubernetes"))
+
+
+class Lease:
+    """A store that counts renewals, and a clock that counts who looks at it."""
+
+    def __init__(self) -> None:
+        self.renewed = 0
+        self.now_ms = 1_000_000
+        self._looks = threading.Semaphore(0)
+
+    def renew(self, leader: ReplicaId) -> None:
+        self.renewed += 1
+
+    def steady_ms(self) -> int:
+        self._looks.release()
+        return self.now_ms
+
+    async def looked_at(self, times: int) -> None:
+        """So often by the thread, from now on."""
+        while self._looks.acquire(blocking=False):
+            pass
+        for _ in range(times):
+            assert await asyncio.to_thread(self._looks.acquire, timeout=30)
+
+
+async def test_an_event_loop_that_stands_still_renews_no_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lease = Lease()
+    monkeypatch.setattr(record_store, "steady_ms", lease.steady_ms)
+    told: list[tuple[int, int]] = []
+    renewals = Renewals(
+        lease,  # type: ignore[arg-type]
+        ReplicaId("a", "0" * 32),
+        1,
+        lambda *when: told.append(when),
+    )
+    renewals.start()
+    try:
+        lease.now_ms += STALLED_MS  # not yet
+        before = lease.renewed
+        await lease.looked_at(6)
+        assert lease.renewed > before
+
+        lease.now_ms += 1
+        await lease.looked_at(3)  # a renewal that was under way has ended
+        before = lease.renewed
+        await lease.looked_at(10)
+        assert lease.renewed == before
+
+        renewals.alive()
+        await lease.looked_at(6)
+        assert lease.renewed > before
+    finally:
+        await renewals.stop()
+    assert told

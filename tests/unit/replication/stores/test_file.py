@@ -7,24 +7,28 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from duemq_server.replication.protocol import record as records
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
 from duemq_server.replication.stores import file as files
 from duemq_server.replication.stores.file import FileStore
 from duemq_server.replication.stores.store import Conflict, StoreError
+from tests.unit.replication.stores.contract import (
+    RECORD,
+    WAIT_S,
+    B,
+    OpenStore,
+    StoreContract,
+    found,
+)
 
-A, B = (ReplicaId(name, name * 32) for name in "ab")
-RECORD = Record("g", 7, frozenset("ab"), frozenset({A, B}), 4, A)
 PROCESSES = 4
 SWAPS = 40
-WAIT_S = 60
 
 IMPORTS = """
 import sys
@@ -54,10 +58,24 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[FileStore]:
-    store = FileStore(str(tmp_path), "g")
-    yield store
-    store.close()
+def open_store(tmp_path: Path) -> Iterator[OpenStore]:
+    with ExitStack() as stack:
+
+        def open_() -> FileStore:
+            store = FileStore(str(tmp_path), "g")
+            stack.callback(store.close)
+            return store
+
+        yield open_
+
+
+@pytest.fixture
+def store(open_store: Callable[[], FileStore]) -> FileStore:
+    return open_store()
+
+
+class TestFileStore(StoreContract):
+    """Of a directory."""
 
 
 @pytest.fixture
@@ -93,30 +111,6 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout.readline() == "done\n"
 
 
-def found(store: FileStore) -> Found:
-    there = store.read()
-    assert there is not None
-    return there
-
-
-def test_a_record_is_put_where_none_is(store: FileStore) -> None:
-    assert store.read() is None
-    version = store.swap(None, RECORD)
-    assert store.read() == Found(version, RECORD, None)
-    with pytest.raises(Conflict) as conflict:
-        store.swap(None, RECORD)
-    assert conflict.value.found == Found(version, RECORD)
-
-
-def test_a_record_is_put_where_its_version_is(store: FileStore) -> None:
-    first = store.swap(None, RECORD)
-    changed = records.with_member(RECORD, "c")
-    second = store.swap(first, changed)
-    with pytest.raises(Conflict) as conflict:
-        store.swap(first, RECORD)
-    assert conflict.value.found == Found(second, changed)
-
-
 def test_no_version_comes_again_after_the_record_was_removed(
     store: FileStore, tmp_path: Path
 ) -> None:
@@ -147,27 +141,6 @@ def test_a_damaged_record_is_an_error_and_is_not_replaced(
     with pytest.raises(StoreError):
         store.swap(None, RECORD)
     assert (tmp_path / "g.record").read_bytes() == data
-
-
-def test_of_swaps_at_the_same_time_one_wins(tmp_path: Path) -> None:
-    stores = [FileStore(str(tmp_path), "g") for _ in range(8)]
-    version = stores[0].swap(None, RECORD)
-    won: list[str] = []
-    lost: list[Conflict] = []
-
-    def swap(store: FileStore) -> None:
-        try:
-            won.append(store.swap(version, records.with_member(RECORD, "c")))
-        except Conflict as conflict:
-            lost.append(conflict)
-
-    threads = [threading.Thread(target=swap, args=[store]) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert (len(won), len(lost)) == (1, 7)
-    assert all(each.found and each.found.version == won[0] for each in lost)
 
 
 def test_no_change_of_several_processes_is_lost(
@@ -257,15 +230,6 @@ def test_the_lease_of_a_process_that_is_stopped_stands_still(
     os.kill(leader.pid, signal.SIGCONT)
     tell(leader, "renew")
     assert found(store).record.leader == B
-
-
-def test_a_lease_is_released(store: FileStore) -> None:
-    store.swap(None, RECORD)
-    store.renew(A)
-    assert found(store).lease is not None
-    store.release(A)
-    store.release(A)
-    assert found(store).lease is None
 
 
 def test_the_file_says_what_the_record_says(store: FileStore, tmp_path: Path) -> None:

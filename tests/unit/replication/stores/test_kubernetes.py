@@ -11,15 +11,12 @@ import pytest
 from lightkube import KubeConfig
 
 from duemq_server.replication.protocol import record as records
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.record import Found
 from duemq_server.replication.stores import kubernetes, lease_api
 from duemq_server.replication.stores.kubernetes import KubernetesStore
 from duemq_server.replication.stores.store import Conflict, StoreError
+from tests.unit.replication.stores.contract import RECORD, WAIT_S, A, B, StoreContract, found
 from tests.unit.replication.stores.fake_api_server import Answer, FakeApiServer, Refusal
-
-A, B = (ReplicaId(name, name * 32) for name in "ab")
-RECORD = Record("g", 7, frozenset("ab"), frozenset({A, B}), 4, A)
-WAIT_S = 60
 
 
 @pytest.fixture
@@ -47,10 +44,8 @@ def store(open_store: Callable[[], KubernetesStore]) -> KubernetesStore:
     return open_store()
 
 
-def found(store: KubernetesStore) -> Found:
-    there = store.read()
-    assert there is not None
-    return there
+class TestKubernetesStore(StoreContract):
+    """Of Leases."""
 
 
 def lease_of(server: FakeApiServer) -> dict:
@@ -66,31 +61,6 @@ def once(answer: Answer, *methods: str) -> Callable[[str], Answer | None]:
 # -- the record
 
 
-def test_a_record_is_put_where_none_is(store: KubernetesStore) -> None:
-    assert store.read() is None
-    version = store.swap(None, RECORD)
-    assert store.read() == Found(version, RECORD, None)
-    with pytest.raises(Conflict) as conflict:
-        store.swap(None, RECORD)
-    assert conflict.value.found == Found(version, RECORD)
-
-
-def test_a_record_is_put_where_its_version_is(store: KubernetesStore) -> None:
-    first = store.swap(None, RECORD)
-    changed = records.with_member(RECORD, "c")
-    second = store.swap(first, changed)
-    with pytest.raises(Conflict) as conflict:
-        store.swap(first, RECORD)
-    assert conflict.value.found == Found(second, changed)
-    assert found(store).record == changed
-
-
-def test_where_no_record_is_no_version_fits(store: KubernetesStore) -> None:
-    with pytest.raises(Conflict) as conflict:
-        store.swap("v1", RECORD)
-    assert conflict.value.found is None
-
-
 def test_no_version_comes_again_after_the_lease_was_deleted(
     store: KubernetesStore, server: FakeApiServer
 ) -> None:
@@ -101,27 +71,6 @@ def test_no_version_comes_again_after_the_lease_was_deleted(
         store.swap(first, RECORD)
     assert conflict.value.found is None
     assert store.swap(None, RECORD) != first
-
-
-def test_of_swaps_at_the_same_time_one_wins(open_store: Callable[[], KubernetesStore]) -> None:
-    stores = [open_store() for _ in range(6)]
-    version = stores[0].swap(None, RECORD)
-    won: list[str] = []
-    lost: list[Conflict] = []
-
-    def swap(store: KubernetesStore) -> None:
-        try:
-            won.append(store.swap(version, records.with_member(RECORD, "c")))
-        except Conflict as conflict:
-            lost.append(conflict)
-
-    threads = [threading.Thread(target=swap, args=[store]) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert (len(won), len(lost)) == (1, 5)
-    assert all(each.found and each.found.version == won[0] for each in lost)
 
 
 def test_a_swap_that_is_late_does_nothing_to_a_lease_that_was_made_anew(
@@ -162,18 +111,6 @@ def test_what_is_not_a_record_is_an_error_and_is_not_replaced(
 
 
 # -- the lease
-
-
-def test_a_lease_changes_with_each_renewal(store: KubernetesStore) -> None:
-    store.swap(None, RECORD)
-    assert found(store).lease is None
-    seen = set()
-    for _ in range(3):
-        store.renew(A)
-        seen.add(found(store).lease)
-        assert found(store).lease in seen
-    assert len(seen) == 3
-    assert None not in seen
 
 
 def test_a_renewal_is_one_request(store: KubernetesStore, server: FakeApiServer) -> None:

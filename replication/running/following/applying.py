@@ -39,8 +39,8 @@ class Applying:
     def advance(self, committed: int, log_start: int = 0) -> None:
         """So much is committed and on this disk; the leader's log begins there."""
         self._log_start = max(self._log_start, log_start)
-        if committed > self._goal:
-            self._goal = committed
+        self._goal = max(self._goal, committed)
+        if self._state.applied < self._goal:
             self._news.set()
 
     async def run(self) -> None:
@@ -48,17 +48,23 @@ class Applying:
         while True:
             await self._news.wait()
             self._news.clear()
-            while self._state.applied < self._goal:
-                await self._apply_some()
+            while self._state.applied < self._goal and await self._apply_some():
                 self._moved.set()
 
-    async def _apply_some(self) -> None:
+    async def _apply_some(self) -> bool:
+        """Whether to go on: not if nothing more takes effect, before `advance` tells of more.
+
+        Part of an entry never does, nor what is not durable here.
+        """
+        before = self._state.applied
         try:
             async with self.lock:
                 await asyncio.to_thread(self._state.apply, self._goal, ENTRIES_MAX)
         except DiskFull as error:
             log.error("what is committed waits for space: %s", error)
             await asyncio.sleep(FULL_S)
+            return True
+        return self._state.applied > before
 
     async def alone(self, do: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
         """Has a thread do something with the state; to its end, also if the caller is cancelled."""

@@ -16,8 +16,8 @@ from duemq_server.replication.protocol.follower import Follower, StreamBroken
 from duemq_server.replication.protocol.messages import NeedsSnapshot, Refusal, Welcome
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import wire
-from duemq_server.replication.running.applying import Applying
-from duemq_server.replication.running.log_writing import LogWriting
+from duemq_server.replication.running.following.applying import Applying
+from duemq_server.replication.running.following.log_writing import LogWriting
 from duemq_server.replication.running.v1 import replication_pb2_grpc
 from duemq_server.storage.errors import LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog

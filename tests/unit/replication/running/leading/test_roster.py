@@ -3,7 +3,7 @@ from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import Hello
 from duemq_server.replication.protocol.record import Found, MemberChange, Record, ReplicaId
-from duemq_server.replication.running.roster import SILENT_MS, Roster
+from duemq_server.replication.running.leading.roster import SILENT_MS, Roster
 
 A, B, C = (ReplicaId(name, name * 32) for name in "abc")
 NOW_MS = 50_000

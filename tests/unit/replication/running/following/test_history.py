@@ -1,4 +1,9 @@
-from duemq_server.replication.running.history import CHANGES_MAX, TOLD_MAX, Change, History
+from duemq_server.replication.running.following.history import (
+    CHANGES_MAX,
+    TOLD_MAX,
+    Change,
+    History,
+)
 
 
 def test_reasons_that_take_turns_are_told_once() -> None:

@@ -1,0 +1,1 @@
+"""A replica that does not lead: it follows, and stands when nobody leads."""

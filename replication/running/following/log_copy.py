@@ -1,0 +1,105 @@
+"""A replica's copy of its group's log: who writes it, and what takes effect of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from duemq.errors import Corrupt
+from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.replication.protocol.follower import StreamBroken
+from duemq_server.replication.protocol.record import Record, Refused
+from duemq_server.replication.running.following.applying import Applying
+from duemq_server.replication.running.following.log_writing import LogWriting
+from duemq_server.replication.running.snapshots import Snapshot
+from duemq_server.replication.running.state import ReplicaState
+from duemq_server.storage.errors import DiskFull, UnknownVersion
+
+
+class LogCopy:
+    """Owned by Campaign; used from its event loop."""
+
+    def __init__(self, state: ReplicaState) -> None:
+        self.state = state
+        self.epochs = Epochs(state.epochs)
+        self.committed = state.committed
+        """What is known to be."""
+        self.on_epoch: Callable[[int], Awaitable[None]] = _nothing
+        """Told when another epoch's EPOCH entry is committed."""
+        self._told_epoch = self.epochs.last
+        self._begin()
+
+    def _begin(self) -> None:
+        self.epochs.truncate(self.state.log.end_position)
+        self.writing = LogWriting(self.state.log)
+        self.applying = Applying(self.state)
+        self.applying.advance(self.committed)
+        self.work = [
+            asyncio.create_task(self.applying.run(), name="apply"),
+            asyncio.create_task(self.applying.keep(), name="checkpoint"),
+        ]
+        self.writing.start()
+
+    async def end(self) -> None:
+        """Writes no log and applies nothing any more."""
+        await self.writing.stop()
+        async with self.applying.lock:
+            for task in self.work:
+                task.cancel()
+        await asyncio.gather(*self.work, return_exceptions=True)
+
+    def check(self) -> None:
+        """Raises StorageError, Internal when the disk or what it derives has failed."""
+        for task in (*self.work, self.writing.failed):
+            if task.done():
+                task.result()
+
+    async def tell_epoch(self) -> None:
+        """See `on_epoch`."""
+        begins = self.epochs.begins
+        if not begins or begins[-1].epoch <= self._told_epoch:
+            return
+        if self.state.applied > begins[-1].start:  # it is committed: nobody truncates it
+            with suppress(DiskFull):  # the next look tries again
+                await self.on_epoch(begins[-1].epoch)
+                self._told_epoch = begins[-1].epoch
+
+    async def take_store_id(self, record: Record) -> None:
+        """The group's; another one where an operator accepted a loss.  Raises Refused."""
+        self.check_history(record)
+        if self.state.store_id != record.store_id:
+            await self.applying.alone(self.state.rename, record.store_id)
+
+    def check_history(self, record: Record) -> None:
+        """Epochs of two groups may be the same: a log is the group's by its store id, or empty.
+
+        Raises Refused.
+        """
+        state = self.state
+        known = state.store_id in (record.store_id, *record.formers)
+        if state.log.end_position and not known:
+            raise Refused(
+                f"the log in {state.log.directory} is another one's (store {state.store_id:016x},"
+                f" the group's is {record.store_id:016x}): start with an empty directory"
+            )
+
+    async def install(self, snapshot: Snapshot) -> None:
+        """To its end, whoever leads meanwhile: what ends half-way needs a new start.
+
+        Raises StreamBroken if the snapshot is of no use.
+        """
+        await self.end()
+        state = self.state
+        try:
+            await asyncio.to_thread(state.install, snapshot.data, snapshot.log_start)
+        except (ValueError, Corrupt, UnknownVersion) as error:  # and nothing has changed
+            self._begin()
+            raise StreamBroken(f"the leader's snapshot is of no use: {error}") from error
+        self.committed = state.committed
+        self.epochs = Epochs(state.epochs)
+        self._begin()
+
+
+async def _nothing(_: int) -> None:
+    pass

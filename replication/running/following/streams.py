@@ -1,0 +1,156 @@
+"""Whom a replica follows: a stream after the other, and a snapshot where its log ends too early."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Protocol
+
+from duemq.transport.retrying import Backoff
+from duemq_server.replication.protocol.follower import Follower, StreamBroken
+from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
+from duemq_server.replication.protocol.times import Times
+from duemq_server.replication.running import snapshots
+from duemq_server.replication.running.following.log_copy import LogCopy
+from duemq_server.replication.running.following.stream import Following
+from duemq_server.serving.clock import steady_ms
+from duemq_server.storage.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
+"""Between two streams to one leader."""
+
+
+class Candidate(Protocol):
+    """Who follows, and is told of it."""
+
+    def note(self, role: str, reason: str) -> None:
+        """Its role, and the reason for it."""
+        ...
+
+    def heard(self) -> None:
+        """Something came from the leader."""
+        ...
+
+    def asked(self) -> None:
+        """The leader hands over."""
+        ...
+
+    def left(self) -> None:
+        """A stream ended."""
+        ...
+
+
+class Streams:
+    """Owned by Campaign; used from its event loop."""
+
+    def __init__(
+        self, me: ReplicaId, copy: LogCopy, times: Times, address: str, candidate: Candidate
+    ) -> None:
+        """`address`: where others reach this replica."""
+        self.installing: asyncio.Task[None] | None = None
+        """A snapshot takes the place of the log and of what it derives."""
+        self.retry_ms = 0
+        """No stream begins before."""
+        self._me = me
+        self._copy = copy
+        self._times = times
+        self._address = address
+        self._candidate = candidate
+        self._stream: asyncio.Task[None] | None = None
+        self._follower: Follower | None = None
+        self._backoff = Backoff(RETRY_S_MIN, RETRY_S_MAX)
+
+    async def follow(self, record: Record) -> None:
+        """Has a stream to whom the record names, unless the last one ended just now.
+
+        Raises Refused.
+        """
+        if self._stream is not None:
+            followed = self._follower.record if self._follower is not None else record
+            if (followed.epoch, followed.leader) != (record.epoch, record.leader):
+                await self.leave()
+            elif not self._stream.done():
+                return
+        if steady_ms() >= self.retry_ms:
+            await self._begin(record)
+
+    async def _begin(self, record: Record) -> None:
+        copy, held = self._copy, self._copy.state.log
+        await copy.take_store_id(record)
+        self._follower = follower = Follower(
+            self._me,
+            record,
+            copy.epochs,
+            start=held.start_position,
+            end=held.end_position,
+            durable=held.durable_position,
+            committed=copy.committed,
+        )
+        following = Following(
+            follower,
+            held,
+            copy.writing,
+            copy.applying,
+            self._times,
+            self._address,
+            on_heard=self._heard,
+            on_asked=self._candidate.asked,
+        )
+        work = self._run(following, follower, record.address)
+        self._stream = asyncio.create_task(work, name=f"following {record.leader}")
+
+    async def _run(self, following: Following, follower: Follower, address: str) -> None:
+        try:
+            needed = await following.run(address)
+            await self._install(address, follower.record, needed.log_start)
+        except (StreamBroken, Refused) as error:
+            self._candidate.note("joining", str(error))
+        except (StorageError, ValueError) as error:
+            log.exception("it cannot be followed")
+            self._candidate.note("joining", f"{type(error).__name__}: {error}")
+        finally:
+            self._note_committed(follower)
+            if following.welcomed:
+                self._backoff.reset()
+            self.retry_ms = steady_ms() + round(self._backoff.next_s() * 1000)
+            self._candidate.left()
+
+    def _note_committed(self, follower: Follower) -> None:
+        self._copy.committed = max(self._copy.committed, follower.committed)
+
+    async def _install(self, address: str, record: Record, log_start: int) -> None:
+        self._candidate.note("learner", f"its log ends before {log_start}: it takes a snapshot")
+        snapshot = await snapshots.fetch(address, record)
+        work = self._copy.install(snapshot)
+        self.installing = asyncio.create_task(work, name="installing a snapshot")
+        await asyncio.shield(self.installing)
+
+    def installed(self) -> bool:
+        """Whether log and tables may be used: no snapshot takes their place now.
+
+        Raises StorageError, Internal as what installed it.
+        """
+        if self.installing is not None:
+            if not self.installing.done():
+                return False
+            with suppress(StreamBroken):  # another one is fetched
+                self.installing.result()
+            self.installing = None
+        return True
+
+    def _heard(self) -> None:
+        if self._follower is not None:
+            self._note_committed(self._follower)
+        self._candidate.heard()
+
+    async def leave(self) -> None:
+        """Answers nobody any more."""
+        if self._stream is not None:
+            self._stream.cancel()
+            await asyncio.gather(self._stream, return_exceptions=True)
+            self._stream = None
+        if self.installing is not None:
+            await asyncio.wait((self.installing,))

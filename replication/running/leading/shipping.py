@@ -1,0 +1,174 @@
+"""Sends the log to those who follow, a stream each; what comes on it moves the high watermark."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from duemq_server.replication.protocol.leader import Leader
+from duemq_server.replication.protocol.messages import Hello, Welcome
+from duemq_server.replication.protocol.record import ReplicaId
+from duemq_server.replication.protocol.times import Times
+from duemq_server.replication.running import wire
+from duemq_server.serving.clock import steady_ms
+from duemq_server.storage.replicas.replica_log import ReplicaLog
+
+log = logging.getLogger(__name__)
+
+THROTTLED_BYTES_MIN = 64 * 1024
+"""Of a chunk, whatever `catch_up_rate` is: the least rate is twice that a second."""
+INLINE_BYTES = 8 << 20
+"""So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What the sender of one stream waits for."""
+
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: bool = False
+    take_over: bool = False
+
+
+class Shipping:
+    """Owned by Leading; used from its event loop."""
+
+    def __init__(
+        self,
+        leader: Leader,
+        replica_log: ReplicaLog,
+        times: Times,
+        *,
+        rate: int,
+        look_now: asyncio.Event,
+        on_answer: Callable[[], None],
+        on_follower: Callable[[str, str], None],
+    ) -> None:
+        """`rate`: bytes a second for who is not in sync; 0: no limit.
+
+        `look_now` wakes who looks at the set.  `on_follower` is told a name and an address.
+        """
+        self.rate = rate
+        self._leader = leader
+        self._log = replica_log
+        self._times = times
+        self._look_now = look_now
+        self._on_answer = on_answer
+        self._on_follower = on_follower
+        self._numbers = itertools.count(1)
+        self._streams: dict[int, _Stream] = {}
+
+    @property
+    def open(self) -> bool:
+        """Whether there is any stream."""
+        return bool(self._streams)
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        for stream in self._streams.values():
+            stream.wake.set()
+
+    def end(self) -> None:
+        """Ends the streams; does not wait for that."""
+        for stream in self._streams.values():
+            stream.ended = True
+        self.wake()
+
+    def ask_to_lead(self, successor: ReplicaId) -> bool:
+        """With the next chunk; whether its stream is there."""
+        for number, progress in self._leader.followers.items():
+            if progress.replica == successor and number in self._streams:
+                self._streams[number].take_over = True
+                self._streams[number].wake.set()
+                return True
+        return False
+
+    async def serve(
+        self, hello: Hello, address: str, requests: AsyncIterator[Any], context: Any
+    ) -> None:
+        """One follower's stream, until it ends."""
+        number = next(self._numbers)
+        self._note_log_start()
+        greeting = self._leader.hello(number, hello, self._log.end_position, steady_ms())
+        stream = self._streams[number] = _Stream()
+        answers = None
+        try:
+            await context.write(wire.to_greeting(greeting))
+            if not isinstance(greeting, Welcome):
+                log.info("%s does not follow: %s", hello.replica, greeting)
+                return
+            log.info("%s follows from %d on", hello.replica, greeting.truncate_to)
+            self._on_follower(hello.replica.name, address)
+            answers = asyncio.create_task(self._hear(number, stream, requests), name="answers")
+            await self._send(number, stream, context)
+        finally:
+            del self._streams[number]
+            self._leader.broke(number)
+            self._look_now.set()
+            if answers is not None:
+                answers.cancel()
+                await asyncio.gather(answers, return_exceptions=True)
+
+    async def _hear(self, number: int, stream: _Stream, requests: AsyncIterator[Any]) -> None:
+        try:
+            async for message in requests:
+                answer = wire.answer(message)
+                self._leader.answered(number, answer, self._log.written_position, steady_ms())
+                self._on_answer()
+                stream.wake.set()  # there may be room
+                if answer.replica not in self._leader.record.in_sync:
+                    self._look_now.set()
+        finally:
+            stream.ended = True
+            stream.wake.set()
+
+    async def _send(self, number: int, stream: _Stream, context: Any) -> None:
+        sent_ms = 0
+        while not stream.ended and not self._leader.deposed and number in self._leader.followers:
+            stream.wake.clear()
+            wanted = self._leader.to_read(number, self._log.written_position)
+            due_ms = sent_ms + self._times.heartbeat_ms - steady_ms()
+            if wanted is None and due_ms > 0 and not stream.take_over:
+                try:
+                    async with asyncio.timeout(due_ms / 1000):
+                        await stream.wake.wait()
+                except TimeoutError:
+                    pass
+                continue
+            data = await self._read_run(number, *wanted) if wanted is not None else b""
+            if number not in self._leader.followers:
+                return
+            sent_ms = steady_ms()
+            self._note_log_start()
+            chunk = self._leader.chunk(number, data, sent_ms, take_over=stream.take_over)
+            stream.take_over = False
+            await context.write(wire.to_chunk(chunk))
+            await self._throttle(number, len(data))
+
+    async def _read_run(self, number: int, position: int, bytes_max: int) -> memoryview:
+        if self._is_throttled(number):  # no more than until the next heartbeat, or little
+            rate = self.rate * self._times.heartbeat_ms // 1000
+            bytes_max = min(bytes_max, max(rate, THROTTLED_BYTES_MIN))
+        if self._log.written_position - position <= INLINE_BYTES:
+            return self._log.read_run(position, bytes_max)
+        return await asyncio.to_thread(self._log.read_run, position, bytes_max)
+
+    async def _throttle(self, number: int, size: int) -> None:
+        """Who is not in sync gets `catch_up_rate` at most: the living come first."""
+        if size and self._is_throttled(number):
+            longest_s = self._times.heartbeat_ms / 1000  # who hears nothing ends its stream
+            await asyncio.sleep(min(size / self.rate, longest_s))
+
+    def _is_throttled(self, number: int) -> bool:
+        progress = self._leader.followers.get(number)
+        if progress is None or not self.rate:
+            return False
+        return progress.replica not in self._leader.set.counted
+
+    def _note_log_start(self) -> None:
+        """Retention moves it: who lacks what is before needs a snapshot, who has it may drop it."""
+        self._leader.log_start = self._log.start_position

@@ -1,0 +1,237 @@
+"""What others and operators ask of a replica: its status and snapshot, who leads, who is a member.
+
+Each decision is a compare-and-set of the record, said in words first; done when it is `confirmed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import Protocol
+
+from duemq.errors import DuemqError, InvalidArgument, ReadOnly, Unavailable
+from duemq_server.replication.protocol import record as records
+from duemq_server.replication.protocol.record import (
+    Found,
+    MemberChange,
+    Record,
+    Refused,
+    ReplicaId,
+)
+from duemq_server.replication.running import wire
+from duemq_server.replication.running.following.campaign import Campaign
+from duemq_server.replication.running.leading import Leading
+from duemq_server.replication.running.leading.handing_over import HAND_OVER_S
+from duemq_server.replication.running.record_store import RecordStore
+from duemq_server.replication.running.service import Service, Term
+from duemq_server.replication.running.snapshots import Snapshot
+from duemq_server.replication.running.state import ReplicaState
+from duemq_server.replication.running.v1 import replication_pb2 as pb
+from duemq_server.replication.settings import ReplicaSettings
+from duemq_server.replication.stores.store import Conflict, StoreError
+from duemq_server.serving.server import Server
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 0.1
+"""What an operator asked for is answered before the process begins anew."""
+
+
+class Life(Protocol):
+    """The replica that is asked; all but the first three are there once it has `started`."""
+
+    settings: ReplicaSettings
+    server: Server
+    service: Service
+    started: bool
+    me: ReplicaId
+    state: ReplicaState
+    store: RecordStore
+    campaign: Campaign
+    leading: Leading | None
+    term: Term | None
+
+    @property
+    def record(self) -> Record | None:
+        """As it is known."""
+        ...
+
+    def refusal(self) -> DuemqError | None:
+        """Why it does not lead; None: it does."""
+        ...
+
+
+class Operators:
+    """Implements servicer.Member.  Owns nothing."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+
+    @property
+    def leading(self) -> Leading | None:
+        """See Member."""
+        return self._life.leading
+
+    async def snapshot(self, request: pb.GetSnapshotRequest) -> Snapshot:
+        """See Member."""
+        life = self._life
+        if life.leading is None or life.leading.leader.epoch != request.epoch:
+            raise Unavailable("this replica does not lead in that epoch", field="epoch")
+        log_start = life.state.log.start_position
+        data = await asyncio.to_thread(life.service.snapshot)
+        if data is None:
+            raise ReadOnly("there is no checkpoint yet: try again")
+        return Snapshot(log_start, data)
+
+    def status(self) -> pb.ReplicaStatus:
+        """See Member."""
+        life = self._life
+        self._check_started()
+        state, record, campaign, leading = life.state, life.record, life.campaign, life.leading
+        committed = leading.leader.high_watermark if leading else campaign.copy.committed
+        return pb.ReplicaStatus(
+            group=life.settings.name,
+            replica=wire.to_replica_id(life.me),
+            role=campaign.role,
+            epoch=record.epoch if record is not None else 0,
+            log_start=state.log.start_position,
+            log_end=state.log.end_position,
+            durable=state.log.durable_position,
+            committed=committed,
+            applied=state.applied if life.term is None else committed,
+            record=records.encode(record).decode() if record is not None else "",
+            reason=campaign.reason or (leading.reason if leading else ""),
+            history=[pb.Change(**change._asdict()) for change in campaign.history.changes],
+        )
+
+    async def hand_over(self, to: str) -> pb.HandOverResponse:
+        """See Member."""
+        life = self._life
+        leading, term = life.leading, life.term
+        if leading is None:
+            raise life.refusal() or Unavailable("this replica does not lead", field="leader")
+        if term is None:
+            raise Unavailable(
+                f"replica {life.me.name} of {life.settings.name} only prepares to lead:"
+                f" {leading.reason or 'try again'}",
+                field="leader",
+            )
+        if to == life.me.name:
+            return pb.HandOverResponse(leader=to, epoch=leading.leader.epoch)
+        able = leading.followers()
+        if not able or (to and to not in able):
+            others = ", ".join(sorted(able)) or "no others"
+            raise InvalidArgument(
+                f"to: {to!r} cannot lead: in sync and heard of are {others}",
+                field="to",
+                value=to,
+                limit="a replica that is in sync",
+            )
+        await self._read()  # who cannot take over must not be waited for
+        leading.leader.resign()
+        await life.server.drain()
+        term.quiesce()
+        try:
+            leader = await leading.hand_over(HAND_OVER_S, to)
+            return pb.HandOverResponse(leader=leader, epoch=leading.leader.epoch + 1)
+        finally:  # without a successor it stands again, like any other
+            asyncio.get_running_loop().call_later(ANSWER_S, leading.give_up)
+
+    async def adopt(self, *, confirmed: bool) -> str:
+        """See Member."""
+        life = self._life
+        self._check_idle()
+        campaign = life.campaign
+        found = await self._read()
+        if found is not None and found.record.epoch >= campaign.copy.epochs.last:
+            raise InvalidArgument(
+                f"the record of {life.settings.name} is there, of epoch {found.record.epoch}:"
+                " nothing is to be adopted",
+                field="replica",
+                value=life.settings.replica,
+            )
+        wanted = records.adopted(
+            found.record if found is not None else None,
+            group=life.settings.name,
+            members=frozenset(life.settings.replicas),
+            me=life.me,
+            store_id=life.state.store_id,
+            last_epoch=campaign.copy.epochs.last,
+        )
+        end = life.state.log.end_position
+        text = f"{life.me} with {end} bytes of log is {life.settings.name}'s history from now on"
+        return await self._decide(found, wanted, text, confirmed=confirmed)
+
+    async def elect(self, *, confirmed: bool) -> str:
+        """See Member."""
+        life, campaign = self._life, self._life.campaign
+        self._check_idle()
+        found = await self._read()
+        if found is None:
+            raise InvalidArgument("there is no record: adopt a replica instead", field="replica")
+        try:
+            campaign.copy.check_history(found.record)
+        except Refused as refused:
+            raise InvalidArgument(str(refused), field="replica") from refused
+        store_id = int.from_bytes(secrets.token_bytes(8), "little")
+        wanted = records.elected(found.record, life.me, store_id, campaign.copy.epochs.last)
+        if campaign.role == "follower":
+            raise InvalidArgument(
+                f"{life.me.name} is in sync and hears {found.record.leader}, which leads:"
+                " `duemq replica lead` moves the leader, and nothing is lost",
+                field="replica",
+                value=life.settings.replica,
+            )
+        lost = ", ".join(sorted(map(str, found.record.in_sync - {life.me}))) or "nobody else"
+        text = (
+            f"{life.me} leads with {life.state.log.end_position} bytes of log;"
+            f" what only {lost} has is lost"
+        )
+        if found.record.leader not in (None, life.me):
+            text += f", and {found.record.leader} leads no more"
+        return await self._decide(found, wanted, text, confirmed=confirmed)
+
+    async def change_members(self, change: MemberChange, *, confirmed: bool) -> str:
+        """See Member."""
+        life = self._life
+        if life.leading is None:
+            raise life.refusal() or Unavailable("this replica does not lead", field="leader")
+        text = life.leading.members.would(change)
+        if confirmed:
+            await life.leading.members.make(change)
+            log.warning("an operator decided: %s", text)
+        return text
+
+    def _check_started(self) -> None:
+        if not self._life.started:
+            raise Unavailable("this replica is about to start")
+
+    def _check_idle(self) -> None:
+        self._check_started()
+        if self._life.leading is not None:
+            raise InvalidArgument(
+                "this replica leads: nothing is to be decided",
+                field="replica",
+                value=self._life.settings.replica,
+            )
+
+    async def _read(self) -> Found | None:
+        try:
+            return await self._life.store.read()
+        except StoreError as error:
+            raise Unavailable(f"the record cannot be read: {error}") from error
+
+    async def _decide(
+        self, found: Found | None, wanted: Record, text: str, *, confirmed: bool
+    ) -> str:
+        if not confirmed:
+            return text
+        try:
+            await self._life.store.swap(found.version if found is not None else None, wanted)
+        except Conflict as conflict:
+            raise Unavailable(f"the record changed meanwhile: {conflict}") from conflict
+        except StoreError as error:
+            raise Unavailable(f"the record cannot be changed: {error}") from error
+        log.warning("an operator decided: %s", text)
+        return text

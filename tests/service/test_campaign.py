@@ -1,0 +1,192 @@
+"""A replica that does not lead, by itself: what it takes for granted, and what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.replication.protocol.follower import Follower, StreamBroken
+from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.times import Times
+from duemq_server.replication.running import servicer
+from duemq_server.replication.running.following import campaign
+from duemq_server.replication.running.following.campaign import Campaign
+from duemq_server.replication.running.following.stream import Following
+from duemq_server.replication.running.record_store import RecordStore
+from duemq_server.serving.server import Server
+from duemq_server.serving.settings import ProcessSettings
+from tests.service.replica_group import Lines, SmallDisk
+from tests.service.running_cluster import until
+
+A, B = (ReplicaId(name, name * 32) for name in "ab")
+STORE_ID = 7
+STOPPED_MS = 60_000
+WAIT_S = 30.0
+TIMES, SOON = Times(), Times(heartbeat_ms=20)
+OWN_ADDRESS = "127.0.0.1:2"
+
+
+def record(address: str = "127.0.0.1:1") -> Record:
+    """A leads, both are in sync."""
+    return Record("lines", STORE_ID, frozenset("ab"), frozenset({A, B}), 1, A, address)
+
+
+class Store:
+    """Notes what is asked of it; its clock goes on with each read."""
+
+    look_s = 0.0
+
+    def __init__(self) -> None:
+        self.now_ms = self.began_ms = 1_000_000
+        self.reads = 0
+        self.changes: list[str] = []
+
+    def read(self) -> Found:
+        raise NotImplementedError
+
+    def swap(self, version: str | None, wanted: Record) -> str:
+        self.changes.append(f"swap {wanted.epoch}")
+        return "v2"
+
+    def renew(self, leader: ReplicaId) -> None:
+        self.changes.append(f"renew {leader.name}")
+
+    def release(self, leader: ReplicaId) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class RenewedStore(Store):
+    """The leader renews its lease before each read; the reader is stopped after it."""
+
+    def read(self) -> Found:
+        self.reads += 1
+        found = Found("v1", record(), str(self.reads))
+        self.now_ms += STOPPED_MS
+        return found
+
+
+class OwnStore(Store):
+    """The lease of a leader that has died: nobody renews it."""
+
+    def read(self) -> Found:
+        self.reads += 1
+        self.now_ms += TIMES.jitter_ms
+        return Found("v1", record(OWN_ADDRESS), "1")
+
+
+@asynccontextmanager
+async def standing(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, me: ReplicaId, store: Store
+) -> AsyncIterator[asyncio.Task[Found]]:
+    """A replica that looks at the store, and stands if it may."""
+    monkeypatch.setattr(campaign, "steady_ms", lambda: store.now_ms)
+    state = Lines(directory, STORE_ID, SmallDisk())
+    records = RecordStore(store)
+    made = Campaign(me, "lines", frozenset("ab"), 1, TIMES, state, records, OWN_ADDRESS)
+    won = asyncio.create_task(made.won())
+    try:
+        yield won
+    finally:
+        won.cancel()
+        await asyncio.gather(won, return_exceptions=True)
+        await made.end()
+        records.close()
+        state.close()
+
+
+async def test_who_was_stopped_after_its_read_does_not_stand(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By its clock the lease that it has read is long over: it was renewed meanwhile."""
+    store = RenewedStore()
+    async with standing(monkeypatch, tmp_path, B, store) as won:
+        await until(lambda: store.reads >= 5 or won.done())
+        assert not won.done()
+        assert store.changes == []
+
+
+async def test_a_leader_that_is_started_anew_does_not_wait_for_its_own_lease(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = OwnStore()
+    async with standing(monkeypatch, tmp_path, A, store) as won, asyncio.timeout(WAIT_S):
+        assert (await won).record.leader == A
+    assert store.changes == ["renew a", "swap 2"]
+    assert store.now_ms - store.began_ms < TIMES.lease_ms
+
+
+class NoLog:
+    """Nothing comes to it."""
+
+    durable_position = 0
+    catching_up = False
+    on_durable = None
+
+
+async def follow(address: str) -> None:
+    """One stream, to its end."""
+    follower = Follower(B, record(address), Epochs(()), start=0, end=0, durable=0, committed=0)
+    nothing: Any = NoLog()
+    following = Following(
+        follower, nothing, nothing, nothing, SOON, OWN_ADDRESS, lambda: None, lambda: None
+    )
+    async with asyncio.timeout(WAIT_S):
+        await following.run(address)
+
+
+async def test_a_leader_that_takes_a_connection_and_says_nothing_is_left() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(StreamBroken, match=f"the leader at {address} is silent"):
+            await follow(address)
+
+
+class Silent:
+    """Takes a greeting, and gives none."""
+
+    def __init__(self) -> None:
+        self.greeted = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def Follow(self, requests: Any, context: Any) -> None:
+        try:
+            async for _ in requests:
+                self.greeted.set()
+        finally:
+            self.left.set()
+
+    async def _unused(self, request: Any, context: Any) -> None:
+        raise AssertionError
+
+    GetSnapshot = GetStatus = HandOver = Adopt = Elect = ChangeMembers = _unused
+
+
+@asynccontextmanager
+async def serving(servicer_: object) -> AsyncIterator[str]:
+    server = Server(ProcessSettings(listen="127.0.0.1:0", drain_timeout=0))
+    server.add(servicer.SERVICE, servicer_)
+    await server.start(announced=False)
+    try:
+        yield server.address
+    finally:
+        await server.stop()
+
+
+async def test_a_leader_that_does_not_greet_is_left() -> None:
+    silent = Silent()
+    async with serving(silent) as address:
+        async with asyncio.timeout(WAIT_S):
+            while not silent.greeted.is_set():  # a slow machine may not get so far in time
+                with pytest.raises(StreamBroken, match=f"the leader at {address} is silent"):
+                    await follow(address)
+            await silent.left.wait()

@@ -1,0 +1,81 @@
+"""How a process begins anew, and what a signal ends: with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+LIVES = """
+import asyncio, json, os, signal, sys
+from pathlib import Path
+from duemq_server.serving import process
+from duemq_server.serving.settings import ProcessSettings
+from duemq_server.storage.errors import DiskFailed
+
+lives, how = Path(sys.argv[1]), sys.argv[2]
+
+async def serve(settings, stop):
+    with lives.open("a") as file:
+        file.write(json.dumps([os.getpid(), settings.listen, sys.argv[1:]]) + "\\n")
+    if len(lives.read_text().splitlines()) > 1:
+        return
+    if how == "signalled":
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+    if how == "fails":
+        raise DiskFailed("as it happens")
+    raise process.BeginAnew("its time is over")
+
+sys.exit(process.main("lives", ProcessSettings, serve, sys.argv[3:], failures=(DiskFailed,)))
+"""
+LISTEN = "127.0.0.1:12345"
+WAIT_S = 60.0
+
+
+async def live(lives: Path, how: str) -> tuple[int, int | None, str]:
+    """A process; its id, its exit status and what it logged."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", LIVES, str(lives), how, "--listen", LISTEN),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(WAIT_S):
+            _, logged = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return process.pid, process.returncode, logged.decode()
+
+
+def lived(lives: Path) -> list[list[object]]:
+    return [json.loads(line) for line in lives.read_text().splitlines()]
+
+
+async def test_a_process_that_begins_anew_is_the_same_with_the_same_arguments(
+    tmp_path: Path,
+) -> None:
+    lives = tmp_path / "lives"
+    pid, status, logged = await live(lives, "anew")
+    assert status == 0
+    assert lived(lives) == [[pid, LISTEN, [str(lives), "anew", "--listen", LISTEN]]] * 2
+    assert "beginning anew: its time is over" in logged
+
+
+async def test_who_is_told_to_stop_does_not_begin_anew(tmp_path: Path) -> None:
+    lives = tmp_path / "lives"
+    _, status, logged = await live(lives, "signalled")
+    assert status == 0
+    assert len(lived(lives)) == 1
+    assert "beginning anew" not in logged
+
+
+async def test_who_fails_ends_with_a_status_and_a_line(tmp_path: Path) -> None:
+    lives = tmp_path / "lives"
+    _, status, logged = await live(lives, "fails")
+    assert status == 1
+    assert len(lived(lives)) == 1
+    assert "DiskFailed: as it happens" in logged
+    assert "Traceback" not in logged

@@ -1,0 +1,77 @@
+"""Which channels a client closes when brokers and timer shards are elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from duemq.protocol.route import Broker, TimerShard, Update
+from duemq.transport import channel
+from duemq.transport.cluster_client import Client
+
+
+class Channel:
+    """Notes that it was closed."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    monkeypatch.setattr(channel, "connect", Channel)
+    return Client("127.0.0.1:1")
+
+
+def tell(client: Client, brokers: dict[str, str], timers: dict[str, str] | None = None) -> None:
+    """What a nameserver pushes."""
+    update = Update(
+        True,
+        brokers=tuple(Broker(name, address) for name, address in brokers.items()),
+        timers=tuple(TimerShard(name, at, 0, 1) for name, at in (timers or {}).items()),
+    )
+    assert client.routes.apply(update)
+    client._routes_changed()
+
+
+async def test_a_channel_to_where_a_broker_was_is_closed(client: Client) -> None:
+    tell(client, {"b": "old:1", "c": "other:1"})
+    left, stays = client.channel("old:1"), client.channel("other:1")
+    tell(client, {"b": "new:1", "c": "other:1"})
+    await asyncio.gather(*client._closing)
+    assert left.closed
+    assert not stays.closed
+    assert client.channel("old:1") is not left  # it is asked again: a connection of its own
+    assert client.channel("other:1") is stays
+
+
+async def test_a_channel_to_where_a_timer_shard_was_is_closed(client: Client) -> None:
+    tell(client, {}, {"t": "old:1"})
+    left = client.channel("old:1")
+    tell(client, {}, {"t": "new:1"})
+    await asyncio.gather(*client._closing)
+    assert left.closed
+
+
+async def test_who_is_away_and_comes_back_elsewhere_has_moved(client: Client) -> None:
+    tell(client, {"b": "old:1"})
+    left = client.channel("old:1")
+    tell(client, {})
+    assert not client._closing  # it may come back where it was
+    tell(client, {"b": "new:1"})
+    await asyncio.gather(*client._closing)
+    assert left.closed
+
+
+async def test_an_address_that_another_one_took_over_keeps_its_channel(client: Client) -> None:
+    tell(client, {"b": "one:1", "c": "two:1"})
+    first, second = client.channel("one:1"), client.channel("two:1")
+    tell(client, {"b": "two:1", "c": "one:1"})
+    assert not client._closing
+    assert not first.closed
+    assert not second.closed
