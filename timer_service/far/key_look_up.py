@@ -157,12 +157,11 @@ class KeyLookUp:
             for ask in asks:
                 ask.errors.append(Place(each, 0, error))
             return
-        sizes = index.rows["size"]
+        starts, rows_of = index.starts(), _rows_by_hash(index, asks)
         for ask in asks:
-            for row in _rows(index, each, ask):
+            for row in _rows(rows_of, each, ask):
                 try:
-                    start = int(sizes[:row].sum(dtype=np.int64))
-                    found = reader.timer(each, index, row, start)
+                    found = reader.timer(each, index, row, int(starts[row]))
                 except CorruptFile as error:
                     ask.errors.append(Place(each, row, error))
                     continue
@@ -175,13 +174,26 @@ class KeyLookUp:
             self._pause()
 
 
-def _rows(index: block.Index, each: Block, ask: Ask) -> list[int]:
+def _rows_by_hash(index: block.Index, asks: Sequence[Ask]) -> dict[int, list[int]]:
+    """The rows that have hashes which are asked for."""
+    wanted = [ask.hashed for ask in asks if isinstance(ask, KeyAsk)]
+    if index.timer_key is None or not wanted:
+        return {}
+    if len(wanted) == 1:
+        rows = np.flatnonzero(index.timer_key == np.uint64(wanted[0]))
+    else:
+        rows = np.flatnonzero(np.isin(index.timer_key, np.array(wanted, dtype=np.uint64)))
+    found: dict[int, list[int]] = {}
+    for row, hashed in zip(rows.tolist(), index.timer_key[rows].tolist(), strict=True):
+        found.setdefault(hashed, []).append(row)
+    return found
+
+
+def _rows(rows_of: dict[int, list[int]], each: Block, ask: Ask) -> list[int]:
     if isinstance(ask, HandleAsk):
         places = itertools.chain.from_iterable(ask.query.places.values())
         return [place.row for place in places if place.block is each and place.error is None]
-    if index.timer_key is None:
-        return []
-    return np.flatnonzero(index.timer_key == np.uint64(ask.hashed)).tolist()
+    return rows_of.get(ask.hashed, [])
 
 
 def _is(key: TimerKey, found: FarTimer) -> bool:
@@ -223,20 +235,13 @@ class _Reader:
 
     def timer(self, each: Block, index: block.Index, row: int, start: int) -> FarTimer:
         """Raises CorruptFile."""
-        fields = index.rows[row]
+        due_ms, offset, source, target, size, tag_hash, key_hash, crc = index.rows[row].tolist()
         position = each.position + each.index_length + record.HEADER_BYTES + start
-        body = bytes(self._read(int(fields["size"]), position))
-        if google_crc32c.value(body) != int(fields["crc32c"]):
+        body = bytes(self._read(size, position))
+        if google_crc32c.value(body) != crc:
             raise CorruptFile(self._path, position, "CRC-32C of a record is wrong", block.REMEDY)
+        hashed = 0 if index.timer_key is None else int(index.timer_key[row])
+        sent_by, goes_to = index.sources[source], index.targets[target]
         return FarTimer(
-            each,
-            row,
-            index.sources[int(fields["source"])],
-            int(fields["offset"]),
-            int(fields["due_ms"]),
-            index.targets[int(fields["target"])],
-            int(fields["tag_hash"]),
-            int(fields["key_hash"]),
-            0 if index.timer_key is None else int(index.timer_key[row]),
-            body,
+            each, row, sent_by, offset, due_ms, goes_to, tag_hash, key_hash, hashed, body
         )

@@ -66,25 +66,33 @@ class KeySearch:
 
     def __init__(self, scheduler: Scheduler, keys: Sequence[TimerKey]) -> None:
         self.keys = keys
-        self.hashes = np.array([hash_of(key) for key in keys], dtype=np.uint64)
+        self.hashes = np.empty(0, dtype=np.uint64)
         self.waiting: list[Waiting | None] = []
         """After `look` said True: what waits under each key."""
         self.errors: dict[int, Corrupt] = {}
         """And of which keys that is not known."""
         self._scheduler = scheduler
-        places: dict[int, list[int]] = {}
-        for place, hashed in enumerate(self.hashes.tolist()):
-            places.setdefault(hashed, []).append(place)
-        self._distinct = np.array(list(places), dtype=np.uint64)
-        self._places = list(places.values())
+        self._distinct = self.hashes
+        self._places: list[list[int]] = []  # of each distinct hash
         self._asks: dict[int, KeyAsk] = {}
         self._learn = False
         self._looked: dict[int, set[int]] = {}  # numbers of blocks, by key
         self._far: dict[int, list[FarTimer]] = {}
         self._errors: dict[int, list[Place]] = {}
 
+    def _hash(self) -> None:
+        """Not at once, for a list of keys is decided on in parts, one after the other."""
+        self.hashes = np.array([hash_of(key) for key in self.keys], dtype=np.uint64)
+        places: dict[int, list[int]] = {}
+        for place, hashed in enumerate(self.hashes.tolist()):
+            places.setdefault(hashed, []).append(place)
+        self._distinct = np.array(list(places), dtype=np.uint64)
+        self._places = list(places.values())
+
     def look(self) -> bool:
         """Whether it is known what waits under each; False: a look-up must be run first."""
+        if len(self.hashes) != len(self.keys):
+            self._hash()
         self.waiting, self.errors = [None] * len(self.keys), {}
         self._asks, self._learn = {}, False
         self._in_memory()

@@ -32,22 +32,30 @@ def key_in(entry: bytes | memoryview) -> str:
     data, key = bytes(entry), b""
     at, end = read_entry(data, 0, len(data))
     while 0 <= at < end:
-        tag, at = read_varint(data, at, end)
-        if at < 0:
-            break
-        start, at = _value(data, tag & 7, at, end)
+        tag = data[at]
+        at += 1
+        if tag >= 0x80:
+            tag, at = read_varint(data, at - 1, end)
+            if at < 0:
+                break
+        start = at
+        if tag & 7 != LENGTH_DELIMITED:
+            at = _after(data, tag & 7, at, end)
+            continue
+        if at < end and data[at] < 0x80:  # nearly always
+            start, at = at + 1, at + 1 + data[at]
+        else:
+            length, start = read_varint(data, at, end)
+            at = start + length if start >= 0 else -1
         if tag == _TIMER_KEY_TAG and at <= end:
             key = data[start:at]
     return key.decode(errors="replace")
 
 
-def _value(data: bytes, wire: int, at: int, end: int) -> tuple[int, int]:
-    """(Start, end) of a field's value behind its tag; end -1: malformed."""
-    if wire == LENGTH_DELIMITED:
-        length, start = read_varint(data, at, end)
-        return start, start + length if start >= 0 else -1
+def _after(data: bytes, wire: int, at: int, end: int) -> int:
+    """Where a value ends that has no length; -1: malformed."""
     if wire == VARINT:
-        return at, read_varint(data, at, end)[1]
+        return read_varint(data, at, end)[1]
     if wire == FIXED64:
-        return at, at + 8
-    return at, at + 4 if wire == FIXED32 else -1
+        return at + 8
+    return at + 4 if wire == FIXED32 else -1
