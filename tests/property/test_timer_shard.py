@@ -163,6 +163,10 @@ class TimerShard(RuleBasedStateMachine):
         self._survive(self.world.housekeep)
 
     @rule()
+    def flush(self) -> None:
+        self._survive(self.world.flush)
+
+    @rule()
     def checkpoint(self) -> None:
         self._survive(self.world.checkpoint)
 

@@ -314,6 +314,12 @@ class World:
         """Runs one job, if any; a checkpoint waits for the log."""
         return self._do(lambda: self.directory.housekeeper.next_job(self.now_ms))
 
+    def flush(self) -> None:
+        """Writes the memtable out, however little is in it."""
+        if self._job is None and self.scheduler.memtable.rows:
+            self._job = self.scheduler.begin_flush(self.now_ms)
+        self.housekeep()
+
     def checkpoint(self) -> None:
         self._do(lambda: self.directory.housekeeper.save(self.now_ms))
 
