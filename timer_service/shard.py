@@ -18,11 +18,13 @@ from duemq_server.timer_service.disk.data_directory import DataDirectory, save_n
 from duemq_server.timer_service.disk_jobs import DiskJobs
 from duemq_server.timer_service.far.numbering import Source
 from duemq_server.timer_service.firing import RETRY_S, Firing
+from duemq_server.timer_service.inspecting import Inspector
 from duemq_server.timer_service.log_loop import LogLoop, Replicas
 from duemq_server.timer_service.scheduling.cancelling import NOT_YET, source_of
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.lateness import Lateness
 from duemq_server.timer_service.scheduling.scheduler import Ingested
+from duemq_server.timer_service.scheduling.topic_lateness import TopicLateness
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 
 log = logging.getLogger(__name__)
@@ -40,12 +42,14 @@ class Shard:
         self.directory = directory
         self.scheduler = directory.scheduler
         self.lateness = Lateness()
+        self.topic_lateness = TopicLateness()
         self.log_loop = LogLoop(directory.log, self.scheduler, on_commit, replicas)
         self.firing = Firing(self.scheduler, self.log_loop)
         self.disk_jobs = DiskJobs(directory, self.log_loop, self.firing.now_ms)
         self._cancels = Cancels(
             self.scheduler, self.firing.ahead_ms, lambda: self.log_loop.progress_or(RETRY_S)
         )
+        self.inspector = Inspector(self.scheduler, self.log_loop)
         self._streams: dict[str, object] = {}
         self._arrived = asyncio.Event()
         self._short = False  # of space, at the last look
@@ -103,6 +107,8 @@ class Shard:
             stored = outcome is FireOutcome.STORED  # the acknowledgements are kept for later
         if stored:
             self.lateness.record(batch.due_ms, store_ms, now, batch.past_due)
+            topic = batch.lane.id.topic
+            self.topic_lateness.record(topic, batch.due_ms, now, batch.past_due)
 
     def connected(self, broker: str, stream: object) -> None:
         """A broker can be sent to by `stream`, and by no other stream any more."""

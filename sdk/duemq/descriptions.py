@@ -357,6 +357,22 @@ class StuckTimers:
 
 
 @dataclass(frozen=True, slots=True)
+class TimerCount:
+    """A topic's delayed messages: accepted = pending + fired + cancelled + lost."""
+
+    topic: str
+    """Empty: topics that are counted together."""
+    pending: int = 0
+    accepted: int = 0
+    """By shards that an older release ran: without what had left by then."""
+    fired: int = 0
+    """Delivered or on their way."""
+    cancelled: int = 0
+    lost: int = 0
+    """Damaged on the disk, and set aside by an operator."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimerOwner:
     """A queue of %TIMER% at a broker, and the timer service that owns it."""
 

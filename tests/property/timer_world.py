@@ -105,6 +105,7 @@ class BrokerModel:
     """Stores batches of lanes by sequence, once; checks what it is given."""
 
     due_ms: list[int] = field(default_factory=list)  # by offset
+    topics: list[str] = field(default_factory=list)  # by offset
     frames: list[tuple[int, bytes]] = field(default_factory=list)  # (first offset, bytes)
     delivered: Counter[int] = field(default_factory=Counter)
     lanes: dict[tuple[LaneId, int], int] = field(default_factory=dict)  # next sequence
@@ -121,6 +122,7 @@ class BrokerModel:
         ]
         data = timer_frame(base, records, due_ms, topic=topic, target_queue_id=TOPICS[topic])
         self.due_ms += due_ms
+        self.topics += [topic] * len(due_ms)
         self.frames.append((base, data))
 
     def frames_from(self, offset: int, count: int) -> bytes:
@@ -429,3 +431,14 @@ class World:
         assert ledger.fired == len(delivered)
         assert ledger.cancelled == len(everything - delivered)
         assert self.broker.cancelled <= everything - delivered
+        self._check_topics(everything, delivered)
+
+    def _check_topics(self, everything: set[int], delivered: set[int]) -> None:
+        def of(topic: str, offsets: set[int]) -> int:
+            return sum(self.broker.topics[offset] == topic for offset in offsets)
+
+        for topic, each in self.scheduler.topics:
+            assert each.accepted == of(topic, everything)
+            assert each.fired == of(topic, delivered)
+            assert each.cancelled == of(topic, everything - delivered)
+            assert (each.pending, each.far, each.unmet) == (0, 0, 0)

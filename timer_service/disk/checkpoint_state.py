@@ -18,7 +18,7 @@ size; only batches on their way to a broker are written whole.
 What later releases added is left out while it is empty, and need not be there: `forgotten_ms` and
 `fired_until_ms` of the object, the arrays `late_pages` and `late_bits` (fire_memory.py), and where
 there are replicas `epochs`, (epoch, start) of each leader whose entries the log still has,
-`store_id` where it is not the producer id, and `installed`.
+`store_id` where it is not the producer id, and `installed`; `topics`, the ledger by topic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,8 @@ class CheckpointState:
     """Another replica's, whose log this one does not have up to `position` yet."""
     store_id: int = 0
     """The group's; 0: the producer id."""
+    topics: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    """Columns of scheduling/topic_counts.TopicLedger, by topic; older checkpoints have none."""
 
     def files(self) -> set[str]:
         """Period files that must stay."""
@@ -127,6 +129,7 @@ def capture(
         fired_late=scheduler.fires.pages(),
         epochs=tuple(epochs),
         store_id=store_id,
+        topics=scheduler.topics.saved(),
     )
 
 
@@ -210,6 +213,8 @@ def encode(state: CheckpointState) -> bytes:
         added["installed"] = True
     if state.store_id:
         added["store_id"] = state.store_id
+    if state.topics:
+        added["topics"] = state.topics
     if state.fired_late:
         arrays["late_pages"] = _table((page.key, page.fired_ms) for page in state.fired_late)
         arrays["late_bits"] = _bytes([page.bits for page in state.fired_late])
@@ -273,6 +278,7 @@ def decode(payload: bytes) -> CheckpointState:
         epochs=tuple((epoch, start) for epoch, start in header.get("epochs", ())),
         installed=header.get("installed", False),
         store_id=header.get("store_id", 0),
+        topics=header.get("topics", {}),
     )
 
 

@@ -212,6 +212,10 @@ class FarSegments:
         """The job ran."""
         self.catalog.learn(look_up.learnt)
 
+    def index_of(self, each: Block) -> block.Index:
+        """The index of a block.  Raises CorruptFile."""
+        return read_index(self._disk, self.path(each.file), each)
+
     def delete_done(self, needed: set[str]) -> None:
         """Deletes the files with nothing left to load, unless `needed`.
 
@@ -408,17 +412,23 @@ class Load:
 
 def cut_piece(each: Block, index: block.Index, cursor: int, end: int, data: bytes) -> Piecewise:
     """Rows `cursor` to `end` of a block, whose bodies are `data`."""
-    starts, part = index.starts(), index.rows[cursor:end]
-    first = int(starts[cursor])
+    first = int(index.starts()[cursor])
     bodies_at = each.position + each.index_length + record.HEADER_BYTES
-    rows = new_rows(len(part))
-    rows.wide[0], rows.wide[1] = part["due_ms"], part["offset"]
-    rows.narrow[0], rows.narrow[1] = part["source"], part["target"]
-    rows.narrow[2], rows.narrow[3] = starts[cursor:end] - first, part["size"]
-    rows.narrow[4], rows.narrow[5] = part["tag_hash"], part["key_hash"]
+    rows = as_rows(index, cursor, end)
     due = int(index.rows["due_ms"][end]) if end < each.count else each.last_due_ms
     blob = Blob(data, Home(each.file, bodies_at + first))
     return Piecewise(each, end, due, rows, index.sources, index.targets, blob)
+
+
+def as_rows(index: block.Index, start: int, end: int) -> Rows:
+    """Rows of a block in columns, numbered as it does; homes are relative to the first's body."""
+    part, starts = index.rows[start:end], index.starts()[start:end]
+    rows = new_rows(len(part))
+    rows.wide[0], rows.wide[1] = part["due_ms"], part["offset"]
+    rows.narrow[0], rows.narrow[1] = part["source"], part["target"]
+    rows.narrow[2], rows.narrow[3] = starts - starts[:1], part["size"]
+    rows.narrow[4], rows.narrow[5] = part["tag_hash"], part["key_hash"]
+    return rows
 
 
 def read_bytes(disk: Disk, path: str, position: int, length: int) -> bytes:

@@ -74,6 +74,18 @@ class Tombstones:
 
     def meet(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
         """Which rows are cancelled, None: none; they count as met from now on."""
+        mask = self.unmet_in(rows)
+        if mask is None:
+            return None
+        met = rows.take(mask)
+        for source, offset in zip(met.source.tolist(), met.offset.tolist(), strict=True):
+            self._unmet[source].discard(offset)
+            heapq.heappush(self._expiry, (self._since[source][offset], source, offset))
+        self.unmet -= len(met)
+        return mask
+
+    def unmet_in(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        """Which rows are cancelled and not met yet, None: none."""
         if not self.unmet or not len(rows):
             return None
         mask = np.zeros(len(rows), dtype=np.bool_)
@@ -81,15 +93,9 @@ class Tombstones:
             if not offsets:
                 continue
             of_source = np.flatnonzero(rows.source == source)
-            met = offsets.intersection(rows.offset[of_source].tolist())
-            if not met:
-                continue
-            mask[of_source] = np.isin(rows.offset[of_source], np.fromiter(met, dtype=np.int64))
-            offsets -= met
-            self.unmet -= len(met)
-            since = self._since[source]
-            for offset in met:
-                heapq.heappush(self._expiry, (since[offset], source, offset))
+            found = offsets.intersection(rows.offset[of_source].tolist())
+            if found:
+                mask[of_source] = np.isin(rows.offset[of_source], np.fromiter(found, np.int64))
         return mask if mask.any() else None
 
     def expire(self, now_ms: int, limit: int = 10_000) -> None:

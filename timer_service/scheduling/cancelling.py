@@ -242,9 +242,10 @@ class Cancelling:
             wanted, rows = wanted.take(list(range(room))), rows[:room]
         if not wanted.at:
             return
-        body = log_entries.encode_cancel([self._handles[at] for at in wanted.at])
-        _, self.end = scheduler.log.append(log_entries.CANCEL, [body])
         far = rows == NOWHERE
+        target = self._targets(wanted, rows)
+        body = log_entries.encode_cancel([self._handles[at] for at in wanted.at], target.tolist())
+        _, self.end = scheduler.log.append(log_entries.CANCEL, [body])
         scheduler.near.drop(rows[~far])
         since_ms = np.maximum(wanted.due_ms, now_ms)
         for unmet in (True, False):
@@ -252,9 +253,28 @@ class Cancelling:
             tombstones.add_all(
                 wanted.source[mine], wanted.offset[mine], since_ms[mine], unmet=unmet
             )
+            scheduler.topics.cancelled(target[mine], unmet=unmet)
         for at in wanted.at:
             self._outcomes[at] = CANCELLED
         scheduler.ledger.cancelled += len(wanted.at)
+
+    def _targets(self, wanted: _Asked, rows: Ids) -> npt.NDArray[np.int64]:
+        """The number of each one's target."""
+        scheduler = self._scheduler
+        target = scheduler.near.table.target[rows].astype(np.int64)
+        far = np.flatnonzero(rows == NOWHERE)
+        if not len(far):
+            return target
+        keys, which = np.unique(
+            keys_of(wanted.source[far], wanted.offset[far]), return_inverse=True
+        )
+        in_memory = (scheduler.memtable.keys, scheduler.frozen)
+        target[far] = np.maximum(*(each.find_targets(keys) for each in in_memory))[which]
+        for n in np.flatnonzero(target == NOWHERE).tolist():
+            places = self._sought[wanted.at[n]].places
+            found = next(each.target for each in places if each.target is not None)
+            target[n] = scheduler.numbers.number_target(found)
+        return target
 
 
 def _arrived_from(scheduler: Scheduler, source_id: SourceId) -> tuple[int, int]:

@@ -15,9 +15,12 @@ off  size  field       meaning
 CANCEL (kind 17): any number of
  0    8    store_id
  8    4    queue_id
-12    4    reserved    zeros
+12    4    target      its number + 1; 0: not said, by an older release
 16    8    offset
 24    8    due_ms
+
+Targets are numbered in the order in which ADD entries name them first, so that each who reads the
+log numbers them alike; a checkpoint has the list.
 
 DISPATCH (kind 18): a batch, written before it is sent for the first time.
  0    8    sequence    of the batch in its lane
@@ -146,10 +149,16 @@ def decode_add(body: memoryview) -> Added:
     return Added(SourceId(store_id, queue_id), name, frames, start)
 
 
-def encode_cancel(cancelled: Sequence[Cancelled]) -> bytes:
-    """A CANCEL body."""
+def encode_cancel(cancelled: Sequence[Cancelled], targets: Sequence[int] = ()) -> bytes:
+    """A CANCEL body.  `targets`: the number of each one's."""
     pack = _CANCEL.pack
-    return b"".join([pack(*source, 0, offset, due_ms) for source, offset, due_ms in cancelled])
+    marks = [target + 1 for target in targets] if targets else [0] * len(cancelled)
+    return b"".join(
+        [
+            pack(*source, mark, offset, due_ms)
+            for (source, offset, due_ms), mark in zip(cancelled, marks, strict=True)
+        ]
+    )
 
 
 def decode_cancel(body: memoryview) -> list[Cancelled]:
@@ -158,6 +167,11 @@ def decode_cancel(body: memoryview) -> list[Cancelled]:
         Cancelled(SourceId(store_id, queue_id), offset, due_ms)
         for store_id, queue_id, _, offset, due_ms in _CANCEL.iter_unpack(body)
     ]
+
+
+def decode_cancel_targets(body: memoryview) -> list[int]:
+    """The targets' numbers of a CANCEL body; -1: not said."""
+    return [mark - 1 for _, _, mark, _, _ in _CANCEL.iter_unpack(body)]
 
 
 def encode_dispatch(batch: Dispatched) -> bytes:

@@ -59,6 +59,7 @@ class Admin(Face):
     cluster = blocking(AsyncAdmin.cluster)
     forget = blocking(AsyncAdmin.forget)
     timer_stats = blocking(AsyncAdmin.timer_stats)
+    count_timers = blocking(AsyncAdmin.count_timers)
     timer_owners = blocking(AsyncAdmin.timer_owners)
     release_timer_shard = blocking(AsyncAdmin.release_timer_shard)
     cancel = blocking(AsyncAdmin.cancel)

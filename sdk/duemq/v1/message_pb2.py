@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64uemq/v1/message.proto\x12\x08\x64uemq.v1\"\x95\x02\n\x06Record\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x0b\n\x03tag\x18\x04 \x01(\t\x12\x14\n\x0cordering_key\x18\x05 \x01(\t\x12\x34\n\nproperties\x18\x06 \x03(\x0b\x32 .duemq.v1.Record.PropertiesEntry\x12\x0f\n\x07\x62orn_ms\x18\x07 \x01(\x03\x12\x0e\n\x06\x64ue_ms\x18\x08 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\t \x01(\x05\x12\x1e\n\x05retry\x18\n \x01(\x0b\x32\x0f.duemq.v1.Retry\x1a\x31\n\x0fPropertiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xcc\x01\n\x05Retry\x12\r\n\x05group\x18\x01 \x01(\t\x12\"\n\x06origin\x18\x02 \x01(\x0b\x32\x12.duemq.v1.QueueRef\x12\x15\n\rorigin_offset\x18\x03 \x01(\x03\x12\x17\n\x0f\x66irst_failed_ms\x18\x04 \x01(\x03\x12\x16\n\x0elast_failed_ms\x18\x05 \x01(\x03\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\"\n\x06source\x18\x07 \x01(\x0b\x32\x12.duemq.v1.QueueRef\x12\x15\n\rsource_offset\x18\x08 \x01(\x03\"0\n\x0bRecordBatch\x12!\n\x07records\x18\x01 \x03(\x0b\x32\x10.duemq.v1.Record\";\n\x08QueueRef\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06\x62roker\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\x05\"Q\n\x0bTimerHandle\x12\x10\n\x08store_id\x18\x01 \x01(\x06\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x0e\n\x06\x64ue_ms\x18\x04 \x01(\x03\x42\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64uemq/v1/message.proto\x12\x08\x64uemq.v1\"\xa8\x02\n\x06Record\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x0b\n\x03tag\x18\x04 \x01(\t\x12\x14\n\x0cordering_key\x18\x05 \x01(\t\x12\x34\n\nproperties\x18\x06 \x03(\x0b\x32 .duemq.v1.Record.PropertiesEntry\x12\x0f\n\x07\x62orn_ms\x18\x07 \x01(\x03\x12\x0e\n\x06\x64ue_ms\x18\x08 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\t \x01(\x05\x12\x1e\n\x05retry\x18\n \x01(\x0b\x32\x0f.duemq.v1.Retry\x12\x11\n\ttimer_key\x18\x0b \x01(\t\x1a\x31\n\x0fPropertiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xcc\x01\n\x05Retry\x12\r\n\x05group\x18\x01 \x01(\t\x12\"\n\x06origin\x18\x02 \x01(\x0b\x32\x12.duemq.v1.QueueRef\x12\x15\n\rorigin_offset\x18\x03 \x01(\x03\x12\x17\n\x0f\x66irst_failed_ms\x18\x04 \x01(\x03\x12\x16\n\x0elast_failed_ms\x18\x05 \x01(\x03\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\"\n\x06source\x18\x07 \x01(\x0b\x32\x12.duemq.v1.QueueRef\x12\x15\n\rsource_offset\x18\x08 \x01(\x03\"0\n\x0bRecordBatch\x12!\n\x07records\x18\x01 \x03(\x0b\x32\x10.duemq.v1.Record\";\n\x08QueueRef\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06\x62roker\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\x05\"Q\n\x0bTimerHandle\x12\x10\n\x08store_id\x18\x01 \x01(\x06\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x0e\n\x06\x64ue_ms\x18\x04 \x01(\x03\x42\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,15 +36,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECORD_PROPERTIESENTRY']._loaded_options = None
   _globals['_RECORD_PROPERTIESENTRY']._serialized_options = b'8\001'
   _globals['_RECORD']._serialized_start=37
-  _globals['_RECORD']._serialized_end=314
-  _globals['_RECORD_PROPERTIESENTRY']._serialized_start=265
-  _globals['_RECORD_PROPERTIESENTRY']._serialized_end=314
-  _globals['_RETRY']._serialized_start=317
-  _globals['_RETRY']._serialized_end=521
-  _globals['_RECORDBATCH']._serialized_start=523
-  _globals['_RECORDBATCH']._serialized_end=571
-  _globals['_QUEUEREF']._serialized_start=573
-  _globals['_QUEUEREF']._serialized_end=632
-  _globals['_TIMERHANDLE']._serialized_start=634
-  _globals['_TIMERHANDLE']._serialized_end=715
+  _globals['_RECORD']._serialized_end=333
+  _globals['_RECORD_PROPERTIESENTRY']._serialized_start=284
+  _globals['_RECORD_PROPERTIESENTRY']._serialized_end=333
+  _globals['_RETRY']._serialized_start=336
+  _globals['_RETRY']._serialized_end=540
+  _globals['_RECORDBATCH']._serialized_start=542
+  _globals['_RECORDBATCH']._serialized_end=590
+  _globals['_QUEUEREF']._serialized_start=592
+  _globals['_QUEUEREF']._serialized_end=651
+  _globals['_TIMERHANDLE']._serialized_start=653
+  _globals['_TIMERHANDLE']._serialized_end=734
 # @@protoc_insertion_point(module_scope)

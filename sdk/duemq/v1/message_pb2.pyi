@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Record(_message.Message):
-    __slots__ = ("body", "message_id", "key", "tag", "ordering_key", "properties", "born_ms", "due_ms", "attempt", "retry")
+    __slots__ = ("body", "message_id", "key", "tag", "ordering_key", "properties", "born_ms", "due_ms", "attempt", "retry", "timer_key")
     class PropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class Record(_message.Message):
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
+    TIMER_KEY_FIELD_NUMBER: _ClassVar[int]
     body: bytes
     message_id: str
     key: str
@@ -35,7 +36,8 @@ class Record(_message.Message):
     due_ms: int
     attempt: int
     retry: Retry
-    def __init__(self, body: _Optional[bytes] = ..., message_id: _Optional[str] = ..., key: _Optional[str] = ..., tag: _Optional[str] = ..., ordering_key: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., born_ms: _Optional[int] = ..., due_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ...) -> None: ...
+    timer_key: str
+    def __init__(self, body: _Optional[bytes] = ..., message_id: _Optional[str] = ..., key: _Optional[str] = ..., tag: _Optional[str] = ..., ordering_key: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., born_ms: _Optional[int] = ..., due_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ..., timer_key: _Optional[str] = ...) -> None: ...
 
 class Retry(_message.Message):
     __slots__ = ("group", "origin", "origin_offset", "first_failed_ms", "last_failed_ms", "error", "source", "source_offset")

@@ -35,6 +35,7 @@ ALL_COMMANDS = [
     ("dlq", "resend"),
     ("dlq", "purge"),
     ("timer", "cancel"),
+    ("timer", "count"),
     ("timer", "owners"),
     ("timer", "release"),
     ("cluster", "show"),

@@ -1,0 +1,88 @@
+"""What timer shards hold, asked of all of them and joined."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, refuse_missing
+from duemq.administering.timer_shards import TimerShards
+from duemq.descriptions import TimerCount, TimerStats
+from duemq.errors import Internal, MissingBroker, Unavailable
+from duemq.protocol.route import TimerShard
+from duemq.transport import retrying, status
+from duemq.v1 import timer_inspector_pb2, timer_inspector_pb2_grpc
+
+Stub = timer_inspector_pb2_grpc.TimerInspectorStub
+T = TypeVar("T")
+
+
+class Timers(TimerShards):
+    """What the admin client asks timer shards about their timers."""
+
+    async def count_timers(self, topic: str | None = None) -> list[TimerCount]:
+        """How many delayed messages each topic has, and what became of the others; exact.
+
+        Sorted by topic; of `topic`, one count, even if there never was any.  Topics beyond the
+        first 4,096 of a shard are counted together, as "".  Raises PartialAnswer, whose `partial`
+        is the list, if a shard is away; InvalidArgument for a topic that a shard counts with
+        others.
+        """
+        request = timer_inspector_pb2.CountTimersRequest(topic=topic or "")
+        answers, missing = await self._each_shard(
+            lambda stub, left_s: stub.CountTimers(request, timeout=left_s)
+        )
+        found = {topic: TimerCount(topic)} if topic else {}
+        for answer in answers:
+            for each in answer.topics:
+                found[each.topic] = _sum(found.get(each.topic, TimerCount(each.topic)), each)
+        counts = [found[name] for name in sorted(found)]
+        refuse_missing(missing, partial=counts)
+        return counts
+
+    async def _each_shard(
+        self, method: Callable[[Stub, float], Awaitable[T]]
+    ) -> tuple[list[T], Sequence[MissingBroker]]:
+        """The answers of the shards that are there, and those that are not."""
+        alive = self._client.routes.timers
+        lost = await self._missing_shards(alive)
+        missing = [MissingBroker(_name(each), each.error or "") for each in lost]
+        answers: list[T] = []
+
+        async def ask(shard: TimerShard) -> None:
+            try:
+                answers.append(await self._ask_shard(shard.shard, method))
+            except (Unavailable, Internal) as error:
+                missing.append(MissingBroker(_name(shard), str(error)))
+
+        await asyncio.gather(*map(ask, alive))
+        return answers, sorted(missing, key=lambda each: each.name)
+
+    async def _ask_shard(self, shard: int, method: Callable[[Stub, float], Awaitable[T]]) -> T:
+        """Asked again while a shard has no leader, say."""
+        timeout_s = min(SHOWN_WITHOUT_TIMEOUT_S, self._asker.timeout_s)
+
+        async def attempt(left_s: float) -> T:
+            address = self._client.timer_of(shard).address
+            return await status.answer(method(Stub(self._client.channel(address)), left_s), address)
+
+        return await retrying.until(time.monotonic() + timeout_s, attempt)
+
+
+def _name(shard: TimerShard | TimerStats) -> str:
+    """As a missing shard is named."""
+    number = f"timer shard {shard.shard}"
+    return f"{number} ({shard.name})" if shard.name else number
+
+
+def _sum(count: TimerCount, more: timer_inspector_pb2.TopicTimers) -> TimerCount:
+    return TimerCount(
+        count.topic,
+        count.pending + more.pending,
+        count.accepted + more.accepted,
+        count.fired + more.fired,
+        count.cancelled + more.cancelled,
+        count.lost + more.lost,
+    )
