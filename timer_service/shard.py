@@ -49,7 +49,7 @@ class Shard:
         self._cancels = Cancels(
             self.scheduler, self.firing.ahead_ms, lambda: self.log_loop.progress_or(RETRY_S)
         )
-        self.inspector = Inspector(self.scheduler, self.log_loop)
+        self.inspector = Inspector(self.scheduler, self.log_loop, self.firing.now_ms)
         self._streams: dict[str, object] = {}
         self._arrived = asyncio.Event()
         self._short = False  # of space, at the last look
@@ -189,6 +189,7 @@ class Shard:
         healthy = not failed.done()
         await self.disk_jobs.close()
         await self._cancels.stop()
+        await self.inspector.stop()
         await self.log_loop.stop()
         if healthy and not self.log_loop.replicated and not self.directory.log.disk_full:
             try:

@@ -373,6 +373,16 @@ class TimerCount:
 
 
 @dataclass(frozen=True, slots=True)
+class TimerBucket:
+    """How many delayed messages are due at or after `from_ms` and before `to_ms`."""
+
+    from_ms: int
+    """Epoch milliseconds; 0: those that are overdue."""
+    to_ms: int
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
 class TimerOwner:
     """A queue of %TIMER% at a broker, and the timer service that owns it."""
 

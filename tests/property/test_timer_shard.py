@@ -106,6 +106,18 @@ class TimerShard(RuleBasedStateMachine):
         offset = int(which * len(self.world.broker.due_ms))
         self._survive(lambda: self.world.cancel(offset))
 
+    @rule(blocks=st.integers(1, 5))
+    def somebody_reads_blocks(self, blocks: int) -> None:
+        self._survive(lambda: self.world.count_some(blocks))
+
+    @rule()
+    def blocks_were_read(self) -> None:
+        self.world.join_counted()
+
+    @rule(topic=st.sampled_from([None, *sorted(TOPICS)]))
+    def somebody_asks_for_a_forecast(self, topic: str | None) -> None:
+        self._survive(lambda: self.world.check_forecast(topic))
+
     @rule()
     def housekeep(self) -> None:
         self._survive(self.world.housekeep)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from duemq_server.storage import frame, record
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.disk.data_directory import DataDirectory, open_directory
 from duemq_server.timer_service.disk.housekeeping import Job, Save
+from duemq_server.timer_service.far.catalog import Block
+from duemq_server.timer_service.far.due_counts import CountBlocks, Edges
+from duemq_server.timer_service.far.far_segments import as_rows
 from duemq_server.timer_service.far.look_up import LookUp, Query
 from duemq_server.timer_service.scheduling.cancelling import (
     CANCELLED,
@@ -37,6 +41,7 @@ from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutco
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled, LaneId, SourceId
+from duemq_server.timer_service.views.forecast import Forecast, split_blocks
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 
 DATA = "/data"
@@ -98,6 +103,14 @@ def timer_frame(
     )
     length = sum(map(record.nbytes, parts))
     return b"".join(bytes(part) for part in record.encode(frame.KIND, parts, length, position, 0))
+
+
+class Pending(NamedTuple):
+    """A timer that is pending."""
+
+    due_ms: int
+    offset: int
+    topic: str
 
 
 @dataclass
@@ -173,6 +186,7 @@ class World:
         self._away: set[str] = {OTHER}
         self._job: Job | None = None  # taken and not finished
         self._cancels: list[tuple[int, int]] = []  # (offset, log end) not yet answered
+        self._counting: list[tuple[CountBlocks, list[tuple[Block, int]]]] = []
         self.directory: DataDirectory = self._open()
 
     @property
@@ -326,6 +340,68 @@ class World:
         job.run()
         self.directory.housekeeper.finish(job, self.now_ms)
 
+    # -- looking inside
+
+    def count_some(self, blocks: int, at_ms: int | None = None) -> None:
+        """Reads some of the blocks that a forecast needs; `join_counted` takes that over."""
+        edges = Edges.at(at_ms or self.now_ms)
+        missing = self.scheduler.due_counts.missing(self.scheduler.segments.blocks(), edges)
+        self._counting.append((self._read_blocks(missing[:blocks]), missing[:blocks]))
+
+    def join_counted(self) -> None:
+        for job, read in self._counting:
+            steps = [step_ms for _, step_ms in read]
+            unmet = self.scheduler.tombstones.unmet_in
+            self.scheduler.due_counts.join(job.counted, steps, unmet)
+        self._counting = []
+
+    def _read_blocks(self, blocks: list[tuple[Block, int]]) -> CountBlocks:
+        segments, numbers = self.scheduler.segments, self.scheduler.numbers
+        job = CountBlocks(
+            self.disk, segments.directory, blocks, self.scheduler.topics.slot, numbers.find_source
+        )
+        job.run()
+        return job
+
+    def check_forecast(self, topic: str | None) -> None:
+        """Against every timer that can be found."""
+        self.join_counted()
+        self.count_some(1 << 20)
+        self.join_counted()
+        now_ms, edges = self.now_ms, Edges.at(self.now_ms)
+        split = [(each, 60_000) for each in split_blocks(self.scheduler, now_ms)]
+        read = {(x.block.file, x.block.position): x for x in self._read_blocks(split).counted}
+        slot = self.scheduler.topics.slot(topic) if topic else None
+        found = Forecast(self.scheduler, now_ms, edges, slot, read).run()
+        dues = [each.due_ms for each in self.pending() if topic in (None, each.topic)]
+        assert sum(each.pending for each in found) == len(dues)
+        for each in found:
+            assert each.pending == sum(each.from_ms <= due_ms < each.to_ms for due_ms in dues)
+            assert (each.from_ms == 0) == (each.to_ms == now_ms)
+
+    def pending(self) -> list[Pending]:
+        """All that is pending, found where it lies, in the order of a list."""
+        scheduler = self.scheduler
+        near = scheduler.near
+        parts = [near.rows(near.pending_ids())]
+        parts += [rows for rows, _ in (*scheduler.memtable.pieces, *scheduler.flushing)]
+        for each in scheduler.segments.blocks():
+            index = scheduler.segments.index_of(each)
+            rows = as_rows(index, each.cursor, each.count)
+            parts.append(scheduler.numbers.translate(rows, index.sources, index.targets))
+        found = []
+        for rows in parts:
+            unmet = scheduler.tombstones.unmet_in(rows)
+            rows = rows if unmet is None else rows.take(~unmet)
+            found += [
+                Pending(due_ms, offset, scheduler.numbers.targets[target].topic)
+                for due_ms, offset, target in zip(
+                    rows.due_ms.tolist(), rows.offset.tolist(), rows.target.tolist(), strict=True
+                )
+            ]
+        assert len(found) == scheduler.ledger.pending
+        return sorted(found)
+
     # -- what goes wrong
 
     def set_topics(self, topics: list[str]) -> None:
@@ -358,6 +434,7 @@ class World:
     def restart(self, disk: FaultyDisk) -> None:
         """The process is gone; another starts on what the disk kept."""
         self._cancels = []
+        self._counting = []
         self._job = None
         self.restarts += 1
         while True:

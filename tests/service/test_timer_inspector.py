@@ -69,3 +69,20 @@ async def test_topics_have_metrics(cluster: Cluster, tmp_path: Path) -> None:
         counted = value("duemq_timer_topic_lateness_ms_bucket", {"topic": TOPIC, "le": "+Inf"})
         assert counted is not None
         assert counted >= 1
+
+
+async def test_what_falls_due_when(cluster: Cluster, tmp_path: Path) -> None:
+    async with running_shard(cluster, tmp_path, memtable_rows_max=64) as shard:
+        await send(cluster, [b"x"] * 200, [HOUR_MS + n for n in range(200)])
+        await send(cluster, [b"y"] * 3, [10 * HOUR_MS] * 3)
+        await shard.until(lambda stats: stats.accepted == 203 and stats.near == 0)
+        async with Admin(cluster.nameserver) as admin:
+            found = await admin.timer_histogram(TOPIC)
+            assert sum(each.pending for each in found) == 203
+            assert found[-1].pending == 3
+            assert found[-1].to_ms - found[-1].from_ms == 60_000
+            assert await admin.timer_histogram("none") == []
+        done = await run(cluster.nameserver, "timer", "histogram", "--json")
+        assert sum(each["pending"] for each in rows(done)) == 203
+        drawn = await run(cluster.nameserver, "timer", "histogram")
+        assert "█" * 40 in drawn.stdout

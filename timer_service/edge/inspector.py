@@ -34,3 +34,11 @@ class TimerInspectorServicer:
                 for topic, each in found.items()
             ]
         )
+
+    async def GetHistogram(
+        self, request: timer_inspector_pb2.GetHistogramRequest, _: Any
+    ) -> timer_inspector_pb2.TimerHistogram:
+        """What falls due when."""
+        now_ms, found = await self._inspector.histogram(request.topic, request.at_ms)
+        buckets = [timer_inspector_pb2.TimerBucket(**each._asdict()) for each in found]
+        return timer_inspector_pb2.TimerHistogram(now_ms=now_ms, buckets=buckets)

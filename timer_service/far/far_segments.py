@@ -28,7 +28,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -106,6 +108,7 @@ class FarSegments:
         self._parked: dict[TargetId, list[Block]] = {}
         self._number = itertools.count()
         self.catalog = Catalog()
+        self._pinned: Counter[str] = Counter()
         disk.makedirs(directory)
 
     def recover(self, lengths: dict[str, int], blocks: Iterable[Block]) -> None:
@@ -212,6 +215,11 @@ class FarSegments:
         """The job ran."""
         self.catalog.learn(look_up.learnt)
 
+    @property
+    def disk(self) -> Disk:
+        """What the files lie on."""
+        return self._disk
+
     def index_of(self, each: Block) -> block.Index:
         """The index of a block.  Raises CorruptFile."""
         return read_index(self._disk, self.path(each.file), each)
@@ -221,11 +229,21 @@ class FarSegments:
 
         Only after a checkpoint was saved that does not name them.
         """
-        gone = set(self.lengths) - needed - self.unfinished()
+        gone = set(self.lengths) - needed - self.unfinished() - self._pinned.keys()
         for name in gone:
             self._disk.unlink(self.path(name))
             del self.lengths[name]
             self.dirty.discard(name)
+
+    @contextmanager
+    def pinned(self, files: Collection[str]) -> Iterator[None]:
+        """While somebody reads them, files stay even when all is loaded: a later save deletes."""
+        self._pinned.update(files)
+        try:
+            yield
+        finally:
+            self._pinned.subtract(files)
+            self._pinned = +self._pinned
 
     def unfinished(self) -> set[str]:
         """Files with timers that are not loaded."""

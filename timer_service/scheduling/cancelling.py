@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from duemq.errors import Corrupt, DuemqError, Overloaded
+from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.look_up import Place, Query
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.keys import NOWHERE
@@ -243,10 +244,14 @@ class Cancelling:
         if not wanted.at:
             return
         far = rows == NOWHERE
-        target = self._targets(wanted, rows)
+        target, places = self._targets(wanted, rows)
         body = log_entries.encode_cancel([self._handles[at] for at in wanted.at], target.tolist())
         _, self.end = scheduler.log.append(log_entries.CANCEL, [body])
         scheduler.near.drop(rows[~far])
+        if places:
+            far_at = list(places)
+            slots = scheduler.topics.slots(target[far_at])
+            scheduler.due_counts.cancelled(list(places.values()), slots, wanted.due_ms[far_at])
         since_ms = np.maximum(wanted.due_ms, now_ms)
         for unmet in (True, False):
             mine = far == unmet
@@ -258,23 +263,33 @@ class Cancelling:
             self._outcomes[at] = CANCELLED
         scheduler.ledger.cancelled += len(wanted.at)
 
-    def _targets(self, wanted: _Asked, rows: Ids) -> npt.NDArray[np.int64]:
-        """The number of each one's target."""
+    def _targets(self, wanted: _Asked, rows: Ids) -> tuple[npt.NDArray[np.int64], dict[int, Block]]:
+        """The number of each one's target; the blocks of those that lie in one."""
         scheduler = self._scheduler
         target = scheduler.near.table.target[rows].astype(np.int64)
         far = np.flatnonzero(rows == NOWHERE)
         if not len(far):
-            return target
+            return target, {}
         keys, which = np.unique(
             keys_of(wanted.source[far], wanted.offset[far]), return_inverse=True
         )
         in_memory = (scheduler.memtable.keys, scheduler.frozen)
         target[far] = np.maximum(*(each.find_targets(keys) for each in in_memory))[which]
+        places = {}
         for n in np.flatnonzero(target == NOWHERE).tolist():
-            places = self._sought[wanted.at[n]].places
-            found = next(each.target for each in places if each.target is not None)
-            target[n] = scheduler.numbers.number_target(found)
-        return target
+            place = self._place(wanted.at[n])
+            assert place.target is not None
+            target[n] = scheduler.numbers.number_target(place.target)
+            places[n] = place.block
+        return target, places
+
+    def _place(self, at: int) -> Place:
+        """Where a handle's timer lies on disk, that was found pending there."""
+        return next(
+            each
+            for each in self._sought[at].places
+            if each.error is None and each.row >= each.block.cursor
+        )
 
 
 def _arrived_from(scheduler: Scheduler, source_id: SourceId) -> tuple[int, int]:

@@ -35,6 +35,7 @@ import numpy as np
 from duemq.errors import InvariantError, OffsetOutOfRange
 from duemq_server.storage import record
 from duemq_server.storage.disk import Buffer
+from duemq_server.timer_service.far.due_counts import DueCounts
 from duemq_server.timer_service.far.far_segments import FarSegments, Flush, Load
 from duemq_server.timer_service.far.memtable import Memtable, Piece
 from duemq_server.timer_service.far.numbering import Numbering, Source
@@ -114,6 +115,7 @@ class Scheduler:
         self.ledger = Ledger()
         self.numbers = Numbering()
         self.topics = TopicCounts(self.numbers)
+        self.due_counts = DueCounts()
         self._undurable: deque[tuple[int, FireBatch]] = deque()
         self._arrivals: deque[tuple[int, Source, int]] = deque()
         self._acks: list[int] = []
@@ -497,8 +499,12 @@ class Scheduler:
             rows = self.numbers.translate(piece.rows, piece.sources, piece.targets)
             self.topics.loaded(rows)
             rows = self.drop_cancelled(rows)
+            self.due_counts.loaded(piece.block, self.topics.slots(rows.target), rows.due_ms)
             if len(rows):
                 self.admit(rows, piece.blob, now_ms, force=force)
+        for piece in load.pieces:
+            if piece.block.cursor == piece.block.count:
+                self.due_counts.done(piece.block)
 
     # -- figures ----------------------------------------------------------
 

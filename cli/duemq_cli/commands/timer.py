@@ -10,7 +10,9 @@ import click
 from duemq.descriptions import TimerCount, TimerOwner
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, known, pass_session, session_options
-from duemq_cli.text import local_time
+from duemq_cli.text import duration, local_time
+
+BAR_CELLS = 40
 
 
 @click.group()
@@ -59,6 +61,42 @@ def count(session: Session, /, topic: str | None) -> Exit:
         found, missing = known(lambda: admin.count_timers(topic))
     columns = [field.name for field in dataclasses.fields(TimerCount)]
     session.output.table(columns, map(dataclasses.asdict, found), empty="no delayed messages")
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
+
+
+@timer.command()
+@click.option("--topic", help="Only this topic.")
+@session_options
+@pass_session
+def histogram(session: Session, /, topic: str | None) -> Exit:
+    """Show how many delayed messages fall due when, exactly.
+
+    What is overdue, then a day by minutes, a month by hours, and days; empty ones are left out.
+    The exit code is 5 if a timer shard is away: its part is missing.  With --json, a line each:
+    from_ms (0: overdue), to_ms, pending.
+
+    \b
+    Example:
+      duemq timer histogram --topic orders
+    """
+    with session.admin() as admin:
+        found, missing = known(lambda: admin.timer_histogram(topic))
+    if session.json:
+        session.output.table((), map(dataclasses.asdict, found), empty="")
+    else:
+        most = max((each.pending for each in found), default=1)
+        rows = [
+            {
+                "due": local_time(each.from_ms) if each.from_ms else "overdue",
+                "within": duration(each.to_ms - each.from_ms) if each.from_ms else "",
+                "pending": each.pending,
+                "share": "█" * max(1, round(each.pending / most * BAR_CELLS)),
+            }
+            for each in found
+        ]
+        columns = ("due", "within", "pending", "share")
+        session.output.table(columns, rows, empty="no delayed messages")
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
 

@@ -60,6 +60,7 @@ class Admin(Face):
     forget = blocking(AsyncAdmin.forget)
     timer_stats = blocking(AsyncAdmin.timer_stats)
     count_timers = blocking(AsyncAdmin.count_timers)
+    timer_histogram = blocking(AsyncAdmin.timer_histogram)
     timer_owners = blocking(AsyncAdmin.timer_owners)
     release_timer_shard = blocking(AsyncAdmin.release_timer_shard)
     cancel = blocking(AsyncAdmin.cancel)

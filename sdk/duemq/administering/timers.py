@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, refuse_missing
 from duemq.administering.timer_shards import TimerShards
-from duemq.descriptions import TimerCount, TimerStats
+from duemq.descriptions import TimerBucket, TimerCount, TimerStats
 from duemq.errors import Internal, MissingBroker, Unavailable
 from duemq.protocol.route import TimerShard
 from duemq.transport import retrying, status
@@ -41,6 +41,22 @@ class Timers(TimerShards):
         counts = [found[name] for name in sorted(found)]
         refuse_missing(missing, partial=counts)
         return counts
+
+    async def timer_histogram(self, topic: str | None = None) -> list[TimerBucket]:
+        """What falls due when, of one topic or all; exact, without empty buckets, in order.
+
+        A bucket of what is overdue, then a day of minutes, a month of hours, and days (UTC).
+        Raises as `count_timers`.
+        """
+        request = timer_inspector_pb2.GetHistogramRequest(
+            topic=topic or "", at_ms=time.time_ns() // 1_000_000
+        )
+        answers, missing = await self._each_shard(
+            lambda stub, left_s: stub.GetHistogram(request, timeout=left_s)
+        )
+        buckets = _joined(answers)
+        refuse_missing(missing, partial=buckets)
+        return buckets
 
     async def _each_shard(
         self, method: Callable[[Stub, float], Awaitable[T]]
@@ -75,6 +91,22 @@ def _name(shard: TimerShard | TimerStats) -> str:
     """As a missing shard is named."""
     number = f"timer shard {shard.shard}"
     return f"{number} ({shard.name})" if shard.name else number
+
+
+def _joined(answers: Iterable[timer_inspector_pb2.TimerHistogram]) -> list[TimerBucket]:
+    """The sums of what shards say; each has begun its first minute a little before or after."""
+    overdue, to_ms = 0, 0
+    found: dict[int, TimerBucket] = {}
+    for answer in answers:
+        for each in answer.buckets:
+            if not each.from_ms:
+                overdue, to_ms = overdue + each.pending, max(to_ms, each.to_ms)
+                continue
+            same = found.get(each.to_ms, TimerBucket(each.from_ms, each.to_ms, 0))
+            from_ms = max(same.from_ms, each.from_ms)
+            found[each.to_ms] = TimerBucket(from_ms, each.to_ms, same.pending + each.pending)
+    buckets = [found[end_ms] for end_ms in sorted(found)]
+    return [TimerBucket(0, to_ms, overdue), *buckets] if overdue else buckets
 
 
 def _sum(count: TimerCount, more: timer_inspector_pb2.TopicTimers) -> TimerCount:

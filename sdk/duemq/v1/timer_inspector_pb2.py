@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64uemq/v1/timer_inspector.proto\x12\x08\x64uemq.v1\"#\n\x12\x43ountTimersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"<\n\x13\x43ountTimersResponse\x12%\n\x06topics\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TopicTimers\"o\n\x0bTopicTimers\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07pending\x18\x02 \x01(\x03\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x03\x12\r\n\x05\x66ired\x18\x04 \x01(\x03\x12\x11\n\tcancelled\x18\x05 \x01(\x03\x12\x0c\n\x04lost\x18\x06 \x01(\x03\x32\\\n\x0eTimerInspector\x12J\n\x0b\x43ountTimers\x12\x1c.duemq.v1.CountTimersRequest\x1a\x1d.duemq.v1.CountTimersResponseB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64uemq/v1/timer_inspector.proto\x12\x08\x64uemq.v1\"#\n\x12\x43ountTimersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"<\n\x13\x43ountTimersResponse\x12%\n\x06topics\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TopicTimers\"o\n\x0bTopicTimers\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07pending\x18\x02 \x01(\x03\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x03\x12\r\n\x05\x66ired\x18\x04 \x01(\x03\x12\x11\n\tcancelled\x18\x05 \x01(\x03\x12\x0c\n\x04lost\x18\x06 \x01(\x03\"3\n\x13GetHistogramRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x61t_ms\x18\x02 \x01(\x03\"H\n\x0eTimerHistogram\x12\x0e\n\x06now_ms\x18\x01 \x01(\x03\x12&\n\x07\x62uckets\x18\x02 \x03(\x0b\x32\x15.duemq.v1.TimerBucket\">\n\x0bTimerBucket\x12\x0f\n\x07\x66rom_ms\x18\x01 \x01(\x03\x12\r\n\x05to_ms\x18\x02 \x01(\x03\x12\x0f\n\x07pending\x18\x03 \x01(\x03\x32\xa5\x01\n\x0eTimerInspector\x12J\n\x0b\x43ountTimers\x12\x1c.duemq.v1.CountTimersRequest\x1a\x1d.duemq.v1.CountTimersResponse\x12G\n\x0cGetHistogram\x12\x1d.duemq.v1.GetHistogramRequest\x1a\x18.duemq.v1.TimerHistogramB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,6 +39,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COUNTTIMERSRESPONSE']._serialized_end=141
   _globals['_TOPICTIMERS']._serialized_start=143
   _globals['_TOPICTIMERS']._serialized_end=254
-  _globals['_TIMERINSPECTOR']._serialized_start=256
-  _globals['_TIMERINSPECTOR']._serialized_end=348
+  _globals['_GETHISTOGRAMREQUEST']._serialized_start=256
+  _globals['_GETHISTOGRAMREQUEST']._serialized_end=307
+  _globals['_TIMERHISTOGRAM']._serialized_start=309
+  _globals['_TIMERHISTOGRAM']._serialized_end=381
+  _globals['_TIMERBUCKET']._serialized_start=383
+  _globals['_TIMERBUCKET']._serialized_end=445
+  _globals['_TIMERINSPECTOR']._serialized_start=448
+  _globals['_TIMERINSPECTOR']._serialized_end=613
 # @@protoc_insertion_point(module_scope)

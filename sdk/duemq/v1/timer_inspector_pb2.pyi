@@ -33,3 +33,29 @@ class TopicTimers(_message.Message):
     cancelled: int
     lost: int
     def __init__(self, topic: _Optional[str] = ..., pending: _Optional[int] = ..., accepted: _Optional[int] = ..., fired: _Optional[int] = ..., cancelled: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
+
+class GetHistogramRequest(_message.Message):
+    __slots__ = ("topic", "at_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    at_ms: int
+    def __init__(self, topic: _Optional[str] = ..., at_ms: _Optional[int] = ...) -> None: ...
+
+class TimerHistogram(_message.Message):
+    __slots__ = ("now_ms", "buckets")
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    now_ms: int
+    buckets: _containers.RepeatedCompositeFieldContainer[TimerBucket]
+    def __init__(self, now_ms: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[TimerBucket, _Mapping]]] = ...) -> None: ...
+
+class TimerBucket(_message.Message):
+    __slots__ = ("from_ms", "to_ms", "pending")
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    from_ms: int
+    to_ms: int
+    pending: int
+    def __init__(self, from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., pending: _Optional[int] = ...) -> None: ...

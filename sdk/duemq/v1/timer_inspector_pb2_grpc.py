@@ -23,3 +23,8 @@ class TimerInspectorStub(object):
                 request_serializer=duemq_dot_v1_dot_timer__inspector__pb2.CountTimersRequest.SerializeToString,
                 response_deserializer=duemq_dot_v1_dot_timer__inspector__pb2.CountTimersResponse.FromString,
                 _registered_method=True)
+        self.GetHistogram = channel.unary_unary(
+                '/duemq.v1.TimerInspector/GetHistogram',
+                request_serializer=duemq_dot_v1_dot_timer__inspector__pb2.GetHistogramRequest.SerializeToString,
+                response_deserializer=duemq_dot_v1_dot_timer__inspector__pb2.TimerHistogram.FromString,
+                _registered_method=True)

@@ -36,6 +36,7 @@ ALL_COMMANDS = [
     ("dlq", "purge"),
     ("timer", "cancel"),
     ("timer", "count"),
+    ("timer", "histogram"),
     ("timer", "owners"),
     ("timer", "release"),
     ("cluster", "show"),
