@@ -9,17 +9,23 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from duemq.errors import InvalidArgument, Unavailable
+from duemq.errors import Corrupt, DuemqError, InvalidArgument, Unavailable
+from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.due_counts import HOUR_MS, CountBlocks, CountedBlock, Edges
 from duemq_server.timer_service.log_loop import LogLoop
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.scheduling.topic_counts import OTHERS, TOPICS_MAX, TopicLedger
+from duemq_server.timer_service.timers.limits import AHEAD_MS
+from duemq_server.timer_service.timers.log_entries import Cancelled, TargetId
+from duemq_server.timer_service.views.bodies import Bytes, Files
+from duemq_server.timer_service.views.finding import Finding
 from duemq_server.timer_service.views.forecast import DueBucket, Forecast, split_blocks
+from duemq_server.timer_service.views.listing import BYTES_MAX, Listed, Page, Position, Wanted
 
 BLOCKS_AT_ONCE = 16  # read before their figures are taken over: some 2 ms of work
 PAUSE_S = 0.001  # of the thread behind each
@@ -33,6 +39,14 @@ def _paused(work: Callable[[], T]) -> T:
     done = work()
     time.sleep(PAUSE_S)
     return done
+
+
+class Found(NamedTuple):
+    """What became of a timer: a cancel's outcome; of a pending one what and where to, too."""
+
+    outcome: str | DuemqError
+    target: TargetId | None = None
+    body: bytes = b""
 
 
 class Inspector:
@@ -60,11 +74,78 @@ class Inspector:
         await self._committed()
         return found
 
+    async def find(self, handles: Sequence[Cancelled]) -> list[Found]:
+        """What became of these timers, and the bodies of the pending ones, as many as fit.
+
+        The answer may be shorter than the list: who wants the rest asks again.
+        """
+        finding = await self._finding(handles)
+        outcomes = finding.outcomes(handles)
+        assert outcomes is not None
+        segments = self._scheduler.segments
+        names = {each.file for each in finding.located.values() if each.file}
+        with segments.pinned(names):
+            found = await self._run(lambda: self._bodies(handles, outcomes, finding))
+        await self._log_loop.durable(finding.end)
+        return found
+
+    async def _finding(self, handles: Sequence[Cancelled]) -> Finding:
+        scheduler = self._scheduler
+        finding = Finding(scheduler, handles)
+        for _ in range(TRIES_MAX):
+            if finding.advance(self._clock() + AHEAD_MS):
+                return finding
+            query = finding.query()
+            look_up = scheduler.segments.look_up([query], scheduler.numbers.find_source)
+            await self._run(look_up.run)
+            scheduler.segments.looked_up(look_up)
+            finding.answered(query)
+        raise Unavailable("timers move faster than they can be looked for; ask again")
+
+    def _bodies(
+        self, handles: Sequence[Cancelled], outcomes: Sequence[str | DuemqError], finding: Finding
+    ) -> list[Found]:
+        segments = self._scheduler.segments
+        found: list[Found] = []
+        size = 0
+        with Files(segments.disk, segments.directory) as files:
+            for handle, outcome in zip(handles, outcomes, strict=True):
+                if size > BYTES_MAX:
+                    break
+                located = finding.located.get(handle)
+                if located is None:
+                    found.append(Found(outcome))
+                    continue
+                try:
+                    body = bytes(located.bodies.read(located.row, files))
+                except CorruptFile as error:
+                    found.append(Found(Corrupt(str(error))))
+                    continue
+                size += len(body)
+                found.append(Found(outcome, located.target, body))
+        return found
+
+    async def page(
+        self, wanted: Wanted, make: Callable[[Bytes], T | None], *, wants_all: bool
+    ) -> tuple[list[Listed[T]], Position | None]:
+        """A page of a topic's pending timers, and where the next one begins; None: the last one.
+
+        `make`: of a record's entry, in another thread.  Raises Corrupt.
+        """
+        scheduler = self._scheduler
+        page = Page(scheduler, wanted, make, wants_all=wants_all)
+        end = scheduler.log.end_position
+        with scheduler.segments.pinned(page.files()):
+            await self._run(page.run)
+        listed = page.still_pending(scheduler)
+        await self._log_loop.durable(end)
+        return listed, page.next
+
     async def histogram(self, topic: str, at_ms: int = 0) -> tuple[int, list[DueBucket]]:
         """What falls due when, and as of when; of one topic, if it is not empty.
 
         `at_ms`: from when on minutes and hours are counted, if that is about now.  Raises
-        InvalidArgument for a topic that is counted with others, CorruptFile, Unavailable.
+        InvalidArgument for a topic that is counted with others, Corrupt, Unavailable.
         """
         self._check_counted(topic)
         topics = self._scheduler.topics
@@ -95,11 +176,12 @@ class Inspector:
             for chunk in _chunks(missing):
                 await self._count(chunk)
             for chunk in _chunks(split):
-                for each in (await self._read(chunk)).counted:
+                for each in (await self._read(_left(chunk))).counted:
                     read[each.block.file, each.block.position] = each
         raise Unavailable("what is pending changes faster than it can be read; ask again")
 
     async def _count(self, blocks: list[tuple[Block, int]]) -> None:
+        blocks = _left(blocks)
         read = await self._read(blocks)
         unmet = self._scheduler.tombstones.unmet_in
         steps = [step_ms for _, step_ms in blocks]
@@ -116,8 +198,11 @@ class Inspector:
         return job
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """In the thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, _paused, work)
+        """In the thread.  Raises Corrupt."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, _paused, work)
+        except CorruptFile as error:
+            raise Corrupt(str(error)) from error
 
     def _check_counted(self, topic: str) -> None:
         topics = self._scheduler.topics
@@ -133,6 +218,11 @@ class Inspector:
     async def _committed(self) -> None:
         """Until all that memory shows by now is."""
         await self._log_loop.durable(self._scheduler.log.end_position)
+
+
+def _left(blocks: Iterable[tuple[Block, int]]) -> list[tuple[Block, int]]:
+    """Those with timers that are not loaded: their files are there."""
+    return [each for each in blocks if each[0].cursor < each[0].count]
 
 
 def _chunks(blocks: Iterable[tuple[Block, int]]) -> Iterable[list[tuple[Block, int]]]:

@@ -104,7 +104,7 @@ class TimerService:
         self.server.registry.register(TraceCollector())
         timer = TimerServicer(self.shard, self._links, settings)
         self.server.add(servicer.SERVICE, timer)
-        self.server.add(inspector.SERVICE, TimerInspectorServicer(self.shard.inspector))
+        self.server.add(inspector.SERVICE, TimerInspectorServicer(self.shard.inspector, timer))
         self.shard.log_loop.start()
         self.shard.firing.start()
         self._routes.start()

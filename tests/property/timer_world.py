@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
@@ -41,7 +41,10 @@ from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutco
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled, LaneId, SourceId
+from duemq_server.timer_service.views.bodies import Files
+from duemq_server.timer_service.views.finding import PENDING, Finding
 from duemq_server.timer_service.views.forecast import Forecast, split_blocks
+from duemq_server.timer_service.views.listing import Page, Position, Wanted
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 
 DATA = "/data"
@@ -111,6 +114,75 @@ class Pending(NamedTuple):
     due_ms: int
     offset: int
     topic: str
+
+
+def message_id(entry: bytes | memoryview) -> int:
+    [found] = message_pb2.RecordBatch.FromString(bytes(entry)).records
+    return int(found.message_id)
+
+
+class Listing:
+    """A list of a topic's timers, a page at a time; anything may happen between and during them."""
+
+    def __init__(self, world: World, topic: str, limit: int, every: int) -> None:
+        """`every`: one timer in so many is wanted."""
+        self._world = world
+        self._topic, self._limit, self._every = topic, limit, every
+        self._after: Position | None = None
+        self._page: Page[int] | None = None
+        self._pin = ExitStack()
+        self._pages = 0
+        self.over = False
+        self.seen: list[tuple[int, int]] = []
+        self._at_begin = self._wanted()
+
+    def _wanted(self) -> set[tuple[int, int]]:
+        return {
+            (each.due_ms, each.offset)
+            for each in self._world.pending()
+            if each.topic == self._topic and each.offset % self._every == 0
+        }
+
+    def open(self) -> None:
+        """What memory holds is noted."""
+
+        def make(entry: bytes | memoryview) -> int | None:
+            offset = message_id(entry)
+            return None if offset % self._every else offset
+
+        scheduler = self._world.scheduler
+        wanted = Wanted(self._topic, 0, 1 << 60, self._limit, self._after)
+        self.lose()
+        self._page = Page(scheduler, wanted, make, wants_all=self._every == 1)
+        self._pin.enter_context(scheduler.segments.pinned(self._page.files()))
+
+    def read(self) -> None:
+        """Blocks are read; the page is over."""
+        if self._page is None:
+            self.open()
+        self._pages += 1
+        assert self._pages <= 2 * len(self._world.broker.due_ms) + 1, "it does not go on"
+        page, self._page = self._page, None
+        assert page is not None
+        with self._pin:
+            page.run()
+        for each in page.still_pending(self._world.scheduler):
+            assert each.made == each.position.offset
+            assert each.target.topic == self._topic
+            self.seen.append((each.position.due_ms, each.position.offset))
+        self._after = page.next
+        self.over = page.next is None
+        if self.over:
+            self._check()
+
+    def lose(self) -> None:
+        """The process that read the page is gone."""
+        self._page = None
+        self._pin.close()
+
+    def _check(self) -> None:
+        assert self.seen == sorted(set(self.seen))
+        assert self._at_begin & self._wanted() <= set(self.seen)
 
 
 @dataclass
@@ -186,6 +258,7 @@ class World:
         self._away: set[str] = {OTHER}
         self._job: Job | None = None  # taken and not finished
         self._cancels: list[tuple[int, int]] = []  # (offset, log end) not yet answered
+        self.listings: list[Listing] = []
         self._counting: list[tuple[CountBlocks, list[tuple[Block, int]]]] = []
         self.directory: DataDirectory = self._open()
 
@@ -379,6 +452,28 @@ class World:
             assert each.pending == sum(each.from_ms <= due_ms < each.to_ms for due_ms in dues)
             assert (each.from_ms == 0) == (each.to_ms == now_ms)
 
+    def find(self, offset: int) -> str:
+        """What became of a timer, checked against every timer that can be found."""
+        handle = Cancelled(SOURCE, offset, self.broker.due_ms[offset])
+        finding = Finding(self.scheduler, [handle])
+        while not finding.advance(self.now_ms + AHEAD_MS):
+            query = finding.query()
+            look_up = self.look_up([query])
+            look_up.run()
+            self.scheduler.segments.looked_up(look_up)
+            finding.answered(query)
+        outcomes = finding.outcomes([handle])
+        assert outcomes is not None
+        [outcome] = outcomes
+        pending = {each.offset for each in self.pending()}
+        assert (outcome == PENDING) == (offset in pending)
+        if outcome == PENDING:
+            located = finding.located[handle]
+            assert located.target.topic == self.broker.topics[offset]
+            with Files(self.disk, self.scheduler.segments.directory) as files:
+                assert message_id(located.bodies.read(located.row, files)) == offset
+        return str(outcome)
+
     def pending(self) -> list[Pending]:
         """All that is pending, found where it lies, in the order of a list."""
         scheduler = self.scheduler
@@ -435,6 +530,8 @@ class World:
         """The process is gone; another starts on what the disk kept."""
         self._cancels = []
         self._counting = []
+        for each in self.listings:
+            each.lose()
         self._job = None
         self.restarts += 1
         while True:

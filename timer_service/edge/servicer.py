@@ -46,7 +46,7 @@ class TimerServicer:
             pair = handle.store_id, handle.queue_id
             source = sources.get(pair)
             if source is None:
-                source = sources[pair] = self._source(*pair)
+                source = sources[pair] = self.source(*pair)
             offset, due_ms = handle.offset, handle.due_ms
             if isinstance(source, DuemqError):
                 refused[at] = source
@@ -64,7 +64,7 @@ class TimerServicer:
                 response.results.extend(results)
                 results.clear()
                 await asyncio.sleep(0)
-            outcome = refused.get(at) or self._told(*next(told), wait_s)
+            outcome = refused.get(at) or self.told(*next(told), wait_s)
             if isinstance(outcome, DuemqError):
                 results.append(timer_pb2.CancelResult(error=status.to_proto(outcome)))
             else:
@@ -72,9 +72,7 @@ class TimerServicer:
         response.results.extend(results)
         return response
 
-    def _told(
-        self, handle: Cancelled, outcome: str | DuemqError, wait_s: float
-    ) -> str | DuemqError:
+    def told(self, handle: Cancelled, outcome: str | DuemqError, wait_s: float) -> str | DuemqError:
         """The outcome as it is answered."""
         if outcome != NOT_YET:
             return outcome
@@ -84,7 +82,7 @@ class TimerServicer:
             f"{what} {reason} (waited {wait_s:g} s)", field="offset", value=handle.offset
         )
 
-    def _source(self, store_id: int, queue_id: int) -> SourceId | DuemqError:
+    def source(self, store_id: int, queue_id: int) -> SourceId | DuemqError:
         """Whose timers this shard may answer for, or why not."""
         settings = self._settings
         if queue_id < 0:

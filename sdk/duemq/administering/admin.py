@@ -10,7 +10,7 @@ from duemq.administering.forgetting import Forgetting
 from duemq.administering.groups import Groups
 from duemq.administering.messages import Messages
 from duemq.administering.probes import Probes
-from duemq.administering.timers import Timers
+from duemq.administering.timer_pages import TimerPages
 from duemq.administering.topics import Topics
 from duemq.producing import cancels
 from duemq.producing.cancels import Cancelling, CancelOutcome, Handles
@@ -20,7 +20,7 @@ from duemq.transport.cluster_client import Addresses, Client
 
 
 class Admin(
-    DeadLetters, Topics, Groups, Messages, Probes, Timers, Forgetting, Cancelling, AsyncClient
+    DeadLetters, Topics, Groups, Messages, Probes, TimerPages, Forgetting, Cancelling, AsyncClient
 ):
     """Topics, groups, messages, timers and the state of the cluster.
 

@@ -64,14 +64,14 @@ class Timers(TimerShards):
         """The answers of the shards that are there, and those that are not."""
         alive = self._client.routes.timers
         lost = await self._missing_shards(alive)
-        missing = [MissingBroker(_name(each), each.error or "") for each in lost]
+        missing = [MissingBroker(self._shard_name(each), each.error or "") for each in lost]
         answers: list[T] = []
 
         async def ask(shard: TimerShard) -> None:
             try:
                 answers.append(await self._ask_shard(shard.shard, method))
             except (Unavailable, Internal) as error:
-                missing.append(MissingBroker(_name(shard), str(error)))
+                missing.append(MissingBroker(self._shard_name(shard), str(error)))
 
         await asyncio.gather(*map(ask, alive))
         return answers, sorted(missing, key=lambda each: each.name)
@@ -82,15 +82,17 @@ class Timers(TimerShards):
 
         async def attempt(left_s: float) -> T:
             address = self._client.timer_of(shard).address
-            return await status.answer(method(Stub(self._client.channel(address)), left_s), address)
+            return await status.answer(method(self._stub(address), left_s), address)
 
         return await retrying.until(time.monotonic() + timeout_s, attempt)
 
+    def _stub(self, address: str) -> Stub:
+        return Stub(self._client.channel(address))
 
-def _name(shard: TimerShard | TimerStats) -> str:
-    """As a missing shard is named."""
-    number = f"timer shard {shard.shard}"
-    return f"{number} ({shard.name})" if shard.name else number
+    def _shard_name(self, shard: TimerShard | TimerStats) -> str:
+        """As a missing shard is named."""
+        number = f"timer shard {shard.shard}"
+        return f"{number} ({shard.name})" if shard.name else number
 
 
 def _joined(answers: Iterable[timer_inspector_pb2.TimerHistogram]) -> list[TimerBucket]:

@@ -23,9 +23,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from duemq.v1 import error_pb2 as duemq_dot_v1_dot_error__pb2
+from duemq.v1 import message_pb2 as duemq_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64uemq/v1/timer_inspector.proto\x12\x08\x64uemq.v1\"#\n\x12\x43ountTimersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"<\n\x13\x43ountTimersResponse\x12%\n\x06topics\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TopicTimers\"o\n\x0bTopicTimers\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07pending\x18\x02 \x01(\x03\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x03\x12\r\n\x05\x66ired\x18\x04 \x01(\x03\x12\x11\n\tcancelled\x18\x05 \x01(\x03\x12\x0c\n\x04lost\x18\x06 \x01(\x03\"3\n\x13GetHistogramRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x61t_ms\x18\x02 \x01(\x03\"H\n\x0eTimerHistogram\x12\x0e\n\x06now_ms\x18\x01 \x01(\x03\x12&\n\x07\x62uckets\x18\x02 \x03(\x0b\x32\x15.duemq.v1.TimerBucket\">\n\x0bTimerBucket\x12\x0f\n\x07\x66rom_ms\x18\x01 \x01(\x03\x12\r\n\x05to_ms\x18\x02 \x01(\x03\x12\x0f\n\x07pending\x18\x03 \x01(\x03\x32\xa5\x01\n\x0eTimerInspector\x12J\n\x0b\x43ountTimers\x12\x1c.duemq.v1.CountTimersRequest\x1a\x1d.duemq.v1.CountTimersResponse\x12G\n\x0cGetHistogram\x12\x1d.duemq.v1.GetHistogramRequest\x1a\x18.duemq.v1.TimerHistogramB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64uemq/v1/timer_inspector.proto\x12\x08\x64uemq.v1\x1a\x14\x64uemq/v1/error.proto\x1a\x16\x64uemq/v1/message.proto\"#\n\x12\x43ountTimersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"<\n\x13\x43ountTimersResponse\x12%\n\x06topics\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TopicTimers\"o\n\x0bTopicTimers\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07pending\x18\x02 \x01(\x03\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x03\x12\r\n\x05\x66ired\x18\x04 \x01(\x03\x12\x11\n\tcancelled\x18\x05 \x01(\x03\x12\x0c\n\x04lost\x18\x06 \x01(\x03\"3\n\x13GetHistogramRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x61t_ms\x18\x02 \x01(\x03\"H\n\x0eTimerHistogram\x12\x0e\n\x06now_ms\x18\x01 \x01(\x03\x12&\n\x07\x62uckets\x18\x02 \x03(\x0b\x32\x15.duemq.v1.TimerBucket\">\n\x0bTimerBucket\x12\x0f\n\x07\x66rom_ms\x18\x01 \x01(\x03\x12\r\n\x05to_ms\x18\x02 \x01(\x03\x12\x0f\n\x07pending\x18\x03 \x01(\x03\"\xba\x01\n\tTimerInfo\x12%\n\x06handle\x18\x01 \x01(\x0b\x32\x15.duemq.v1.TimerHandle\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.duemq.v1.TimerState\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x10\n\x08queue_id\x18\x04 \x01(\x11\x12 \n\x06record\x18\x05 \x01(\x0b\x32\x10.duemq.v1.Record\x12\x1e\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x0f.duemq.v1.Error\":\n\x10GetTimersRequest\x12&\n\x07handles\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TimerHandle\"8\n\x11GetTimersResponse\x12#\n\x06timers\x18\x01 \x03(\x0b\x32\x13.duemq.v1.TimerInfo\"\x89\x01\n\x11ListTimersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nkey_prefix\x18\x02 \x01(\t\x12\x0f\n\x07\x66rom_ms\x18\x03 \x01(\x03\x12\r\n\x05to_ms\x18\x04 \x01(\x03\x12\r\n\x05limit\x18\x05 \x01(\x05\x12\r\n\x05token\x18\x06 \x01(\x0c\x12\x13\n\x0bwith_bodies\x18\x07 \x01(\x08\"H\n\x12ListTimersResponse\x12#\n\x06timers\x18\x01 \x03(\x0b\x32\x13.duemq.v1.TimerInfo\x12\r\n\x05token\x18\x02 \x01(\x0c*u\n\nTimerState\x12\x1b\n\x17TIMER_STATE_UNSPECIFIED\x10\x00\x12\x11\n\rTIMER_PENDING\x10\x01\x12\x0f\n\x0bTIMER_FIRED\x10\x02\x12\x13\n\x0fTIMER_CANCELLED\x10\x03\x12\x11\n\rTIMER_UNKNOWN\x10\x04\x32\xb4\x02\n\x0eTimerInspector\x12J\n\x0b\x43ountTimers\x12\x1c.duemq.v1.CountTimersRequest\x1a\x1d.duemq.v1.CountTimersResponse\x12G\n\x0cGetHistogram\x12\x1d.duemq.v1.GetHistogramRequest\x1a\x18.duemq.v1.TimerHistogram\x12\x44\n\tGetTimers\x12\x1a.duemq.v1.GetTimersRequest\x1a\x1b.duemq.v1.GetTimersResponse\x12G\n\nListTimers\x12\x1b.duemq.v1.ListTimersRequest\x1a\x1c.duemq.v1.ListTimersResponseB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +35,30 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.timer_inspector_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_COUNTTIMERSREQUEST']._serialized_start=44
-  _globals['_COUNTTIMERSREQUEST']._serialized_end=79
-  _globals['_COUNTTIMERSRESPONSE']._serialized_start=81
-  _globals['_COUNTTIMERSRESPONSE']._serialized_end=141
-  _globals['_TOPICTIMERS']._serialized_start=143
-  _globals['_TOPICTIMERS']._serialized_end=254
-  _globals['_GETHISTOGRAMREQUEST']._serialized_start=256
-  _globals['_GETHISTOGRAMREQUEST']._serialized_end=307
-  _globals['_TIMERHISTOGRAM']._serialized_start=309
-  _globals['_TIMERHISTOGRAM']._serialized_end=381
-  _globals['_TIMERBUCKET']._serialized_start=383
-  _globals['_TIMERBUCKET']._serialized_end=445
-  _globals['_TIMERINSPECTOR']._serialized_start=448
-  _globals['_TIMERINSPECTOR']._serialized_end=613
+  _globals['_TIMERSTATE']._serialized_start=1014
+  _globals['_TIMERSTATE']._serialized_end=1131
+  _globals['_COUNTTIMERSREQUEST']._serialized_start=90
+  _globals['_COUNTTIMERSREQUEST']._serialized_end=125
+  _globals['_COUNTTIMERSRESPONSE']._serialized_start=127
+  _globals['_COUNTTIMERSRESPONSE']._serialized_end=187
+  _globals['_TOPICTIMERS']._serialized_start=189
+  _globals['_TOPICTIMERS']._serialized_end=300
+  _globals['_GETHISTOGRAMREQUEST']._serialized_start=302
+  _globals['_GETHISTOGRAMREQUEST']._serialized_end=353
+  _globals['_TIMERHISTOGRAM']._serialized_start=355
+  _globals['_TIMERHISTOGRAM']._serialized_end=427
+  _globals['_TIMERBUCKET']._serialized_start=429
+  _globals['_TIMERBUCKET']._serialized_end=491
+  _globals['_TIMERINFO']._serialized_start=494
+  _globals['_TIMERINFO']._serialized_end=680
+  _globals['_GETTIMERSREQUEST']._serialized_start=682
+  _globals['_GETTIMERSREQUEST']._serialized_end=740
+  _globals['_GETTIMERSRESPONSE']._serialized_start=742
+  _globals['_GETTIMERSRESPONSE']._serialized_end=798
+  _globals['_LISTTIMERSREQUEST']._serialized_start=801
+  _globals['_LISTTIMERSREQUEST']._serialized_end=938
+  _globals['_LISTTIMERSRESPONSE']._serialized_start=940
+  _globals['_LISTTIMERSRESPONSE']._serialized_end=1012
+  _globals['_TIMERINSPECTOR']._serialized_start=1134
+  _globals['_TIMERINSPECTOR']._serialized_end=1442
 # @@protoc_insertion_point(module_scope)

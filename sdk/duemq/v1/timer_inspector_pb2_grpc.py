@@ -28,3 +28,13 @@ class TimerInspectorStub(object):
                 request_serializer=duemq_dot_v1_dot_timer__inspector__pb2.GetHistogramRequest.SerializeToString,
                 response_deserializer=duemq_dot_v1_dot_timer__inspector__pb2.TimerHistogram.FromString,
                 _registered_method=True)
+        self.GetTimers = channel.unary_unary(
+                '/duemq.v1.TimerInspector/GetTimers',
+                request_serializer=duemq_dot_v1_dot_timer__inspector__pb2.GetTimersRequest.SerializeToString,
+                response_deserializer=duemq_dot_v1_dot_timer__inspector__pb2.GetTimersResponse.FromString,
+                _registered_method=True)
+        self.ListTimers = channel.unary_unary(
+                '/duemq.v1.TimerInspector/ListTimers',
+                request_serializer=duemq_dot_v1_dot_timer__inspector__pb2.ListTimersRequest.SerializeToString,
+                response_deserializer=duemq_dot_v1_dot_timer__inspector__pb2.ListTimersResponse.FromString,
+                _registered_method=True)

@@ -36,6 +36,8 @@ ALL_COMMANDS = [
     ("dlq", "purge"),
     ("timer", "cancel"),
     ("timer", "count"),
+    ("timer", "get"),
+    ("timer", "list"),
     ("timer", "histogram"),
     ("timer", "owners"),
     ("timer", "release"),
