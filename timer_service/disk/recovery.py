@@ -302,8 +302,8 @@ class Recovery:
 
     def _cancel(self, entry: Entry) -> None:
         scheduler = self._scheduler
-        targets = log_entries.decode_cancel_targets(entry.body)
-        for cancelled, target in zip(log_entries.decode_cancel(entry.body), targets, strict=True):
+        marks = log_entries.decode_cancel_topics(entry.body)
+        for cancelled, mark in zip(log_entries.decode_cancel(entry.body), marks, strict=True):
             number = scheduler.numbers.number_source(cancelled.source, "", cancelled.offset)
             row = scheduler.near.find(number, cancelled.offset)
             if row >= 0:
@@ -311,10 +311,7 @@ class Recovery:
             since_ms = max(cancelled.due_ms, self._now_ms)
             scheduler.tombstones.add(number, cancelled.offset, since_ms, unmet=row < 0)
             scheduler.ledger.cancelled += 1
-            if target >= 0:
-                scheduler.topics.cancelled(np.array([target]), unmet=row < 0)
-            else:
-                scheduler.topics.in_doubt = scheduler.topics.in_doubt or "cancelled"
+            scheduler.topics.cancelled_marked(mark, unmet=row < 0)
 
     def _dispatch(self, entry: Entry) -> None:
         scheduler = self._scheduler

@@ -245,7 +245,8 @@ class Cancelling:
             return
         far = rows == NOWHERE
         target, places = self._targets(wanted, rows)
-        body = log_entries.encode_cancel([self._handles[at] for at in wanted.at], target.tolist())
+        marks = scheduler.topics.marks(target)
+        body = log_entries.encode_cancel([self._handles[at] for at in wanted.at], marks)
         _, self.end = scheduler.log.append(log_entries.CANCEL, [body])
         scheduler.near.drop(rows[~far])
         if places:

@@ -13,6 +13,7 @@ others together, under no name.
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,11 @@ class TopicLedger:
         return self.accepted - self.fired - self.cancelled - self.lost
 
 
+def mark_of(topic: str) -> int:
+    """What the log calls a topic, in 32 bits; never 0."""
+    return zlib.crc32(topic.encode()) or 1
+
+
 class TopicCounts:
     """Every topic's ledger."""
 
@@ -57,6 +63,7 @@ class TopicCounts:
         self._names = [OTHERS]
         self._slots = np.empty(0, dtype=np.int64)  # by target: place in `_names`
         self._slot_of = {OTHERS: 0}
+        self._marked: dict[int, str | None] = {}  # None: of several topics
 
     def __iter__(self) -> Iterator[tuple[str, TopicLedger]]:
         """Topics that ever had a timer; the others under `OTHERS`, if there are any."""
@@ -92,11 +99,22 @@ class TopicCounts:
 
     def slots(self, target: Index) -> Index:
         """The slot of each of these numbers of targets."""
-        targets = self._numbers.targets
-        if len(self._slots) < len(targets):
-            more = [self.slot(each.topic) for each in targets[len(self._slots) :]]
-            self._slots = np.append(self._slots, np.array(more, dtype=np.int64))
+        self._learn()
         return self._slots[target]
+
+    def _learn(self) -> None:
+        new = self._numbers.targets[len(self._slots) :]
+        if not new:
+            return
+        self._slots = np.append(self._slots, [self.slot(each.topic) for each in new])
+        for each in new:
+            found = self._marked.setdefault(mark_of(each.topic), each.topic)
+            if found != each.topic:
+                self._marked[mark_of(each.topic)] = None
+
+    def marks(self, target: Index) -> list[int]:
+        """What the log calls the topics of these numbers of targets."""
+        return [mark_of(self._numbers.targets[each].topic) for each in target.tolist()]
 
     def split(self, target: Index) -> list[tuple[TopicLedger, int]]:
         """How many of these numbers of targets are of each topic."""
@@ -115,6 +133,17 @@ class TopicCounts:
         for ledger, count in self.split(target):
             ledger.cancelled += count
             ledger.unmet += count if unmet else 0
+
+    def cancelled_marked(self, mark: int, *, unmet: bool) -> None:
+        """As `cancelled`, of one timer, as the log tells of it."""
+        self._learn()
+        topic = self._marked.get(mark)
+        if topic is None:
+            self.in_doubt = self.in_doubt or "cancelled"
+            return
+        ledger = self.of(topic)
+        ledger.cancelled += 1
+        ledger.unmet += unmet
 
     def met(self, target: Index) -> None:
         """Cancelled timers were met, and are gone."""

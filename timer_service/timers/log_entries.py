@@ -15,12 +15,9 @@ off  size  field       meaning
 CANCEL (kind 17): any number of
  0    8    store_id
  8    4    queue_id
-12    4    target      its number + 1; 0: not said, by an older release
+12    4    topic       CRC-32 of its name, for counts by topic; 0: not said, by an older release
 16    8    offset
 24    8    due_ms
-
-Targets are numbered in the order in which ADD entries name them first, so that each who reads the
-log numbers them alike; a checkpoint has the list.
 
 DISPATCH (kind 18): a batch, written before it is sent for the first time.
  0    8    sequence    of the batch in its lane
@@ -149,10 +146,10 @@ def decode_add(body: memoryview) -> Added:
     return Added(SourceId(store_id, queue_id), name, frames, start)
 
 
-def encode_cancel(cancelled: Sequence[Cancelled], targets: Sequence[int] = ()) -> bytes:
-    """A CANCEL body.  `targets`: the number of each one's."""
+def encode_cancel(cancelled: Sequence[Cancelled], topics: Sequence[int] = ()) -> bytes:
+    """A CANCEL body.  `topics`: the mark of each one's (scheduling/topic_counts.py)."""
     pack = _CANCEL.pack
-    marks = [target + 1 for target in targets] if targets else [0] * len(cancelled)
+    marks = topics or [0] * len(cancelled)
     return b"".join(
         [
             pack(*source, mark, offset, due_ms)
@@ -169,9 +166,9 @@ def decode_cancel(body: memoryview) -> list[Cancelled]:
     ]
 
 
-def decode_cancel_targets(body: memoryview) -> list[int]:
-    """The targets' numbers of a CANCEL body; -1: not said."""
-    return [mark - 1 for _, _, mark, _, _ in _CANCEL.iter_unpack(body)]
+def decode_cancel_topics(body: memoryview) -> list[int]:
+    """The marks of the topics of a CANCEL body; 0: not said."""
+    return [mark for _, _, mark, _, _ in _CANCEL.iter_unpack(body)]
 
 
 def encode_dispatch(batch: Dispatched) -> bytes:

@@ -74,12 +74,12 @@ def test_cancels_of_an_older_release_are_counted_by_reading_the_blocks(
 ) -> None:
     encode = log_entries.encode_cancel
 
-    def without_targets(
-        cancelled: Sequence[log_entries.Cancelled], targets: Sequence[int] = ()
+    def without_topics(
+        cancelled: Sequence[log_entries.Cancelled], topics: Sequence[int] = ()
     ) -> bytes:
         return encode(cancelled)
 
-    monkeypatch.setattr(log_entries, "encode_cancel", without_targets)
+    monkeypatch.setattr(log_entries, "encode_cancel", without_topics)
     world = world_with_timers()
     before = pending(world)
     world.kill()
@@ -106,6 +106,16 @@ def test_a_checkpoint_of_an_older_release_counts_what_is_pending() -> None:
         "any": 41,
         "keyed": 46,
     }
+
+
+def test_topics_that_the_log_cannot_tell_apart_are_counted_by_reading_the_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_counts, "mark_of", lambda topic: 7)
+    world = world_with_timers()
+    before = pending(world)
+    world.kill()
+    assert pending(world) == before
 
 
 def test_a_wrong_count_stops_the_shard() -> None:
