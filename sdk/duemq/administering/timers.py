@@ -52,14 +52,17 @@ class Timers(TimerShards):
             topic=topic or "", at_ms=time.time_ns() // 1_000_000
         )
         answers, missing = await self._each_shard(
-            lambda stub, left_s: stub.GetHistogram(request, timeout=left_s)
+            lambda stub, left_s: stub.GetHistogram(request, timeout=left_s),
+            self._asker.timeout_s,  # the first one reads what there is of each timer
         )
         buckets = _joined(answers)
         refuse_missing(missing, partial=buckets)
         return buckets
 
     async def _each_shard(
-        self, method: Callable[[Stub, float], Awaitable[T]]
+        self,
+        method: Callable[[Stub, float], Awaitable[T]],
+        timeout_s: float = SHOWN_WITHOUT_TIMEOUT_S,
     ) -> tuple[list[T], Sequence[MissingBroker]]:
         """The answers of the shards that are there, and those that are not."""
         alive = self._client.routes.timers
@@ -69,16 +72,21 @@ class Timers(TimerShards):
 
         async def ask(shard: TimerShard) -> None:
             try:
-                answers.append(await self._ask_shard(shard.shard, method))
+                answers.append(await self._ask_shard(shard.shard, method, timeout_s))
             except (Unavailable, Internal) as error:
                 missing.append(MissingBroker(self._shard_name(shard), str(error)))
 
         await asyncio.gather(*map(ask, alive))
         return answers, sorted(missing, key=lambda each: each.name)
 
-    async def _ask_shard(self, shard: int, method: Callable[[Stub, float], Awaitable[T]]) -> T:
+    async def _ask_shard(
+        self,
+        shard: int,
+        method: Callable[[Stub, float], Awaitable[T]],
+        timeout_s: float = SHOWN_WITHOUT_TIMEOUT_S,
+    ) -> T:
         """Asked again while a shard has no leader, say."""
-        timeout_s = min(SHOWN_WITHOUT_TIMEOUT_S, self._asker.timeout_s)
+        timeout_s = min(timeout_s, self._asker.timeout_s)
 
         async def attempt(left_s: float) -> T:
             address = self._client.timer_of(shard).address
