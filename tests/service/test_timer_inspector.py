@@ -18,7 +18,7 @@ from duemq.v1.timer_inspector_pb2_grpc import TimerInspectorStub
 from duemq_cli.exits import Exit
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster, until
-from tests.service.test_timer_service import HOUR_MS, TOPIC, running_shard, send
+from tests.service.test_timer_service import HOUR_MS, TOPIC, Shard, running_shard, send
 
 
 @pytest.fixture
@@ -28,9 +28,14 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         yield running
 
 
+async def registered(shard: Shard) -> None:
+    await until(lambda: bool(shard.service._registration))
+
+
 async def test_counts_are_exact_and_survive_a_restart(cluster: Cluster, tmp_path: Path) -> None:
     counted = {"topic": TOPIC, "pending": 2, "accepted": 4, "fired": 1, "cancelled": 1, "lost": 0}
     async with running_shard(cluster, tmp_path) as shard:
+        await registered(shard)
         handles = await send(cluster, [b"a", b"b", b"c", b"d"], [0, HOUR_MS, HOUR_MS, HOUR_MS])
         await shard.until(lambda stats: stats.fired == 1 and stats.accepted == 4)
         await shard.cancel(handles[1])
@@ -38,7 +43,7 @@ async def test_counts_are_exact_and_survive_a_restart(cluster: Cluster, tmp_path
         assert rows(done) == [counted]
         assert done.exit_code == Exit.OK
     async with running_shard(cluster, tmp_path) as shard:
-        await until(lambda: bool(shard.service._registration))
+        await registered(shard)
         done = await run(cluster.nameserver, "timer", "count", "--topic", TOPIC, "--json")
         assert rows(done)[0] == counted
         nothing = await run(cluster.nameserver, "timer", "count", "--topic", "none", "--json")
@@ -63,6 +68,7 @@ async def test_a_shard_that_is_away_is_named(cluster: Cluster, tmp_path: Path) -
 
 async def test_topics_have_metrics(cluster: Cluster, tmp_path: Path) -> None:
     async with running_shard(cluster, tmp_path) as shard:
+        await registered(shard)
         await send(cluster, [b"a", b"b"], [0, HOUR_MS])
         await shard.until(lambda stats: stats.fired == 1 and not stats.in_flight)
         registry = shard.service.server.registry
@@ -79,6 +85,7 @@ async def test_topics_have_metrics(cluster: Cluster, tmp_path: Path) -> None:
 
 async def test_what_falls_due_when(cluster: Cluster, tmp_path: Path) -> None:
     async with running_shard(cluster, tmp_path, memtable_rows_max=64) as shard:
+        await registered(shard)
         await send(cluster, [b"x"] * 200, [HOUR_MS + n for n in range(200)])
         await send(cluster, [b"y"] * 3, [10 * HOUR_MS] * 3)
         await shard.until(lambda stats: stats.accepted == 203 and stats.near == 0)
@@ -100,6 +107,7 @@ def text(handle: TimerHandle) -> str:
 
 async def test_timers_are_found_by_handle(cluster: Cluster, tmp_path: Path) -> None:
     async with running_shard(cluster, tmp_path, memtable_rows_max=64) as shard:
+        await registered(shard)
         await send(cluster, [b"x"] * 100, [2 * HOUR_MS] * 100)
         handles = await send(cluster, [b"a", b"b", b"\xff"], [0, HOUR_MS, HOUR_MS])
         await shard.until(lambda stats: stats.fired == 1 and stats.accepted == 103)
@@ -164,7 +172,7 @@ async def test_a_topic_s_timers_are_listed_in_due_order(cluster: Cluster, tmp_pa
 
 async def test_a_list_without_a_shard_says_so(cluster: Cluster, tmp_path: Path) -> None:
     async with running_shard(cluster, tmp_path, shard=0, shards=2) as shard:
-        await until(lambda: bool(shard.service._registration))
+        await registered(shard)
         done = await run(cluster.nameserver, "timer", "list", "--topic", TOPIC, "--json")
         assert done.exit_code == Exit.PARTIAL
         assert "timer shard 1" in done.stdout
