@@ -147,7 +147,7 @@ def decode_add(body: memoryview) -> Added:
 
 
 def encode_cancel(cancelled: Sequence[Cancelled], topics: Sequence[int] = ()) -> bytes:
-    """A CANCEL body.  `topics`: the mark of each one's (scheduling/topic_counts.py)."""
+    """A CANCEL body.  `topics`: the mark of each one's (topic_counts.py)."""
     pack = _CANCEL.pack
     marks = topics or [0] * len(cancelled)
     return b"".join(
