@@ -206,9 +206,9 @@ class Shard:
     ) -> list[ScheduleResult]:
         """Keeps records under their keys, all or none; durable when answered.
 
-        What waits under a key is replaced, or stays (`if_absent`).  A request id that comes again
-        is answered as the first one for 10 minutes; `request_id` has 16 bytes.  The caller has
-        checked what it passes: keys, topic, limits.  Raises Overloaded, ReadOnly (short of space),
+        What waits under a key is replaced, or stays (`if_absent`).  A request id (16 bytes) that
+        comes again within 2 minutes is answered as the first one.  The caller has checked what it
+        passes: keys, topic, limits.  Raises Overloaded, ReadOnly (short of space),
         Unavailable (not the leader any more), Corrupt, InvalidArgument (the id of another kind of
         request), Internal.
         """

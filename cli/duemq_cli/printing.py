@@ -62,6 +62,8 @@ def message_fields(message: Message) -> dict[str, Any]:
         "due_ms": message.due_ms,
         "properties": dict(message.properties),
     }
+    if message.timer_key is not None:
+        fields["timer_key"] = message.timer_key
     if message.retry is not None:
         fields["retry"] = message.retry._asdict()
     try:

@@ -7,6 +7,7 @@ import itertools
 from zlib import crc32
 
 import pytest
+from opentelemetry import baggage, context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -26,7 +27,7 @@ from duemq.errors import (
 from duemq.producing import handle
 from duemq.protocol.balance import queue_of_key
 from duemq.settings import ClientSettings, ProducerSettings
-from duemq.tracing import spans
+from duemq.tracing import meters, spans
 from tests.service.fake_cluster import FakeCluster
 from tests.service.fake_keys import NOW_MS
 from tests.service.running_cluster import until
@@ -511,6 +512,37 @@ async def test_messages_carry_the_trace_of_their_send(cluster, producer):
     assert stored.status.is_ok or stored.status.is_unset
     assert not refused.status.is_ok
     provider.shutdown()
+
+
+async def test_the_callers_baggage_leaves_the_key_alone(cluster, producer):
+    token = context.attach(baggage.set_baggage("tenant", "7"))
+    provider = TracerProvider(shutdown_on_exit=False)
+    spans.use(provider)
+    try:
+        with provider.get_tracer("test").start_as_current_span("caller"):
+            await producer.send(TOPIC, b"1", timer_key="k", delay=5)
+    finally:
+        spans.use(None)
+        context.detach(token)
+        provider.shutdown()
+    [record] = shard_of(cluster, "k").records.values()
+    assert record.timer_key == "k"
+    assert record.properties["baggage"] == "tenant=7"
+
+
+async def test_sends_are_metered_by_what_became_of_them(cluster, producer, monkeypatch):
+    told = []
+    monkeypatch.setattr(meters, "enabled", lambda: True)
+    monkeypatch.setattr(meters, "sent", lambda *of: told.append((of[1], of[3], of[4])))
+    await producer.send(TOPIC, b"", timer_key="k0", delay=5)
+    address = cluster.timers[shard_of(cluster, "k0").shard].address
+    assert told == [(1, None, address)]
+    told.clear()
+    keys = keys_of(cluster, 3, shard_of(cluster, "k0").shard)
+    messages = [Outgoing(b"", timer_key=key, delay=5, if_absent=True) for key in (*keys, "k0")]
+    with pytest.raises(NotAllSent):
+        await producer.send_many(TOPIC, messages)
+    assert sorted((count, error is None) for count, error, _ in told) == [(1, False), (3, True)]
 
 
 async def test_blocking_clients_have_the_same(cluster):

@@ -1,6 +1,6 @@
 """Arrays of a checkpoint that only a shard with timers under keys has; see checkpoint_state.py.
 
-request_minutes  i64  a minute since 1970, its requests: a pair each
+request_slots    i64  ten seconds since 1970, their requests: a pair each
 request_lengths  u32  of name and answer: a pair a request
 request_names    u8   keyed_entry.RequestKey.name
 request_answers  u8   keyed_entry.encode_answer
@@ -30,9 +30,9 @@ def encode(requests: Sequence[SavedRequests], ended: Sequence[SavedKey]) -> Arra
     if requests:
         names = [name for each in requests for name in each.answers]
         answers = [answer for each in requests for answer in each.answers.values()]
-        minutes = [(each.minute, len(each.answers)) for each in requests]
+        slots = [(each.slot, len(each.answers)) for each in requests]
         lengths = [(len(name), len(answer)) for name, answer in zip(names, answers, strict=True)]
-        arrays["request_minutes"] = np.array(minutes, dtype=np.int64).reshape(-1)
+        arrays["request_slots"] = np.array(slots, dtype=np.int64).reshape(-1)
         arrays["request_lengths"] = np.array(lengths, dtype=np.uint32).reshape(-1)
         arrays["request_names"] = np.frombuffer(b"".join(names), dtype=np.uint8)
         arrays["request_answers"] = np.frombuffer(b"".join(answers), dtype=np.uint8)
@@ -45,19 +45,19 @@ def encode(requests: Sequence[SavedRequests], ended: Sequence[SavedKey]) -> Arra
 
 def decode_requests(arrays: Arrays) -> list[SavedRequests]:
     """Reads the requests."""
-    if "request_minutes" not in arrays:
+    if "request_slots" not in arrays:
         return []
     lengths = iter(arrays["request_lengths"].reshape(-1, 2).tolist())
     names, answers = arrays["request_names"].tobytes(), arrays["request_answers"].tobytes()
     saved, name_at, answer_at = [], 0, 0
-    for minute, count in arrays["request_minutes"].reshape(-1, 2).tolist():
+    for slot, count in arrays["request_slots"].reshape(-1, 2).tolist():
         found: dict[bytes, bytes] = {}
         for name_length, answer_length in itertools.islice(lengths, count):
             name = names[name_at : name_at + name_length]
             found[name] = answers[answer_at : answer_at + answer_length]
             name_at += name_length
             answer_at += answer_length
-        saved.append(SavedRequests(minute, found))
+        saved.append(SavedRequests(slot, found))
     return saved
 
 

@@ -139,7 +139,7 @@ class Change:
         _check_tombstones(scheduler, len(cancelled) + far)
         answer = keyed_entry.encode_answer(results)
         if self.request.id != NO_REQUEST:
-            keyed.requests.check_room(answer)
+            keyed.requests.make_room(answer, now_ms)
         new = [each for group in come.values() for each in group]
         changed = Changed(
             self.request,

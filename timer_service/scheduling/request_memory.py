@@ -2,8 +2,11 @@
 
 Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
 
-By the minute of their decision.  Only the newest minute takes any in, so that a checkpoint can
-encode the others in another thread.  Some 200 bytes a request in memory, beside its answer.
+By slots of ten seconds, that of their decision.  Only the newest takes any in, so that a checkpoint
+can encode the others in another thread.  Some 200 bytes a request in memory, beside its answer.
+
+Kept for KEEP_MS, and where more come than there is room for, for KEEP_MIN_MS at least: what does
+not fit then is refused.
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ from duemq.errors import Overloaded
 from duemq_server.timer_service.timers.keyed_entry import NO_REQUEST, RequestKey
 
 KEEP_MS = 600_000
-MINUTE_MS = 60_000
+KEEP_MIN_MS = 120_000
+"""Clients repeat no request for longer (protos/duemq/v1/timer.proto)."""
+SLOT_MS = 10_000
 
 
 class SavedRequests(NamedTuple):
-    """Of a minute, as they lie in a checkpoint."""
+    """Of a slot, as they lie in a checkpoint."""
 
-    minute: int
+    slot: int  # since 1970
     answers: dict[bytes, bytes]  # by RequestKey.name
 
 
@@ -33,27 +38,29 @@ class RequestMemory:
         self.bytes = 0  # of answers
         self._requests_max = requests_max
         self._bytes_max = bytes_max
-        self._minutes: dict[int, dict[bytes, bytes]] = {}  # ascending
+        self._slots: dict[int, dict[bytes, bytes]] = {}  # ascending
 
     def find(self, request: RequestKey) -> bytes | None:
         """The answer of a request that was decided."""
         name = request.name()
-        for answers in reversed(self._minutes.values()):
+        for answers in reversed(self._slots.values()):
             answer = answers.get(name)
             if answer is not None:
                 return answer
         return None
 
-    def check_room(self, answer: bytes) -> None:
+    def make_room(self, answer: bytes, now_ms: int) -> None:
         """Raises Overloaded if one more cannot be remembered."""
+        while not self._has_room(answer) and self._forget_before(now_ms - KEEP_MIN_MS):
+            pass
         for what, has, limit in (
             ("requests", self.requests + 1, self._requests_max),
             ("bytes of answers", self.bytes + len(answer), self._bytes_max),
         ):
             if has > limit:
                 raise Overloaded(
-                    f"{limit} {what} of the last {KEEP_MS // MINUTE_MS} minutes are remembered, no"
-                    " more can be",
+                    f"{limit} {what} of the last {KEEP_MIN_MS // 60_000} minutes are remembered,"
+                    " no more can be",
                     field="request_id",
                     limit=limit,
                 )
@@ -62,33 +69,41 @@ class RequestMemory:
         """A request was decided."""
         if request.id == NO_REQUEST:
             return
-        minute = at_ms // MINUTE_MS
-        if self._minutes:
-            minute = max(minute, next(reversed(self._minutes)))
-        self._minutes.setdefault(minute, {})[request.name()] = answer
+        slot = at_ms // SLOT_MS
+        if self._slots:
+            slot = max(slot, next(reversed(self._slots)))
+        self._slots.setdefault(slot, {})[request.name()] = answer
         self.requests += 1
         self.bytes += len(answer)
 
     def expire(self, now_ms: int) -> None:
         """Forgets what is past its time."""
-        while self._minutes:
-            minute = next(iter(self._minutes))
-            if (minute + 1) * MINUTE_MS + KEEP_MS >= now_ms:
-                return
-            answers = self._minutes.pop(minute)
-            self.requests -= len(answers)
-            self.bytes -= sum(map(len, answers.values()))
+        while self._forget_before(now_ms - KEEP_MS):
+            pass
+
+    def _has_room(self, answer: bytes) -> bool:
+        return self.requests < self._requests_max and self.bytes + len(answer) <= self._bytes_max
+
+    def _forget_before(self, time_ms: int) -> bool:
+        """Lets the oldest slot go if all of it is older than that; False: there is none."""
+        slot = next(iter(self._slots), None)
+        if slot is None or (slot + 1) * SLOT_MS >= time_ms:
+            return False
+        answers = self._slots.pop(slot)
+        self.requests -= len(answers)
+        self.bytes -= sum(map(len, answers.values()))
+        return True
 
     def saved(self) -> list[SavedRequests]:
-        """A copy, for a checkpoint: cheap, as only the newest minute changes."""
-        saved = [SavedRequests(minute, answers) for minute, answers in self._minutes.items()]
+        """A copy, for a checkpoint: cheap, as only the newest slot changes."""
+        saved = [SavedRequests(slot, answers) for slot, answers in self._slots.items()]
         if saved:
-            saved[-1] = SavedRequests(saved[-1].minute, dict(saved[-1].answers))
+            saved[-1] = SavedRequests(saved[-1].slot, dict(saved[-1].answers))
         return saved
 
     def restore(self, saved: Iterable[SavedRequests]) -> None:
         """Takes over what a checkpoint has."""
-        for minute, answers in saved:
-            self._minutes[minute] = answers
+        for slot, answers in saved:
+            self._slots[slot] = answers
             self.requests += len(answers)
             self.bytes += sum(map(len, answers.values()))

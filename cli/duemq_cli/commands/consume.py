@@ -91,9 +91,9 @@ def consume(
     The exit code is 130 after Ctrl-C, 5 if it ended while a broker of the topic was away.  With
     --json each message is message_id, topic, broker, queue, offset, key, tag, body, attempt,
     born_ms, store_ms, due_ms, properties; a body that is not UTF-8 text is in body_base64, and body
-    is null.  A message that the group had sent back has retry: origin_topic, origin_broker,
-    origin_queue, origin_offset, first_failed_ms, last_failed_ms, error, group; its broker, queue
-    and offset are those of %RETRY%GROUP.
+    is null.  One that was delayed under a timer_key has that.  A message that the group had sent
+    back has retry: origin_topic, origin_broker, origin_queue, origin_offset, first_failed_ms,
+    last_failed_ms, error, group; its broker, queue and offset are those of %RETRY%GROUP.
 
     \b
     Examples:

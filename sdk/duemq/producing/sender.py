@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from duemq.errors import DuemqError, Internal, Timeout
-from duemq.producing.batch import Batch
 from duemq.producing.broker_link import Link
+from duemq.producing.keyed.batch import KeyedBatch
 from duemq.producing.losses import Losses
 from duemq.producing.outbox import Outbox, Target
 from duemq.producing.pumping.in_flight import Frame
@@ -141,9 +141,19 @@ class Sender:
             link = self._links[broker] = Link(self._client, broker, self)
         return link
 
-    def lost(self, batch: Batch, error: DuemqError) -> None:
-        """Messages of a batch that timer shards did not take."""
-        self._losses.add(batch, error)
+    def settled(self, batch: KeyedBatch) -> None:
+        """A timer shard answered it, or it was given up.  Some of its messages may be refused."""
+        timers = self._client.routes.timers
+        server = next((each.address for each in timers if each.name == batch.broker), "")
+        if meters.enabled():
+            seconds = time.time() - batch.begun_ms / 1000
+            failed = len(batch.errors) or (batch.count if batch.error is not None else 0)
+            for count, error in ((batch.count - failed, None), (failed, batch.error)):
+                if count:
+                    meters.sent(batch.topic, count, seconds, error, server)
+        batch.wake(server)
+        if batch.error is not None:
+            self._losses.add(batch, batch.error)
 
     # ── what links tell (broker_link.Owner) ──────────────────────────────────────────
 

@@ -10,8 +10,8 @@ TIMER_KEY_CHARACTERS_MAX = 255
 SCHEDULE_RECORDS_MAX = 1_000
 """Of one request of Schedule or Reschedule."""
 REQUEST_ID_BYTES = 16
-REPEAT_S = 600.0
-"""For so long a shard knows a request again."""
+REPEAT_S = 110.0
+"""So long a request may be repeated: a shard knows it again for 10 s more."""
 
 # Neither control characters nor halves of UTF-16 pairs, which UTF-8 does not have.
 _TIMER_KEY = re.compile(

@@ -7,12 +7,12 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from duemq import aio
-from duemq.errors import Closed, DuemqError, TopicNotFound
-from duemq.producing.batch import Batch
+from duemq.errors import Closed, TopicNotFound
 from duemq.producing.blocking import Producer
 from duemq.producing.cancels import CancelOutcome, Handles
 from duemq.producing.intake import Intake
 from duemq.producing.keyed.asks import Ref, TimerKey
+from duemq.producing.keyed.batch import KeyedBatch
 from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.outbox import Outbox, Target
 from duemq.producing.rescheduling import Rescheduled
@@ -91,9 +91,11 @@ class AioMemoryProducer(aio.Producer):
         """As of `keyed.intake.Owner`."""
         return self._find(topic)
 
-    def lost(self, batch: Batch, error: DuemqError) -> None:
+    def settled(self, batch: KeyedBatch) -> None:
         """As of `keyed.intake.Owner`."""
-        self._losses.add(batch, error, logged=False)
+        batch.wake()
+        if batch.error is not None:
+            self._losses.add(batch, batch.error, logged=False)
 
     def _find(self, topic: str) -> Target:
         with self._lock:

@@ -207,8 +207,8 @@ def keyed_checkpoint() -> state.CheckpointState:
     saved.tombstones.append((1, 5, DUE_MS[2], UNMET_REPLACED))
     saved.replaced = [SavedPage(1 << 32, DUE_MS[0], bytes(range(256)) * 32)]
     saved.requests = [
-        SavedRequests(22_890_240, {bytes(range(16)): b"\0\1", bytes(range(20)): b"\0"}),
-        SavedRequests(22_890_241, {bytes(16): b"\0\2\3"}),
+        SavedRequests(137_341_440, {bytes(range(16)): b"\0\1", bytes(range(20)): b"\0"}),
+        SavedRequests(137_341_441, {bytes(16): b"\0\2\3"}),
     ]
     saved.ended_keys = [SavedKey(int(HASHES[1]), DUE_MS[0], True), SavedKey(1, DUE_MS[1], False)]
     return saved

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from duemq.errors import DuemqError, InvalidArgument, TooLarge
+from duemq.errors import InvalidArgument, TooLarge
 from duemq.producing.batch import RECORD_BYTES, Labels
 from duemq.producing.keyed.batch import KeyedBatch, ScheduleCall
 from duemq.producing.keyed.calls import no_shard
@@ -32,8 +32,8 @@ class Owner(Protocol):
         """Finds a topic, made if need be.  Raises DuemqErrors."""
         ...
 
-    def lost(self, batch: KeyedBatch, error: DuemqError) -> None:
-        """Some messages are not stored."""
+    def settled(self, batch: KeyedBatch) -> None:
+        """It is done: wakes who waits, and takes note of what is not stored."""
         ...
 
 
@@ -114,9 +114,7 @@ class KeyedIntake:
 
     def _settled(self, batch: KeyedBatch) -> None:
         self._outbox.release(batch.reserved)
-        batch.wake()
-        if batch.error is not None:
-            self._owner.lost(batch, batch.error)
+        self._owner.settled(batch)
 
 
 def check_keyed(timer_key: str | None, body_bytes: int, due: Due | None, now_ms: int) -> Due:

@@ -15,7 +15,12 @@ from duemq_server.timer_service.scheduling.keyed_changes import (
     Rescheduling,
     Scheduling,
 )
-from duemq_server.timer_service.scheduling.request_memory import KEEP_MS, RequestMemory
+from duemq_server.timer_service.scheduling.request_memory import (
+    KEEP_MIN_MS,
+    KEEP_MS,
+    SLOT_MS,
+    RequestMemory,
+)
 from duemq_server.timer_service.timers.keyed import (
     EXISTS,
     FIRED,
@@ -229,23 +234,37 @@ def test_requests_remembered_are_bounded() -> None:
     memory.add(new_request(), b"1234", 0)
     memory.add(new_request(), b"1234", 70_000)
     with pytest.raises(Overloaded, match="2 requests"):
-        memory.check_room(b"")
-    memory.expire(KEEP_MS + 60_001)
-    memory.check_room(b"123456")
+        memory.make_room(b"", 70_000)
+    memory.expire(SLOT_MS + KEEP_MS + 1)
+    memory.make_room(b"123456", 70_000)
     with pytest.raises(Overloaded, match="10 bytes of answers"):
-        memory.check_room(b"1234567")
+        memory.make_room(b"1234567", 70_000)
 
 
-def test_a_minute_that_is_over_takes_nothing_in_when_the_clock_goes_back() -> None:
+def test_where_there_is_no_room_the_oldest_request_goes_but_none_that_may_come_again() -> None:
+    memory = RequestMemory(requests_max=2, bytes_max=10)
+    first, second = new_request(), new_request()
+    memory.add(first, b"1", 0)
+    memory.add(second, b"2", SLOT_MS)
+    with pytest.raises(Overloaded):
+        memory.make_room(b"", SLOT_MS + KEEP_MIN_MS)
+    assert memory.find(first) == b"1"
+    memory.make_room(b"", SLOT_MS + KEEP_MIN_MS + 1)
+    assert memory.find(first) is None
+    assert memory.find(second) == b"2"
+    assert (memory.requests, memory.bytes) == (1, 1)
+
+
+def test_a_slot_that_is_over_takes_nothing_in_when_the_clock_goes_back() -> None:
     """A checkpoint may be encoding it in another thread."""
     memory = RequestMemory(requests_max=9, bytes_max=99)
     memory.add(new_request(), b"1", 0)
-    memory.add(new_request(), b"2", 70_000)
+    memory.add(new_request(), b"2", SLOT_MS)
     before = memory.saved()
     memory.add(new_request(), b"3", 0)
 
-    assert [(minute, len(answers)) for minute, answers in before] == [(0, 1), (1, 1)]
-    assert [(minute, len(answers)) for minute, answers in memory.saved()] == [(0, 1), (1, 2)]
+    assert [(slot, len(answers)) for slot, answers in before] == [(0, 1), (1, 1)]
+    assert [(slot, len(answers)) for slot, answers in memory.saved()] == [(0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("wait", [5_000, FAR_MS])
