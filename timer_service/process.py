@@ -36,10 +36,12 @@ from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.data_directory import DataDirectory, open_directory
-from duemq_server.timer_service.edge import servicer
+from duemq_server.timer_service.edge import inspector, servicer
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.edge.inspector import TimerInspectorServicer
 from duemq_server.timer_service.edge.metrics import LinksCollector, Meters, ShardCollector
 from duemq_server.timer_service.edge.servicer import TimerServicer
+from duemq_server.timer_service.edge.topic_metrics import TopicCollector
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
 
@@ -98,10 +100,14 @@ class TimerService:
         self._links.on_claims = self._claims_changed.set
         self._routes.on_change(self._links.changed)
         self.server.registry.register(ShardCollector(self.shard, self._links.lag))
+        self.server.registry.register(TopicCollector(self.shard))
         self.server.registry.register(LinksCollector(self._links))
         self.server.registry.register(TraceCollector())
         timer = TimerServicer(self.shard, self._links, settings)
         self.server.add(servicer.SERVICE, timer)
+        self.server.add(
+            inspector.SERVICE, TimerInspectorServicer(self.shard.inspector, self._links, settings)
+        )
         self.shard.log_loop.start()
         self.shard.firing.start()
         self._routes.start()
@@ -147,7 +153,8 @@ class TimerService:
                 registration, self._registration = self._registration, None
                 await registration.stop()
             mark = self.server.ready if serves else self.server.not_ready
-            await mark(servicer.SERVICE)
+            for service in (servicer.SERVICE, inspector.SERVICE):
+                await mark(service)
             await self._claims_changed.wait()
 
     def _report(self) -> nameserver_pb2.TimerReport:

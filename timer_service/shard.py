@@ -27,6 +27,7 @@ from duemq_server.timer_service.disk.data_directory import DataDirectory, save_n
 from duemq_server.timer_service.disk_jobs import DiskJobs
 from duemq_server.timer_service.far.numbering import Source
 from duemq_server.timer_service.firing import RETRY_S, Firing
+from duemq_server.timer_service.inspecting import Inspector
 from duemq_server.timer_service.keyed_requests import KeyedRequests
 from duemq_server.timer_service.log_loop import LogLoop, Replicas
 from duemq_server.timer_service.scheduling.cancelling import NOT_YET, source_of
@@ -39,6 +40,7 @@ from duemq_server.timer_service.scheduling.keyed_changes import (
 )
 from duemq_server.timer_service.scheduling.lateness import Lateness
 from duemq_server.timer_service.scheduling.scheduler import Ingested
+from duemq_server.timer_service.scheduling.topic_lateness import TopicLateness
 from duemq_server.timer_service.timers.keyed import (
     EXISTS,
     FIRED,
@@ -76,12 +78,14 @@ class Shard:
         self.scheduler = directory.scheduler
         self.scheduler.keyed.source = SourceId(directory.producer_id, number)
         self.lateness = Lateness()
+        self.topic_lateness = TopicLateness()
         self.log_loop = LogLoop(directory.log, self.scheduler, on_commit, replicas)
         self.firing = Firing(self.scheduler, self.log_loop)
         self.disk_jobs = DiskJobs(directory, self.log_loop, self.firing.now_ms)
         self._cancels = Cancels(
             self.scheduler, self.firing.ahead_ms, lambda: self.log_loop.progress_or(RETRY_S)
         )
+        self.inspector = Inspector(self.scheduler, self.log_loop, self.firing.now_ms)
         self._keyed = KeyedRequests(
             self.scheduler, self.firing.now_ms, lambda: self.log_loop.progress_or(RETRY_S)
         )
@@ -143,6 +147,8 @@ class Shard:
             stored = outcome is FireOutcome.STORED  # the acknowledgements are kept for later
         if stored:
             self.lateness.record(batch.due_ms, store_ms, now, batch.past_due)
+            topic = batch.lane.id.topic
+            self.topic_lateness.record(topic, batch.due_ms, now, batch.past_due)
 
     def connected(self, broker: str, stream: object) -> None:
         """A broker can be sent to by `stream`, and by no other stream any more."""
@@ -326,6 +332,7 @@ class Shard:
         healthy = not failed.done()
         await self.disk_jobs.close()
         await self._cancels.stop()
+        await self.inspector.stop()
         await self._keyed.stop()
         await self.log_loop.stop()
         if healthy and not self.log_loop.replicated and not self.directory.log.disk_full:

@@ -2,7 +2,8 @@
 
 Needs a cluster of its own.  `rss_full_mb` is the timer service's memory when it has just taken the
 last one, `rss_mb` when it is at rest, `rss_restarted_mb` after the restart; `restart_s` is from its
-start after kill -9 to the first fire.
+start after kill -9 to the first fire.  `inside_cpu_ms`: CPU of the timer service for one look
+inside: a count, the first histogram, each further one, a page of 500 timers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tenacity
 
 from duemq import Admin, Outgoing, Producer
 from duemq.errors import Timeout
-from duemq_server.bench.harness.processes import rss_mb
+from duemq_server.bench.harness.processes import cpu_s, rss_mb
 from duemq_server.bench.harness.results import Report
 from duemq_server.bench.harness.target import Target
 from duemq_server.bench.harness.traffic import bodies
@@ -29,6 +30,8 @@ REST_S = 3.0
 # The probe falls due while the timer service is down: its fire is the first after the restart.
 PROBE_DELAY_S = 3.0
 TIMER = "timer-0"
+LOOKS = 20  # of a kind; CPU time comes in steps of 10 ms
+PAGE = 500
 
 
 def run(target: Target, report: Report, *, count: int, size: int, days: int) -> None:
@@ -44,12 +47,32 @@ def run(target: Target, report: Report, *, count: int, size: int, days: int) -> 
         wait_pending(admin, count)
         report.figures["rss_full_mb"] = rss_mb(cluster.processes[TIMER])
         report.figures["rss_mb"] = _rested_rss_mb(cluster.processes[TIMER])
+        report.figures["inside_cpu_ms"] = _inside_cpu_ms(admin, topic, cluster.processes[TIMER])
         probe = target.new_topic("probe", queues=1)
         report.figures["restart_s"] = _first_fire_s(cluster, target.nameserver, probe)
         report.figures["rss_restarted_mb"] = rss_mb(cluster.processes[TIMER])
         stats = admin.timer_stats()
         report.figures["lost"] = count - sum(shard.pending for shard in stats)
         report.figures["early"] = sum(shard.fired for shard in stats) - 1
+
+
+def _inside_cpu_ms(admin: Admin, topic: str, pid: int) -> dict[str, float]:
+    def page() -> object:
+        return sum(1 for _ in admin.list_timers(topic, limit=PAGE))
+
+    looks = {
+        "count": (admin.count_timers, LOOKS),
+        "first_histogram": (admin.timer_histogram, 1),
+        "histogram": (admin.timer_histogram, LOOKS),
+        "page": (page, LOOKS),
+    }
+    found = {}
+    for name, (look, times) in looks.items():
+        before = cpu_s(pid)
+        for _ in range(times):
+            look()
+        found[name] = round((cpu_s(pid) - before) * 1000 / times, 2)
+    return found
 
 
 def _rested_rss_mb(pid: int) -> float:

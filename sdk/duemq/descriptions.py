@@ -1,7 +1,8 @@
 """What the admin client answers: topics, groups, messages, the cluster, as plain values."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from duemq.errors import MissingBroker
@@ -354,6 +355,63 @@ class StuckTimers:
     topic: str
     timers: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimerCount:
+    """A topic's delayed messages: accepted = pending + fired + cancelled + replaced + lost."""
+
+    topic: str
+    """Empty: topics that are counted together."""
+    pending: int = 0
+    accepted: int = 0
+    """By shards that an older release ran: without what had left by then."""
+    fired: int = 0
+    """Delivered or on their way."""
+    cancelled: int = 0
+    replaced: int = 0
+    """Under their key, or rescheduled."""
+    lost: int = 0
+    """Damaged on the disk, and set aside by an operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerBucket:
+    """How many delayed messages are due at or after `from_ms` and before `to_ms`."""
+
+    from_ms: int
+    """Epoch milliseconds; 0: those that are overdue."""
+    to_ms: int
+    pending: int
+
+
+class TimerState(enum.Enum):
+    """What became of a delayed message."""
+
+    PENDING = "pending"
+    FIRED = "fired"
+    """It is delivered or on its way."""
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+    """Its shard never had it, or it is gone for longer than `cancel_memory`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerDescription:
+    """A delayed message.  Of one that is not pending only handle, due time and state are known."""
+
+    handle: str
+    state: TimerState
+    due_ms: int
+    topic: str | None = None
+    timer_key: str | None = None
+    """The name that its owner gave it."""
+    key: str | None = None
+    tag: str | None = None
+    message_id: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    """None in a list, unless bodies were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

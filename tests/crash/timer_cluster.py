@@ -24,6 +24,8 @@ from duemq.v1 import (
     broker_pb2,
     broker_pb2_grpc,
     message_pb2,
+    timer_inspector_pb2,
+    timer_inspector_pb2_grpc,
     timer_pb2,
     timer_pb2_grpc,
 )
@@ -215,6 +217,12 @@ class TimerCluster:
         except DuemqError:
             return None
 
+    async def counts(self) -> list[timer_inspector_pb2.TopicTimers]:
+        async with channel.connect(self.timer.address) as connection:
+            stub = timer_inspector_pb2_grpc.TimerInspectorStub(connection)
+            request = timer_inspector_pb2.CountTimersRequest()
+            return list((await status.answer(stub.CountTimers(request))).topics)
+
     async def settled(self) -> timer_pb2.TimerStats:
         """Returns when everything accepted was fired or cancelled."""
         async with asyncio.timeout(END_TIMEOUT_S):
@@ -240,6 +248,10 @@ class TimerCluster:
         assert history.cancelled <= missing
         assert history.fired <= found.keys()
         assert len(missing) == stats.cancelled
+        [counted] = await self.counts()
+        assert (counted.topic, counted.pending, counted.lost) == (TOPIC, 0, 0)
+        assert counted.accepted == stats.accepted
+        assert (counted.fired, counted.cancelled) == (stats.fired, stats.cancelled)
 
     async def delivered(self) -> tuple[Counter[bytes], list[str]]:
         """Messages in the topic of all brokers, and what is wrong with any of them."""

@@ -11,7 +11,15 @@ from duemq_server.timer_service.scheduling import key_search
 from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from tests.crash.faulty_disk import PowerCut
-from tests.property.timer_world import BROKER, LIMITS, OTHER, TIGHT, TOPICS, World
+from tests.property.timer_world import (
+    BROKER,
+    LIMITS,
+    OTHER,
+    TIGHT,
+    TOPICS,
+    Listing,
+    World,
+)
 
 HOUR_MS = 3_600_000
 delays = st.one_of(
@@ -110,6 +118,46 @@ class TimerShard(RuleBasedStateMachine):
         offset = int(which * len(self.world.broker.due_ms))
         self._survive(lambda: self.world.cancel(offset))
 
+    @rule(blocks=st.integers(1, 5))
+    def somebody_reads_blocks(self, blocks: int) -> None:
+        self._survive(lambda: self.world.count_some(blocks))
+
+    @rule()
+    def blocks_were_read(self) -> None:
+        self.world.join_counted()
+
+    @rule(topic=st.sampled_from([None, *sorted(TOPICS)]))
+    def somebody_asks_for_a_forecast(self, topic: str | None) -> None:
+        self._survive(lambda: self.world.check_forecast(topic))
+
+    @precondition(lambda self: self.world.broker.due_ms)
+    @rule(which=st.floats(0, 1, exclude_max=True))
+    def somebody_looks_for_a_timer(self, which: float) -> None:
+        offset = int(which * len(self.world.broker.due_ms))
+        self._survive(lambda: self.world.find(offset))
+
+    @precondition(lambda self: len(self.world.listings) < 3)
+    @rule(
+        topic=st.sampled_from(sorted(TOPICS)),
+        limit=st.sampled_from([1, 7, 1_000]),
+        every=st.sampled_from([1, 3]),
+    )
+    def somebody_begins_a_list(self, topic: str, limit: int, every: int) -> None:
+        self.world.listings.append(Listing(self.world, topic, limit, every))
+
+    @precondition(lambda self: self.world.listings)
+    @rule(pages=st.integers(0, 5), which=st.integers(0, 2))
+    def somebody_reads_on(self, pages: int, which: int) -> None:
+        """No page: one is begun, and read when other things have happened."""
+        listing = self.world.listings[which % len(self.world.listings)]
+        if not pages:
+            listing.open()
+        for _ in range(pages):
+            if not listing.over:
+                self._survive(listing.read)
+        if listing.over:
+            self.world.listings.remove(listing)
+
     @rule(
         keys=st.lists(keys, min_size=1, max_size=6, unique=True),
         waits=st.lists(delays, min_size=6, max_size=6),
@@ -201,6 +249,9 @@ class TimerShard(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "world"):
             self.world.disk.cut_at = None
+            for listing in self.world.listings:
+                while not listing.over:
+                    listing.read()
             self.world.drain()
 
 

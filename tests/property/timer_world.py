@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from duemq_server.storage import frame, record
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.disk.data_directory import DataDirectory, open_directory
 from duemq_server.timer_service.disk.housekeeping import Job, Save
+from duemq_server.timer_service.far.catalog import Block
+from duemq_server.timer_service.far.due_counts import CountBlocks, Edges
+from duemq_server.timer_service.far.far_segments import as_rows
 from duemq_server.timer_service.far.look_up import LookUp, Query
 from duemq_server.timer_service.scheduling.cancelling import (
     CANCELLED,
@@ -37,6 +41,10 @@ from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutco
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled, LaneId, SourceId
+from duemq_server.timer_service.views.bodies import Files
+from duemq_server.timer_service.views.finding import PENDING, Finding
+from duemq_server.timer_service.views.forecast import Forecast, split_blocks
+from duemq_server.timer_service.views.listing import Page, Position, Wanted
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.property.keyed_model import KEYED_FROM, SHARD, KeyedModel
 
@@ -63,6 +71,7 @@ TIGHT = replace(
 )
 TOPICS = {"any": -1, "keyed": 1}
 WIRE_BYTES = 1 << 20
+PAGES_MAX = 10_000  # of a list
 
 
 def entries_of(records: list[message_pb2.Record]) -> list[bytes]:
@@ -101,11 +110,91 @@ def timer_frame(
     return b"".join(bytes(part) for part in record.encode(frame.KIND, parts, length, position, 0))
 
 
+class Pending(NamedTuple):
+    """A timer that is pending."""
+
+    due_ms: int
+    source: SourceId
+    offset: int
+    topic: str
+
+
+def message_id(entry: bytes | memoryview) -> int:
+    [found] = message_pb2.RecordBatch.FromString(bytes(entry)).records
+    return int(found.message_id)
+
+
+class Listing:
+    """A list of a topic's timers, a page at a time; anything may happen between and during them."""
+
+    def __init__(self, world: World, topic: str, limit: int, every: int) -> None:
+        """`every`: one timer in so many is wanted."""
+        self._world = world
+        self._topic, self._limit, self._every = topic, limit, every
+        self._after: Position | None = None
+        self._page: Page[int] | None = None
+        self._pin = ExitStack()
+        self._pages = 0
+        self.over = False
+        self.seen: list[Position] = []
+        self._at_begin = self._wanted()
+
+    def _wanted(self) -> set[Position]:
+        id_of = self._world.keyed.id_of
+        return {
+            Position(each.due_ms, *each.source, each.offset)
+            for each in self._world.pending()
+            if each.topic == self._topic
+            and id_of(Cancelled(each.source, each.offset, each.due_ms)) % self._every == 0
+        }
+
+    def open(self) -> None:
+        """What memory holds is noted."""
+
+        def make(entry: bytes | memoryview) -> int | None:
+            offset = message_id(entry)
+            return None if offset % self._every else offset
+
+        scheduler = self._world.scheduler
+        wanted = Wanted(self._topic, 0, 1 << 60, self._limit, self._after)
+        self.lose()
+        self._page = Page(scheduler, wanted, make, wants_all=self._every == 1)
+        self._pin.enter_context(scheduler.segments.pinned(self._page.files()))
+
+    def read(self) -> None:
+        """Blocks are read; the page is over."""
+        if self._page is None:
+            self.open()
+        self._pages += 1
+        assert self._pages <= PAGES_MAX, "it does not go on"
+        page, self._page = self._page, None
+        assert page is not None
+        with self._pin:
+            page.run()
+        for each in page.still_pending(self._world.scheduler):
+            assert each.target.topic == self._topic
+            self.seen.append(each.position)
+        self._after = page.next
+        self.over = page.next is None
+        if self.over:
+            self._check()
+
+    def lose(self) -> None:
+        """The process that read the page is gone."""
+        self._page = None
+        self._pin.close()
+
+    def _check(self) -> None:
+        assert self.seen == sorted(set(self.seen))
+        assert self._at_begin & self._wanted() <= set(self.seen)
+
+
 @dataclass
 class BrokerModel:
     """Stores batches of lanes by sequence, once; checks what it is given."""
 
     due_ms: list[int] = field(default_factory=list)  # by offset
+    topics: list[str] = field(default_factory=list)  # by offset
     frames: list[tuple[int, bytes]] = field(default_factory=list)  # (first offset, bytes)
     delivered: Counter[int] = field(default_factory=Counter)
     lanes: dict[tuple[LaneId, int], int] = field(default_factory=dict)  # next sequence
@@ -123,6 +212,7 @@ class BrokerModel:
         ]
         data = timer_frame(base, records, due_ms, topic=topic, target_queue_id=TOPICS[topic])
         self.due_ms += due_ms
+        self.topics += [topic] * len(due_ms)
         self.frames.append((base, data))
 
     def due_of(self, message: int) -> int:
@@ -177,6 +267,8 @@ class World:
         self._away: set[str] = {OTHER}
         self._job: Job | None = None  # taken and not finished
         self._cancels: list[tuple[int, int]] = []  # (offset, log end) not yet answered
+        self.listings: list[Listing] = []
+        self._counting: list[tuple[CountBlocks, list[tuple[Block, int]]]] = []
         self.keyed = KeyedModel(self)
         self.directory: DataDirectory = self._open()
 
@@ -344,6 +436,98 @@ class World:
         job.run()
         self.directory.housekeeper.finish(job, self.now_ms)
 
+    # -- looking inside
+
+    def count_some(self, blocks: int, at_ms: int | None = None) -> None:
+        """Reads some of the blocks that a forecast needs; `join_counted` takes that over."""
+        edges = Edges.at(at_ms or self.now_ms)
+        missing = self.scheduler.due_counts.missing(self.scheduler.segments.blocks(), edges)
+        self._counting.append((self._read_blocks(missing[:blocks]), missing[:blocks]))
+
+    def join_counted(self) -> None:
+        for job, read in self._counting:
+            steps = [step_ms for _, step_ms in read]
+            unmet = self.scheduler.tombstones.unmet_in
+            self.scheduler.due_counts.join(job.counted, steps, unmet)
+        self._counting = []
+
+    def _read_blocks(self, blocks: list[tuple[Block, int]]) -> CountBlocks:
+        segments, numbers = self.scheduler.segments, self.scheduler.numbers
+        job = CountBlocks(
+            self.disk, segments.directory, blocks, self.scheduler.topics.slot, numbers.find_source
+        )
+        job.run()
+        return job
+
+    def check_forecast(self, topic: str | None) -> None:
+        """Against every timer that can be found."""
+        self.join_counted()
+        self.count_some(1 << 20)
+        self.join_counted()
+        now_ms, edges = self.now_ms, Edges.at(self.now_ms)
+        split = [(each, 60_000) for each in split_blocks(self.scheduler, now_ms)]
+        read = {(x.block.file, x.block.position): x for x in self._read_blocks(split).counted}
+        slot = self.scheduler.topics.slot(topic) if topic else None
+        found = Forecast(self.scheduler, now_ms, edges, slot, read).run()
+        dues = [each.due_ms for each in self.pending() if topic in (None, each.topic)]
+        assert sum(each.pending for each in found) == len(dues)
+        for each in found:
+            assert each.pending == sum(each.from_ms <= due_ms < each.to_ms for due_ms in dues)
+            assert (each.from_ms == 0) == (each.to_ms == now_ms)
+
+    def find(self, message: int) -> str:
+        """What became of a timer, checked against every timer that can be found."""
+        handle = self.keyed.handle(message)
+        finding = Finding(self.scheduler, [handle])
+        while not finding.advance(self.now_ms + AHEAD_MS):
+            query = finding.query()
+            look_up = self.look_up([query])
+            look_up.run()
+            self.scheduler.segments.looked_up(look_up)
+            finding.answered(query)
+        outcomes = finding.outcomes([handle])
+        assert outcomes is not None
+        [outcome] = outcomes
+        pending = {(*each.source, each.offset) for each in self.pending()}
+        assert (outcome == PENDING) == ((*handle.source, handle.offset) in pending)
+        if outcome == PENDING:
+            located = finding.located[handle]
+            with Files(self.disk, self.scheduler.segments.directory) as files:
+                assert message_id(located.bodies.read(located.row, files)) == message
+        return str(outcome)
+
+    def pending(self) -> list[Pending]:
+        """All that is pending, found where it lies, in the order of a list."""
+        scheduler = self.scheduler
+        near = scheduler.near
+        parts = [near.rows(near.pending_ids())]
+        parts += [rows for rows, _ in (*scheduler.memtable.pieces, *scheduler.flushing)]
+        for each in scheduler.segments.blocks():
+            index = scheduler.segments.index_of(each)
+            rows = as_rows(index, each.cursor, each.count)
+            parts.append(scheduler.numbers.translate(rows, index.sources, index.targets))
+        found = []
+        for rows in parts:
+            unmet = scheduler.tombstones.unmet_in(rows)
+            rows = rows if unmet is None else rows.take(~unmet)
+            found += [
+                Pending(
+                    due_ms,
+                    scheduler.numbers.sources[source].id,
+                    offset,
+                    scheduler.numbers.targets[target].topic,
+                )
+                for due_ms, source, offset, target in zip(
+                    rows.due_ms.tolist(),
+                    rows.source.tolist(),
+                    rows.offset.tolist(),
+                    rows.target.tolist(),
+                    strict=True,
+                )
+            ]
+        assert len(found) == scheduler.ledger.pending
+        return sorted(found)
+
     # -- what goes wrong
 
     def set_topics(self, topics: list[str]) -> None:
@@ -376,6 +560,9 @@ class World:
     def restart(self, disk: FaultyDisk) -> None:
         """The process is gone; another starts on what the disk kept."""
         self._cancels = []
+        self._counting = []
+        for each in self.listings:
+            each.lose()
         self._job = None
         self.restarts += 1
         while True:
@@ -458,3 +645,20 @@ class World:
         assert ledger.fired == len(delivered)
         assert ledger.cancelled == len(everything - delivered - keyed.replaced)
         assert self.broker.cancelled <= everything - delivered
+        self._check_topics(everything, delivered)
+
+    def _check_topics(self, everything: set[int], delivered: set[int]) -> None:
+        def of(topic: str, offsets: set[int]) -> int:
+            return sum(self.broker.topics[offset] == topic for offset in offsets)
+
+        topics, ledger = list(self.scheduler.topics), self.scheduler.ledger
+        for column in ("accepted", "fired", "cancelled", "replaced", "lost"):
+            total = sum(getattr(each, column) for _, each in topics)
+            assert total == getattr(ledger, column)
+        if self.keyed.came or self.keyed.moved:
+            return
+        for topic, each in topics:
+            assert each.accepted == of(topic, everything)
+            assert each.fired == of(topic, delivered)
+            assert each.cancelled == of(topic, everything - delivered)
+            assert (each.pending, each.far, each.unmet) == (0, 0, 0)

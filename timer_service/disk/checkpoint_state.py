@@ -19,7 +19,8 @@ What later releases added is left out while it is empty, and need not be there: 
 `fired_until_ms` of the object, the arrays `late_pages` and `late_bits` (fire_memory.py); of timers
 under keys `rows_timer_key`, `blocks_keyed`, `replaced_pages`, `replaced_bits` (tombstones.py) and
 those of keyed_arrays.py; and where there are replicas `epochs`, (epoch, start) of each leader whose
-entries the log still has, `store_id` where it is not the producer id, and `installed`.
+entries the log still has, `store_id` where it is not the producer id, and `installed`; `topics`,
+the ledger by topic.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,8 @@ class CheckpointState:
     """Another replica's, whose log this one does not have up to `position` yet."""
     store_id: int = 0
     """The group's; 0: the producer id."""
+    topics: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    """Columns of scheduling/topic_counts.TopicLedger, by topic; older checkpoints have none."""
 
     def files(self) -> set[str]:
         """Period files that must stay."""
@@ -139,6 +142,7 @@ def capture(
         ended_keys=scheduler.keyed.ended.saved(),
         epochs=tuple(epochs),
         store_id=store_id,
+        topics=scheduler.topics.saved(),
     )
 
 
@@ -222,6 +226,8 @@ def encode(state: CheckpointState) -> bytes:
         added["installed"] = True
     if state.store_id:
         added["store_id"] = state.store_id
+    if state.topics:
+        added["topics"] = state.topics
     arrays |= _pages("late", state.fired_late) | _pages("replaced", state.replaced)
     if any(each.keyed for each in state.blocks):
         arrays["blocks_keyed"] = np.array([each.keyed for each in state.blocks], dtype=np.int64)
@@ -290,6 +296,7 @@ def decode(payload: bytes) -> CheckpointState:
         epochs=tuple((epoch, start) for epoch, start in header.get("epochs", ())),
         installed=header.get("installed", False),
         store_id=header.get("store_id", 0),
+        topics=header.get("topics", {}),
     )
 
 

@@ -35,6 +35,7 @@ from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.tools.set_aside import GAP
 from duemq_server.timer_service.disk.checkpoint_state import CheckpointState, Held
+from duemq_server.timer_service.disk.topic_recount import recount
 from duemq_server.timer_service.far.far_block import REMEDY
 from duemq_server.timer_service.far.far_segments import Load
 from duemq_server.timer_service.scheduling import keyed_state
@@ -156,6 +157,10 @@ class Recovery:
         """Takes a checkpoint over."""
         scheduler = self._scheduler
         scheduler.ledger = dataclasses.replace(state.ledger)
+        if not scheduler.topics.restore(state.topics) or (
+            state.ledger.accepted and not state.topics
+        ):
+            scheduler.topics.in_doubt = scheduler.topics.in_doubt or "accepted"
         for source in state.sources:
             number = scheduler.numbers.number_source(source.id, source.broker, source.first_offset)
             scheduler.numbers.sources[number] = dataclasses.replace(source)
@@ -238,7 +243,13 @@ class Recovery:
             if not batch.acked and batch.count:
                 self._rebuild(batch)
         scheduler.dispatcher.release_held(self._now_ms + AHEAD_MS)
+        self._count_topics()
         scheduler.check()
+
+    def _count_topics(self) -> None:
+        """If neither checkpoint nor log says how many timers each topic has."""
+        if self._scheduler.topics.in_doubt:
+            recount(self._scheduler)
 
     def _forget_repeats(self, again: Counter[int]) -> None:
         """Timers that an earlier batch has too do not count, nor are they sent again."""
@@ -246,6 +257,7 @@ class Recovery:
         for number, count in again.items():
             batch = self._batches[number]
             ledger.fired -= count
+            self._scheduler.topics.of(batch.lane.id.topic).fired -= count
             if not batch.acked:
                 ledger.in_flight -= count
                 batch.count -= count
@@ -270,7 +282,14 @@ class Recovery:
             )
         # What had been counted before the checkpoint was counted again.
         scheduler = self._scheduler
-        scheduler.ledger.fired -= min(count, max(0, scheduler.held() - scheduler.ledger.pending))
+        again = min(count, max(0, scheduler.held() - scheduler.ledger.pending))
+        scheduler.ledger.fired -= again
+        if again != sum(map(len, missing.values())):
+            scheduler.topics.in_doubt = scheduler.topics.in_doubt or "fired"
+            return
+        for number, keys in missing.items():
+            topic = self._batches[number].lane.id.topic
+            scheduler.topics.of(topic).fired -= len(keys)
 
     def _refuse(self, count: int, lost: list[Replayed]) -> None:
         raise Corrupt(_nowhere(self._place(), count, lost))
@@ -290,7 +309,8 @@ class Recovery:
 
     def _cancel(self, entry: Entry) -> None:
         scheduler = self._scheduler
-        for cancelled in log_entries.decode_cancel(entry.body):
+        marks = log_entries.decode_cancel_topics(entry.body)
+        for cancelled, mark in zip(log_entries.decode_cancel(entry.body), marks, strict=True):
             number = scheduler.numbers.number_source(cancelled.source, "", cancelled.offset)
             row = scheduler.near.find(number, cancelled.offset)
             if row >= 0:
@@ -298,6 +318,7 @@ class Recovery:
             since_ms = max(cancelled.due_ms, self._now_ms)
             scheduler.tombstones.add(number, cancelled.offset, since_ms, unmet=row < 0)
             scheduler.ledger.cancelled += 1
+            scheduler.topics.gone_marked(mark, unmet=row < 0)
 
     def _schedule(self, entry: Entry) -> None:
         changed = keyed_entry.decode(entry.body)
@@ -323,6 +344,7 @@ class Recovery:
         self._batches.append(batch)
         self._by_position[entry.position] = batch
         scheduler.ledger.fired += count
+        scheduler.topics.of(found.lane.topic).fired += count
         scheduler.ledger.in_flight += count
 
     def _note(self, found: Dispatched, batch: int) -> None:
@@ -423,6 +445,7 @@ class Recovery:
         scheduler.segments.loaded(load)
         for piece in load.pieces:
             rows = scheduler.numbers.translate(piece.rows, piece.sources, piece.targets)
+            scheduler.topics.loaded(rows)
             rows = scheduler.drop_cancelled(self._sift(rows, piece.blob))
             if len(rows):
                 scheduler.admit(rows, piece.blob, self._now_ms, force=True)

@@ -27,7 +27,6 @@ from duemq_server.timer_service.disk.checkpoint_state import Held
 from duemq_server.timer_service.disk.data_directory import open_directory, save_now
 from duemq_server.timer_service.disk.recovery import ReadBody, Recovery, Replayed
 from duemq_server.timer_service.far.catalog import Block
-from duemq_server.timer_service.far.far_block import Index
 from duemq_server.timer_service.far.far_segments import (
     PIECE_ROWS_MAX,
     FarSegments,
@@ -137,10 +136,6 @@ class TolerantSegments(FarSegments):
             except CorruptFile:
                 yield each
 
-    def index_of(self, each: Block) -> Index:
-        """The index of a block.  Raises CorruptFile."""
-        return read_index(self._disk, self.path(each.file), each)
-
     def load_whole(self, each: Block) -> Load:
         """The rest of a block, as far as it can be read."""
         return self._load([each], each.last_due_ms + 1, NO_LIMIT, NO_LIMIT)
@@ -160,6 +155,7 @@ class TolerantRecovery(Recovery):
         self._held_damage: list[Damage] = []
         self._unknown = 0  # lost, and nobody knows which
         self._fired_before = 0  # of what is missing of batches: not lost
+        scheduler.topics.in_doubt = "lost"  # a lost block's topics nobody knows
         self._missing: dict[int, list[str]] = {}
         """Names of the timers that are missing of a batch, by its position."""
 
@@ -188,7 +184,11 @@ class TolerantRecovery(Recovery):
             self._make_room()
         if self._unknown:
             self._meet_cancelled()
+        super()._count_topics()
         self._scheduler.check()
+
+    def _count_topics(self) -> None:
+        """Not before all that is damaged is out of the way."""
 
     def _meet_cancelled(self) -> None:
         """Cancelled timers that are in no block any more were in one that is lost."""
@@ -203,6 +203,7 @@ class TolerantRecovery(Recovery):
             found = zip(rows["source"].tolist(), rows["offset"].tolist(), strict=True)
             left -= {(numbers[source], offset) for source, offset in found}
         cancelled = new_rows(len(left))
+        cancelled.narrow[1] = 0  # topics are counted after this
         cancelled.narrow[0] = [source for source, _ in left]
         cancelled.wide[1] = [offset for _, offset in left]
         scheduler.tombstones.meet(cancelled)
@@ -291,6 +292,7 @@ class TolerantRecovery(Recovery):
         lost = missing - before
         ledger.in_flight -= missing
         ledger.fired -= lost
+        self._scheduler.topics.of(batch.lane.id.topic).fired -= lost
         ledger.lost += lost
         segments.lost_timers += lost
         segments.lost += [

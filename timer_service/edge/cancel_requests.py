@@ -69,14 +69,18 @@ class CancelRequests:
         return response
 
     def _told(self, handle: Cancelled, outcome: Outcome, wait_s: float) -> Outcome:
-        """The outcome as it is answered."""
-        if outcome != NOT_YET:
-            return outcome
-        what = f"offset {handle.offset} of %TIMER%/{handle.source.queue_id}"
-        reason = self._links.why_not_arrived(handle.source.store_id)
-        return Unavailable(
-            f"{what} {reason} (waited {wait_s:g} s)", field="offset", value=handle.offset
-        )
+        return told(self._links, handle, outcome, wait_s)
+
+
+def told(links: BrokerLinks, handle: Cancelled, outcome: Outcome, wait_s: float) -> Outcome:
+    """The outcome as it is answered."""
+    if outcome != NOT_YET:
+        return outcome
+    what = f"offset {handle.offset} of %TIMER%/{handle.source.queue_id}"
+    reason = links.why_not_arrived(handle.source.store_id)
+    return Unavailable(
+        f"{what} {reason} (waited {wait_s:g} s)", field="offset", value=handle.offset
+    )
 
 
 async def _each(

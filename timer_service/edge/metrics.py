@@ -15,6 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from duemq_server.timer_service.scheduling.lateness import BOUNDS_MS
+from duemq_server.timer_service.scheduling.topic_lateness import BUCKETS_MS
 
 if TYPE_CHECKING:
     from duemq_server.storage.writer import Commit
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from duemq_server.timer_service.shard import Shard
 
 SYNC_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1)
-LATENESS_BUCKETS_MS = (1, 2, 3, 5, 8, 10, 16, 32, 64, 128, 256, 512, 1024, 8192, 65536)
 
 
 class ShardCollector(Collector):
@@ -76,8 +76,7 @@ class ShardCollector(Collector):
     def _lateness(self) -> Metric:
         lateness = self._shard.lateness
         buckets = [
-            (str(bound), float(lateness.total[bound > BOUNDS_MS].sum()))
-            for bound in LATENESS_BUCKETS_MS
+            (str(bound), float(lateness.total[bound > BOUNDS_MS].sum())) for bound in BUCKETS_MS
         ]
         buckets.append(("+Inf", float(lateness.count)))
         return HistogramMetricFamily(

@@ -73,6 +73,8 @@ _ROW = np.dtype(
         ("crc32c", "<u4"),
     ]
 )
+_U2 = struct.Struct("<H")
+_TARGET_AT = 18  # in a row
 TIMER_KEY = 1
 """In `extra`.  A block of timers without keys has the bytes that it always had."""
 IDENTITY = struct.Struct("<qqH")
@@ -133,18 +135,10 @@ def encode_index(
 
 def decode_index(body: memoryview) -> Index:
     """Reads an INDEX body.  Raises ValueError if the lengths do not add up."""
-    _, sources, targets, names_length, bodies_length, _ = _HEADER.unpack_from(body)
+    _, _, targets, _, bodies_length, _ = _HEADER.unpack_from(body)
     pairs, rows = decode_rows(body)
-    at = _HEADER.size + _SOURCE.size * sources
-    lengths = list(_TARGET.iter_unpack(body[at : at + _TARGET.size * targets]))
-    at += _TARGET.size * targets
-    text, cut = bytes(body[at : at + names_length]), 0
-    found: list[TargetId] = []
-    for queue_id, broker, topic in lengths:
-        names = text[cut : cut + broker], text[cut + broker : cut + broker + topic]
-        found.append(TargetId(names[0].decode(), names[1].decode(), queue_id))
-        cut += broker + topic
-    return Index(pairs, found, rows, bodies_length, timer_key_column(body))
+    table = decode_targets(target_table(body), targets)
+    return Index(pairs, table, rows, bodies_length, timer_key_column(body))
 
 
 def decode_rows(body: memoryview) -> tuple[list[SourceId], npt.NDArray[Any]]:
@@ -192,6 +186,35 @@ def source_table(body: memoryview) -> bytes:
     """The source table of an INDEX body as it lies there."""
     _, sources, _, _, _, _ = _HEADER.unpack_from(body)
     return bytes(body[_HEADER.size : _HEADER.size + _SOURCE.size * sources])
+
+
+def target_of(body: memoryview, rows: RowsAt, row: int) -> int:
+    """The index into the target table of a row."""
+    [target] = _U2.unpack_from(body, rows.start + row * ROW_BYTES + _TARGET_AT)
+    return int(target)
+
+
+def targets_in(body: memoryview) -> int:
+    """How many entries the target table has."""
+    return int(_HEADER.unpack_from(body)[2])
+
+
+def target_table(body: memoryview) -> bytes:
+    """The target table and the names of an INDEX body as they lie there."""
+    _, sources, targets, names_length, _, _ = _HEADER.unpack_from(body)
+    start = _HEADER.size + _SOURCE.size * sources
+    return bytes(body[start : start + _TARGET.size * targets + names_length])
+
+
+def decode_targets(table: bytes, targets: int) -> list[TargetId]:
+    """The targets of a target table with so many entries."""
+    cut = _TARGET.size * targets
+    found: list[TargetId] = []
+    for queue_id, broker, topic in _TARGET.iter_unpack(table[:cut]):
+        names = table[cut : cut + broker], table[cut + broker : cut + broker + topic]
+        found.append(TargetId(names[0].decode(), names[1].decode(), queue_id))
+        cut += broker + topic
+    return found
 
 
 def decode_sources(table: bytes) -> list[SourceId]:

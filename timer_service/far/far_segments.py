@@ -29,7 +29,9 @@ import dataclasses
 import heapq
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -116,6 +118,7 @@ class FarSegments:
         self._parked: dict[TargetId, list[Block]] = {}
         self._number = itertools.count()
         self.catalog = Catalog()
+        self._pinned: Counter[str] = Counter()
         self.key_filter = KeyFilter()
         disk.makedirs(directory)
 
@@ -225,16 +228,35 @@ class FarSegments:
         """The job ran."""
         self.catalog.learn(look_up.learnt)
 
+    @property
+    def disk(self) -> Disk:
+        """What the files lie on."""
+        return self._disk
+
+    def index_of(self, each: Block) -> block.Index:
+        """The index of a block.  Raises CorruptFile."""
+        return read_index(self._disk, self.path(each.file), each)
+
     def delete_done(self, needed: set[str]) -> None:
         """Deletes the files with nothing left to load, unless `needed`.
 
         Only after a checkpoint was saved that does not name them.
         """
-        gone = set(self.lengths) - needed - self.unfinished()
+        gone = set(self.lengths) - needed - self.unfinished() - self._pinned.keys()
         for name in gone:
             self._disk.unlink(self.path(name))
             del self.lengths[name]
             self.dirty.discard(name)
+
+    @contextmanager
+    def pinned(self, files: Collection[str]) -> Iterator[None]:
+        """While somebody reads them, files stay even when all is loaded: a later save deletes."""
+        self._pinned.update(files)
+        try:
+            yield
+        finally:
+            self._pinned.subtract(files)
+            self._pinned = +self._pinned
 
     def unfinished(self) -> set[str]:
         """Files with timers that are not loaded."""
@@ -446,19 +468,25 @@ class Load:
 
 def cut_piece(each: Block, index: block.Index, cursor: int, end: int, data: bytes) -> Piecewise:
     """Rows `cursor` to `end` of a block, whose bodies are `data`."""
-    starts, part = index.starts(), index.rows[cursor:end]
-    first = int(starts[cursor])
+    first = int(index.starts()[cursor])
     bodies_at = each.position + each.index_length + record.HEADER_BYTES
-    rows = new_rows(len(part))
-    rows.wide[0], rows.wide[1] = part["due_ms"], part["offset"]
-    rows.narrow[0], rows.narrow[1] = part["source"], part["target"]
-    rows.narrow[2], rows.narrow[3] = starts[cursor:end] - first, part["size"]
-    rows.narrow[4], rows.narrow[5] = part["tag_hash"], part["key_hash"]
-    if index.timer_key is not None:
-        rows = dataclasses.replace(rows, timer_key=index.timer_key[cursor:end].astype(np.uint64))
+    rows = as_rows(index, cursor, end)
     due = int(index.rows["due_ms"][end]) if end < each.count else each.last_due_ms
     blob = Blob(data, Home(each.file, bodies_at + first))
     return Piecewise(each, end, due, rows, index.sources, index.targets, blob)
+
+
+def as_rows(index: block.Index, start: int, end: int) -> Rows:
+    """Rows of a block in columns, numbered as it does; homes are relative to the first's body."""
+    part, starts = index.rows[start:end], index.starts()[start:end]
+    rows = new_rows(len(part))
+    rows.wide[0], rows.wide[1] = part["due_ms"], part["offset"]
+    rows.narrow[0], rows.narrow[1] = part["source"], part["target"]
+    rows.narrow[2], rows.narrow[3] = starts - starts[:1], part["size"]
+    rows.narrow[4], rows.narrow[5] = part["tag_hash"], part["key_hash"]
+    if index.timer_key is None:
+        return rows
+    return dataclasses.replace(rows, timer_key=index.timer_key[start:end].astype(np.uint64))
 
 
 def read_bytes(disk: Disk, path: str, position: int, length: int) -> bytes:

@@ -33,7 +33,7 @@ from duemq_server.timer_service.far.catalog import (
     Table,
     ranges_of,
 )
-from duemq_server.timer_service.timers.log_entries import SourceId
+from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
 from duemq_server.timer_service.timers.rows import keys_of, runs
 
 Numbers = npt.NDArray[np.int64]
@@ -48,6 +48,8 @@ class Place(NamedTuple):
     block: Block
     row: int
     error: CorruptFile | None = None
+    target: TargetId | None = None
+    """Of the timer in this row."""
 
 
 class Query:
@@ -142,7 +144,7 @@ class LookUp:
                 for at in range(start, end):
                     row = index.row_of(*wanted[at])
                     if row is not None:
-                        yield whose[at], Place(each, row)
+                        yield whose[at], Place(each, row, target=reader.target_of(index, row))
 
     def _known(self, name: str, table: Table, asked: _Asked, reader: _Reader) -> Table:
         """The entries of the file; those that were unknown and are needed are learnt."""
@@ -194,7 +196,8 @@ class _Index:
     """A block's rows, and what its numbers of sources mean."""
 
     def __init__(self, body: memoryview, sources: Sequence[int], rows: block.RowsAt) -> None:
-        self._body = body
+        self.body = body
+        self.rows = rows
         self._sources = sources
         self._count, self._start = rows
         self._due_ms = block.due_column(body, rows)
@@ -219,12 +222,12 @@ class _Index:
     def _place(self, row: int) -> tuple[int, int, int]:
         """What rows are sorted by."""
         at = self._start + row * block.ROW_BYTES
-        due_ms, offset, source = block.IDENTITY.unpack_from(self._body, at)
+        due_ms, offset, source = block.IDENTITY.unpack_from(self.body, at)
         return due_ms, source, offset
 
     def ranges(self) -> Ranges:
         numbers = np.array(self._sources, dtype=np.uint32)
-        _, rows = block.decode_rows(self._body)
+        _, rows = block.decode_rows(self.body)
         return ranges_of(numbers[rows["source"]], rows["offset"])
 
 
@@ -237,6 +240,7 @@ class _Reader:
         self._file: DiskFile | None = None
         self._number_of = number_of
         self._sources: dict[bytes, list[int]] = {}  # blocks of a file mostly have the same ones
+        self._targets: dict[bytes, list[TargetId]] = {}
 
     def __enter__(self) -> _Reader:
         return self
@@ -262,6 +266,15 @@ class _Reader:
         if sources is None:
             sources = self._sources[table] = self._numbers(table)
         return _Index(body, sources, rows)
+
+    def target_of(self, index: _Index, row: int) -> TargetId:
+        """The target of a row."""
+        table = block.target_table(index.body)
+        targets = self._targets.get(table)
+        if targets is None:
+            count = block.targets_in(index.body)
+            targets = self._targets[table] = block.decode_targets(table, count)
+        return targets[block.target_of(index.body, index.rows, row)]
 
     def _numbers(self, table: bytes) -> list[int]:
         numbers = [self._number_of(source) for source in block.decode_sources(table)]

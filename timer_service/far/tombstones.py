@@ -92,6 +92,18 @@ class Tombstones:
 
     def meet(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
         """Which rows are cancelled, None: none; they count as met from now on."""
+        mask = self.unmet_in(rows)
+        if mask is None:
+            return None
+        met = rows.take(mask)
+        for source, offset in zip(met.source.tolist(), met.offset.tolist(), strict=True):
+            self._unmet[source].discard(offset)
+            self._met(source, offset)
+        self.unmet -= len(met)
+        return mask
+
+    def unmet_in(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        """Which rows are cancelled and not met yet, None: none."""
         if not self.unmet or not len(rows):
             return None
         mask = np.zeros(len(rows), dtype=np.bool_)
@@ -99,14 +111,9 @@ class Tombstones:
             if not offsets:
                 continue
             of_source = np.flatnonzero(rows.source == source)
-            met = offsets.intersection(rows.offset[of_source].tolist())
-            if not met:
-                continue
-            mask[of_source] = np.isin(rows.offset[of_source], np.fromiter(met, dtype=np.int64))
-            offsets -= met
-            self.unmet -= len(met)
-            for offset in met:
-                self._met(source, offset)
+            found = offsets.intersection(rows.offset[of_source].tolist())
+            if found:
+                mask[of_source] = np.isin(rows.offset[of_source], np.fromiter(found, np.int64))
         return mask if mask.any() else None
 
     def _met(self, source: int, offset: int) -> None:

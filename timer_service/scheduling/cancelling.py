@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from duemq.errors import Corrupt, DuemqError, Overloaded
+from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.look_up import Place, Query
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.keys import NOWHERE
@@ -232,19 +233,54 @@ class Cancelling:
             wanted, rows = wanted.take(list(range(room))), rows[:room]
         if not wanted.at:
             return
-        body = log_entries.encode_cancel([self._handles[at] for at in wanted.at])
-        _, self.end = scheduler.log.append(log_entries.CANCEL, [body])
         far = rows == NOWHERE
+        target, places = self._targets(wanted, rows)
+        marks = scheduler.topics.marks(target.tolist())
+        body = log_entries.encode_cancel([self._handles[at] for at in wanted.at], marks)
+        _, self.end = scheduler.log.append(log_entries.CANCEL, [body])
         scheduler.near.drop(rows[~far])
+        if places:
+            far_at = list(places)
+            slots = scheduler.topics.slots(target[far_at])
+            scheduler.due_counts.cancelled(list(places.values()), slots, wanted.due_ms[far_at])
         since_ms = np.maximum(wanted.due_ms, now_ms)
         for unmet in (True, False):
             mine = far == unmet
             tombstones.add_all(
                 wanted.source[mine], wanted.offset[mine], since_ms[mine], unmet=unmet
             )
+            scheduler.topics.cancelled(target[mine], unmet=unmet)
         for at in wanted.at:
             self._outcomes[at] = CANCELLED
         scheduler.ledger.cancelled += len(wanted.at)
+
+    def _targets(self, wanted: _Asked, rows: Ids) -> tuple[npt.NDArray[np.int64], dict[int, Block]]:
+        """The number of each one's target; the blocks of those that lie in one."""
+        scheduler = self._scheduler
+        target = scheduler.near.table.target[rows].astype(np.int64)
+        far = np.flatnonzero(rows == NOWHERE)
+        if not len(far):
+            return target, {}
+        keys, which = np.unique(
+            keys_of(wanted.source[far], wanted.offset[far]), return_inverse=True
+        )
+        in_memory = (scheduler.memtable.keys, scheduler.frozen)
+        target[far] = np.maximum(*(each.find_targets(keys) for each in in_memory))[which]
+        places = {}
+        for n in np.flatnonzero(target == NOWHERE).tolist():
+            place = self._place(wanted.at[n])
+            assert place.target is not None
+            target[n] = scheduler.numbers.number_target(place.target)
+            places[n] = place.block
+        return target, places
+
+    def _place(self, at: int) -> Place:
+        """Where a handle's timer lies on disk, that was found pending there."""
+        return next(
+            each
+            for each in self._sought[at].places
+            if each.error is None and each.row >= each.block.cursor
+        )
 
 
 def outcome_of_gone(scheduler: Scheduler, source: int, handle: Cancelled, now_ms: int) -> str:

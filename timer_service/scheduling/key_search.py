@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from duemq.errors import Corrupt
+from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.key_look_up import FarTimer, HandleAsk, KeyAsk
 from duemq_server.timer_service.far.look_up import Place, Query
 from duemq_server.timer_service.timers.key_hash import hash_of, key_in
@@ -53,6 +54,8 @@ class Waiting(NamedTuple):
     body: bytes | memoryview
     row: int = NOWHERE  # of the near table
     listed: Listed | None = None
+    block: Block | None = None
+    """That it lies in."""
 
     def forget(self) -> None:
         """It was taken away; before it is met and dropped, nobody shall find it by its key."""
@@ -304,6 +307,7 @@ def far_timer(scheduler: Scheduler, far: FarTimer) -> Waiting:
         far.key_hash,
         far.timer_key,
         far.body,
+        block=far.block,
     )
 
 

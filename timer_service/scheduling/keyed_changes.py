@@ -152,11 +152,13 @@ class Change:
             np.array([each.timer_key for each in new], dtype=np.uint64),
             _frames(scheduler, come, now_ms),
             answer,
+            topics=scheduler.topics.marks([each.target for each in (*cancelled, *replaced)]),
         )
         parts = keyed_entry.encode(changed)
         position, self.end = scheduler.log.append(log_entries.SCHEDULE, parts)
         for each in (*cancelled, *replaced):
             each.forget()
+        _uncount(scheduler, [*cancelled, *replaced])
         home = position + record.HEADER_BYTES + len(parts[0])
         keyed_state.apply(scheduler, changed, home, now_ms, rows)
         self.first_due_ms = min((each.due_ms for each in new), default=NEVER)
@@ -368,6 +370,15 @@ def _check_tombstones(scheduler: Scheduler, count: int) -> None:
             field="cancelled_max",
             limit=limit,
         )
+
+
+def _uncount(scheduler: Scheduler, gone: Sequence[Waiting]) -> None:
+    """Tells forecasts of those that lie in blocks."""
+    far = [(each.block, each) for each in gone if each.block is not None]
+    if far:
+        slots = scheduler.topics.slots(np.array([each.target for _, each in far]))
+        due_ms = np.array([each.handle.due_ms for _, each in far], dtype=np.int64)
+        scheduler.due_counts.cancelled([block for block, _ in far], slots, due_ms)
 
 
 def _next_offset(scheduler: Scheduler) -> int:

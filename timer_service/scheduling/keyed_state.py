@@ -53,7 +53,8 @@ def apply(
     """
     gone = [*changed.cancelled, *changed.replaced]
     if gone:
-        _take_away(scheduler, gone, len(changed.cancelled), rows, now_ms)
+        marks = changed.topics or [0] * len(gone)
+        _take_away(scheduler, gone, marks, len(changed.cancelled), rows, now_ms)
     keyed = scheduler.keyed
     keyed.ended.note(changed.cancelled_hashes.tolist(), changed.at_ms, fired=False)
     keyed.ended.forget(changed.hashes.tolist())
@@ -65,6 +66,7 @@ def apply(
 def _take_away(
     scheduler: Scheduler,
     gone: Sequence[Cancelled],
+    marks: Sequence[int],
     cancelled: int,
     rows: Ids | None,
     now_ms: int,
@@ -78,9 +80,11 @@ def _take_away(
     near = rows >= 0
     if near.any():
         scheduler.near.drop(rows[near])
-    for at, (source, each, met) in enumerate(zip(sources, gone, near.tolist(), strict=True)):
+    named = zip(sources, gone, marks, near.tolist(), strict=True)
+    for at, (source, each, mark, met) in enumerate(named):
         add = tombstones.add if at < cancelled else tombstones.add_replaced
         add(source, each.offset, max(each.due_ms, now_ms), unmet=not met)
+        scheduler.topics.gone_marked(mark, unmet=not met, replaced=at >= cancelled)
     scheduler.ledger.cancelled += cancelled
     scheduler.ledger.replaced += len(gone) - cancelled
 
@@ -99,5 +103,7 @@ def _bring_in(scheduler: Scheduler, changed: Changed, home: int, now_ms: int) ->
     source = numbers.sources[number]
     source.next_offset = source.durable_offset = fetched[-1].frame.end_offset
     scheduler.ledger.accepted += len(rows)
+    for target, (each, _, _) in zip(targets, fetched, strict=True):
+        scheduler.topics.of_target(target).accepted += each.count
     blob = Blob(data, Home("", home), accepted_ms=fetched[-1].frame.store_ms)
     scheduler.admit(rows, blob, now_ms)

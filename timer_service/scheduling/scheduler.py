@@ -13,9 +13,9 @@ Invariants:
  - The log is the truth; memory is a function of checkpoint and log, see recovery.py.
  - A batch is sent only after its DISPATCH entry is durable; since the ADD entry lies before it in
    the same log, no timer is fired that a crash could bring back.
- - accepted = pending + fired + cancelled + replaced, where `pending` is what the structures really
-   hold: near + memtable (and the one being flushed) + blocks, less cancelled and replaced timers
-   not yet met there.
+ - accepted = pending + fired + cancelled + replaced, in all and of each topic, where `pending` is
+   what the structures really hold: near + memtable (and the one being flushed) + blocks, less
+   cancelled and replaced timers not yet met there.
  - A timer is in exactly one of these places, and something will fire it from there: `check`.  It
    goes back on the picture only when memory is short (evicted, parked) or the clock went back.
 """
@@ -35,6 +35,7 @@ import numpy as np
 from duemq.errors import InvariantError, OffsetOutOfRange
 from duemq_server.storage import record
 from duemq_server.storage.disk import Buffer
+from duemq_server.timer_service.far.due_counts import DueCounts
 from duemq_server.timer_service.far.far_segments import FarSegments, Flush, Load
 from duemq_server.timer_service.far.memtable import Memtable, Piece
 from duemq_server.timer_service.far.numbering import Numbering, Source
@@ -48,6 +49,7 @@ from duemq_server.timer_service.scheduling.dispatch import (
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane, FireOutcome
 from duemq_server.timer_service.scheduling.fire_memory import FireMemory
 from duemq_server.timer_service.scheduling.keyed_state import KeyedState
+from duemq_server.timer_service.scheduling.topic_counts import TopicCounts
 from duemq_server.timer_service.timers import intake, log_entries
 from duemq_server.timer_service.timers.fired_records import fired
 from duemq_server.timer_service.timers.keys import KeyList
@@ -114,6 +116,8 @@ class Scheduler:
         self.fires = FireMemory()
         self.ledger = Ledger()
         self.numbers = Numbering()
+        self.topics = TopicCounts(self.numbers)
+        self.due_counts = DueCounts()
         self.keyed = KeyedState(limits.requests_max, limits.request_bytes_max)
         self._undurable: deque[tuple[int, FireBatch]] = deque()
         self._arrivals: deque[tuple[int, Source, int]] = deque()
@@ -196,6 +200,8 @@ class Scheduler:
         numbers.sources[source].broker = broker
         numbers.sources[source].next_offset = fetched[-1].frame.end_offset
         self.ledger.accepted += len(rows)
+        for target, (each, _, _) in zip(targets, fetched, strict=True):
+            self.topics.of_target(target).accepted += each.count
         accepted_ms = fetched[-1].frame.store_ms
         self.admit(rows, Blob(data, Home("", home), accepted_ms=accepted_ms), now_ms)
         return Ingested(len(rows), int(rows.due_ms.min()))
@@ -346,6 +352,7 @@ class Scheduler:
         self.dispatcher.push(batch)
         self._undurable.append((end, batch))
         self.ledger.fired += batch.count
+        self.topics.of_target(target).fired += batch.count
         self.ledger.in_flight += batch.count
         return True
 
@@ -410,15 +417,20 @@ class Scheduler:
     def drop_cancelled(self, rows: Rows) -> Rows:
         """Rows without those that were cancelled while they lay far."""
         cancelled = self.tombstones.meet(rows)
-        return rows if cancelled is None else rows.take(~cancelled)
+        if cancelled is None:
+            return rows
+        self.topics.met(rows.target[cancelled])
+        return rows.take(~cancelled)
 
     def _live_pieces(self, pieces: list[Piece]) -> list[Piece]:
         """The pieces without cancelled timers; the same list if there are none."""
         if not self.tombstones.unmet or not pieces:
             return pieces
-        cancelled = self.tombstones.meet(concatenate([rows for rows, _ in pieces]))
+        joined = concatenate([rows for rows, _ in pieces])
+        cancelled = self.tombstones.meet(joined)
         if cancelled is None:
             return pieces
+        self.topics.met(joined.target[cancelled])
         live, end = [], 0
         for rows, blob in pieces:
             start, end = end, end + len(rows)
@@ -482,6 +494,7 @@ class Scheduler:
     def end_flush(self, flush: Flush) -> None:
         """The frozen memtable is in blocks."""
         self.segments.flushed(flush)
+        self.topics.written(rows for rows, _ in self.flushing)
         self.flushing, self.frozen = [], KeyList()
 
     def end_load(self, load: Load, now_ms: int, *, force: bool = False) -> None:
@@ -489,9 +502,14 @@ class Scheduler:
         self.segments.loaded(load)
         for piece in load.pieces:
             rows = self.numbers.translate(piece.rows, piece.sources, piece.targets)
+            self.topics.loaded(rows)
             rows = self.drop_cancelled(rows)
+            self.due_counts.loaded(piece.block, self.topics.slots(rows.target), rows.due_ms)
             if len(rows):
                 self.admit(rows, piece.blob, now_ms, force=force)
+        for piece in load.pieces:
+            if piece.block.cursor == piece.block.count:
+                self.due_counts.done(piece.block)
 
     # -- figures ----------------------------------------------------------
 
@@ -505,6 +523,7 @@ class Scheduler:
         """Raises InvariantError unless every pending timer lies where something will fire it."""
         if self.held() != self.ledger.pending:
             raise InvariantError(f"{self.held()} timers are held, the ledger says {self.ledger}")
+        self.topics.check(self)
         self.near.check(self.dispatcher.waiting)
 
     def overdue(self, now_ms: int) -> int:

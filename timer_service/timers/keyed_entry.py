@@ -16,7 +16,7 @@ off  size  field          meaning
 52    4    answer_length
 56    8    at_ms          when it was decided, Unix ms
 64    8    frames_length
-72   32*g  gone           store_id u64, queue_id u32, zeros u32, offset i64, due_ms i64
+72   32*g  gone           as CANCEL names them
  .    8*n  hashes         u64 (key_hash.py): of the cancelled ones, then of those that come; 0: none
  .    2*f  broker_length  u16: of each frame's broker, "" where any will do
  .    n    names          of the brokers, UTF-8; with the lengths zero-padded to a multiple of 8
@@ -104,11 +104,14 @@ class Changed(NamedTuple):
     frames: bytes | memoryview
     answer: bytes
     frames_at: int = 0  # of the body
+    topics: Sequence[int] = ()
+    """Marks of the topics of what goes: the cancelled ones', then the replaced ones'."""
 
 
 def encode(changed: Changed) -> list[bytes | memoryview]:
     """Parts of a body; the frames, the last part, are not copied."""
     gone = [*changed.cancelled, *changed.replaced]
+    marks = changed.topics or [0] * len(gone)
     names = [broker.encode() for broker in changed.brokers]
     text = struct.pack(f"<{len(names)}H", *map(len, names)) + b"".join(names)
     header = _HEADER.pack(
@@ -126,7 +129,10 @@ def encode(changed: Changed) -> list[bytes | memoryview]:
     head = b"".join(
         (
             header,
-            *(_GONE.pack(*source, 0, offset, due_ms) for source, offset, due_ms in gone),
+            *(
+                _GONE.pack(*source, mark, offset, due_ms)
+                for (source, offset, due_ms), mark in zip(gone, marks, strict=True)
+            ),
             changed.cancelled_hashes.astype("<u8").tobytes(),
             changed.hashes.astype("<u8").tobytes(),
             text.ljust(_aligned(len(text)), b"\0"),
@@ -153,11 +159,9 @@ def decode(body: memoryview) -> Changed:
         frames_length,
     ) = _HEADER.unpack_from(body)
     at = _HEADER.size
+    named = list(_GONE.iter_unpack(body[at : at + _GONE.size * gone_count]))
     gone = [
-        Handle(SourceId(store, queue), offset, due_ms)
-        for store, queue, _, offset, due_ms in _GONE.iter_unpack(
-            body[at : at + _GONE.size * gone_count]
-        )
+        Handle(SourceId(store, queue), offset, due_ms) for store, queue, _, offset, due_ms in named
     ]
     at += _GONE.size * gone_count
     hashes = np.frombuffer(body, "<u8", cancelled + came, at).astype(np.uint64)
@@ -183,6 +187,7 @@ def decode(body: memoryview) -> Changed:
         body[at : at + frames_length],
         answer,
         at,
+        [mark for _, _, mark, _, _ in named],
     )
 
 

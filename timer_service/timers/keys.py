@@ -141,12 +141,16 @@ class Found(NamedTuple):
 
 
 class KeyList:
-    """Keys and due times of far timers that are not yet in a block; some tens of thousands."""
+    """Far timers that are not yet in a block, by key: due times and targets.
+
+    Some tens of thousands.
+    """
 
     def __init__(self) -> None:
         self._count = 0
         self._keys: Keys = np.empty(0, dtype=np.uint64)
         self._due_ms = np.empty(0, dtype=np.int64)
+        self._target = np.empty(0, dtype=np.uint32)
         self._ends: list[int] = []  # of each batch
         self._by_hash: dict[int, list[int]] = {}  # places of those that have a timer key
 
@@ -157,6 +161,7 @@ class KeyList:
         if listed:
             made._keys = np.concatenate([keys_of(rows.source, rows.offset) for rows in listed])
             made._due_ms = np.concatenate([rows.due_ms for rows in listed])
+            made._target = np.concatenate([rows.target for rows in listed])
             made._count = len(made._keys)
             made._ends = list(itertools.accumulate(len(rows) for rows in listed))
             for rows, end in zip(listed, made._ends, strict=True):
@@ -169,8 +174,10 @@ class KeyList:
         if end > len(self._keys):
             self._keys = _grown(self._keys, 2 * end)
             self._due_ms = _grown(self._due_ms, 2 * end)
+            self._target = _grown(self._target, 2 * end)
         self._keys[self._count : end] = keys_of(rows.source, rows.offset)
         self._due_ms[self._count : end] = rows.due_ms
+        self._target[self._count : end] = rows.target
         self._add_hashes(rows, self._count)
         self._ends.append(end)
         self._count = end
@@ -183,6 +190,13 @@ class KeyList:
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
         """The due time of each of these, ascending and each once, or NOWHERE."""
+        return self._of(self._due_ms, keys)
+
+    def find_targets(self, keys: Keys) -> npt.NDArray[np.int64]:
+        """As `find`, the number of the target."""
+        return self._of(self._target, keys)
+
+    def _of(self, column: npt.NDArray[Any], keys: Keys) -> npt.NDArray[np.int64]:
         found = np.full(len(keys), NOWHERE, dtype=np.int64)
         if not len(keys) or not self._count:
             return found
@@ -191,11 +205,11 @@ class KeyList:
             for number, key in enumerate(keys):
                 hits = np.flatnonzero(own == key)
                 if len(hits):
-                    found[number] = self._due_ms[hits[0]]
+                    found[number] = column[hits[0]]
             return found
         at = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
         hits = np.flatnonzero(keys[at] == own)
-        found[at[hits]] = self._due_ms[hits]
+        found[at[hits]] = column[hits]
         return found
 
     def find_hashes(self, hashes: Keys) -> list[tuple[int, Found]]:

@@ -15,7 +15,7 @@ off  size  field       meaning
 CANCEL (kind 17): any number of
  0    8    store_id
  8    4    queue_id
-12    4    reserved    zeros
+12    4    topic       CRC-32 of its name, for counts by topic; 0: not said, by an older release
 16    8    offset
 24    8    due_ms
 
@@ -151,10 +151,16 @@ def decode_add(body: memoryview) -> Added:
     return Added(SourceId(store_id, queue_id), name, frames, start)
 
 
-def encode_cancel(cancelled: Sequence[Cancelled]) -> bytes:
-    """A CANCEL body."""
+def encode_cancel(cancelled: Sequence[Cancelled], topics: Sequence[int] = ()) -> bytes:
+    """A CANCEL body.  `topics`: the mark of each one's (topic_counts.py)."""
     pack = _CANCEL.pack
-    return b"".join([pack(*source, 0, offset, due_ms) for source, offset, due_ms in cancelled])
+    marks = topics or [0] * len(cancelled)
+    return b"".join(
+        [
+            pack(*source, mark, offset, due_ms)
+            for (source, offset, due_ms), mark in zip(cancelled, marks, strict=True)
+        ]
+    )
 
 
 def decode_cancel(body: memoryview) -> list[Cancelled]:
@@ -163,6 +169,11 @@ def decode_cancel(body: memoryview) -> list[Cancelled]:
         Cancelled(SourceId(store_id, queue_id), offset, due_ms)
         for store_id, queue_id, _, offset, due_ms in _CANCEL.iter_unpack(body)
     ]
+
+
+def decode_cancel_topics(body: memoryview) -> list[int]:
+    """The marks of the topics of a CANCEL body; 0: not said."""
+    return [mark for _, _, mark, _, _ in _CANCEL.iter_unpack(body)]
 
 
 def encode_dispatch(batch: Dispatched) -> bytes:

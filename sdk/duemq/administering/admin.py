@@ -10,7 +10,7 @@ from duemq.administering.forgetting import Forgetting
 from duemq.administering.groups import Groups
 from duemq.administering.messages import Messages
 from duemq.administering.probes import Probes
-from duemq.administering.timer_shards import TimerShards
+from duemq.administering.timer_pages import TimerPages
 from duemq.administering.topics import Topics
 from duemq.producing.cancels import Cancelling
 from duemq.producing.keyed.calls import TimerCalls
@@ -26,7 +26,7 @@ class Admin(
     Groups,
     Messages,
     Probes,
-    TimerShards,
+    TimerPages,
     Forgetting,
     Cancelling,
     Rescheduling,

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from duemq.administering.admin import Admin as AsyncAdmin
 from duemq.administering.dead_letters import Selection
 from duemq.administering.resending import Letter, OnSent, Resending, Resent
+from duemq.descriptions import TimerDescription
 from duemq.settings import ClientSettings
 from duemq.transport.cluster_client import Addresses
 from duemq.transport.loop_thread import Face, Hosted, as_in, blocking
@@ -59,6 +60,9 @@ class Admin(Face):
     cluster = blocking(AsyncAdmin.cluster)
     forget = blocking(AsyncAdmin.forget)
     timer_stats = blocking(AsyncAdmin.timer_stats)
+    count_timers = blocking(AsyncAdmin.count_timers)
+    timer_histogram = blocking(AsyncAdmin.timer_histogram)
+    get_timers = blocking(AsyncAdmin.get_timers)
     timer_owners = blocking(AsyncAdmin.timer_owners)
     release_timer_shard = blocking(AsyncAdmin.release_timer_shard)
     cancel = blocking(AsyncAdmin.cancel)
@@ -85,6 +89,10 @@ class Admin(Face):
         for page in self._each(self._core._resent_pages(selection, to_topic)):
             resending.add(page)
         return resending.done()
+
+    @as_in(AsyncAdmin.list_timers)
+    def list_timers(self, topic: str, **which: Any) -> Iterator[TimerDescription]:
+        return self._each(self._core.list_timers(topic, **which))
 
     def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """What the loop thread makes, taken by this one."""

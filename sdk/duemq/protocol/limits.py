@@ -14,6 +14,8 @@ PROPERTIES_BYTES_DEFAULT = 32 * KIB
 BATCH_RECORDS_MAX = 65_536
 HANDLES_MAX = 10_000
 """Of messages to cancel."""
+TIMERS_MAX = 1_000
+"""Of delayed messages to look at, and on a page of them."""
 OFFSET_QUEUES_MAX = 4_096
 """Queues to acquire, release, commit or ask about."""
 FOUND_MAX = 1_000

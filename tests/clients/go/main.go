@@ -85,6 +85,10 @@ func main() {
 	answer, err := pb.NewTimerClient(dial(shard.Address)).Cancel(ctx, &pb.CancelRequest{Handles: []*pb.TimerHandle{handle}})
 	check(err)
 	require(answer.Results[0].Outcome == pb.CancelOutcome_CANCELLED, "CANCELLED")
+	inspector := pb.NewTimerInspectorClient(dial(shard.Address))
+	found, err := inspector.GetTimers(ctx, &pb.GetTimersRequest{Handles: []*pb.TimerHandle{handle}})
+	check(err)
+	require(found.Timers[0].State == pb.TimerState_TIMER_CANCELLED, "TIMER_CANCELLED")
 
 	// Pull everything, tag a and then all.
 	pull := func(filter string, want int) map[string]*pb.Record {

@@ -7,7 +7,7 @@ import { fileURLToPath } from "node:url";
 
 const [nameserver, topic] = process.argv.slice(2);
 const protos = fileURLToPath(new URL("../../../protos", import.meta.url));
-const names = ["nameserver", "broker", "admin", "timer", "error"];
+const names = ["nameserver", "broker", "admin", "timer", "timer_inspector", "error"];
 const definition = loader.loadSync(names.map((n) => `duemq/v1/${n}.proto`), {
   includeDirs: [protos], longs: String, enums: String, defaults: true, keepCase: false,
 });
@@ -47,6 +47,8 @@ const handle = { storeId: timed.storeId, queueId: far.queueId, offset: far.baseO
 const shard = cluster.timers.find((t) => far.queueId % t.shards === t.shard);
 const answer = await client(v1.Timer, shard.address)("cancel", { handles: [handle] });
 assert.equal(answer.results[0].outcome, "CANCELLED");
+const found = await client(v1.TimerInspector, shard.address)("getTimers", { handles: [handle] });
+assert.equal(found.timers[0].state, "TIMER_CANCELLED");
 
 // Pull everything, tag a and then all.
 async function pull(filter, want) {

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from typing import Any
 
 import click
 
-from duemq.descriptions import TimerOwner
+from duemq.descriptions import TimerCount, TimerDescription, TimerOwner, TimerState
+from duemq.errors import MissingBroker, PartialAnswer
 from duemq_cli.commands.timer.changing import cancel, reschedule
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, known, pass_session, session_options
-from duemq_cli.text import local_time
+from duemq_cli.text import body_text, duration, local_time, printable
+from duemq_cli.times import moment
+
+BAR_CELLS = 40
 
 
 @click.group()
@@ -21,6 +26,152 @@ def timer() -> None:
 
 timer.add_command(cancel)
 timer.add_command(reschedule)
+
+
+@timer.command()
+@click.option("--topic", help="Only this topic.")
+@session_options
+@pass_session
+def count(session: Session, /, topic: str | None) -> Exit:
+    """Count delayed messages, topic by topic, exactly.
+
+    accepted = pending + fired + cancelled + replaced + lost, always.  The exit code is 5 if a timer
+    shard is away: its part is missing.  With --json, a line a topic: topic, pending, accepted,
+    fired, cancelled, replaced, lost.  A topic "" stands for all beyond the 4,096 that a shard
+    counts one by one.
+
+    \b
+    Example:
+      duemq timer count --topic orders
+    """
+    with session.admin() as admin:
+        found, missing = known(lambda: admin.count_timers(topic))
+    columns = [field.name for field in dataclasses.fields(TimerCount)]
+    session.output.table(columns, map(dataclasses.asdict, found), empty="no delayed messages")
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
+
+
+@timer.command()
+@click.option("--topic", help="Only this topic.")
+@session_options
+@pass_session
+def histogram(session: Session, /, topic: str | None) -> Exit:
+    """Show how many delayed messages fall due when, exactly.
+
+    What is overdue, then a day by minutes, a month by hours, and days; empty ones are left out.
+    The exit code is 5 if a timer shard is away: its part is missing.  With --json, a line each:
+    from_ms (0: overdue), to_ms, pending.
+
+    \b
+    Example:
+      duemq timer histogram --topic orders
+    """
+    with session.admin() as admin:
+        found, missing = known(lambda: admin.timer_histogram(topic))
+    if session.json:
+        session.output.table((), map(dataclasses.asdict, found), empty="")
+    else:
+        most = max((each.pending for each in found), default=1)
+        rows = [
+            {
+                "due": local_time(each.from_ms) if each.from_ms else "overdue",
+                "within": duration(each.to_ms - each.from_ms) if each.from_ms else "",
+                "pending": each.pending,
+                "share": "█" * max(1, round(each.pending / most * BAR_CELLS)),
+            }
+            for each in found
+        ]
+        columns = ("due", "within", "pending", "share")
+        session.output.table(columns, rows, empty="no delayed messages")
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
+
+
+@timer.command()
+@click.argument("handles", metavar="HANDLE...", nargs=-1, required=True)
+@session_options
+@pass_session
+def get(session: Session, /, handles: tuple[str, ...]) -> Exit:
+    """Show what became of delayed messages: pending, fired, cancelled or unknown.
+
+    Of those that are pending all is shown.  The exit code is 0 only if all are.  With --json, a
+    line a handle: handle, timer_key, topic, key, due_ms, state; of a pending one also tag,
+    message_id, properties, and body, or body_base64 where it is not UTF-8 text.
+
+    \b
+    Example:
+      duemq timer get dmq1AAECAwQFBgc…
+    """
+    with session.admin() as admin:
+        found = admin.get_timers(list(handles))
+    for each in found:
+        shown = f"{each.state.value}  {local_time(each.due_ms)}  {each.handle}"
+        if each.body is not None:
+            shown += f"  {printable(each.topic or '')}  {body_text(each.body)}"
+        session.output.record({**_timer_row(each), **_details(each)}, shown)
+    pending = all(each.state is TimerState.PENDING for each in found)
+    return Exit.OK if pending else Exit.FAILED
+
+
+@timer.command("list")
+@click.option("--topic", required=True, help="Of this topic.")
+@click.option("--key-prefix", default="", metavar="P", help="Whose timer_key begins so.")
+@click.option("--from", "since", metavar="TIME", callback=moment(), help="Due then or later.")
+@click.option("--to", "until", metavar="TIME", callback=moment(), help="Due before.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most.")
+@session_options
+@pass_session
+def list_(session: Session, /, topic: str, key_prefix: str, limit: int, **times: Any) -> Exit:
+    """List a topic's delayed messages that are pending, in due order.
+
+    What is pending all the while is listed once.  The exit code is 5 if a timer shard is away: its
+    part is missing.  With --json, a line each: handle, timer_key, topic, key, due_ms, state.
+
+    \b
+    Examples:
+      duemq timer list --topic orders --limit 20
+      duemq timer list --topic orders --key-prefix customer-7/ --to 2030-01-31T09:00:00Z
+    """
+    rows: list[dict[str, Any]] = []
+    missing: tuple[MissingBroker, ...] = ()
+    with session.admin() as admin:
+        try:
+            found = admin.list_timers(topic, key_prefix=key_prefix, limit=limit, **times)
+            rows.extend(map(_timer_row, found))
+        except PartialAnswer as error:
+            missing = error.missing
+    if session.json:
+        session.output.table((), rows, empty="")
+    else:
+        shown = ({**row, "due": local_time(row["due_ms"])} for row in rows)
+        columns = ("due", "timer_key", "key", "handle")
+        session.output.table(columns, shown, empty="no delayed messages")
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
+
+
+def _timer_row(timer: TimerDescription) -> dict[str, Any]:
+    return {
+        "handle": timer.handle,
+        "timer_key": timer.timer_key,
+        "topic": timer.topic,
+        "key": timer.key,
+        "due_ms": timer.due_ms,
+        "state": timer.state.value,
+    }
+
+
+def _details(timer: TimerDescription) -> dict[str, Any]:
+    """What only a pending one that was asked for by its handle shows."""
+    if timer.body is None:
+        return {}
+    try:
+        body = {"body": timer.body.decode()}
+    except UnicodeDecodeError:
+        body = {"body_base64": base64.b64encode(timer.body).decode()}
+    named = {"tag": timer.tag, "message_id": timer.message_id}
+    return {**named, "properties": dict(timer.properties), **body}
 
 
 @timer.command()

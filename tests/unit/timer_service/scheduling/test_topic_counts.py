@@ -1,0 +1,149 @@
+"""The ledger by topic: what a crash, an older release and many topics make of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+
+from duemq.errors import InvariantError
+from duemq_server.storage import checkpoint
+from duemq_server.timer_service.disk import checkpoint_state
+from duemq_server.timer_service.far.numbering import Numbering
+from duemq_server.timer_service.scheduling import topic_counts
+from duemq_server.timer_service.scheduling.topic_counts import OTHERS, TopicCounts, TopicLedger
+from duemq_server.timer_service.scheduling.topic_lateness import TopicLateness
+from duemq_server.timer_service.timers import log_entries
+from tests.property.timer_world import DATA, World
+
+DAY_MS = 86_400_000
+
+
+def counts(world: World) -> dict[str, TopicLedger]:
+    return dict(world.scheduler.topics)
+
+
+def world_with_timers() -> World:
+    """Near, far, in blocks; fired; cancelled in each place."""
+    world = World()
+    for topic in ("any", "keyed"):
+        world.broker.accept([world.now_ms] * 3, 10, topic)
+        world.broker.accept([world.now_ms + 5_000] * 4, 10, topic)
+        world.broker.accept([world.now_ms + DAY_MS] * 40, 10, topic)
+    world.ingest(100)
+    world.housekeep()
+    world.broker.accept([world.now_ms + 2 * DAY_MS] * 5, 10, "keyed")
+    world.ingest(100)
+    world.set_away(set())
+    world.tick()
+    world.sync()
+    world.send()
+    for offset in (3, 7, 8, 51, 60, 95):
+        assert world.cancel(offset) == "CANCELLED"
+    world.sync()
+    return world
+
+
+def pending(world: World) -> dict[str, tuple[int, int]]:
+    return {name: (each.pending, each.cancelled) for name, each in counts(world).items()}
+
+
+def test_each_topic_has_its_own_ledger() -> None:
+    world = world_with_timers()
+    found = counts(world)
+    assert {name: (each.accepted, each.fired) for name, each in found.items()} == {
+        "any": (47, 3),
+        "keyed": (52, 3),
+    }
+    assert pending(world) == {"any": (41, 3), "keyed": (46, 3)}
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_crash_changes_no_count(saved: bool) -> None:
+    world = world_with_timers()
+    before = pending(world)
+    if saved:
+        world.checkpoint()
+    world.kill()
+    assert pending(world) == before
+
+
+def test_cancels_of_an_older_release_are_counted_by_reading_the_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encode = log_entries.encode_cancel
+
+    def without_topics(
+        cancelled: Sequence[log_entries.Cancelled], topics: Sequence[int] = ()
+    ) -> bytes:
+        return encode(cancelled)
+
+    monkeypatch.setattr(log_entries, "encode_cancel", without_topics)
+    world = world_with_timers()
+    before = pending(world)
+    world.kill()
+    assert pending(world) == before
+    world.checkpoint()
+    world.kill()
+    assert pending(world) == before
+
+
+def test_a_checkpoint_of_an_older_release_counts_what_is_pending() -> None:
+    world = world_with_timers()
+    world.checkpoint()
+    world.disk = world.disk.after_kill()
+    path = f"{DATA}/checkpoint"
+    payload = checkpoint.load(path, world.disk)
+    assert payload is not None
+    older = dataclasses.replace(checkpoint_state.decode(payload), topics={})
+    checkpoint.save(path, checkpoint_state.encode(older), world.disk)
+    world.kill()
+    assert pending(world) == {"any": (41, 0), "keyed": (46, 0)}
+    world.scheduler.check()
+    world.kill()
+    assert {name: each.accepted for name, each in counts(world).items()} == {
+        "any": 41,
+        "keyed": 46,
+    }
+
+
+def test_topics_that_the_log_cannot_tell_apart_are_counted_by_reading_the_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_counts, "mark_of", lambda topic: 7)
+    world = world_with_timers()
+    before = pending(world)
+    world.kill()
+    assert pending(world) == before
+
+
+def test_a_wrong_count_stops_the_shard() -> None:
+    world = world_with_timers()
+    world.scheduler.topics.of("any").fired += 1
+    with pytest.raises(InvariantError, match="topic 'any'"):
+        world.scheduler.check()
+
+
+def test_topics_beyond_the_limit_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_counts, "TOPICS_MAX", 2)
+    topics = TopicCounts(Numbering())
+    for name in ("a", "b", "c", "d", "a"):
+        topics.of(name).accepted += 1
+    assert {name: each.accepted for name, each in topics} == {"a": 2, "b": 1, OTHERS: 2}
+    again = TopicCounts(Numbering())
+    assert again.restore(topics.saved())
+    again.of("d").accepted += 1
+    assert dict(again)[OTHERS].accepted == 3
+    monkeypatch.setattr(topic_counts, "TOPICS_MAX", 3)
+    assert not TopicCounts(Numbering()).restore(topics.saved())
+
+
+def test_lateness_by_topic_leaves_out_what_was_past_due() -> None:
+    import numpy as np
+
+    lateness = TopicLateness()
+    due_ms = np.array([100, 98, 40])
+    lateness.record("a", due_ms, 101, np.array([False, False, True]))
+    assert lateness.buckets("a")[:3] == [1, 1, 2]
+    assert lateness.sum_ms("a") == 4

@@ -1,0 +1,164 @@
+"""The service TimerInspector: from protobuf to one call and back."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from duemq.errors import Corrupt, DuemqError, InvalidArgument
+from duemq.protocol import checks
+from duemq.protocol.due import DUE_MS_MAX
+from duemq.protocol.limits import TIMERS_MAX
+from duemq.transport import status
+from duemq.v1 import timer_inspector_pb2
+from duemq.v1.message_pb2 import Record, RecordBatch, TimerHandle
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.edge.cancel_requests import told
+from duemq_server.timer_service.edge.timer_names import TimerNames
+from duemq_server.timer_service.inspecting import Found, Inspector
+from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, UNKNOWN
+from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.timers.log_entries import Cancelled
+from duemq_server.timer_service.views.bodies import Bytes
+from duemq_server.timer_service.views.finding import PENDING
+from duemq_server.timer_service.views.listing import Listed, Position, Wanted
+
+SERVICE = timer_inspector_pb2.DESCRIPTOR.services_by_name["TimerInspector"]
+_STATES = {
+    PENDING: timer_inspector_pb2.TIMER_PENDING,
+    FIRED: timer_inspector_pb2.TIMER_FIRED,
+    CANCELLED: timer_inspector_pb2.TIMER_CANCELLED,
+    UNKNOWN: timer_inspector_pb2.TIMER_UNKNOWN,
+}
+_TOKEN = struct.Struct("<qQqq")  # a Position
+
+
+class TimerInspectorServicer:
+    """See protos/duemq/v1/timer_inspector.proto."""
+
+    def __init__(self, inspector: Inspector, links: BrokerLinks, settings: Settings) -> None:
+        self._inspector = inspector
+        self._links = links
+        self._settings = settings
+
+    async def CountTimers(
+        self, request: timer_inspector_pb2.CountTimersRequest, _: Any
+    ) -> timer_inspector_pb2.CountTimersResponse:
+        """The ledger by topic."""
+        found = await self._inspector.counts(request.topic)
+        return timer_inspector_pb2.CountTimersResponse(
+            topics=[
+                timer_inspector_pb2.TopicTimers(
+                    topic=topic,
+                    pending=each.pending,
+                    accepted=each.accepted,
+                    fired=each.fired,
+                    cancelled=each.cancelled,
+                    lost=each.lost,
+                    replaced=each.replaced,
+                )
+                for topic, each in found.items()
+            ]
+        )
+
+    async def GetHistogram(
+        self, request: timer_inspector_pb2.GetHistogramRequest, _: Any
+    ) -> timer_inspector_pb2.TimerHistogram:
+        """What falls due when."""
+        now_ms, found = await self._inspector.histogram(request.topic, request.at_ms)
+        buckets = [timer_inspector_pb2.TimerBucket(**each._asdict()) for each in found]
+        return timer_inspector_pb2.TimerHistogram(now_ms=now_ms, buckets=buckets)
+
+    async def GetTimers(
+        self, request: timer_inspector_pb2.GetTimersRequest, _: Any
+    ) -> timer_inspector_pb2.GetTimersResponse:
+        """What became of timers, and what the pending ones are."""
+        checks.count("handles", len(request.handles), 1, TIMERS_MAX, "in a request")
+        names = TimerNames(self._links, self._settings)
+        asked = [names.handle(each) for each in request.handles]
+        handles = [each for each in asked if isinstance(each, Cancelled)]
+        found = iter(await self._inspector.find(handles) if handles else ())
+        response = timer_inspector_pb2.GetTimersResponse()
+        for handle, each in zip(request.handles, asked, strict=True):
+            if isinstance(each, DuemqError):
+                response.timers.add(handle=handle, error=status.to_proto(each))
+                continue
+            answer = next(found, None)
+            if answer is None:  # as many as fit
+                break
+            response.timers.append(self._info(handle, each, answer))
+        return response
+
+    def _info(
+        self, handle: TimerHandle, asked: Cancelled, found: Found
+    ) -> timer_inspector_pb2.TimerInfo:
+        outcome = told(self._links, asked, found.outcome, 0.0)
+        if isinstance(outcome, DuemqError):
+            return timer_inspector_pb2.TimerInfo(handle=handle, error=status.to_proto(outcome))
+        info = timer_inspector_pb2.TimerInfo(handle=handle, state=_STATES[outcome])
+        if found.target is not None:
+            info.topic, info.queue_id = found.target.topic, found.target.queue_id
+            info.record.CopyFrom(_record(found.body))
+        return info
+
+    async def ListTimers(
+        self, request: timer_inspector_pb2.ListTimersRequest, _: Any
+    ) -> timer_inspector_pb2.ListTimersResponse:
+        """A page of a topic's pending timers."""
+        make = _reader(request.key_prefix, request.with_bodies)
+        page = await self._inspector.page(_wanted(request), make, wants_all=not request.key_prefix)
+        listed, after = page
+        return timer_inspector_pb2.ListTimersResponse(
+            timers=map(_listed, listed), token=_TOKEN.pack(*after) if after else b""
+        )
+
+
+def _wanted(request: timer_inspector_pb2.ListTimersRequest) -> Wanted:
+    if not request.topic:
+        raise InvalidArgument("topic is empty; timers are listed by topic", field="topic")
+    checks.whole("limit", request.limit, 1, TIMERS_MAX)
+    checks.whole("from_ms", request.from_ms, 0, DUE_MS_MAX)
+    checks.whole("to_ms", request.to_ms, 0, DUE_MS_MAX + 1)
+    after = None
+    if request.token:
+        if len(request.token) != _TOKEN.size:
+            raise InvalidArgument("token is none of a page before", field="token")
+        after = Position(*_TOKEN.unpack(request.token))
+    to_ms = request.to_ms or DUE_MS_MAX + 1
+    return Wanted(request.topic, request.from_ms, to_ms, request.limit, after)
+
+
+def _reader(key_prefix: str, with_bodies: bool) -> Callable[[Bytes], Record | None]:
+    def read(entry: Bytes) -> Record | None:
+        record = _record(entry)
+        if not record.timer_key.startswith(key_prefix):
+            return None
+        if not with_bodies:
+            record.ClearField("body")
+        return record
+
+    return read
+
+
+def _record(entry: Bytes) -> Record:
+    try:
+        [record] = RecordBatch.FromString(bytes(entry)).records
+    except (DecodeError, ValueError) as error:
+        raise Corrupt(f"the record of a timer cannot be decoded: {error}") from error
+    return record
+
+
+def _listed(each: Listed[Record]) -> timer_inspector_pb2.TimerInfo:
+    at = each.position
+    return timer_inspector_pb2.TimerInfo(
+        handle=TimerHandle(
+            store_id=at.store_id, queue_id=at.queue_id, offset=at.offset, due_ms=at.due_ms
+        ),
+        state=timer_inspector_pb2.TIMER_PENDING,
+        topic=each.target.topic,
+        queue_id=each.target.queue_id,
+        record=each.made,
+    )

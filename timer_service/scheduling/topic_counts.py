@@ -1,0 +1,220 @@
+"""The ledger by topic: what each topic's timers have come to.
+
+Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
+
+    accepted = pending + fired + cancelled + replaced + lost, of each topic
+
+Counted a batch at a time: a frame, a dispatch, a list of cancels, a load.  What lies in blocks is
+counted, too, for memory does not know their timers: so `check` compares the ledger with what is
+really held without reading the disk.  The first `TOPICS_MAX` topics are counted one by one, all
+others together, under no name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from duemq.errors import InvariantError
+from duemq_server.timer_service.far.numbering import Numbering
+from duemq_server.timer_service.timers.rows import Index, Rows
+
+if TYPE_CHECKING:
+    from duemq_server.timer_service.scheduling.scheduler import Scheduler
+
+TOPICS_MAX = 4_096
+OTHERS = ""  # the name under which the rest is counted
+
+
+@dataclasses.dataclass(slots=True)
+class TopicLedger:
+    """A topic's part of the ledger, and of what lies where memory does not see it."""
+
+    accepted: int = 0
+    fired: int = 0
+    cancelled: int = 0
+    lost: int = 0  # damaged on the disk, and set aside by an operator
+    far: int = 0  # in blocks and not loaded, cancelled ones included
+    unmet: int = 0  # cancelled or replaced, and still in a block or the memtable
+    replaced: int = 0  # under their key, or rescheduled
+
+    @property
+    def pending(self) -> int:
+        """Accepted, and none of the rest."""
+        return self.accepted - self.fired - self.cancelled - self.replaced - self.lost
+
+
+def mark_of(topic: str) -> int:
+    """What the log calls a topic, in 32 bits; never 0."""
+    return zlib.crc32(topic.encode()) or 1
+
+
+class TopicCounts:
+    """Every topic's ledger."""
+
+    def __init__(self, numbers: Numbering) -> None:
+        self.in_doubt = ""
+        """Not empty: counts are not whole, and this column takes up what a recount finds."""
+        self._numbers = numbers
+        self._ledgers: dict[str, TopicLedger] = {OTHERS: TopicLedger()}
+        self._names = [OTHERS]
+        self._slots = np.empty(0, dtype=np.int64)  # by target: place in `_names`
+        self._slot_of = {OTHERS: 0}
+        self._marked: dict[int, str | None] = {}  # None: of several topics
+
+    def __iter__(self) -> Iterator[tuple[str, TopicLedger]]:
+        """Topics that ever had a timer; the others under `OTHERS`, if there are any."""
+        empty = TopicLedger()
+        return ((name, each) for name, each in self._ledgers.items() if name or each != empty)
+
+    def name(self, slot: int) -> str:
+        """Which topic a slot is (see `slots`)."""
+        return self._names[slot]
+
+    def slot(self, topic: str) -> int:
+        """The slot that a topic is counted in; made when new."""
+        slot = self._slot_of.get(topic)
+        if slot is None:
+            if len(self._names) > TOPICS_MAX:
+                return 0
+            slot = self._slot_of[topic] = len(self._names)
+            self._names.append(topic)
+            self._ledgers[topic] = TopicLedger()
+        return slot
+
+    def counted(self, topic: str) -> bool:
+        """Whether the topic has a ledger of its own."""
+        return topic in self._slot_of
+
+    def of(self, topic: str) -> TopicLedger:
+        """The ledger that a topic is counted in."""
+        return self._ledgers[self._names[self.slot(topic)]]
+
+    def of_target(self, target: int) -> TopicLedger:
+        """As `of`, by the number of a target."""
+        return self.of(self._numbers.targets[target].topic)
+
+    def slots(self, target: Index) -> Index:
+        """The slot of each of these numbers of targets."""
+        self._learn()
+        return self._slots[target]
+
+    def _learn(self) -> None:
+        new = self._numbers.targets[len(self._slots) :]
+        if not new:
+            return
+        self._slots = np.append(self._slots, [self.slot(each.topic) for each in new])
+        for each in new:
+            found = self._marked.setdefault(mark_of(each.topic), each.topic)
+            if found != each.topic:
+                self._marked[mark_of(each.topic)] = None
+
+    def marks(self, target: Iterable[int]) -> list[int]:
+        """What the log calls the topics of these numbers of targets."""
+        return [mark_of(self._numbers.targets[each].topic) for each in target]
+
+    def split(self, target: Index) -> list[tuple[TopicLedger, int]]:
+        """How many of these numbers of targets are of each topic."""
+        if not len(target):
+            return []
+        counts = np.bincount(self.slots(target))
+        return [
+            (self._ledgers[self._names[slot]], int(counts[slot]))
+            for slot in np.flatnonzero(counts).tolist()
+        ]
+
+    # -- what happens to many at once
+
+    def cancelled(self, target: Index, *, unmet: bool) -> None:
+        """Timers of these targets were cancelled; `unmet`: where memory does not see them."""
+        for ledger, count in self.split(target):
+            ledger.cancelled += count
+            ledger.unmet += count if unmet else 0
+
+    def gone_marked(self, mark: int, *, unmet: bool, replaced: bool = False) -> None:
+        """A timer was cancelled or replaced, as the log tells of it; `unmet` as `cancelled`."""
+        self._learn()
+        topic = self._marked.get(mark)
+        if topic is None:
+            self.in_doubt = self.in_doubt or ("replaced" if replaced else "cancelled")
+            return
+        ledger = self.of(topic)
+        ledger.cancelled += not replaced
+        ledger.replaced += replaced
+        ledger.unmet += unmet
+
+    def met(self, target: Index) -> None:
+        """Cancelled timers were met, and are gone."""
+        for ledger, count in self.split(target):
+            ledger.unmet -= count
+
+    def written(self, pieces: Iterable[Rows]) -> None:
+        """Timers are in blocks now."""
+        for rows in pieces:
+            for ledger, count in self.split(rows.target):
+                ledger.far += count
+
+    def loaded(self, rows: Rows) -> None:
+        """Timers were loaded from a block."""
+        for ledger, count in self.split(rows.target):
+            ledger.far -= count
+
+    # -- checkpoint, check
+
+    def saved(self) -> dict[str, list[int]]:
+        """For a checkpoint: the columns of each topic; none while they are in doubt."""
+        if self.in_doubt:
+            return {}
+        return {name: list(dataclasses.astuple(each)) for name, each in self}
+
+    def restore(self, saved: Mapping[str, Sequence[int]]) -> bool:
+        """Takes over what a checkpoint has; False: it cannot be, for it left out too much."""
+        if OTHERS in saved and len(saved) <= TOPICS_MAX:
+            return False  # of a release that counted fewer topics one by one
+        for name, columns in saved.items():
+            self.slot(name)
+            self._ledgers[name] = TopicLedger(*columns)
+        return True
+
+    def check(self, scheduler: Scheduler) -> None:
+        """Raises InvariantError unless each topic's pending timers are what is held."""
+        if self.in_doubt:
+            return
+        held = self.held(scheduler)
+        for slot, name in enumerate(self._names):
+            ledger = self._ledgers[name]
+            if held[slot] != ledger.pending:
+                raise InvariantError(
+                    f"{held[slot]} timers of topic {name!r} are held, its ledger says {ledger}"
+                )
+
+    def recount(self) -> None:
+        """Nothing is known of what lies in blocks: it is counted anew."""
+        for ledger in self._ledgers.values():
+            ledger.far = ledger.unmet = 0
+
+    def settle(self, scheduler: Scheduler) -> None:
+        """All is counted: whatever the ledgers lack goes into the column in doubt."""
+        held = self.held(scheduler)
+        for slot, name in enumerate(self._names):
+            ledger = self._ledgers[name]
+            lacks = ledger.pending - int(held[slot])
+            if self.in_doubt == "accepted":
+                ledger.accepted -= lacks
+            else:
+                setattr(ledger, self.in_doubt, getattr(ledger, self.in_doubt) + lacks)
+        self.in_doubt = ""
+
+    def held(self, scheduler: Scheduler) -> Index:
+        """Pending timers where they lie, by slot."""
+        near = scheduler.near
+        pieces = [*scheduler.memtable.pieces, *scheduler.flushing]
+        parts = [near.table.target[near.pending_ids()], *(rows.target for rows, _ in pieces)]
+        slots = self.slots(np.concatenate(parts))
+        counts = np.bincount(slots, minlength=len(self._names))
+        far = [self._ledgers[name].far - self._ledgers[name].unmet for name in self._names]
+        return counts + np.array(far, dtype=np.int64)

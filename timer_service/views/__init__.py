@@ -1,0 +1,1 @@
+"""What can be asked of a shard: cores that look, and change nothing."""

@@ -1,0 +1,109 @@
+"""Bodies of timers that are looked at: from memory, or from a block, verified."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import google_crc32c
+
+from duemq_server.storage import record
+from duemq_server.storage.disk import Disk, DiskFile
+from duemq_server.storage.errors import CorruptFile
+from duemq_server.timer_service.far.catalog import Block
+from duemq_server.timer_service.far.far_block import REMEDY, Index
+from duemq_server.timer_service.far.far_segments import as_rows, read_index
+from duemq_server.timer_service.timers.rows import Blob, Rows
+
+Bytes = bytes | memoryview
+
+
+class Files:
+    """Period files, each opened once; a context manager."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._open: dict[str, DiskFile] = {}
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for file in self._open.values():
+            file.close()
+
+    def path(self, name: str) -> str:
+        """Where a file lies."""
+        return os.path.join(self._directory, name)
+
+    def index_of(self, each: Block) -> Index:
+        """A block's index.  Raises CorruptFile."""
+        return read_index(self._disk, self.path(each.file), each)
+
+    def read(self, name: str, position: int, length: int) -> bytes:
+        """What a file has there, or less."""
+        file = self._open.get(name)
+        if file is None:
+            file = self._open[name] = self._disk.open(self.path(name))
+        return bytes(file.pread(length, position))
+
+
+class Bodies(Protocol):
+    """Of the timers of one place."""
+
+    def read(self, row: int, files: Files) -> Bytes:
+        """The record's entry of a row.  Raises CorruptFile."""
+        ...
+
+
+class InMemory:
+    """Bodies in blobs."""
+
+    def __init__(self, rows: Rows, blobs: Sequence[Blob | None], which: Any) -> None:
+        """`which`: the blob of each row."""
+        self._rows = rows
+        self._blobs = blobs
+        self._which = which
+
+    def read(self, row: int, files: Files) -> Bytes:
+        """See Bodies."""
+        blob = self._blobs[int(self._which[row])]
+        assert blob is not None
+        at = int(self._rows.home[row]) - blob.start
+        return blob.data[at : at + int(self._rows.size[row])]
+
+
+class InPlace:
+    """One body in a block whose index was not kept."""
+
+    def __init__(self, block: Block, row: int) -> None:
+        self._block = block
+        self._at = row
+
+    def read(self, row: int, files: Files) -> Bytes:
+        """See Bodies."""
+        index = files.index_of(self._block)
+        rows = as_rows(index, 0, self._block.count)
+        return InBlock(self._block, rows, index.rows["crc32c"]).read(self._at, files)
+
+
+class InBlock:
+    """Bodies in a block; homes of rows are relative to the first record of it."""
+
+    def __init__(self, block: Block, rows: Rows, crcs: Any) -> None:
+        self._file = block.file
+        self._bodies_at = block.position + block.index_length + record.HEADER_BYTES
+        self._rows = rows
+        self._crcs = crcs
+
+    def read(self, row: int, files: Files) -> Bytes:
+        """See Bodies."""
+        position = self._bodies_at + int(self._rows.home[row])
+        data = files.read(self._file, position, int(self._rows.size[row]))
+        if google_crc32c.value(data) != int(self._crcs[row]):
+            raise CorruptFile(
+                files.path(self._file), position, "CRC-32C of a record is wrong", REMEDY
+            )
+        return data
