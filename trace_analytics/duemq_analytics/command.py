@@ -26,22 +26,33 @@ def trace() -> None:
     help="Folder, or a URI like s3a://bucket/folder, for the report and its tables (Parquet).",
 )
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
+@click.option("--lake", metavar="DIR", help="Of what `duemq trace land` has landed there.")
+@click.option("--since", metavar="TIME", help="With --lake: only the last 2h, 7d, …")
 @session_options
 @pass_session
-def report(session: Session, output: str, topics: tuple[str, ...]) -> int:
+def report(
+    session: Session, output: str, topics: tuple[str, ...], lake: str | None, since: str | None
+) -> int:
     """Aggregate the spans of %TRACE% with Spark: Parquet tables and a one-file HTML report.
+
+    With --lake what is new there is counted, then only the lake's tables are read.
 
     Spans are there when services and clients trace to DueMQ: `duemq up --tracing duemq`, and
     DUEMQ_TRACING=duemq for clients.  Needs Java 17 and the distribution duemq-analytics.
 
     \b
-    Example:
+    Examples:
       duemq trace report --output ./report
+      duemq trace report --lake ./lake --since 2h
     """
+    if since and lake is None:
+        raise click.UsageError("--since goes with --lake")
     arguments = ["--output", output]
     for topic in topics:
         arguments += ["--topic", topic]
-    return _job(session, "report", ["--nameserver", session.nameserver, *arguments])
+    arguments += ["--since", since] if since else []
+    source = ["--nameserver", session.nameserver] if lake is None else ["--lake", lake]
+    return _job(session, "report", [*source, *arguments])
 
 
 @trace.command()
@@ -71,6 +82,21 @@ def land(session: Session, output: str, once: bool, every: str | None, skip_lost
     arguments += ["--every", every] if every else []
     arguments += ["--skip-lost"] if skip_lost else []
     return _job(session, "land", ["--nameserver", session.nameserver, *arguments])
+
+
+@trace.command()
+@click.option("--lake", metavar="DIR", required=True, help="What `duemq trace land` has written.")
+@click.option("--keep", metavar="TIME", help="Drop hours that ended so long ago, like 30d.")
+@session_options
+@pass_session
+def compact(session: Session, lake: str, keep: str | None) -> int:
+    """Merge a lake's small files, drop what is old; safe beside a landing job.
+
+    \b
+    Example:
+      duemq trace compact --lake ./lake --keep 30d
+    """
+    return _job(session, "compact", ["--lake", lake, *(["--keep", keep] if keep else [])])
 
 
 def _job(session: Session, name: str, arguments: list[str]) -> int:

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from duemq.errors import Corrupt
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
+from duemq_analytics.source import packed
 from duemq_analytics.source.plan import QueueRange
 from duemq_analytics.source.schema import Column, arrow_schema
 
@@ -89,7 +90,7 @@ def _strings(column: StringColumn, rows: int) -> pa.Array:
     """Decodes a dictionary; the empty string is null."""
     if not column.rows:
         return pa.nulls(rows, pa.string())
-    indexes = _numbers(column.rows, rows, np.uint32)
+    indexes = _numbers(column, "rows", rows, np.uint32)
     if len(indexes) and int(indexes.max()) >= len(column.values):
         raise ValueError(f"index {indexes.max()} of {len(column.values)} values")
     _require_bounded(column.values, indexes)
@@ -107,20 +108,22 @@ def _require_bounded(values: Sequence[str], indexes: np.ndarray) -> None:
         raise ValueError(f"{total:,} characters, more than {TEXT_MAX:,}")
 
 
-def _numbers(values: Any, rows: int, dtype: Any) -> np.ndarray:
+def _numbers(owner: SpanBatch | StringColumn, name: str, rows: int, dtype: Any) -> np.ndarray:
     """A repeated number field; zeros if the batch has none."""
-    if not values:
+    count = len(getattr(owner, name))
+    if not count:
         return np.zeros(rows, dtype)
-    if len(values) != rows:
-        raise ValueError(f"{len(values)} entries for {rows} rows")
-    try:
-        return np.fromiter(values, dtype, rows)
-    except OverflowError as error:  # unsigned on the wire, signed in the table
-        raise ValueError(f"a number beyond {np.iinfo(dtype).max}: {error}") from error
+    if count != rows:
+        raise ValueError(f"{count} entries for {rows} rows")
+    found = packed.numbers(owner, name)
+    most = np.iinfo(dtype).max
+    if found.dtype == np.uint64 and int(found.max()) > most:  # unsigned on the wire only
+        raise ValueError(f"a number beyond {most}: {found.max()}")
+    return found.astype(dtype)
 
 
-def _int64(values: Any, rows: int, *, null: int | None = None) -> pa.Array:
-    numbers = _numbers(values, rows, np.int64)
+def _int64(batch: SpanBatch, name: str, *, null: int | None = None) -> pa.Array:
+    numbers = _numbers(batch, name, batch.rows, np.int64)
     return pa.array(numbers, pa.int64(), mask=None if null is None else numbers == null)
 
 
@@ -143,13 +146,13 @@ def _string(name: str) -> Make:
 
 
 def _integer(name: str, *, null: int | None = None) -> Make:
-    return lambda batch, source, offset: _int64(getattr(batch, name), batch.rows, null=null)
+    return lambda batch, source, offset: _int64(batch, name, null=null)
 
 
 def _queues(batch: SpanBatch) -> np.ndarray:
     if not batch.queue_id:
         return np.full(batch.rows, _NO_QUEUE, np.int32)
-    return _numbers(batch.queue_id, batch.rows, np.int32)
+    return _numbers(batch, "queue_id", batch.rows, np.int32)
 
 
 def _queue(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
@@ -159,7 +162,7 @@ def _queue(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
 
 def _queue_offset(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
     """0 is an offset like others; without a queue there is none."""
-    offsets = _numbers(batch.queue_offset, batch.rows, np.int64)
+    offsets = _numbers(batch, "queue_offset", batch.rows, np.int64)
     return pa.array(offsets, pa.int64(), mask=_queues(batch) == _NO_QUEUE)
 
 
@@ -168,9 +171,9 @@ def _lateness(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
     rows = batch.rows
     fired = _is(batch.operation, rows, "fire") & ~_is(batch.status, rows, "ERROR")
     measured = (fired | _is(batch.operation, rows, "process")) & (
-        _numbers(batch.due_ms, rows, np.int64) != 0
+        _numbers(batch, "due_ms", rows, np.int64) != 0
     )
-    return pa.array(_numbers(batch.lateness_ms, rows, np.int64), pa.int64(), mask=~measured)
+    return pa.array(_numbers(batch, "lateness_ms", rows, np.int64), pa.int64(), mask=~measured)
 
 
 def _is(column: StringColumn, rows: int, wanted: str) -> np.ndarray:
@@ -178,20 +181,20 @@ def _is(column: StringColumn, rows: int, wanted: str) -> np.ndarray:
     if wanted not in column.values:
         return np.zeros(rows, bool)
     matches = np.array([value == wanted for value in column.values])
-    return matches[_numbers(column.rows, rows, np.uint32)]
+    return matches[_numbers(column, "rows", rows, np.uint32)]
 
 
 def _attempt(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
-    return pa.array(_numbers(batch.attempt, batch.rows, np.int32), pa.int32())
+    return pa.array(_numbers(batch, "attempt", batch.rows, np.int32), pa.int32())
 
 
 def _start_ts(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
-    starts = _numbers(batch.start_ns, batch.rows, np.uint64)
+    starts = _numbers(batch, "start_ns", batch.rows, np.uint64)
     return pa.array((starts // 1_000).astype(np.int64), pa.timestamp("us", tz="UTC"))
 
 
 def _links(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
-    counts = _numbers(batch.link_counts, batch.rows, np.int64)
+    counts = _numbers(batch, "link_counts", batch.rows, np.int64)
     total = int(counts.sum())
     if total * _TRACE_ID_BYTES != len(batch.link_trace_ids):
         raise ValueError(f"{len(batch.link_trace_ids)} bytes of trace ids for {total} links")
@@ -213,7 +216,7 @@ def _attributes(batch: SpanBatch, source: QueueRange, offset: int) -> pa.Array:
     if not batch.attributes.rows:
         return pa.array([()] * batch.rows, kind)
     maps = [_map(text) for text in batch.attributes.values]
-    indexes = _numbers(batch.attributes.rows, batch.rows, np.uint32)
+    indexes = _numbers(batch.attributes, "rows", batch.rows, np.uint32)
     if len(indexes) and int(indexes.max()) >= len(maps):
         raise ValueError(f"index {indexes.max()} of {len(maps)} values")
     _require_bounded(batch.attributes.values, indexes)
