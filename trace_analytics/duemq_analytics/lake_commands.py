@@ -142,8 +142,12 @@ def land(arguments: argparse.Namespace, scratch: Path) -> int:
     )
     signal.signal(signal.SIGTERM, _stop)
     with commits.lock(lake, "landing"):
+        # Java only moves bytes here: nothing for its optimizing compiler.
         return with_spark(
-            "duemq trace land", scratch, lambda spark: _land(arguments, spark, wanted)
+            "duemq trace land",
+            scratch,
+            lambda spark: _land(arguments, spark, wanted),
+            quick=True,
         )
 
 
