@@ -37,6 +37,8 @@ class ParquetFile:
             use_dictionary=[n for n in _leaves(schema) if n not in _NO_DICTIONARY],
             # Spark reads no nanoseconds and wants no INT96.
             coerce_timestamps="us",
+            # It would tell of dictionaries, which are a matter of writing alone.
+            store_schema=False,
         )
 
     def write(self, table: pa.Table) -> None:

@@ -22,6 +22,14 @@ from duemq_analytics.source.plan import QueueRange
 MESSAGES_SCHEMA = "broker string, queue int, offset bigint, body binary, store_ts timestamp"
 """What `write_messages` takes, of the format `duemq`."""
 
+DICTIONARIES = frozenset(
+    column.name
+    for column in schema.SPANS
+    if column.spark_type == "string"
+    and column.name not in {"trace_id", "span_id", "parent_span_id", "message_id", "key"}
+)
+"""Columns with few distinct texts: they are written as the tables that they are on the wire."""
+
 HOURS_OPEN_MAX = 24
 """Files that a task writes at a time.  Spans with random times open others later."""
 
@@ -31,6 +39,7 @@ _BYTES = 256 * 1024 * 1024
 
 _US_PER_S = 1_000_000
 _US_PER_HOUR = 3_600 * _US_PER_S
+_SPANS = schema.arrow_schema(schema.SPANS, DICTIONARIES)
 _QUARANTINE = (*schema.select(schema.SPANS, schema.PLACE), *schema.UNDECODABLE)
 
 
@@ -59,8 +68,10 @@ class _Task:
     """What one task has gathered and written."""
 
     def __init__(self, lake: Path, key: str, task: int) -> None:
-        self._spans = HourFiles(lake, "spans", f"{key}-{task:05}", schema.SPANS)
-        self._quarantine = HourFiles(lake, "quarantine", f"{key}-{task:05}", _QUARANTINE)
+        self._spans = HourFiles(lake, "spans", f"{key}-{task:05}", _SPANS)
+        self._quarantine = HourFiles(
+            lake, "quarantine", f"{key}-{task:05}", schema.arrow_schema(_QUARANTINE)
+        )
         self._past: dict[tuple[str, int], int] = {}
         self._gathered: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
@@ -71,7 +82,7 @@ class _Task:
         self._past[broker, queue] = max(self._past.get((broker, queue), 0), offset + 1)
         place = QueueRange(broker, "", queue, offset, offset + 1)
         try:
-            decoded = spans.to_arrow(bytes(body), place, offset, schema.SPANS)
+            decoded = spans.to_arrow(bytes(body), place, offset, schema.SPANS, DICTIONARIES)
         except Corrupt as error:
             refused = spans.undecodable(bytes(body), error.message, place, offset, _QUARANTINE)
             self._refuse(int(stored.timestamp() * _US_PER_S), refused)
@@ -102,7 +113,7 @@ class _Task:
         self._refused, self._refused_bytes = [], 0
 
     def _flush(self) -> None:
-        table = pa.Table.from_batches(self._gathered)
+        table = pa.Table.from_batches(self._gathered).unify_dictionaries()
         self._gathered, self._rows, self._bytes = [], 0, 0
         starts = table.column("start_ts").cast(pa.int64())
         first, last = pc.min_max(starts).as_py().values()
@@ -137,13 +148,11 @@ class _Task:
 class HourFiles:
     """Files of one table, each of one hour: TABLE/date=2026-11-22/hour=20/NAME-0.parquet."""
 
-    def __init__(
-        self, lake: Path, table: str, name: str, columns: tuple[schema.Column, ...]
-    ) -> None:
+    def __init__(self, lake: Path, table: str, name: str, columns: pa.Schema) -> None:
         self._lake = lake
         self._table = table
         self._name = name
-        self._schema = schema.arrow_schema(columns)
+        self._schema = columns
         self._open: dict[int, tuple[str, ParquetFile]] = {}
         self._times: dict[str, list[int]] = {}
         self._written: list[dict[str, Any]] = []

@@ -46,9 +46,9 @@ def _payload(field: bytes) -> np.ndarray[Any, Any]:
 
 def _varints(octets: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Seven bits an octet, the lowest first; an octet below 128 is the last of its number."""
-    last = octets < 0x80
-    if last.all():
+    if int(octets.max(initial=0)) < 0x80:
         return octets.astype(np.uint64)
+    last = octets < 0x80
     ends = np.flatnonzero(last)
     starts = np.concatenate(([0], ends[:-1] + 1))
     lengths = ends - starts + 1
