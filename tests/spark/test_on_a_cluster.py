@@ -17,7 +17,8 @@ from tests.spark.lake_spans import record
 pytestmark = pytest.mark.spark
 
 MASTER = "local-cluster[2,1,1024]"
-RUN_S_MAX = 280
+RUN_S_MAX = 550
+QUICK = "-XX:TieredStopAtLevel=1"  # as a session of ours has for little data
 
 # Both in one Java, which takes longest to start.
 JOB = """
@@ -41,12 +42,15 @@ def work():
 
 
 @pytest.mark.usefixtures("work")
+@pytest.mark.timeout(600)
 def test_executors_land_and_count(tmp_path):
     job = tmp_path / "job.py"
     job.write_text(JOB)
     command = [str(Path(sys.executable).with_name("spark-submit")), "--master", MASTER]
     command += ["--conf", "spark.ui.enabled=false", "--conf", f"spark.local.dir={tmp_path}"]
     command += ["--conf", "spark.sql.shuffle.partitions=2"]
+    command += ["--driver-java-options", QUICK]
+    command += ["--conf", f"spark.executor.extraJavaOptions={QUICK}"]
     variables = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
     with serving(FakeCluster()) as cluster:
         cluster.topics[TRACE_TOPIC] = [

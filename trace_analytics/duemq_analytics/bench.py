@@ -196,6 +196,8 @@ def _run(arguments: list[str]) -> tuple[dict[str, Any], Cost]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        # As `duemq trace` does: nothing is imported from the current folder.
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
         start_new_session=True,
     ) as process:
         meter = _SessionCpu(process.pid)
