@@ -29,6 +29,9 @@ from duemq_analytics.progress import Progress
 
 TABLES = ("minutes", "examples")
 
+MINUTES_MAX = 10_000
+"""A week.  Where messages of more minutes have new spans, all minutes are computed again."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -118,11 +121,14 @@ class Aggregates:
         whole = whole or last.number == 0
         files = there.files if whole else [file for batch in new for file in batch.files]
         spans = self._spans.read_files(spark, files)
-        around, minutes = spans, None
+        around: DataFrame = spans
+        minutes: list[int] | None = None
         if not whole:
             with progress.step("finding messages with new spans"):
                 around = self._spans.read_files(spark, near(there.files, files))
                 minutes = affected(spans, around)
+                if len(minutes) > MINUTES_MAX:
+                    around, minutes = self._spans.read_files(spark, there.files), None
         with progress.step("aggregating"):
             self._count(spans, measures.messages(around, minutes), last.number + 1)
         newest_us = max([last.newest_us, *(file.last_us for file in files)])
@@ -196,14 +202,17 @@ def affected(new: DataFrame, around: DataFrame) -> list[int]:
     sends = around.where(F.col("operation") == "send").select(
         "topic", "message_id", minute.alias("minute_us")
     )
-    found = sends.join(F.broadcast(ids.distinct()), ["topic", "message_id"], "left_semi")
+    found = sends.join(ids.distinct(), ["topic", "message_id"], "left_semi")
     rows = found.where(F.col("minute_us").isNotNull()).select("minute_us").distinct().toArrow()
     return sorted(rows.column("minute_us").to_pylist())
 
 
 def near(files: Iterable[File], new: Iterable[File]) -> list[File]:
-    """Those in which messages with spans in `new` can have others: a horizon each way."""
-    reach = 2 * measures.HORIZON_S * 1_000_000
+    """Those with spans of the minutes in which messages with spans in `new` can be expected.
+
+    Such a minute is at most a horizon away, and what belongs to it another one.
+    """
+    reach = 2 * measures.HORIZON_S * 1_000_000 + measures.US_PER_MINUTE
     times = [(file.first_us - reach, file.last_us + reach) for file in new]
     return [
         file
