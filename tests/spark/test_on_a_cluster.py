@@ -66,7 +66,7 @@ def test_executors_land_and_count(tmp_path):
             env={**os.environ, **variables},
             timeout=RUN_S_MAX,
         )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     *_, landed, report = map(json.loads, done.stdout.splitlines())
     assert (landed["event"], landed["spans"]) == ("landed", 400)
     assert (report["event"], report["spans"], report["master"]) == ("report", 400, MASTER)
