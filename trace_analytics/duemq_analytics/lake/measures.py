@@ -83,9 +83,9 @@ def durations(spans: DataFrame) -> DataFrame:
         "operation",
         "consumer_group",
         weight().alias("weight"),
-        (F.col("status") == "ERROR").cast("bigint").alias("error"),
-        (call & (F.col("attempt") > 0)).cast("bigint").alias("retry"),
-        ((F.col("operation") == "settle") & dead).cast("bigint").alias("dead_letter"),
+        _counted(F.col("status") == "ERROR").alias("error"),
+        _counted(call & (F.col("attempt") > 0)).alias("retry"),
+        _counted((F.col("operation") == "settle") & dead).alias("dead_letter"),
         duration_us.alias("us"),
     )
     grouped = rows.groupBy("minute_us", "topic", "operation", "consumer_group").agg(
@@ -159,7 +159,7 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
             F.min(F.unix_micros("start_ts")).alias("sent_us"),
             F.min(expected_us()).alias("expected_us"),
             F.max(F.col("due_ms") * _US_PER_MS).alias("due_us"),
-            F.max(F.col("status") != "ERROR").alias("accepted"),
+            F.max(F.coalesce(F.col("status") != "ERROR", F.lit(True))).alias("accepted"),
         )
     )
     calls = known.where(F.col("operation") == "process").select(
@@ -310,3 +310,8 @@ def as_minutes(grouped: DataFrame, measure: str) -> DataFrame:
 
 def _minute(us: Column) -> Column:
     return us - F.pmod(us, F.lit(US_PER_MINUTE))
+
+
+def _counted(condition: Column) -> Column:
+    """1 or 0; where a column is null it is not so."""
+    return F.coalesce(condition, F.lit(False)).cast("bigint")
