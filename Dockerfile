@@ -12,6 +12,26 @@ RUN python3 -m venv /opt/duemq \
       --no-index --no-deps /build/wheelhouse/duemq*.whl \
  && /opt/duemq/bin/python -m pip uninstall --disable-pip-version-check -q -y pip setuptools wheel
 
+# Spark over the traces: docker build --target traces, after helm/traces-prepare.sh.  Fetches a JRE.
+FROM ${BASE_IMAGE} AS traces
+RUN apt-get update -q && apt-get install -yq --no-install-recommends default-jre-headless \
+ && rm -rf /var/lib/apt/lists/* \
+ # Hadoop asks for the user's name.
+ && echo 'duemq:x:10001:10001::/tmp:/usr/sbin/nologin' >>/etc/passwd
+COPY wheelhouse-traces /build/wheelhouse
+RUN python3 -m venv /opt/duemq \
+ && /opt/duemq/bin/python -m pip install --no-cache-dir --disable-pip-version-check -q \
+      --no-index --no-deps --find-links /build/wheelhouse /build/wheelhouse/*.whl \
+ && rm -rf /build
+ENV PATH=/opt/duemq/bin:/usr/local/bin:/usr/bin:/bin \
+    PYTHONSAFEPATH=1 \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    MPLCONFIGDIR=/tmp
+USER 10001:10001
+WORKDIR /
+CMD ["python", "-m", "duemq_analytics", "--help"]
+
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/duemq /opt/duemq
 ENV PATH=/opt/duemq/bin:/usr/local/bin:/usr/bin:/bin \

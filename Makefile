@@ -40,7 +40,7 @@ drift: .venv-proto/.ready ## Fails if the committed stubs are not what protos/ s
 	diff -r -x __pycache__ -x __init__.py .drift/duemq_server/replication/stores/etcd_v3 replication/stores/etcd_v3 && rm -rf .drift
 
 lock: ## Renews the pinned requirements (needs uv).
-	cd requirements && for f in build proto server dev; do uv pip compile -q --generate-hashes --no-emit-index-url --no-header --python-version 3.11 $$f.in -o $$f.txt; done
+	cd requirements && for f in build proto server traces dev; do uv pip compile -q --generate-hashes --no-emit-index-url --no-header --python-version 3.11 $$f.in -o $$f.txt; done
 
 demo: setup ## Runs a real day of departures through the whole system.
 	.venv/bin/duemq demo $(DEMO)
@@ -104,4 +104,4 @@ kind-test: ## Installs and kills the chart on a kind cluster.
 	helm/kind-test.sh
 
 clean:
-	rm -rf .venv .venv-proto .drift wheelhouse build dist
+	rm -rf .venv .venv-proto .drift wheelhouse wheelhouse-traces build dist

@@ -9,7 +9,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # Places of ours are not looked at: environments, caches, what builds leave behind.
-LEFT_OUT = {"node_modules", "target", "bin", "dist", "build", "wheelhouse", "duemqv1"}
+LEFT_OUT = {
+    "node_modules",
+    "target",
+    "bin",
+    "dist",
+    "build",
+    "wheelhouse",
+    "wheelhouse-traces",
+    "duemqv1",
+}
 KINDS = "py|pyi|md|proto|sh|csv|tpl|properties|java|go|js|toml"
 NAMED = re.compile(rf"[\w.{{}},*/-]*\w[}}*]?\.(?:{KINDS})\b(?![\w/])")
 ALTERNATIVES = re.compile(r"\{([^{}]*)\}")

@@ -11,6 +11,7 @@ from duemq_server.replication.running.leading.handing_over import HAND_OVER_S
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
+CLAIM = "PersistentVolumeClaim"
 NOT_KUBERNETES_OWN = {"ServiceMonitor"}
 # The oldest that Chart.yaml allows, the one of `make kind-test`, the newest known.
 VERSIONS = ["1.28", "1.35", "1.37"]
@@ -22,15 +23,22 @@ def of_kind(objects, *kinds):
 
 def pods(objects):
     """(name, labels, spec) of everything that becomes a pod."""
-    for one in of_kind(objects, "StatefulSet"):
+    for one in of_kind(objects, "StatefulSet", "Deployment"):
         template = one["spec"]["template"]
+        yield one["metadata"]["name"], template["metadata"]["labels"], template["spec"]
+    for one in of_kind(objects, "CronJob"):
+        template = one["spec"]["jobTemplate"]["spec"]["template"]
         yield one["metadata"]["name"], template["metadata"]["labels"], template["spec"]
     for one in of_kind(objects, "Pod"):
         yield one["metadata"]["name"], one["metadata"]["labels"], one["spec"]
 
 
 def containers(objects):
-    return [container for _, _, spec in pods(objects) for container in spec["containers"]]
+    return [
+        container
+        for _, _, spec in pods(objects)
+        for container in (*spec.get("initContainers", ()), *spec["containers"])
+    ]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -45,6 +53,7 @@ def test_the_kinds_are_those_that_we_mean(objects):
     found = set(Counter(one["kind"] for one in objects))
     always = {"ConfigMap", "Service", "StatefulSet", "PodDisruptionBudget", "Pod"}
     sometimes = {"ServiceAccount", "ServiceMonitor", "Role", "RoleBinding"}
+    sometimes |= {"CronJob", "Deployment", "PersistentVolumeClaim"}  # of traces
     assert always <= found <= always | sometimes
 
 
@@ -136,7 +145,7 @@ def test_every_mount_has_its_volume_and_every_volume_its_source(objects):
         volumes = {volume["name"] for volume in spec["volumes"]}
         assert len(volumes) == len(spec["volumes"])
         assert not volumes & claims.get(name, set())
-        for container in spec["containers"]:
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
             mounts = [mount["name"] for mount in container["volumeMounts"]]
             paths = [mount["mountPath"] for mount in container["volumeMounts"]]
             assert set(mounts) == volumes | claims.get(name, set())
@@ -144,6 +153,9 @@ def test_every_mount_has_its_volume_and_every_volume_its_source(objects):
         for volume in spec["volumes"]:
             if "configMap" in volume:
                 assert volume["configMap"]["name"] in config_maps
+            if "persistentVolumeClaim" in volume:
+                claim = volume["persistentVolumeClaim"]["claimName"]
+                assert claim in {c["metadata"]["name"] for c in of_kind(objects, CLAIM)}
 
 
 def test_the_service_account_exists_or_is_somebody_elses(objects):

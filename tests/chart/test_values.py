@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from duemq_analytics import __main__ as command
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.serving import settings as rpc_settings
 from tests.chart.conftest import CHART, VALUES, RefusedValuesError
@@ -380,3 +382,49 @@ def test_any_text_survives_quoting(helm4, text):
     assert template["metadata"]["annotations"]["b"] == text
     assert {"name": "A", "value": text} in template["spec"]["containers"][0]["env"]
     assert template["spec"].get("priorityClassName", "") == text
+
+
+def test_traces_are_off_by_default(helm4):
+    assert not [one for one in helm4.template() if "trace" in one["metadata"]["name"]]
+
+
+def test_one_job_lands_and_one_reports_on_the_same_volume(helm4):
+    objects = helm4.template("traces")
+    landing = find(objects, "Deployment", "-trace-landing")["spec"]
+    report = find(objects, "CronJob", "-trace-report")["spec"]
+    assert (landing["replicas"], landing["strategy"]) == (1, {"type": "Recreate"})
+    assert report["concurrencyPolicy"] == "Forbid"
+    pod = report["jobTemplate"]["spec"]["template"]["spec"]
+    (lands,) = landing["template"]["spec"]["containers"]
+    (compacts,) = pod["initContainers"]
+    (reports,) = pod["containers"]
+    folder = "/var/lib/duemq-traces"
+    assert lands["image"] == reports["image"] == "registry.example.org:5000/duemq-traces:1.2"
+    assert [arguments(each) for each in (lands, compacts, reports)] == [
+        {"run": "land", "output": folder, "every": 30.0},
+        {"run": "compact", "lake": folder, "keep": timedelta(days=90)},
+        {"run": "report", "lake": folder, "since": timedelta(days=7)},
+    ]
+    near = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert near[0]["labelSelector"]["matchLabels"].items() <= (
+        landing["template"]["metadata"]["labels"].items()
+    )
+
+
+def test_without_a_landing_job_the_report_lands_first(helm4):
+    objects = helm4.template(overrides={"traces": {"report": {"enabled": True}}})
+    pod = find(objects, "CronJob", "-trace-report")["spec"]["jobTemplate"]["spec"]["template"]
+    first, second = pod["spec"]["initContainers"]
+    assert first["args"][:2] == ["land", "--once"]
+    assert arguments(second)["run"] == "compact"
+    assert "affinity" not in pod["spec"]
+
+
+def arguments(container):
+    """What the command in a container reads."""
+    read = vars(command._parser().parse_args(container["args"]))
+    assert container["command"] == ["python", "-m", "duemq_analytics"]
+    wanted = {name: read[name] for name in ("every", "keep", "since", "lake") if read.get(name)}
+    if read["command"] == "land":
+        wanted["output"] = read["output"]
+    return {"run": read["command"], **wanted}

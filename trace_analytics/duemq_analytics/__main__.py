@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import sys
 import tempfile
@@ -21,24 +20,17 @@ from typing import TYPE_CHECKING, Any
 from duemq.errors import Corrupt, DuemqError, InvalidArgument, Rejected, TopicNotFound
 from duemq.protocol.names import TRACE_TOPIC
 from duemq.settings import default_nameserver
-from duemq_analytics import options, output
+from duemq_analytics import bench, lake_commands, options, output, session
+from duemq_analytics.failures import cause, one_line
+from duemq_analytics.lake_commands import QUICK_SPANS_MAX
 from duemq_analytics.progress import Progress, tasks_of
 from duemq_analytics.source.client import QueueClient
 
 BATCH_SPANS_MAX = 512
 """Spans in one trace message, at most."""
 
-QUICK_SPANS_MAX = 250_000
-"""Up to here a quickly compiled Spark beats a well optimized one."""
-
 REACH_TIMEOUT_S = 10
 """For the first answer of the cluster."""
-
-_JAVA_CAUSE = re.compile(r"(?:: |Caused by: )(.+)")
-"""A line of a Java stack that says what was thrown."""
-
-_SPARK_ERROR = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .+")
-"""Spark's own words, after its error class: they name files and columns."""
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,11 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     scratch = Path(tempfile.mkdtemp(prefix="duemq-spark-"))
     try:
-        return _report(arguments, scratch)
+        code: int = arguments.run(arguments, scratch)
+        return code
     except InvalidArgument as error:
         return _failed(arguments, error, 2)
     except DuemqError as error:
         return _failed(arguments, error, 1)
+    except session.JavaMissing as error:
+        return _failed(arguments, error, 2)
     except ModuleNotFoundError as error:
         text = f"{error.name} is missing: pip install duemq-analytics"
         return _failed(arguments, text, 2)
@@ -81,6 +76,17 @@ def _parser() -> argparse.ArgumentParser:
         help="cluster to read (default: DUEMQ_NAMESERVER, else %(default)s)",
     )
     source.add_argument("--spans", metavar="DIR", help="read Parquet spans instead")
+    source.add_argument(
+        "--lake",
+        metavar="DIR",
+        help="of what `land` has landed there: counts what is new, then reads the tables only",
+    )
+    report.add_argument(
+        "--since", metavar="TIME", type=lake_commands.length, help="with --lake: the last 2h, 7d, …"
+    )
+    report.add_argument(
+        "--recompute", action="store_true", help="with --lake: count all that is landed again"
+    )
     report.add_argument(
         "--output",
         metavar="DIR",
@@ -90,19 +96,22 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--topic", action="append", help="only this topic; may be repeated")
     report.add_argument("--trace-topic", default=TRACE_TOPIC, help="default: %(default)s")
     report.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    report.set_defaults(run=_report)
+    lake_commands.add_land(commands)
+    lake_commands.add_compact(commands)
+    bench.add_bench(commands)
     return parser
 
 
 def _report(arguments: argparse.Namespace, scratch: Path) -> int:
-    from duemq_analytics import session
-
-    try:
-        if not session.submitted():
-            session.require_java()
-        quick = _size(arguments) <= QUICK_SPANS_MAX
-        spark = session.start("duemq trace report", scratch, quick=quick)
-    except session.JavaMissing as error:
-        return _failed(arguments, error, 2)
+    if arguments.lake is not None:
+        return lake_commands.report(arguments, scratch, _tell)
+    if arguments.since is not None or arguments.recompute:
+        raise InvalidArgument("--since and --recompute go with --lake", field="lake")
+    if not session.submitted():
+        session.require_java()
+    quick = _size(arguments) <= QUICK_SPANS_MAX
+    spark = session.start("duemq trace report", scratch, quick=quick)
     try:
         return _write(arguments, spark)
     finally:
@@ -140,7 +149,7 @@ def _rows_of(folder: str) -> int:
     try:
         rows: int = dataset.dataset(folder, format="parquet").count_rows()
     except pa.ArrowException as error:
-        raise Corrupt(f"--spans: {_one_line(error)}", field="spans", value=folder) from error
+        raise Corrupt(f"--spans: {one_line(error)}", field="spans", value=folder) from error
     return rows
 
 
@@ -157,14 +166,18 @@ def _write(arguments: argparse.Namespace, spark: SparkSession) -> int:
         landed = _land(arguments, spark, progress)
         summary = report.write(landed, arguments.output, now=datetime.now(UTC), progress=progress)
     except (PySparkException, Py4JError, ArrowException) as error:
-        return _failed(arguments, _cause(error), 1)
-    if arguments.json:
-        print(json.dumps(_result(summary) | {"master": spark.sparkContext.master}))
-    else:
-        print(f"{summary.spans:,} spans of {len(summary.topics)} topics: {summary.html}")
-        if summary.undecodable:
-            print(f"{summary.undecodable:,} messages could not be decoded: see quarantine")
+        return _failed(arguments, cause(error), 1)
+    _tell(arguments, summary, spark.sparkContext.master)
     return 0
+
+
+def _tell(arguments: argparse.Namespace, summary: Summary, master: str) -> None:
+    if arguments.json:
+        print(json.dumps(_result(summary) | {"master": master}))
+        return
+    print(f"{summary.spans:,} spans of {len(summary.topics)} topics: {summary.html}")
+    if summary.undecodable:
+        print(f"{summary.undecodable:,} messages could not be decoded: see quarantine")
 
 
 def _land(arguments: argparse.Namespace, spark: SparkSession, progress: Progress) -> Landed:
@@ -199,29 +212,10 @@ def _result(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _cause(error: object) -> str:
-    """What it was, on one line, out of a hundred: what the reader itself said in a worker, or what
-    Spark says, with the innermost cause, or the first line.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("duemq.errors.")]
-    if told:
-        return told[-1].partition(": ")[2]
-    causes = [found[1] for line in lines if (found := _JAVA_CAUSE.match(line))]
-    if not causes:
-        return _one_line(error) or "Spark failed"
-    said = next((found[0] for cause in causes if (found := _SPARK_ERROR.search(cause))), "")
-    return f"{said} ({causes[-1]})" if said and said not in causes[-1] else causes[-1]
-
-
-def _one_line(error: object) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-
-
 def _failed(arguments: argparse.Namespace, error: object, code: int) -> int:
     if arguments.json:
         print(json.dumps({"error": str(error)}))
-    print(f"trace report: {error}", file=sys.stderr)
+    print(f"trace {arguments.command}: {error}", file=sys.stderr)
     return code
 
 

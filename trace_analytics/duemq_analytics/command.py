@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 
 import click
@@ -15,7 +14,7 @@ from duemq_cli.session import Session, pass_session, session_options
 
 @click.group()
 def trace() -> None:
-    """Latency, rates and lateness from the cluster's own traces."""
+    """Latency, rates and lateness from the cluster's own traces: landed, aggregated, reported."""
 
 
 @trace.command()
@@ -27,28 +26,88 @@ def trace() -> None:
     help="Folder, or a URI like s3a://bucket/folder, for the report and its tables (Parquet).",
 )
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
+@click.option("--lake", metavar="DIR", help="Of what `duemq trace land` has landed there.")
+@click.option("--since", metavar="TIME", help="With --lake: only the last 2h, 7d, …")
 @session_options
 @pass_session
-def report(session: Session, output: str, topics: tuple[str, ...]) -> int:
+def report(
+    session: Session, output: str, topics: tuple[str, ...], lake: str | None, since: str | None
+) -> int:
     """Aggregate the spans of %TRACE% with Spark: Parquet tables and a one-file HTML report.
+
+    With --lake what is new there is counted, then only the lake's tables are read.
 
     Spans are there when services and clients trace to DueMQ: `duemq up --tracing duemq`, and
     DUEMQ_TRACING=duemq for clients.  Needs Java 17 and the distribution duemq-analytics.
 
     \b
-    Example:
+    Examples:
       duemq trace report --output ./report
+      duemq trace report --lake ./lake --since 2h
     """
-    if importlib.util.find_spec("pyspark") is None:
-        session.output.error("trace report needs pyspark: pip install duemq-analytics")
-        return Exit.FAILED
-    command = [sys.executable, "-m", "duemq_analytics", "report"]
-    command += ["--nameserver", session.nameserver, "--output", output]
+    if since and lake is None:
+        raise click.UsageError("--since goes with --lake")
+    arguments = ["--output", output]
     for topic in topics:
-        command += ["--topic", topic]
+        arguments += ["--topic", topic]
+    arguments += ["--since", since] if since else []
+    source = ["--nameserver", session.nameserver] if lake is None else ["--lake", lake]
+    return _job(session, "report", [*source, *arguments])
+
+
+@trace.command()
+@click.option(
+    "--output", metavar="DIR", required=True, help="The lake: a folder that all tasks reach."
+)
+@click.option("--once", is_flag=True, help="Land what is there now, then end.")
+@click.option("--every", metavar="TIME", help="Look for new spans so often (1m), until SIGTERM.")
+@click.option(
+    "--skip-lost", is_flag=True, help="Go on where messages were deleted or a broker is lost."
+)
+@session_options
+@pass_session
+def land(session: Session, output: str, once: bool, every: str | None, skip_lost: bool) -> int:
+    """Land the spans of %TRACE% in a lake, each exactly once, by date and hour (Parquet).
+
+    Goes on where the last run ended, however it ended.
+
+    \b
+    Examples:
+      duemq trace land --output ./lake --once
+      duemq trace land --output ./lake --every 30s
+    """
+    if once and every:
+        raise click.UsageError("--once and --every exclude each other")
+    arguments = ["--output", output, *(["--once"] if once else [])]
+    arguments += ["--every", every] if every else []
+    arguments += ["--skip-lost"] if skip_lost else []
+    return _job(session, "land", ["--nameserver", session.nameserver, *arguments])
+
+
+@trace.command()
+@click.option("--lake", metavar="DIR", required=True, help="What `duemq trace land` has written.")
+@click.option("--keep", metavar="TIME", help="Drop hours that ended so long ago, like 30d.")
+@session_options
+@pass_session
+def compact(session: Session, lake: str, keep: str | None) -> int:
+    """Merge a lake's small files, drop what is old; safe beside a landing job.
+
+    \b
+    Example:
+      duemq trace compact --lake ./lake --keep 30d
+    """
+    return _job(session, "compact", ["--lake", lake, *(["--keep", keep] if keep else [])])
+
+
+def _job(session: Session, name: str, arguments: list[str]) -> int:
+    """Becomes the job, which prints its result or its error itself: signals are for it then."""
+    if importlib.util.find_spec("pyspark") is None:
+        session.output.error(f"trace {name} needs pyspark: pip install duemq-analytics")
+        return Exit.FAILED
+    command = [sys.executable, "-m", "duemq_analytics", name, *arguments]
     if session.json:
         command += ["--json"]
     # Neither the job nor Spark's workers may import what lies in the current folder.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    # The job prints the result or its error itself; a process of its own, as Spark brings Java.
-    return subprocess.run(command, env=environment, check=False).returncode
+    sys.stdout.flush()
+    return os.execve(sys.executable, command, environment)

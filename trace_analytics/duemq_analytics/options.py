@@ -20,6 +20,7 @@ ROWS = "rows"
 
 RECORDS_PER_PARTITION = 100_000
 RECORDS_PER_PARTITION_LIMIT = 10_000_000
+OFFSETS_PER_TRIGGER_LIMIT = 1_000_000_000
 TIMEOUT_S = 60
 TIMEOUT_S_LIMIT = 3_600
 
@@ -45,6 +46,8 @@ class Options:
     """Whether an offset that is no longer (or not yet) there, or a lost broker, fails the read."""
     timeout_s: int = TIMEOUT_S
     """How long an unreachable server is asked again before the read fails."""
+    offsets_per_trigger: int | None = None
+    """Of a stream: messages of the topic that one micro-batch takes at most, over all queues."""
     undecodable: str = SKIP
     """Of spans: what becomes of messages that are no spans, `skip` or `rows`."""
 
@@ -55,6 +58,7 @@ NAMES = (
     "startingOffsets",
     "endingOffsets",
     "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger",
     "failOnDataLoss",
     "timeoutSeconds",
 )
@@ -92,6 +96,11 @@ def parse(
             options.get("maxrecordsperpartition", str(records_per_partition)),
             RECORDS_PER_PARTITION_LIMIT,
         ),
+        offsets_per_trigger=_integer(
+            "maxOffsetsPerTrigger", options["maxoffsetspertrigger"], OFFSETS_PER_TRIGGER_LIMIT
+        )
+        if "maxoffsetspertrigger" in options
+        else None,
         fail_on_data_loss=_boolean("failOnDataLoss", options.get("failondataloss", "true")),
         timeout_s=_integer(
             "timeoutSeconds", options.get("timeoutseconds", str(TIMEOUT_S)), TIMEOUT_S_LIMIT

@@ -132,10 +132,10 @@ def write(
     for name, table in tables.items():
         with progress.step(f"aggregating {name}"):
             rows[name] = _save(table, output.child(folder, name), {WHOLE_S, fine_s})
-    facts["topics"] = _busiest(rows["operations"])
+    facts["topics"] = busiest(rows["operations"])
     html = output.child(folder, "report.html")
     with progress.step("drawing"):
-        output.write_text(spans.sparkSession, html, _page(facts, rows, fine_s, now))
+        output.write_text(spans.sparkSession, html, page(facts, rows, fine_s, now))
     return Summary(
         html,
         tuple(output.child(folder, name) for name in tables),
@@ -156,9 +156,15 @@ def _save(table: DataFrame, folder: str, wanted: set[int]) -> list[Row]:
         rows: list[Row] = table.where(F.col("bucket_s").isin(list(wanted))).toArrow().to_pylist()
     finally:
         table.unpersist()
+    return in_order(rows)
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """By time, then by what they are of."""
     keys = ("topic", "operation", "stage", "consumer_group")
-    rows.sort(key=lambda row: (row["bucket_ts"] or _NEVER, *(row.get(k) or "" for k in keys)))
-    return rows
+    return sorted(
+        rows, key=lambda row: (row["bucket_ts"] or _NEVER, *(row.get(k) or "" for k in keys))
+    )
 
 
 def _facts(spans: DataFrame) -> Row:
@@ -176,24 +182,33 @@ def _facts(spans: DataFrame) -> Row:
     return facts
 
 
-def _busiest(rows: Sequence[Row]) -> list[str]:
+def busiest(rows: Sequence[Row]) -> list[str]:
     """The topics, the one with the most messages first."""
     messages: dict[str, int] = {}
-    for row in _of(rows, WHOLE_S):
+    for row in rows_of(rows, WHOLE_S):
         messages[row["topic"]] = max(messages.get(row["topic"], 0), row["messages"])
     return sorted(messages, key=lambda topic: (-messages[topic], topic))
 
 
-def _of(rows: Sequence[Row], length_s: int) -> list[Row]:
+def rows_of(rows: Sequence[Row], length_s: int) -> list[Row]:
+    """Those of buckets of this length."""
     return [row for row in rows if row["bucket_s"] == length_s]
 
 
 # ── page ─────────────────────────────────────────────────────────────────────────────
 
 
-def _page(facts: Row, rows: Mapping[str, list[Row]], fine_s: int, now: datetime) -> str:
-    whole = {name: _of(table, WHOLE_S) for name, table in rows.items()}
-    fine = {name: _of(table, fine_s) for name, table in rows.items()}
+def page(
+    facts: Row,
+    rows: Mapping[str, list[Row]],
+    fine_s: int,
+    now: datetime,
+    more_tiles: Sequence[tuple[str, str]] = (),
+    more_tables: Sequence[Table] = (),
+) -> str:
+    """The HTML; `rows` are of the tables operations, end_to_end and lateness."""
+    whole = {name: rows_of(table, WHOLE_S) for name, table in rows.items()}
+    fine = {name: rows_of(table, fine_s) for name, table in rows.items()}
     charted = facts["topics"][:CHARTED_TOPICS_MAX]
     environment = Environment(
         loader=PackageLoader("duemq_analytics", "."),
@@ -205,10 +220,10 @@ def _page(facts: Row, rows: Mapping[str, list[Row]], fine_s: int, now: datetime)
     return environment.get_template("report.html").render(
         facts=facts,
         now=now.astimezone(UTC),
-        tiles=_tiles(facts, whole),
+        tiles=[*_tiles(facts, whole), *more_tiles],
         sections=[Section(topic, _charts_of(topic, fine_s, fine, whole)) for topic in charted],
         left_out=len(facts["topics"]) - len(charted),
-        tables=_tables(whole),
+        tables=[*_tables(whole), *more_tables],
         Markup=Markup,
     )
 
@@ -314,24 +329,24 @@ def _tiles(facts: Row, whole: Mapping[str, list[Row]]) -> list[tuple[str, str]]:
     if fired:
         worst = max(fired, key=lambda row: row["p99_ms"])
         early = sum(row["early"] for row in whole["lateness"])
-        tiles.append(
-            ("fire lateness p50 / p99", f"{_ms(worst['p50_ms'])} / {_ms(worst['p99_ms'])}")
-        )
+        tiles.append(("fire lateness p50 / p99", f"{ms(worst['p50_ms'])} / {ms(worst['p99_ms'])}"))
         tiles.append(("early", charts.number(early)))
     if whole["end_to_end"]:
         worst = max(whole["end_to_end"], key=lambda row: row["p99_ms"])
-        tiles.append(("end to end p50 / p99", f"{_ms(worst['p50_ms'])} / {_ms(worst['p99_ms'])}"))
+        tiles.append(("end to end p50 / p99", f"{ms(worst['p50_ms'])} / {ms(worst['p99_ms'])}"))
     tiles.append(("spans", charts.number(facts["spans"])))
     if facts["undecodable"]:
         tiles.append(("undecodable messages", charts.number(facts["undecodable"])))
     return tiles
 
 
-def _ms(value: float | None) -> str:
+def ms(value: float | None) -> str:
+    """A length of time in a table."""
     return "–" if value is None else f"{charts.number(value)} ms"
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """What there is, in a table."""
     return "–" if value is None else str(value)
 
 
@@ -340,10 +355,10 @@ def _percent(value: float) -> str:
 
 
 _TIMES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("p50", "p50_ms", _ms),
-    ("p95", "p95_ms", _ms),
-    ("p99", "p99_ms", _ms),
-    ("max", "max_ms", _ms),
+    ("p50", "p50_ms", ms),
+    ("p95", "p95_ms", ms),
+    ("p99", "p99_ms", ms),
+    ("max", "max_ms", ms),
 )
 
 
@@ -353,14 +368,14 @@ def _tables(whole: Mapping[str, list[Row]]) -> list[Table]:
         whole["operations"], key=lambda row: (row["topic"], order.get(row["operation"], 99))
     )
     return [
-        _table(
+        table_of(
             "Operations",
             "Durations of the spans. One store, schedule, fire or receive span can stand for many "
             "messages.",
             (
-                ("topic", "topic", _text),
-                ("operation", "operation", _text),
-                ("group", "consumer_group", _text),
+                ("topic", "topic", text),
+                ("operation", "operation", text),
+                ("group", "consumer_group", text),
                 ("spans", "spans", charts.number),
                 ("messages", "messages", charts.number),
                 ("errors", "errors", charts.number),
@@ -369,27 +384,27 @@ def _tables(whole: Mapping[str, list[Row]]) -> list[Table]:
             ),
             happened,
         ),
-        _table(
+        table_of(
             "End to end",
             "From the start of the send to the start of the first callback; messages without a "
             "due time. Repeated: retried, or delivered to the group again.",
             (
-                ("topic", "topic", _text),
-                ("group", "consumer_group", _text),
+                ("topic", "topic", text),
+                ("group", "consumer_group", text),
                 ("messages", "messages", charts.number),
                 ("repeated", "repeated", charts.number),
                 *_TIMES,
             ),
             whole["end_to_end"],
         ),
-        _table(
+        table_of(
             "Lateness",
             "Fire: stored in the topic, less due. Process: callback began, less due; the "
             "consumer's own backlog is in it.",
             (
-                ("topic", "topic", _text),
-                ("stage", "stage", _text),
-                ("group", "consumer_group", _text),
+                ("topic", "topic", text),
+                ("stage", "stage", text),
+                ("group", "consumer_group", text),
                 ("messages", "messages", charts.number),
                 ("early", "early", charts.number),
                 *_TIMES,
@@ -399,11 +414,12 @@ def _tables(whole: Mapping[str, list[Row]]) -> list[Table]:
     ]
 
 
-def _table(
+def table_of(
     title: str,
     note: str,
     columns: Sequence[tuple[str, str, Callable[[Any], str]]],
     rows: Sequence[Row],
 ) -> Table:
+    """With the rows that a page has room for."""
     shown = rows[:TABLE_ROWS_MAX]
     return Table(title, note, columns, shown, left_out=len(rows) - len(shown))

@@ -26,6 +26,8 @@ SETTINGS = {
     # Spark's default for timestamps, INT96, has no statistics: readers could skip nothing.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.showConsoleProgress": "false",
+    # A group more than this and Spark sorts all rows instead of keeping a sketch a group (5 KB).
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "20000",
     "spark.log.level": "OFF",  # A failing task logs four Java traces even at ERROR.
 }
 """Of every session, unless it was started with others."""

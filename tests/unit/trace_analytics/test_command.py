@@ -5,7 +5,7 @@ import io
 import pytest
 
 from duemq_analytics import __main__ as command
-from duemq_analytics import output
+from duemq_analytics import failures, output
 from duemq_analytics.progress import Progress
 
 JAVA = """An error occurred while calling o198.getResult.
@@ -35,7 +35,7 @@ duemq.errors.OffsetOutOfRange: offset 0 is gone
     ],
 )
 def test_a_failure_is_one_line(error, said):
-    cause = command._cause(error)
+    cause = failures.cause(error)
     assert cause.startswith(said)
     assert "\n" not in cause
 

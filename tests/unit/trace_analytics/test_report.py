@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from duemq_analytics import __main__ as command
+from duemq_analytics import failures
 from duemq_analytics.report import BUCKETS_S, POINTS_MAX, bucket_s
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,5 +39,5 @@ def test_the_reader_s_own_words_are_found_in_sparks_error():
         '  File "x.py", line 1, in read\n'
         "duemq.errors.TopicNotFound: topic '%TRACE%' does not exist\n SQLSTATE: 38000"
     )
-    assert command._cause(text) == "topic '%TRACE%' does not exist"
-    assert command._cause("[X] something\nelse") == "[X] something"
+    assert failures.cause(text) == "topic '%TRACE%' does not exist"
+    assert failures.cause("[X] something\nelse") == "[X] something"

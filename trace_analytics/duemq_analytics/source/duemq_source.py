@@ -1,8 +1,7 @@
 """Spark's data sources `duemq` (any topic) and `duemq-spans` (traces).
 
-Batch reads.  A partition is a range of one queue (`plan`); offsets are asked once per DataFrame.
-A stream reader belongs in `streamReader` here: `plan.ranges` between two maps of offsets and
-`_read` below are what it needs.
+A partition is a range of one queue (`plan`); offsets are asked once per DataFrame, or per
+micro-batch of a stream, whose reader (`stream_reader`) reads with the batch reader.
 
 Deliberately without filter pushdown: in Spark 4.3 a pushed filter sticks to the DataFrame and
 later queries of the same one answer wrongly.  Filters are options; columns are pruned by
@@ -17,7 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from duemq.errors import Corrupt, InvalidArgument
@@ -28,6 +32,7 @@ from duemq_analytics.source import messages_source, plan, schema, spans
 from duemq_analytics.source.client import QueueClient, Run
 from duemq_analytics.source.plan import QueueRange
 from duemq_analytics.source.schema import Column
+from duemq_analytics.source.stream_reader import RangePartition, RangeStreamReader
 
 TRACE_RECORDS_PER_PARTITION = 1_000
 """Each holds up to 512 spans."""
@@ -39,14 +44,6 @@ BATCH_BYTES = 64 * 1024 * 1024
 """The same in bytes, for rows that are large."""
 
 _logger = logging.getLogger(__name__)
-
-
-class RangePartition(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, piece: QueueRange) -> None:
-        super().__init__(piece)
-        self.piece = piece
 
 
 class RangeReader(DataSourceReader):
@@ -161,6 +158,11 @@ class MessageSource(DataSource):
         """A reader of the columns asked for."""
         return MessageReader(options.parse(self.options), _columns(_MESSAGES, schema))
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The same for `readStream`."""
+        settings = options.parse(self.options)
+        return RangeStreamReader(settings, MessageReader(settings, _columns(_MESSAGES, schema)))
+
 
 class SpanSource(DataSource):
     """`spark.read.format("duemq-spans")`."""
@@ -180,6 +182,11 @@ class SpanSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns asked for."""
         return SpanReader(self._parsed(), _columns(self._known(), schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The same for `readStream`."""
+        settings = self._parsed()
+        return RangeStreamReader(settings, SpanReader(settings, _columns(self._known(), schema)))
 
     def _known(self) -> tuple[Column, ...]:
         return _SPANS + _UNDECODABLE if self._parsed().undecodable == options.ROWS else _SPANS

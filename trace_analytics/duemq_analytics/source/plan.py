@@ -87,6 +87,17 @@ def ranges(queues: Sequence[QueueBounds], options: Options) -> list[QueueRange]:
     return found
 
 
+def starts(queues: Sequence[QueueBounds], options: Options) -> dict[tuple[str, int], int]:
+    """Where reading begins, of each queue; raises OffsetOutOfRange where offsets are gone."""
+    _require_known("startingOffsets", options.starting, queues)
+    return {
+        (queue.broker, queue.queue): _resolve(
+            "startingOffsets", options.starting, EARLIEST, queue, options
+        )
+        for queue in queues
+    }
+
+
 def partitions(found: Iterable[QueueRange], records_max: int) -> list[QueueRange]:
     """The ranges, cut into nearly equal pieces of at most `records_max` offsets."""
     pieces: list[QueueRange] = []

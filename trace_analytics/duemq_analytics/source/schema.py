@@ -7,7 +7,7 @@ appended, never put between, so that old Parquet files stay readable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -130,9 +130,15 @@ def ddl(columns: Iterable[Column]) -> str:
     return ", ".join(f"`{column.name}` {column.spark_type}" for column in columns)
 
 
-def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
-    """The Arrow schema of the batches."""
-    return pa.schema([pa.field(column.name, column.arrow_type) for column in columns])
+def arrow_schema(columns: Iterable[Column], dictionaries: Collection[str] = ()) -> pa.Schema:
+    """The Arrow schema of the batches; strings of `dictionaries` are indexes into a table."""
+    coded = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema(
+        [
+            pa.field(column.name, coded if column.name in dictionaries else column.arrow_type)
+            for column in columns
+        ]
+    )
 
 
 def select(columns: Iterable[Column], names: Iterable[str]) -> tuple[Column, ...]:

@@ -1,0 +1,201 @@
+"""What runs add up to, against a computation of its own in plain Python."""
+
+import random
+from collections import defaultdict
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from duemq_analytics.answers.percentiles import CURVE
+from duemq_analytics.lake import measures
+from duemq_analytics.lake.aggregates import Aggregates
+from duemq_analytics.lake.commits import Commits
+from duemq_analytics.lake.parquet_spans import ParquetSpans
+from duemq_analytics.lake.span_table import Batch, File
+from duemq_analytics.source import schema
+from tests.spark.test_jobs import T0_MS, process, send, span
+
+pytestmark = pytest.mark.spark
+
+MINUTE_MS = 60_000
+GROUPS = ("a", "b")
+LATE_MS = 2 * measures.HORIZON_S * 1_000
+RANK_ERROR = 0.02
+
+
+def life(rng, number):
+    """The spans of one message: when they start is when they are, not when they come."""
+    at, name = rng.randrange(20 * MINUTE_MS), f"m{number}"
+    failed = rng.random() < 0.05
+    delay = rng.choice([0, 0, 0, 90_000, LATE_MS])
+    due = {"due_ms": T0_MS + at + delay} if delay else {}
+    topic = {"topic": rng.choice(["orders", "mail"])}
+    took = {"duration_ns": rng.randrange(10_000, 90_000_000)}
+    found = [send(name, at, status="ERROR" if failed else "UNSET", **due, **topic, **took)]
+    if delay:
+        late = rng.randrange(30)
+        fired = {"lateness_ms": late, "batch_count": rng.choice([None, 3])}
+        found.append(span("fire", at + delay + late, **due, **topic, **fired))
+    if failed and rng.random() < 0.5:
+        return found
+    for group in GROUPS:
+        if rng.random() < 0.1:
+            continue  # never received
+        calls = rng.choice([1, 1, 1, 2, 3])
+        for attempt in range(calls):
+            waited = rng.randrange(1, 5_000) + attempt * rng.choice([10_000, LATE_MS])
+            status = "ERROR" if attempt < calls - 1 else "OK"
+            own = due | ({"lateness_ms": waited} if delay and not attempt else {})
+            own |= {"attempt": attempt, "status": status, **topic, **took}
+            found.append(process(name, at + delay + waited, group, **own))
+        if rng.random() < 0.1:
+            dead = {"attributes": [("duemq.dead_letter", "true")]}
+            settled = {"message_id": name, "consumer_group": group, **topic, **dead}
+            found.append(span("settle", at + delay + 6_000, **settled))
+    return found
+
+
+def independent(spans):
+    """The measures as a dictionary: minute, topic, operation, group, measure → counts, values."""
+    found = defaultdict(lambda: {"sums": defaultdict(int), "values": []})
+
+    def entry(us, row, measure, operation=None, group=None):
+        minute = us // 60_000_000
+        key = minute, row["topic"], operation or row["operation"], group, measure
+        return found[key]["sums"], found[key]["values"]
+
+    for row in spans:
+        weight = row["sampled_count"] or row["batch_count"] or 1
+        group, first = row["consumer_group"], not row["attempt"]
+        sums, values = entry(row["start_ns"] // 1_000, row, "duration", group=group)
+        sums["spans"] += 1
+        sums["messages"] += weight
+        sums["errors"] += row["status"] == "ERROR"
+        sums["retries"] += row["operation"] == "process" and not first
+        sums["dead_letters"] += row["operation"] == "settle" and bool(row["attributes"])
+        values.append(row["duration_ns"] // 1_000)
+        if row["lateness_ms"] is not None and (row["operation"] == "fire" or first):
+            sums, values = entry(row["due_ms"] * 1_000, row, "lateness", group=group)
+            sums["spans"] += 1
+            sums["messages"] += weight
+            values += [row["lateness_ms"] * 1_000] * weight
+    of_messages(spans, entry)
+    return found
+
+
+def of_messages(spans, entry):
+    calls = defaultdict(lambda: defaultdict(list))
+    for row in spans:
+        if row["operation"] == "process":
+            calls[row["message_id"]][row["consumer_group"]].append(row)
+    for row in spans:
+        if row["operation"] != "send":
+            continue
+        sent = row["start_ns"] // 1_000
+        expected = max(sent, (row["due_ms"] or 0) * 1_000)
+        horizon = measures.HORIZON_S * 1_000_000
+        if expected - sent > horizon:
+            continue
+        received = False
+        for group, each in calls[row["message_id"]].items():
+            starts = [call["start_ns"] // 1_000 for call in each]
+            starts = [start for start in starts if start <= expected + horizon]
+            received = received or bool(starts)
+            if starts and not row["due_ms"]:
+                sums, values = entry(expected, row, "end_to_end", "process", group)
+                sums["spans"] += len(starts)
+                sums["messages"] += 1
+                sums["repeated"] += len(starts) > 1
+                values.append(min(starts) - sent)
+        if row["status"] != "ERROR" or received:
+            sums, _ = entry(expected, row, "delivery")
+            sums["messages"] += 1
+            sums["unreceived"] += not received
+
+
+def landed(lake, key, rows):
+    """A batch as the landing job leaves it."""
+    path = f"spans/date=2023-11-14/hour=22/{key}-0.parquet"
+    (lake / path).parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist(rows, schema=schema.arrow_schema(schema.SPANS))
+    parquet.write_table(table, lake / path)
+    starts = [row["start_ns"] // 1_000 for row in rows]
+    file = File(path, len(rows), 1, min(starts), max(starts))
+    batch = Batch(key, (file,), (), {"b": {"0": 1}}, 0)
+    Commits(lake / "_batches").put(key, batch.as_json())
+
+
+def told(spark, aggregates):
+    """Minutes merged: the same form as `independent`, with a sketch for the values."""
+    rows = measures.merged(aggregates.minutes(spark), [60]).toArrow().to_pylist()
+    return {
+        (
+            int(row["bucket_ts"].timestamp()) // 60,
+            *(row[name] for name in ("topic", "operation", "consumer_group", "measure")),
+        ): row
+        for row in rows
+    }
+
+
+def require_equal(found, expected):
+    assert set(found) == set(expected)
+    for key, wanted in expected.items():
+        row = found[key]
+        sums = {name: row[name] for name in measures.SUMS if row[name]}
+        assert sums == {name: n for name, n in wanted["sums"].items() if n}, key
+        values = sorted(wanted["values"])
+        assert row["max_us"] == (values[-1] if values else None)
+        for percentile, value in zip(CURVE, row["curve_us"] or [], strict=False):
+            rank = percentile / 100
+            low = values[max(0, int((rank - RANK_ERROR) * len(values)) - 1)]
+            high = values[min(len(values) - 1, int((rank + RANK_ERROR) * len(values)) + 1)]
+            assert low <= value <= high, (key, percentile)
+
+
+@pytest.fixture(scope="module")
+def spans():
+    rng = random.Random(20_261_122)
+    found = [row for number in range(400) for row in life(rng, number)]
+    rng.shuffle(found)  # they come in any order: a call before its send, hours late
+    return found
+
+
+def test_runs_add_up_to_what_was_landed(spark, spans, tmp_path):
+    table = ParquetSpans(tmp_path)
+    aggregates = Aggregates(tmp_path, table)
+    assert aggregates.update(spark).number == 0
+    cuts = [0, len(spans) // 2, len(spans) // 2 + 60, len(spans)]
+    for number in range(3):
+        rows = spans[cuts[number] : cuts[number + 1]]
+        landed(tmp_path, f"q-{number}", rows)
+        run = aggregates.update(spark)
+        assert (run.number, run.batches, run.spans) == (number + 1, 1, len(rows))
+    assert aggregates.update(spark) == run  # nothing new
+    expected = independent(spans)
+    require_equal(told(spark, aggregates), expected)
+    # Killed before its commit, a run is done again under its number.
+    Commits(tmp_path / "_runs").remove(f"{run.number:010}")
+    assert aggregates.update(spark) == run
+    require_equal(told(spark, aggregates), expected)
+    assert aggregates.compact(spark, None) == 3
+    require_equal(told(spark, aggregates), expected)
+    # From scratch the numbers are the same.
+    assert aggregates.rebuild(spark).spans == len(spans)
+    require_equal(told(spark, aggregates), expected)
+
+
+def test_examples_are_the_slowest_and_those_nobody_received(spark, tmp_path):
+    landed(tmp_path, "q-0", [send("gone", 0), send("quick", 1), process("quick", 2, "a")])
+    aggregates = Aggregates(tmp_path, ParquetSpans(tmp_path))
+    aggregates.update(spark)
+    landed(tmp_path, "q-1", [process("gone", 50, "b"), send("lost", 9)])
+    aggregates.update(spark)
+    rows = aggregates.examples(spark).orderBy("kind", "us").toArrow().to_pylist()
+    assert [(r["kind"], r["message_id"], r["consumer_group"], r["us"]) for r in rows] == [
+        ("slowest", "quick", "a", 1_000),
+        ("slowest", "gone", "b", 50_000),
+        ("suspect", "lost", None, None),
+    ]
+    assert rows[2]["sent_ts"] == datetime.fromtimestamp((T0_MS + 9) / 1_000, UTC)

@@ -1,0 +1,1 @@
+"""A folder in which traces are landed once and aggregated step by step; see README.md there."""

@@ -1,0 +1,228 @@
+"""The tables that a report is made of, brought up to date run by run.
+
+    LAKE/minutes/run=N/    measures of new spans, and of messages that have new spans
+    LAKE/examples/run=N/   slowest messages and suspects
+    LAKE/_runs/N.json      a commit a run: the batches it has counted
+
+A run reads the batches that no run before has counted, and of what is there already only the hours
+around them.  Without its commit it has not been: the next run does the same under the same number.
+A run with `whole` in its commit stands for all before it: a recomputation, or a compaction.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from duemq_analytics.answers.buckets import MINUTE_S
+from duemq_analytics.lake import measures
+from duemq_analytics.lake.commits import Commits
+from duemq_analytics.lake.parquet_spans import ParquetSpans, Snapshot
+from duemq_analytics.lake.span_table import Batch, File
+from duemq_analytics.progress import Progress
+
+TABLES = ("minutes", "examples")
+
+MINUTES_MAX = 10_000
+"""A week.  Where messages of more minutes have new spans, all minutes are computed again."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an aggregation has done."""
+
+    number: int
+    batches: int
+    spans: int
+    """New ones."""
+    newest_us: int
+    """Latest start of a span so far, Unix µs; 0: there is none."""
+
+
+class Aggregates:
+    """The tables of one lake.
+
+    Mutated by: `update`, `rebuild` and `compact`, under the lock `aggregating`.
+    """
+
+    def __init__(self, lake: Path, spans: ParquetSpans) -> None:
+        self._lake = lake
+        self._spans = spans
+        self._runs = Commits(lake / "_runs")
+
+    def settled(self) -> set[str]:
+        """Keys of the batches that were counted."""
+        return {key for name in self._names() for key in self._runs.get(name)["batches"]}
+
+    def last(self) -> Run:
+        """The newest run; number 0: there is none."""
+        names = self._runs.names()
+        if not names:
+            return Run(0, 0, 0, 0)
+        found = self._runs.get(names[-1])
+        return Run(int(names[-1]), found["counted"], found["spans"], found["newest_us"])
+
+    def update(self, spark: SparkSession, progress: Progress | None = None) -> Run:
+        """Counts the batches that are new; answers the newest run."""
+        settled, last, there = self.settled(), self.last(), self._spans.snapshot()
+        if last.number == 0:
+            return self._run(spark, there, there.batches, last, progress) if there.files else last
+        new = [batch for batch in there.batches if batch.key not in settled]
+        return self._run(spark, there, new, last, progress) if new else last
+
+    def rebuild(self, spark: SparkSession, progress: Progress | None = None) -> Run:
+        """Counts everything again that is in the lake; of hours that expired nothing stays."""
+        there = self._spans.snapshot()
+        run = self._run(spark, there, there.batches, self.last(), progress, whole=True)
+        self._drop_before(run.number)
+        return run
+
+    def compact(self, spark: SparkSession, keep_from: datetime | None) -> int:
+        """Merges all runs into one, without the minutes before `keep_from`; answers how many."""
+        names, last = self._names(), self.last()
+        if len(names) < 2 and keep_from is None:
+            return 0
+        number = last.number + 1
+        kept = F.lit(True) if keep_from is None else F.col("bucket_ts") >= F.lit(keep_from)
+        minutes = measures.merged(self.minutes(spark).where(kept), [MINUTE_S])
+        self._write(minutes.drop("bucket_s", "curve_us"), "minutes", number)
+        self._write(self.examples(spark).where(kept), "examples", number)
+        there = {batch.key for batch in self._spans.batches()}
+        self._commit(Run(number, 0, 0, last.newest_us), self.settled() & there, whole=True)
+        self._drop_before(number)
+        return len(names)
+
+    def minutes(self, spark: SparkSession) -> DataFrame:
+        """MINUTES_SCHEMA; several rows of a key add up."""
+        return self._live(spark, "minutes", measures.MINUTES_SCHEMA)
+
+    def examples(self, spark: SparkSession) -> DataFrame:
+        """EXAMPLES_SCHEMA."""
+        return self._live(spark, "examples", measures.EXAMPLES_SCHEMA)
+
+    def _run(
+        self,
+        spark: SparkSession,
+        there: Snapshot,
+        new: Sequence[Batch],
+        last: Run,
+        progress: Progress | None,
+        *,
+        whole: bool = False,
+    ) -> Run:
+        """Counts the batches `new`, or all that is there: with `whole`, and in the first run."""
+        progress = progress or Progress()
+        whole = whole or last.number == 0
+        files = there.files if whole else [file for batch in new for file in batch.files]
+        spans = self._spans.read_files(spark, files)
+        around: DataFrame = spans
+        minutes: list[int] | None = None
+        if not whole:
+            with progress.step("finding messages with new spans"):
+                around = self._spans.read_files(spark, near(there.files, files))
+                minutes = affected(spans, around)
+                if len(minutes) > MINUTES_MAX:
+                    around, minutes = self._spans.read_files(spark, there.files), None
+        with progress.step("aggregating"):
+            self._count(spans, measures.messages(around, minutes), last.number + 1)
+        newest_us = max([last.newest_us, *(file.last_us for file in files)])
+        run = Run(last.number + 1, len(new), sum(file.rows for file in files), newest_us)
+        self._commit(run, [batch.key for batch in new], whole=whole)
+        return run
+
+    def _count(self, spans: DataFrame, messages: DataFrame, number: int) -> None:
+        messages = messages.cache()
+        try:
+            rows = [
+                measures.durations(spans),
+                measures.latenesses(spans),
+                measures.end_to_end(messages),
+                measures.deliveries(messages),
+            ]
+            self._write(_union(rows), "minutes", number)
+            self._write(measures.examples(messages), "examples", number)
+        finally:
+            messages.unpersist()
+
+    def _commit(self, run: Run, keys: Iterable[str], *, whole: bool) -> None:
+        content = {"spans": run.spans, "newest_us": run.newest_us, "counted": run.batches}
+        self._runs.put(f"{run.number:010}", {"batches": sorted(keys), "whole": whole, **content})
+
+    def _names(self) -> list[str]:
+        """The runs that count, in order."""
+        names = self._runs.names()
+        for i, name in reversed(list(enumerate(names))):
+            if self._runs.get(name)["whole"]:
+                return names[i:]
+        return names
+
+    def _drop_before(self, number: int) -> None:
+        """Of runs that a whole one stands for; also those that a killed job has left."""
+        for name in self._runs.names():
+            if int(name) < number:
+                self._runs.remove(name)
+        for table in TABLES:
+            for folder in (self._lake / table).glob("run=*"):
+                if int(folder.name.partition("=")[2]) < number:
+                    shutil.rmtree(folder)
+
+    def _write(self, rows: DataFrame, table: str, number: int) -> None:
+        path = self._lake / table / f"run={number:010}"
+        rows.repartition(1).write.mode("overwrite").option("compression", "zstd").parquet(str(path))
+
+    def _live(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
+        """Rows of committed runs; where a minute was computed again those of the newest run."""
+        paths = [str(self._lake / table / f"run={name}") for name in self._names()]
+        if not paths:
+            return spark.createDataFrame([], schema)
+        base = str(self._lake / table)
+        reader = spark.read.schema(f"{schema}, run bigint").option("basePath", base)
+        again = F.lit(True)
+        if table == "minutes":
+            again = F.col("measure").isin(*measures.OF_MESSAGES)
+        newest = F.max("run").over(Window.partitionBy("bucket_ts", again))
+        rows = reader.parquet(*paths).withColumns({"newest": newest, "again": again})
+        return rows.where(~F.col("again") | (F.col("run") == F.col("newest"))).drop(
+            "run", "newest", "again"
+        )
+
+
+def affected(new: DataFrame, around: DataFrame) -> list[int]:
+    """The minutes, Unix µs, of all messages that `new` has spans of."""
+    ids = new.where(
+        F.col("message_id").isNotNull() & F.col("operation").isin("send", "process")
+    ).select("topic", "message_id")
+    minute = measures.expected_minute()
+    sends = around.where(F.col("operation") == "send").select(
+        "topic", "message_id", minute.alias("minute_us")
+    )
+    found = sends.join(ids.distinct(), ["topic", "message_id"], "left_semi")
+    rows = found.where(F.col("minute_us").isNotNull()).select("minute_us").distinct().toArrow()
+    return sorted(rows.column("minute_us").to_pylist())
+
+
+def near(files: Iterable[File], new: Iterable[File]) -> list[File]:
+    """Those with spans of the minutes in which messages with spans in `new` can be expected.
+
+    Such a minute is at most a horizon away, and what belongs to it another one.
+    """
+    reach = 2 * measures.HORIZON_S * 1_000_000 + measures.US_PER_MINUTE
+    times = [(file.first_us - reach, file.last_us + reach) for file in new]
+    return [
+        file
+        for file in files
+        if any(begin <= file.last_us and file.first_us <= end for begin, end in times)
+    ]
+
+
+def _union(frames: Sequence[DataFrame]) -> DataFrame:
+    first, *others = frames
+    for frame in others:
+        first = first.unionByName(frame)
+    return first

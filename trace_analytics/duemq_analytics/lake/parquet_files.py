@@ -1,0 +1,98 @@
+"""Parquet files that appear whole under their name, or not at all.
+
+Runs in Spark's Python workers.  A file is written under a hidden name, made durable and renamed.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from duemq_analytics.lake.commits import sync_folder
+
+ROWS_PER_GROUP = 131_072
+"""Rows of one row group: what a reader skips or reads as a whole."""
+
+# Ids do not repeat: a dictionary of them is built, grows too large and is thrown away.
+_NO_DICTIONARY = frozenset({"trace_id", "span_id", "parent_span_id", "message_id", "start_ns"})
+
+
+class ParquetFile:
+    """One file that is being written."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.rows = 0
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        self._writer = parquet.ParquetWriter(
+            self._hidden,
+            schema,
+            compression="zstd",
+            use_dictionary=[n for n in _leaves(schema) if n not in _NO_DICTIONARY],
+            # Spark reads no nanoseconds and wants no INT96.
+            coerce_timestamps="us",
+            # It would tell of dictionaries, which are a matter of writing alone.
+            store_schema=False,
+        )
+
+    def write(self, table: pa.Table) -> None:
+        """One row group."""
+        self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
+        self.rows += table.num_rows
+
+    def finish(self) -> int:
+        """It is there from now on, in place of one of that name; answers its bytes."""
+        self._writer.close()
+        with self._hidden.open("rb") as file:
+            os.fsync(file.fileno())
+        size = self._hidden.stat().st_size
+        self._hidden.rename(self._path)
+        sync_folder(self._path.parent)
+        return size
+
+    def abandon(self) -> None:
+        """It will not be there."""
+        self._writer.close()
+        self._hidden.unlink(missing_ok=True)
+
+
+def merged(paths: Iterable[Path], schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of files in tables of about a row group; columns that older files lack are null."""
+    gathered: list[pa.Table] = []
+    rows = 0
+    for path in paths:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(ROWS_PER_GROUP):
+                gathered.append(_fitted(pa.Table.from_batches([batch]), schema))
+                rows += batch.num_rows
+                if rows >= ROWS_PER_GROUP:
+                    yield pa.concat_tables(gathered)
+                    gathered, rows = [], 0
+    if gathered:
+        yield pa.concat_tables(gathered)
+
+
+def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    known = set(table.column_names)
+    columns = [
+        table.column(field.name).cast(field.type)
+        if field.name in known
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _leaves(schema: pa.Schema) -> list[str]:
+    """Columns as Parquet names them, of a list or a map those inside."""
+    inside = {
+        "links": ["links.list.element.trace_id", "links.list.element.span_id"],
+        "attributes": ["attributes.key_value.key", "attributes.key_value.value"],
+    }
+    return [leaf for name in schema.names for leaf in inside.get(name, [name])]

@@ -1,0 +1,306 @@
+"""Spans as plain Parquet files in a folder that the driver and all tasks reach.
+
+    LAKE/spans/date=2026-11-22/hour=20/KEY-TASK-COUNT.parquet   by the start of the span, UTC
+    LAKE/quarantine/date=…/hour=…/…                             by the time of storing
+    LAKE/_batches/KEY.json     a commit a micro-batch: its files, how far it read
+    LAKE/_batches/base.json    batches that a compaction has taken up, as the files that are left
+
+A file counts when a commit names it.  A micro-batch has its key from the query and its number in
+the checkpoint: run again after a crash it writes the same files and the same commit, so that the
+folder itself never holds a span twice, but while a compaction is between its commit and deleting
+what it has replaced.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from duemq.errors import Unavailable
+from duemq_analytics.lake.commits import Commits
+from duemq_analytics.lake.parquet_files import ParquetFile, merged
+from duemq_analytics.lake.span_table import Batch, Compacted, Ends, File, merged_ends
+from duemq_analytics.lake.span_writer import write_messages
+from duemq_analytics.source import schema
+
+FILE_BYTES = 128 * 1024 * 1024
+"""A compaction's files are about this large, at most; larger ones are left alone."""
+
+_BASE = "base"
+_TABLES = ("spans", "quarantine")
+_COMPACTED = "compacted"
+_SNAPSHOT_TRIES = 10
+
+
+@dataclass(frozen=True)
+class Base:
+    """Batches that were taken up."""
+
+    files: tuple[File, ...] = ()
+    quarantine: tuple[str, ...] = ()
+    absorbed: tuple[str, ...] = ()
+    """Keys whose commits may still be there."""
+    replaced: tuple[str, ...] = ()
+    """Files to delete."""
+    ends: Ends = field(default_factory=dict)
+    spans: int = 0
+    undecodable: int = 0
+    """Landed by the batches taken up, what has expired included."""
+    compactions: int = 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The table at one moment."""
+
+    base: Base
+    batches: tuple[Batch, ...]
+    """In the order of landing within a query; without those that were taken up."""
+
+    @property
+    def files(self) -> list[File]:
+        """All that count."""
+        return [*self.base.files, *(file for batch in self.batches for file in batch.files)]
+
+
+class ParquetSpans:
+    """A SpanTable.  Mutated by: `land` under the lock `landing`, `compact` under `compacting`."""
+
+    def __init__(self, lake: Path) -> None:
+        self._lake = lake
+        self._commits = Commits(lake / "_batches")
+        self._repeated = False
+        """Whether the batch that a killed run may have begun is behind."""
+
+    def drop_unfinished(self) -> None:
+        """Deletes what tasks of a killed landing job have begun and not renamed."""
+        for table in _TABLES:
+            for path in (self._lake / table).glob("*/*/.*.parquet.*"):
+                if not path.name.startswith(f".{_COMPACTED}"):
+                    path.unlink(missing_ok=True)
+
+    def land(self, key: str, messages: DataFrame) -> Batch:
+        """See SpanTable."""
+        write = partial(write_messages, self._lake, key)
+        # As rows, not by mapInArrow, which wants pandas: a row is a message of up to 512 spans.
+        rows = messages.rdd.mapPartitionsWithIndex(write).collect()
+        batch = _batch_of(key, rows)
+        if not self._repeated:  # Only the first one of a run can have been begun before.
+            self._drop_earlier(batch)
+            self._repeated = True
+        self._commits.put(key, batch.as_json())
+        return batch
+
+    def snapshot(self) -> Snapshot:
+        """What is there now, all of it as of one moment."""
+        for _ in range(_SNAPSHOT_TRIES):
+            base = self._base()
+            try:
+                names = [name for name in self._commits.names() if name != _BASE]
+                batches = [Batch.of_json(self._commits.get(name)) for name in names]
+            except FileNotFoundError:  # a compaction has taken it up
+                continue
+            if self._base().compactions == base.compactions:
+                left = [batch for batch in batches if batch.key not in base.absorbed]
+                return Snapshot(base, tuple(left))
+        raise Unavailable(f"{self._lake}: compactions follow each other too fast", field="lake")
+
+    def batches(self) -> list[Batch]:
+        """See SpanTable; without those that a compaction has taken up."""
+        return list(self.snapshot().batches)
+
+    def files(self) -> list[File]:
+        """All that count."""
+        return self.snapshot().files
+
+    def read(self, spark: SparkSession, batches: Collection[str] | None = None) -> DataFrame:
+        """See SpanTable; None: all spans, of the batches that were taken up, too."""
+        there = self.snapshot()
+        if batches is None:
+            return self.read_files(spark, there.files)
+        files = [f for batch in there.batches if batch.key in batches for f in batch.files]
+        return self.read_files(spark, files)
+
+    def read_files(self, spark: SparkSession, files: Sequence[File]) -> DataFrame:
+        """The spans of some of the files."""
+        columns = schema.ddl(schema.SPANS)
+        if not files:
+            return spark.createDataFrame([], columns)
+        return spark.read.schema(columns).parquet(*(str(self._lake / f.path) for f in files))
+
+    def ends(self) -> Ends:
+        """See SpanTable."""
+        there = self.snapshot()
+        return merged_ends([there.base.ends, *(batch.ends for batch in there.batches)])
+
+    def totals(self) -> Mapping[str, int]:
+        """See SpanTable."""
+        there = self.snapshot()
+        base, batches = there.base, there.batches
+        return {
+            "spans": base.spans + sum(batch.spans for batch in batches),
+            "undecodable": base.undecodable + sum(batch.undecodable for batch in batches),
+        }
+
+    def compact(
+        self, spark: SparkSession, settled: Collection[str], keep_from: datetime | None
+    ) -> Compacted:
+        """See SpanTable."""
+        base = self._cleaned(self._base())
+        for unfinished in (self._lake / "spans").glob(f"*/*/.{_COMPACTED}*"):
+            unfinished.unlink(missing_ok=True)
+        batches = self.batches()
+        newest = {_query(batch.key): batch.key for batch in batches}
+        # The newest batch of a query may be written again after a crash.
+        taken = [b for b in batches if b.key in settled and b.key != newest[_query(b.key)]]
+        before = [*base.files, *(file for batch in taken for file in batch.files)]
+        quarantine = [*base.quarantine, *(path for batch in taken for path in batch.quarantine)]
+        kept = [file for file in before if not _expired(file.path, keep_from)]
+        after, replaced = self._merged(spark, kept, base.compactions + 1)
+        expired = [file.path for file in before if _expired(file.path, keep_from)]
+        expired += [path for path in quarantine if _expired(path, keep_from)]
+        base = Base(
+            files=tuple(after),
+            quarantine=tuple(path for path in quarantine if not _expired(path, keep_from)),
+            absorbed=tuple(batch.key for batch in taken),
+            replaced=(*replaced, *expired),
+            ends=merged_ends([base.ends, *(batch.ends for batch in taken)]),
+            spans=base.spans + sum(batch.spans for batch in taken),
+            undecodable=base.undecodable + sum(batch.undecodable for batch in taken),
+            compactions=base.compactions + 1,
+        )
+        self._commits.put(_BASE, asdict(base))
+        self._cleaned(base)
+        return Compacted(len(before), len(after), len(expired))
+
+    def _base(self) -> Base:
+        try:
+            content = self._commits.get(_BASE)
+        except FileNotFoundError:
+            return Base()
+        content.pop("version")
+        content["files"] = tuple(File(**each) for each in content["files"])
+        for name in ("quarantine", "absorbed", "replaced"):
+            content[name] = tuple(content[name])
+        return Base(**content)
+
+    def _cleaned(self, base: Base) -> Base:
+        """Deletes what the last compaction has taken up, also one that died before it could."""
+        for path in base.replaced:
+            (self._lake / path).unlink(missing_ok=True)
+            _drop_empty((self._lake / path).parent)
+        for key in base.absorbed:
+            self._commits.remove(key)
+        return replace(base, absorbed=(), replaced=())
+
+    def _merged(
+        self, spark: SparkSession, files: Sequence[File], number: int
+    ) -> tuple[list[File], list[str]]:
+        """The files to have, and those they replace."""
+        groups, left = _groups(files)
+        if not groups:
+            return list(files), []
+        jobs = [(i, [file.path for file in group]) for i, group in enumerate(groups)]
+        planned = spark.sparkContext.parallelize(jobs, len(jobs))
+        merge = partial(_merge_task, self._lake, number)
+        made = {job: (path, size) for job, path, size in planned.mapPartitions(merge).collect()}
+        new = [
+            File(
+                made[i][0],
+                sum(file.rows for file in group),
+                made[i][1],
+                min(file.first_us for file in group),
+                max(file.last_us for file in group),
+            )
+            for i, group in enumerate(groups)
+        ]
+        return [*left, *new], [file.path for group in groups for file in group]
+
+    def _drop_earlier(self, batch: Batch) -> None:
+        """Files of this batch that an earlier attempt, cut into other tasks, has left."""
+        now = {*(file.path for file in batch.files), *batch.quarantine}
+        for table in _TABLES:
+            for path in (self._lake / table).glob(f"*/*/{batch.key}-*.parquet"):
+                if str(path.relative_to(self._lake)) not in now:
+                    path.unlink(missing_ok=True)
+
+
+def _merge_task(
+    lake: Path, number: int, jobs: Iterator[tuple[int, list[str]]]
+) -> Iterator[tuple[int, str, int]]:
+    """Writes one file a job, beside the first one that it replaces."""
+    columns = schema.arrow_schema(schema.SPANS)
+    for job, paths in jobs:
+        path = Path(paths[0]).parent / f"{_COMPACTED}-{number:010}-{job:05}.parquet"
+        file = ParquetFile(lake / path, columns)
+        try:
+            for table in merged((lake / each for each in paths), columns):
+                file.write(table)
+            size = file.finish()
+        except BaseException:
+            file.abandon()
+            raise
+        yield job, str(path), size
+
+
+def _groups(files: Sequence[File]) -> tuple[list[list[File]], list[File]]:
+    """Small files of one hour that become one, and those that stay."""
+    hours: dict[Path, list[File]] = defaultdict(list)
+    for file in files:
+        hours[Path(file.path).parent].append(file)
+    groups: list[list[File]] = []
+    left: list[File] = []
+    for found in hours.values():
+        group: list[File] = []
+        for file in sorted(found, key=lambda file: (file.bytes, file.path)):
+            if group and sum(f.bytes for f in group) + file.bytes > FILE_BYTES:
+                groups.append(group)
+                group = []
+            group.append(file)
+        groups.append(group)
+    left = [group[0] for group in groups if len(group) == 1]
+    return [group for group in groups if len(group) > 1], left
+
+
+def _batch_of(key: str, rows: Sequence[Mapping[str, Any]]) -> Batch:
+    read = [row for row in rows if row["kind"] == "read"]
+    ends = merged_ends({row["broker"]: {str(row["queue"]): row["past"]}} for row in read)
+    names = ("path", "rows", "bytes", "first_us", "last_us")
+    spans = sorted((row for row in rows if row["kind"] == "spans"), key=lambda row: row["path"])
+    refused = [row for row in rows if row["kind"] == "quarantine"]
+    return Batch(
+        key,
+        tuple(File(**{name: row[name] for name in names}) for row in spans),
+        tuple(sorted(row["path"] for row in refused)),
+        ends,
+        sum(row["rows"] for row in refused),
+    )
+
+
+def _query(key: str) -> str:
+    return key.rpartition("-")[0]
+
+
+def _expired(path: str, keep_from: datetime | None) -> bool:
+    """Whether the hour of a file has ended by then."""
+    if keep_from is None:
+        return False
+    date, hour = (part.partition("=")[2] for part in Path(path).parts[1:3])
+    begin = datetime.strptime(f"{date} {hour}", "%Y-%m-%d %H").replace(tzinfo=UTC)
+    return begin + timedelta(hours=1) <= keep_from
+
+
+def _drop_empty(folder: Path) -> None:
+    """An hour without files, and its day."""
+    for each in (folder, folder.parent):
+        try:
+            each.rmdir()
+        except OSError:  # there are others in it
+            return

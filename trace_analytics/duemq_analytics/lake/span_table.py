@@ -1,0 +1,114 @@
+"""What a lake asks of the table its spans lie in; `parquet_spans` is one.
+
+A table format with transactions of its own (Delta, Iceberg) can take its place: a batch is one
+transaction that replaces the rows of its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+
+Ends = dict[str, dict[str, int]]
+"""Broker → queue → the offset after the last one landed, as option startingOffsets takes them."""
+
+
+@dataclass(frozen=True)
+class File:
+    """Spans of one hour."""
+
+    path: str
+    """Beneath the lake's folder."""
+    rows: int
+    bytes: int
+    first_us: int
+    last_us: int
+    """Earliest and latest start of a span, Unix microseconds."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one micro-batch of the landing job has written."""
+
+    key: str
+    """Of the query and the batch: who writes it again replaces it."""
+    files: tuple[File, ...]
+    quarantine: tuple[str, ...]
+    ends: Ends
+    """Of the queues that it read."""
+    undecodable: int
+
+    @property
+    def spans(self) -> int:
+        """Landed in it."""
+        return sum(file.rows for file in self.files)
+
+    def as_json(self) -> dict[str, Any]:
+        """Of which `of_json` makes it again."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, content: Mapping[str, Any]) -> Batch:
+        """The inverse of `as_json`."""
+        return cls(
+            content["key"],
+            tuple(File(**each) for each in content["files"]),
+            tuple(content["quarantine"]),
+            content["ends"],
+            content["undecodable"],
+        )
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What a compaction has done."""
+
+    files_before: int
+    files_after: int
+    expired: int
+    """Files that were older than what is kept."""
+
+
+class SpanTable(Protocol):
+    """Spans as they were landed, and what could not be decoded."""
+
+    def land(self, key: str, messages: DataFrame) -> Batch:
+        """Writes the spans of trace messages (broker, queue, offset, body, store_ts) as one batch.
+
+        All of it or nothing, in place of an earlier batch of this key.
+        """
+
+    def batches(self) -> list[Batch]:
+        """All that is there, in the order of landing within a query."""
+
+    def read(self, spark: SparkSession, batches: Collection[str]) -> DataFrame:
+        """The spans of batches, by their keys."""
+
+    def ends(self) -> Ends:
+        """How far the trace topic has been landed."""
+
+    def compact(
+        self, spark: SparkSession, settled: Collection[str], keep_from: datetime | None
+    ) -> Compacted:
+        """Merges small files of `settled` batches; drops hours that end before `keep_from`.
+
+        Safe beside a landing job.  A batch that is not settled is left as it is.
+        """
+
+    def totals(self) -> Mapping[str, int]:
+        """spans, undecodable: landed so far, what expired included."""
+
+
+def merged_ends(ends: Iterable[Ends]) -> Ends:
+    """The furthest offsets of all."""
+    found: Ends = {}
+    for each in ends:
+        for broker, queues in each.items():
+            known = found.setdefault(broker, {})
+            for queue, offset in queues.items():
+                known[queue] = max(known.get(queue, 0), offset)
+    return found

@@ -1,0 +1,199 @@
+"""From trace messages to Parquet files by hour, in one Spark task.
+
+Spans never pass through Java: a message comes in as bytes, is decoded column by column and written
+by Arrow.  Through Spark's own writer it costs three times the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from duemq.errors import Corrupt
+from duemq_analytics.lake.parquet_files import ROWS_PER_GROUP, ParquetFile
+from duemq_analytics.source import schema, spans
+from duemq_analytics.source.plan import QueueRange
+
+MESSAGES_SCHEMA = "broker string, queue int, offset bigint, body binary, store_ts timestamp"
+"""What `write_messages` takes, of the format `duemq`."""
+
+DICTIONARIES = frozenset(
+    column.name
+    for column in schema.SPANS
+    if column.spark_type == "string"
+    and column.name not in {"trace_id", "span_id", "parent_span_id", "message_id", "key"}
+)
+"""Columns with few distinct texts: they are written as the tables that they are on the wire."""
+
+HOURS_OPEN_MAX = 24
+"""Files that a task writes at a time.  Spans with random times open others later."""
+
+_ROWS = ROWS_PER_GROUP
+_BYTES = 256 * 1024 * 1024
+"""Gathered until they are written: rows, or bytes if they are large."""
+
+_US_PER_S = 1_000_000
+_US_PER_HOUR = 3_600 * _US_PER_S
+_SPANS = schema.arrow_schema(schema.SPANS, DICTIONARIES)
+_QUARANTINE = (*schema.select(schema.SPANS, schema.PLACE), *schema.UNDECODABLE)
+
+
+def write_messages(
+    lake: Path, key: str, task: int, messages: Iterable[Any]
+) -> Iterator[dict[str, Any]]:
+    """Writes all of a task's messages, rows of MESSAGES_SCHEMA; answers what it has written:
+
+    a row a file, with `kind` spans or quarantine, path, rows, bytes, first_us, last_us; and a row a
+    queue, `read`, with broker, queue and the offset after the last message.
+
+    Names are made of key, task and order: a repeated task writes the same files again.
+    """
+    written = _Task(lake, key, task)
+    try:
+        for message in messages:
+            written.add(*message)
+        rows = written.finish()
+    except BaseException:
+        written.abandon()
+        raise
+    yield from rows
+
+
+class _Task:
+    """What one task has gathered and written."""
+
+    def __init__(self, lake: Path, key: str, task: int) -> None:
+        self._spans = HourFiles(lake, "spans", f"{key}-{task:05}", _SPANS)
+        self._quarantine = HourFiles(
+            lake, "quarantine", f"{key}-{task:05}", schema.arrow_schema(_QUARANTINE)
+        )
+        self._past: dict[tuple[str, int], int] = {}
+        self._gathered: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
+        self._refused: list[tuple[int, pa.RecordBatch]] = []
+        self._refused_bytes = 0
+
+    def add(self, broker: str, queue: int, offset: int, body: bytes, stored: datetime) -> None:
+        self._past[broker, queue] = max(self._past.get((broker, queue), 0), offset + 1)
+        place = QueueRange(broker, "", queue, offset, offset + 1)
+        try:
+            decoded = spans.to_arrow(bytes(body), place, offset, schema.SPANS, DICTIONARIES)
+        except Corrupt as error:
+            refused = spans.undecodable(bytes(body), error.message, place, offset, _QUARANTINE)
+            self._refuse(int(stored.timestamp() * _US_PER_S), refused)
+        else:
+            self._gather(decoded)
+
+    def _gather(self, decoded: pa.RecordBatch) -> None:
+        self._gathered.append(decoded)
+        self._rows += decoded.num_rows
+        self._bytes += decoded.nbytes
+        if self._rows >= _ROWS or self._bytes >= _BYTES:
+            self._flush()
+
+    def _refuse(self, stored_us: int, refused: pa.RecordBatch) -> None:
+        self._refused.append((stored_us, refused))
+        self._refused_bytes += refused.nbytes
+        if len(self._refused) >= _ROWS or self._refused_bytes >= _BYTES:
+            self._flush_refused()
+
+    def _flush_refused(self) -> None:
+        """By the hour of storing: what cannot be read has no other time."""
+        hours: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+        for stored_us, row in self._refused:
+            hours.setdefault(stored_us // _US_PER_HOUR, []).append((stored_us, row))
+        for found in hours.values():
+            table = pa.Table.from_batches([row for _, row in found])
+            self._quarantine.write(found[0][0], table, found[-1][0])
+        self._refused, self._refused_bytes = [], 0
+
+    def _flush(self) -> None:
+        table = pa.Table.from_batches(self._gathered).unify_dictionaries()
+        self._gathered, self._rows, self._bytes = [], 0, 0
+        starts = table.column("start_ts").cast(pa.int64())
+        first, last = pc.min_max(starts).as_py().values()
+        if first // _US_PER_HOUR == last // _US_PER_HOUR:
+            self._spans.write(first, table, last)
+            return
+        table = table.take(pc.sort_indices(starts))
+        starts = table.column("start_ts").cast(pa.int64()).to_numpy()
+        begin = 0
+        while begin < len(starts):
+            until = (int(starts[begin]) // _US_PER_HOUR + 1) * _US_PER_HOUR
+            end = int(starts.searchsorted(until))
+            part = table.slice(begin, end - begin)
+            self._spans.write(int(starts[begin]), part, int(starts[end - 1]))
+            begin = end
+
+    def finish(self) -> list[dict[str, Any]]:
+        if self._gathered:
+            self._flush()
+        self._flush_refused()
+        read = [
+            {"kind": "read", "broker": broker, "queue": queue, "past": past}
+            for (broker, queue), past in self._past.items()
+        ]
+        return [*self._spans.finish(), *self._quarantine.finish(), *read]
+
+    def abandon(self) -> None:
+        self._spans.abandon()
+        self._quarantine.abandon()
+
+
+class HourFiles:
+    """Files of one table, each of one hour: TABLE/date=2026-11-22/hour=20/NAME-0.parquet."""
+
+    def __init__(self, lake: Path, table: str, name: str, columns: pa.Schema) -> None:
+        self._lake = lake
+        self._table = table
+        self._name = name
+        self._schema = columns
+        self._open: dict[int, tuple[str, ParquetFile]] = {}
+        self._times: dict[str, list[int]] = {}
+        self._written: list[dict[str, Any]] = []
+        self._count = 0
+
+    def write(self, first_us: int, table: pa.Table, last_us: int | None = None) -> None:
+        """Rows of the hour that `first_us` is in."""
+        hour = first_us // _US_PER_HOUR
+        if hour not in self._open:
+            if len(self._open) >= HOURS_OPEN_MAX:
+                self._close()
+            folder = f"{self._table}/{hour_folder(hour)}"
+            path = f"{folder}/{self._name}-{self._count}.parquet"
+            self._count += 1
+            self._open[hour] = path, ParquetFile(self._lake / path, self._schema)
+        path, file = self._open[hour]
+        file.write(table)
+        self._times.setdefault(path, []).extend((first_us, last_us or first_us))
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Closes all; answers what was written."""
+        self._close()
+        return self._written
+
+    def abandon(self) -> None:
+        """Leaves nothing of what is open."""
+        for _, file in self._open.values():
+            file.abandon()
+
+    def _close(self) -> None:
+        for path, file in self._open.values():
+            times = self._times.pop(path)
+            row = {"kind": self._table, "path": path, "rows": file.rows, "bytes": file.finish()}
+            self._written.append(row | {"first_us": min(times), "last_us": max(times)})
+        self._open = {}
+
+
+def hour_folder(hour: int) -> str:
+    """`hour` counts from 1970, UTC; beyond what a date can say it is the last one it can."""
+    begin = datetime.fromtimestamp(min(hour, _LAST_HOUR) * 3_600, UTC)
+    return f"date={begin:%Y-%m-%d}/hour={begin:%H}"
+
+
+_LAST_HOUR = int(datetime(9999, 12, 31, 23, tzinfo=UTC).timestamp()) // 3_600
