@@ -22,7 +22,10 @@ CORES = (
         f"broker/{each}"
         for each in ("filtering", "groups", "reading", "records", "store", "store/keys")
     ),
-    *(f"timer_service/{each}" for each in ("disk", "far", "scheduling", "timers", "views")),
+    *(
+        f"timer_service/{each}"
+        for each in ("disk", "far", "recurring", "scheduling", "timers", "views")
+    ),
     "replication/protocol",
     *("storage", "storage/indexes", "storage/replicas", "storage/tools"),
     *("sdk/duemq/protocol", "sdk/duemq/producing/pumping"),
