@@ -72,6 +72,13 @@ class Settings(ReplicaSettings):
         1_000_000, "cancelled timers remembered at most", minimum=1_000, maximum=100_000_000
     )
 
+    schedules_max: int = setting(
+        10_000, "schedules of this shard at most", minimum=1, maximum=1_000_000
+    )
+    schedule_bytes_max: int = setting(
+        32 << 20, "schedules in memory at most", unit="bytes", minimum=1 << 20
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shard >= self.shards:
@@ -92,6 +99,8 @@ class Settings(ReplicaSettings):
             memtable_bytes_max=self.memtable_bytes_max,
             free_bytes_min=self.free_bytes_min,
             tombstones_max=self.cancelled_max,
+            schedules_max=self.schedules_max,
+            schedule_bytes_max=self.schedule_bytes_max,
             tombstone_keep_ms=int(self.cancel_memory * 1000),
             checkpoint_interval_ms=int(self.checkpoint_interval * 1000),
             checkpoint_log_bytes=self.checkpoint_bytes,

@@ -30,6 +30,7 @@ from duemq_server.timer_service.firing import RETRY_S, Firing
 from duemq_server.timer_service.inspecting import Inspector
 from duemq_server.timer_service.keyed_requests import KeyedRequests
 from duemq_server.timer_service.log_loop import LogLoop, Replicas
+from duemq_server.timer_service.schedule_loop import ScheduleLoop
 from duemq_server.timer_service.scheduling.cancelling import NOT_YET, source_of
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.keyed_changes import (
@@ -39,7 +40,8 @@ from duemq_server.timer_service.scheduling.keyed_changes import (
     Scheduling,
 )
 from duemq_server.timer_service.scheduling.lateness import Lateness
-from duemq_server.timer_service.scheduling.scheduler import Ingested
+from duemq_server.timer_service.scheduling.schedule_changes import Outcome
+from duemq_server.timer_service.scheduling.scheduler import Ingested, Scheduler
 from duemq_server.timer_service.scheduling.topic_lateness import TopicLateness
 from duemq_server.timer_service.timers.keyed import (
     EXISTS,
@@ -93,6 +95,9 @@ class Shard:
         self._arrived = asyncio.Event()
         self._short = False  # of space, at the last look
         self._space_at_s = 0.0  # when to look again
+        self.schedule_loop = ScheduleLoop(
+            self.scheduler, self.firing, self.log_loop, self._short_of_space
+        )
 
     async def ingest(
         self, source: SourceId, broker: str, frames: bytes, fetched_from: int
@@ -296,6 +301,37 @@ class Shard:
                 limit=self.scheduler.limits.free_bytes_min,
             )
 
+    async def change_schedule(
+        self,
+        change: Callable[[Scheduler, int], Outcome | None],
+        *,
+        makes_room: bool = False,
+    ) -> Outcome | None:
+        """One of the decisions of schedule_changes.py; durable when answered.
+
+        Waits while the log is full.  Raises what the decision does, ReadOnly (short of space)
+        unless it makes room, Unavailable (not the leader any more), Internal.
+        """
+        while True:
+            if not makes_room:
+                self._check_space()
+            try:
+                outcome = change(self.scheduler, self.firing.now_ms())
+                break
+            except (LogFull, DiskFull):
+                await self.log_loop.progress_or(RETRY_S)
+            except (StorageError, InvariantError) as error:
+                self.log_loop.fail(error)
+                raise Internal(f"schedules: {error}") from error
+        if self.scheduler.memtable_full():
+            self.disk_jobs.wake()
+        await self.settled()
+        return outcome
+
+    async def settled(self) -> None:
+        """Returns when all that was decided by now is durable: what is told of it stays true."""
+        await self.log_loop.durable(self.scheduler.log.end_position)
+
     def now_ms(self) -> int:
         """The clock that due times are compared with, Unix ms."""
         return self.firing.now_ms()
@@ -315,11 +351,13 @@ class Shard:
     def quiesce(self) -> None:
         """With replicas: fires nothing more and appends nothing; what was is committed yet."""
         self.firing.stop()
+        self.schedule_loop.stop()
         self.log_loop.close()
 
     def resign(self) -> None:
         """As `quiesce`; and who waits until more is committed waits no longer."""
         self.firing.stop()
+        self.schedule_loop.stop()
         self.log_loop.resign(Unavailable("this replica does not lead any more", field="leader"))
 
     async def stop(self) -> None:
@@ -328,6 +366,7 @@ class Shard:
         With replicas, after `resign`, it saves none: not all may be committed.
         """
         self.firing.stop()
+        self.schedule_loop.stop()
         failed = self.log_loop.failed
         healthy = not failed.done()
         await self.disk_jobs.close()

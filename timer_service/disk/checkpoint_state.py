@@ -18,9 +18,9 @@ size; only batches on their way to a broker are written whole.
 What later releases added is left out while it is empty, and need not be there: `forgotten_ms` and
 `fired_until_ms` of the object, the arrays `late_pages` and `late_bits` (fire_memory.py); of timers
 under keys `rows_timer_key`, `blocks_keyed`, `replaced_pages`, `replaced_bits` (tombstones.py) and
-those of keyed_arrays.py; and where there are replicas `epochs`, (epoch, start) of each leader whose
-entries the log still has, `store_id` where it is not the producer id, and `installed`; `topics`,
-the ledger by topic.
+those of keyed_arrays.py; `schedules`, u8 (schedule_entry.py); and where there are replicas `epochs`,
+(epoch, start) of each leader whose entries the log still has, `store_id` where it is not the
+producer id, and `installed`; `topics`, the ledger by topic.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ from duemq_server.storage import record
 from duemq_server.timer_service.disk import keyed_arrays
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.numbering import Source
+from duemq_server.timer_service.recurring.schedule_entry import (
+    ScheduleChange,
+    decode_changes,
+    encode_changes,
+)
 from duemq_server.timer_service.scheduling.ended_keys import SavedKey
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.request_memory import SavedRequests
@@ -90,6 +95,7 @@ class CheckpointState:
     replaced: list[SavedPage] = dataclasses.field(default_factory=list)
     requests: list[SavedRequests] = dataclasses.field(default_factory=list)
     ended_keys: list[SavedKey] = dataclasses.field(default_factory=list)
+    schedules: list[ScheduleChange] = dataclasses.field(default_factory=list)
     epochs: tuple[tuple[int, int], ...] = ()
     """(epoch, start) of EPOCH entries before `position`; none without replicas."""
     installed: bool = False
@@ -140,6 +146,7 @@ def capture(
         replaced=scheduler.tombstones.replaced.saved(),
         requests=scheduler.keyed.requests.saved(),
         ended_keys=scheduler.keyed.ended.saved(),
+        schedules=scheduler.schedules.saved(),
         epochs=tuple(epochs),
         store_id=store_id,
         topics=scheduler.topics.saved(),
@@ -234,6 +241,8 @@ def encode(state: CheckpointState) -> bytes:
     if rows.timer_key is not None and rows.timer_key.any():
         arrays["rows_timer_key"] = rows.timer_key
     arrays |= keyed_arrays.encode(state.requests, state.ended_keys)
+    if state.schedules:
+        arrays["schedules"] = _bytes([encode_changes(state.schedules)])
     header = {
         "position": state.position,
         "recovery_start": state.recovery_start,
@@ -293,6 +302,7 @@ def decode(payload: bytes) -> CheckpointState:
         replaced=_decode_pages("replaced", arrays),
         requests=keyed_arrays.decode_requests(arrays),
         ended_keys=keyed_arrays.decode_ended(arrays),
+        schedules=decode_changes(arrays["schedules"].tobytes()) if "schedules" in arrays else [],
         epochs=tuple((epoch, start) for epoch, start in header.get("epochs", ())),
         installed=header.get("installed", False),
         store_id=header.get("store_id", 0),

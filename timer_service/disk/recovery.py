@@ -5,7 +5,7 @@ directly: it is the start of the process.
 
 1. The checkpoint's state is taken over; bodies of timers in memory are read from where they lie.
 2. The entries behind it are applied in order: ADD brings timers in as when they came; CANCEL, ACK,
-   EPOCH and SCHEDULE as they say; a DISPATCH only notes which timers are in it.
+   EPOCH, SCHEDULE and RECUR as they say; a DISPATCH only notes which timers are in it.
 3. The noted timers are then taken out wherever they are met: at once if they are in memory, and
    from the blocks, which the checkpoint left where they were, by loading what was due.  Timers of
    a batch that is not acknowledged give it their bodies: it will be sent again, byte by byte the
@@ -38,7 +38,8 @@ from duemq_server.timer_service.disk.checkpoint_state import CheckpointState, He
 from duemq_server.timer_service.disk.topic_recount import recount
 from duemq_server.timer_service.far.far_block import REMEDY
 from duemq_server.timer_service.far.far_segments import Load
-from duemq_server.timer_service.scheduling import keyed_state
+from duemq_server.timer_service.recurring import schedule_entry
+from duemq_server.timer_service.scheduling import keyed_state, schedule_changes
 from duemq_server.timer_service.scheduling.dispatch import NEVER
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.scheduler import Scheduler, make_batch
@@ -174,6 +175,7 @@ class Recovery:
         scheduler.tombstones.forgotten_ms = state.forgotten_ms
         scheduler.keyed.requests.restore(state.requests)
         scheduler.keyed.ended.restore(state.ended_keys)
+        scheduler.schedules.apply(state.schedules)
         scheduler.fires.restore(state.fired_until_ms, state.fired_late)
         scheduler.segments.recover(state.lengths, state.blocks)
         for held in state.held:
@@ -212,6 +214,8 @@ class Recovery:
                 self._epoch(entry)
             elif entry.kind == log_entries.SCHEDULE:
                 self._schedule(entry)
+            elif entry.kind == log_entries.RECUR:
+                self._recur(entry)
             elif entry.kind == GAP:
                 raise Corrupt(
                     f"timer log, position {entry.position}: an entry was set aside that no"
@@ -319,6 +323,7 @@ class Recovery:
             scheduler.tombstones.add(number, cancelled.offset, since_ms, unmet=row < 0)
             scheduler.ledger.cancelled += 1
             scheduler.topics.gone_marked(mark, unmet=row < 0)
+            scheduler.schedules.left(cancelled.source, (cancelled.offset,))
 
     def _schedule(self, entry: Entry) -> None:
         changed = keyed_entry.decode(entry.body)
@@ -354,7 +359,16 @@ class Recovery:
                 raise Corrupt(f"a timer of an unknown source {source_id} was dispatched")
             number = self._scheduler.numbers.number_source(source_id, source.broker, 0)
             places = np.flatnonzero(found.source_index == index).astype(np.int64)
+            if self._scheduler.schedules.waits_from(source_id):
+                self._scheduler.schedules.left(source_id, found.offsets[places].tolist())
             self._unseen.add(number, found.offsets[places], batch, places)
+
+    def _recur(self, entry: Entry) -> None:
+        changes, timers_at = schedule_entry.decode(entry.body)
+        changed = keyed_entry.decode(entry.body[timers_at:])
+        home = entry.position + record.HEADER_BYTES + timers_at + changed.frames_at
+        schedule_changes.apply(self._scheduler, changes, changed, home, self._now_ms)
+        self._make_room()
 
     def _ack(self, entry: Entry) -> None:
         for position in log_entries.decode_ack(entry.body):

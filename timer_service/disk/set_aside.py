@@ -184,24 +184,45 @@ class TolerantRecovery(Recovery):
             self._make_room()
         if self._unknown:
             self._meet_cancelled()
+        self._tell_schedules()
         super()._count_topics()
         self._scheduler.check()
 
     def _count_topics(self) -> None:
         """Not before all that is damaged is out of the way."""
 
-    def _meet_cancelled(self) -> None:
-        """Cancelled timers that are in no block any more were in one that is lost."""
+    def _tell_schedules(self) -> None:
+        """Those go on whose message is lost."""
+        scheduler, near = self._scheduler, self._scheduler.near
+        pending = {
+            (scheduler.numbers.number_source(each.source, "", 0), each.offset): each
+            for schedule in scheduler.schedules
+            for each in schedule.pending
+        }
+        lost = {place for place in pending if near.find(*place) < 0}
+        for found in self._far() if lost else ():
+            lost -= found
+        for place in lost:
+            scheduler.schedules.left(pending[place].source, (pending[place].offset,))
+
+    def _far(self) -> Iterator[set[tuple[int | None, int]]]:
+        """What lies in the memtable and in blocks: numbers of sources, and offsets."""
         scheduler = self._scheduler
-        left = {(s, o) for s, o, _, unmet in scheduler.tombstones.items() if unmet}
         for piece, _ in scheduler.memtable.pieces:
-            left -= {(s, o) for s, o, _ in _keys(piece)}
+            yield {(source, offset) for source, offset, _ in _keys(piece)}
         for each in self._segments.blocks():
             index = self._segments.index_of(each)
             numbers = [scheduler.numbers.find_source(source) for source in index.sources]
             rows = index.rows[each.cursor :]
             found = zip(rows["source"].tolist(), rows["offset"].tolist(), strict=True)
-            left -= {(numbers[source], offset) for source, offset in found}
+            yield {(numbers[source], offset) for source, offset in found}
+
+    def _meet_cancelled(self) -> None:
+        """Cancelled timers that are in no block any more were in one that is lost."""
+        scheduler = self._scheduler
+        left = {(s, o) for s, o, _, unmet in scheduler.tombstones.items() if unmet}
+        for found in self._far():
+            left -= found
         cancelled = new_rows(len(left))
         cancelled.narrow[1] = 0  # topics are counted after this
         cancelled.narrow[0] = [source for source, _ in left]

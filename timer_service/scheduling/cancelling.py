@@ -252,6 +252,10 @@ class Cancelling:
             scheduler.topics.cancelled(target[mine], unmet=unmet)
         for at in wanted.at:
             self._outcomes[at] = CANCELLED
+        if scheduler.schedules:
+            for at in wanted.at:
+                handle = self._handles[at]
+                scheduler.schedules.left(handle.source, (handle.offset,))
         scheduler.ledger.cancelled += len(wanted.at)
 
     def _targets(self, wanted: _Asked, rows: Ids) -> tuple[npt.NDArray[np.int64], dict[int, Block]]:

@@ -136,7 +136,7 @@ class Change:
         scheduler, keyed = self._scheduler, self._scheduler.keyed
         rows = np.array([each.row for each in (*cancelled, *replaced)], dtype=np.int32)
         far = int((rows[len(cancelled) :] == NOWHERE).sum())
-        _check_tombstones(scheduler, len(cancelled) + far)
+        check_tombstones(scheduler, len(cancelled) + far)
         answer = keyed_entry.encode_answer(results)
         if self.request.id != NO_REQUEST:
             keyed.requests.make_room(answer, now_ms)
@@ -150,7 +150,7 @@ class Change:
             keyed.source,
             [scheduler.numbers.targets[target].broker for target in come],
             np.array([each.timer_key for each in new], dtype=np.uint64),
-            _frames(scheduler, come, now_ms),
+            frames_of(scheduler, come, now_ms),
             answer,
             topics=scheduler.topics.marks([each.target for each in (*cancelled, *replaced)]),
         )
@@ -186,7 +186,7 @@ class Scheduling(Change):
         results: list[Result] = []
         come: list[New] = []
         replaced: list[Waiting] = []
-        body, offset = memoryview(records.records), _next_offset(scheduler)
+        body, offset = memoryview(records.records), next_offset(scheduler)
         for at, (old, hashed) in enumerate(zip(waiting, self._search.hashes.tolist(), strict=True)):
             record_bytes, body = body[: records.sizes[at]], body[records.sizes[at] :]
             if old is not None and self._if_absent:
@@ -336,7 +336,7 @@ class Rescheduling(Change):
         come: dict[int, list[New]],
     ) -> list[Result]:
         """Offsets follow the frames, one a target."""
-        offset, next_of = _next_offset(self._scheduler), {}
+        offset, next_of = next_offset(self._scheduler), {}
         for target, group in come.items():
             next_of[target] = offset
             offset += len(group)
@@ -362,7 +362,8 @@ def _check_distinct(timers: Sequence[tuple[Handle | TimerKey, int]]) -> None:
             )
 
 
-def _check_tombstones(scheduler: Scheduler, count: int) -> None:
+def check_tombstones(scheduler: Scheduler, count: int) -> None:
+    """Raises Overloaded unless so many more can be remembered."""
     limit = scheduler.limits.tombstones_max
     if len(scheduler.tombstones) + count > limit:
         raise Overloaded(
@@ -381,14 +382,15 @@ def _uncount(scheduler: Scheduler, gone: Sequence[Waiting]) -> None:
         scheduler.due_counts.cancelled([block for block, _ in far], slots, due_ms)
 
 
-def _next_offset(scheduler: Scheduler) -> int:
+def next_offset(scheduler: Scheduler) -> int:
+    """Of the next timer of the shard's own."""
     source = scheduler.numbers.source(scheduler.keyed.source)
     return 0 if source is None else source.next_offset
 
 
-def _frames(scheduler: Scheduler, come: dict[int, list[New]], now_ms: int) -> bytes:
+def frames_of(scheduler: Scheduler, come: dict[int, list[New]], now_ms: int) -> bytes:
     """As a broker would have made them, one a target."""
-    offset, frames = _next_offset(scheduler), []
+    offset, frames = next_offset(scheduler), []
     for number, group in come.items():
         target = scheduler.numbers.targets[number]
         parts = frame.encode_parts(

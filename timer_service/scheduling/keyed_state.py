@@ -85,6 +85,9 @@ def _take_away(
         add = tombstones.add if at < cancelled else tombstones.add_replaced
         add(source, each.offset, max(each.due_ms, now_ms), unmet=not met)
         scheduler.topics.gone_marked(mark, unmet=not met, replaced=at >= cancelled)
+    if scheduler.schedules:
+        for each in gone:
+            scheduler.schedules.left(each.source, (each.offset,))
     scheduler.ledger.cancelled += cancelled
     scheduler.ledger.replaced += len(gone) - cancelled
 

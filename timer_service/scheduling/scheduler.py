@@ -40,6 +40,7 @@ from duemq_server.timer_service.far.far_segments import FarSegments, Flush, Load
 from duemq_server.timer_service.far.memtable import Memtable, Piece
 from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.far.tombstones import Tombstones
+from duemq_server.timer_service.recurring.schedules import Schedules
 from duemq_server.timer_service.scheduling.dispatch import (
     BATCH_BYTES_MAX,
     BATCH_ROWS_MAX,
@@ -119,6 +120,7 @@ class Scheduler:
         self.topics = TopicCounts(self.numbers)
         self.due_counts = DueCounts()
         self.keyed = KeyedState(limits.requests_max, limits.request_bytes_max)
+        self.schedules = Schedules()
         self._undurable: deque[tuple[int, FireBatch]] = deque()
         self._arrivals: deque[tuple[int, Source, int]] = deque()
         self._acks: list[int] = []
@@ -349,6 +351,10 @@ class Scheduler:
         self.fires.note(rows, now_ms)
         if rows.timer_key is not None:
             self.keyed.ended.note(rows.timer_key.tolist(), now_ms, fired=True)
+        if self.schedules:
+            for at, source in enumerate(dispatched.sources):
+                if self.schedules.waits_from(source):
+                    self.schedules.left(source, rows.offset[index == at].tolist())
         self.dispatcher.push(batch)
         self._undurable.append((end, batch))
         self.ledger.fired += batch.count

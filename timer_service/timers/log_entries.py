@@ -46,6 +46,8 @@ EPOCH (kind 20): a lane starts over, under a new epoch (the broker forgot its se
 
 SCHEDULE (kind 21): timers under keys of their owner; keyed_entry.py.
 
+RECUR (kind 22): schedules, and their timers; schedule_entry.py.
+
 A lane is (broker, topic, queue); its batches are one idempotent producer's at that broker.
 """
 
@@ -58,7 +60,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-ADD, CANCEL, DISPATCH, ACK, EPOCH, SCHEDULE = 16, 17, 18, 19, 20, 21
+ADD, CANCEL, DISPATCH, ACK, EPOCH, SCHEDULE, RECUR = 16, 17, 18, 19, 20, 21, 22
 
 _ADD = struct.Struct("<QIIQ")
 _CANCEL = struct.Struct("<QIIqq")

@@ -12,6 +12,16 @@ from duemq_server.timer_service.far import far_block
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.numbering import Source
 from duemq_server.timer_service.far.tombstones import UNMET_REPLACED
+from duemq_server.timer_service.recurring import schedule_entry as recur
+from duemq_server.timer_service.recurring.occurrences import CatchUp, Recurrence
+from duemq_server.timer_service.recurring.schedule import Pending, Plan, State
+from duemq_server.timer_service.recurring.schedule_entry import (
+    DELETED,
+    MADE,
+    MOVED,
+    ScheduleChange,
+)
+from duemq_server.timer_service.recurring.wall_clock import Dst
 from duemq_server.timer_service.scheduling.ended_keys import SavedKey
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.request_memory import SavedRequests
@@ -251,3 +261,75 @@ def test_a_checkpoint_with_keys_is_read() -> None:
     for name in ("ledger", "tombstones", "blocks", "replaced", "requests", "ended_keys"):
         assert getattr(found, name) == getattr(expected, name), name
     assert found.held[0].rows.timer_keys().tolist() == HASHES.tolist()
+
+
+# -- schedules, added later ------------------------------------------------
+
+CRON = Recurrence(cron="0 9 * * MON-FRI", zone="Europe/Berlin", dst=Dst.SHIFT, count=3)
+EVERY = Recurrence(every_ms=1_500, catch_up=CatchUp.ALL, from_ms=DUE_MS[0], jitter_ms=20)
+PLANS = [
+    Plan("orders", CRON, b"\x0a\x01a", 1, 2),
+    Plan("gates-ä", EVERY, b"\x0a\x02bb", from_given=False),
+]
+
+
+def schedules() -> list[ScheduleChange]:
+    pending = (Pending(OWN, 4, DUE_MS[0], DUE_MS[1]), Pending(OWN, 5, DUE_MS[1], DUE_MS[1]))
+    return [
+        ScheduleChange(
+            "report", MADE, State(False, DUE_MS[0], 2, DUE_MS[0] - 7), pending, PLANS[0]
+        ),
+        ScheduleChange("beat", MADE, State(True, DUE_MS[0], 0), (), PLANS[1]),
+    ]
+
+
+def recur_entry() -> bytes:
+    changed = keyed_entry.Changed(
+        keyed_entry.RequestKey(keyed_entry.NO_REQUEST),
+        DUE_MS[0],
+        [Cancelled(OWN, 3, DUE_MS[1])],
+        HASHES[:1],
+        [],
+        OWN,
+        [""],
+        HASHES[:1],
+        b"frames!!",
+        b"",
+    )
+    moved = ScheduleChange("moved", MOVED, State(False, DUE_MS[2], 9, 8), schedules()[0].came)
+    changes = [*schedules(), moved, ScheduleChange("gone", DELETED)]
+    return _entries([(entries.RECUR, recur.encode(changes, keyed_entry.encode(changed)))])
+
+
+def schedules_checkpoint() -> state.CheckpointState:
+    saved = checkpoint_state()
+    saved.schedules = schedules()
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("timer_recur.bin", recur_entry()),
+        ("timer_checkpoint_schedules.bin", state.encode(schedules_checkpoint())),
+    ],
+)
+def test_the_bytes_of_schedules_stay_what_they_are(name: str, made: bytes) -> None:
+    assert made == (GOLDEN / name).read_bytes()
+
+
+def test_an_entry_of_schedules_is_read() -> None:
+    [entry] = record.split((GOLDEN / "timer_recur.bin").read_bytes())
+    changes, timers_at = recur.decode(entry.body)
+    changed = keyed_entry.decode(entry.body[timers_at:])
+
+    assert changes[:2] == schedules()
+    assert [(each.name, each.what) for each in changes[2:]] == [("moved", MOVED), ("gone", DELETED)]
+    assert changes[2].came == schedules()[0].came
+    assert changed.cancelled == [Cancelled(OWN, 3, DUE_MS[1])]
+    assert bytes(changed.frames) == b"frames!!"
+
+
+def test_a_checkpoint_with_schedules_is_read() -> None:
+    found = state.decode((GOLDEN / "timer_checkpoint_schedules.bin").read_bytes())
+    assert found.schedules == schedules()

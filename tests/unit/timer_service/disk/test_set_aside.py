@@ -12,6 +12,8 @@ from duemq_server.storage.errors import CorruptFile, CorruptLog
 from duemq_server.storage.record import HEADER_BYTES
 from duemq_server.timer_service.__main__ import main
 from duemq_server.timer_service.disk.set_aside import FOLDER, set_aside
+from duemq_server.timer_service.recurring.occurrences import CatchUp
+from tests.property.schedule_world import ScheduleWorld, plan_of
 from tests.property.timer_world import DATA, LIMITS, START_MS, World
 from tests.unit.timer_service.scheduling.test_scheduler import dispatch_again
 
@@ -234,3 +236,21 @@ def test_wrong_use(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage" in capsys.readouterr().err
     assert main(["set-aside", str(tmp_path)]) == 0
     assert "0 timers lost" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("at", [HEADER_BYTES + 40, -(HEADER_BYTES + 20)], ids=["index", "body"])
+def test_a_schedule_whose_message_is_lost_goes_on(at: int) -> None:
+    world = ScheduleWorld()
+    world.put("s", plan_of("hours", CatchUp.ALL))
+    world.run_until(START_MS + 1_000)
+    world.sync()
+    flush = world.scheduler.begin_flush(world.now_ms)
+    flush.run()
+    world.scheduler.end_flush(flush)
+    world.checkpoint()
+    flip(world, at)
+    said = given_up(world)
+    assert said[-1].startswith("1 timers lost")
+    world.run_until(START_MS + 3 * HOUR_MS)
+    assert world.broker.came["s"] == [START_MS, START_MS + 2 * HOUR_MS, START_MS + 3 * HOUR_MS]
+    world.scheduler.check()

@@ -1,0 +1,265 @@
+"""The schedules of a shard.  Pure.
+
+Owned by: Scheduler.  Mutated by: the thread that owns the scheduler, by `take_away`, `apply` and
+`left` only, so that it is a function of checkpoint and log.
+
+Of each schedule that is neither paused nor at its end a message waits, as a timer of the shard's
+own; when it leaves (`left`: it was dispatched, or cancelled) the schedule is ready for its next
+one.  So what cannot be delivered does not pile up: one message of a schedule waits, or as many as
+were missed, up to AT_ONCE.
+
+What is missed is told by the catch-up policy, whatever was away: this service, the topic, the clock
+that was set, or the schedule itself that was paused.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from duemq_server.timer_service.recurring.occurrences import (
+    END_MS,
+    LATE_MS,
+    CatchUp,
+    Occurrence,
+)
+from duemq_server.timer_service.recurring.schedule import Pending, Schedule
+from duemq_server.timer_service.recurring.schedule_entry import (
+    DELETED,
+    MADE,
+    ScheduleChange,
+)
+from duemq_server.timer_service.timers.log_entries import SourceId
+
+NEVER = 1 << 62
+AT_ONCE = 64
+"""Messages of a schedule that are made together, when that many were missed."""
+PATIENCE_MS = 1_000
+"""So long after its due time a message that still waits is looked at."""
+
+AT_ONCE_BYTES = 1 << 20
+"""The same; of one the last message may be beyond it."""
+STALE = 4
+"""Of so many wake-ups all but one may be void."""
+
+Place = tuple[SourceId, int]
+
+
+class Step(NamedTuple):
+    """How a schedule moves on: messages that go, and those that come in their place."""
+
+    gone: Sequence[Pending]
+    come: Sequence[Occurrence]
+    cursor_ms: int
+
+
+class Schedules:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.on_sooner: Callable[[], None] = lambda: None
+        """Called when `next_ms` may have become sooner."""
+        self.bytes = 0  # in memory, about
+        self._by_name: dict[str, Schedule] = {}
+        self._by_place: dict[Place, Schedule] = {}
+        self._sources: dict[SourceId, int] = {}  # how many wait of each
+        self._ready: dict[str, None] = {}
+        self._wakes: list[tuple[int, str]] = []  # a heap; may have what is no longer true
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[Schedule]:
+        return iter(self._by_name.values())
+
+    def get(self, name: str) -> Schedule | None:
+        """The schedule of a name."""
+        return self._by_name.get(name)
+
+    def waits_from(self, source: SourceId) -> bool:
+        """Whether a message of a schedule waits that is of this source."""
+        return source in self._sources
+
+    def saved(self) -> list[ScheduleChange]:
+        """All of them, for a checkpoint."""
+        return [
+            ScheduleChange(each.name, MADE, each.state, each.pending, each.plan) for each in self
+        ]
+
+    # -- what happened ----------------------------------------------------
+
+    def take_away(self, gone: Iterable[Place]) -> None:
+        """An entry takes these timers away; `apply` follows."""
+        self._take_out(gone)
+
+    def apply(self, changes: Iterable[ScheduleChange]) -> None:
+        """What an entry says, or a checkpoint."""
+        for change in changes:
+            schedule = self._by_name.get(change.name)
+            if change.what == DELETED:
+                if schedule is not None:
+                    self._forget(schedule)
+                continue
+            if change.plan is not None:
+                schedule = self._make(change, schedule)
+            if schedule is None:
+                raise ValueError(f"a schedule that is unknown moved on: {change.name!r}")
+            schedule.state = change.state
+            self._add(schedule, change.came)
+            self._arm(schedule)
+
+    def left(self, source: SourceId, offsets: Iterable[int]) -> None:
+        """Timers of a source are no longer pending: dispatched, cancelled, or lost."""
+        if source in self._sources:
+            for each, left_ms in self._take_out((source, offset) for offset in offsets):
+                each.state = each.state._replace(left_ms=max(left_ms, each.state.left_ms))
+                self._arm(each)
+
+    def _make(self, change: ScheduleChange, old: Schedule | None) -> Schedule:
+        assert change.plan is not None
+        if old is not None:
+            self.bytes -= old.size
+        pending = old.pending if old is not None else ()
+        made = Schedule(change.name, change.plan, change.state, pending)
+        for each in pending:
+            self._by_place[each.source, each.offset] = made
+        self._by_name[change.name] = made
+        self.bytes += made.size
+        return made
+
+    def _forget(self, schedule: Schedule) -> None:
+        self._take_out([(each.source, each.offset) for each in schedule.pending])
+        del self._by_name[schedule.name]
+        self._ready.pop(schedule.name, None)
+        self.bytes -= schedule.size
+
+    def _add(self, schedule: Schedule, came: Sequence[Pending]) -> None:
+        schedule.pending += tuple(came)
+        for each in came:
+            self._by_place[each.source, each.offset] = schedule
+            self._sources[each.source] = self._sources.get(each.source, 0) + 1
+
+    def _take_out(self, places: Iterable[Place]) -> list[tuple[Schedule, int]]:
+        """The schedules of these timers, each with the last time that one of them was to be."""
+        found: dict[str, tuple[Schedule, int]] = {}
+        for place in places:
+            schedule = self._by_place.pop(place, None)
+            if schedule is None:
+                continue
+            [out] = [each for each in schedule.pending if (each.source, each.offset) == place]
+            schedule.pending = tuple(each for each in schedule.pending if each is not out)
+            found[schedule.name] = schedule, max(out.at_ms, found.get(schedule.name, (0, 0))[1])
+            self._sources[out.source] -= 1
+            if not self._sources[out.source]:
+                del self._sources[out.source]
+        return list(found.values())
+
+    # -- what to do -------------------------------------------------------
+
+    def next_ms(self) -> int:
+        """When `due` may have something; 0: now; NEVER: not before something happens."""
+        return 0 if self._ready else self._next_wake_ms()
+
+    def due(self, now_ms: int, count: int) -> list[Schedule]:
+        """Up to so many that may have to move on.  Each must be moved on, kept or put back."""
+        names = list(itertools.islice(self._ready, count))
+        for name in names:
+            del self._ready[name]
+        schedules = [self._by_name[name] for name in names]
+        while len(schedules) < count and self._next_wake_ms() <= now_ms:
+            _, name = heapq.heappop(self._wakes)
+            schedules.append(self._by_name[name])
+            schedules[-1].wake_ms = 0
+        return schedules
+
+    def _next_wake_ms(self) -> int:
+        while self._wakes:
+            wake_ms, name = self._wakes[0]
+            schedule = self._by_name.get(name)
+            if schedule is not None and schedule.wake_ms == wake_ms:
+                return wake_ms
+            heapq.heappop(self._wakes)
+        return NEVER
+
+    def put_back(self, schedules: Iterable[Schedule]) -> None:
+        """These could not be moved on: they are due again."""
+        self._ready.update((each.name, None) for each in schedules)
+
+    def keep(self, schedule: Schedule, wake_ms: int) -> None:
+        """It need not move on before `wake_ms`."""
+        schedule.wake_ms = wake_ms
+        if wake_ms == NEVER:
+            return
+        heapq.heappush(self._wakes, (wake_ms, schedule.name))
+        if len(self._wakes) > STALE * len(self._by_name) + AT_ONCE:
+            live = {(each.wake_ms, each.name) for each in self if 0 < each.wake_ms < NEVER}
+            self._wakes = list(live)
+            heapq.heapify(self._wakes)
+
+    def _arm(self, schedule: Schedule) -> None:
+        self._ready.pop(schedule.name, None)
+        schedule.wake_ms = 0
+        if schedule.state.paused:
+            return
+        if not schedule.pending:
+            if not schedule.ended:
+                self._ready[schedule.name] = None
+                self.on_sooner()
+        elif schedule.plan.recurrence.catch_up is not CatchUp.ALL:
+            self.keep(schedule, schedule.pending[-1].due_ms + PATIENCE_MS)
+            if self._wakes[0] == (schedule.wake_ms, schedule.name):
+                self.on_sooner()
+
+
+def step(schedule: Schedule, now_ms: int) -> Step | int:
+    """How a schedule moves on now; or when to ask again, NEVER: when something has happened.
+
+    Raises InvalidArgument if this machine cannot tell its occurrences.
+    """
+    recurrence = schedule.plan.recurrence
+    cursor_ms, left = schedule.state.cursor_ms, schedule.pending
+    if schedule.state.paused or (schedule.ended and not left):
+        return NEVER
+    if not left:
+        return _next(schedule, now_ms, (), cursor_ms)
+    if recurrence.catch_up is CatchUp.ALL:
+        return NEVER
+    last = left[-1]
+    following = None if schedule.ended else schedule.occurrences.after(cursor_ms)
+    if following is not None and following.at_ms <= now_ms:
+        return _next(schedule, now_ms, left, cursor_ms)
+    if recurrence.catch_up is CatchUp.NONE and now_ms > last.due_ms + LATE_MS:
+        return _next(schedule, now_ms, left, cursor_ms)
+    wake_ms = NEVER if following is None else following.at_ms
+    if recurrence.catch_up is CatchUp.NONE:
+        wake_ms = min(wake_ms, last.due_ms + LATE_MS + 1)
+    return max(wake_ms, now_ms + 1)
+
+
+def _next(schedule: Schedule, now_ms: int, gone: Sequence[Pending], cursor_ms: int) -> Step:
+    count = schedule.plan.recurrence.count
+    room = count - schedule.state.stored + len(gone) if count else AT_ONCE
+    room = min(room, AT_ONCE_BYTES // (len(schedule.plan.record) + 1) + 1)
+    come = _coming(schedule, cursor_ms, now_ms)[: max(room, 0)]
+    return Step(gone, come, come[-1].at_ms if come else END_MS)
+
+
+def _coming(schedule: Schedule, after_ms: int, now_ms: int) -> list[Occurrence]:
+    """The occurrences to come after a time: missed ones as the policy says, or the next one."""
+    occurrences = schedule.occurrences
+    policy = schedule.plan.recurrence.catch_up
+    first = occurrences.after(after_ms)
+    if first is None:
+        return []
+    if first.at_ms > now_ms:
+        return [first]
+    if policy is CatchUp.ALL:
+        missed = itertools.islice(occurrences.following(after_ms), AT_ONCE)
+        return list(itertools.takewhile(lambda each: each.at_ms <= now_ms, missed))
+    last = occurrences.latest(after_ms, now_ms) or first
+    if policy is CatchUp.LATEST or now_ms <= last.due_ms + LATE_MS:
+        return [last]
+    following = occurrences.after(now_ms)
+    return [] if following is None else [following]
