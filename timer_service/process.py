@@ -4,6 +4,7 @@ What runs by itself, all of it started here:
 
 timerlog-writer  two threads: write and sync what was appended, in groups (storage/writer.py)
 firing           a timer of the event loop, set to the next due millisecond (firing.py)
+schedules        a timer of the event loop, while there are any (schedule_loop.py)
 disk jobs        flushes, loads, checkpoints, one at a time, in the thread timer-disk (disk_jobs.py)
 timer-look-up    a thread: looks for timers to cancel that are not in memory (cancels.py)
 timer-key-look-up  a thread: the same, by key (keyed_requests.py)
@@ -36,10 +37,11 @@ from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.data_directory import DataDirectory, open_directory
-from duemq_server.timer_service.edge import inspector, servicer
+from duemq_server.timer_service.edge import inspector, schedules_servicer, servicer
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.inspector import TimerInspectorServicer
 from duemq_server.timer_service.edge.metrics import LinksCollector, Meters, ShardCollector
+from duemq_server.timer_service.edge.schedules_servicer import SchedulesServicer
 from duemq_server.timer_service.edge.servicer import TimerServicer
 from duemq_server.timer_service.edge.topic_metrics import TopicCollector
 from duemq_server.timer_service.settings import Settings
@@ -108,7 +110,10 @@ class TimerService:
         self.server.add(
             inspector.SERVICE, TimerInspectorServicer(self.shard.inspector, self._links, settings)
         )
+        schedules = SchedulesServicer(self.shard, self._links, settings)
+        self.server.add(schedules_servicer.SERVICE, schedules)
         self.shard.log_loop.start()
+        self.shard.schedule_loop.start()
         self.shard.firing.start()
         self._routes.start()
         if lead is None:
@@ -153,7 +158,7 @@ class TimerService:
                 registration, self._registration = self._registration, None
                 await registration.stop()
             mark = self.server.ready if serves else self.server.not_ready
-            for service in (servicer.SERVICE, inspector.SERVICE):
+            for service in (servicer.SERVICE, inspector.SERVICE, schedules_servicer.SERVICE):
                 await mark(service)
             await self._claims_changed.wait()
 

@@ -11,7 +11,7 @@ from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk
 from duemq_server.timer_service.disk import place, snapshot
 from duemq_server.timer_service.disk.standby import Standby
-from duemq_server.timer_service.edge import inspector, servicer
+from duemq_server.timer_service.edge import inspector, schedules_servicer, servicer
 from duemq_server.timer_service.process import Lead, TimerService
 from duemq_server.timer_service.settings import Settings
 
@@ -22,7 +22,7 @@ LOG_KEPT_BYTES = 256 << 20
 class TimerReplica:
     """Implements replication.running.service.Service."""
 
-    services = (servicer.SERVICE, inspector.SERVICE)
+    services = (servicer.SERVICE, inspector.SERVICE, schedules_servicer.SERVICE)
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

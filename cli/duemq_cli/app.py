@@ -27,6 +27,7 @@ COMMANDS = {
     "message": "duemq_cli.commands.message",
     "dlq": "duemq_cli.commands.dlq",
     "timer": "duemq_cli.commands.timer",
+    "schedule": "duemq_cli.commands.schedule",
     "cluster": "duemq_cli.commands.cluster",
     "context": "duemq_cli.commands.context",
 }

@@ -483,3 +483,69 @@ class ClusterDescription:
     nameservers: tuple[NameserverDescription, ...]
     brokers: tuple[BrokerDescription, ...]
     timers: tuple[TimerStats, ...]
+
+
+class DstPolicy(enum.StrEnum):
+    """What becomes of a schedule's wall times as clocks are changed.
+
+    A cron expression that names no hour follows the time that passes, whatever this is.
+    """
+
+    ONCE = "once"
+    """What does not exist comes as the clocks go forward; what exists twice the first time."""
+    SKIP = "skip"
+    """What does not exist is left out; what exists twice comes the first time."""
+    TWICE = "twice"
+    """As ONCE; what exists twice comes both times."""
+    SHIFT = "shift"
+    """What does not exist comes as much later as the clocks go forward by; else as ONCE."""
+
+
+class CatchUp(enum.StrEnum):
+    """What becomes of a schedule's messages that could not be kept in time.
+
+    Because the timer shard or the topic was away, the clock was set, or the schedule was paused.
+    """
+
+    ALL = "all"
+    LATEST = "latest"
+    """The last one of them."""
+    NONE = "none"
+    """None that is late by more than a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A message that repeats."""
+
+    name: str
+    topic: str
+    body: bytes
+    key: str | None
+    tag: str | None
+    properties: dict[str, str]
+    every_ms: int | None
+    cron: str | None
+    zone: str | None
+    """Of cron."""
+    dst: DstPolicy
+    catch_up: CatchUp
+    start_ms: int | None
+    until_ms: int | None
+    count: int | None
+    jitter_ms: int
+    paused: bool
+    ended: bool
+    """Nothing else will come."""
+    stored: int
+    """Messages since it was made or changed, those that wait among them."""
+    next_due_ms: int | None
+    """Of the first one that waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """Once: when it is to be, and when it is due, with the jitter."""
+
+    at_ms: int
+    due_ms: int

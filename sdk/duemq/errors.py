@@ -11,7 +11,8 @@
     │   ├── OffsetOutOfRange
     │   ├── PermissionDenied
     │   ├── InstanceNotFound
-    │   └── TimerExists
+    │   ├── TimerExists
+    │   └── ScheduleNotFound
     ├── Fenced                the caller was overtaken by a newer one
     │   ├── FencedProducer
     │   ├── OutOfSequence
@@ -67,6 +68,7 @@ __all__ = [
     "QueueNotFound",
     "ReadOnly",
     "Rejected",
+    "ScheduleNotFound",
     "Timeout",
     "TimerExists",
     "TooLarge",
@@ -91,6 +93,7 @@ class ErrorCode(enum.IntEnum):
     PERMISSION_DENIED = 8
     INSTANCE_NOT_FOUND = 9
     TIMER_EXISTS = 10
+    SCHEDULE_NOT_FOUND = 11
     FENCED_PRODUCER = 20
     OUT_OF_SEQUENCE = 21
     FENCED_MEMBER = 22
@@ -202,6 +205,12 @@ class InstanceNotFound(Rejected):
     """No nameserver remembers such a broker or timer service."""
 
     code = ErrorCode.INSTANCE_NOT_FOUND
+
+
+class ScheduleNotFound(Rejected):
+    """No schedule has that name."""
+
+    code = ErrorCode.SCHEDULE_NOT_FOUND
 
 
 class TimerExists(Rejected):

@@ -28,6 +28,7 @@ SAID = {
         "50 cancelled",
         "customer-7 plum",
     ],
+    "schedules": ["created", "changed", "3 changed beat of beat", "ended True"],
     "asyncio_client": ["True"],
     "administration": ["1 message", "up", "[]"],
     "lists": [

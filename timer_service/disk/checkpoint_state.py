@@ -18,9 +18,9 @@ size; only batches on their way to a broker are written whole.
 What later releases added is left out while it is empty, and need not be there: `forgotten_ms` and
 `fired_until_ms` of the object, the arrays `late_pages` and `late_bits` (fire_memory.py); of timers
 under keys `rows_timer_key`, `blocks_keyed`, `replaced_pages`, `replaced_bits` (tombstones.py) and
-those of keyed_arrays.py; `schedules`, u8 (schedule_entry.py); and where there are replicas `epochs`,
-(epoch, start) of each leader whose entries the log still has, `store_id` where it is not the
-producer id, and `installed`; `topics`, the ledger by topic.
+those of keyed_arrays.py; `schedules`, u8 (schedule_entry.py); and where there are replicas
+`epochs`, (epoch, start) of each leader whose entries the log still has, `store_id` where it is not
+the producer id, and `installed`; `topics`, the ledger by topic.
 """
 
 from __future__ import annotations

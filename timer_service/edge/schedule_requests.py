@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from duemq.errors import (
     DuemqError,
     InvalidArgument,
-    NotReady,
     QueueNotFound,
     TooLarge,
-    TopicNotFound,
     Unavailable,
 )
 from duemq.protocol import checks, limits, timer_keys
@@ -29,13 +27,12 @@ from duemq_server.serving import spans
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import check_request_id
 from duemq_server.timer_service.edge.timer_names import TimerNames, proto_of
+from duemq_server.timer_service.edge.topic_queues import topic_queues
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.keyed import Handle, KeyedRecords, TimerKey
 from duemq_server.timer_service.timers.keyed_entry import RequestKey
 
-# A topic that was just made: so long its route may be on its way.
-TOPIC_WAIT_S = 2.0
 SLICE = 250  # records read at once
 _ENTRY = bytes([ENTRY_TAG])
 
@@ -56,7 +53,7 @@ class ScheduleRequests:
         timer_keys.check_keyed_topic(request.topic)
         decided = self._shard.scheduler.keyed.requests.find(RequestKey(request.request_id))
         if decided is None:  # a repeat is answered though the topic is gone by now
-            _check_queue(request, await self._queues(request.topic))
+            _check_queue(request, await topic_queues(self._links, request.topic))
         records = await self._records(request)
         results = await self._shard.schedule(
             request.request_id, records, if_absent=request.if_absent
@@ -110,22 +107,6 @@ class ScheduleRequests:
                 handle=proto_of(result.handle) if result.handle is not None else None,
             )
         return response
-
-    async def _queues(self, topic: str) -> Sequence[Queue]:
-        """The topic's.  Raises NotReady, TopicNotFound, Unavailable."""
-        links = self._links
-        queues = links.queues_of(topic)
-        if not queues:
-            queues = await links.queues_soon(topic, TOPIC_WAIT_S)
-        if queues:
-            return queues
-        if not links.routes_known:
-            raise NotReady("this timer service does not know the routes yet", field="topic")
-        if lost := ", ".join(links.lost_brokers):
-            raise Unavailable(
-                f"no broker serves topic {topic!r}; lost lately: {lost}", field="topic", value=topic
-            )
-        raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
 
     async def _records(self, request: timer_pb2.ScheduleRequest) -> KeyedRecords:
         """Raises InvalidArgument, TooLarge, Unavailable for another shard's key."""

@@ -185,6 +185,11 @@ class DueCounts:
         for name, mine in by_file.items():
             self._files[name].take(slots[mine], due_ms[mine])
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Files of which timers were cancelled, nobody knows in which block: counted anew."""
+        for name in names:
+            self._files.pop(name, None)
+
     def tables(self, slot: int | None) -> list[tuple[int, Numbers, Numbers]]:
         """(step, number of the step, timers) of each file, copied; of one slot, or all."""
         found = []

@@ -273,10 +273,26 @@ def _commit(scheduler: Scheduler, moves: Sequence[_Move], now_ms: int) -> int:
         )
         for move, each in zip(moves, came, strict=True)
     ]
+    stale = _files_of_far(scheduler, [*cancelled, *replaced])
     parts = schedule_entry.encode(changes, keyed_entry.encode(changed))
     position, end = scheduler.log.append(log_entries.RECUR, parts)
     apply(scheduler, changes, changed, position + record.HEADER_BYTES + len(parts[0]), now_ms)
+    scheduler.due_counts.forget(stale)
     return end
+
+
+def _files_of_far(scheduler: Scheduler, gone: Sequence[Cancelled]) -> set[str]:
+    """Those that timers may lie in which are not near."""
+    numbers, near = scheduler.numbers, scheduler.near
+    far = [
+        each.due_ms
+        for each in gone
+        if near.find(numbers.number_source(each.source, "", each.offset), each.offset) < 0
+    ]
+    if not far:
+        return set()
+    blocks = scheduler.segments.blocks()
+    return {b.file for b in blocks if any(b.next_due_ms <= due <= b.last_due_ms for due in far)}
 
 
 def apply(

@@ -291,13 +291,14 @@ def _template(topic: str, options: dict[str, Any], properties: tuple[str, ...]) 
     due += [n for n in ("delay", "deliver_at") if n in columns]
     if len(due) > 1:
         raise click.UsageError("Give one of --delay, --at and --delay-level.")
-    template = Template(topic, fixed, columns, _properties(properties))
+    template = Template(topic, fixed, columns, named_properties(properties))
     if options["if_absent"] and not template.keyed:
         raise click.UsageError("--if-absent goes with --timer-key.")
     return template
 
 
-def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
+def named_properties(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Of --property; raises UsageError."""
     properties = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

@@ -10,6 +10,7 @@ from duemq.administering.forgetting import Forgetting
 from duemq.administering.groups import Groups
 from duemq.administering.messages import Messages
 from duemq.administering.probes import Probes
+from duemq.administering.schedules import Schedules
 from duemq.administering.timer_pages import TimerPages
 from duemq.administering.topics import Topics
 from duemq.producing.cancels import Cancelling
@@ -27,12 +28,13 @@ class Admin(
     Messages,
     Probes,
     TimerPages,
+    Schedules,
     Forgetting,
     Cancelling,
     Rescheduling,
     AsyncClient,
 ):
-    """Topics, groups, messages, timers and the state of the cluster.
+    """Topics, groups, messages, timers, schedules and the state of the cluster.
 
     `await start()` (or `async with`) connects.  No answer is partial in silence: brokers that are
     away are in the answer's `missing`; where it has none, the call raises PartialAnswer, an

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Admin(Face):
-    """Topics, groups, messages, timers and the state of the cluster.
+    """Topics, groups, messages, timers, schedules and the state of the cluster.
 
     Connects when it is made.  No answer is partial in silence: brokers that are away are in the
     answer's `missing`; where it has none, the call raises PartialAnswer, an Unavailable, with what
@@ -67,6 +67,14 @@ class Admin(Face):
     release_timer_shard = blocking(AsyncAdmin.release_timer_shard)
     cancel = blocking(AsyncAdmin.cancel)
     reschedule = blocking(AsyncAdmin.reschedule)
+
+    put_schedule = blocking(AsyncAdmin.put_schedule)
+    schedule = blocking(AsyncAdmin.schedule)
+    schedules = blocking(AsyncAdmin.schedules)
+    next_occurrences = blocking(AsyncAdmin.next_occurrences)
+    pause_schedule = blocking(AsyncAdmin.pause_schedule)
+    resume_schedule = blocking(AsyncAdmin.resume_schedule)
+    delete_schedule = blocking(AsyncAdmin.delete_schedule)
 
     # Letters come from the loop's thread by pages, and `on_sent` is called in the caller's.
 

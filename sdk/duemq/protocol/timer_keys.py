@@ -1,4 +1,4 @@
-"""The names that owners give their delayed messages, and which timer shard keeps them.  Pure."""
+"""Names of delayed messages and of schedules, and which timer shard keeps them.  Pure."""
 
 import re
 from zlib import crc32
@@ -17,6 +17,8 @@ REPEAT_S = 110.0
 _TIMER_KEY = re.compile(
     rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{TIMER_KEY_CHARACTERS_MAX}}}", re.DOTALL
 )
+_SCHEDULE = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.|-]{1,127}")
+_SCHEDULE_RULE = "1 to 127 of [A-Za-z0-9_.|-], and neither . nor .."
 _RULE = f"text of 1 to {TIMER_KEY_CHARACTERS_MAX} characters, none of them a control character"
 
 
@@ -35,6 +37,16 @@ def check_keyed_topic(topic: str) -> None:
 def shard_of(topic: str, key: str, shards: int) -> int:
     """The number of the shard, of so many, that keeps what waits under the key."""
     return crc32(f"{topic}\0{key}".encode()) % shards
+
+
+def check_schedule_name(name: object, field: str = "name") -> None:
+    """Raises InvalidArgument unless `name` may name a schedule: as a topic of one's own."""
+    checks.matches(field, name, _SCHEDULE, _SCHEDULE_RULE)
+
+
+def shard_of_schedule(name: str, shards: int) -> int:
+    """The number of the shard, of so many, that keeps the schedule of that name."""
+    return crc32(name.encode()) % shards
 
 
 def check_shard(topic: str, key: str, shard: int, shards: int) -> None:

@@ -33,6 +33,7 @@ STATUSES: dict[type[DuemqError], grpc.StatusCode] = {
     errors.OffsetOutOfRange: grpc.StatusCode.OUT_OF_RANGE,
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.InstanceNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.ScheduleNotFound: grpc.StatusCode.NOT_FOUND,
     errors.TimerExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.FencedProducer: grpc.StatusCode.FAILED_PRECONDITION,
     errors.OutOfSequence: grpc.StatusCode.FAILED_PRECONDITION,

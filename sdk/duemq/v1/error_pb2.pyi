@@ -19,6 +19,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PERMISSION_DENIED: _ClassVar[ErrorCode]
     INSTANCE_NOT_FOUND: _ClassVar[ErrorCode]
     TIMER_EXISTS: _ClassVar[ErrorCode]
+    SCHEDULE_NOT_FOUND: _ClassVar[ErrorCode]
     FENCED_PRODUCER: _ClassVar[ErrorCode]
     OUT_OF_SEQUENCE: _ClassVar[ErrorCode]
     FENCED_MEMBER: _ClassVar[ErrorCode]
@@ -43,6 +44,7 @@ OFFSET_OUT_OF_RANGE: ErrorCode
 PERMISSION_DENIED: ErrorCode
 INSTANCE_NOT_FOUND: ErrorCode
 TIMER_EXISTS: ErrorCode
+SCHEDULE_NOT_FOUND: ErrorCode
 FENCED_PRODUCER: ErrorCode
 OUT_OF_SEQUENCE: ErrorCode
 FENCED_MEMBER: ErrorCode

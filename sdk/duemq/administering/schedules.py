@@ -1,0 +1,267 @@
+"""Schedules, messages that repeat: each is asked of the timer shard that its name belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from duemq.administering.asking import Asking
+from duemq.descriptions import CatchUp, DstPolicy, Occurrence, Schedule
+from duemq.errors import Timeout, Unavailable
+from duemq.producing.batch_encoding import extras_of
+from duemq.protocol import checks, due, moments, timer_keys
+from duemq.protocol.moments import Moment
+from duemq.protocol.retry_policy import Delay
+from duemq.transport import retrying, status
+from duemq.v1 import message_pb2, schedule_pb2, schedule_pb2_grpc
+
+T = TypeVar("T")
+_Call = Callable[["schedule_pb2_grpc.SchedulesStub", float], Awaitable[T]]
+LISTED_AT_ONCE = 500
+_OUTCOMES = {
+    schedule_pb2.SCHEDULE_CREATED: "created",
+    schedule_pb2.SCHEDULE_CHANGED: "changed",
+    schedule_pb2.SCHEDULE_UNCHANGED: "unchanged",
+    schedule_pb2.SCHEDULE_EXISTS: "exists",
+}
+_DST = {
+    DstPolicy.ONCE: schedule_pb2.DST_ONCE,
+    DstPolicy.SKIP: schedule_pb2.DST_SKIP,
+    DstPolicy.TWICE: schedule_pb2.DST_TWICE,
+    DstPolicy.SHIFT: schedule_pb2.DST_SHIFT,
+}
+_CATCH_UP = {
+    CatchUp.ALL: schedule_pb2.CATCH_UP_ALL,
+    CatchUp.LATEST: schedule_pb2.CATCH_UP_LATEST,
+    CatchUp.NONE: schedule_pb2.CATCH_UP_NONE,
+}
+_DST_NAMES = {number: name for name, number in _DST.items()}
+_CATCH_UP_NAMES = {number: name for name, number in _CATCH_UP.items()}
+
+
+class Schedules(Asking):
+    """What the admin client does about schedules."""
+
+    async def put_schedule(
+        self,
+        name: str,
+        *,
+        topic: str,
+        body: bytes = b"",
+        every: Delay | None = None,
+        cron: str | None = None,
+        zone: str | None = None,
+        dst: str = DstPolicy.ONCE,
+        catch_up: str = CatchUp.LATEST,
+        start: Moment | None = None,
+        until: Moment | None = None,
+        count: int | None = None,
+        jitter: Delay | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        if_absent: bool = False,
+    ) -> tuple[str, Schedule]:
+        """Has a message sent to `topic` again and again; or changes what the name stands for.
+
+        `every` so long, from 1 s on, counted from `start` (None: the first comes one period from
+        now); or by `cron`: five fields, or six with seconds in front, or `@daily` and the like, on
+        the wall clocks of `zone` (an IANA name; None: UTC).  `start` and `until`: the first one is
+        then or later, the last one then or sooner.  At most `count` are sent.  With `jitter` each
+        is due up to so much later, always the same for the same one.  `dst`: what becomes of wall
+        times that do not exist, or exist twice.  `catch_up`: what becomes of those that could not
+        be kept in time.
+
+        The answer is created, changed, unchanged (it was the same), or with `if_absent` exists
+        (another one is there, and stays), and the schedule as it is now, durable.  Raises
+        InvalidArgument, TooLarge, TopicNotFound, Overloaded (too many), ReadOnly, Unavailable.
+        """
+        spec = _spec(
+            topic, _record(body, key, tag, properties), every, cron, zone, start, until, jitter
+        )
+        spec.dst = _number("dst", dst, DstPolicy, _DST)  # type: ignore[assignment]
+        spec.catch_up = _number("catch_up", catch_up, CatchUp, _CATCH_UP)  # type: ignore[assignment]
+        if count is not None:
+            checks.whole("count", count, 1, 1 << 53)
+            spec.count = count
+        request = schedule_pb2.PutScheduleRequest(name=name, spec=spec, if_absent=if_absent)
+        answer = await self._at_shard_of(
+            name, lambda stub, left_s: stub.PutSchedule(request, timeout=left_s)
+        )
+        return _OUTCOMES[answer.outcome], _schedule(answer.schedule)
+
+    async def schedule(self, name: str) -> Schedule:
+        """A schedule as it is now.  Raises ScheduleNotFound, InvalidArgument, Unavailable."""
+        request = schedule_pb2.GetScheduleRequest(name=name)
+        return _schedule(
+            await self._at_shard_of(
+                name, lambda stub, left_s: stub.GetSchedule(request, timeout=left_s)
+            )
+        )
+
+    async def schedules(self) -> list[Schedule]:
+        """All schedules, by name.  Raises Unavailable if a timer shard is away."""
+        shards = await self._shards()
+        found = await asyncio.gather(*(self._of_shard(shard) for shard in range(shards)))
+        return sorted((each for part in found for each in part), key=lambda each: each.name)
+
+    async def next_occurrences(self, name: str, count: int = 5) -> list[Occurrence]:
+        """When a schedule is due next, if nothing happens to it meanwhile; up to 1,000.
+
+        Those that wait are the first.  Of a paused one: as if it were resumed now.  Raises
+        ScheduleNotFound, InvalidArgument, Unavailable.
+        """
+        request = schedule_pb2.NextOccurrencesRequest(name=name, count=count)
+        answer = await self._at_shard_of(
+            name, lambda stub, left_s: stub.NextOccurrences(request, timeout=left_s)
+        )
+        return [Occurrence(each.at_ms, each.due_ms) for each in answer.occurrences]
+
+    async def pause_schedule(self, name: str) -> Schedule:
+        """Nothing comes of it until it is resumed; what waits of it is taken away.
+
+        What was sent by then stays sent.  Raises ScheduleNotFound, Unavailable.
+        """
+        request = schedule_pb2.PauseScheduleRequest(name=name)
+        return _schedule(
+            await self._at_shard_of(
+                name, lambda stub, left_s: stub.PauseSchedule(request, timeout=left_s)
+            )
+        )
+
+    async def resume_schedule(self, name: str, *, catch_up: str | None = None) -> Schedule:
+        """It goes on; `catch_up`: of what was missed, in place of its own policy.
+
+        Raises ScheduleNotFound, Unavailable.
+        """
+        request = schedule_pb2.ResumeScheduleRequest(name=name)
+        if catch_up is not None:
+            request.catch_up = _number("catch_up", catch_up, CatchUp, _CATCH_UP)  # type: ignore[assignment]
+        return _schedule(
+            await self._at_shard_of(
+                name, lambda stub, left_s: stub.ResumeSchedule(request, timeout=left_s)
+            )
+        )
+
+    async def delete_schedule(self, name: str) -> bool:
+        """It is gone, and what waits of it; False: there was none, or this was asked before.
+
+        Raises InvalidArgument, Unavailable.
+        """
+        request = schedule_pb2.DeleteScheduleRequest(name=name)
+        answer = await self._at_shard_of(
+            name, lambda stub, left_s: stub.DeleteSchedule(request, timeout=left_s)
+        )
+        return answer.deleted
+
+    async def _of_shard(self, shard: int) -> list[Schedule]:
+        found: list[Schedule] = []
+        request = schedule_pb2.ListSchedulesRequest(count=LISTED_AT_ONCE)
+        while True:
+            answer = await self._at_shard(
+                shard, lambda stub, left_s: stub.ListSchedules(request, timeout=left_s)
+            )
+            found += map(_schedule, answer.schedules)
+            if not answer.more or not found:
+                return found
+            request.after = found[-1].name
+
+    async def _at_shard_of(self, name: str, call: _Call[T]) -> T:
+        timer_keys.check_schedule_name(name)
+        shards = await self._shards()
+        return await self._at_shard(timer_keys.shard_of_schedule(name, shards), call)
+
+    async def _shards(self) -> int:
+        """Waits until it is known how many there are.  Raises Unavailable."""
+        client = self._client
+        if not client.routes.shards:
+            try:
+                await client.wait_for(lambda routes: routes.shards > 0, self._asker.timeout_s)
+            except Timeout:
+                raise Unavailable(
+                    "the nameservers know no timer shard: nobody keeps schedules", field="name"
+                ) from None
+        return client.routes.shards
+
+    async def _at_shard(self, shard: int, call: _Call[T]) -> T:
+        """Asked again until the deadline: each question may be repeated."""
+
+        async def attempt(left_s: float) -> T:
+            address = self._client.timer_of(shard).address
+            stub = schedule_pb2_grpc.SchedulesStub(self._client.channel(address))
+            return await status.answer(call(stub, left_s), address)
+
+        return await retrying.until(time.monotonic() + self._asker.timeout_s, attempt)
+
+
+def _record(
+    body: bytes, key: str | None, tag: str | None, properties: Mapping[str, str] | None
+) -> message_pb2.Record:
+    if not isinstance(body, bytes):
+        raise checks.wrong("body", body, "bytes")
+    record = message_pb2.Record.FromString(extras_of(key, tag, None, properties).encoded)
+    record.body = body
+    return record
+
+
+def _spec(
+    topic: str,
+    record: message_pb2.Record,
+    every: Delay | None,
+    cron: str | None,
+    zone: str | None,
+    start: Moment | None,
+    until: Moment | None,
+    jitter: Delay | None,
+) -> schedule_pb2.ScheduleSpec:
+    timer_keys.check_keyed_topic(topic)
+    checks.at_most_one(every=every, cron=cron)
+    if every is None and cron is None:
+        raise checks.wrong("every", None, "every or cron")
+    if zone is not None and cron is None:
+        raise checks.wrong("zone", zone, "only with cron: every counts the time that passes")
+    now_ms = time.time_ns() // 1_000_000
+    spec = schedule_pb2.ScheduleSpec(topic=topic, record=record, zone=zone or "")
+    if cron is not None:
+        spec.cron = cron
+    if every is not None:
+        spec.every_ms = due.delay_ms(every)
+    if start is not None:
+        spec.from_ms = moments.epoch_ms(start, now_ms, "start")
+    if until is not None:
+        spec.until_ms = moments.epoch_ms(until, now_ms, "until")
+    if jitter is not None:
+        spec.jitter_ms = due.delay_ms(jitter)
+    return spec
+
+
+def _number(field: str, given: str, kinds: Any, numbers: Mapping[Any, int]) -> int:
+    checks.one_of(field, given, [each.value for each in kinds])
+    return numbers[kinds(given)]
+
+
+def _schedule(found: schedule_pb2.Schedule) -> Schedule:
+    spec = found.spec
+    return Schedule(
+        name=found.name,
+        topic=spec.topic,
+        body=spec.record.body,
+        key=spec.record.key or None,
+        tag=spec.record.tag or None,
+        properties=dict(spec.record.properties),
+        every_ms=spec.every_ms or None,
+        cron=spec.cron or None,
+        zone=spec.zone or None,
+        dst=_DST_NAMES[spec.dst],
+        catch_up=_CATCH_UP_NAMES[spec.catch_up],
+        start_ms=spec.from_ms or None,
+        until_ms=spec.until_ms or None,
+        count=spec.count or None,
+        jitter_ms=spec.jitter_ms,
+        paused=found.paused,
+        ended=found.ended,
+        stored=found.stored,
+        next_due_ms=min((each.due_ms for each in found.waiting), default=None),
+    )

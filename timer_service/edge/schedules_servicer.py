@@ -1,0 +1,177 @@
+"""The service Schedules: from protobuf to one call and back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from duemq.errors import ScheduleNotFound, Unavailable
+from duemq.protocol import checks, timer_keys
+from duemq.v1 import schedule_pb2
+from duemq_server.timer_service.edge import schedule_specs
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.edge.topic_queues import topic_queues
+from duemq_server.timer_service.recurring.occurrences import Occurrence
+from duemq_server.timer_service.recurring.schedule import Schedule
+from duemq_server.timer_service.scheduling import schedule_changes
+from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.shard import Shard
+
+SERVICE = schedule_pb2.DESCRIPTOR.services_by_name["Schedules"]
+LISTED_MAX = 1_000
+LISTED_BYTES_MAX = 1 << 20
+"""Of the messages in an answer, about: the rest is asked for again."""
+NEXT_MAX = 1_000
+AT_ONCE = 50  # occurrences found before others have a turn: some 5 ms of work
+_OUTCOMES = {
+    schedule_changes.CREATED: schedule_pb2.SCHEDULE_CREATED,
+    schedule_changes.CHANGED: schedule_pb2.SCHEDULE_CHANGED,
+    schedule_changes.UNCHANGED: schedule_pb2.SCHEDULE_UNCHANGED,
+    schedule_changes.EXISTS: schedule_pb2.SCHEDULE_EXISTS,
+}
+
+
+class SchedulesServicer:
+    """See protos/duemq/v1/schedule.proto."""
+
+    def __init__(self, shard: Shard, links: BrokerLinks, settings: Settings) -> None:
+        self._shard = shard
+        self._links = links
+        self._settings = settings
+
+    async def PutSchedule(
+        self, request: schedule_pb2.PutScheduleRequest, _: Any
+    ) -> schedule_pb2.PutScheduleResponse:
+        """Makes a schedule, or changes it."""
+        name = self._mine(request.name)
+        plan = schedule_specs.plan_of(request.spec)
+        there = self._shard.scheduler.schedules.get(name)
+        if there is None or not there.plan.same(plan):  # else its topic may be gone by now
+            await topic_queues(self._links, plan.topic)
+        outcome = await self._shard.change_schedule(
+            lambda scheduler, now_ms: schedule_changes.put(
+                scheduler, name, plan, now_ms, if_absent=request.if_absent
+            )
+        )
+        assert outcome is not None
+        return schedule_pb2.PutScheduleResponse(
+            outcome=_OUTCOMES[outcome.what], schedule=self._proto(name)
+        )
+
+    async def GetSchedule(
+        self, request: schedule_pb2.GetScheduleRequest, _: Any
+    ) -> schedule_pb2.Schedule:
+        """One by its name."""
+        name = self._mine(request.name)
+        await self._shard.settled()
+        return self._proto(name)
+
+    async def ListSchedules(
+        self, request: schedule_pb2.ListSchedulesRequest, _: Any
+    ) -> schedule_pb2.ListSchedulesResponse:
+        """Those of this shard."""
+        self._links.check_may_serve()
+        checks.between("count", request.count, 0, LISTED_MAX)
+        await self._shard.settled()
+        all_of = self._shard.scheduler.schedules
+        names = sorted(each.name for each in all_of if each.name > request.after)
+        found: list[schedule_pb2.Schedule] = []
+        size = 0
+        for name in names[: request.count or LISTED_MAX]:
+            if size > LISTED_BYTES_MAX:
+                break
+            found.append(self._proto(name))
+            size += found[-1].ByteSize()
+        return schedule_pb2.ListSchedulesResponse(schedules=found, more=len(found) < len(names))
+
+    async def NextOccurrences(
+        self, request: schedule_pb2.NextOccurrencesRequest, _: Any
+    ) -> schedule_pb2.NextOccurrencesResponse:
+        """When a schedule is due next."""
+        name = self._mine(request.name)
+        checks.between("count", request.count, 1, NEXT_MAX)
+        await self._shard.settled()
+        found = _to_come(self._found(name), self._shard.now_ms())
+        response = schedule_pb2.NextOccurrencesResponse()
+        for number, each in enumerate(itertools.islice(found, request.count), 1):
+            response.occurrences.add(at_ms=each.at_ms, due_ms=each.due_ms)
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return response
+
+    async def PauseSchedule(
+        self, request: schedule_pb2.PauseScheduleRequest, _: Any
+    ) -> schedule_pb2.Schedule:
+        """Takes away what waits of it; nothing more comes."""
+        return await self._changed(request.name, schedule_changes.pause, makes_room=True)
+
+    async def ResumeSchedule(
+        self, request: schedule_pb2.ResumeScheduleRequest, _: Any
+    ) -> schedule_pb2.Schedule:
+        """It goes on."""
+        policy = schedule_specs.policy_of(request.catch_up)
+        return await self._changed(
+            request.name,
+            lambda scheduler, name, now_ms: schedule_changes.resume(
+                scheduler, name, now_ms, policy
+            ),
+        )
+
+    async def DeleteSchedule(
+        self, request: schedule_pb2.DeleteScheduleRequest, _: Any
+    ) -> schedule_pb2.DeleteScheduleResponse:
+        """It is gone."""
+        name = self._mine(request.name)
+        outcome = await self._shard.change_schedule(
+            lambda scheduler, now_ms: schedule_changes.delete(scheduler, name, now_ms),
+            makes_room=True,
+        )
+        return schedule_pb2.DeleteScheduleResponse(deleted=outcome is not None)
+
+    async def _changed(
+        self,
+        given: str,
+        change: Callable[[Any, str, int], schedule_changes.Outcome | None],
+        *,
+        makes_room: bool = False,
+    ) -> schedule_pb2.Schedule:
+        name = self._mine(given)
+        await self._shard.change_schedule(
+            lambda scheduler, now_ms: change(scheduler, name, now_ms), makes_room=makes_room
+        )
+        return self._proto(name)
+
+    def _mine(self, name: str) -> str:
+        """Raises InvalidArgument, Unavailable: it is another shard's, or another service has it."""
+        timer_keys.check_schedule_name(name)
+        self._links.check_may_serve()
+        shard, shards = self._settings.shard, self._settings.shards
+        owner = timer_keys.shard_of_schedule(name, shards)
+        if owner != shard:
+            raise Unavailable(
+                f"schedule {name!r} belongs to shard {owner} of {shards}, this is shard {shard}",
+                field="name",
+                value=name,
+            )
+        return name
+
+    def _found(self, name: str) -> Schedule:
+        schedule = self._shard.scheduler.schedules.get(name)
+        if schedule is None:
+            raise ScheduleNotFound(f"there is no schedule {name!r}", field="name", value=name)
+        return schedule
+
+    def _proto(self, name: str) -> schedule_pb2.Schedule:
+        return schedule_specs.proto_of_schedule(self._found(name))
+
+
+def _to_come(schedule: Schedule, now_ms: int) -> Iterator[Occurrence]:
+    """What waits, and what is to come behind it; of a paused one from now on."""
+    for each in schedule.pending:
+        yield Occurrence(each.at_ms, each.due_ms)
+    state, count = schedule.state, schedule.plan.recurrence.count
+    after_ms = max(state.cursor_ms, now_ms) if not schedule.pending else state.cursor_ms
+    following = schedule.occurrences.following(after_ms)
+    yield from itertools.islice(following, count - state.stored) if count else following

@@ -1,0 +1,28 @@
+"""Whether a topic is there, for messages that a shard is to keep for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duemq.errors import NotReady, TopicNotFound, Unavailable
+from duemq.protocol.route import Queue
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
+
+# A topic that was just made: so long its route may be on its way.
+TOPIC_WAIT_S = 2.0
+
+
+async def topic_queues(links: BrokerLinks, topic: str) -> Sequence[Queue]:
+    """The topic's.  Raises NotReady, TopicNotFound, Unavailable."""
+    queues = links.queues_of(topic)
+    if not queues:
+        queues = await links.queues_soon(topic, TOPIC_WAIT_S)
+    if queues:
+        return queues
+    if not links.routes_known:
+        raise NotReady("this timer service does not know the routes yet", field="topic")
+    if lost := ", ".join(links.lost_brokers):
+        raise Unavailable(
+            f"no broker serves topic {topic!r}; lost lately: {lost}", field="topic", value=topic
+        )
+    raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
