@@ -17,7 +17,7 @@ class Exit(enum.IntEnum):
     USAGE = 2
     # The cluster cannot be reached, or does not answer in time.
     UNAVAILABLE = 3
-    # The topic, queue, group or instance does not exist.
+    # The topic, queue, group, schedule or instance does not exist.
     NOT_FOUND = 4
     # A broker is away: what was printed is what the others know.
     PARTIAL = 5
@@ -29,6 +29,7 @@ _NOT_FOUND = (
     errors.QueueNotFound,
     errors.GroupNotFound,
     errors.InstanceNotFound,
+    errors.ScheduleNotFound,
 )
 
 

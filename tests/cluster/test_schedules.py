@@ -114,5 +114,5 @@ def test_the_command_line(cluster: EmbeddedCluster) -> None:
     (deleted,) = rows(duemq(nameserver, "schedule", "delete", topic, "--json"))
     assert deleted["deleted"]
     gone = duemq(nameserver, "schedule", "pause", topic)
-    assert gone.returncode != Exit.OK
+    assert gone.returncode == Exit.NOT_FOUND
     assert "there is no schedule" in gone.stderr

@@ -174,14 +174,14 @@ def resume(session: Session, /, name: str, catch_up: str | None) -> None:
 def delete(session: Session, /, name: str) -> Exit:
     """Delete the schedule NAME, and what waits of it.
 
-    The exit code is 1 if there is none.  With --json: name, deleted.
+    The exit code is 4 if there is none.  With --json: name, deleted.
     """
     session.changes()
     with session.admin() as admin:
         deleted = admin.delete_schedule(name)
     text = f"deleted  {name}" if deleted else f"there is no schedule {name}"
     session.output.record({"name": name, "deleted": deleted}, text)
-    return Exit.OK if deleted else Exit.FAILED
+    return Exit.OK if deleted else Exit.NOT_FOUND
 
 
 def _row(found: Schedule) -> dict[str, Any]:
