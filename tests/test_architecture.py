@@ -24,7 +24,15 @@ CORES = (
     ),
     *(
         f"timer_service/{each}"
-        for each in ("disk", "far", "recurring", "scheduling", "timers", "views")
+        for each in (
+            "disk",
+            "far",
+            "recurring",
+            "scheduling",
+            "scheduling/schedules",
+            "timers",
+            "views",
+        )
     ),
     "replication/protocol",
     *("storage", "storage/indexes", "storage/replicas", "storage/tools"),

@@ -15,8 +15,8 @@ from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.firing import RETRY_S, Firing
 from duemq_server.timer_service.log_loop import LogLoop
 from duemq_server.timer_service.recurring.schedules import NEVER
-from duemq_server.timer_service.scheduling import schedule_changes
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
+from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 
 log = logging.getLogger(__name__)
 

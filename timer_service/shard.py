@@ -40,8 +40,8 @@ from duemq_server.timer_service.scheduling.keyed_changes import (
     Scheduling,
 )
 from duemq_server.timer_service.scheduling.lateness import Lateness
-from duemq_server.timer_service.scheduling.schedule_changes import Outcome
 from duemq_server.timer_service.scheduling.scheduler import Ingested, Scheduler
+from duemq_server.timer_service.scheduling.schedules.changes import Outcome
 from duemq_server.timer_service.scheduling.topic_lateness import TopicLateness
 from duemq_server.timer_service.timers.keyed import (
     EXISTS,
@@ -307,7 +307,7 @@ class Shard:
         *,
         makes_room: bool = False,
     ) -> Outcome | None:
-        """One of the decisions of schedule_changes.py; durable when answered.
+        """One of the decisions of scheduling/schedules/changes.py; durable when answered.
 
         Waits while the log is full.  Raises what the decision does, ReadOnly (short of space)
         unless it makes room, Unavailable (not the leader any more), Internal.

@@ -17,9 +17,9 @@ from duemq.v1 import message_pb2
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.recurring.occurrences import CatchUp, Recurrence
 from duemq_server.timer_service.recurring.schedule import AT_PROPERTY, NAME_PROPERTY, Plan
-from duemq_server.timer_service.scheduling import schedule_changes
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch
-from duemq_server.timer_service.scheduling.schedule_changes import Outcome
+from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
+from duemq_server.timer_service.scheduling.schedules.changes import Outcome
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from tests.property.timer_world import LIMITS, START_MS, BrokerModel, World
 

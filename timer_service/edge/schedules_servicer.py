@@ -15,7 +15,7 @@ from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.topic_queues import topic_queues
 from duemq_server.timer_service.recurring.occurrences import Occurrence
 from duemq_server.timer_service.recurring.schedule import Schedule
-from duemq_server.timer_service.scheduling import schedule_changes
+from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
 

@@ -10,7 +10,7 @@ from duemq.administering.forgetting import Forgetting
 from duemq.administering.groups import Groups
 from duemq.administering.messages import Messages
 from duemq.administering.probes import Probes
-from duemq.administering.schedules import Schedules
+from duemq.administering.repeating.schedules import Schedules
 from duemq.administering.timer_pages import TimerPages
 from duemq.administering.topics import Topics
 from duemq.producing.cancels import Cancelling

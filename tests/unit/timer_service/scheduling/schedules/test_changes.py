@@ -10,9 +10,9 @@ from duemq.errors import InvalidArgument, Overloaded
 from duemq.v1 import message_pb2
 from duemq_server.timer_service.recurring.occurrences import LATE_MS, CatchUp, Recurrence
 from duemq_server.timer_service.recurring.schedules import AT_ONCE
-from duemq_server.timer_service.scheduling import schedule_changes
 from duemq_server.timer_service.scheduling.cancelling import Cancelling
-from duemq_server.timer_service.scheduling.schedule_changes import CHANGED, CREATED, UNCHANGED
+from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
+from duemq_server.timer_service.scheduling.schedules.changes import CHANGED, CREATED, UNCHANGED
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled
 from tests.property.schedule_world import MINUTE_MS, START_MS, ScheduleWorld, plan_of

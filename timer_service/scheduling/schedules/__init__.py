@@ -1,0 +1,1 @@
+"""What is decided about messages that repeat."""
