@@ -45,8 +45,8 @@ lock: ## Renews the pinned requirements (needs uv).
 demo: setup ## Runs a real day of departures through the whole system.
 	.venv/bin/duemq demo $(DEMO)
 
-test: setup ## Runs the tests.
-	$(RUN) $(TESTS) $(PYTEST)
+test: setup ## Runs the tests, but for those marked `long`, which `make ci` runs, too.
+	$(RUN) $(TESTS) -m "not long" $(PYTEST)
 
 fmt: setup ## Formats the code.
 	$(RUN) ruff format . && $(RUN) ruff check --fix .

@@ -42,6 +42,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFixture
     return ByFixtures(config, log)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes one worker longest begins first."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/spark/"))
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: spares the garbage collector a walk over it in every test."""
     gc.freeze()

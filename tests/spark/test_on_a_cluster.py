@@ -41,6 +41,7 @@ def work():
         shutil.rmtree(left)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("work")
 @pytest.mark.timeout(600)
 def test_executors_land_and_count(tmp_path):
