@@ -57,7 +57,7 @@ nodes() {
   done
 
   say "load; a node is drained, one freezes, one loses its power"
-  run_load 200 "$cluster-control-plane"
+  run_load 150 "$cluster-control-plane"
   echo "load from $SECONDS s on"
   sleep 8
   lose_node "$release-broker-0" drain_node uncordon_node
