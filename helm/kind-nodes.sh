@@ -56,6 +56,8 @@ nodes() {
     [ "$(nodes_of "$group")" = 3 ] || die "the replicas of $group share a node"
   done
 
+  local each="$release-nameserver-headless:9876"
+  load_nameservers=$release-nameserver-0.$each,$release-nameserver-1.$each
   say "load; a node is drained, one freezes, one loses its power"
   run_load 150 "$cluster-control-plane"
   echo "load from $SECONDS s on"

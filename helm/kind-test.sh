@@ -86,7 +86,7 @@ spec:
       image: $image
       imagePullPolicy: Never
       command: [python, /load/load.py]
-      env: [{name: NAMESERVERS, value: "$release-nameserver:9876"}, {name: LOAD_SECONDS, value: "$1"}]
+      env: [{name: NAMESERVERS, value: "${load_nameservers:-$release-nameserver:9876}"}, {name: LOAD_SECONDS, value: "$1"}]
       volumeMounts: [{name: load, mountPath: /load}]
   volumes: [{name: load, configMap: {name: load}}]
 POD
