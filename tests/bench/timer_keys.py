@@ -114,7 +114,8 @@ class Bench:
         await asyncio.gather(*(caller(start) for start in starts))
 
     def taken(self, count: int) -> list[TimerKey]:
-        taken, self.left = self.left[:count], self.left[count:]
+        taken = self.left[-count:]
+        del self.left[-count:]
         return [TimerKey(TOPIC, f"order-{number:09d}") for number in taken]
 
     async def cancel_lists(self, rounds: int) -> None:
