@@ -142,7 +142,7 @@ class Registration:
 
     async def _keep(self, address: str) -> None:
         change, news = self._changes[address], _News(address, self._period_s)
-        async with channel.connect(address) as connection:
+        async with channel.connect_to_nameserver(address) as connection:
             stub = nameserver_pb2_grpc.NameserverStub(connection)
             while True:
                 change.clear()

@@ -30,7 +30,11 @@ from prometheus_client import CollectorRegistry, Counter
 
 from duemq.errors import DuemqError, Internal, InvalidArgument
 from duemq.transport import status
-from duemq.transport.channel import KEEPALIVE_MS, MESSAGE_BYTES_MAX
+from duemq.transport.channel import (
+    MESSAGE_BYTES_MAX,
+    NAMESERVER_KEEPALIVE_MS,
+    PING_TIMEOUT,
+)
 from duemq.transport.tuning import give_memory_back
 from duemq_server.serving import connections
 from duemq_server.serving.metrics import MetricsPage, RpcMetrics, new_registry
@@ -41,17 +45,20 @@ log = logging.getLogger(__name__)
 
 # Per connection.  A client has a few streams and calls; its parked pulls are the most of it.
 STREAMS_PER_CONNECTION_MAX = 10_000
+# A client that vanished without a word is noticed then.
+CLIENT_SILENCE_MS = 40_000
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
     # Two servers on one port would share its connections without an error.
     ("grpc.so_reuseport", 0),
-    # Clients ping every KEEPALIVE_MS, idle ones too; a closer ping is an abuse.
+    # Clients ping so often, idle ones too; pings that come twice as often are an abuse.
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS * 3),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", NAMESERVER_KEEPALIVE_MS // 2),
+    ("grpc.keepalive_time_ms", CLIENT_SILENCE_MS // 2),
+    ("grpc.keepalive_timeout_ms", CLIENT_SILENCE_MS // 2),
+    (PING_TIMEOUT, CLIENT_SILENCE_MS // 2),
 )
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]

@@ -10,6 +10,8 @@ class Link:
 
     def __init__(self, target: str) -> None:
         self.address = ""
+        self.opened = 0  # connections, ever
+        self.sent = 0  # pieces that went there, ever
         self._target = target
         self._there = asyncio.Event()
         self._back = asyncio.Event()
@@ -43,6 +45,7 @@ class Link:
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
+        self.opened += 1
         try:
             if not self._refuses:
                 await self._there.wait()
@@ -66,6 +69,7 @@ class Link:
     ) -> None:
         while data := await reader.read(65_536):
             await passes.wait()
+            self.sent += passes is self._there
             writer.write(data)
             await writer.drain()
         writer.transport.abort()

@@ -21,6 +21,8 @@ from duemq_server.serving.server import Server
 from tests.service.cut_link import link_to
 
 WAIT_S = 30.0
+# gRPC ends a connection at the third ping that comes too soon.
+PINGS_TURNED_AWAY = 4
 
 
 class Clock:
@@ -615,3 +617,26 @@ async def test_a_process_expires_gets_ready_and_stops():
         await running
         await nameserver.stop()
     assert nameserver.server.draining.is_set()
+
+
+async def test_a_peer_that_froze_is_noticed(nameserver):
+    """By both kinds of channels, within WAIT_S: gRPC itself would wait for a minute and more."""
+    async with (
+        link_to(nameserver.address) as link,
+        watching([link.address]) as watcher,
+        channel.connect(link.address) as connection,
+    ):
+        stream = NameserverStub(connection).WatchRoutes(pb.WatchRoutesRequest())
+        await stream.read()
+        await watcher.ready(WAIT_S)
+        link.swallow()
+        await until(lambda: not watcher.live)
+        await until(stream.done)
+
+
+async def test_a_quiet_watch_pings_and_is_not_turned_away(nameserver):
+    async with link_to(nameserver.address) as link, watching([link.address]) as watcher:
+        await watcher.ready(WAIT_S)
+        quiet = link.sent + 1  # the client's acknowledgement of settings may be on its way
+        await until(lambda: link.sent >= quiet + PINGS_TURNED_AWAY)
+        assert (link.opened, watcher.live) == (1, True)

@@ -6,19 +6,28 @@ import grpc.aio
 # Of one gRPC message, either way: a full batch (8 MiB) or pull answer with room to spare.
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 # A peer that vanished without a word is noticed after KEEPALIVE_MS + KEEPALIVE_TIMEOUT_MS.
-KEEPALIVE_MS = 10_000
-KEEPALIVE_TIMEOUT_MS = 5_000
+# The second counts for every ping, also one that waits behind megabytes on a slow line.
+KEEPALIVE_MS = 5_000
+KEEPALIVE_TIMEOUT_MS = 10_000
+# The same of a nameserver.  Behind one address there may be several, and the one that froze must
+# not hide for longer than a lease lasts that a broker moved.
+NAMESERVER_KEEPALIVE_MS = 2_500
+NAMESERVER_KEEPALIVE_TIMEOUT_MS = 2_500
 # Between attempts to connect.  gRPC's own ceiling of two minutes is too long after an outage.
 RECONNECT_MS_MIN = 100
 RECONNECT_MS_MAX = 500
 # Of one attempt, its HTTP/2 handshake included; the name of gRPC's option misleads.
 CONNECT_TIMEOUT_MS = 5_000
+PING_TIMEOUT = "grpc.http2.ping_timeout_ms"
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # gRPC waits for the answer of a keepalive ping as long as for any ping's, a minute by default
+    # (github.com/grpc/grpc/pull/39239), whatever the option above says.
+    (PING_TIMEOUT, KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
     ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
@@ -32,7 +41,18 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+_NAMESERVER_OPTIONS = dict(OPTIONS) | {
+    "grpc.keepalive_time_ms": NAMESERVER_KEEPALIVE_MS,
+    "grpc.keepalive_timeout_ms": NAMESERVER_KEEPALIVE_TIMEOUT_MS,
+    PING_TIMEOUT: NAMESERVER_KEEPALIVE_TIMEOUT_MS,
+}
+
 
 def connect(address: str) -> grpc.aio.Channel:
     """A channel to `host:port`.  Connects with the first call; close it with `await close()`."""
     return grpc.aio.insecure_channel(address, options=list(OPTIONS))
+
+
+def connect_to_nameserver(address: str) -> grpc.aio.Channel:
+    """The same to a nameserver that is followed or told: its silence is noticed sooner."""
+    return grpc.aio.insecure_channel(address, options=list(_NAMESERVER_OPTIONS.items()))

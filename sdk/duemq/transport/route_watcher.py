@@ -183,7 +183,7 @@ class RouteWatcher:
         """Follows a nameserver until its stream breaks.  True if it pushed anything."""
         seen = False
         try:
-            async with channel.connect(address) as connection:
+            async with channel.connect_to_nameserver(address) as connection:
                 stub = nameserver_pb2_grpc.NameserverStub(connection)
                 stream = stub.WatchRoutes(self._request)
                 while True:
