@@ -12,7 +12,7 @@ from collections.abc import Collection
 from duemq.errors import DuemqError
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.groups.coordinator import Coordinator
-from duemq_server.broker.rebalancer import Slices
+from duemq_server.broker.slices import Slices
 from duemq_server.broker.store.store import Store
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk

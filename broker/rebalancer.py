@@ -9,45 +9,14 @@ Everything long is done in slices, and the rest of the broker has the loop for a
 
 import asyncio
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from duemq.protocol.pieces import Pieces
 from duemq_server.broker.groups.coordinator import Assignment, Coordinator
+from duemq_server.broker.slices import Slices
 
 log = logging.getLogger(__name__)
-
-SLICE_S = 0.002
-PAUSE_S_MAX = 0.01  # a slice may have been long because the machine was busy elsewhere
-
-T = TypeVar("T")
-
-
-class Slices:
-    """Of one task's work."""
-
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-
-    async def pause(self) -> None:
-        """Others have the loop, if the slice has been long."""
-        took_s = time.perf_counter() - self._began
-        if took_s >= SLICE_S:
-            await asyncio.sleep(min(took_s, PAUSE_S_MAX))
-            self._began = time.perf_counter()
-
-    async def work(self, pieces: Pieces[T]) -> T:
-        """Does all of it."""
-        while True:
-            try:
-                next(pieces)
-            except StopIteration as end:
-                answer: T = end.value
-                return answer
-            await self.pause()
-
 
 Event = Callable[[Slices], Awaitable[None]]
 

@@ -44,7 +44,8 @@ from duemq_server.broker.filtering.filters import Expressions, check_filter
 from duemq_server.broker.groups.coordinator import Assignment, Coordinator, Moved, TurnedOut
 from duemq_server.broker.groups.members import Group, Hello, check_owned
 from duemq_server.broker.groups.subscriptions import TopicFilter, check_count
-from duemq_server.broker.rebalancer import Rebalancer, Slices
+from duemq_server.broker.rebalancer import Rebalancer
+from duemq_server.broker.slices import Slices, compile_expressions
 from duemq_server.broker.store.offsets import Offsets
 
 HELLO_TIMEOUT_S = 10.0
@@ -427,6 +428,7 @@ async def hello_of(event: group_pb2.MemberEvent) -> Hello:
     for part in parts(hello.owned, EVENT_QUEUES_AT_ONCE):
         owned += map(queue_of, part)
         await slices.pause()
+    await compile_expressions(hello.subscriptions)
     return Hello(
         group=hello.group,
         member_id=hello.member_id,

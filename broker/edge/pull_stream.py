@@ -18,6 +18,7 @@ from duemq.v1 import broker_pb2
 from duemq_server.broker.reading import pull_encoding
 from duemq_server.broker.reading.pull import Pull, parse
 from duemq_server.broker.reading.pull_encoding import QueueAnswer
+from duemq_server.broker.slices import compile_expressions
 from duemq_server.serving.unsent import BudgetShare, Unsent
 
 WAITING_MAX = 1_024
@@ -104,6 +105,7 @@ class PullStream:
         try:
             try:
                 async for request in requests:
+                    await compile_expressions(request.queues)
                     self._take(request)
                 await self._answered()
             except asyncio.CancelledError:

@@ -38,6 +38,9 @@ class TextCache(Generic[T]):
     def __len__(self) -> int:
         return len(self._made)
 
+    def __contains__(self, text: str) -> bool:
+        return text in self._made
+
     def get(self, text: str) -> T:
         """Made anew if it is not kept.  Raises what the making raises."""
         found = self._made.get(text)
@@ -79,6 +82,11 @@ def parse(text: str, filter_type: int = TAG) -> Filter:
             return made
         raise InvalidArgument(made.message, field=made.field, value=made.value, limit=made.limit)
     raise checks.wrong("filter_type", filter_type, f"{TAG} (tags) or {SQL92} (SQL-92)")
+
+
+def is_compiled(text: str) -> bool:
+    """Whether `parse` takes no time for this expression."""
+    return text in _compiled
 
 
 class Expressions:

@@ -11,7 +11,9 @@ import pytest
 from duemq.errors import InvalidArgument
 from duemq.transport import status
 from duemq.v1 import broker_pb2, group_pb2, message_pb2
-from duemq_server.broker.edge import send_requests
+from duemq_server.broker import slices
+from duemq_server.broker.edge import coordinator_servicer, send_requests
+from duemq_server.broker.filtering import sql_filter
 from duemq_server.broker.process import Broker
 from duemq_server.broker.reading import filtered_read, reader
 from tests.service.running_broker import Client, batch, running_broker, topic_name
@@ -338,3 +340,45 @@ def test_a_record_that_is_none_is_not_handed_out() -> None:
     run = FrameRun(0, 1, 100, 106, 50, 0, 10_000)
     with pytest.raises(Corrupt):
         reader._cut_out_filtered(Log(), [run], 0, False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("entry", ["pull", "stream", "join"])
+async def test_others_have_turns_while_new_expressions_are_compiled(
+    client: Client, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    topic = topic_name()
+    await store(client, topic, orders(1))
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    turn, turns = 0, set()
+    parse = sql_filter.parse
+
+    def noted(text: str) -> object:
+        turns.add(turn)
+        return parse(text)
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    monkeypatch.setattr(sql_filter, "parse", noted)
+    counting = asyncio.create_task(count())
+    expressions = [f"price >= 0 OR {entry}{number} = 1" for number in range(16)]
+    pulls = [broker_pb2.QueuePull(topic=topic, filter=e, filter_type=SQL) for e in expressions]
+    if entry == "pull":
+        await status.answer(client.broker.Pull(broker_pb2.PullRequest(queues=pulls)))
+    elif entry == "stream":
+        stream = client.broker.PullStream()
+        await stream.write(broker_pb2.PullRequest(request_id=1, queues=pulls))
+        await status.answer(stream.read())
+    else:
+        subscriptions = [
+            group_pb2.Subscription(topic=f"{topic}{number}", filter=e, filter_type=SQL)
+            for number, e in enumerate(expressions)
+        ]
+        hello = group_pb2.Hello(group=topic, member_id="m", subscriptions=subscriptions)
+        event = group_pb2.MemberEvent(hello=hello)
+        await coordinator_servicer.hello_of(event)
+    counting.cancel()
+    assert len(turns) == len(expressions)

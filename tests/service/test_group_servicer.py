@@ -26,10 +26,10 @@ from duemq.v1 import (
     group_pb2_grpc,
     message_pb2,
 )
-from duemq_server.broker import rebalancer
+from duemq_server.broker import slices
 from duemq_server.broker.edge import coordinator_servicer
 from duemq_server.broker.groups.coordinator import Assignment
-from duemq_server.broker.rebalancer import Slices
+from duemq_server.broker.slices import Slices
 from duemq_server.storage.replicas import epoch
 from tests.service.running_broker import running_broker, topic_name
 from tests.service.running_cluster import Cluster, running_cluster
@@ -553,7 +553,7 @@ async def test_others_have_turns_while_a_long_assignment_is_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_servicer, "EVENT_QUEUES_AT_ONCE", 2)
-    monkeypatch.setattr(rebalancer, "SLICE_S", 0.0)
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
     servicer = cluster.brokers["b0"]._groups
     queues = tuple(
         balance.MessageQueue("t", broker, n) for broker in ("b0", "b1") for n in range(3)

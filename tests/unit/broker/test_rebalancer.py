@@ -5,11 +5,12 @@ import pytest
 
 from duemq.protocol.balance import MessageQueue, register_strategy
 from duemq.protocol.pieces import Pieces
-from duemq_server.broker import rebalancer
+from duemq_server.broker import slices
 from duemq_server.broker.groups.coordinator import Assignment, Coordinator
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
-from duemq_server.broker.rebalancer import Event, Rebalancer, Slices
+from duemq_server.broker.rebalancer import Event, Rebalancer
+from duemq_server.broker.slices import Slices
 
 T0 = 1_790_000_000_000
 QUEUES = [MessageQueue("orders", "b1", queue_id) for queue_id in range(4)]
@@ -96,7 +97,7 @@ async def test_an_event_whose_caller_is_gone_is_dropped(running: Running) -> Non
 
 
 async def test_others_have_the_loop_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebalancer, "SLICE_S", 0.0)
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
     order: list[str] = []
 
     def work() -> Pieces[None]:
