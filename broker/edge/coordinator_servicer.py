@@ -45,7 +45,7 @@ from duemq_server.broker.groups.coordinator import Assignment, Coordinator, Move
 from duemq_server.broker.groups.members import Group, Hello, check_owned
 from duemq_server.broker.groups.subscriptions import TopicFilter, check_count
 from duemq_server.broker.rebalancer import Rebalancer
-from duemq_server.broker.slices import Slices, compile_expressions
+from duemq_server.broker.slices import Slices, compiled
 from duemq_server.broker.store.offsets import Offsets
 
 HELLO_TIMEOUT_S = 10.0
@@ -428,11 +428,10 @@ async def hello_of(event: group_pb2.MemberEvent) -> Hello:
     for part in parts(hello.owned, EVENT_QUEUES_AT_ONCE):
         owned += map(queue_of, part)
         await slices.pause()
-    await compile_expressions(hello.subscriptions)
     return Hello(
         group=hello.group,
         member_id=hello.member_id,
-        subscriptions=_subscriptions_of(hello.subscriptions),
+        subscriptions=_subscriptions_of(hello.subscriptions, await compiled(hello.subscriptions)),
         session_timeout_ms=hello.session_timeout_ms,
         strategy=hello.strategy,
         generation=hello.generation,
@@ -443,11 +442,12 @@ async def hello_of(event: group_pb2.MemberEvent) -> Hello:
     )
 
 
-def _subscriptions_of(said: Sequence[group_pb2.Subscription]) -> dict[str, TopicFilter]:
+def _subscriptions_of(
+    said: Sequence[group_pb2.Subscription], expressions: Expressions
+) -> dict[str, TopicFilter]:
     found: dict[str, TopicFilter] = {}
     if said:  # none: said below, of the whole hello
         check_count(len(said))
-    expressions = Expressions()
     for each in said:
         check_filter(each.filter, each.filter_type, expressions)
         if each.topic in found:

@@ -35,7 +35,7 @@ from duemq_server.broker.reading.pull import Pull, QueueRead, parse
 from duemq_server.broker.reading.pull_encoding import QueueAnswer
 from duemq_server.broker.reading.reader import Frames, Records
 from duemq_server.broker.reading.waiters import QueueKey, Waiters
-from duemq_server.broker.slices import compile_expressions
+from duemq_server.broker.slices import compiled
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -116,8 +116,7 @@ class PullRequests:
 
     async def pull(self, request: broker_pb2.PullRequest, caller: Caller) -> bytes:
         """The encoded PullResponse."""
-        await compile_expressions(request.queues)
-        pull = parse(request)
+        pull = parse(request, await compiled(request.queues))
         if pull.standing or request.credit_request_id:
             raise checks.wrong(
                 "credit_records",

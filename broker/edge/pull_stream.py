@@ -15,10 +15,11 @@ from google.protobuf.message import DecodeError
 from duemq.errors import DuemqError, InvalidArgument, Overloaded
 from duemq.protocol import checks
 from duemq.v1 import broker_pb2
+from duemq_server.broker.filtering.filters import Expressions
 from duemq_server.broker.reading import pull_encoding
 from duemq_server.broker.reading.pull import Pull, parse
 from duemq_server.broker.reading.pull_encoding import QueueAnswer
-from duemq_server.broker.slices import compile_expressions
+from duemq_server.broker.slices import compiled
 from duemq_server.serving.unsent import BudgetShare, Unsent
 
 WAITING_MAX = 1_024
@@ -105,8 +106,7 @@ class PullStream:
         try:
             try:
                 async for request in requests:
-                    await compile_expressions(request.queues)
-                    self._take(request)
+                    self._take(request, await compiled(request.queues))
                 await self._answered()
             except asyncio.CancelledError:
                 if self._error is None:
@@ -135,7 +135,7 @@ class PullStream:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _take(self, request: broker_pb2.PullRequest) -> None:
+    def _take(self, request: broker_pb2.PullRequest, expressions: Expressions) -> None:
         """Raises Overloaded, InvalidArgument."""
         if (cancelled := self._waiting.get(request.cancel_request_id)) is not None:
             self._pulls.cancel(cancelled)
@@ -144,7 +144,8 @@ class PullStream:
         elif request.queues or not request.cancel_request_id:
             if len(self._waiting) >= WAITING_MAX or request.request_id in self._waiting:
                 raise _refused(len(self._waiting), request.request_id)
-            parked = ParkedPull(pull=parse(request), peer=self._peer, unwritten=self._unwritten)
+            pull = parse(request, expressions)
+            parked = ParkedPull(pull=pull, peer=self._peer, unwritten=self._unwritten)
             self._waiting[request.request_id] = parked
             task = asyncio.create_task(self._answer(request, parked))
             self._tasks[task] = parked

@@ -38,9 +38,6 @@ class TextCache(Generic[T]):
     def __len__(self) -> int:
         return len(self._made)
 
-    def __contains__(self, text: str) -> bool:
-        return text in self._made
-
     def get(self, text: str) -> T:
         """Made anew if it is not kept.  Raises what the making raises."""
         found = self._made.get(text)
@@ -84,30 +81,31 @@ def parse(text: str, filter_type: int = TAG) -> Filter:
     raise checks.wrong("filter_type", filter_type, f"{TAG} (tags) or {SQL92} (SQL-92)")
 
 
-def is_compiled(text: str) -> bool:
-    """Whether `parse` takes no time for this expression."""
-    return text in _compiled
-
-
 class Expressions:
-    """The expressions of one request; bounds what it may cost to compile them."""
+    """The SQL expressions of one request; bounds what it may cost to compile them."""
 
     def __init__(self) -> None:
-        self._texts: set[str] = set()
+        self._made: dict[tuple[str, int], Filter] = {}
         self._characters = 0
 
     def parse(self, text: str, filter_type: int) -> Filter:
-        """As `parse`.  Raises InvalidArgument also when there are too many different ones."""
-        if filter_type != TAG and text not in self._texts:
-            self._texts.add(text)
+        """As `parse`, each once.
+
+        Raises InvalidArgument also when there are too many different ones.
+        """
+        if filter_type == TAG:
+            return parse_filter(text)
+        key = (text, filter_type)
+        if key not in self._made:
             self._characters += len(text)
             checks.count(
                 "filter", self._characters, 0, CHARACTERS_KEPT_MAX, "characters in one request"
             )
-        return parse(text, filter_type)
+            self._made[key] = parse(text, filter_type)
+        return self._made[key]
 
 
-def check_filter(text: str, filter_type: int = TAG, among: Expressions | None = None) -> None:
+def check_filter(text: str, filter_type: int, among: Expressions) -> None:
     """Raises InvalidArgument unless a subscription may have this filter.
 
     `among`: the expressions of the same request.
@@ -115,4 +113,4 @@ def check_filter(text: str, filter_type: int = TAG, among: Expressions | None = 
     if filter_type == TAG:
         TagFilter.parse(text)
     else:
-        (among or Expressions()).parse(text, filter_type)
+        among.parse(text, filter_type)

@@ -99,15 +99,15 @@ class Pull:
         self.credit_records, self.credit_bytes = records, size
 
 
-def parse(request: broker_pb2.PullRequest) -> Pull:
-    """Raises InvalidArgument."""
+def parse(request: broker_pb2.PullRequest, expressions: Expressions | None = None) -> Pull:
+    """Raises InvalidArgument.  `expressions`: those of the request that are compiled."""
     checks.between("wait_ms", request.wait_ms, 0, PULL_WAIT_MS_MAX)
     checks.between("max_records", request.max_records, 0, PULL_RECORDS_MAX)
     checks.between("max_bytes", request.max_bytes, 0, PULL_BYTES_MAX)
     _check_credit(request)
     return Pull(
         request.group,
-        _reads(request),
+        _reads(request, expressions or Expressions()),
         request.wait_ms,
         request.max_records or RECORDS_DEFAULT,
         request.max_bytes or BYTES_DEFAULT,
@@ -117,11 +117,10 @@ def parse(request: broker_pb2.PullRequest) -> Pull:
     )
 
 
-def _reads(request: broker_pb2.PullRequest) -> list[QueueRead]:
+def _reads(request: broker_pb2.PullRequest, expressions: Expressions) -> list[QueueRead]:
     checks.count("queues", len(request.queues), 1, QUEUES_MAX, "in a pull")
     if request.group:
         names.check_group(request.group)
-    expressions = Expressions()
     topics: dict[str, str] = {}  # a text once, however many queues it is of
     return [
         QueueRead(

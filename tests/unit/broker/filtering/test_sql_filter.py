@@ -265,8 +265,8 @@ def test_filters_by_type() -> None:
     assert filters.parse("") is None
     assert isinstance(filters.parse("a || b"), frozenset)
     assert filters.parse("a = 1", filters.SQL92) is filters.parse("a = 1", filters.SQL92)
-    check_filter("a || b")
-    check_filter("a = 1", filters.SQL92)
+    check_filter("a || b", filters.TAG, Expressions())
+    check_filter("a = 1", filters.SQL92, Expressions())
     for text, filter_type, field_name in (
         ("||", filters.TAG, "filter"),
         ("a || b", filters.SQL92, "filter"),
@@ -274,7 +274,7 @@ def test_filters_by_type() -> None:
         ("a", 7, "filter_type"),
     ):
         with pytest.raises(InvalidArgument) as caught:
-            check_filter(text, filter_type)
+            check_filter(text, filter_type, Expressions())
         assert caught.value.field == field_name
 
 
