@@ -97,11 +97,10 @@ class Expressions:
             return parse_filter(text)
         key = (text, filter_type)
         if key not in self._made:
-            self._characters += len(text)
-            checks.count(
-                "filter", self._characters, 0, CHARACTERS_KEPT_MAX, "characters in one request"
-            )
+            characters = self._characters + len(text)
+            checks.count("filter", characters, 0, CHARACTERS_KEPT_MAX, "characters in one request")
             self._made[key] = parse(text, filter_type)
+            self._characters = characters
         return self._made[key]
 
 
