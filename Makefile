@@ -78,9 +78,10 @@ crash: setup ## A longer crash campaign (CRASH_ROUNDS).
 prove: setup ## A longer proof of consumption under disturbance (CONSUMPTION_SECONDS, CRASH_SEED).
 	CONSUMPTION_SECONDS=$${CONSUMPTION_SECONDS:-600} $(RUN) pytest -q -s tests/cluster/test_consumption.py
 
-prove-replicas: setup ## A longer proof of replicas: partitions, deaths (REPLICA_SEEDS, FAILOVER_STEPS, HAND_OVERS, CRASH_SEED).
+prove-replicas: setup ## A longer proof of replicas: partitions, deaths (REPLICA_SEEDS, FAILOVER_STEPS, HAND_OVERS, BLACK_HOLES, CRASH_SEED).
 	REPLICA_SEEDS=$${REPLICA_SEEDS:-50} REPLICA_SECONDS=$${REPLICA_SECONDS:-15} $(RUN) pytest -q tests/service/test_replica_partitions.py
 	FAILOVER_STEPS=$${FAILOVER_STEPS:-100} HAND_OVERS=$${HAND_OVERS:-50} $(RUN) pytest -q -s tests/cluster/test_failover.py
+	BLACK_HOLES=$${BLACK_HOLES:-40} $(RUN) pytest -q -s tests/cluster/test_black_holes.py
 
 simulate: setup ## A longer simulation of replicas (SEEDS histories, from FIRST on).
 	SIMULATION_SEEDS=$${SEEDS:-20000} SIMULATION_FIRST=$${FIRST:-1000} $(RUN) pytest -q tests/simulation -k history --timeout=0

@@ -35,8 +35,7 @@ from duemq.transport.channel import (
     NAMESERVER_KEEPALIVE_MS,
     PING_TIMEOUT,
 )
-from duemq.transport.tuning import give_memory_back
-from duemq_server.serving import connections
+from duemq_server.serving import connections, memory
 from duemq_server.serving.metrics import MetricsPage, RpcMetrics, new_registry
 from duemq_server.serving.settings import ProcessSettings, check_address
 from duemq_server.serving.unsent import SMALL_BYTES, Unsent
@@ -71,8 +70,6 @@ made it takes its share of `Server.unsent`."""
 LOG_INTERVAL_S = 60.0
 # Between two looks at what clients have not read, while there is any.
 UNSENT_CHECK_S = 1.0
-# After such a burst of unread answers memory is given back.
-BURST_BYTES = 64 << 20
 
 
 def announce(address: str, metrics_address: str = "") -> None:
@@ -107,7 +104,7 @@ class Server:
         )
         """Answers that clients have not read yet."""
         self._metrics.show(self.unsent)
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self._server = grpc.aio.server(options=list(OPTIONS))
         self._health = health.HealthServicer()
         self._page: MetricsPage | None = None
@@ -148,7 +145,10 @@ class Server:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         self._bind()
         await self._server.start()
-        self._watching = asyncio.create_task(self._watch_unsent(), name="unsent answers")
+        self._watching = [
+            asyncio.create_task(self._watch_unsent(), name="unsent answers"),
+            asyncio.create_task(memory.watch(), name="spare memory"),
+        ]
         if self._settings.metrics_listen:
             self._page = MetricsPage(self.registry, self._settings.metrics_listen)
             self.metrics_address = self._page.address
@@ -191,13 +191,13 @@ class Server:
         if not self.draining.is_set():
             await self.drain()
         await self._server.stop(self._settings.drain_timeout)
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in self._watching:
+            task.cancel()
         if self._page is not None:
             await asyncio.to_thread(self._page.close)
 
     async def _watch_unsent(self) -> None:
-        """Cuts off who does not read, and gives memory back after a burst; for ever."""
+        """Cuts off who does not read; for ever."""
         unsent = self.unsent
         while True:
             await unsent.busy.wait()
@@ -210,9 +210,6 @@ class Server:
                         unsent.timeout_s,
                     )
                     self._metrics.cut_connections.inc()
-            if unsent.peak > BURST_BYTES and unsent.held < BURST_BYTES // 4:
-                unsent.peak = unsent.held
-                await asyncio.to_thread(give_memory_back)
             if not unsent.held:
                 unsent.busy.clear()
 

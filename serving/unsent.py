@@ -74,7 +74,7 @@ class Unsent:
         self.held = 0
         """Bytes of all shares."""
         self.peak = 0
-        """The most since it was last reset by the owner."""
+        """The most, ever."""
         self.waiting = 0
         self.busy = asyncio.Event()
         """Set while anything is held."""
