@@ -5,6 +5,10 @@ Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock,
 By slots of ten seconds, that of their decision.  Only the newest takes any in, so that a checkpoint
 can encode the others in another thread.  Some 200 bytes a request in memory, beside its answer.
 
+Ages are of time that passes while the shard runs: of what the clock shows to have passed since the
+last look (housekeeping's come every second) a slot's length counts at most, and slots are moved by
+the rest.  So a clock that was set, either way, forgets nothing early and keeps nothing for hours.
+
 Kept for KEEP_MS, and where more come than there is room for, for KEEP_MIN_MS at least: what does
 not fit then is refused.
 """
@@ -39,6 +43,8 @@ class RequestMemory:
         self._requests_max = requests_max
         self._bytes_max = bytes_max
         self._slots: dict[int, dict[bytes, bytes]] = {}  # ascending
+        self._now_ms = 0  # as of the last look
+        self._jumped_ms = 0  # what is left of jumps, less than a slot
 
     def find(self, request: RequestKey) -> bytes | None:
         """The answer of a request that was decided."""
@@ -51,6 +57,7 @@ class RequestMemory:
 
     def make_room(self, answer: bytes, now_ms: int) -> None:
         """Raises Overloaded if one more cannot be remembered."""
+        self._follow(now_ms)
         while not self._has_room(answer) and self._forget_before(now_ms - KEEP_MIN_MS):
             pass
         for what, has, limit in (
@@ -69,6 +76,7 @@ class RequestMemory:
         """A request was decided."""
         if request.id == NO_REQUEST:
             return
+        self._follow(at_ms)
         slot = at_ms // SLOT_MS
         if self._slots:
             slot = max(slot, next(reversed(self._slots)))
@@ -78,8 +86,18 @@ class RequestMemory:
 
     def expire(self, now_ms: int) -> None:
         """Forgets what is past its time."""
+        self._follow(now_ms)
         while self._forget_before(now_ms - KEEP_MS):
             pass
+
+    def _follow(self, now_ms: int) -> None:
+        """Slots move with a clock that jumped."""
+        passed_ms = now_ms - self._now_ms
+        self._now_ms = now_ms
+        jump_ms = passed_ms - min(max(passed_ms, 0), SLOT_MS)
+        if jump_ms and self._slots:
+            by, self._jumped_ms = divmod(self._jumped_ms + jump_ms, SLOT_MS)
+            self._slots = {slot + by: answers for slot, answers in self._slots.items()}
 
     def _has_room(self, answer: bytes) -> bool:
         return self.requests < self._requests_max and self.bytes + len(answer) <= self._bytes_max
@@ -105,5 +123,6 @@ class RequestMemory:
         """Takes over what a checkpoint has."""
         for slot, answers in saved:
             self._slots[slot] = answers
+            self._now_ms = (slot + 1) * SLOT_MS
             self.requests += len(answers)
             self.bytes += sum(map(len, answers.values()))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from duemq.v1 import message_pb2
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service import disk_jobs, firing, log_loop
 from duemq_server.timer_service.edge import fire_stream
@@ -16,6 +17,7 @@ from duemq_server.timer_service.scheduling.clocks import BrokerClock
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.limits import Limits
 from tests.manual_loop import AtOnce, ManualLoop
+from tests.property.keyed_model import keyed_records
 from tests.property.timer_world import BROKER, SOURCE, START_MS, World
 
 SECOND_MS = 1_000
@@ -344,5 +346,19 @@ def test_a_disk_that_is_nearly_full_takes_nothing_over_and_fires_what_is_there(
         quiet.world.free_disk()
         await loop.silence(1)
         assert list(quiet.delivered_ms) == [0, 1]
+
+    run(loop, main)
+
+
+@pytest.mark.parametrize("by_ms", [60 * MINUTE_MS, -60 * MINUTE_MS])
+def test_a_clock_that_is_set_forgets_no_request(loop: ManualLoop, by_ms: int) -> None:
+    async def main(quiet: Quiet) -> None:
+        record = message_pb2.Record(message_id="0", timer_key="k")
+        records = keyed_records("any", ["k"], [record], [loop.wall_ms + 24 * 60 * MINUTE_MS])
+        first = await quiet.shard.schedule(b"r" * 16, records)
+        loop.set_clock(by_ms)
+        await loop.silence(3)
+        assert await quiet.shard.schedule(b"r" * 16, records) == first
+        assert quiet.shard.scheduler.ledger.accepted == 1
 
     run(loop, main)
