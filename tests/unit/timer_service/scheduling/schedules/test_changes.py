@@ -11,6 +11,7 @@ from duemq.v1 import message_pb2
 from duemq_server.timer_service.recurring.occurrences import LATE_MS, CatchUp, Recurrence
 from duemq_server.timer_service.recurring.schedules import AT_ONCE
 from duemq_server.timer_service.scheduling.cancelling import Cancelling
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.scheduling.schedules.changes import CHANGED, CREATED, UNCHANGED
 from duemq_server.timer_service.timers.limits import Limits
@@ -68,6 +69,26 @@ def test_after_a_downtime(world: ScheduleWorld, policy: CatchUp, missed: list[in
     world.kill()
     world.run_until(START_MS + 502_000)
     assert came(world) == every_second(0, 2) + missed + every_second(501, 502)
+
+
+def test_a_missed_one_keeps_its_due_time_and_is_no_lateness(world: ScheduleWorld) -> None:
+    """But the one that waited was late."""
+    world.put("s", plan_of("seconds", CatchUp.ALL))
+    world.run_until(START_MS + 2_000)
+    world.now_ms += 3_200  # nobody ran
+    world.kill()
+    late, past_due = [], []
+    store = world.broker.store
+
+    def noted(batch: FireBatch, now_ms: int, *, refuse: bool) -> FireOutcome:
+        late.extend((batch.due_ms[~batch.past_due] - START_MS).tolist())
+        past_due.extend((batch.due_ms[batch.past_due] - START_MS).tolist())
+        return store(batch, now_ms, refuse=refuse)
+
+    world.broker.store = noted
+    world.run_until(START_MS + 5_900)
+    assert came(world) == every_second(0, 5)
+    assert (late, past_due) == (every_second(3, 3), every_second(4, 5))
 
 
 @pytest.mark.parametrize(
