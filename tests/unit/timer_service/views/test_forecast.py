@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from duemq_server.timer_service.far import due_counts
 from duemq_server.timer_service.far.due_counts import DAY_MS, HOUR_MS, MINUTE_MS, Edges
+from duemq_server.timer_service.recurring.occurrences import CatchUp
 from duemq_server.timer_service.views import forecast
 from duemq_server.timer_service.views.forecast import DueBucket, Forecast
+from tests.property.schedule_world import START_MS, ScheduleWorld, plan_of
 from tests.property.timer_world import World
 
 
@@ -63,3 +67,44 @@ def test_no_more_is_kept_than_the_bound(monkeypatch) -> None:
     counts.shrink()
     assert sum(len(steps) for _, steps, _ in counts.tables(None)) <= 3
     assert buckets(world) == before
+
+
+def far_schedule() -> ScheduleWorld:
+    """A schedule's message and another one, each in a block of its own, in one file."""
+    world = ScheduleWorld()
+    world.put("s", plan_of("hours", CatchUp.LATEST))
+    world.run_until(START_MS)  # the next one waits an hour
+    world.flush()
+    world.broker.accept([START_MS + HOUR_MS], 10, "any")
+    world.ingest(1)
+    world.flush()
+    blocks = world.scheduler.segments.blocks()
+    assert [each.count for each in blocks] == [1, 1]
+    assert len({each.file for each in blocks}) == 1
+    return world
+
+
+@pytest.mark.parametrize("counted", [0, 1, 2])
+@pytest.mark.parametrize("begun", [0, 1, 2])
+def test_a_file_may_be_forgotten_while_its_blocks_are_read(counted: int, begun: int) -> None:
+    """A schedule is deleted whose message lies in a block, nobody knows in which."""
+    world = far_schedule()
+    world.count_some(counted)
+    world.join_counted()
+    world.count_some(begun)  # read, and not yet taken over
+    world.delete("s")
+    world.join_counted()
+
+    assert [each.pending for each in buckets(world)] == [1]
+    world.scheduler.check()
+
+
+def test_a_forecast_that_was_made_shows_what_was_there() -> None:
+    world = far_schedule()
+    world.count_some(2)
+    world.join_counted()
+    made = Forecast(world.scheduler, world.now_ms, Edges.at(world.now_ms), None, {})
+    world.delete("s")
+
+    assert sum(each.pending for each in made.run()) == 2
+    assert sum(each.pending for each in buckets(world)) == 1
