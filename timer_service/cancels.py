@@ -98,7 +98,10 @@ class Cancels:
     def __init__(
         self, scheduler: Scheduler, clock: Callable[[], int], room: Callable[[], Awaitable[None]]
     ) -> None:
-        """`room` is called while the log is full: it returns when there may be some."""
+        """`room` is called while the log is full: it returns when there may be some.
+
+        It raises what whoever asked shall be told if there will be none.
+        """
         self._scheduler = scheduler
         self._clock = clock
         self._room = room
@@ -176,16 +179,19 @@ class Cancels:
             self._found += asked
             self._ensure("decide", self._decide)
 
-    async def _step(self, each: _Slice) -> None:
+    async def _decided(self, each: _Slice) -> bool:
         while True:
             try:
-                decided = each.decide(self._scheduler, self._clock())
-                break
+                return each.decide(self._scheduler, self._clock())
             except (LogFull, DiskFull):
                 await self._room()
-            except Exception as error:
-                each.fail(error)
-                return
+
+    async def _step(self, each: _Slice) -> None:
+        try:
+            decided = await self._decided(each)
+        except Exception as error:
+            each.fail(error)
+            return
         each.tell()
         if decided:
             return

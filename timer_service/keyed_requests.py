@@ -55,7 +55,10 @@ class KeyedRequests:
     def __init__(
         self, scheduler: Scheduler, clock: Callable[[], int], room: Callable[[], Awaitable[None]]
     ) -> None:
-        """`room` is called while the log is full: it returns when there may be some."""
+        """`room` is called while the log is full: it returns when there may be some.
+
+        It raises what whoever asked shall be told if there will be none.
+        """
         self._scheduler = scheduler
         self._clock = clock
         self._room = room
@@ -152,19 +155,22 @@ class KeyedRequests:
                 await asyncio.sleep(SPACING_S if self._ready else 0)
 
     async def _step(self, asked: _Asked) -> None:
-        while True:
-            try:
-                decided = asked.change.advance(self._clock())
-                break
-            except (LogFull, DiskFull):
-                await self._room()
-            except Exception as error:
-                asked.done.set_exception(error)
-                return
+        try:
+            decided = await self._advanced(asked.change)
+        except Exception as error:
+            asked.done.set_exception(error)
+            return
         if decided:
             asked.done.set_result(None)
         else:
             self._sought.append(asked)
+
+    async def _advanced(self, change: Change) -> bool:
+        while True:
+            try:
+                return change.advance(self._clock())
+            except (LogFull, DiskFull):
+                await self._room()
 
     async def _look_up(self) -> None:
         segments, numbers = self._scheduler.segments, self._scheduler.numbers

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from duemq.errors import DuemqError, Internal
+from duemq.errors import DuemqError, Internal, Unavailable
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.writer import Commit, LogWriter
 from duemq_server.timer_service.bounded_log import BoundedLog
@@ -55,6 +55,7 @@ class LogLoop:
         self._position = timer_log.durable_position  # that the core was told
         self._progress = asyncio.Event()
         self._over: DuemqError | None = None
+        self._ending = False
         self._bounded: BoundedLog | None = None
         self._synced = self._advance
         if replicas is not None:
@@ -101,7 +102,7 @@ class LogLoop:
         if not self.failed.done():
             log.critical("the timer shard failed", exc_info=error)
             self.failed.set_exception(Internal(f"the timer shard failed: {error}"))
-        self._progress.set()
+        self._stir()
 
     @property
     def replicated(self) -> bool:
@@ -133,11 +134,23 @@ class LogLoop:
             await self._progress.wait()
 
     async def progress_or(self, timeout_s: float) -> None:
-        """Returns when more of the log is committed, or after a while."""
+        """Returns when more of the log is committed, or after a while.
+
+        Raises Internal when the shard has failed, Unavailable when it stops: no room will come.
+        """
+        if self.failed.done():
+            self.failed.result()
+        if self._ending:
+            raise Unavailable("this timer service stops")
         progress = self._progress
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await progress.wait()
+
+    def end_waits(self) -> None:
+        """The shard stops: who waits for room in a full log gets Unavailable."""
+        self._ending = True
+        self._stir()
 
     async def stop(self) -> None:
         """Syncs what is left and ends the threads."""

@@ -369,6 +369,7 @@ class Shard:
         self.schedule_loop.stop()
         failed = self.log_loop.failed
         healthy = not failed.done()
+        self.log_loop.end_waits()
         await self.disk_jobs.close()
         await self._cancels.stop()
         await self.inspector.stop()

@@ -8,14 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from duemq.errors import Internal, Unavailable
 from duemq.v1 import message_pb2
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service import disk_jobs, firing, log_loop
 from duemq_server.timer_service.edge import fire_stream
 from duemq_server.timer_service.edge.fire_stream import FireStream
+from duemq_server.timer_service.log_loop import LogLoop
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
 from duemq_server.timer_service.shard import Shard
+from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.limits import Limits
+from duemq_server.timer_service.timers.log_entries import Cancelled
 from tests.manual_loop import AtOnce, ManualLoop
 from tests.property.keyed_model import keyed_records
 from tests.property.timer_world import BROKER, SOURCE, START_MS, World
@@ -346,6 +350,41 @@ def test_a_disk_that_is_nearly_full_takes_nothing_over_and_fires_what_is_there(
         quiet.world.free_disk()
         await loop.silence(1)
         assert list(quiet.delivered_ms) == [0, 1]
+
+    run(loop, main)
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        (LogLoop.end_waits, Unavailable),
+        (lambda log_loop: log_loop.fail(OSError("a block is damaged")), Internal),
+    ],
+)
+def test_a_shard_that_ends_while_the_disk_is_full_lets_nobody_wait(
+    loop: ManualLoop, ends: Callable[[LogLoop], None], told: type[Exception]
+) -> None:
+    async def main(quiet: Quiet) -> None:
+        await quiet.take(60 * MINUTE_MS)
+        [handle] = [Cancelled(SOURCE, 0, loop.wall_ms + 60 * MINUTE_MS)]
+        quiet.world.fill_disk(0)
+        keys = [TimerKey("any", "k")]
+        asked = [
+            asyncio.create_task(work)
+            for work in (
+                quiet.shard.cancel_keys(b"r" * 16, keys),
+                quiet.shard.cancel([handle], 5.0),
+            )
+        ]
+        await loop.silence(3)
+        assert not any(each.done() for each in asked)
+        ends(quiet.shard.log_loop)
+        for _ in range(2):
+            await loop.silence(1)
+        for each in asked:
+            assert isinstance(each.exception(), told)
+        if told is Internal:
+            quiet.shard.log_loop.failed.exception()
 
     run(loop, main)
 
