@@ -7,13 +7,17 @@ what survived is a beginning of it and is answered as before, the rest never hap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
+from duemq.errors import Corrupt
 from duemq.v1 import message_pb2
 from duemq_server.storage.errors import DiskFull, LogFull
+from duemq_server.timer_service.far.far_segments import SUFFIX
 from duemq_server.timer_service.far.key_look_up import KeyLookUp
 from duemq_server.timer_service.scheduling.keyed_changes import (
     CancellingKeys,
@@ -34,6 +38,7 @@ from duemq_server.timer_service.timers.keyed import (
     TimerKey,
 )
 from duemq_server.timer_service.timers.keyed_entry import CANCELLED, NOT_YET, RequestKey, Result
+from tests.crash.faulty_disk import FaultyFile
 
 if TYPE_CHECKING:
     from tests.property.timer_world import World
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
 KEYED_FROM = 1 << 40
 """Ids of messages that came under keys."""
 SHARD = 2
+DAMAGED = "DAMAGED"
+"""What waits under the key is not known: a block could not be read."""
 
 
 @dataclass
@@ -62,6 +69,7 @@ class Begun:
     check: Callable[[], Callable[[list[Result]], list[Callable[[], None]]]]
     make: Callable[[], Change]
     look_up: KeyLookUp | None = None
+    ran: bool = False
 
 
 class KeyedModel:
@@ -79,6 +87,8 @@ class KeyedModel:
         self.latest_ms = world.now_ms
         self.hashes_collide = False
         """What became of a key's last timer is remembered by hash alone."""
+        self.unreadable = False
+        """A look-up of this process met blocks that could not be read."""
         self._world = world
         self._last: dict[TimerKey, int] = {}
         self._unsettled: list[Sent] = []
@@ -140,6 +150,8 @@ class KeyedModel:
             def took(results: list[Result]) -> list[Callable[[], None]]:
                 undo = []
                 for key, old, (outcome, _) in zip(keys, before, results, strict=True):
+                    if outcome == DAMAGED:
+                        continue
                     if old is None:
                         self._check_ended(key, outcome)
                     else:
@@ -197,18 +209,37 @@ class KeyedModel:
         assert change.advance(self._world.now_ms)
         assert change.results == sent.results
 
+    def look_up_step(self, *, readable: bool = True) -> None:
+        """A look-up is made for all that wait for one, or the one that was made runs."""
+        made = next((each.look_up for each in self.begun if each.look_up and not each.ran), None)
+        if made is None:
+            waiting = [each for each in self.begun if each.look_up is None]
+            look_up = self._look_up([each.change for each in waiting])
+            for each in waiting:
+                each.look_up = look_up
+            return
+        with self._reading(readable=readable):
+            made.run()
+        for each in self.begun:
+            each.ran = each.ran or each.look_up is made
+
+    def go_on(self, which: float) -> None:
+        """A request whose look-up ran takes over what that found."""
+        ready = [each for each in self.begun if each.ran]
+        begun = ready[int(which * len(ready))]
+        self.begun.remove(begun)
+        assert begun.look_up is not None
+        self._world.scheduler.segments.keys_looked_up(begun.look_up)
+        begun.change.answered()
+        begun.look_up, begun.ran = None, False
+        self._step(begun)
+
     def finish(self, which: float) -> None:
-        """A step of a request that waits for a look-up."""
-        begun = self.begun.pop(int(which * len(self.begun)))
-        if begun.look_up is None:
-            begun.look_up = self._look_up(begun.change)
-            self.begun.append(begun)
+        """A step of the requests that wait for a look-up."""
+        if any(each.ran for each in self.begun):
+            self.go_on(which)
         else:
-            begun.look_up.run()
-            self._world.scheduler.segments.keys_looked_up(begun.look_up)
-            begun.change.answered()
-            begun.look_up = None
-            self._step(begun)
+            self.look_up_step()
 
     def finish_all(self) -> None:
         while self.begun:
@@ -278,7 +309,7 @@ class KeyedModel:
 
     def restarted(self) -> None:
         """Asks again for what had no answer."""
-        self.begun = []
+        self.begun, self.unreadable = [], False
         scheduler, lost = self._world.scheduler, False
         survived = []
         for sent in self._unsettled:
@@ -310,19 +341,48 @@ class KeyedModel:
             self._step(begun)
 
     def _step(self, begun: Begun) -> None:
-        took = begun.check()
+        took, change = begun.check(), begun.change
         with suppress(LogFull, DiskFull):
-            if not begun.change.advance(self._world.now_ms):
-                self.begun.append(begun)
+            try:
+                if not change.advance(self._world.now_ms):
+                    self.begun.append(begun)
+                    return
+            except Corrupt:
+                assert self.unreadable
                 return
-            undo, change = took(begun.change.results), begun.change
+            assert self.unreadable or not change.errors
+            errors = {at: Result(DAMAGED) for at in change.errors}
+            undo = took([errors.get(at, each) for at, each in enumerate(change.results)])
+            if errors:  # it is not remembered
+                self._world.sync()
+                return
             sent = Sent(begun.make, change.results, change.end, self._world.now_ms, undo)
             self.done.append(sent)
             self._unsettled.append(sent)
 
-    def _look_up(self, change: Change) -> KeyLookUp:
+    def _look_up(self, changes: Sequence[Change]) -> KeyLookUp:
         scheduler = self._world.scheduler
-        return scheduler.segments.key_look_up(*change.asks(), scheduler.numbers.find_source)
+        asks = [each.asks() for each in changes]
+        keys = [ask for found, _ in asks for ask in found]
+        handles = [ask for _, found in asks for ask in found]
+        return scheduler.segments.key_look_up(keys, handles, scheduler.numbers.find_source)
+
+    @contextmanager
+    def _reading(self, *, readable: bool) -> Iterator[None]:
+        """Blocks can be read, or not."""
+        if readable:
+            yield
+            return
+        self.unreadable = True
+        disk, real = self._world.disk, self._world.disk.open
+
+        def opened(path: str, *, create: bool = False) -> FaultyFile:
+            if path.endswith(SUFFIX):
+                raise OSError(errno.EIO, "cannot be read")
+            return real(path, create=create)
+
+        with patch.object(disk, "open", opened):
+            yield
 
     def _replace(self, message: int) -> Callable[[], None]:
         assert message not in self.gone
