@@ -51,9 +51,9 @@ class KeyedRaces(RuleBasedStateMachine):
     @precondition(lambda self: self.job is None and not self.keyed.begun)
     @rule(topic=topics)
     def a_far_timer_each(self, topic: str) -> None:
-        """In blocks, so that whatever is asked next needs a look-up."""
-        for name in NAMES:
-            self.keyed.schedule([name], [20_000], 10, topic, if_absent=True)
+        """In blocks, so that whatever is asked next needs a look-up; one stays there."""
+        for name, wait in zip(NAMES, (20_000, 40_000, 3_600_000), strict=True):
+            self.keyed.schedule([name], [wait], 10, topic, if_absent=True)
             self.keyed.finish_all()
             self.flush()
 
