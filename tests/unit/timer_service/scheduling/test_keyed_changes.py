@@ -453,3 +453,29 @@ def test_requests_outlive_a_clock_that_is_set_and_a_restart(far: World, jump_ms:
         again = scheduling(far, *[key.key for key in change.keys], request=change.request)
         decided(far, again)
         assert again.results == change.results
+
+
+def test_one_that_fired_during_the_look_up_is_not_found_where_it_lay(far: World) -> None:
+    """Its block was read before; another one with keys is still there."""
+    decided(far, scheduling(far, "other", wait=3_600_000))
+    flush(far)
+    change = looked_up(far, scheduling(far, "k"))
+    load(far)
+    far.now_ms += FAR_MS
+    far.tick()
+    assert far.scheduler.ledger.fired == 1
+
+    assert decided(far, change) == [SCHEDULED]
+    ledger_holds(far, replaced=0, pending=2)
+
+
+@pytest.mark.parametrize("wait", [5_000, FAR_MS])
+def test_a_handle_with_another_due_time_is_unknown(wait: int) -> None:
+    world = World()
+    change = scheduling(world, "k", wait=wait)
+    decided(world, change)
+    [(_, [handle])] = change.results
+
+    wrong = handle._replace(due_ms=handle.due_ms + 1)
+    assert decided(world, rescheduling(world, wrong)) == [UNKNOWN]
+    ledger_holds(world, replaced=0, pending=1)
