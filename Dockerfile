@@ -12,9 +12,9 @@ RUN python3 -m venv /opt/duemq \
       --no-index --no-deps /build/wheelhouse/duemq*.whl \
  && /opt/duemq/bin/python -m pip uninstall --disable-pip-version-check -q -y pip setuptools wheel
 
-# Spark over the traces: docker build --target traces, after helm/traces-prepare.sh.  Fetches a JRE.
+# Spark over the traces: docker build --target traces, after helm/traces-prepare.sh.  Fetches a JRE, unless BASE_IMAGE has one.
 FROM ${BASE_IMAGE} AS traces
-RUN apt-get update -q && apt-get install -yq --no-install-recommends default-jre-headless \
+RUN { command -v java >/dev/null || { apt-get update -q && apt-get install -yq --no-install-recommends default-jre-headless; }; } \
  && rm -rf /var/lib/apt/lists/* \
  # Hadoop asks for the user's name.
  && echo 'duemq:x:10001:10001::/tmp:/usr/sbin/nologin' >>/etc/passwd
