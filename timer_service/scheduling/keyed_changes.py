@@ -14,6 +14,7 @@ other.  An entry is whole or nothing: the old timer fires or the new one, whatev
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,7 +70,7 @@ class New(NamedTuple):
     timer_key: int
 
 
-class Change:
+class Change(ABC):
     """A request that is being decided."""
 
     def __init__(self, scheduler: Scheduler, request: RequestKey, keys: Sequence[TimerKey]) -> None:
@@ -119,8 +120,8 @@ class Change:
     def _look(self) -> bool:
         return self._search.look()
 
-    def _decide(self, now_ms: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _decide(self, now_ms: int) -> None: ...
 
     def _commit(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -32,7 +33,7 @@ DELIVERIES_MAX = 100_000
 """Of one `deliver`: callbacks that send to what they consume would never end it."""
 
 
-class ClusterCore(Generic[C]):
+class ClusterCore(ABC, Generic[C]):
     """What the blocking and the asyncio cluster have in common.  C: their push consumers."""
 
     def __init__(
@@ -134,8 +135,8 @@ class ClusterCore(Generic[C]):
         """
         return self._new_consumer(group, topics, callback, batch=batch, **options)
 
-    def _new_consumer(self, *args: Any, **options: Any) -> C:
-        raise NotImplementedError
+    @abstractmethod
+    def _new_consumer(self, *args: Any, **options: Any) -> C: ...
 
     # ── after ────────────────────────────────────────────────────────────────────────
 

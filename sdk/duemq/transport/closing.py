@@ -1,14 +1,15 @@
 """What `with` does: what was opened is closed at the end."""
 
+from abc import ABC, abstractmethod
 from typing import Self
 
 
-class Closing:
+class Closing(ABC):
     """For `with`: closes at the end."""
 
+    @abstractmethod
     def close(self) -> None:
         """Closes it.  Idempotent."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
@@ -17,16 +18,16 @@ class Closing:
         self.close()
 
 
-class AsyncClient:
+class AsyncClient(ABC):
     """What asyncio clients have in common.  For `async with`: starts, and closes at the end."""
 
+    @abstractmethod
     async def start(self) -> None:
         """Connects."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self) -> None:
         """Ends the connections.  Idempotent."""
-        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         await self.start()

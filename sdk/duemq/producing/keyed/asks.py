@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -27,12 +28,12 @@ Ref = TimerKey | TimerHandle
 SLICE = 1_000
 
 
-class TimerOwner:
+class TimerOwner(ABC):
     """A client that asks about timers."""
 
+    @abstractmethod
     def _timer_calls_now(self) -> TimerCalls:
         """Raises Closed."""
-        raise NotImplementedError
 
 
 def keys_of(given: object) -> tuple[list[TimerKey], bool]:

@@ -9,6 +9,7 @@ Called with the owner's lock held.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -26,7 +27,7 @@ AGE_S_MAX = 1.0
 LOOK_AHEAD = 64
 
 
-class Call:
+class Call(ABC):
     """A request to a shard.  It gathers what callers ask for until it is sent."""
 
     method: ClassVar[str]
@@ -49,20 +50,20 @@ class Call:
         """It takes no more."""
         return len(self.timers) >= SCHEDULE_RECORDS_MAX
 
-    async def prepare(self) -> None:
+    async def prepare(self) -> None:  # noqa: B027 (few have anything to do)
         """Before it is sent for the first time.  Raises DuemqErrors."""
 
+    @abstractmethod
     def request(self, request_id: bytes) -> Any:
         """As it is sent, however often."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answered(self, shard_name: str, answer: Any) -> None:
         """Tells who waits.  Raises Internal if the answer does not fit."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failed(self, error: DuemqError, *, asked: bool) -> None:
         """Tells who waits.  `asked`: it was sent, and may have been heard."""
-        raise NotImplementedError
 
 
 C = TypeVar("C", bound=Call)

@@ -8,13 +8,24 @@ from duemq.producing.keyed.lanes import AGE_S_MAX, IN_FLIGHT, LOOK_AHEAD, Call, 
 from duemq.protocol.timer_keys import SCHEDULE_RECORDS_MAX
 
 
+class Asked(Call):
+    def request(self, request_id):
+        return request_id
+
+    def answered(self, shard_name, answer):
+        pass
+
+    def failed(self, error, *, asked):
+        pass
+
+
 @pytest.fixture
 def lanes():
     return Lanes()
 
 
 def ask(lanes, timer, way="way", shard=0, now=0.0):
-    begin = partial(Call, shard, now, now + 30)
+    begin = partial(Asked, shard, now, now + 30)
     call, _ = lanes.gather((way, shard), timer, now, begin)
     return call
 
