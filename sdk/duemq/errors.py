@@ -12,7 +12,8 @@
     │   ├── PermissionDenied
     │   ├── InstanceNotFound
     │   ├── TimerExists
-    │   └── ScheduleNotFound
+    │   ├── ScheduleNotFound
+    │   └── Unsupported       an older server that does not know the call (never on the wire)
     ├── Fenced                the caller was overtaken by a newer one
     │   ├── FencedProducer
     │   ├── OutOfSequence
@@ -76,6 +77,7 @@ __all__ = [
     "TopicNotFound",
     "TopicReplaced",
     "Unavailable",
+    "Unsupported",
 ]
 
 
@@ -235,6 +237,10 @@ class TimerExists(Rejected):
         super().__init__(message, field=field, value=value, limit=limit, retryable=retryable)
         self.handle = handle
         self.due_ms = due_ms
+
+
+class Unsupported(Rejected):
+    """The server does not know this call: it is of an older version."""
 
 
 class Fenced(DuemqError):

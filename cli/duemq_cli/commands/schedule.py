@@ -11,7 +11,7 @@ from duemq.descriptions import CatchUp, DstPolicy, Schedule
 from duemq_cli import completion, times
 from duemq_cli.commands.send import named_properties
 from duemq_cli.exits import Exit
-from duemq_cli.session import Session, pass_session, session_options
+from duemq_cli.session import Session, known, pass_session, session_options
 from duemq_cli.text import local_time
 
 _POLICIES = [each.value for each in CatchUp]
@@ -87,22 +87,25 @@ def add(
 @schedule.command("list")
 @session_options
 @pass_session
-def list_schedules(session: Session, /) -> None:
+def list_schedules(session: Session, /) -> Exit:
     """List all schedules.
 
-    With --json, a line a schedule: name, topic, body, key, tag, properties, every_ms, cron, zone,
-    dst, catch_up, start_ms, until_ms, count, jitter_ms, paused, ended, stored, next_due_ms.
+    The exit code is 5 if a timer shard is away: its part is missing.  With
+    --json, a line a schedule: name, topic, body, key, tag, properties, every_ms, cron, zone, dst,
+    catch_up, start_ms, until_ms, count, jitter_ms, paused, ended, stored, next_due_ms.
     """
     with session.admin() as admin:
-        found = admin.schedules()
+        found, missing = known(admin.schedules)
     if session.json:
         session.output.table((), map(_row, found), empty="")
-        return
-    rows = [
-        {"name": each.name, "topic": each.topic, "when": _rule(each), "next": _when(each)}
-        for each in found
-    ]
-    session.output.table(("name", "topic", "when", "next"), rows, empty="no schedules yet")
+    else:
+        rows = [
+            {"name": each.name, "topic": each.topic, "when": _rule(each), "next": _when(each)}
+            for each in found
+        ]
+        session.output.table(("name", "topic", "when", "next"), rows, empty="no schedules yet")
+    session.output.missing(missing)
+    return Exit.PARTIAL if missing else Exit.OK
 
 
 @schedule.command("next")

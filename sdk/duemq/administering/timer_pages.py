@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 
 from duemq.administering.asking import refuse_missing
-from duemq.administering.timers import Timers
+from duemq.administering.timers import Stub, Timers
 from duemq.descriptions import TimerDescription, TimerState
 from duemq.errors import MissingBroker, Unavailable
 from duemq.producing import handle as handles
@@ -17,6 +17,7 @@ from duemq.protocol import checks, moments
 from duemq.protocol.limits import TIMERS_MAX
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import check_topic
+from duemq.protocol.route import TimerShard
 from duemq.transport import retrying, status
 from duemq.v1 import timer_inspector_pb2
 from duemq.v1.message_pb2 import TimerHandle
@@ -68,7 +69,7 @@ class TimerPages(Timers):
         left_s: float,
     ) -> Exception | None:
         """Fills `found`; the last error of a handle."""
-        stub = self._stub(address)
+        stub = Stub(self._client.channel(address))
         error, done = None, 0
         while done < len(places):
             asked = places[done : done + TIMERS_MAX]
@@ -102,10 +103,8 @@ class TimerPages(Timers):
         away; Corrupt.
         """
         request = _request(topic, key_prefix, since, until, limit, bodies)
-        alive = self._client.routes.timers
-        lost = await self._missing_shards(alive)
-        missing = [MissingBroker(self._shard_name(each), each.error or "") for each in lost]
-        listings = [_Listing(self, each.shard, request, missing) for each in alive]
+        alive, missing = await self._shards_there()
+        listings = [_Listing(self, each, request, missing) for each in alive]
         await asyncio.gather(*(each.fill() for each in listings))
         left = limit
         while left is None or left > 0:
@@ -126,7 +125,7 @@ class _Listing:
     def __init__(
         self,
         admin: TimerPages,
-        shard: int,
+        shard: TimerShard,
         request: timer_inspector_pb2.ListTimersRequest,
         missing: list[MissingBroker],
     ) -> None:
@@ -141,13 +140,12 @@ class _Listing:
     async def fill(self) -> None:
         """Gets the next timers, if there are any."""
         while not self.timers and not self._over:
-            try:
-                page = await self._admin._ask_shard(
-                    self._shard,
-                    lambda stub, left_s: stub.ListTimers(self._request, timeout=left_s),
-                )
-            except Unavailable as error:
-                self._missing.append(MissingBroker(f"timer shard {self._shard}", str(error)))
+            page = await self._admin._ask_or_miss(
+                self._shard,
+                lambda to, left_s: Stub(to).ListTimers(self._request, timeout=left_s),
+                self._missing,
+            )
+            if page is None:
                 self._over = True
                 return
             self.timers.extend(page.timers)

@@ -66,11 +66,12 @@ class TimerShards(Asking):
 
     async def _missing_shards(self, alive: Sequence[TimerShard]) -> list[TimerStats]:
         """Shards that nobody serves, though brokers accept delayed messages for them."""
-        if not self._client.routes.brokers:
-            return []
-        owners, _ = await self._owners()
-        claimed = [each.shards for each in owners if each.id]
-        shards = max([1, *(each.shards for each in alive), *claimed])
+        routes = self._client.routes
+        owners: list[TimerOwner] = []
+        if routes.brokers:
+            owners, _ = await self._owners()
+        claimed = [1 if routes.brokers else 0, *(each.shards for each in owners if each.id)]
+        shards = max(routes.shards, *claimed)
         of_shard: defaultdict[int, list[TimerOwner]] = defaultdict(list)
         for each in owners:
             of_shard[each.queue_id % shards].append(each)

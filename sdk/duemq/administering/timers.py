@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable
 
-from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, refuse_missing
-from duemq.administering.timer_shards import TimerShards
-from duemq.descriptions import TimerBucket, TimerCount, TimerStats
-from duemq.errors import Internal, MissingBroker, Unavailable
-from duemq.protocol.route import TimerShard
-from duemq.transport import retrying, status
+from duemq.administering.asking import refuse_missing
+from duemq.administering.asking_shards import AskingShards
+from duemq.descriptions import TimerBucket, TimerCount
 from duemq.v1 import timer_inspector_pb2, timer_inspector_pb2_grpc
 
 Stub = timer_inspector_pb2_grpc.TimerInspectorStub
-T = TypeVar("T")
 
 
-class Timers(TimerShards):
+class Timers(AskingShards):
     """What the admin client asks timer shards about their timers."""
 
     async def count_timers(self, topic: str | None = None) -> list[TimerCount]:
@@ -32,7 +26,7 @@ class Timers(TimerShards):
         """
         request = timer_inspector_pb2.CountTimersRequest(topic=topic or "")
         answers, missing = await self._each_shard(
-            lambda stub, left_s: stub.CountTimers(request, timeout=left_s)
+            lambda to, left_s: Stub(to).CountTimers(request, timeout=left_s)
         )
         found = {topic: TimerCount(topic)} if topic else {}
         for answer in answers:
@@ -52,55 +46,12 @@ class Timers(TimerShards):
             topic=topic or "", at_ms=time.time_ns() // 1_000_000
         )
         answers, missing = await self._each_shard(
-            lambda stub, left_s: stub.GetHistogram(request, timeout=left_s),
+            lambda to, left_s: Stub(to).GetHistogram(request, timeout=left_s),
             self._asker.timeout_s,  # the first one reads what there is of each timer
         )
         buckets = _joined(answers)
         refuse_missing(missing, partial=buckets)
         return buckets
-
-    async def _each_shard(
-        self,
-        method: Callable[[Stub, float], Awaitable[T]],
-        timeout_s: float = SHOWN_WITHOUT_TIMEOUT_S,
-    ) -> tuple[list[T], Sequence[MissingBroker]]:
-        """The answers of the shards that are there, and those that are not."""
-        alive = self._client.routes.timers
-        lost = await self._missing_shards(alive)
-        missing = [MissingBroker(self._shard_name(each), each.error or "") for each in lost]
-        answers: list[T] = []
-
-        async def ask(shard: TimerShard) -> None:
-            try:
-                answers.append(await self._ask_shard(shard.shard, method, timeout_s))
-            except (Unavailable, Internal) as error:
-                missing.append(MissingBroker(self._shard_name(shard), str(error)))
-
-        await asyncio.gather(*map(ask, alive))
-        return answers, sorted(missing, key=lambda each: each.name)
-
-    async def _ask_shard(
-        self,
-        shard: int,
-        method: Callable[[Stub, float], Awaitable[T]],
-        timeout_s: float = SHOWN_WITHOUT_TIMEOUT_S,
-    ) -> T:
-        """Asked again while a shard has no leader, say."""
-        timeout_s = min(timeout_s, self._asker.timeout_s)
-
-        async def attempt(left_s: float) -> T:
-            address = self._client.timer_of(shard).address
-            return await status.answer(method(self._stub(address), left_s), address)
-
-        return await retrying.until(time.monotonic() + timeout_s, attempt)
-
-    def _stub(self, address: str) -> Stub:
-        return Stub(self._client.channel(address))
-
-    def _shard_name(self, shard: TimerShard | TimerStats) -> str:
-        """As a missing shard is named."""
-        number = f"timer shard {shard.shard}"
-        return f"{number} ({shard.name})" if shard.name else number
 
 
 def _joined(answers: Iterable[timer_inspector_pb2.TimerHistogram]) -> list[TimerBucket]:

@@ -66,7 +66,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[DuemqError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: errors.Rejected,
     grpc.StatusCode.ABORTED: errors.Unavailable,
     grpc.StatusCode.OUT_OF_RANGE: errors.OffsetOutOfRange,
-    grpc.StatusCode.UNIMPLEMENTED: errors.Rejected,
+    grpc.StatusCode.UNIMPLEMENTED: errors.Unsupported,
     grpc.StatusCode.INTERNAL: errors.Internal,
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
     grpc.StatusCode.DATA_LOSS: errors.Internal,

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from duemq.administering.asking import Asking
+from duemq.administering.asking import Method, T, refuse_missing
+from duemq.administering.asking_shards import AskingShards
 from duemq.descriptions import CatchUp, DstPolicy, Occurrence, Schedule
-from duemq.errors import Timeout, Unavailable
+from duemq.errors import MissingBroker
 from duemq.producing.batch_encoding import extras_of
 from duemq.protocol import checks, due, moments, timer_keys
 from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
-from duemq.transport import retrying, status
+from duemq.protocol.route import TimerShard
 from duemq.v1 import message_pb2, schedule_pb2, schedule_pb2_grpc
 
-T = TypeVar("T")
-_Call = Callable[["schedule_pb2_grpc.SchedulesStub", float], Awaitable[T]]
+Stub = schedule_pb2_grpc.SchedulesStub
 LISTED_AT_ONCE = 500
 _OUTCOMES = {
     schedule_pb2.SCHEDULE_CREATED: "created",
@@ -41,7 +41,7 @@ _DST_NAMES = {number: name for name, number in _DST.items()}
 _CATCH_UP_NAMES = {number: name for name, number in _CATCH_UP.items()}
 
 
-class Schedules(Asking):
+class Schedules(AskingShards):
     """What the admin client does about schedules."""
 
     async def put_schedule(
@@ -88,7 +88,7 @@ class Schedules(Asking):
             spec.count = count
         request = schedule_pb2.PutScheduleRequest(name=name, spec=spec, if_absent=if_absent)
         answer = await self._at_shard_of(
-            name, lambda stub, left_s: stub.PutSchedule(request, timeout=left_s)
+            name, lambda to, left_s: Stub(to).PutSchedule(request, timeout=left_s)
         )
         return _OUTCOMES[answer.outcome], _schedule(answer.schedule)
 
@@ -97,15 +97,20 @@ class Schedules(Asking):
         request = schedule_pb2.GetScheduleRequest(name=name)
         return _schedule(
             await self._at_shard_of(
-                name, lambda stub, left_s: stub.GetSchedule(request, timeout=left_s)
+                name, lambda to, left_s: Stub(to).GetSchedule(request, timeout=left_s)
             )
         )
 
     async def schedules(self) -> list[Schedule]:
-        """All schedules, by name.  Raises Unavailable if a timer shard is away."""
-        shards = await self._shards()
-        found = await asyncio.gather(*(self._of_shard(shard) for shard in range(shards)))
-        return sorted((each for part in found for each in part), key=lambda each: each.name)
+        """All schedules, by name.
+
+        Raises PartialAnswer, whose `partial` is the list, if a timer shard is away.
+        """
+        alive, missing = await self._shards_there()
+        parts = await asyncio.gather(*(_Listing(self, shard, missing).all() for shard in alive))
+        found = sorted((each for part in parts for each in part), key=lambda each: each.name)
+        refuse_missing(missing, partial=found)
+        return found
 
     async def next_occurrences(self, name: str, count: int = 5) -> list[Occurrence]:
         """When a schedule is due next, if nothing happens to it meanwhile; up to 1,000.
@@ -115,7 +120,7 @@ class Schedules(Asking):
         """
         request = schedule_pb2.NextOccurrencesRequest(name=name, count=count)
         answer = await self._at_shard_of(
-            name, lambda stub, left_s: stub.NextOccurrences(request, timeout=left_s)
+            name, lambda to, left_s: Stub(to).NextOccurrences(request, timeout=left_s)
         )
         return [Occurrence(each.at_ms, each.due_ms) for each in answer.occurrences]
 
@@ -127,7 +132,7 @@ class Schedules(Asking):
         request = schedule_pb2.PauseScheduleRequest(name=name)
         return _schedule(
             await self._at_shard_of(
-                name, lambda stub, left_s: stub.PauseSchedule(request, timeout=left_s)
+                name, lambda to, left_s: Stub(to).PauseSchedule(request, timeout=left_s)
             )
         )
 
@@ -141,7 +146,7 @@ class Schedules(Asking):
             request.catch_up = _number("catch_up", catch_up, CatchUp, _CATCH_UP)  # type: ignore[assignment]
         return _schedule(
             await self._at_shard_of(
-                name, lambda stub, left_s: stub.ResumeSchedule(request, timeout=left_s)
+                name, lambda to, left_s: Stub(to).ResumeSchedule(request, timeout=left_s)
             )
         )
 
@@ -152,48 +157,40 @@ class Schedules(Asking):
         """
         request = schedule_pb2.DeleteScheduleRequest(name=name)
         answer = await self._at_shard_of(
-            name, lambda stub, left_s: stub.DeleteSchedule(request, timeout=left_s)
+            name, lambda to, left_s: Stub(to).DeleteSchedule(request, timeout=left_s)
         )
         return answer.deleted
 
-    async def _of_shard(self, shard: int) -> list[Schedule]:
+    async def _at_shard_of(self, name: str, method: Method[T]) -> T:
+        timer_keys.check_schedule_name(name)
+        shards = await self._shards_known()
+        return await self._at_shard(timer_keys.shard_of_schedule(name, shards), method)
+
+
+class _Listing:
+    """A shard's schedules, a page at a time."""
+
+    def __init__(self, admin: Schedules, shard: TimerShard, missing: list[MissingBroker]) -> None:
+        self._admin = admin
+        self._shard = shard
+        self._missing = missing
+
+    async def all(self) -> list[Schedule]:
+        """Those of the pages that came, if the shard went away meanwhile."""
         found: list[Schedule] = []
         request = schedule_pb2.ListSchedulesRequest(count=LISTED_AT_ONCE)
         while True:
-            answer = await self._at_shard(
-                shard, lambda stub, left_s: stub.ListSchedules(request, timeout=left_s)
+            page = await self._admin._ask_or_miss(
+                self._shard,
+                lambda to, left_s: Stub(to).ListSchedules(request, timeout=left_s),
+                self._missing,
             )
-            found += map(_schedule, answer.schedules)
-            if not answer.more or not found:
+            if page is None:
+                return found
+            found += map(_schedule, page.schedules)
+            if not page.more or not page.schedules:
                 return found
             request.after = found[-1].name
-
-    async def _at_shard_of(self, name: str, call: _Call[T]) -> T:
-        timer_keys.check_schedule_name(name)
-        shards = await self._shards()
-        return await self._at_shard(timer_keys.shard_of_schedule(name, shards), call)
-
-    async def _shards(self) -> int:
-        """Waits until it is known how many there are.  Raises Unavailable."""
-        client = self._client
-        if not client.routes.shards:
-            try:
-                await client.wait_for(lambda routes: routes.shards > 0, self._asker.timeout_s)
-            except Timeout:
-                raise Unavailable(
-                    "the nameservers know no timer shard: nobody keeps schedules", field="name"
-                ) from None
-        return client.routes.shards
-
-    async def _at_shard(self, shard: int, call: _Call[T]) -> T:
-        """Asked again until the deadline: each question may be repeated."""
-
-        async def attempt(left_s: float) -> T:
-            address = self._client.timer_of(shard).address
-            stub = schedule_pb2_grpc.SchedulesStub(self._client.channel(address))
-            return await status.answer(call(stub, left_s), address)
-
-        return await retrying.until(time.monotonic() + self._asker.timeout_s, attempt)
 
 
 def _record(
