@@ -25,7 +25,7 @@ TIMEOUT_S = 60
 TIMEOUT_S_LIMIT = 3_600
 
 # Spark's own, set on tables and views.
-_IGNORED = frozenset({"serialization.format"})
+IGNORED = frozenset({"serialization.format"})
 
 # broker → queue → offset, or one of the words for all.
 Positions = str | Mapping[str, Mapping[int, int | str]]
@@ -81,43 +81,44 @@ def parse(
     options = {name.lower(): value for name, value in given.items()}
     known = {name.lower() for name in names}
     for name in options:
-        if name not in known and name not in _IGNORED:
-            raise _invalid(name, options[name], f"a known option: {', '.join(names)}")
+        if name not in known and name not in IGNORED:
+            raise invalid(name, options[name], f"a known option: {', '.join(names)}")
     topic = options.get("topic", topic)
     if not topic:
-        raise _invalid("topic", "", "the topic to read")
+        raise invalid("topic", "", "the topic to read")
     return Options(
         topic=topic,
-        nameservers=_addresses(options.get("nameserver", DEFAULT_NAMESERVER)),
+        nameservers=addresses(options.get("nameserver", DEFAULT_NAMESERVER)),
         starting=_positions("startingOffsets", options.get("startingoffsets", EARLIEST)),
         ending=_positions("endingOffsets", options.get("endingoffsets", LATEST)),
-        records_per_partition=_integer(
+        records_per_partition=integer(
             "maxRecordsPerPartition",
             options.get("maxrecordsperpartition", str(records_per_partition)),
             RECORDS_PER_PARTITION_LIMIT,
         ),
-        offsets_per_trigger=_integer(
+        offsets_per_trigger=integer(
             "maxOffsetsPerTrigger", options["maxoffsetspertrigger"], OFFSETS_PER_TRIGGER_LIMIT
         )
         if "maxoffsetspertrigger" in options
         else None,
         fail_on_data_loss=_boolean("failOnDataLoss", options.get("failondataloss", "true")),
-        timeout_s=_integer(
+        timeout_s=integer(
             "timeoutSeconds", options.get("timeoutseconds", str(TIMEOUT_S)), TIMEOUT_S_LIMIT
         ),
         undecodable=_word("undecodable", options.get("undecodable", SKIP), (SKIP, ROWS)),
     )
 
 
-def _addresses(text: str) -> tuple[str, ...]:
-    addresses = tuple(part.strip() for part in text.split(",") if part.strip())
-    for address in addresses:
+def addresses(text: str) -> tuple[str, ...]:
+    """Of nameservers: `host:port`, separated by commas."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    for address in found:
         host, colon, port = address.rpartition(":")
         if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
-            raise _invalid("nameserver", address, "host:port[,host:port…]")
-    if not addresses:
-        raise _invalid("nameserver", text, "host:port[,host:port…]")
-    return addresses
+            raise invalid("nameserver", address, "host:port[,host:port…]")
+    if not found:
+        raise invalid("nameserver", text, "host:port[,host:port…]")
+    return found
 
 
 def _positions(name: str, text: str) -> Positions:
@@ -128,42 +129,44 @@ def _positions(name: str, text: str) -> Positions:
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError:
-        raise _invalid(name, text, limit) from None
+        raise invalid(name, text, limit) from None
     if not isinstance(parsed, dict):
-        raise _invalid(name, text, limit)
+        raise invalid(name, text, limit)
     return {broker: _queues(name, broker, queues, limit) for broker, queues in parsed.items()}
 
 
 def _queues(name: str, broker: str, queues: object, limit: str) -> dict[int, int | str]:
     if not isinstance(queues, dict):
-        raise _invalid(name, f"{broker}: {queues!r}", limit)
+        raise invalid(name, f"{broker}: {queues!r}", limit)
     positions: dict[int, int | str] = {}
     for queue, offset in queues.items():
         if not (queue.isascii() and queue.isdigit()) or type(offset) is not int or offset < -2:
-            raise _invalid(name, f"{broker}: {{{queue!r}: {offset!r}}}", limit)
+            raise invalid(name, f"{broker}: {{{queue!r}: {offset!r}}}", limit)
         positions[int(queue)] = _WORDS.get(offset, offset)
     return positions
 
 
-def _integer(name: str, text: str, limit: int) -> int:
+def integer(name: str, text: str, limit: int) -> int:
+    """A whole number from 1 to `limit`."""
     if text.isascii() and text.isdigit() and 1 <= int(text) <= limit:
         return int(text)
-    raise _invalid(name, text, f"a whole number from 1 to {limit:,}")
+    raise invalid(name, text, f"a whole number from 1 to {limit:,}")
 
 
 def _word(name: str, text: str, words: Sequence[str]) -> str:
     if text.lower() in words:
         return text.lower()
-    raise _invalid(name, text, " or ".join(words))
+    raise invalid(name, text, " or ".join(words))
 
 
 def _boolean(name: str, text: str) -> bool:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    raise _invalid(name, text, "true or false")
+    raise invalid(name, text, "true or false")
 
 
-def _invalid(name: str, value: str, limit: str) -> InvalidArgument:
+def invalid(name: str, value: str, limit: str) -> InvalidArgument:
+    """The error of an option; `limit` says what it may be."""
     return InvalidArgument(
         f"option {name}: {value!r} is not {limit}", field=name, value=value, limit=limit
     )

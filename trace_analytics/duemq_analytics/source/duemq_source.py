@@ -19,7 +19,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
@@ -28,6 +30,8 @@ from duemq.errors import Corrupt, InvalidArgument
 from duemq.protocol.names import TRACE_TOPIC
 from duemq_analytics import options
 from duemq_analytics.options import Options
+from duemq_analytics.sink import write_options
+from duemq_analytics.sink.topic_writer import BatchWriter, StreamWriter
 from duemq_analytics.source import messages_source, plan, schema, spans
 from duemq_analytics.source.client import QueueClient, Run
 from duemq_analytics.source.plan import QueueRange
@@ -140,7 +144,7 @@ class SpanReader(RangeReader):
 
 
 class MessageSource(DataSource):
-    """`spark.read.format("duemq").option("topic", …)`."""
+    """`spark.read.format("duemq").option("topic", …)`, and `df.write` likewise."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
@@ -162,6 +166,14 @@ class MessageSource(DataSource):
         """The same for `readStream`."""
         settings = options.parse(self.options)
         return RangeStreamReader(settings, MessageReader(settings, _columns(_MESSAGES, schema)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Rows as messages."""
+        return BatchWriter(write_options.parse(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """The same for `writeStream`."""
+        return StreamWriter(write_options.parse(self.options), schema, overwrite=overwrite)
 
 
 class SpanSource(DataSource):
