@@ -107,10 +107,24 @@ class Producer(Face):
         target = self._targets.get(topic)
         if target is None:
             target = self._open(topic)
-        if timer_key is not None:
-            self._await_shards()
         if self._outbox.full:
             self._wait_for_room()
+        if timer_key is not None or if_absent:
+            message = Outgoing(
+                body,
+                key=key,
+                tag=tag,
+                ordering_key=ordering_key,
+                properties=properties,
+                delay=delay,
+                deliver_at=deliver_at,
+                delay_level=delay_level,
+                timer_key=timer_key,
+                if_absent=if_absent,
+            )
+            if timer_key is not None:
+                self._await_shards()
+            return PendingReceipt(*self._core.intake.offer_keyed(target, message))
         batch, index = self._offer(
             target,
             body,
@@ -121,8 +135,6 @@ class Producer(Face):
             delay,
             deliver_at,
             delay_level,
-            timer_key,
-            if_absent,
         )
         return PendingReceipt(batch, index)
 
@@ -147,7 +159,7 @@ class Producer(Face):
         pieces: list[Piece] = []
         for chunk in intake.chunks(messages, common):
             target = self._targets.get(topic) or self._open(topic)
-            if has_timer_keys(chunk):
+            if not self._core._timer_calls.shards and has_timer_keys(chunk):
                 self._await_shards()
             if self._outbox.full:
                 self._wait_for_room()

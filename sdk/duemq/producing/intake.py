@@ -55,12 +55,10 @@ class Intake:
         delay: Delay | None,
         deliver_at: Moment | None,
         delay_level: int | None,
-        timer_key: str | None = None,
-        if_absent: bool = False,
     ) -> tuple[Batch, int]:
-        """Adds one message.
+        """Adds one message without a timer key.
 
-        Raises InvalidArgument, TooLarge, Overloaded, Closed; with a timer key Unavailable.
+        Raises InvalidArgument, TooLarge, Overloaded, Closed.
         """
         if type(body) is not bytes or len(body) > BODY_BYTES_MAX:
             body = body_of(body)
@@ -68,32 +66,42 @@ class Intake:
         extras = due = parent = None
         labels = NO_LABELS
         queue: Queue | str | None = None
-        if not target.growing:
-            outbox.tracing = spans.enabled()  # once a frame
-        inherits = outbox.tracing and target.traced and current_context() is not NO_CONTEXT
-        if key or tag or ordering_key or properties or timer_key:
+        if key or tag or ordering_key or properties:
             labels = (key, tag, properties)
-            extras = extras_of(key, tag, ordering_key, properties, timer_key)
+            extras = extras_of(key, tag, ordering_key, properties)
             if ordering_key:
-                if target.found:
-                    queue = target.queue_for(ordering_key)
-                else:
-                    queue = _early_key(target, ordering_key)
+                queue = _queue_of(target, ordering_key)
         if delay is not None or deliver_at is not None or delay_level is not None:
             due = due_of(delay, deliver_at, delay_level)
-        if inherits:
-            extras = _with_baggage(extras, key, tag, ordering_key, properties, timer_key)
-        if inherits or (outbox.tracing and properties and TRACEPARENT in properties):
-            parent = sends.parent_of(properties) if target.traced else None
+        if not target.growing:
+            outbox.tracing = spans.enabled()  # once a frame
+        if outbox.tracing and target.traced:
+            extras, parent = _inherited(extras, key, tag, ordering_key, properties)
         now_ms = time_ns() // 1_000_000
-        if timer_key is not None or if_absent:
-            check_keyed_topic(target.topic)
-            due = check_keyed(timer_key, len(body), due, now_ms)
-            if self._keyed is None or extras is None or timer_key is None:
-                raise InvariantError("a timer key that nobody takes")
-            message = (target, queue, body, extras, due, now_ms, labels, parent, timer_key)
-            return self._keyed.add(*message, if_absent=if_absent)
         return outbox.add(target, queue, body, extras, due, now_ms, labels, parent)
+
+    def offer_keyed(self, target: Target, message: Outgoing) -> tuple[Batch, int]:
+        """Adds one message with a timer key.
+
+        Raises InvalidArgument, TooLarge, Overloaded, Closed; Unavailable while no shard is known.
+        """
+        body, timer_key, properties = body_of(message.body), message.timer_key, message.properties
+        options = message.key, message.tag, message.ordering_key, properties, timer_key
+        extras: Extras | None = extras_of(*options)
+        ordering_key, parent = message.ordering_key, None
+        queue = _queue_of(target, ordering_key) if ordering_key else None
+        due = due_of(message.delay, message.deliver_at, message.delay_level)
+        self._outbox.tracing = spans.enabled()
+        if self._outbox.tracing and target.traced:
+            extras, parent = _inherited(extras, *options)
+        now_ms = time_ns() // 1_000_000
+        check_keyed_topic(target.topic)
+        due = check_keyed(timer_key, len(body), due, now_ms)
+        if self._keyed is None or extras is None or timer_key is None:
+            raise InvariantError("a timer key that nobody takes")
+        labels = message.key, message.tag, properties
+        given = target, queue, body, extras, due, now_ms, labels, parent, timer_key
+        return self._keyed.add(*given, if_absent=message.if_absent)
 
     def chunks(self, messages: Iterable[bytes | Outgoing], common: Outgoing) -> Iterator[Chunk]:
         """Cuts an iterable to what roughly fills a frame each.
@@ -148,19 +156,20 @@ class Intake:
                 own, body = message, message.body
             else:
                 own, body = common, message
-            batch, index = self.offer(
-                target,
-                body,
-                own.key,
-                own.tag,
-                own.ordering_key,
-                own.properties,
-                own.delay,
-                own.deliver_at,
-                own.delay_level,
-                own.timer_key,
-                own.if_absent,
-            )
+            if own.timer_key is not None or own.if_absent:
+                batch, index = self.offer_keyed(target, own)
+            else:
+                batch, index = self.offer(
+                    target,
+                    body,
+                    own.key,
+                    own.tag,
+                    own.ordering_key,
+                    own.properties,
+                    own.delay,
+                    own.deliver_at,
+                    own.delay_level,
+                )
             last = pieces[-1] if pieces else None
             if last is not None and last[0] is batch and last[1] + last[2] == index:
                 pieces[-1] = (batch, last[1], last[2] + 1)
@@ -207,6 +216,22 @@ def _extras_and_due(message: Outgoing) -> tuple[Extras | None, Due | None]:
     if message.key or message.tag or message.ordering_key or message.properties:
         extras = extras_of(message.key, message.tag, message.ordering_key, message.properties)
     return extras, due_of(message.delay, message.deliver_at, message.delay_level)
+
+
+def _inherited(
+    extras: Extras | None,
+    key: str | None,
+    tag: str | None,
+    ordering_key: str | None,
+    properties: Mapping[str, str] | None,
+    timer_key: str | None = None,
+) -> tuple[Extras | None, SpanContext | None]:
+    """What the caller's context gives a message: baggage, if there is room for it, and a parent."""
+    if current_context() is not NO_CONTEXT:
+        extras = _with_baggage(extras, key, tag, ordering_key, properties, timer_key)
+    elif not properties or TRACEPARENT not in properties:
+        return extras, None
+    return extras, sends.parent_of(properties)
 
 
 def _with_baggage(
@@ -270,6 +295,11 @@ def _of_message(number: int, error: DuemqError, sent: str) -> DuemqError:
         value=error.value,
         limit=error.limit,
     )
+
+
+def _queue_of(target: Target, ordering_key: str) -> Queue | str:
+    """Or the key, until the topic is found.  Raises Overloaded."""
+    return target.queue_for(ordering_key) if target.found else _early_key(target, ordering_key)
 
 
 def _early_key(target: Target, ordering_key: str) -> str:

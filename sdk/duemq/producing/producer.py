@@ -128,6 +128,20 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
                 value=self.outbox.used_bytes,
                 limit=self.outbox.limit_bytes,
             )
+        if timer_key is not None or if_absent:
+            message = Outgoing(
+                body,
+                key=key,
+                tag=tag,
+                ordering_key=ordering_key,
+                properties=properties,
+                delay=delay,
+                deliver_at=deliver_at,
+                delay_level=delay_level,
+                timer_key=timer_key,
+                if_absent=if_absent,
+            )
+            return AwaitableReceipt(*self.intake.offer_keyed(target, message))
         batch, index = self.intake.offer(
             target,
             body,
@@ -138,8 +152,6 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
             delay,
             deliver_at,
             delay_level,
-            timer_key,
-            if_absent,
         )
         return AwaitableReceipt(batch, index)
 
@@ -166,7 +178,7 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         pieces: list[Piece] = []
         for chunk in self.intake.chunks(messages, common):
             target = await self._ready(topic)
-            if has_timer_keys(chunk):
+            if not self._timer_calls.shards and has_timer_keys(chunk):
                 await self._shards_known()
             self.intake.offer_chunk(target, chunk, common, pieces)
             await asyncio.sleep(0)  # the links' turn
