@@ -23,7 +23,8 @@ from duemq import (
     Receipt,
     RetryLater,
 )
-from duemq.errors import DuemqError, TimerExists
+from duemq.descriptions import TimerCount, TimerState
+from duemq.errors import DuemqError, InvalidArgument, TimerExists
 from duemq.testing import MemoryCluster
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import until
@@ -64,6 +65,7 @@ class Twin:
         self.cluster = MemoryCluster()
         self.producer = self.cluster.producer()
         self.put_group = self.cluster.put_group
+        self.looks = self.cluster
 
     def consumer(
         self, group: str, topics: Any, callback: Callable[[Any], Any], **options: Any
@@ -95,7 +97,7 @@ class Real:
     def __init__(self, cluster: EmbeddedCluster, stack: ExitStack) -> None:
         self.nameserver = cluster.nameserver
         self.producer = stack.enter_context(Producer(self.nameserver))
-        self.admin = stack.enter_context(Admin(self.nameserver))
+        self.admin = self.looks = stack.enter_context(Admin(self.nameserver))
 
     def consumer(
         self, group: str, topics: Any, callback: Callable[[Any], Any], **options: Any
@@ -232,6 +234,43 @@ def test_timers_under_keys(world: World) -> None:
         assert producer.reschedule(key=(topic, "a"), delay=STEP).outcome == "unknown"
         world.settle()
         assert received == [b"second"]
+
+
+def test_looks_at_what_waits(world: World) -> None:
+    topic, producer, got = name("topic"), world.producer, list[Message]()
+    with world.consumer(name("group"), topic, got.append):
+        soon = producer.send(topic, b"soon", delay=STEP)
+        gone = producer.send(topic, b"gone", delay="1h")
+        producer.send(topic, b"old", timer_key="a/1", delay="2h")
+        last = producer.send(topic, b"new", timer_key="a/1", delay="3h", key="k", tag="t")
+        first = producer.send(topic, b"other", delay="1h", properties={"p": "v"})
+        assert producer.cancel(gone) == "cancelled"
+        world.until(lambda: bodies(got) == [b"soon"])
+    world.until(lambda: world.looks.count_timers(topic)[0].fired == 1)
+    assert world.looks.count_timers(topic) == [
+        TimerCount(topic, pending=2, accepted=5, fired=1, cancelled=1, replaced=1)
+    ]
+    handles = [each.handle or "" for each in (soon, gone, last, first)]
+    states = [TimerState.FIRED, TimerState.CANCELLED, TimerState.PENDING, TimerState.PENDING]
+    found = world.looks.get_timers(handles)
+    assert [each.state for each in found] == states
+    assert [each.handle for each in found] == handles
+    assert (found[0].topic, found[0].body) == (None, None)
+    assert (found[2].timer_key, found[2].key, found[2].tag) == ("a/1", "k", "t")
+    assert (found[3].body, found[3].properties, found[3].timer_key) == (b"other", {"p": "v"}, None)
+    assert [each.handle for each in world.looks.list_timers(topic)] == [first.handle, last.handle]
+    [keyed] = world.looks.list_timers(topic, key_prefix="a/")
+    assert (keyed.handle, keyed.body) == (last.handle, None)
+    assert last.due_ms is not None
+    [early] = world.looks.list_timers(topic, until=last.due_ms, bodies=True)
+    assert (early.handle, early.body) == (first.handle, b"other")
+    [late] = world.looks.list_timers(topic, since=last.due_ms, limit=1)
+    assert late.handle == last.handle
+    assert world.looks.count_timers(name("none"))[0].accepted == 0
+    with pytest.raises(InvalidArgument):
+        world.looks.get_timers(["dmq1no"])
+    with pytest.raises(InvalidArgument):
+        list(world.looks.list_timers(topic, limit=0))
 
 
 def test_what_fails_comes_again_and_ends_as_a_dead_letter(world: World) -> None:

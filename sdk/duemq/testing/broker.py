@@ -61,6 +61,17 @@ class _Timer(NamedTuple):
     record: Record
 
 
+class Timer(NamedTuple):
+    """A message that was, or is, delayed, and what became of it."""
+
+    handle: str
+    what: _Timer
+    outcome: CancelOutcome | None
+    """None: it waits."""
+    replaced: bool
+    """It is cancelled, as another came in its place."""
+
+
 class MemoryBroker:
     """All that is stored."""
 
@@ -74,6 +85,7 @@ class MemoryBroker:
         self._outcomes: dict[int, CancelOutcome] = {}  # place → what became of it
         self._heap: list[tuple[int, int]] = []  # (due_ms, place); cancelled ones stay in it
         self._keyed: dict[TimerKey, int] = {}  # → place of the last one under the key
+        self._replaced: set[int] = set()  # of those that are cancelled: another came for each
         self._cancelled_keys: set[TimerKey] = set()  # nothing came there since
 
     # ── topics ───────────────────────────────────────────────────────────────────────
@@ -268,7 +280,7 @@ class MemoryBroker:
             self.schedule(due_ms, request.topic, queue_id, record)
             result.handle.due_ms = due_ms
             if there is not None and waits:
-                self._outcomes[there] = CancelOutcome.CANCELLED
+                self._replace(there)
                 result.outcome = timer_pb2.REPLACED
                 result.replaced.CopyFrom(self._handle(there))
         self.fire()
@@ -289,12 +301,24 @@ class MemoryBroker:
             return Rescheduled(RescheduleOutcome.FIRED)
         if place is None or outcome is not None:
             return Rescheduled(RescheduleOutcome.UNKNOWN)
-        self._outcomes[place] = CancelOutcome.CANCELLED
+        self._replace(place)
         _, topic, queue_id, record = self._timers[place]
         new = len(self._timers)
         self.schedule(due_ms, topic, queue_id, record)
         text = handle.encode(STORE_ID, 0, new, due_ms)
         return Rescheduled(RescheduleOutcome.RESCHEDULED, text, due_ms)
+
+    def _replace(self, place: int) -> None:
+        self._outcomes[place] = CancelOutcome.CANCELLED
+        self._replaced.add(place)
+
+    def timers(self) -> list[Timer]:
+        """All there ever were, by due time."""
+        found = [
+            Timer(self._text(place), each, self._outcomes.get(place), place in self._replaced)
+            for place, each in enumerate(self._timers)
+        ]
+        return sorted(found, key=lambda timer: timer.what.due_ms)
 
     def _handle(self, place: int) -> TimerHandle:
         due_ms = self._timers[place].due_ms if place < len(self._timers) else 0
@@ -307,5 +331,8 @@ class MemoryBroker:
 
     def _pending(self, place: int) -> Pending:
         due_ms, topic, _, record = self._timers[place]
-        text = handle.encode(STORE_ID, 0, place, due_ms)
-        return Pending(due_ms, topic, record.message_id, record.key or None, record.body, text)
+        key = record.key or None
+        return Pending(due_ms, topic, record.message_id, key, record.body, self._text(place))
+
+    def _text(self, place: int) -> str:
+        return handle.encode(STORE_ID, 0, place, self._timers[place].due_ms)

@@ -14,12 +14,16 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
 from duemq.consumer.fetching.subscription import Topics
 from duemq.consumer.settings import PushOptions, start_ms
+from duemq.descriptions import TimerCount, TimerDescription
 from duemq.message import Message
 from duemq.outcomes import DeadLetter, RetryLater, errors_of
+from duemq.producing.cancels import Handle
 from duemq.protocol import checks, due
 from duemq.protocol.limits import QUEUES_MAX
+from duemq.protocol.moments import Moment
 from duemq.protocol.names import dead_letter_topic
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
+from duemq.testing import timer_looks
 from duemq.testing.broker import MemoryBroker, Pending
 from duemq.testing.groups import Delivery, Groups
 from duemq.tracing import processing
@@ -151,6 +155,28 @@ class ClusterCore(ABC, Generic[C]):
     def pending(self) -> list[Pending]:
         """What waits for its time, delayed or for a retry, in the order of due times."""
         return self._broker.pending()
+
+    def count_timers(self, topic: str | None = None) -> list[TimerCount]:
+        """As `Admin.count_timers`; retries are counted at the topic that they go to."""
+        return timer_looks.count(self._broker, topic)
+
+    def get_timers(self, handles: Sequence[Handle]) -> list[TimerDescription]:
+        """As `Admin.get_timers`.  Raises InvalidArgument."""
+        return timer_looks.get(self._broker, handles)
+
+    def list_timers(
+        self,
+        topic: str,
+        *,
+        key_prefix: str = "",
+        since: Moment | None = None,
+        until: Moment | None = None,
+        limit: int | None = None,
+        bodies: bool = False,
+    ) -> Iterator[TimerDescription]:
+        """As `Admin.list_timers`.  Raises InvalidArgument."""
+        which = key_prefix, since, until, limit, bodies
+        return timer_looks.pending(self._broker, topic, *which)
 
     def lag(self, group: str) -> int:
         """Messages that are stored and that the group is not done with, suspended ones among them.

@@ -1,0 +1,100 @@
+"""Looks at what waits in the twin, as the admin client has them of timer shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from duemq.descriptions import TimerCount, TimerDescription, TimerState
+from duemq.producing import handle
+from duemq.producing.cancels import CancelOutcome, Handle, decoded_all
+from duemq.protocol import checks, moments
+from duemq.protocol.moments import Moment
+from duemq.protocol.names import check_topic
+from duemq.testing.broker import MemoryBroker, Timer
+
+_STATES = {
+    None: TimerState.PENDING,
+    CancelOutcome.FIRED: TimerState.FIRED,
+    CancelOutcome.CANCELLED: TimerState.CANCELLED,
+}
+
+
+def count(broker: MemoryBroker, topic: str | None) -> list[TimerCount]:
+    """As `Admin.count_timers`."""
+    found: dict[str, list[Timer]] = {topic: []} if topic else {}
+    for each in broker.timers():
+        if topic in (None, each.what.topic):
+            found.setdefault(each.what.topic, []).append(each)
+    return [_count(name, found[name]) for name in sorted(found)]
+
+
+def get(broker: MemoryBroker, handles: Sequence[Handle]) -> list[TimerDescription]:
+    """As `Admin.get_timers`."""
+    known = {each.handle: each for each in broker.timers()}
+    found = []
+    for each in decoded_all(handles):
+        text = handle.encode(each.store_id, each.queue_id, each.offset, each.due_ms)
+        if text in known:
+            found.append(_description(known[text], bodies=True))
+        else:
+            found.append(TimerDescription(text, TimerState.UNKNOWN, each.due_ms))
+    return found
+
+
+def pending(
+    broker: MemoryBroker,
+    topic: str,
+    key_prefix: str,
+    since: Moment | None,
+    until: Moment | None,
+    limit: int | None,
+    bodies: bool,
+) -> Iterator[TimerDescription]:
+    """As `Admin.list_timers`."""
+    check_topic(topic)
+    if limit is not None:
+        checks.whole("limit", limit, 1, 1 << 40)
+    from_ms = 0 if since is None else moments.epoch_ms(since, broker.now_ms, "since")
+    to_ms = None if until is None else moments.epoch_ms(until, broker.now_ms, "until")
+    found = (
+        _description(each, bodies=bodies)
+        for each in broker.timers()
+        if each.outcome is None
+        and each.what.topic == topic
+        and each.what.record.timer_key.startswith(key_prefix)
+        and each.what.due_ms >= from_ms
+        and (to_ms is None or each.what.due_ms < to_ms)
+    )
+    return islice(found, limit)
+
+
+def _count(topic: str, timers: Sequence[Timer]) -> TimerCount:
+    replaced = sum(each.replaced for each in timers)
+    outcomes = [each.outcome for each in timers]
+    return TimerCount(
+        topic,
+        pending=outcomes.count(None),
+        accepted=len(timers),
+        fired=outcomes.count(CancelOutcome.FIRED),
+        cancelled=outcomes.count(CancelOutcome.CANCELLED) - replaced,
+        replaced=replaced,
+    )
+
+
+def _description(timer: Timer, *, bodies: bool) -> TimerDescription:
+    state, record = _STATES[timer.outcome], timer.what.record
+    if state is not TimerState.PENDING:
+        return TimerDescription(timer.handle, state, timer.what.due_ms)
+    return TimerDescription(
+        timer.handle,
+        state,
+        timer.what.due_ms,
+        timer.what.topic,
+        record.timer_key or None,
+        record.key or None,
+        record.tag or None,
+        record.message_id,
+        dict(record.properties),
+        record.body if bodies else None,
+    )
