@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pyspark.errors import PySparkException
 
-from duemq import Admin, Producer
+from duemq import Admin, Outgoing, Producer
 from duemq_analytics.sink.write_options import ROW_ID_PROPERTY
 from tests.cluster.harness import cluster, topic_name, until
 
@@ -142,12 +142,12 @@ def test_a_micro_batch_that_runs_again_has_the_same_ids(spark, cluster, tmp_path
     with Admin(cluster.nameserver) as admin, Producer(cluster.nameserver) as producer:
         admin.create_topic(source, queues=1)
         admin.create_topic(target, queues=1)
-        brokers = len(admin.describe_topic(source).queues)
-        sent = producer.send_many(source, [b"%d" % i for i in range(200)])
-        poison = next(bytes(b"%d" % i) for i, each in enumerate(sent) if each.broker == "broker-1")
-    assert brokers == 2
+        messages = [Outgoing(b"%d" % i, ordering_key=str(i)) for i in range(200)]
+        places = [each.broker for each in producer.send_many(source, messages)]
+    assert set(places) == {"broker-0", "broker-1"}
+    poison = b"%d" % places.index("broker-1")
     nameserver, mark = cluster.nameserver, tmp_path / "failed-once"
-    other = sum(each.broker != "broker-1" for each in sent)
+    other = places.count("broker-0")
 
     def stumble(body):
         from duemq import Admin
@@ -156,7 +156,8 @@ def test_a_micro_batch_that_runs_again_has_the_same_ids(spark, cluster, tmp_path
         if bytes(body) == poison and not mark.exists():
             with Admin(nameserver) as admin:
                 until(
-                    lambda: sum(q.max_offset for q in admin.describe_topic(target).queues) >= other
+                    lambda: sum(q.max_offset for q in admin.describe_topic(target).queues) >= other,
+                    timeout_s=200,
                 )
             mark.touch()
             raise RuntimeError("the first time")

@@ -100,7 +100,8 @@ def start(name: str, scratch: Path, *, cores: int = 2, quick: bool = False) -> S
     """
     from pyspark.sql import SparkSession
 
-    from duemq_analytics.source.duemq_source import MessageSource, SpanSource
+    from duemq_analytics.sink.topic_format import TopicFormat
+    from duemq_analytics.source.duemq_source import SpanSource
 
     settings = {"spark.app.name": name, **SETTINGS}
     if submitted():
@@ -119,7 +120,7 @@ def start(name: str, scratch: Path, *, cores: int = 2, quick: bool = False) -> S
                 "spark.local.dir": str(scratch),
             }
     spark = SparkSession.builder.config(map=settings).getOrCreate()
-    spark.dataSource.register(MessageSource)
+    spark.dataSource.register(TopicFormat)
     spark.dataSource.register(SpanSource)
     return spark
 

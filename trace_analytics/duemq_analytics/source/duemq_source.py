@@ -19,9 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
-    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
@@ -30,8 +28,6 @@ from duemq.errors import Corrupt, InvalidArgument
 from duemq.protocol.names import TRACE_TOPIC
 from duemq_analytics import options
 from duemq_analytics.options import Options
-from duemq_analytics.sink import write_options
-from duemq_analytics.sink.topic_writer import BatchWriter, StreamWriter
 from duemq_analytics.source import messages_source, plan, schema, spans
 from duemq_analytics.source.client import QueueClient, Run
 from duemq_analytics.source.plan import QueueRange
@@ -144,7 +140,7 @@ class SpanReader(RangeReader):
 
 
 class MessageSource(DataSource):
-    """`spark.read.format("duemq").option("topic", …)`, and `df.write` likewise."""
+    """`spark.read.format("duemq").option("topic", …)`; `sink/topic_format.py` adds `df.write`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
@@ -166,14 +162,6 @@ class MessageSource(DataSource):
         """The same for `readStream`."""
         settings = options.parse(self.options)
         return RangeStreamReader(settings, MessageReader(settings, _columns(_MESSAGES, schema)))
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Rows as messages."""
-        return BatchWriter(write_options.parse(self.options), schema, overwrite=overwrite)
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """The same for `writeStream`."""
-        return StreamWriter(write_options.parse(self.options), schema, overwrite=overwrite)
 
 
 class SpanSource(DataSource):
