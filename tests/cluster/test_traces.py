@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ from duemq_analytics.options import Options
 from duemq_analytics.source import plan, schema, spans
 from duemq_analytics.source.client import QueueClient
 from duemq_server.local_cluster import EmbeddedCluster
-from tests.cluster.harness import topic_name, until
+from tests.cluster.harness import duemq, topic_name, until
+from tests.cluster.harness import rows as lines
 
 PLAIN, DELAYED = 40, 20
 REPORT_S_MAX = 300  # Spark starts slowly where the machine is busy.
@@ -180,3 +182,54 @@ def test_without_traces_the_report_says_how_to_get_them(
     assert done.returncode == 1
     assert "Turn tracing on" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def show(cluster: EmbeddedCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return duemq(cluster.nameserver, "trace", "show", *arguments)
+
+
+def test_one_message_is_drawn(traced_cluster: EmbeddedCluster, topic: str) -> None:
+    def delayed() -> list[dict[str, object]]:
+        found = rows(traced_cluster.nameserver, topic)
+        return [row for row in found if row["operation"] == "process" and row["due_ms"]]
+
+    until(lambda: len(delayed()) == DELAYED)
+    message_id = str(delayed()[0]["message_id"])
+    steps = ["send", "store", "schedule", "fire", "store", "receive", "process"]
+
+    def spans() -> list[dict[str, Any]]:
+        return lines(show(traced_cluster, message_id, "--json"))
+
+    until(lambda: sorted(row["operation"] for row in spans()) == sorted(steps))
+    (process,) = (row for row in spans() if row["operation"] == "process")
+    assert process["consumer_group"] == f"{topic}-g"
+    assert process["lateness_ms"] >= 0
+    done = show(traced_cluster, message_id)
+    assert done.returncode == 0
+    assert sorted(line.split()[0] for line in done.stdout.splitlines()[3:]) == sorted(steps)
+    assert done.stdout.count("█") >= len(steps)
+    assert "spans stored since" in done.stderr
+    assert show(traced_cluster, message_id, "--since", "1ms").returncode == 4
+    unknown = show(traced_cluster, "nobody's")
+    assert unknown.returncode == 4
+    assert "no spans of message nobody's" in unknown.stderr
+
+
+def test_a_waterfall_without_a_broker_is_partial(
+    traced_cluster: EmbeddedCluster, topic: str
+) -> None:
+    traced_cluster.kill("broker-1", restart=False)
+    try:
+        done = show(traced_cluster, "nobody's", "--json")
+    finally:
+        traced_cluster.start_member("broker-1")
+        traced_cluster.wait_ready()
+    assert done.returncode == 5, done.stdout + done.stderr
+    (missing,) = json.loads(done.stdout.splitlines()[-1])["missing_brokers"]
+    assert missing["broker"] == "broker-1"
+
+
+def test_a_cluster_that_nobody_traces_has_no_waterfalls(cluster: EmbeddedCluster) -> None:
+    done = show(cluster, "nobody's")
+    assert done.returncode == 4
+    assert "no spans" in done.stderr

@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from duemq_analytics.show_command import show
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options
 
@@ -15,6 +16,9 @@ from duemq_cli.session import Session, pass_session, session_options
 @click.group()
 def trace() -> None:
     """Latency, rates and lateness from the cluster's own traces: landed, aggregated, reported."""
+
+
+trace.add_command(show)
 
 
 @trace.command()

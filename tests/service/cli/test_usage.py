@@ -44,6 +44,7 @@ ALL_COMMANDS = [
     ("timer", "release"),
     ("cluster", "show"),
     ("trace", "report"),
+    ("trace", "show"),
     ("up",),
     ("context", "add"),
     ("context", "use"),
