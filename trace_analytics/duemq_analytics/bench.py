@@ -100,12 +100,12 @@ def _measure(arguments: argparse.Namespace, topic: str, directory: Path) -> dict
     first = -(-arguments.spans // ROWS)
     floor = _floor(directory / "floor", min(first, FLOOR_MESSAGES))
     message_bytes = _send(arguments.nameserver, topic, range(first))
-    landed, landing = _run(land)
-    told, reporting = _run(report)
+    landed, landing = run_command(land)
+    told, reporting = run_command(report)
     more = -(-arguments.more // ROWS)
     _send(arguments.nameserver, topic, range(first, first + more))
-    landed_more, landing_more = _run(land)
-    told_again, again = _run(report)
+    landed_more, landing_more = run_command(land)
+    told_again, again = run_command(report)
     _require("landed", landed["spans"] + landed_more["spans"], (first + more) * ROWS)
     _require("reported", told["spans"], first * ROWS)
     _require("reported again", told_again["spans"], (first + more) * ROWS)
@@ -187,7 +187,7 @@ def _put(column: StringColumn, values: tuple[str, ...], rows: Any) -> None:
     column.rows.extend(rows.tolist())
 
 
-def _run(arguments: list[str]) -> tuple[dict[str, Any], Cost]:
+def run_command(arguments: list[str]) -> tuple[dict[str, Any], Cost]:
     """The last line that a command of ours prints, and what it cost with all its processes."""
     command = [sys.executable, "-m", "duemq_analytics", *arguments]
     began = time.perf_counter()
