@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from duemq import Admin, aio
-from duemq.administering.resending import DEAD_LETTER_ID, Resent
+from duemq.administering.letters.resending import DEAD_LETTER_ID, Resent
 from duemq.errors import (
     DuemqError,
     GroupNotFound,
@@ -96,7 +96,7 @@ async def test_letters_of_all_brokers_come_by_the_time_they_died(
 async def test_more_letters_than_a_page_come_all(
     cluster: Cluster, topic: str, admin: aio.Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duemq.administering.dead_letters.PAGE_MESSAGES_MAX", 3)
+    monkeypatch.setattr("duemq.administering.letters.dead_letters.PAGE_MESSAGES_MAX", 3)
     await die(cluster, topic, "b0", [f"a{n}" for n in range(8)])
     await die(cluster, topic, "b1", [f"b{n}" for n in range(5)])
     assert len(await listed(admin)) == 13
@@ -146,7 +146,7 @@ async def test_letters_are_sent_elsewhere(cluster: Cluster, topic: str, admin: a
 async def test_what_cannot_be_sent_is_told_and_counted(
     cluster: Cluster, topic: str, admin: aio.Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duemq.administering.dead_letters.ROUTE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("duemq.administering.letters.dead_letters.ROUTE_TIMEOUT_S", 0.2)
     await die(cluster, topic, "b0", ["a1", "a2"])
     outcomes: list[object] = []
     done = await admin.resend_dead_letters(
@@ -159,7 +159,7 @@ async def test_what_cannot_be_sent_is_told_and_counted(
 async def test_what_dies_meanwhile_is_left_for_the_next_time(
     cluster: Cluster, topic: str, admin: aio.Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duemq.administering.dead_letters.PAGE_MESSAGES_MAX", 1)
+    monkeypatch.setattr("duemq.administering.letters.dead_letters.PAGE_MESSAGES_MAX", 1)
     await die(cluster, topic, "b0", ["a1", "a2"])
     seen = []
     async for letter in admin.dead_letters(GROUP):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from duemq import Admin, DuemqError, Receipt
-from duemq.administering.resending import Letter
+from duemq.administering.letters.resending import Letter
 from duemq.errors import MissingBroker, PartialAnswer, TopicNotFound
 from duemq.protocol.names import dead_letter_topic
 from duemq_cli import completion

@@ -5,9 +5,9 @@ Each broker keeps its own topics and offsets, so most answers are asked of all o
 
 from __future__ import annotations
 
-from duemq.administering.dead_letters import DeadLetters
 from duemq.administering.forgetting import Forgetting
 from duemq.administering.groups import Groups
+from duemq.administering.letters.dead_letters import DeadLetters
 from duemq.administering.messages import Messages
 from duemq.administering.probes import Probes
 from duemq.administering.repeating.schedules import Schedules

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Any, TypeVar
 
 from duemq.administering.admin import Admin as AsyncAdmin
-from duemq.administering.dead_letters import Selection
-from duemq.administering.resending import Letter, OnSent, Resending, Resent
+from duemq.administering.letters.dead_letters import Selection
+from duemq.administering.letters.resending import Letter, OnSent, Resending, Resent
 from duemq.descriptions import TimerDescription
 from duemq.settings import ClientSettings
 from duemq.transport.cluster_client import Addresses

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 from duemq.administering.asking import Asker
-from duemq.administering.resending import Letter
+from duemq.administering.letters.resending import Letter
 from duemq.errors import (
     Internal,
     MissingBroker,

@@ -102,7 +102,7 @@ async def test_resend_prints_what_it_sent(cluster: Cluster) -> None:
 async def test_what_cannot_be_sent_makes_it_fail(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duemq.administering.dead_letters.ROUTE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("duemq.administering.letters.dead_letters.ROUTE_TIMEOUT_S", 0.2)
     done = await run(cluster, "resend", GROUP, "--all", "--to", "nowhere", "--json")
     assert done.exit_code == Exit.FAILED
     assert [row["error"]["code"] for row in rows(done)] == ["TOPIC_NOT_FOUND"] * 3

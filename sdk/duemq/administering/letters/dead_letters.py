@@ -18,7 +18,14 @@ from typing import NamedTuple
 from duemq.administering import finding
 from duemq.administering.asking import Method, refuse_missing
 from duemq.administering.groups import Groups
-from duemq.administering.resending import Letter, OnSent, Resending, Resent, copy_of, target_of
+from duemq.administering.letters.resending import (
+    Letter,
+    OnSent,
+    Resending,
+    Resent,
+    copy_of,
+    target_of,
+)
 from duemq.administering.topics import Topics
 from duemq.descriptions import PurgedQueue
 from duemq.errors import (
