@@ -140,7 +140,7 @@ class SpanReader(RangeReader):
 
 
 class MessageSource(DataSource):
-    """`spark.read.format("duemq").option("topic", …)`; `sink/topic_format.py` adds `df.write`."""
+    """`spark.read.format("duemq").option("topic", …)`; `sink.topic_format` adds `df.write`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
