@@ -17,10 +17,12 @@ size; only batches on their way to a broker are written whole.
 
 What later releases added is left out while it is empty, and need not be there: `forgotten_ms` and
 `fired_until_ms` of the object, the arrays `late_pages` and `late_bits` (fire_memory.py); of timers
-under keys `rows_timer_key`, `blocks_keyed`, `replaced_pages`, `replaced_bits` (tombstones.py) and
-those of keyed_arrays.py; `schedules`, u8 (schedule_entry.py); and where there are replicas
-`epochs`, (epoch, start) of each leader whose entries the log still has, `store_id` where it is not
-the producer id, and `installed`; `topics`, the ledger by topic.
+under keys `rows_timer_key`, `blocks_keyed` and those of keyed_arrays.py; `replaced_pages` and
+`replaced_bits`, of timers that are gone (tombstones.py), and of those that still lie on disk
+`unmet_pages`, u64, and `unmet_bits`, 128 bytes a page (offset_bits.py); `schedules`, u8
+(schedule_entry.py); and where there are replicas `epochs`, (epoch, start) of each leader whose
+entries the log still has, `store_id` where it is not the producer id, and `installed`; `topics`,
+the ledger by topic.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.request_memory import SavedRequests
 from duemq_server.timer_service.scheduling.scheduler import Ledger, Scheduler
 from duemq_server.timer_service.timers.log_entries import LaneId, SourceId, TargetId
+from duemq_server.timer_service.timers.offset_bits import PAGE_BYTES as UNMET_PAGE_BYTES
+from duemq_server.timer_service.timers.offset_bits import Bits, Keys
 from duemq_server.timer_service.timers.offset_pages import PAGE_BYTES, SavedPage
 from duemq_server.timer_service.timers.rows import NARROW, WIDE, Blob, Home, Rows, concatenate, runs
 
@@ -91,8 +95,11 @@ class CheckpointState:
     forgotten_ms: int = 0
     fired_until_ms: int = 0
     fired_late: list[SavedPage] = dataclasses.field(default_factory=list)
-    # Of timers under keys; none where there never were any.
     replaced: list[SavedPage] = dataclasses.field(default_factory=list)
+    """Timers that are gone, cancelled ones too."""
+    unmet: tuple[Keys, Bits] | None = None
+    """Those of them that still lie on disk."""
+    # Of timers under keys; none where there never were any.
     requests: list[SavedRequests] = dataclasses.field(default_factory=list)
     ended_keys: list[SavedKey] = dataclasses.field(default_factory=list)
     schedules: list[ScheduleChange] = dataclasses.field(default_factory=list)
@@ -143,7 +150,8 @@ def capture(
         forgotten_ms=scheduler.tombstones.forgotten_ms,
         fired_until_ms=scheduler.fires.until_ms,
         fired_late=scheduler.fires.pages(),
-        replaced=scheduler.tombstones.replaced.saved(),
+        replaced=scheduler.tombstones.gone.saved(),
+        unmet=scheduler.tombstones.left.saved() if scheduler.tombstones.unmet else None,
         requests=scheduler.keyed.requests.saved(),
         ended_keys=scheduler.keyed.ended.saved(),
         schedules=scheduler.schedules.saved(),
@@ -236,6 +244,9 @@ def encode(state: CheckpointState) -> bytes:
     if state.topics:
         added["topics"] = state.topics
     arrays |= _pages("late", state.fired_late) | _pages("replaced", state.replaced)
+    if state.unmet is not None:
+        pages, bits = state.unmet
+        arrays |= {"unmet_pages": pages, "unmet_bits": bits.reshape(-1)}
     if any(each.keyed for each in state.blocks):
         arrays["blocks_keyed"] = np.array([each.keyed for each in state.blocks], dtype=np.int64)
     if rows.timer_key is not None and rows.timer_key.any():
@@ -300,6 +311,7 @@ def decode(payload: bytes) -> CheckpointState:
         fired_until_ms=header.get("fired_until_ms", 0),
         fired_late=_decode_pages("late", arrays),
         replaced=_decode_pages("replaced", arrays),
+        unmet=_decode_unmet(arrays),
         requests=keyed_arrays.decode_requests(arrays),
         ended_keys=keyed_arrays.decode_ended(arrays),
         schedules=decode_changes(arrays["schedules"].tobytes()) if "schedules" in arrays else [],
@@ -371,6 +383,12 @@ def _decode_pages(name: str, arrays: Arrays) -> list[SavedPage]:
         SavedPage(key, marked_ms, each.tobytes())
         for (key, marked_ms), each in zip(table, bits, strict=True)
     ]
+
+
+def _decode_unmet(arrays: Arrays) -> tuple[Keys, Bits] | None:
+    if "unmet_pages" not in arrays:
+        return None
+    return arrays["unmet_pages"], arrays["unmet_bits"].reshape(-1, UNMET_PAGE_BYTES)
 
 
 def _decode_held(files: list[str], arrays: Arrays) -> list[Held]:

@@ -170,9 +170,11 @@ class Recovery:
             scheduler.numbers.number_target(target)
         for lane in state.lanes:
             self._restore_lane(lane)
+        scheduler.tombstones.gone.restore(state.replaced)
+        if state.unmet is not None:
+            scheduler.tombstones.left.restore(*state.unmet)
         for tombstone in state.tombstones:
             scheduler.tombstones.restore(*tombstone)
-        scheduler.tombstones.replaced.restore(state.replaced)
         scheduler.tombstones.forgotten_ms = state.forgotten_ms
         scheduler.keyed.requests.restore(state.requests)
         scheduler.keyed.ended.restore(state.ended_keys)
@@ -180,7 +182,7 @@ class Recovery:
         scheduler.fires.restore(state.fired_until_ms, state.fired_late)
         scheduler.segments.recover(state.lengths, state.blocks)
         for held in state.held:
-            rows = scheduler.drop_cancelled(held.rows)
+            rows = scheduler.drop_cancelled(held.rows, self._now_ms)
             if len(rows):
                 self._admit_held(held, rows)
                 self._make_room()
@@ -461,7 +463,7 @@ class Recovery:
         for piece in load.pieces:
             rows = scheduler.numbers.translate(piece.rows, piece.sources, piece.targets)
             scheduler.topics.loaded(rows)
-            rows = scheduler.drop_cancelled(self._sift(rows, piece.blob))
+            rows = scheduler.drop_cancelled(self._sift(rows, piece.blob), self._now_ms)
             if len(rows):
                 scheduler.admit(rows, piece.blob, self._now_ms, force=True)
 

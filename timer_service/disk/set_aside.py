@@ -37,7 +37,7 @@ from duemq_server.timer_service.far.far_segments import (
 )
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import Limits
-from duemq_server.timer_service.timers.rows import Blob, Home, Rows, new_rows
+from duemq_server.timer_service.timers.rows import KEY_BITS, Blob, Home, Rows, new_rows
 
 FOLDER = "set-aside"
 COPY_BYTES = 4 << 20
@@ -220,14 +220,16 @@ class TolerantRecovery(Recovery):
     def _meet_cancelled(self) -> None:
         """Cancelled timers that are in no block any more were in one that is lost."""
         scheduler = self._scheduler
-        left = {(s, o) for s, o, _, unmet in scheduler.tombstones.items() if unmet}
+        keys = scheduler.tombstones.left.keys().tolist()
+        left = {(key >> KEY_BITS, key & (1 << KEY_BITS) - 1) for key in keys}
         for found in self._far():
             left -= found
         cancelled = new_rows(len(left))
         cancelled.narrow[1] = 0  # topics are counted after this
         cancelled.narrow[0] = [source for source, _ in left]
         cancelled.wide[1] = [offset for _, offset in left]
-        scheduler.tombstones.meet(cancelled)
+        cancelled.wide[0] = self._now_ms
+        scheduler.tombstones.meet(cancelled, self._now_ms)
         self._not_lost(len(left))
 
     def _take(self, load: Load) -> None:
@@ -251,7 +253,7 @@ class TolerantRecovery(Recovery):
             for batch, key in zip(batches.tolist(), _keys(rows), strict=True):
                 if batch >= 0:
                     self._miss(batch, self._name(*key))
-            rows = scheduler.drop_cancelled(rows.take(batches < 0))
+            rows = scheduler.drop_cancelled(rows.take(batches < 0), self._now_ms)
             count = len(rows)
             names = [self._name(*key) for key in _keys(rows)]
         scheduler.ledger.lost += count

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from duemq.errors import Corrupt, DuemqError, Overloaded
+from duemq.errors import Corrupt, DuemqError
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.look_up import Place, Query
 from duemq_server.timer_service.timers import log_entries
@@ -180,18 +180,25 @@ class Cancelling:
             if offset >= end:
                 own = scheduler.keyed.is_own(source_id)
                 self._outcomes[at] = UNKNOWN if own else NOT_YET
-            elif scheduler.tombstones.has(number, offset):
-                self._outcomes[at] = CANCELLED
-                self.end = scheduler.log.end_position
             else:
                 arrived.append((at, number, offset, due_ms))
         places, numbers, offsets, dues = zip(*arrived, strict=True) if arrived else ((),) * 4
-        return _Asked(
+        asked = _Asked(
             list(places),
             np.array(numbers, dtype=np.uint32),
             np.array(offsets, dtype=np.int64),
             np.array(dues, dtype=np.int64),
         )
+        return self._not_gone(asked) if places else asked
+
+    def _not_gone(self, asked: _Asked) -> _Asked:
+        gone = self._scheduler.tombstones.find(asked.source, asked.offset)
+        if not gone.any():
+            return asked
+        for n in np.flatnonzero(gone).tolist():
+            self._outcomes[asked.at[n]] = CANCELLED
+        self.end = self._scheduler.log.end_position
+        return asked.take(np.flatnonzero(~gone).tolist())
 
     def _in_memory(self, asked: _Asked) -> tuple[Ids, npt.NDArray[np.int64]]:
         """Row of the near table and due time of each; NOWHERE if it is not there."""
@@ -221,16 +228,6 @@ class Cancelling:
     def _cancel(self, wanted: _Asked, rows: Ids, now_ms: int) -> None:
         """`rows`: of the near table, NOWHERE for what lies far."""
         scheduler = self._scheduler
-        tombstones, limit = scheduler.tombstones, scheduler.limits.tombstones_max
-        room = max(0, limit - len(tombstones))
-        for at in wanted.at[room:]:
-            self._outcomes[at] = Overloaded(
-                f"{limit} cancelled timers are remembered, no more can be",
-                field="handles",
-                limit=limit,
-            )
-        if len(wanted.at) > room:
-            wanted, rows = wanted.take(list(range(room))), rows[:room]
         if not wanted.at:
             return
         far = rows == NOWHERE
@@ -246,7 +243,7 @@ class Cancelling:
         since_ms = np.maximum(wanted.due_ms, now_ms)
         for unmet in (True, False):
             mine = far == unmet
-            tombstones.add_all(
+            scheduler.tombstones.add_all(
                 wanted.source[mine], wanted.offset[mine], since_ms[mine], unmet=unmet
             )
             scheduler.topics.cancelled(target[mine], unmet=unmet)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from duemq.errors import DuemqError, InvalidArgument, Overloaded, TooLarge
+from duemq.errors import DuemqError, InvalidArgument, TooLarge
 from duemq.protocol.limits import BATCH_BYTES_DEFAULT
 from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.storage import frame, record
@@ -48,7 +48,6 @@ from duemq_server.timer_service.timers.keyed_entry import (
     RequestKey,
     Result,
 )
-from duemq_server.timer_service.timers.keys import NOWHERE
 from duemq_server.timer_service.timers.log_entries import TargetId
 from duemq_server.timer_service.timers.rows import Hashes
 
@@ -136,8 +135,6 @@ class Change(ABC):
         """Appends the entry and applies it.  `come`: by the number of their target."""
         scheduler, keyed = self._scheduler, self._scheduler.keyed
         rows = np.array([each.row for each in (*cancelled, *replaced)], dtype=np.int32)
-        far = int((rows[len(cancelled) :] == NOWHERE).sum())
-        check_tombstones(scheduler, len(cancelled) + far)
         answer = keyed_entry.encode_answer(results)
         if self.request.id != NO_REQUEST:
             keyed.requests.make_room(answer, now_ms)
@@ -361,17 +358,6 @@ def _check_distinct(timers: Sequence[tuple[Handle | TimerKey, int]]) -> None:
             raise InvalidArgument(
                 f"timers[{at}] is the same one as timers[{first}]", field="timers", value=at
             )
-
-
-def check_tombstones(scheduler: Scheduler, count: int) -> None:
-    """Raises Overloaded unless so many more can be remembered."""
-    limit = scheduler.limits.tombstones_max
-    if len(scheduler.tombstones) + count > limit:
-        raise Overloaded(
-            f"{limit} cancelled and replaced timers are remembered, no more can be",
-            field="cancelled_max",
-            limit=limit,
-        )
 
 
 def _uncount(scheduler: Scheduler, gone: Sequence[Waiting]) -> None:

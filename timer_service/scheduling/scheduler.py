@@ -113,7 +113,7 @@ class Scheduler:
         self.frozen = KeyList()  # of `flushing`
         self.segments = segments
         self.dispatcher = Dispatcher()
-        self.tombstones = Tombstones(limits.tombstone_keep_ms)
+        self.tombstones = Tombstones(limits.tombstone_keep_ms, limits.tombstones_max)
         self.fires = FireMemory()
         self.ledger = Ledger()
         self.numbers = Numbering()
@@ -417,23 +417,23 @@ class Scheduler:
         horizon = self.horizon_ms(now_ms)
         if self.memtable.min_due_ms is None or self.memtable.min_due_ms >= horizon:
             return
-        for rows, blob in self._live_pieces(self.memtable.take_before(horizon)):
+        for rows, blob in self._live_pieces(self.memtable.take_before(horizon), now_ms):
             self.admit(rows, blob, now_ms)
 
-    def drop_cancelled(self, rows: Rows) -> Rows:
+    def drop_cancelled(self, rows: Rows, now_ms: int) -> Rows:
         """Rows without those that were cancelled while they lay far."""
-        cancelled = self.tombstones.meet(rows)
+        cancelled = self.tombstones.meet(rows, now_ms)
         if cancelled is None:
             return rows
         self.topics.met(rows.target[cancelled])
         return rows.take(~cancelled)
 
-    def _live_pieces(self, pieces: list[Piece]) -> list[Piece]:
+    def _live_pieces(self, pieces: list[Piece], now_ms: int) -> list[Piece]:
         """The pieces without cancelled timers; the same list if there are none."""
         if not self.tombstones.unmet or not pieces:
             return pieces
         joined = concatenate([rows for rows, _ in pieces])
-        cancelled = self.tombstones.meet(joined)
+        cancelled = self.tombstones.meet(joined, now_ms)
         if cancelled is None:
             return pieces
         self.topics.met(joined.target[cancelled])
@@ -463,7 +463,7 @@ class Scheduler:
         if self.flushing:
             raise InvariantError("a flush is running")
         memtable, self.memtable = self.memtable, Memtable()
-        self.flushing, self.frozen = self._live_pieces(memtable.pieces), memtable.keys
+        self.flushing, self.frozen = self._live_pieces(memtable.pieces, now_ms), memtable.keys
         if self.flushing is not memtable.pieces:
             self.frozen = KeyList.of(rows for rows, _ in self.flushing)
         return self.segments.flush(self.flushing, self.numbers.tables(), now_ms)
@@ -509,7 +509,7 @@ class Scheduler:
         for piece in load.pieces:
             rows = self.numbers.translate(piece.rows, piece.sources, piece.targets)
             self.topics.loaded(rows)
-            rows = self.drop_cancelled(rows)
+            rows = self.drop_cancelled(rows, now_ms)
             self.due_counts.loaded(piece.block, self.topics.slots(rows.target), rows.due_ms)
             if len(rows):
                 self.admit(rows, piece.blob, now_ms, force=force)

@@ -36,7 +36,8 @@ class _Page:
 class OffsetPages:
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, pages_max: int = PAGES_MAX) -> None:
+        self.pages_max = pages_max
         self.dropped_ms = 0
         """The latest time of a page that went because there were too many."""
         self._pages: dict[int, _Page] = {}
@@ -50,14 +51,28 @@ class OffsetPages:
         at = key & ((1 << PAGE_BITS) - 1)
         return bool(page.bits[at >> 3] >> (at & 7) & 1)
 
-    def mark(self, keys: npt.NDArray[np.uint64], at_ms: int) -> None:
-        """Adds timers, by identity (rows.keys_of)."""
+    def find(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Which of these (rows.keys_of) were marked, and are remembered."""
+        numbers = keys >> np.uint64(PAGE_BITS)
+        at = (keys & np.uint64((1 << PAGE_BITS) - 1)).astype(np.int64)
+        found = np.zeros(len(keys), dtype=np.bool_)
+        for number in np.unique(numbers).tolist() if self._pages else ():
+            page = self._pages.get(number)
+            if page is not None:
+                own = np.flatnonzero(numbers == number)
+                found[own] = page.bits[at[own] >> 3] >> (at[own] & 7) & 1
+        return found
+
+    def mark(self, keys: npt.NDArray[np.uint64], at_ms: int | npt.NDArray[np.int64]) -> None:
+        """Adds timers, by identity (rows.keys_of); `at_ms`: of all, or of each."""
         numbers = keys >> np.uint64(PAGE_BITS)
         at = (keys & np.uint64((1 << PAGE_BITS) - 1)).astype(np.int64)
         for number in np.unique(numbers).tolist():
-            mine = at[numbers == number]
+            own = numbers == number
+            mine = at[own]
             bits = np.left_shift(1, mine & 7).astype(np.uint8)
-            np.bitwise_or.at(self._page(number, at_ms).bits, mine >> 3, bits)
+            last_ms = at_ms if isinstance(at_ms, int) else int(at_ms[own].max())
+            np.bitwise_or.at(self._page(number, last_ms).bits, mine >> 3, bits)
 
     def mark_one(self, source: int, offset: int, at_ms: int) -> None:
         """Adds a timer."""
@@ -71,15 +86,15 @@ class OffsetPages:
             page = _Page(at_ms, np.zeros(PAGE_BYTES, dtype=np.uint8))
         page.marked_ms = max(page.marked_ms, at_ms)
         self._pages[number] = page  # at the end
-        while len(self._pages) > PAGES_MAX:
+        while len(self._pages) > self.pages_max:
             gone = self._pages.pop(next(iter(self._pages)))
             self.dropped_ms = max(self.dropped_ms, gone.marked_ms)
         return page
 
-    def expire(self, before_ms: int) -> None:
-        """Forgets pages that were last marked before."""
-        for number in [n for n, page in self._pages.items() if page.marked_ms < before_ms]:
-            del self._pages[number]
+    def expire(self, before_ms: int) -> int:
+        """Forgets pages that were last marked before; the latest time of these, 0: none."""
+        old = [n for n, page in self._pages.items() if page.marked_ms < before_ms]
+        return max((self._pages.pop(number).marked_ms for number in old), default=0)
 
     def saved(self) -> list[SavedPage]:
         """A copy, for a checkpoint."""

@@ -38,7 +38,6 @@ from duemq_server.timer_service.recurring.schedules import Step, step
 from duemq_server.timer_service.scheduling import keyed_state
 from duemq_server.timer_service.scheduling.keyed_changes import (
     New,
-    check_tombstones,
     frames_of,
     next_offset,
 )
@@ -248,7 +247,6 @@ def _commit(scheduler: Scheduler, moves: Sequence[_Move], now_ms: int) -> int:
     """Appends the entry and applies it; where it ends."""
     cancelled = [_handle(each) for move in moves for each in move.cancelled]
     replaced = [_handle(each) for move in moves for each in move.replaced]
-    check_tombstones(scheduler, len(cancelled) + len(replaced))
     come, came = _new(scheduler, moves)
     count = sum(map(len, come.values()))
     changed = Changed(

@@ -291,15 +291,18 @@ def test_moving_a_timer_all_the_time_fills_no_memory(wait: int) -> None:
     ledger_holds(world, replaced=150, pending=1)
 
 
-def test_a_full_memory_of_tombstones_refuses_the_whole_request() -> None:
+def test_a_full_memory_of_tombstones_refuses_nothing() -> None:
     world = World(limits=Limits(tombstones_max=1, near_window_ms=10_000))
-    assert decided(world, scheduling(world, "a", "b")) == [SCHEDULED] * 2
+    keys = [TimerKey("any", key) for key in "abc"]
+    for wait in (5_000, FAR_MS):
+        asked = scheduling(world, "a", "b", "c", wait=wait)
+        decided(world, asked)
+        handles = [handle for _, (handle,) in asked.results]
 
-    with pytest.raises(Overloaded, match="1 cancelled and replaced"):
-        decided(world, scheduling(world, "a", "b"))
-    with pytest.raises(Overloaded):
-        decided(world, cancelling(world, TimerKey("any", "a"), TimerKey("any", "b")))
-    ledger_holds(world, replaced=0, pending=2)
+        assert decided(world, cancelling(world, *keys)) == [CANCELLED] * 3
+        assert len(world.scheduler.tombstones) == 1
+        assert world.cancel_handles(handles) == [CANCELLED] * 3
+    ledger_holds(world, replaced=0, pending=0)
 
 
 def test_a_replaced_timer_s_handle_is_cancelled(far: World) -> None:

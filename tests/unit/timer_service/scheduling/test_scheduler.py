@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from duemq.errors import Corrupt, OffsetOutOfRange, Overloaded
+from duemq.errors import Corrupt, OffsetOutOfRange
 from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull
 from duemq_server.timer_service.disk.data_directory import open_directory
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
@@ -218,17 +218,6 @@ def test_an_outcome_that_is_no_longer_kept_is_unknown() -> None:
     assert world.cancel(0) == FIRED
     world.now_ms += 1
     assert world.cancel(0) == UNKNOWN
-
-
-def test_a_bounded_number_of_cancelled_timers_is_remembered() -> None:
-    world = world_with(10, 20)
-    limits = dataclasses.replace(LIMITS, tombstones_max=1)
-    world.scheduler.limits = limits
-    world.cancel(0)
-
-    [outcome] = world.cancel_handles([Cancelled(SOURCE, 1, START_MS + 20)])
-    assert isinstance(outcome, Overloaded)
-    assert "1 cancelled timers" in str(outcome)
 
 
 def test_a_batch_that_a_dead_process_left_behind_is_sent_again_unchanged() -> None:
