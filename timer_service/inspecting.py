@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from duemq.errors import Corrupt, DuemqError, InvalidArgument, Unavailable
 from duemq_server.storage.errors import CorruptFile
+from duemq_server.timer_service.far.bodies import Bytes, Files
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.due_counts import HOUR_MS, CountBlocks, CountedBlock, Edges
 from duemq_server.timer_service.log_loop import LogLoop
@@ -22,7 +23,6 @@ from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.scheduling.topic_counts import OTHERS, TOPICS_MAX, TopicLedger
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.log_entries import Cancelled, TargetId
-from duemq_server.timer_service.views.bodies import Bytes, Files
 from duemq_server.timer_service.views.finding import Finding
 from duemq_server.timer_service.views.forecast import DueBucket, Forecast, split_blocks
 from duemq_server.timer_service.views.listing import BYTES_MAX, Listed, Page, Position, Wanted

@@ -25,6 +25,7 @@ from duemq_server.storage import frame, record
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.disk.data_directory import DataDirectory, open_directory
 from duemq_server.timer_service.disk.housekeeping import Job, Save
+from duemq_server.timer_service.far.bodies import Files
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.due_counts import CountBlocks, Edges
 from duemq_server.timer_service.far.far_segments import as_rows
@@ -41,7 +42,6 @@ from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutco
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled, LaneId, SourceId
-from duemq_server.timer_service.views.bodies import Files
 from duemq_server.timer_service.views.finding import PENDING, Finding
 from duemq_server.timer_service.views.forecast import Forecast, split_blocks
 from duemq_server.timer_service.views.listing import Page, Position, Wanted

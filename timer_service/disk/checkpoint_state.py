@@ -22,7 +22,7 @@ under keys `rows_timer_key`, `blocks_keyed` and those of keyed_arrays.py; `repla
 `unmet_pages`, u64, and `unmet_bits`, 128 bytes a page (offset_bits.py); `schedules`, u8
 (schedule_entry.py); and where there are replicas `epochs`, (epoch, start) of each leader whose
 entries the log still has, `store_id` where it is not the producer id, and `installed`; `topics`,
-the ledger by topic.
+the ledger by topic; `bulk`, jobs on what is pending (scheduling/bulk/jobs.py).
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ class CheckpointState:
     requests: list[SavedRequests] = dataclasses.field(default_factory=list)
     ended_keys: list[SavedKey] = dataclasses.field(default_factory=list)
     schedules: list[ScheduleChange] = dataclasses.field(default_factory=list)
+    bulk: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Jobs, as scheduling/bulk/jobs.py writes them."""
     epochs: tuple[tuple[int, int], ...] = ()
     """(epoch, start) of EPOCH entries before `position`; none without replicas."""
     installed: bool = False
@@ -155,6 +157,7 @@ def capture(
         requests=scheduler.keyed.requests.saved(),
         ended_keys=scheduler.keyed.ended.saved(),
         schedules=scheduler.schedules.saved(),
+        bulk=scheduler.bulk.saved(),
         epochs=tuple(epochs),
         store_id=store_id,
         topics=scheduler.topics.saved(),
@@ -241,6 +244,8 @@ def encode(state: CheckpointState) -> bytes:
         added["installed"] = True
     if state.store_id:
         added["store_id"] = state.store_id
+    if state.bulk:
+        added["bulk"] = state.bulk
     if state.topics:
         added["topics"] = state.topics
     arrays |= _pages("late", state.fired_late) | _pages("replaced", state.replaced)
@@ -318,6 +323,7 @@ def decode(payload: bytes) -> CheckpointState:
         epochs=tuple((epoch, start) for epoch, start in header.get("epochs", ())),
         installed=header.get("installed", False),
         store_id=header.get("store_id", 0),
+        bulk=header.get("bulk", []),
         topics=header.get("topics", {}),
     )
 

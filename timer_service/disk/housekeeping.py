@@ -110,6 +110,7 @@ class Housekeeper:
         scheduler.tombstones.expire(now_ms)
         scheduler.fires.expire(now_ms - scheduler.limits.tombstone_keep_ms)
         scheduler.keyed.expire(now_ms, scheduler.limits.tombstone_keep_ms)
+        scheduler.bulk.expire(now_ms)
         return self.save(now_ms) if self._save_is_due(now_ms) else None
 
     def short_of_space(self) -> bool:

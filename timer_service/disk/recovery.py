@@ -5,7 +5,7 @@ directly: it is the start of the process.
 
 1. The checkpoint's state is taken over; bodies of timers in memory are read from where they lie.
 2. The entries behind it are applied in order: ADD brings timers in as when they came; CANCEL, ACK,
-   EPOCH, SCHEDULE and RECUR as they say; a DISPATCH only notes which timers are in it.
+   EPOCH, SCHEDULE, RECUR and BULK as they say; a DISPATCH only notes which timers are in it.
 3. The noted timers are then taken out wherever they are met: at once if they are in memory, and
    from the blocks, which the checkpoint left where they were, by loading what was due.  Timers of
    a batch that is not acknowledged give it their bodies: it will be sent again, byte by byte the
@@ -40,14 +40,15 @@ from duemq_server.timer_service.far.far_block import REMEDY
 from duemq_server.timer_service.far.far_segments import Load
 from duemq_server.timer_service.recurring import schedule_entry
 from duemq_server.timer_service.scheduling import keyed_state
+from duemq_server.timer_service.scheduling.bulk import entry as bulk_entry
 from duemq_server.timer_service.scheduling.dispatch import NEVER
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.scheduler import Scheduler, make_batch
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.timers import intake, keyed_entry, log_entries
 from duemq_server.timer_service.timers.limits import AHEAD_MS
-from duemq_server.timer_service.timers.log_entries import Dispatched
-from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate
+from duemq_server.timer_service.timers.log_entries import Dispatched, SourceId
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate, keys_of
 
 log = logging.getLogger(__name__)
 
@@ -179,6 +180,7 @@ class Recovery:
         scheduler.keyed.requests.restore(state.requests)
         scheduler.keyed.ended.restore(state.ended_keys)
         scheduler.schedules.apply(state.schedules)
+        scheduler.bulk.restore(state.bulk)
         scheduler.fires.restore(state.fired_until_ms, state.fired_late)
         scheduler.segments.recover(state.lengths, state.blocks)
         for held in state.held:
@@ -219,6 +221,8 @@ class Recovery:
                 self._schedule(entry)
             elif entry.kind == log_entries.RECUR:
                 self._recur(entry)
+            elif entry.kind == log_entries.BULK:
+                self._bulk(entry)
             elif entry.kind == GAP:
                 raise Corrupt(
                     f"timer log, position {entry.position}: an entry was set aside that no"
@@ -315,22 +319,55 @@ class Recovery:
         self._make_room()
 
     def _cancel(self, entry: Entry) -> None:
-        scheduler = self._scheduler
-        marks = log_entries.decode_cancel_topics(entry.body)
-        for cancelled, mark in zip(log_entries.decode_cancel(entry.body), marks, strict=True):
-            number = scheduler.numbers.number_source(cancelled.source, "", cancelled.offset)
-            row = scheduler.near.find(number, cancelled.offset)
-            if row >= 0:
-                scheduler.near.drop(np.array([row], dtype=np.int32))
-            since_ms = max(cancelled.due_ms, self._now_ms)
-            scheduler.tombstones.add(number, cancelled.offset, since_ms, unmet=row < 0)
-            scheduler.ledger.cancelled += 1
-            scheduler.topics.gone_marked(mark, unmet=row < 0)
-            scheduler.schedules.left(cancelled.source, (cancelled.offset,))
+        self._cancelled(entry.body)
+
+    def _cancelled(self, body: memoryview) -> None:
+        """Timers that a CANCEL body names go."""
+        scheduler, table = self._scheduler, log_entries.decode_cancelled(body)
+        named = np.unique(table[["store_id", "queue_id"]])
+        sources = np.zeros(len(table), dtype=np.uint32)
+        for store_id, queue_id in named.tolist():
+            mine = (table["store_id"] == store_id) & (table["queue_id"] == queue_id)
+            source, offsets = SourceId(store_id, queue_id), table["offset"][mine]
+            sources[mine] = scheduler.numbers.number_source(source, "", int(offsets[0]))
+            scheduler.schedules.left(source, offsets.tolist())
+        rows = scheduler.near.find_all(keys_of(sources, table["offset"]))
+        met = rows >= 0
+        scheduler.near.drop(rows[met])
+        since_ms = np.maximum(table["due_ms"], self._now_ms)
+        for unmet in (True, False):
+            mine = met != unmet
+            scheduler.tombstones.add_all(
+                sources[mine], table["offset"][mine], since_ms[mine], unmet=unmet
+            )
+            marks, counts = np.unique(table["topic"][mine], return_counts=True)
+            for mark, count in zip(marks.tolist(), counts.tolist(), strict=True):
+                scheduler.topics.gone_marked(mark, unmet=unmet, count=count)
+        scheduler.ledger.cancelled += len(table)
+
+    def _bulk(self, entry: Entry) -> None:
+        found, jobs = bulk_entry.decode(entry.body), self._scheduler.bulk
+        if found.what == bulk_entry.ACCEPTED:
+            jobs.open = bulk_entry.decode_job(found)
+            return
+        if jobs.open is None or jobs.open.id != found.job:
+            raise Corrupt(f"timer log, position {entry.position}: a job that was not accepted")
+        if found.what == bulk_entry.OVER:
+            jobs.finish(found.at_ms, bytes(found.body).decode())
+            return
+        jobs.open.count += found.timers
+        if found.what == bulk_entry.CANCELLED:
+            self._cancelled(found.body)
+        else:
+            self._changed(found.body, entry, bulk_entry.HEADER.size)
 
     def _schedule(self, entry: Entry) -> None:
-        changed = keyed_entry.decode(entry.body)
-        home = entry.position + record.HEADER_BYTES + changed.frames_at
+        self._changed(entry.body, entry, 0)
+
+    def _changed(self, body: memoryview, entry: Entry, start: int) -> None:
+        """What a SCHEDULE body says that begins there in the entry's."""
+        changed = keyed_entry.decode(body)
+        home = entry.position + record.HEADER_BYTES + start + changed.frames_at
         keyed_state.apply(self._scheduler, changed, home, self._now_ms)
         hashes = (*changed.cancelled_hashes.tolist(), *changed.hashes.tolist())
         self._keys_changed.update(dict.fromkeys(hashes, entry.position))

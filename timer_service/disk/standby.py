@@ -356,6 +356,7 @@ def _forget(made: Made, now_ms: int) -> None:
     scheduler.tombstones.expire(now_ms, EVERYTHING)
     scheduler.fires.expire(now_ms - scheduler.limits.tombstone_keep_ms)
     scheduler.keyed.expire(now_ms, scheduler.limits.tombstone_keep_ms)
+    scheduler.bulk.expire(now_ms)
 
 
 def _flush(made: Made, now_ms: int) -> None:

@@ -18,11 +18,11 @@ from duemq.v1.message_pb2 import Record, RecordBatch, TimerHandle
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import told
 from duemq_server.timer_service.edge.timer_names import TimerNames
+from duemq_server.timer_service.far.bodies import Bytes
 from duemq_server.timer_service.inspecting import Found, Inspector
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, UNKNOWN
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.timers.log_entries import Cancelled
-from duemq_server.timer_service.views.bodies import Bytes
 from duemq_server.timer_service.views.finding import PENDING
 from duemq_server.timer_service.views.listing import Listed, Position, Wanted
 

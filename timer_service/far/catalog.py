@@ -199,6 +199,10 @@ class Catalog:
         """A block, or None if it is done.  From any thread."""
         return self._blocks.get(number)
 
+    def since(self, number: int) -> list[Block]:
+        """Blocks of this number and later that are not done."""
+        return [each for at, each in self._blocks.items() if at >= number]
+
     def view(self) -> View:
         """All entries as of now; they stay as they are."""
         if self._view is None:

@@ -90,6 +90,10 @@ class Tombstones:
         for each in zip(source.tolist(), offset.tolist(), since_ms.tolist(), strict=True):
             self.add(*each, unmet=False)
 
+    def add_keys(self, keys: npt.NDArray[np.uint64], since_ms: npt.NDArray[np.int64]) -> None:
+        """Many (rows.keys_of) were cancelled in memory; only bits are left of them."""
+        self.gone.mark(keys, since_ms)
+
     def has(self, source: int, offset: int) -> bool:
         """Whether the timer is gone and is remembered."""
         return (

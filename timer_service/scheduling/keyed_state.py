@@ -6,6 +6,7 @@ Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock,
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -72,24 +73,43 @@ def _take_away(
     now_ms: int,
 ) -> None:
     """The first `cancelled` of them were, the others were replaced."""
-    numbers, tombstones = scheduler.numbers, scheduler.tombstones
-    sources = [numbers.number_source(each.source, "", each.offset) for each in gone]
+    tombstones = scheduler.tombstones
+    numbered: dict[SourceId, int] = {}
+    sources = np.array(
+        [
+            numbered[each.source] if each.source in numbered else _number(scheduler, each, numbered)
+            for each in gone
+        ],
+        dtype=np.uint32,
+    )
+    keys = keys_of(sources, np.array([each.offset for each in gone], dtype=np.int64))
+    since_ms = np.maximum(np.array([each.due_ms for each in gone], dtype=np.int64), now_ms)
     if rows is None:
-        offsets = np.array([each.offset for each in gone], dtype=np.int64)
-        rows = scheduler.near.find_all(keys_of(np.array(sources), offsets))
+        rows = scheduler.near.find_all(keys)
     near = rows >= 0
     if near.any():
         scheduler.near.drop(rows[near])
-    named = zip(sources, gone, marks, near.tolist(), strict=True)
-    for at, (source, each, mark, met) in enumerate(named):
-        add = tombstones.add if at < cancelled else tombstones.add_replaced
-        add(source, each.offset, max(each.due_ms, now_ms), unmet=not met)
-        scheduler.topics.gone_marked(mark, unmet=not met, replaced=at >= cancelled)
+    tombstones.left.add(keys[~near])
+    tombstones.add_keys(keys[cancelled:][near[cancelled:]], since_ms[cancelled:][near[cancelled:]])
+    for at in np.flatnonzero(near[:cancelled]).tolist():
+        tombstones.add(int(sources[at]), gone[at].offset, int(since_ms[at]), unmet=False)
+    named = Counter(
+        (mark, met, at >= cancelled)
+        for at, (mark, met) in enumerate(zip(marks, near.tolist(), strict=True))
+    )
+    for (mark, met, replaced), count in named.items():
+        scheduler.topics.gone_marked(mark, unmet=not met, replaced=replaced, count=count)
     if scheduler.schedules:
         for each in gone:
             scheduler.schedules.left(each.source, (each.offset,))
     scheduler.ledger.cancelled += cancelled
     scheduler.ledger.replaced += len(gone) - cancelled
+
+
+def _number(scheduler: Scheduler, first: Cancelled, numbered: dict[SourceId, int]) -> int:
+    number = scheduler.numbers.number_source(first.source, "", first.offset)
+    numbered[first.source] = number
+    return number
 
 
 def _bring_in(scheduler: Scheduler, changed: Changed, home: int, now_ms: int) -> None:

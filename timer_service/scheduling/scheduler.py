@@ -41,6 +41,7 @@ from duemq_server.timer_service.far.memtable import Memtable, Piece
 from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.far.tombstones import Tombstones
 from duemq_server.timer_service.recurring.schedules import Schedules
+from duemq_server.timer_service.scheduling.bulk.jobs import BulkJobs
 from duemq_server.timer_service.scheduling.dispatch import (
     BATCH_BYTES_MAX,
     BATCH_ROWS_MAX,
@@ -121,6 +122,7 @@ class Scheduler:
         self.due_counts = DueCounts()
         self.keyed = KeyedState(limits.requests_max, limits.request_bytes_max)
         self.schedules = Schedules()
+        self.bulk = BulkJobs()
         self._undurable: deque[tuple[int, FireBatch]] = deque()
         self._arrivals: deque[tuple[int, Source, int]] = deque()
         self._acks: list[int] = []

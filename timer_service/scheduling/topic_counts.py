@@ -135,17 +135,19 @@ class TopicCounts:
             ledger.cancelled += count
             ledger.unmet += count if unmet else 0
 
-    def gone_marked(self, mark: int, *, unmet: bool, replaced: bool = False) -> None:
-        """A timer was cancelled or replaced, as the log tells of it; `unmet` as `cancelled`."""
+    def gone_marked(
+        self, mark: int, *, unmet: bool, replaced: bool = False, count: int = 1
+    ) -> None:
+        """Timers were cancelled or replaced, as the log tells of them; `unmet` as `cancelled`."""
         self._learn()
         topic = self._marked.get(mark)
         if topic is None:
             self.in_doubt = self.in_doubt or ("replaced" if replaced else "cancelled")
             return
         ledger = self.of(topic)
-        ledger.cancelled += not replaced
-        ledger.replaced += replaced
-        ledger.unmet += unmet
+        ledger.cancelled += 0 if replaced else count
+        ledger.replaced += count if replaced else 0
+        ledger.unmet += count if unmet else 0
 
     def met(self, target: Index) -> None:
         """Cancelled timers were met, and are gone."""

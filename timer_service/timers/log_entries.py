@@ -48,6 +48,8 @@ SCHEDULE (kind 21): timers under keys of their owner; keyed_entry.py.
 
 RECUR (kind 22): schedules, and their timers; schedule_entry.py.
 
+BULK (kind 26): a job that cancels or shifts what is pending of a topic; scheduling/bulk/entry.py.
+
 A lane is (broker, topic, queue); its batches are one idempotent producer's at that broker.
 """
 
@@ -61,9 +63,20 @@ import numpy as np
 import numpy.typing as npt
 
 ADD, CANCEL, DISPATCH, ACK, EPOCH, SCHEDULE, RECUR = 16, 17, 18, 19, 20, 21, 22
+BULK = 26  # 24 and 25 are a block's
 
 _ADD = struct.Struct("<QIIQ")
 _CANCEL = struct.Struct("<QIIqq")
+CANCELLED = np.dtype(
+    [
+        ("store_id", "<u8"),
+        ("queue_id", "<u4"),
+        ("topic", "<u4"),
+        ("offset", "<i8"),
+        ("due_ms", "<i8"),
+    ]
+)
+assert CANCELLED.itemsize == _CANCEL.size
 _DISPATCH = struct.Struct("<QIiIIHHI")
 _SOURCE = struct.Struct("<QII")
 _EPOCH = struct.Struct("<IiHHI")
@@ -163,6 +176,26 @@ def encode_cancel(cancelled: Sequence[Cancelled], topics: Sequence[int] = ()) ->
             for (source, offset, due_ms), mark in zip(cancelled, marks, strict=True)
         ]
     )
+
+
+def encode_cancelled(
+    sources: Sequence[SourceId],
+    source: npt.NDArray[np.uint32],
+    offset: npt.NDArray[np.int64],
+    due_ms: npt.NDArray[np.int64],
+    mark: int,
+) -> bytes:
+    """A CANCEL body of timers in columns, all of one topic; `source` indexes `sources`."""
+    table = np.empty(len(offset), dtype=CANCELLED)
+    table["store_id"] = np.array([each.store_id for each in sources], dtype=np.uint64)[source]
+    table["queue_id"] = np.array([each.queue_id for each in sources], dtype=np.uint32)[source]
+    table["topic"], table["offset"], table["due_ms"] = mark, offset, due_ms
+    return table.tobytes()
+
+
+def decode_cancelled(body: memoryview) -> npt.NDArray[np.void]:
+    """A CANCEL body as a table of `CANCELLED`."""
+    return np.frombuffer(body, dtype=CANCELLED)
 
 
 def decode_cancel(body: memoryview) -> list[Cancelled]:

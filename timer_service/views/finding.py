@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from duemq_server.timer_service.far.bodies import Bodies, InMemory, InPlace
 from duemq_server.timer_service.scheduling.cancelling import Cancelling
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.keys import NOWHERE
 from duemq_server.timer_service.timers.log_entries import Cancelled, TargetId
 from duemq_server.timer_service.timers.rows import keys_of
 from duemq_server.timer_service.timers.wheel import Ids
-from duemq_server.timer_service.views.bodies import Bodies, InMemory, InPlace
 
 if TYPE_CHECKING:
     from duemq_server.timer_service.scheduling.cancelling import _Asked

@@ -21,13 +21,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from duemq_server.timer_service.far.bodies import Bodies, Bytes, Files, InBlock, InMemory
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.far_block import Index
 from duemq_server.timer_service.far.far_segments import as_rows
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
 from duemq_server.timer_service.timers.rows import Rows
-from duemq_server.timer_service.views.bodies import Bodies, Bytes, Files, InBlock, InMemory
 
 BLOCKS_MAX = 4_096  # read for a page, beside those that reach over its begin
 BYTES_MAX = 4 << 20  # of bodies read for a page; one is always read

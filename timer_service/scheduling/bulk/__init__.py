@@ -1,0 +1,1 @@
+"""Jobs that cancel or shift what is pending of a topic."""

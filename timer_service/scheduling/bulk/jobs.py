@@ -1,0 +1,109 @@
+"""Jobs that cancel or shift what is pending of a topic: what is wanted, and how far they are.
+
+Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
+
+A job touches what was pending when it was accepted, and nothing else: the offsets that sources had
+reached by then (`fences`) tell for good, for a timer that was shifted has an offset behind them.
+So a job that goes on after a crash begins anew, and finds what is left; no place is noted.
+
+One job at a time is open.  Those that are over are remembered, for whoever got no answer.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from duemq_server.timer_service.timers.log_entries import SourceId
+
+REMEMBERED_MAX = 1_000
+KEEP_MS = 24 * 3_600_000
+
+
+class Which(NamedTuple):
+    """Timers that a job is about, and what becomes of them."""
+
+    topic: str
+    key_prefix: str  # of timer_key; empty: of any or none
+    from_ms: int  # due then or later
+    to_ms: int  # due before
+    by_ms: int | None  # later, or sooner; None: they are cancelled
+
+
+@dataclasses.dataclass(slots=True)
+class Job:
+    """A job, and what it has done so far."""
+
+    id: bytes
+    which: Which
+    fences: dict[SourceId, int]  # offsets before these, by source
+    count: int = 0
+    over_ms: int = 0  # when it ended; 0: it is open
+    problem: str = ""
+    """What could not be read, once it is over."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For the log and checkpoints."""
+        return {
+            "id": base64.b64encode(self.id).decode(),
+            "which": list(self.which),
+            "fences": [(*source, offset) for source, offset in self.fences.items()],
+            "count": self.count,
+            "over_ms": self.over_ms,
+            "problem": self.problem,
+        }
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Job:
+        """Reads `to_json`'s."""
+        return cls(
+            base64.b64decode(found["id"]),
+            Which(*found["which"]),
+            {SourceId(store, queue): offset for store, queue, offset in found["fences"]},
+            found["count"],
+            found["over_ms"],
+            found["problem"],
+        )
+
+
+class BulkJobs:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.open: Job | None = None
+        self._over: dict[bytes, Job] = {}
+
+    def find(self, job_id: bytes) -> Job | None:
+        """A job that is open or remembered."""
+        if self.open is not None and self.open.id == job_id:
+            return self.open
+        return self._over.get(job_id)
+
+    def finish(self, now_ms: int, problem: str) -> None:
+        """The open job is over."""
+        job, self.open = self.open, None
+        assert job is not None
+        job.over_ms, job.problem, job.fences = now_ms, problem, {}
+        self._over[job.id] = job
+        while len(self._over) > REMEMBERED_MAX:
+            del self._over[next(iter(self._over))]
+
+    def expire(self, now_ms: int) -> None:
+        """Forgets what is past its time."""
+        for old in [each.id for each in self._over.values() if each.over_ms + KEEP_MS < now_ms]:
+            del self._over[old]
+
+    def saved(self) -> list[dict[str, Any]]:
+        """For a checkpoint."""
+        jobs = [*self._over.values(), *([self.open] if self.open is not None else [])]
+        return [each.to_json() for each in jobs]
+
+    def restore(self, saved: Iterable[dict[str, Any]]) -> None:
+        """Takes over what a checkpoint has."""
+        for each in map(Job.from_json, saved):
+            if each.over_ms:
+                self._over[each.id] = each
+            else:
+                self.open = each

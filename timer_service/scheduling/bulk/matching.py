@@ -1,0 +1,159 @@
+"""Which timers a job is about: by columns, a block or a table at a time.  Pure, but for `Reading`.
+
+`Reading.run` reads blocks, in any thread, while timers come and fire as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from duemq_server.storage import record
+from duemq_server.storage.disk import Disk
+from duemq_server.storage.errors import CorruptFile
+from duemq_server.timer_service.far.bodies import Bytes, Files
+from duemq_server.timer_service.far.catalog import Block
+from duemq_server.timer_service.far.far_block import REMEDY, Index
+from duemq_server.timer_service.far.far_segments import as_rows
+from duemq_server.timer_service.scheduling.bulk.jobs import Which
+from duemq_server.timer_service.timers.key_hash import key_in
+from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
+from duemq_server.timer_service.timers.rows import Rows
+
+BLOCKS_AT_ONCE = 32  # read before what was found is done
+BYTES_AT_ONCE = 4 << 20  # of bodies, about
+
+Mask = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.int64]
+
+
+class Matcher:
+    """Of rows that have these sources and targets."""
+
+    def __init__(
+        self,
+        which: Which,
+        fences: Mapping[SourceId, int],
+        sources: Sequence[SourceId],
+        targets: Sequence[TargetId],
+    ) -> None:
+        self._which = which
+        self._mine = np.array([each.topic == which.topic for each in targets], dtype=np.bool_)
+        self._fences = np.array([fences.get(each, 0) for each in sources], dtype=np.int64)
+
+    def mask(self, rows: Rows) -> Mask:
+        """Which rows are of the topic, due in time, and were there when the job was accepted."""
+        which = self._which
+        if not self._mine.any():
+            return np.zeros(len(rows), dtype=np.bool_)
+        return np.asarray(
+            self._mine[rows.target]
+            & (rows.due_ms >= which.from_ms)
+            & (rows.due_ms < which.to_ms)
+            & (rows.offset < self._fences[rows.source])
+        )
+
+
+def has_key(entry: Bytes, prefix: str) -> bool:
+    """Whether a record's timer key begins so."""
+    return key_in(entry).startswith(prefix)
+
+
+class InBlock(NamedTuple):
+    """Timers of a block that a job is about, as it was read."""
+
+    block: Block
+    at: Places  # rows of the block
+    rows: Rows  # in the block's numbers
+    sources: list[SourceId]
+    targets: list[TargetId]
+    bodies: list[bytes] | None  # if they were wanted
+
+
+class Unread(NamedTuple):
+    """A block, and how far it was loaded."""
+
+    block: Block
+    cursor: int
+
+
+class Reading:
+    """Reads blocks, and says which of their timers a job is about."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        which: Which,
+        fences: Mapping[SourceId, int],
+        blocks: Sequence[Unread],
+        *,
+        with_bodies: bool,
+    ) -> None:
+        self.found: list[InBlock] = []
+        self.unread = list(blocks)
+        """What is left for another time."""
+        self.problems: list[str] = []
+        """What could not be read."""
+        self._disk = disk
+        self._directory = directory
+        self._which = which
+        self._fences = fences
+        self._with_bodies = with_bodies
+        self._size = 0
+
+    def files(self) -> set[str]:
+        """Those that must stay while it runs."""
+        return {each.block.file for each in self.unread}
+
+    def run(self) -> None:
+        """Does the work, until enough is read."""
+        with Files(self._disk, self._directory) as files:
+            while self.unread and self._size < BYTES_AT_ONCE:
+                each, cursor = self.unread.pop(0)
+                try:
+                    self._read(each, cursor, files)
+                except CorruptFile as error:
+                    self.problems.append(str(error))
+
+    def _read(self, each: Block, cursor: int, files: Files) -> None:
+        index = files.index_of(each)
+        matcher = Matcher(self._which, self._fences, index.sources, index.targets)
+        rows = as_rows(index, 0, each.count)
+        mask = matcher.mask(rows)
+        mask[:cursor] = False
+        at = np.flatnonzero(mask)
+        if not len(at):
+            return
+        bodies = None
+        if self._with_bodies or self._which.key_prefix:
+            bodies = self._bodies(each, index, rows, at, files)
+            self._size += sum(map(len, bodies))
+        if bodies is not None and self._which.key_prefix:
+            kept = [n for n, body in enumerate(bodies) if has_key(body, self._which.key_prefix)]
+            at, bodies = at[kept], [bodies[n] for n in kept]
+        if len(at):
+            found = rows.take(at), index.sources, index.targets
+            self.found.append(InBlock(each, at, *found, bodies if self._with_bodies else None))
+
+    def _bodies(
+        self, each: Block, index: Index, rows: Rows, at: Places, files: Files
+    ) -> list[bytes]:
+        """Verified; read at once from the first to the last."""
+        homes = rows.home[at].astype(np.int64)
+        first, end = int(homes[0]), int(homes[-1]) + int(rows.size[at[-1]])
+        position = each.position + each.index_length + record.HEADER_BYTES + first
+        data = files.read(each.file, position, end - first)
+        bodies = []
+        sizes, crcs = rows.size[at].tolist(), index.rows["crc32c"][at].tolist()
+        for start, size, crc in zip((homes - first).tolist(), sizes, crcs, strict=True):
+            body = data[start : start + size]
+            if google_crc32c.value(body) != crc:
+                path = files.path(each.file)
+                raise CorruptFile(path, position + start, "CRC-32C of a record is wrong", REMEDY)
+            bodies.append(body)
+        return bodies

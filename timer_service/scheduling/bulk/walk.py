@@ -1,0 +1,252 @@
+"""A job at work: memory, then blocks, then memory again, a slice at a time.
+
+Owned and run by: the thread that owns the scheduler.  No clock, no waiting.
+
+    step ── what memory holds of it, by identity ──► slices
+     │  ── blocks ──► reading ──► read ──► slices        (reading.run: in another thread)
+     └──── until memory was looked at, all blocks had been before, and nothing moved since
+
+A timer may move between two steps: each slice looks for its timers where they are by then.  What
+was loaded from a block meanwhile is found when memory is looked at once more; what was written to
+one is found there, for new blocks are looked at, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from duemq_server.timer_service.far.bodies import Bytes
+from duemq_server.timer_service.scheduling.bulk import entry, slices
+from duemq_server.timer_service.scheduling.bulk.jobs import Job, Which
+from duemq_server.timer_service.scheduling.bulk.matching import (
+    BLOCKS_AT_ONCE,
+    InBlock,
+    Matcher,
+    Reading,
+    Unread,
+    has_key,
+)
+from duemq_server.timer_service.scheduling.bulk.slices import Slice
+from duemq_server.timer_service.timers import log_entries
+from duemq_server.timer_service.timers.keys import NOWHERE, Keys
+from duemq_server.timer_service.timers.rows import Rows, concatenate, keys_of
+
+if TYPE_CHECKING:
+    from duemq_server.timer_service.scheduling.scheduler import Scheduler
+
+CANCELLED_AT_ONCE = 2_000  # some 2 ms of work
+SHIFTED_AT_ONCE = 250  # some 5 ms
+SHIFTED_BYTES_MAX = 1 << 20  # of a slice's bodies; one timer is always shifted
+PROBLEMS_MAX = 3  # blocks that cannot be read, named in the answer
+
+
+def accept(scheduler: Scheduler, job_id: bytes, which: Which, now_ms: int) -> Job:
+    """A job begins; no other one is open.  Raises LogFull, DiskFull."""
+    job = Job(job_id, which, slices.fences(scheduler))
+    scheduler.log.append(log_entries.BULK, [entry.accepted(job, now_ms)])
+    scheduler.bulk.open = job
+    return job
+
+
+class Walk:
+    """The open job, from its begin or from where a crash left it."""
+
+    def __init__(self, scheduler: Scheduler, job: Job) -> None:
+        self._scheduler = scheduler
+        self._job = job
+        self._memory: Keys | None = None  # to be looked at; None: it must be asked what there is
+        self._blocks: deque[Unread] = deque()
+        self._since = 0  # blocks from this number on were not looked at
+        self._found: deque[InBlock] = deque()
+        self._moved = True  # something may be in memory now that was not
+        self._problems: dict[str, None] = {}
+
+    def reading(self) -> Reading | None:
+        """What must be read before the next step; to be handed to `read` when it was run."""
+        if self._memory is None or len(self._memory) or self._found:
+            return None
+        self._see_blocks()
+        if not self._blocks:
+            return None
+        noted = [self._blocks.popleft() for _ in range(min(len(self._blocks), BLOCKS_AT_ONCE))]
+        self._moved |= any(block.cursor != cursor for block, cursor in noted)
+        segments, job = self._scheduler.segments, self._job
+        return Reading(
+            segments.disk,
+            segments.directory,
+            job.which,
+            job.fences,
+            [Unread(block, block.cursor) for block, _ in noted if block.cursor < block.count],
+            with_bodies=job.which.by_ms is not None,
+        )
+
+    def read(self, reading: Reading) -> None:
+        """It was run."""
+        self._found += reading.found
+        self._blocks.extendleft(reversed(reading.unread))
+        self._problems.update(dict.fromkeys(reading.problems))
+
+    def step(self, now_ms: int) -> bool:
+        """Does a slice; False: the job is over.
+
+        Raises LogFull, DiskFull: nothing was done, call again.
+        """
+        if self._memory is None:
+            self._see_blocks()
+            self._moved = False
+            self._memory = self._in_memory()
+        elif len(self._memory):
+            self._memory_slice(self._memory, now_ms)
+        elif self._found:
+            self._block_slice(now_ms)
+        elif self._blocks:
+            raise AssertionError("blocks must be read first")
+        elif self._moved:
+            self._memory = None
+        else:
+            self._finish(now_ms)
+            return False
+        return True
+
+    def _finish(self, now_ms: int) -> None:
+        scheduler = self._scheduler
+        named = list(self._problems)
+        text = "; ".join(named[:PROBLEMS_MAX])
+        if len(named) > PROBLEMS_MAX:
+            text += f"; and {len(named) - PROBLEMS_MAX} more"
+        scheduler.log.append(log_entries.BULK, [entry.over(self._job, text, now_ms)])
+        scheduler.bulk.finish(now_ms, text)
+
+    def _see_blocks(self) -> None:
+        """Notes those that came since; what is loaded of them meanwhile will be in memory."""
+        catalog, which = self._scheduler.segments.catalog, self._job.which
+        if self._since == catalog.added:
+            return
+        new = catalog.since(self._since)
+        self._since, self._moved = catalog.added, True
+        self._blocks += sorted(
+            (
+                Unread(each, each.cursor)
+                for each in new
+                if each.last_due_ms >= which.from_ms and each.next_due_ms < which.to_ms
+            ),
+            key=lambda each: each.block.next_due_ms,
+        )
+
+    def _matcher(self) -> Matcher:
+        numbers = self._scheduler.numbers
+        sources = [each.id for each in numbers.sources]
+        return Matcher(self._job.which, self._job.fences, sources, numbers.targets)
+
+    def _in_memory(self) -> Keys:
+        """Whatever memory holds that may be meant."""
+        scheduler, matcher = self._scheduler, self._matcher()
+        near = scheduler.near
+        ids = near.pending_ids()
+        parts = [near.rows(ids), *(rows for rows, _ in _pieces(scheduler))]
+        found = [rows.take(matcher.mask(rows)) for rows in parts]
+        return np.unique(np.concatenate([keys_of(rows.source, rows.offset) for rows in found]))
+
+    def _memory_slice(self, left: Keys, now_ms: int) -> None:
+        size = self._at_once()
+        asked = left[:size]
+        found = self._located(asked)
+        taken = self._touch(found, now_ms)
+        done = asked[-1] if taken == len(found.rows) else _key(found.rows, taken - 1)
+        self._memory = left[np.searchsorted(left, done, side="right") :]
+
+    def _located(self, keys: Keys) -> Slice:
+        """Those of them that are pending in memory at this moment, in the order of the keys."""
+        scheduler = self._scheduler
+        ids = scheduler.near.find_all(keys)
+        here = ids != NOWHERE
+        rows = [scheduler.near.rows(ids[here])]
+        order = [np.flatnonzero(here)]
+        bodies: list[Bytes] = []
+        wants_bodies = bool(self._job.which.key_prefix) or self._job.which.by_ms is not None
+        if wants_bodies:
+            bodies += [scheduler.near.body(row) for row in ids[here].tolist()]
+        lists = (
+            (scheduler.memtable.keys, scheduler.memtable.pieces),
+            (scheduler.frozen, scheduler.flushing),
+        )
+        for listed, pieces in lists:
+            for n, found in listed.find_places(keys):
+                piece, blob = pieces[found.piece]
+                row = piece.slice(found.row, found.row + 1)
+                rows.append(row)
+                order.append(np.array([n]))
+                if wants_bodies:
+                    start = int(row.home[0]) - blob.start
+                    bodies.append(blob.data[start : start + int(row.size[0])])
+        joined, places = concatenate(rows), np.concatenate(order)
+        kept = np.argsort(places, kind="stable")
+        gone = scheduler.tombstones.left.find(keys_of(joined.source, joined.offset))
+        kept = kept[~gone[kept]]
+        if self._job.which.key_prefix:
+            prefix = self._job.which.key_prefix
+            kept = kept[[has_key(bodies[n], prefix) for n in kept.tolist()]]
+        near = np.append(ids[here], np.full(len(joined) - int(here.sum()), NOWHERE, dtype=np.int32))
+        chosen = [bodies[n] for n in kept.tolist()] if wants_bodies else None
+        return Slice(joined.take(kept), near[kept].astype(np.int32), chosen)
+
+    def _block_slice(self, now_ms: int) -> None:
+        """The next ones of a block that was read, as far as they still lie there."""
+        scheduler, found = self._scheduler, self._found[0]
+        block, size = found.block, self._at_once()
+        rows = found.rows.slice(0, min(size, len(found.at)))
+        rows = scheduler.numbers.translate(rows, found.sources, found.targets)
+        there = found.at[:size] >= block.cursor
+        self._moved |= not there.all()
+        there &= ~scheduler.tombstones.left.find(keys_of(rows.source, rows.offset))
+        kept = np.flatnonzero(there)
+        bodies: list[Bytes] | None = None
+        if found.bodies is not None:
+            bodies = [found.bodies[n] for n in kept.tolist()]
+        nowhere = np.full(len(kept), NOWHERE, dtype=np.int32)
+        taken = self._touch(Slice(rows.take(kept), nowhere, bodies, block), now_ms)
+        done = len(there) if taken == len(kept) else int(kept[taken])
+        self._found.popleft()
+        if done < len(found.at):
+            self._found.appendleft(_from(found, done))
+
+    def _at_once(self) -> int:
+        return CANCELLED_AT_ONCE if self._job.which.by_ms is None else SHIFTED_AT_ONCE
+
+    def _touch(self, found: Slice, now_ms: int) -> int:
+        """Cancels or shifts the first of them, as many as fit; how many."""
+        count = len(found.rows)
+        if not count:
+            return 0
+        if self._job.which.by_ms is None:
+            slices.cancel(self._scheduler, self._job, found, now_ms)
+            return count
+        ends = np.cumsum(found.rows.size, dtype=np.int64)
+        count = max(1, int(np.searchsorted(ends, SHIFTED_BYTES_MAX, side="right")))
+        assert found.bodies is not None
+        part = Slice(
+            found.rows.slice(0, count), found.near[:count], found.bodies[:count], found.block
+        )
+        slices.shift(self._scheduler, self._job, part, now_ms)
+        return len(part.rows)
+
+
+def _key(rows: Rows, at: int) -> np.uint64:
+    return np.uint64(keys_of(rows.source[at : at + 1], rows.offset[at : at + 1])[0])
+
+
+def _from(found: InBlock, start: int) -> InBlock:
+    """Without what is done."""
+    return found._replace(
+        at=found.at[start:],
+        rows=found.rows.slice(start, len(found.at)),
+        bodies=None if found.bodies is None else found.bodies[start:],
+    )
+
+
+def _pieces(scheduler: Scheduler) -> Sequence[tuple[Rows, object]]:
+    return [*scheduler.memtable.pieces, *scheduler.flushing]
