@@ -8,6 +8,7 @@ schedules        a timer of the event loop, while there are any (schedule_loop.p
 disk jobs        flushes, loads, checkpoints, one at a time, in the thread timer-disk (disk_jobs.py)
 timer-look-up    a thread: looks for timers to cancel that are not in memory (cancels.py)
 timer-key-look-up  a thread: the same, by key (keyed_requests.py)
+bulk jobs        while one is open; blocks are read in the thread timer-bulk (bulk_loop.py)
 links            to each broker claims, fires, a fetcher a queue, commits (edge/broker_links.py)
 registration     heartbeats to the nameservers; routes: what they know (duemq.transport)
 announcing       ready and registered while brokers let this service serve its shard
@@ -114,6 +115,7 @@ class TimerService:
         self.server.add(schedules_servicer.SERVICE, schedules)
         self.shard.log_loop.start()
         self.shard.schedule_loop.start()
+        self.shard.bulk.start()
         self.shard.firing.start()
         self._routes.start()
         if lead is None:

@@ -1,7 +1,8 @@
 """One shard at work: the core, the loops around it, and what the faces ask of them.
 
 Owned by the event loop.  Threads: two `timerlog-writer` sync the log; `timer-disk` runs one job at
-a time, `timer-look-up` and `timer-key-look-up` one look-up each (cancels.py, keyed_requests.py).
+a time, `timer-look-up` and `timer-key-look-up` one look-up each (cancels.py, keyed_requests.py),
+`timer-bulk` reads blocks for jobs (bulk_loop.py).
 All come back through `call_soon_threadsafe`.
 """
 
@@ -22,6 +23,7 @@ from duemq.errors import (
 )
 from duemq_server.storage.errors import DiskFull, LogFull, StorageError
 from duemq_server.storage.writer import Commit
+from duemq_server.timer_service.bulk_loop import BulkLoop
 from duemq_server.timer_service.cancels import Cancels
 from duemq_server.timer_service.disk.data_directory import DataDirectory, save_now
 from duemq_server.timer_service.disk_jobs import DiskJobs
@@ -90,6 +92,13 @@ class Shard:
         self.inspector = Inspector(self.scheduler, self.log_loop, self.firing.now_ms)
         self._keyed = KeyedRequests(
             self.scheduler, self.firing.now_ms, lambda: self.log_loop.progress_or(RETRY_S)
+        )
+        self.bulk = BulkLoop(
+            self.scheduler,
+            self.firing.now_ms,
+            self.log_loop,
+            self.disk_jobs.wake,
+            self._short_of_space,
         )
         self._streams: dict[str, object] = {}
         self._arrived = asyncio.Event()
@@ -352,12 +361,14 @@ class Shard:
         """With replicas: fires nothing more and appends nothing; what was is committed yet."""
         self.firing.stop()
         self.schedule_loop.stop()
+        self.bulk.halt()
         self.log_loop.close()
 
     def resign(self) -> None:
         """As `quiesce`; and who waits until more is committed waits no longer."""
         self.firing.stop()
         self.schedule_loop.stop()
+        self.bulk.halt()
         self.log_loop.resign(Unavailable("this replica does not lead any more", field="leader"))
 
     async def stop(self) -> None:
@@ -367,6 +378,7 @@ class Shard:
         """
         self.firing.stop()
         self.schedule_loop.stop()
+        self.bulk.halt()
         failed = self.log_loop.failed
         healthy = not failed.done()
         self.log_loop.end_waits()
@@ -374,6 +386,7 @@ class Shard:
         await self._cancels.stop()
         await self.inspector.stop()
         await self._keyed.stop()
+        await self.bulk.stop()
         await self.log_loop.stop()
         if healthy and not self.log_loop.replicated and not self.directory.log.disk_full:
             try:

@@ -60,6 +60,16 @@ def delay(context: click.Context, param: click.Parameter, value: str | None) -> 
     return value
 
 
+def shift(context: click.Context, param: click.Parameter, value: str) -> str:
+    """Checks how much later, or sooner; it stays as it is written."""
+    try:
+        if due.delay_ms(value.removeprefix("-").removeprefix("+")):
+            return value
+    except InvalidArgument:
+        pass
+    raise _no(value, param, "time to shift by", f"{DELAY_RULE}, or -5m for sooner; not zero")
+
+
 def delay_level(context: click.Context, param: click.Parameter, value: int | None) -> int | None:
     """Checks the number of a level; brokers know how many there are."""
     if value is not None and not 1 <= value <= due.LEVEL_MAX:

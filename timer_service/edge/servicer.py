@@ -7,6 +7,7 @@ from typing import Any
 from duemq.v1 import timer_pb2
 from duemq_server.serving.clock import now_ms
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.edge.bulk_requests import BulkRequests
 from duemq_server.timer_service.edge.cancel_requests import CancelRequests
 from duemq_server.timer_service.edge.schedule_requests import ScheduleRequests
 from duemq_server.timer_service.scheduling import stuck
@@ -25,6 +26,7 @@ class TimerServicer:
         self._settings = settings
         self._cancels = CancelRequests(shard, links, settings)
         self._schedules = ScheduleRequests(shard, links, settings)
+        self._bulk = BulkRequests(shard, links)
 
     async def Cancel(self, request: timer_pb2.CancelRequest, _: Any) -> timer_pb2.CancelResponse:
         """Cancels delayed messages."""
@@ -41,6 +43,12 @@ class TimerServicer:
     ) -> timer_pb2.RescheduleResponse:
         """Gives delayed messages other due times."""
         return await self._schedules.reschedule(request)
+
+    async def ChangePending(
+        self, request: timer_pb2.ChangePendingRequest, _: Any
+    ) -> timer_pb2.ChangePendingResponse:
+        """Cancels or shifts what is pending of a topic."""
+        return await self._bulk.change(request)
 
     async def GetStats(self, _request: timer_pb2.GetStatsRequest, _: Any) -> timer_pb2.TimerStats:
         """The ledger, and how late timers fire."""

@@ -69,6 +69,10 @@ class InMemory:
 
     def read(self, row: int, files: Files) -> Bytes:
         """See Bodies."""
+        return self.of(row)
+
+    def of(self, row: int) -> Bytes:
+        """The record's entry of a row."""
         blob = self._blobs[int(self._which[row])]
         assert blob is not None
         at = int(self._rows.home[row]) - blob.start

@@ -11,7 +11,7 @@ from duemq.administering.letters.dead_letters import DeadLetters
 from duemq.administering.messages import Messages
 from duemq.administering.probes import Probes
 from duemq.administering.repeating.schedules import Schedules
-from duemq.administering.timer_pages import TimerPages
+from duemq.administering.timer_bulk import TimerBulk
 from duemq.administering.topics import Topics
 from duemq.producing.cancels import Cancelling
 from duemq.producing.keyed.calls import TimerCalls
@@ -27,7 +27,7 @@ class Admin(
     Groups,
     Messages,
     Probes,
-    TimerPages,
+    TimerBulk,
     Schedules,
     Forgetting,
     Cancelling,

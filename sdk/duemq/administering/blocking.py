@@ -63,6 +63,8 @@ class Admin(Face):
     count_timers = blocking(AsyncAdmin.count_timers)
     timer_histogram = blocking(AsyncAdmin.timer_histogram)
     get_timers = blocking(AsyncAdmin.get_timers)
+    cancel_pending = blocking(AsyncAdmin.cancel_pending)
+    shift_pending = blocking(AsyncAdmin.shift_pending)
     timer_owners = blocking(AsyncAdmin.timer_owners)
     release_timer_shard = blocking(AsyncAdmin.release_timer_shard)
     cancel = blocking(AsyncAdmin.cancel)

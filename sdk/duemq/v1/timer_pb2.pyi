@@ -150,6 +150,38 @@ class RescheduleResponse(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[RescheduleResult]
     def __init__(self, results: _Optional[_Iterable[_Union[RescheduleResult, _Mapping]]] = ...) -> None: ...
 
+class ChangePendingRequest(_message.Message):
+    __slots__ = ("request_id", "topic", "key_prefix", "from_ms", "to_ms", "cancel", "shift_ms", "dry_run")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    SHIFT_MS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    request_id: bytes
+    topic: str
+    key_prefix: str
+    from_ms: int
+    to_ms: int
+    cancel: bool
+    shift_ms: int
+    dry_run: bool
+    def __init__(self, request_id: _Optional[bytes] = ..., topic: _Optional[str] = ..., key_prefix: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., cancel: bool = ..., shift_ms: _Optional[int] = ..., dry_run: bool = ...) -> None: ...
+
+class ChangePendingResponse(_message.Message):
+    __slots__ = ("count", "over", "waits", "error")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    over: bool
+    waits: bool
+    error: _error_pb2.Error
+    def __init__(self, count: _Optional[int] = ..., over: bool = ..., waits: bool = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ...) -> None: ...
+
 class GetStatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -32,6 +32,11 @@ class TimerStub(object):
                 request_serializer=duemq_dot_v1_dot_timer__pb2.RescheduleRequest.SerializeToString,
                 response_deserializer=duemq_dot_v1_dot_timer__pb2.RescheduleResponse.FromString,
                 _registered_method=True)
+        self.ChangePending = channel.unary_unary(
+                '/duemq.v1.Timer/ChangePending',
+                request_serializer=duemq_dot_v1_dot_timer__pb2.ChangePendingRequest.SerializeToString,
+                response_deserializer=duemq_dot_v1_dot_timer__pb2.ChangePendingResponse.FromString,
+                _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/duemq.v1.Timer/GetStats',
                 request_serializer=duemq_dot_v1_dot_timer__pb2.GetStatsRequest.SerializeToString,

@@ -10,7 +10,7 @@ import click
 
 from duemq.descriptions import TimerCount, TimerDescription, TimerOwner, TimerState
 from duemq.errors import MissingBroker, PartialAnswer
-from duemq_cli.commands.timer.changing import cancel, reschedule
+from duemq_cli.commands.timer.changing import cancel, reschedule, shift
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, known, pass_session, session_options
 from duemq_cli.text import body_text, duration, local_time, printable
@@ -26,6 +26,7 @@ def timer() -> None:
 
 timer.add_command(cancel)
 timer.add_command(reschedule)
+timer.add_command(shift)
 
 
 @timer.command()

@@ -1,14 +1,43 @@
-"""`duemq timer cancel`, `duemq timer reschedule`: by handle, or by the key of their owner."""
+"""`duemq timer cancel`, `reschedule` and `shift`: by handle, by timer key, or many at once."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from duemq import Admin, CancelOutcome, Rescheduled, RescheduleOutcome
 from duemq_cli import completion, times
+from duemq_cli.commands.offsets import dry_run_option
+from duemq_cli.commands.timer import bulk
 from duemq_cli.exits import Exit
-from duemq_cli.session import Session, pass_session, session_options
+from duemq_cli.session import Session, pass_session, session_options, yes_option
 from duemq_cli.text import local_time
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _which_options(command: F) -> F:
+    """Adds what a bulk change is about."""
+    for option in reversed(
+        (
+            click.option("--key-prefix", metavar="P", help="Whose timer_key begins so."),
+            click.option(
+                "--from",
+                "since",
+                metavar="TIME",
+                callback=times.moment(),
+                help="Due then or later.",
+            ),
+            click.option(
+                "--to", "until", metavar="TIME", callback=times.moment(), help="Due before."
+            ),
+        )
+    ):
+        command = option(command)
+    return dry_run_option(yes_option(command))
+
 
 _topic = click.option(
     "--topic", metavar="TOPIC", shell_complete=completion.topics, help="Of the timer keys."
@@ -19,10 +48,21 @@ _topic = click.option(
 @click.argument("handles", metavar="[HANDLE]...", nargs=-1)
 @_topic
 @click.option("--timer-key", "keys", metavar="KEY", multiple=True, help="May be repeated.")
+@click.option("--all", "all_", is_flag=True, help="All that is pending of --topic.")
+@_which_options
 @session_options
 @pass_session
 def cancel(
-    session: Session, handles: tuple[str, ...], topic: str | None, keys: tuple[str, ...]
+    session: Session,
+    handles: tuple[str, ...],
+    topic: str | None,
+    keys: tuple[str, ...],
+    all_: bool,
+    key_prefix: str | None,
+    since: str | None,
+    until: str | None,
+    dry_run: bool,
+    yes: bool,
 ) -> Exit:
     """Cancel delayed messages by the handles that `duemq send` printed, or by their timer keys.
 
@@ -30,11 +70,33 @@ def cancel(
     the exit code is 0 only if all are cancelled.  With --json: handle, outcome; by key topic,
     timer_key, outcome.
 
+    With --all or --key-prefix: all that is pending of a topic by now, by due time, too; what comes
+    meanwhile stays.  It goes on at the timer shards, and is not called off by Ctrl-C.  The exit
+    code is 5 if one is away: its part is missing.  With --json: count, dry_run.
+
     \b
     Examples:
       duemq timer cancel dmq1AAECAwQFBgc…
       duemq timer cancel --topic reminders --timer-key order-17 --timer-key order-18
+      duemq timer cancel --topic reminders --key-prefix customer-7/ --dry-run
+      duemq timer cancel --topic reminders --all --from 2030-01-31T09:00:00Z --yes
     """
+    if all_ or key_prefix is not None:
+        if topic is None or handles or keys or (all_ and key_prefix is not None):
+            raise click.UsageError("--all and --key-prefix go with --topic, and neither with both.")
+        prefix, name = key_prefix or "", topic
+        return bulk.change(
+            session,
+            "Cancel",
+            "cancelled",
+            lambda admin, dry: admin.cancel_pending(
+                name, key_prefix=prefix, since=since, until=until, dry_run=dry
+            ),
+            dry_run=dry_run,
+            yes=yes,
+        )
+    if since or until or dry_run or yes:
+        raise click.UsageError("--from, --to, --dry-run and --yes go with --all or --key-prefix.")
     _one_of(bool(handles), topic, bool(keys))
     session.changes()
     with session.admin() as admin:
@@ -43,6 +105,49 @@ def cancel(
         row = {"topic": topic, "timer_key": name} if keys else {"handle": name}
         session.output.record(row | {"outcome": outcome.value}, f"{outcome.value}  {name}")
     return Exit.OK if set(outcomes) == {CancelOutcome.CANCELLED} else Exit.FAILED
+
+
+@click.command()
+@click.option(
+    "--topic", metavar="TOPIC", required=True, shell_complete=completion.topics, help="Of this one."
+)
+@click.option(
+    "--by", metavar="TIME", required=True, callback=times.shift, help="Later: 1h; sooner: -5m …"
+)
+@_which_options
+@session_options
+@pass_session
+def shift(
+    session: Session,
+    topic: str,
+    by: str,
+    key_prefix: str | None,
+    since: str | None,
+    until: str | None,
+    dry_run: bool,
+    yes: bool,
+) -> Exit:
+    """Make the delayed messages that are pending of TOPIC due later, or sooner.
+
+    What would be due by now is due at once.  Each message has a new handle then.  Only what is
+    pending by now is shifted, each once.  It goes on at the timer shards, and is not called off by
+    Ctrl-C.  The exit code is 5 if one is away: its part is missing.  With --json: count, dry_run.
+
+    \b
+    Examples:
+      duemq timer shift --topic reminders --by 1h --dry-run
+      duemq timer shift --topic reminders --key-prefix customer-7/ --by -30m --yes
+    """
+    return bulk.change(
+        session,
+        f"Shift by {by}",
+        "shifted",
+        lambda admin, dry: admin.shift_pending(
+            topic, by, key_prefix=key_prefix or "", since=since, until=until, dry_run=dry
+        ),
+        dry_run=dry_run,
+        yes=yes,
+    )
 
 
 def _cancel(

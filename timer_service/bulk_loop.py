@@ -1,0 +1,184 @@
+"""Jobs that cancel or shift what is pending of a topic: one at a time, a slice between other work.
+
+Owned by the event loop.  A slice is some milliseconds; behind each others have their turn for as
+long as it took, so that a job takes half of the loop at most.  Blocks are read in the thread
+`timer-bulk`.
+
+A job that is open when the shard starts goes on.  Whoever asks about one waits for a while; who
+asks with another one meanwhile waits, too, and is told that it was not accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from duemq.errors import Corrupt, InvalidArgument, Unavailable
+from duemq_server.storage.errors import DiskFull, LogFull
+from duemq_server.timer_service.firing import RETRY_S
+from duemq_server.timer_service.log_loop import LogLoop
+from duemq_server.timer_service.scheduling.bulk.counting import Counting
+from duemq_server.timer_service.scheduling.bulk.jobs import Job, Which
+from duemq_server.timer_service.scheduling.bulk.matching import Reading
+from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
+from duemq_server.timer_service.scheduling.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+PAUSE_S_MIN = 0.001  # between slices
+FLUSH_WAIT_S = 0.005  # until there may be room in the memtable
+
+
+class BulkLoop:
+    """Runs the open job of a shard."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Callable[[], int],
+        log_loop: LogLoop,
+        flush: Callable[[], None],
+        short_of_space: Callable[[], bool],
+    ) -> None:
+        """`flush` is called when the memtable is full."""
+        self._scheduler = scheduler
+        self._clock = clock
+        self._log_loop = log_loop
+        self._flush = flush
+        self._short_of_space = short_of_space
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="timer-bulk")
+        self._counting = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()  # of the open job
+        self._halted = False
+
+    def start(self) -> None:
+        """A job that was open when the shard stopped goes on."""
+        job = self._scheduler.bulk.open
+        if job is not None and self._task is None and not self._halted:
+            self._over = asyncio.Event()
+            self._task = asyncio.create_task(self._run(job), name="bulk job")
+
+    def halt(self) -> None:
+        """Nothing more is done; the job goes on where the shard starts next."""
+        self._halted = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def stop(self) -> None:
+        """Nobody may ask any more."""
+        self.halt()
+        if self._task is not None:
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def change(self, job_id: bytes, which: Which, wait_s: float) -> Job | None:
+        """The job of this id as it stands, over or after `wait_s`; None: another one is open.
+
+        It is accepted if it is new; what is told is durable.  Raises InvalidArgument (the id of
+        another job), Unavailable (not the leader any more), Internal.
+        """
+        deadline = asyncio.get_running_loop().time() + wait_s
+        jobs = self._scheduler.bulk
+        while (job := jobs.find(job_id)) is None:
+            if self._halted:
+                raise Unavailable("this timer service stops, or does not lead any more")
+            if jobs.open is not None:
+                if not await self._is_over(deadline):
+                    return None
+                continue
+            try:
+                job = accept(self._scheduler, job_id, which, self._clock())
+            except (LogFull, DiskFull):
+                await self._log_loop.progress_or(RETRY_S)
+                if asyncio.get_running_loop().time() > deadline:
+                    return None
+            else:
+                self.start()
+        if job.which != which:
+            raise InvalidArgument(
+                "another request had this id: each needs one of its own", field="request_id"
+            )
+        if not job.over_ms:
+            await self._is_over(deadline)
+        told = dataclasses.replace(job)
+        await self._log_loop.durable(self._scheduler.log.end_position)
+        return told
+
+    async def _is_over(self, deadline: float) -> bool:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._over.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def count(self, which: Which) -> int:
+        """How many timers a job would touch.  Raises Corrupt."""
+        async with self._counting:
+            segments = self._scheduler.segments
+            counting = Counting(self._scheduler, which)
+            with segments.pinned(counting.files()):
+                await self._in_thread(counting.scan)
+                while (reading := counting.reading()) is not None:
+                    await self._in_thread(reading.run)
+                    counting.read(reading)
+            if counting.problems:
+                raise Corrupt("; ".join(counting.problems[:3]))
+            await self._log_loop.durable(self._scheduler.log.end_position)
+            return counting.count
+
+    async def _run(self, job: Job) -> None:
+        try:
+            await self._work(Walk(self._scheduler, job))
+        except Unavailable as error:  # it goes on under another leader
+            log.info("a bulk job stops here: %s", error)
+        except Exception as error:
+            self._log_loop.fail(error)
+        finally:
+            self._task = None
+            self._over.set()
+
+    async def _work(self, walk: Walk) -> None:
+        going = True
+        while going:
+            reading = walk.reading()
+            if reading is not None:
+                await self._read(walk, reading)
+                continue
+            await self._room()
+            began = time.perf_counter()
+            try:
+                going = walk.step(self._clock())
+            except (LogFull, DiskFull):
+                await self._log_loop.progress_or(RETRY_S)
+                continue
+            await asyncio.sleep(max(PAUSE_S_MIN, time.perf_counter() - began))
+
+    async def _read(self, walk: Walk, reading: Reading) -> None:
+        with self._scheduler.segments.pinned(reading.files()):
+            await self._in_thread(reading.run)
+        walk.read(reading)
+
+    async def _room(self) -> None:
+        """Until what comes has room: in memory, and on the disk."""
+        job = self._scheduler.bulk.open
+        if job is None or job.which.by_ms is None:
+            return
+        while True:
+            if self._scheduler.memtable_full():
+                self._flush()
+                await asyncio.sleep(FLUSH_WAIT_S)
+            elif self._short_of_space():
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, work)

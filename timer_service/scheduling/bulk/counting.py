@@ -1,0 +1,90 @@
+"""How many timers a job would touch, if it were accepted now.
+
+Owned by: who made it.  Made by the thread that owns the scheduler, from what memory holds and which
+blocks there are; `scan` and the readings run in any thread; `read` is called in the first again.
+What fires meanwhile counts; what is cancelled meanwhile may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from duemq_server.timer_service.far.bodies import InMemory
+from duemq_server.timer_service.scheduling.bulk import slices
+from duemq_server.timer_service.scheduling.bulk.jobs import Which
+from duemq_server.timer_service.scheduling.bulk.matching import (
+    BLOCKS_AT_ONCE,
+    Matcher,
+    Reading,
+    Unread,
+    has_key,
+)
+from duemq_server.timer_service.timers.rows import Blob, Rows
+
+if TYPE_CHECKING:
+    from duemq_server.timer_service.scheduling.scheduler import Scheduler
+
+
+class Counting:
+    """See the module."""
+
+    def __init__(self, scheduler: Scheduler, which: Which) -> None:
+        self.count = 0
+        self.problems: list[str] = []
+        """Blocks that cannot be read, and are not in the count."""
+        self._scheduler = scheduler
+        self._which = which
+        self._fences = slices.fences(scheduler)
+        numbers, near = scheduler.numbers, scheduler.near
+        self._matcher = Matcher(which, self._fences, list(self._fences), numbers.targets)
+        self._memory: list[tuple[Rows, InMemory]] = []
+        ids = near.pending_ids()
+        self._hold(near.rows(ids), list(near.blobs), near.blobs_of(ids))
+        for rows, blob in (*scheduler.memtable.pieces, *scheduler.flushing):
+            unmet = scheduler.tombstones.unmet_in(rows)
+            rows = rows if unmet is None else rows.take(~unmet)
+            self._hold(rows, [blob], np.zeros(len(rows), dtype=np.int32))
+        self._blocks = [
+            Unread(each, each.cursor)
+            for each in scheduler.segments.blocks()
+            if each.last_due_ms >= which.from_ms and each.next_due_ms < which.to_ms
+        ]
+
+    def files(self) -> set[str]:
+        """Those that must stay until it is done."""
+        return {each.block.file for each in self._blocks}
+
+    def scan(self) -> None:
+        """Counts what memory held of keys that begin with the prefix."""
+        for rows, bodies in self._memory:
+            records = (bodies.of(row) for row in range(len(rows)))
+            self.count += sum(has_key(record, self._which.key_prefix) for record in records)
+
+    def reading(self) -> Reading | None:
+        """What must be read next, and handed to `read`; None: all was."""
+        if not self._blocks:
+            return None
+        blocks, self._blocks = self._blocks[:BLOCKS_AT_ONCE], self._blocks[BLOCKS_AT_ONCE:]
+        segments = self._scheduler.segments
+        where = segments.disk, segments.directory
+        return Reading(*where, self._which, self._fences, blocks, with_bodies=False)
+
+    def read(self, reading: Reading) -> None:
+        """It was run."""
+        self._blocks[:0] = reading.unread
+        self.problems += reading.problems
+        scheduler = self._scheduler
+        for found in reading.found:
+            rows = scheduler.numbers.translate(found.rows, found.sources, found.targets)
+            self.count += int((~scheduler.tombstones.find(rows.source, rows.offset)).sum())
+
+    def _hold(self, rows: Rows, blobs: Sequence[Blob | None], blob_of: Any) -> None:
+        mask = self._matcher.mask(rows)
+        if not self._which.key_prefix:
+            self.count += int(mask.sum())
+        elif mask.any():
+            kept = rows.take(mask)
+            self._memory.append((kept, InMemory(kept, blobs, blob_of[mask])))
