@@ -19,6 +19,7 @@ from duemq.transport import retrying, status
 from duemq.v1 import timer_pb2, timer_pb2_grpc
 
 WAIT_S = 10.0  # for an answer of a shard, which answers every 2 s how far it is
+AWAY_S = 30.0  # that a shard may be, while its job waits: another replica takes over sooner
 JOB_TIMEOUT_S = 3_600.0
 
 
@@ -133,7 +134,7 @@ class TimerBulk(TimerPages):
         self, shard: int, request: timer_pb2.ChangePendingRequest
     ) -> timer_pb2.ChangePendingResponse:
         """Asked again while the shard has no leader, say; a dry run may take as long as a job."""
-        allowed_s = max(self._asker.timeout_s, WAIT_S)
+        allowed_s = self._asker.timeout_s if request.dry_run else AWAY_S
         timeout_s = JOB_TIMEOUT_S if request.dry_run else WAIT_S
 
         async def attempt(left_s: float) -> timer_pb2.ChangePendingResponse:

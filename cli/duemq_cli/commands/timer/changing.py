@@ -20,19 +20,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _which_options(command: F) -> F:
     """Adds what a bulk change is about."""
+    moment: dict[str, Any] = {"metavar": "TIME", "callback": times.moment()}
     for option in reversed(
         (
             click.option("--key-prefix", metavar="P", help="Whose timer_key begins so."),
-            click.option(
-                "--from",
-                "since",
-                metavar="TIME",
-                callback=times.moment(),
-                help="Due then or later.",
-            ),
-            click.option(
-                "--to", "until", metavar="TIME", callback=times.moment(), help="Due before."
-            ),
+            click.option("--from", "since", help="Due then or later.", **moment),
+            click.option("--to", "until", help="Due before.", **moment),
         )
     ):
         command = option(command)

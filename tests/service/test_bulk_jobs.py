@@ -1,0 +1,169 @@
+"""What is pending of a topic, cancelled and shifted as users ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duemq.aio import Admin, Producer
+from duemq.errors import InvalidArgument, PartialAnswer
+from duemq.protocol.timer_keys import shard_of
+from duemq.transport import channel, status
+from duemq.v1.timer_pb2 import ChangePendingRequest
+from duemq.v1.timer_pb2_grpc import TimerStub
+from duemq_cli.exits import Exit
+from tests.service.cli.commands import rows, run
+from tests.service.running_cluster import Cluster, running_cluster, until
+from tests.service.test_timer_service import HOUR_MS, TOPIC, Shard, running_shard, send
+
+KEYS = [f"{owner}/{n}" for owner in ("ann", "bob") for n in range(6)]
+ID = bytes(range(16))
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with running_cluster(tmp_path, "b0") as running:
+        await running.create_topic(TOPIC, queues=2)
+        yield running
+
+
+async def registered(shard: Shard) -> None:
+    await until(lambda: bool(shard.service._registration))
+
+
+async def dues(admin: Admin, **which: Any) -> list[int]:
+    return [each.due_ms async for each in admin.list_timers(TOPIC, **which)]
+
+
+async def test_timers_are_cancelled_and_shifted_by_key_prefix_at_all_shards(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    assert {shard_of(TOPIC, key, 2) for key in KEYS} == {0, 1}
+    async with (
+        running_shard(cluster, tmp_path, shard=0, shards=2) as one,
+        running_shard(cluster, tmp_path, name="t1", shard=1, shards=2) as other,
+        Admin(cluster.nameserver) as admin,
+        Producer(cluster.nameserver) as producer,
+    ):
+        await registered(one)
+        await registered(other)
+        await until(lambda: len(admin._client.routes.timers) == 2)
+        await producer.send(TOPIC, b"plain", delay="2h")
+        for key in KEYS:
+            await producer.send(TOPIC, key.encode(), delay="1h", timer_key=key)
+        before = await dues(admin, key_prefix="bob/")
+
+        assert await admin.shift_pending(TOPIC, "30m", key_prefix="bob/", dry_run=True) == 6
+        assert await dues(admin, key_prefix="bob/") == before
+        assert await admin.shift_pending(TOPIC, "30m", key_prefix="bob/", request_id=ID) == 6
+        assert await admin.shift_pending(TOPIC, "30m", key_prefix="bob/", request_id=ID) == 6
+        later = [due_ms + HOUR_MS // 2 for due_ms in before]
+        assert await dues(admin, key_prefix="bob/") == later
+        with pytest.raises(InvalidArgument, match="had this id"):
+            await admin.cancel_pending(TOPIC, request_id=ID)
+
+        assert await admin.cancel_pending(TOPIC, key_prefix="ann/", dry_run=True) == 6
+        assert await admin.cancel_pending(TOPIC, key_prefix="ann/") == 6
+        assert len(await dues(admin)) == 7
+        assert await admin.cancel_pending(TOPIC, until=later[0]) == 0
+        assert await admin.cancel_pending(TOPIC, since=later[0], until=later[-1] + 1) == 6
+        [count] = await admin.count_timers(TOPIC)
+        assert (count.pending, count.cancelled, count.replaced) == (1, 12, 6)
+
+
+async def test_what_would_be_due_by_now_is_due_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    async with running_shard(cluster, tmp_path) as shard, Admin(cluster.nameserver) as admin:
+        await registered(shard)
+        [handle] = await send(cluster, [b"a"], [HOUR_MS])
+        await shard.until(lambda stats: stats.accepted == 1)
+        await until(lambda: bool(admin._client.routes.timers))
+
+        assert await admin.shift_pending(TOPIC, timedelta(hours=-2)) == 1
+        await shard.until(lambda stats: stats.fired == 1)
+        [result] = await shard.cancel(handle)
+        assert result.outcome == 1  # it was shifted: by this handle it is never delivered
+
+
+async def test_a_shard_that_is_away_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    async with (
+        running_shard(cluster, tmp_path, shard=0, shards=2) as shard,
+        Admin(cluster.nameserver) as admin,
+    ):
+        await send(cluster, [b"a"], [HOUR_MS], queue_id=0)
+        await shard.until(lambda stats: stats.accepted == 1)
+        await until(lambda: bool(admin._client.routes.timers))
+        with pytest.raises(PartialAnswer, match="timer shard 1") as raised:
+            await admin.cancel_pending(TOPIC)
+        assert raised.value.partial == 1
+        again = ("timer", "cancel", "--topic", TOPIC, "--all", "--json")
+        done = await run(cluster.nameserver, *again)
+        assert done.exit_code == Exit.PARTIAL
+        assert rows(done)[0] == {"count": 0, "dry_run": False}
+
+
+async def test_the_commands(cluster: Cluster, tmp_path: Path) -> None:
+    async with running_shard(cluster, tmp_path, memtable_rows_max=64) as shard:
+        await registered(shard)
+        await send(cluster, [b"x"] * 200, [HOUR_MS] * 200)
+        await shard.until(lambda stats: stats.accepted == 200)
+
+        async def command(*words: str) -> Any:
+            return await run(cluster.nameserver, "timer", *words)
+
+        shift = ("shift", "--topic", TOPIC, "--by", "-30m")
+        done = await command(*shift, "--dry-run")
+        assert "200 messages would be shifted" in done.stdout
+        [row] = rows(await command(*shift, "--json"))
+        assert row == {"count": 200, "dry_run": False}
+        done = await command("cancel", "--topic", TOPIC, "--all", "--yes")
+        assert "200 messages cancelled" in done.stdout
+        assert done.exit_code == Exit.OK
+        for wrong in (
+            ("cancel", "--all"),
+            ("cancel", "--topic", TOPIC, "--all", "--key-prefix", "a"),
+            ("cancel", "--topic", TOPIC, "--timer-key", "k", "--dry-run"),
+            ("cancel", "h", "--topic", TOPIC, "--all"),
+            ("shift", "--topic", TOPIC, "--by", "0s"),
+            ("shift", "--topic", TOPIC, "--by", "soon"),
+            ("shift", "--by", "1h"),
+        ):
+            assert (await command(*wrong)).exit_code == Exit.USAGE, wrong
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("topic", {"topic": ""}),
+        ("key_prefix", {"key_prefix": "a\0"}),
+        ("from_ms", {"from_ms": -1}),
+        ("to_ms", {"from_ms": 5, "to_ms": 5}),
+        ("shift_ms", {"shift_ms": 0}),
+        ("shift_ms", {"shift_ms": 1 << 60}),
+        ("change", {"cancel": False}),
+        ("request_id", {"request_id": b"short"}),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    cluster: Cluster, tmp_path: Path, field: str, wrong: dict[str, Any]
+) -> None:
+    given = {"topic": TOPIC, "request_id": ID, **wrong}
+    if not {"shift_ms", "cancel"} & given.keys():
+        given["cancel"] = True
+    async with (
+        running_shard(cluster, tmp_path) as shard,
+        channel.connect(shard.service.server.advertised) as connection,
+    ):
+        with pytest.raises(InvalidArgument) as raised:
+            await status.answer(TimerStub(connection).ChangePending(ChangePendingRequest(**given)))
+    assert raised.value.field == field
+
+
+@pytest.mark.parametrize("by", [0, "0s", "soon", timedelta(), None, float("nan")])
+async def test_a_time_to_shift_by_is_checked(cluster: Cluster, by: Any) -> None:
+    async with Admin(cluster.nameserver) as admin:
+        with pytest.raises(InvalidArgument, match="by"):
+            await admin.shift_pending(TOPIC, by)
