@@ -31,6 +31,7 @@ from tests.property.timer_world import (
 
 HOUR_MS = 3_600_000
 NO_END_MS = 1 << 60
+WAITS = [0, 5_000, 9_000, 20_000, HOUR_MS, 2 * HOUR_MS, 40 * 24 * HOUR_MS] * 4
 delays = st.one_of(
     st.integers(-1_000, 50),
     st.integers(0, 12_000),
@@ -65,6 +66,10 @@ class BulkJobs(RuleBasedStateMachine):
         self.number = 0
         self.wishes: dict[bytes, Wish] = {}
         self.walk: Walk | None = None
+        for topic in sorted(TOPICS):
+            self.world.broker.accept([self.world.now_ms + wait for wait in WAITS], 10, topic)
+        self.world.ingest(10)
+        self.world.housekeep()
         self.reading: Reading | None = None
 
     @rule(
@@ -74,6 +79,14 @@ class BulkJobs(RuleBasedStateMachine):
     )
     def accept(self, waits: list[int], body: int, topic: str) -> None:
         self.world.broker.accept([self.world.now_ms + wait for wait in waits], body, topic)
+        self._survive(lambda: self.world.ingest(10))
+
+    @precondition(lambda self: self.walk is not None)
+    @rule(waits=st.lists(delays, min_size=1, max_size=10))
+    def more_come_of_the_job_s_topic(self, waits: list[int]) -> None:
+        job = self.world.scheduler.bulk.open
+        assert job is not None
+        self.accept(waits, 10, job.which.topic)
 
     @rule(passed=st.integers(0, 3_000), rounds=st.integers(1, 4))
     def the_shell_works(self, passed: int, rounds: int) -> None:
@@ -148,7 +161,7 @@ class BulkJobs(RuleBasedStateMachine):
         return counting.count
 
     @precondition(lambda self: self.walk is not None)
-    @rule(count=st.integers(1, 20))
+    @rule(count=st.integers(1, 8))
     def steps(self, count: int) -> None:
         for _ in range(count):
             self._survive(self._step)
