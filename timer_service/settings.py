@@ -69,7 +69,10 @@ class Settings(ReplicaSettings):
         maximum=366 * 86_400,
     )
     cancelled_max: int = setting(
-        1_000_000, "cancelled timers remembered at most", minimum=1_000, maximum=100_000_000
+        1_000_000,
+        "timers cancelled in memory that are remembered one by one; further ones by a bit",
+        minimum=1_000,
+        maximum=100_000_000,
     )
 
     schedules_max: int = setting(

@@ -22,7 +22,7 @@ under keys `rows_timer_key`, `blocks_keyed` and those of keyed_arrays.py; `repla
 `unmet_pages`, u64, and `unmet_bits`, 128 bytes a page (offset_bits.py); `schedules`, u8
 (schedule_entry.py); and where there are replicas `epochs`, (epoch, start) of each leader whose
 entries the log still has, `store_id` where it is not the producer id, and `installed`; `topics`,
-the ledger by topic; `bulk`, jobs on what is pending (scheduling/bulk/jobs.py).
+the ledger by topic; `bulk`, jobs on what is pending (timer_service/scheduling/bulk/jobs.py).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class CheckpointState:
     ended_keys: list[SavedKey] = dataclasses.field(default_factory=list)
     schedules: list[ScheduleChange] = dataclasses.field(default_factory=list)
     bulk: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Jobs, as scheduling/bulk/jobs.py writes them."""
+    """Jobs, as bulk/jobs.py writes them."""
     epochs: tuple[tuple[int, int], ...] = ()
     """(epoch, start) of EPOCH entries before `position`; none without replicas."""
     installed: bool = False

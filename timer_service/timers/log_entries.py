@@ -48,7 +48,8 @@ SCHEDULE (kind 21): timers under keys of their owner; keyed_entry.py.
 
 RECUR (kind 22): schedules, and their timers; schedule_entry.py.
 
-BULK (kind 26): a job that cancels or shifts what is pending of a topic; scheduling/bulk/entry.py.
+BULK (kind 26): a job that cancels or shifts what is pending of a topic; its table:
+timer_service/scheduling/bulk/entry.py.
 
 A lane is (broker, topic, queue); its batches are one idempotent producer's at that broker.
 """

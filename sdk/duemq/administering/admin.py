@@ -9,9 +9,9 @@ from duemq.administering.forgetting import Forgetting
 from duemq.administering.groups import Groups
 from duemq.administering.letters.dead_letters import DeadLetters
 from duemq.administering.messages import Messages
+from duemq.administering.pending.changing import PendingTimers
 from duemq.administering.probes import Probes
 from duemq.administering.repeating.schedules import Schedules
-from duemq.administering.timer_bulk import TimerBulk
 from duemq.administering.topics import Topics
 from duemq.producing.cancels import Cancelling
 from duemq.producing.keyed.calls import TimerCalls
@@ -27,7 +27,7 @@ class Admin(
     Groups,
     Messages,
     Probes,
-    TimerBulk,
+    PendingTimers,
     Schedules,
     Forgetting,
     Cancelling,

@@ -7,8 +7,7 @@ What fires meanwhile counts; what is cancelled meanwhile may.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,12 +40,16 @@ class Counting:
         numbers, near = scheduler.numbers, scheduler.near
         self._matcher = Matcher(which, self._fences, list(self._fences), numbers.targets)
         self._memory: list[tuple[Rows, InMemory]] = []
-        ids = near.pending_ids()
-        self._hold(near.rows(ids), list(near.blobs), near.blobs_of(ids))
+        ids = self._matcher.among(near.table, near.pending_ids())
+        if not which.key_prefix:
+            self.count = len(ids)
+        else:
+            kept = near.rows(ids)
+            self._memory.append((kept, InMemory(kept, list(near.blobs), near.blobs_of(ids))))
         for rows, blob in (*scheduler.memtable.pieces, *scheduler.flushing):
             unmet = scheduler.tombstones.unmet_in(rows)
             rows = rows if unmet is None else rows.take(~unmet)
-            self._hold(rows, [blob], np.zeros(len(rows), dtype=np.int32))
+            self._hold(rows, blob)
         self._blocks = [
             Unread(each, each.cursor)
             for each in scheduler.segments.blocks()
@@ -81,10 +84,11 @@ class Counting:
             rows = scheduler.numbers.translate(found.rows, found.sources, found.targets)
             self.count += int((~scheduler.tombstones.find(rows.source, rows.offset)).sum())
 
-    def _hold(self, rows: Rows, blobs: Sequence[Blob | None], blob_of: Any) -> None:
+    def _hold(self, rows: Rows, blob: Blob) -> None:
         mask = self._matcher.mask(rows)
         if not self._which.key_prefix:
             self.count += int(mask.sum())
         elif mask.any():
             kept = rows.take(mask)
-            self._memory.append((kept, InMemory(kept, blobs, blob_of[mask])))
+            blob_of = np.zeros(len(kept), dtype=np.int32)
+            self._memory.append((kept, InMemory(kept, [blob], blob_of)))

@@ -23,6 +23,7 @@ from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.timers.key_hash import key_in
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
 from duemq_server.timer_service.timers.rows import Rows
+from duemq_server.timer_service.timers.wheel import Ids
 
 BLOCKS_AT_ONCE = 32  # read before what was found is done
 BYTES_AT_ONCE = 4 << 20  # of bodies, about
@@ -56,6 +57,16 @@ class Matcher:
             & (rows.due_ms < which.to_ms)
             & (rows.offset < self._fences[rows.source])
         )
+
+    def among(self, rows: Rows, ids: Ids) -> Ids:
+        """As `mask`, of some rows of a large table: a column at a time, of what is left by then."""
+        which = self._which
+        if not self._mine.any():
+            return ids[:0]
+        ids = ids[self._mine[rows.target[ids]]]
+        due_ms = rows.due_ms[ids]
+        ids = ids[(due_ms >= which.from_ms) & (due_ms < which.to_ms)]
+        return ids[rows.offset[ids] < self._fences[rows.source[ids]]]
 
 
 def has_key(entry: Bytes, prefix: str) -> bool:

@@ -145,19 +145,26 @@ class Walk:
     def _in_memory(self) -> Keys:
         """Whatever memory holds that may be meant."""
         scheduler, matcher = self._scheduler, self._matcher()
-        near = scheduler.near
-        ids = near.pending_ids()
-        parts = [near.rows(ids), *(rows for rows, _ in _pieces(scheduler))]
-        found = [rows.take(matcher.mask(rows)) for rows in parts]
-        return np.unique(np.concatenate([keys_of(rows.source, rows.offset) for rows in found]))
+        near = scheduler.near.table
+        ids = matcher.among(near, scheduler.near.pending_ids())
+        found = [keys_of(near.source[ids], near.offset[ids])]
+        for rows, _ in _pieces(scheduler):
+            mask = matcher.mask(rows)
+            if mask.any():
+                found.append(keys_of(rows.source[mask], rows.offset[mask]))
+        return np.concatenate(found)
 
     def _memory_slice(self, left: Keys, now_ms: int) -> None:
         size = self._at_once()
-        asked = left[:size]
+        asked = np.sort(left[:size])
         found = self._located(asked)
         taken = self._touch(found, now_ms)
-        done = asked[-1] if taken == len(found.rows) else _key(found.rows, taken - 1)
-        self._memory = left[np.searchsorted(left, done, side="right") :]
+        left = left[size:]
+        if taken < len(found.rows):
+            done = _key(found.rows, taken - 1)
+            rest = asked[np.searchsorted(asked, done, side="right") :]
+            left = np.concatenate([rest, left])
+        self._memory = left
 
     def _located(self, keys: Keys) -> Slice:
         """Those of them that are pending in memory at this moment, in the order of the keys."""

@@ -23,7 +23,7 @@ AWAY_S = 30.0  # that a shard may be, while its job waits: another replica takes
 JOB_TIMEOUT_S = 3_600.0
 
 
-class TimerBulk(TimerPages):
+class PendingTimers(TimerPages):
     """What the admin client asks timer shards to do to many timers."""
 
     async def cancel_pending(

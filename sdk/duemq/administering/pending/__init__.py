@@ -1,0 +1,1 @@
+"""Delayed messages that are pending, many at once."""

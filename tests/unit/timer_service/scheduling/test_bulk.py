@@ -1,0 +1,280 @@
+"""Jobs on what is pending: what moves while they are at work, and what is left after a crash."""
+
+from collections.abc import Callable
+
+import pytest
+
+from duemq_server.storage.errors import LogFull
+from duemq_server.timer_service.scheduling.bulk import walk as walking
+from duemq_server.timer_service.scheduling.bulk.jobs import KEEP_MS, REMEMBERED_MAX, Job, Which
+from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
+from duemq_server.timer_service.scheduling.cancelling import CANCELLED
+from duemq_server.timer_service.timers.keyed import TimerKey
+from duemq_server.timer_service.timers.log_entries import Cancelled
+from tests.property.timer_world import DATA, SOURCE, START_MS, World
+from tests.unit.timer_service.scheduling.test_keyed_changes import (
+    cancelling,
+    decided,
+    scheduling,
+)
+
+NO_END_MS = 1 << 60
+FAR_MS = 20_000  # behind the near window
+ALL = Which("any", "", 0, NO_END_MS, None)
+ID = b"j" * 16
+
+
+def flush(world: World) -> None:
+    world.run(world.scheduler.begin_flush(world.now_ms))
+
+
+def add(world: World, *waits: int, topic: str = "any") -> None:
+    world.broker.accept([world.now_ms + wait for wait in waits], 10, topic)
+    world.ingest(1)
+
+
+def far_world(*waits: int) -> World:
+    """Timers in blocks."""
+    world = World()
+    add(world, *waits)
+    flush(world)
+    return world
+
+
+def begun(world: World, which: Which = ALL) -> tuple[Job, Walk]:
+    job = accept(world.scheduler, ID, which, world.now_ms)
+    return job, Walk(world.scheduler, job)
+
+
+def go_on(world: World, walk: Walk) -> bool:
+    reading = walk.reading()
+    if reading is None:
+        return walk.step(world.now_ms)
+    reading.run()
+    walk.read(reading)
+    return True
+
+
+def finish(world: World, walk: Walk) -> None:
+    while go_on(world, walk):
+        pass
+    world.scheduler.check()
+
+
+def handles(world: World) -> list[tuple[int, int]]:
+    return [(each.offset, each.due_ms - START_MS) for each in world.pending()]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_all_that_is_pending_of_a_topic_is_cancelled(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walking, "CANCELLED_AT_ONCE", at_once)
+    world = far_world(FAR_MS, 2 * FAR_MS)
+    add(world, FAR_MS, topic="keyed")
+    add(world, 5_000, FAR_MS, 3 * FAR_MS)
+    job, walk = begun(world)
+
+    finish(world, walk)
+
+    assert job.count == 5
+    assert [each.topic for each in world.pending()] == ["keyed"]
+    asked = [Cancelled(SOURCE, n, world.broker.due_ms[n]) for n in (0, 1, 3, 4, 5)]
+    assert world.cancel_handles(asked) == [CANCELLED] * 5
+
+
+@pytest.mark.parametrize(
+    ("from_ms", "to_ms", "left"),
+    [(0, START_MS + FAR_MS, [1, 2, 3]), (START_MS + FAR_MS, START_MS + FAR_MS + 1, [0, 2, 3])],
+)
+def test_only_what_is_due_in_time(from_ms: int, to_ms: int, left: list[int]) -> None:
+    world = far_world(100, FAR_MS, FAR_MS + 1, 2 * FAR_MS)
+
+    finish(world, begun(world, Which("any", "", from_ms, to_ms, None))[1])
+
+    assert [offset for offset, _ in handles(world)] == left
+
+
+@pytest.mark.parametrize("wait", [5_000, FAR_MS])
+def test_only_keys_that_begin_so(wait: int) -> None:
+    world = World()
+    decided(world, scheduling(world, "a/1", "a/2", "b/1", wait=wait))
+    if wait == FAR_MS:
+        flush(world)
+    add(world, wait)
+    job, walk = begun(world, Which("any", "a/", 0, NO_END_MS, None))
+
+    finish(world, walk)
+
+    assert job.count == 2
+    keys = [TimerKey("any", key) for key in ("a/1", "b/1")]
+    assert decided(world, cancelling(world, *keys)) == ["UNKNOWN", "CANCELLED"]
+
+
+@pytest.mark.parametrize("by_ms", [None, 7_000, -3_000])
+def test_what_comes_while_it_is_open_stays(by_ms: int | None) -> None:
+    world = far_world(FAR_MS)
+    add(world, 5_000)
+    job, walk = begun(world, ALL._replace(by_ms=by_ms))
+    add(world, 5_000, 3 * FAR_MS)
+    flush(world)
+    add(world, 4 * FAR_MS)
+
+    finish(world, walk)
+
+    assert job.count == 2
+    of_broker = [each for each in world.pending() if each.source == SOURCE]
+    assert [each.offset for each in of_broker] == [2, 3, 4]
+    shifted = [each for each in world.pending() if each.source != SOURCE]
+    expected = [] if by_ms is None else [5_000 + by_ms, FAR_MS + by_ms]
+    assert [each.due_ms - START_MS for each in shifted] == expected
+
+
+def test_what_would_be_due_by_now_is_due_at_once() -> None:
+    world = far_world(FAR_MS, 3 * FAR_MS)
+
+    finish(world, begun(world, ALL._replace(by_ms=-2 * FAR_MS))[1])
+
+    assert [each.due_ms - START_MS for each in world.pending()] == [0, FAR_MS]
+
+
+def load(world: World) -> None:
+    world.now_ms = START_MS + FAR_MS - 5_000
+    world.housekeep()
+
+
+def evict(world: World) -> None:
+    world.scheduler.evict(0)
+    flush(world)
+
+
+@pytest.mark.parametrize("steps", range(5))
+@pytest.mark.parametrize("move", [load, evict])
+@pytest.mark.parametrize("by_ms", [None, 1_000])
+def test_what_moves_meanwhile_is_found(
+    move: Callable[[World], None], steps: int, by_ms: int | None
+) -> None:
+    world = far_world(FAR_MS, FAR_MS, 9 * FAR_MS)
+    add(world, 6_000, 7_000)
+    job, walk = begun(world, ALL._replace(by_ms=by_ms))
+    for _ in range(steps):
+        go_on(world, walk)
+    move(world)
+
+    finish(world, walk)
+
+    assert job.count == 5
+    assert not any(each.source == SOURCE for each in world.pending())
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_what_is_cancelled_meanwhile_is_not_counted(steps: int) -> None:
+    world = far_world(FAR_MS, FAR_MS)
+    add(world, 5_000, 3 * FAR_MS)
+    job, walk = begun(world)
+    for _ in range(steps):
+        go_on(world, walk)
+    outcomes = {world.cancel(offset) for offset in range(4)}
+
+    finish(world, walk)
+
+    assert outcomes == {CANCELLED}
+    assert world.scheduler.ledger.cancelled == 4
+    assert job.count <= 4
+
+
+@pytest.mark.parametrize("by_ms", [None, 1_000])
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("steps", range(7))
+def test_a_job_goes_on_after_a_crash(
+    steps: int, saved: bool, by_ms: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walking, "CANCELLED_AT_ONCE", 1)
+    monkeypatch.setattr(walking, "SHIFTED_AT_ONCE", 1)
+    world = far_world(FAR_MS, FAR_MS)
+    add(world, 5_000, 3 * FAR_MS)
+    which = ALL._replace(by_ms=by_ms)
+    _, walk = begun(world, which)
+    for _ in range(steps):
+        go_on(world, walk)
+    world.sync()
+    if saved:
+        world.now_ms += world.limits.checkpoint_interval_ms
+        while world.housekeep():
+            world.sync()
+        world.now_ms = START_MS
+    done = world.scheduler.ledger
+    world.kill()
+    assert world.scheduler.ledger == done
+
+    job = world.scheduler.bulk.open
+    assert job is not None
+    finish(world, Walk(world.scheduler, job))
+    world.sync()
+    world.kill()
+
+    again = world.scheduler.bulk.find(ID)
+    assert again is not None
+    assert (again.which, again.count, bool(again.over_ms)) == (which, 4, True)
+    ledger = world.scheduler.ledger
+    assert (ledger.cancelled, ledger.replaced) == ((4, 0) if by_ms is None else (0, 4))
+
+
+def test_a_full_log_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = far_world(FAR_MS)
+    add(world, 5_000)
+    job, walk = begun(world)
+    go_on(world, walk)
+    before = handles(world)
+
+    def full(kind: int, parts: object) -> tuple[int, int]:
+        raise LogFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.directory.log, "append", full)
+        with pytest.raises(LogFull):
+            go_on(world, walk)
+        world.scheduler.check()
+        assert (handles(world), job.count) == (before, 0)
+    finish(world, walk)
+
+    assert job.count == 2
+
+
+def test_a_block_that_cannot_be_read_is_named_and_stays() -> None:
+    world = far_world(FAR_MS)
+    add(world, 100 * FAR_MS)
+    flush(world)
+    damaged = max(world.scheduler.segments.blocks(), key=lambda each: each.last_due_ms)
+    path = f"{DATA}/segments/{damaged.file}"
+    file = world.disk.open(path)
+    file.pwritev([b"damage"], damaged.position + 40)
+    file.close()
+    job, walk = begun(world)
+
+    finish(world, walk)
+
+    assert job.count == 1
+    assert damaged.file in job.problem
+    assert world.scheduler.ledger.pending == 1
+
+
+def test_a_bounded_number_of_jobs_is_remembered_for_a_day() -> None:
+    world = World()
+    for number in range(REMEMBERED_MAX + 1):
+        job = accept(world.scheduler, number.to_bytes(16, "big"), ALL, world.now_ms)
+        finish(world, Walk(world.scheduler, job))
+
+    jobs = world.scheduler.bulk
+    assert jobs.find(bytes(16)) is None
+    assert jobs.find((1).to_bytes(16, "big")) is not None
+    jobs.expire(START_MS + KEEP_MS + 1)
+    assert jobs.saved() == []
+
+
+def test_a_job_s_offsets_are_those_of_timers_that_were_there() -> None:
+    world = far_world(FAR_MS, FAR_MS)
+    job, _ = begun(world)
+
+    assert job.fences == {SOURCE: 2}
+    assert Job.from_json(job.to_json()) == job
