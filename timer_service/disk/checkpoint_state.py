@@ -104,7 +104,7 @@ class CheckpointState:
     ended_keys: list[SavedKey] = dataclasses.field(default_factory=list)
     schedules: list[ScheduleChange] = dataclasses.field(default_factory=list)
     bulk: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Jobs, as bulk/jobs.py writes them."""
+    """Jobs, as the timer shard writes them."""
     epochs: tuple[tuple[int, int], ...] = ()
     """(epoch, start) of EPOCH entries before `position`; none without replicas."""
     installed: bool = False

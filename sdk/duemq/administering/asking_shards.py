@@ -34,12 +34,12 @@ class AskingShards(TimerShards):
         """Whom to ask, and who is missing."""
         alive = self._client.routes.timers
         lost = await self._missing_shards(alive)
-        missing = [MissingBroker(_shard_name(each), each.error or "") for each in lost]
+        missing = [MissingBroker(shard_name(each), each.error or "") for each in lost]
         shards = self._client.routes.shards
         for each in alive:
             if each.shards != shards:
                 error = f"it says that there are {each.shards} timer shards, others {shards}"
-                missing.append(MissingBroker(_shard_name(each), error))
+                missing.append(MissingBroker(shard_name(each), error))
         return [each for each in alive if each.shards == shards], missing
 
     async def _ask_or_miss(
@@ -53,7 +53,7 @@ class AskingShards(TimerShards):
         try:
             return await self._ask(lambda: self._address_of(shard), method, timeout_s)
         except (Unavailable, Internal, Unsupported) as error:
-            missing.append(MissingBroker(_shard_name(shard), str(error)))
+            missing.append(MissingBroker(shard_name(shard), str(error)))
             return None
 
     async def _at_shard(self, shard: int, method: Method[T]) -> T:
@@ -92,7 +92,7 @@ class AskingShards(TimerShards):
         return client.routes.shards
 
 
-def _shard_name(shard: TimerShard | TimerStats) -> str:
+def shard_name(shard: TimerShard | TimerStats) -> str:
     """As a missing shard is named."""
     number = f"timer shard {shard.shard}"
     return f"{number} ({shard.name})" if shard.name else number

@@ -8,6 +8,7 @@ import time
 from datetime import timedelta
 
 from duemq.administering.asking import refuse_missing
+from duemq.administering.asking_shards import shard_name
 from duemq.administering.timer_pages import TimerPages
 from duemq.errors import DuemqError, InvalidArgument, MissingBroker
 from duemq.protocol import checks, moments, timer_keys
@@ -96,9 +97,7 @@ class PendingTimers(TimerPages):
             raise checks.wrong("until", str(until), f"after since, {since}")
         if not dry_run:
             request.request_id = _request_id(request_id)
-        alive = self._client.routes.timers
-        lost = await self._missing_shards(alive)
-        missing = [MissingBroker(self._shard_name(each), each.error or "") for each in lost]
+        alive, missing = await self._shards_there()
         jobs = (self._job(each, request, missing) for each in alive)
         count = sum(await asyncio.gather(*jobs))
         refuse_missing(sorted(missing, key=lambda each: each.name), partial=count)
@@ -112,10 +111,10 @@ class PendingTimers(TimerPages):
     ) -> int:
         """One shard's, until it is over; how many it touched."""
         count, deadline = 0, time.monotonic() + JOB_TIMEOUT_S
-        name = self._shard_name(shard)
+        name = shard_name(shard)
         try:
             while time.monotonic() < deadline:
-                answer = await self._ask(shard.shard, request)
+                answer = await self._progress(shard, request)
                 count = answer.count
                 if answer.over:
                     if answer.HasField("error"):
@@ -130,15 +129,15 @@ class PendingTimers(TimerPages):
             missing.append(MissingBroker(name, str(error)))
         return count
 
-    async def _ask(
-        self, shard: int, request: timer_pb2.ChangePendingRequest
+    async def _progress(
+        self, shard: TimerShard, request: timer_pb2.ChangePendingRequest
     ) -> timer_pb2.ChangePendingResponse:
         """Asked again while the shard has no leader, say; a dry run may take as long as a job."""
         allowed_s = self._asker.timeout_s if request.dry_run else AWAY_S
         timeout_s = JOB_TIMEOUT_S if request.dry_run else WAIT_S
 
         async def attempt(left_s: float) -> timer_pb2.ChangePendingResponse:
-            address = self._client.timer_of(shard).address
+            address = self._address_of(shard)
             stub = timer_pb2_grpc.TimerStub(self._client.channel(address))
             call = stub.ChangePending(request, timeout=timeout_s)
             return await status.answer(call, address)
