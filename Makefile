@@ -39,8 +39,11 @@ drift: .venv-proto/.ready ## Fails if the committed stubs are not what protos/ s
 	diff -r -x __pycache__ -x __init__.py .drift/duemq_server/replication/running/v1 replication/running/v1
 	diff -r -x __pycache__ -x __init__.py .drift/duemq_server/replication/stores/etcd_v3 replication/stores/etcd_v3 && rm -rf .drift
 
+LOCK := uv pip compile -q --generate-hashes --no-emit-index-url --no-header --python-version 3.11
+
 lock: ## Renews the pinned requirements (needs uv).
-	cd requirements && for f in build proto server traces dev; do uv pip compile -q --generate-hashes --no-emit-index-url --no-header --python-version 3.11 $$f.in -o $$f.txt; done
+	cd requirements && for f in build proto dev; do $(LOCK) $$f.in -o $$f.txt; done
+	cd requirements && for f in server traces; do $(LOCK) -c dev.txt $$f.in -o $$f.txt; done # images hold what is tested
 
 demo: setup ## Runs a real day of departures through the whole system.
 	.venv/bin/duemq demo $(DEMO)
