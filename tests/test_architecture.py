@@ -29,6 +29,7 @@ CORES = (
             "far",
             "recurring",
             "scheduling",
+            "scheduling/holding",
             "scheduling/schedules",
             "timers",
             "views",

@@ -9,18 +9,25 @@ import asyncio
 import dataclasses
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from duemq.errors import Corrupt, DuemqError, InvalidArgument, Unavailable
+from duemq.protocol.due import DUE_MS_MAX
+from duemq.protocol.limits import TIMERS_MAX
 from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far.bodies import Bytes, Files
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.due_counts import HOUR_MS, CountBlocks, CountedBlock, Edges
+from duemq_server.timer_service.far.far_segments import as_rows
 from duemq_server.timer_service.log_loop import LogLoop
+from duemq_server.timer_service.scheduling.cancelling import Cancelling
+from duemq_server.timer_service.scheduling.holding import changes as holding
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.scheduling.topic_counts import OTHERS, TOPICS_MAX, TopicLedger
+from duemq_server.timer_service.timers.key_hash import key_in
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.log_entries import Cancelled, TargetId
 from duemq_server.timer_service.views.finding import Finding
@@ -39,6 +46,13 @@ def _paused(work: Callable[[], T]) -> T:
     done = work()
     time.sleep(PAUSE_S)
     return done
+
+
+class TopicCount(NamedTuple):
+    """A topic's ledger, and how many of the pending ones fell due and are kept back."""
+
+    ledger: TopicLedger
+    held: int
 
 
 class Found(NamedTuple):
@@ -63,16 +77,80 @@ class Inspector:
         """Nobody may ask any more."""
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def counts(self, topic: str) -> dict[str, TopicLedger]:
+    async def counts(self, topic: str) -> dict[str, TopicCount]:
         """The ledger by topic; of one topic, if it is not empty.
 
-        Raises InvalidArgument for a topic that is counted with others.
+        Raises InvalidArgument for a topic that is counted with others, Corrupt, Unavailable.
         """
         topics = self._scheduler.topics
         self._check_counted(topic)
-        found = {name: dataclasses.replace(each) for name, each in topics if topic in ("", name)}
+        held: Counter[str] = Counter()
+        for name, count in (await self.held()).items():
+            held[name if topics.counted(name) else OTHERS] += count
+        found = {
+            name: TopicCount(dataclasses.replace(each), held[name])
+            for name, each in topics
+            if topic in ("", name)
+        }
         await self._committed()
         return found
+
+    async def held(self) -> Counter[str]:
+        """Timers that fell due and are kept back, by topic; exact.  Raises Corrupt, Unavailable."""
+        scheduler = self._scheduler
+        for _ in range(TRIES_MAX):
+            blocks = holding.parked_blocks(scheduler) if scheduler.tombstones.unmet else []
+            gone = await self._gone_in(blocks)
+            if gone is not None:
+                return holding.waiting(scheduler) - gone
+        raise Unavailable("what is held moves faster than it can be counted; ask again")
+
+    async def _gone_in(self, blocks: list[Block]) -> Counter[str] | None:
+        """How many timers of these parked blocks are cancelled, by topic; None: they moved."""
+        scheduler, gone = self._scheduler, Counter[str]()
+        if not blocks:
+            return gone
+        before = [each.cursor for each in blocks]
+        segments = scheduler.segments
+        with segments.pinned({each.file for each in blocks}):
+            indexes = await self._run(lambda: [segments.index_of(each) for each in blocks])
+        if blocks != holding.parked_blocks(scheduler) or before != [x.cursor for x in blocks]:
+            return None
+        for each, index in zip(blocks, indexes, strict=True):
+            rows = as_rows(index, each.cursor, each.count)
+            rows = scheduler.numbers.translate(rows, index.sources, index.targets)
+            unmet = scheduler.tombstones.unmet_in(rows)
+            assert each.parked is not None
+            gone[each.parked.topic] += 0 if unmet is None else int(unmet.sum())
+        return gone
+
+    def is_held(self, topic: str, key: str, due_ms: int) -> bool:
+        """Whether a pending timer fell due and is kept back."""
+        return due_ms <= self._clock() and self._scheduler.holds.covers(topic, key)
+
+    async def count_under(self, topic: str, prefix: str, timeout_s: float) -> int | None:
+        """Pending timers of a topic, or of keys of it; None: more than can be counted in time.
+
+        Those of a topic that is counted with others are not told either.  Raises Corrupt.
+        """
+        if not prefix:
+            topics = self._scheduler.topics
+            if topics.counted(topic):
+                return topics.of(topic).pending
+            return None if any(name == OTHERS for name, _ in topics) else 0
+
+        def make(entry: Bytes) -> bool | None:
+            return key_in(entry).startswith(prefix) or None
+
+        deadline, found = time.monotonic() + timeout_s, 0
+        wanted = Wanted(topic, 0, DUE_MS_MAX + 1, TIMERS_MAX)
+        while time.monotonic() < deadline:
+            listed, after = await self.page(wanted, make, wants_all=False)
+            found += len(listed)
+            if after is None:
+                return found
+            wanted = wanted._replace(after=after)
+        return None
 
     async def find(self, handles: Sequence[Cancelled]) -> list[Found]:
         """What became of these timers, and the bodies of the pending ones, as many as fit.
@@ -95,12 +173,16 @@ class Inspector:
         for _ in range(TRIES_MAX):
             if finding.advance(self._clock() + AHEAD_MS):
                 return finding
-            query = finding.query()
-            look_up = scheduler.segments.look_up([query], scheduler.numbers.find_source)
-            await self._run(look_up.run)
-            scheduler.segments.looked_up(look_up)
-            finding.answered(query)
+            await self.look_up(finding)
         raise Unavailable("timers move faster than they can be looked for; ask again")
+
+    async def look_up(self, asked: Cancelling) -> None:
+        """Looks for what `asked.advance` did not find in memory."""
+        segments, query = self._scheduler.segments, asked.query()
+        look_up = segments.look_up([query], self._scheduler.numbers.find_source)
+        await self._run(look_up.run)
+        segments.looked_up(look_up)
+        asked.answered(query)
 
     def _bodies(
         self, handles: Sequence[Cancelled], outcomes: Sequence[str | DuemqError], finding: Finding

@@ -38,8 +38,9 @@ from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.data_directory import DataDirectory, open_directory
-from duemq_server.timer_service.edge import inspector, schedules_servicer, servicer
+from duemq_server.timer_service.edge import holds_servicer, inspector, schedules_servicer, servicer
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.edge.holds_servicer import TimerHoldsServicer
 from duemq_server.timer_service.edge.inspector import TimerInspectorServicer
 from duemq_server.timer_service.edge.metrics import LinksCollector, Meters, ShardCollector
 from duemq_server.timer_service.edge.schedules_servicer import SchedulesServicer
@@ -113,10 +114,12 @@ class TimerService:
         )
         schedules = SchedulesServicer(self.shard, self._links, settings)
         self.server.add(schedules_servicer.SERVICE, schedules)
+        self.server.add(holds_servicer.SERVICE, TimerHoldsServicer(self.shard, self._links))
         self.shard.log_loop.start()
         self.shard.schedule_loop.start()
         self.shard.bulk.start()
         self.shard.firing.start()
+        self.shard.resuming.start()
         self._routes.start()
         if lead is None:
             await self.server.start(announced=announced)
@@ -160,7 +163,12 @@ class TimerService:
                 registration, self._registration = self._registration, None
                 await registration.stop()
             mark = self.server.ready if serves else self.server.not_ready
-            for service in (servicer.SERVICE, inspector.SERVICE, schedules_servicer.SERVICE):
+            for service in (
+                servicer.SERVICE,
+                inspector.SERVICE,
+                schedules_servicer.SERVICE,
+                holds_servicer.SERVICE,
+            ):
                 await mark(service)
             await self._claims_changed.wait()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from duemq.errors import (
     DuemqError,
@@ -32,6 +33,7 @@ from duemq_server.timer_service.firing import RETRY_S, Firing
 from duemq_server.timer_service.inspecting import Inspector
 from duemq_server.timer_service.keyed_requests import KeyedRequests
 from duemq_server.timer_service.log_loop import LogLoop, Replicas
+from duemq_server.timer_service.resuming import Resuming
 from duemq_server.timer_service.schedule_loop import ScheduleLoop
 from duemq_server.timer_service.scheduling.cancelling import NOT_YET, source_of
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
@@ -43,7 +45,6 @@ from duemq_server.timer_service.scheduling.keyed_changes import (
 )
 from duemq_server.timer_service.scheduling.lateness import Lateness
 from duemq_server.timer_service.scheduling.scheduler import Ingested, Scheduler
-from duemq_server.timer_service.scheduling.schedules.changes import Outcome
 from duemq_server.timer_service.scheduling.topic_lateness import TopicLateness
 from duemq_server.timer_service.timers.keyed import (
     EXISTS,
@@ -62,6 +63,7 @@ from duemq_server.timer_service.timers.keyed_entry import CANCELLED, NO_REQUEST,
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SPACE_INTERVAL_S = 0.1  # between two looks at the free space: one costs as much as a small request
 KEYS_AT_ONCE = 250  # of a list to be cancelled: some 3 ms of work
@@ -90,6 +92,13 @@ class Shard:
             self.scheduler, self.firing.ahead_ms, lambda: self.log_loop.progress_or(RETRY_S)
         )
         self.inspector = Inspector(self.scheduler, self.log_loop, self.firing.now_ms)
+        self.resuming = Resuming(
+            self.scheduler,
+            self.inspector,
+            self.log_loop,
+            self.firing.now_ms,
+            lambda: self.log_loop.progress_or(RETRY_S),
+        )
         self._keyed = KeyedRequests(
             self.scheduler, self.firing.now_ms, lambda: self.log_loop.progress_or(RETRY_S)
         )
@@ -232,15 +241,22 @@ class Shard:
         return [ScheduleResult(outcome, *handles) for outcome, handles in decided.results]
 
     async def reschedule(
-        self, request_id: bytes, timers: Sequence[Handle | TimerKey], due_ms: Sequence[int]
+        self,
+        request_id: bytes,
+        timers: Sequence[Handle | TimerKey],
+        due_ms: Sequence[int],
+        *,
+        fire: bool = False,
     ) -> list[RescheduleResult]:
         """Gives timers other due times, one a timer; each gets a new handle.
+
+        `fire`: these are now, and the old handles are from then on those of timers that fired.
 
         Waits for none to arrive: an error Unavailable says that it has not, also when the request
         comes again.  Raises as `schedule`, and InvalidArgument for a timer that is named twice,
         TooLarge for bodies that are too large together.
         """
-        change = Rescheduling(self.scheduler, RequestKey(request_id), timers, due_ms)
+        change = Rescheduling(self.scheduler, RequestKey(request_id), timers, due_ms, fire=fire)
         decided = await self._decide(change, {RESCHEDULED, FIRED, UNKNOWN, NOT_YET})
         return [
             RescheduleResult("", error=_not_arrived(timer))
@@ -310,13 +326,15 @@ class Shard:
                 limit=self.scheduler.limits.free_bytes_min,
             )
 
-    async def change_schedule(
+    async def change(
         self,
-        change: Callable[[Scheduler, int], Outcome | None],
+        change: Callable[[Scheduler, int], T],
         *,
         makes_room: bool = False,
-    ) -> Outcome | None:
-        """One of the decisions of scheduling/schedules/changes.py; durable when answered.
+    ) -> T:
+        """One of the decisions of a changes.py of scheduling/; durable when answered.
+
+        That is scheduling/schedules/ and scheduling/holding/.
 
         Waits while the log is full.  Raises what the decision does, ReadOnly (short of space)
         unless it makes room, Unavailable (not the leader any more), Internal.
@@ -331,7 +349,7 @@ class Shard:
                 await self.log_loop.progress_or(RETRY_S)
             except (StorageError, InvariantError) as error:
                 self.log_loop.fail(error)
-                raise Internal(f"schedules: {error}") from error
+                raise Internal(f"schedules and holds: {error}") from error
         if self.scheduler.memtable_full():
             self.disk_jobs.wake()
         await self.settled()
@@ -362,6 +380,7 @@ class Shard:
         self.firing.stop()
         self.schedule_loop.stop()
         self.bulk.halt()
+        self.resuming.halt()
         self.log_loop.close()
 
     def resign(self) -> None:
@@ -369,6 +388,7 @@ class Shard:
         self.firing.stop()
         self.schedule_loop.stop()
         self.bulk.halt()
+        self.resuming.halt()
         self.log_loop.resign(Unavailable("this replica does not lead any more", field="leader"))
 
     async def stop(self) -> None:
@@ -379,11 +399,13 @@ class Shard:
         self.firing.stop()
         self.schedule_loop.stop()
         self.bulk.halt()
+        self.resuming.halt()
         failed = self.log_loop.failed
         healthy = not failed.done()
         self.log_loop.end_waits()
         await self.disk_jobs.close()
         await self._cancels.stop()
+        await self.resuming.stop()
         await self.inspector.stop()
         await self._keyed.stop()
         await self.bulk.stop()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from duemq.producing.blocking import Producer
     from duemq.producing.cancels import CancelOutcome
     from duemq.producing.receipt import PendingReceipt, Receipts
-    from duemq.producing.rescheduling import Rescheduled, RescheduleOutcome
+    from duemq.producing.rescheduling import FireOutcome, Rescheduled, RescheduleOutcome
     from duemq.protocol.sql import Sql
     from duemq.sent import Receipt
     from duemq.settings import ClientSettings, ProducerSettings
@@ -44,6 +44,7 @@ __all__ = [
     "ConsumerSettings",
     "DeadLetter",
     "DuemqError",
+    "FireOutcome",
     "Message",
     "Outgoing",
     "PendingReceipt",
@@ -80,6 +81,7 @@ _HOMES = {
     "PushConsumer": "duemq.consumer.blocking",
     "Receipt": "duemq.sent",
     "Receipts": "duemq.producing.receipt",
+    "FireOutcome": "duemq.producing.rescheduling",
     "RescheduleOutcome": "duemq.producing.rescheduling",
     "Rescheduled": "duemq.producing.rescheduling",
     "RetryLater": "duemq.outcomes",

@@ -359,7 +359,10 @@ class StuckTimers:
 
 @dataclass(frozen=True, slots=True)
 class TimerCount:
-    """A topic's delayed messages: accepted = pending + fired + cancelled + replaced + lost."""
+    """A topic's delayed messages.
+
+    accepted = pending + fired + cancelled + replaced + dropped + lost.
+    """
 
     topic: str
     """Empty: topics that are counted together."""
@@ -373,6 +376,46 @@ class TimerCount:
     """Under their key, or rescheduled."""
     lost: int = 0
     """Damaged on the disk, and set aside by an operator."""
+    held: int = 0
+    """Of the pending ones: fell due, and are kept back by a hold."""
+    dropped: int = 0
+    """Were kept back, and left out when that ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerHold:
+    """Delayed messages that are kept back: of a topic, or only of keys of it."""
+
+    topic: str
+    key_prefix: str
+    """Of their `timer_key`; empty: the whole topic."""
+    since_ms: int
+    resuming: bool = False
+    """It ends as soon as some of its messages are dropped."""
+
+
+class ResumePolicy(enum.StrEnum):
+    """Which of those that fell due while they were held are sent."""
+
+    ALL = "all"
+    NEWEST = "newest"
+    """Of those with the same `key` the one that was due last; all that have no key."""
+    DROP_OLDER_THAN = "drop_older_than"
+    """Those that were due no longer ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTimers:
+    """What a hold or its end is about."""
+
+    pending: int | None
+    """Delayed messages that are pending under it; None: more than can be counted in time."""
+    was_held: bool
+    """Before, at every shard."""
+    dropped: int = 0
+    """Of a resume: left out by its policy so far, since the shards started."""
+    done: bool = True
+    """Of a resume: none is left to be dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +432,8 @@ class TimerState(enum.Enum):
     """What became of a delayed message."""
 
     PENDING = "pending"
+    HELD = "held"
+    """Pending: it fell due, and is kept back by a hold."""
     FIRED = "fired"
     """It is delivered or on its way."""
     CANCELLED = "cancelled"
@@ -442,7 +487,7 @@ class TimerOwner:
 class TimerStats:
     """A timer shard.  With `error`, counts are 0.
 
-    accepted = pending + fired + cancelled + replaced + lost.
+    accepted = pending + fired + cancelled + replaced + dropped + lost.
 
     One that is missing has no address.
     """
@@ -474,6 +519,8 @@ class TimerStats:
     """As a broker's; of what `cluster` answers."""
     replaced: int = 0
     """Under their timer keys, or rescheduled: another one came for each."""
+    dropped: int = 0
+    """Kept back by a hold, and left out when it ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,9 @@ class KeyedModel:
 
         self._begin(Begun(make(), check, make))
 
-    def reschedule(self, which: Sequence[int | TimerKey], waits: Sequence[int]) -> None:
+    def reschedule(
+        self, which: Sequence[int | TimerKey], waits: Sequence[int], *, fire: bool = False
+    ) -> None:
         """By id or key; messages that were never taken over are asked for, too."""
         due_ms = [self._world.now_ms + wait for wait in waits]
         timers = [each if isinstance(each, TimerKey) else self.handle(each) for each in which]
@@ -173,10 +175,14 @@ class KeyedModel:
         request = self._request()
 
         def make() -> Change:
-            return Rescheduling(self._world.scheduler, request, timers, due_ms)
+            return Rescheduling(self._world.scheduler, request, timers, due_ms, fire=fire)
 
         def check() -> Callable[[list[Result]], list[Callable[[], None]]]:
             before = [self._pending(timer) for timer in timers]
+            dues = [
+                min(due, self._world.broker.due_of(old)) if fire and old is not None else due
+                for old, due in zip(before, due_ms, strict=True)
+            ]
 
             def took(results: list[Result]) -> list[Callable[[], None]]:
                 undo = []
@@ -186,7 +192,7 @@ class KeyedModel:
                         assert outcome in (FIRED, UNKNOWN, NOT_YET)
                     else:
                         assert outcome == RESCHEDULED
-                        assert told[0].due_ms == due_ms[at]
+                        assert told[0].due_ms == dues[at]
                         undo.append(self._move(old, told[0]))
                 return undo
 

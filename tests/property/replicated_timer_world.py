@@ -199,6 +199,7 @@ class ReplicatedWorld(World):
         self._open()
         self.scheduler.check()
         self.keyed.restarted()
+        self.holds.restarted()
 
     def power_cut(self) -> None:
         """Of one machine or both."""

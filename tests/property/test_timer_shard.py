@@ -29,6 +29,7 @@ delays = st.one_of(
     st.integers(0, 100 * 24 * HOUR_MS),
 )
 keys = st.sampled_from([f"key-{number}" for number in range(8)])
+prefixes = st.sampled_from(["", "k", "key-1"])
 
 
 class TimerShard(RuleBasedStateMachine):
@@ -182,13 +183,31 @@ class TimerShard(RuleBasedStateMachine):
         keys=st.lists(keys, max_size=3, unique=True),
         messages=st.lists(st.floats(0, 1, exclude_max=True), max_size=3),
         waits=st.lists(delays, min_size=6, max_size=6),
+        fire=st.booleans(),
     )
-    def reschedule(self, keys: list[str], messages: list[float], waits: list[int]) -> None:
+    def reschedule(
+        self, keys: list[str], messages: list[float], waits: list[int], fire: bool
+    ) -> None:
         model = self.world.keyed
         known = [*range(len(self.world.broker.due_ms)), *model.handles]
         ids = {known[int(each * len(known))] for each in messages if known}
         which = [*(TimerKey("any", key) for key in keys), *sorted(ids)]
-        self._survive(lambda: model.reschedule(which, waits[: len(which)]))
+        waits = [0] * len(which) if fire else waits[: len(which)]
+        self._survive(lambda: model.reschedule(which, waits, fire=fire))
+
+    @rule(topic=st.sampled_from(sorted(TOPICS)), prefix=prefixes)
+    def hold(self, topic: str, prefix: str) -> None:
+        self._survive(lambda: self.world.holds.hold(topic, prefix))
+
+    @rule(
+        topic=st.sampled_from(sorted(TOPICS)), prefix=prefixes, older_ms=st.sampled_from([0, 500])
+    )
+    def resume_without(self, topic: str, prefix: str, older_ms: int) -> None:
+        self._survive(lambda: self.world.holds.resume_without(topic, prefix, older_ms))
+
+    @rule(topic=st.sampled_from(sorted(TOPICS)), prefix=prefixes)
+    def resume(self, topic: str, prefix: str) -> None:
+        self._survive(lambda: self.world.holds.resume(topic, prefix))
 
     @precondition(lambda self: self.world.keyed.begun)
     @rule(which=st.floats(0, 1, exclude_max=True))

@@ -46,6 +46,7 @@ from duemq_server.timer_service.views.finding import PENDING, Finding
 from duemq_server.timer_service.views.forecast import Forecast, split_blocks
 from duemq_server.timer_service.views.listing import Page, Position, Wanted
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
+from tests.property.hold_model import HoldModel
 from tests.property.keyed_model import KEYED_FROM, SHARD, KeyedModel
 
 DATA = "/data"
@@ -270,6 +271,7 @@ class World:
         self.listings: list[Listing] = []
         self._counting: list[tuple[CountBlocks, list[tuple[Block, int]]]] = []
         self.keyed = KeyedModel(self)
+        self.holds = HoldModel(self)
         self.directory: DataDirectory = self._open()
 
     @property
@@ -302,8 +304,10 @@ class World:
                 self.scheduler.ingest(SOURCE, BROKER, data, self.now_ms)
 
     def tick(self, ahead_ms: int = 0) -> None:
+        begin = self.scheduler.log.end_position
         with suppress(LogFull, DiskFull):
             self.scheduler.tick(self.now_ms + ahead_ms)
+        self.holds.check_dispatched(begin)
 
     def sync(self) -> None:
         with suppress(DiskFull):
@@ -325,6 +329,7 @@ class World:
             assert not self.broker.delivered[offset]
             self.broker.cancelled.add(offset)
         self.keyed.settle(durable)
+        self.holds.settle(durable)
 
     def send(self, *, refuse_share: float = 0.0, drop: bool = False) -> None:
         """Puts what is sendable on the wire; answers come back, unless the connection drops."""
@@ -574,6 +579,7 @@ class World:
                 disk = disk.after_power_cut(self.random)
         self.scheduler.check()
         self.keyed.restarted()
+        self.holds.restarted()
 
     def kill(self) -> None:
         self.restart(self.disk.after_kill())
@@ -602,6 +608,7 @@ class World:
         """Lets time pass until nothing is pending; checks that everything was done, once."""
         self.free_disk()
         self.keyed.finish_all()
+        self.holds.resume_all()
         self.set_topics(sorted(TOPICS))
         self.set_away(set())
         for _ in range(steps_max):
@@ -643,7 +650,8 @@ class World:
         assert ledger.pending == 0
         assert ledger.in_flight == 0
         assert ledger.fired == len(delivered)
-        assert ledger.cancelled == len(everything - delivered - keyed.replaced)
+        gone = everything - delivered - keyed.replaced
+        assert ledger.cancelled + ledger.dropped == len(gone)
         assert self.broker.cancelled <= everything - delivered
         self._check_topics(everything, delivered)
 
@@ -652,7 +660,7 @@ class World:
             return sum(self.broker.topics[offset] == topic for offset in offsets)
 
         topics, ledger = list(self.scheduler.topics), self.scheduler.ledger
-        for column in ("accepted", "fired", "cancelled", "replaced", "lost"):
+        for column in ("accepted", "fired", "cancelled", "replaced", "dropped", "lost"):
             total = sum(getattr(each, column) for _, each in topics)
             assert total == getattr(ledger, column)
         if self.keyed.came or self.keyed.moved:
@@ -660,5 +668,5 @@ class World:
         for topic, each in topics:
             assert each.accepted == of(topic, everything)
             assert each.fired == of(topic, delivered)
-            assert each.cancelled == of(topic, everything - delivered)
+            assert each.cancelled + each.dropped == of(topic, everything - delivered)
             assert (each.pending, each.far, each.unmet) == (0, 0, 0)

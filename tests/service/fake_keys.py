@@ -109,6 +109,9 @@ class FakeKeys:
             if there is not None:
                 result.outcome = timer_pb2.RESCHEDULED
                 result.handle.CopyFrom(self._add(key, self.records[there.offset], due_ms))
+                if request.fire_now:
+                    del self.waiting[key]
+                    self.fired.add(key)
             elif key in self.fired:
                 result.outcome = timer_pb2.RESCHEDULE_FIRED
         return answer
@@ -134,6 +137,10 @@ class FakeKeys:
 
     @staticmethod
     def _dues(request, count: int) -> list[int]:
+        if getattr(request, "fire_now", False):
+            assert not request.delays_ms
+            assert not request.due_ms
+            return [NOW_MS] * count
         assert bool(request.delays_ms) != bool(request.due_ms)
         dues = [NOW_MS + delay for delay in request.delays_ms] or list(request.due_ms)
         return dues * count if len(dues) == 1 else dues

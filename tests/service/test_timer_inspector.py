@@ -41,6 +41,8 @@ async def test_counts_are_exact_and_survive_a_restart(cluster: Cluster, tmp_path
         "cancelled": 1,
         "replaced": 0,
         "lost": 0,
+        "held": 0,
+        "dropped": 0,
     }
     async with running_shard(cluster, tmp_path) as shard:
         await registered(shard)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from duemq import CancelOutcome, Outgoing, RescheduleOutcome, aio
+from duemq import CancelOutcome, FireOutcome, Outgoing, RescheduleOutcome, aio
 from duemq.errors import DuemqError, ErrorCode, TimerExists
 from duemq.protocol.timer_keys import shard_of
 from duemq.transport import status
@@ -316,3 +316,29 @@ async def test_many_at_once_are_linearizable(cluster: Cluster, tmp_path: Path) -
         assert len(set(replaced)) == 20
         stats = await shard.stats()
         assert (stats.accepted, stats.replaced, stats.pending) == (21, 20, 1)
+
+
+async def test_what_is_fired_by_hand_is_delivered_once_and_answers_fired(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with running_shard(cluster, tmp_path) as shard, aio.Producer(cluster.nameserver) as sends:
+        receipt = await sends.send(TOPIC, b"1", delay="1h")
+        keyed = await sends.send(TOPIC, b"2", delay="30d", timer_key="k")
+        assert await sends.fire([receipt]) == [FireOutcome.FIRED]
+        assert await sends.fire(key=(TOPIC, "k")) is FireOutcome.FIRED
+        await shard.until(lambda stats: stats.fired == 2 and not stats.in_flight)
+        assert await sends.fire([receipt, keyed]) == [FireOutcome.FIRED_BEFORE] * 2
+        assert await sends.fire(key=(TOPIC, "k")) is FireOutcome.FIRED_BEFORE
+        assert await sends.cancel([receipt, keyed]) == [CancelOutcome.FIRED] * 2
+        assert await all_delivered(cluster) == [b"1", b"2"]
+        request = timer_pb2.RescheduleRequest(
+            request_id=secrets.token_bytes(16), fire_now=True, delays_ms=[5]
+        )
+        request.timers.add(key=timer_pb2.TimerKey(topic=TOPIC, key="k"))
+        with pytest.raises(DuemqError) as raised:
+            await status.answer(shard._stub.Reschedule(request, timeout=WAIT_S))
+        assert raised.value.field == "fire_now"
+    async with running_shard(cluster, tmp_path) as shard, aio.Producer(cluster.nameserver) as sends:
+        assert await sends.cancel([receipt, keyed]) == [CancelOutcome.FIRED] * 2
+        stats = await shard.stats()
+        assert (stats.accepted, stats.fired, stats.replaced, stats.pending) == (4, 2, 2, 0)

@@ -22,7 +22,8 @@ under keys `rows_timer_key`, `blocks_keyed` and those of keyed_arrays.py; `repla
 `unmet_pages`, u64, and `unmet_bits`, 128 bytes a page (offset_bits.py); `schedules`, u8
 (schedule_entry.py); and where there are replicas `epochs`, (epoch, start) of each leader whose
 entries the log still has, `store_id` where it is not the producer id, and `installed`; `topics`,
-the ledger by topic; `bulk`, jobs on what is pending (timer_service/scheduling/bulk/jobs.py).
+the ledger by topic; `bulk`, jobs on what is pending (timer_service/scheduling/bulk/jobs.py);
+`holds`, those in force (hold_entry.Hold), and `next_hold`, if there ever was one.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from duemq_server.timer_service.scheduling.ended_keys import SavedKey
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.request_memory import SavedRequests
 from duemq_server.timer_service.scheduling.scheduler import Ledger, Scheduler
+from duemq_server.timer_service.timers.hold_entry import Hold
 from duemq_server.timer_service.timers.log_entries import LaneId, SourceId, TargetId
 from duemq_server.timer_service.timers.offset_bits import PAGE_BYTES as UNMET_PAGE_BYTES
 from duemq_server.timer_service.timers.offset_bits import Bits, Keys
@@ -113,6 +115,8 @@ class CheckpointState:
     """The group's; 0: the producer id."""
     topics: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     """Columns of scheduling/topic_counts.TopicLedger, by topic; older checkpoints have none."""
+    holds: list[Hold] = dataclasses.field(default_factory=list)
+    next_hold: int = 1
 
     def files(self) -> set[str]:
         """Period files that must stay."""
@@ -161,6 +165,8 @@ def capture(
         epochs=tuple(epochs),
         store_id=store_id,
         topics=scheduler.topics.saved(),
+        holds=scheduler.holds.saved(),
+        next_hold=scheduler.holds.next_number,
     )
 
 
@@ -248,6 +254,8 @@ def encode(state: CheckpointState) -> bytes:
         added["bulk"] = state.bulk
     if state.topics:
         added["topics"] = state.topics
+    if state.next_hold > 1:
+        added |= {"holds": state.holds, "next_hold": state.next_hold}
     arrays |= _pages("late", state.fired_late) | _pages("replaced", state.replaced)
     if state.unmet is not None:
         pages, bits = state.unmet
@@ -325,6 +333,8 @@ def decode(payload: bytes) -> CheckpointState:
         store_id=header.get("store_id", 0),
         bulk=header.get("bulk", []),
         topics=header.get("topics", {}),
+        holds=[Hold(*each) for each in header.get("holds", ())],
+        next_hold=header.get("next_hold", 1),
     )
 
 

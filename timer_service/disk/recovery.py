@@ -5,7 +5,8 @@ directly: it is the start of the process.
 
 1. The checkpoint's state is taken over; bodies of timers in memory are read from where they lie.
 2. The entries behind it are applied in order: ADD brings timers in as when they came; CANCEL, ACK,
-   EPOCH, SCHEDULE, RECUR and BULK as they say; a DISPATCH only notes which timers are in it.
+   EPOCH, SCHEDULE, RECUR, HOLD, DROP and BULK as they say; a DISPATCH only notes which timers are
+   in it.
 3. The noted timers are then taken out wherever they are met: at once if they are in memory, and
    from the blocks, which the checkpoint left where they were, by loading what was due.  Timers of
    a batch that is not acknowledged give it their bodies: it will be sent again, byte by byte the
@@ -45,7 +46,7 @@ from duemq_server.timer_service.scheduling.dispatch import NEVER
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.scheduler import Scheduler, make_batch
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
-from duemq_server.timer_service.timers import intake, keyed_entry, log_entries
+from duemq_server.timer_service.timers import hold_entry, intake, keyed_entry, log_entries
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.log_entries import Dispatched, SourceId
 from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate, keys_of
@@ -181,6 +182,7 @@ class Recovery:
         scheduler.keyed.ended.restore(state.ended_keys)
         scheduler.schedules.apply(state.schedules)
         scheduler.bulk.restore(state.bulk)
+        scheduler.holds.restore(state.holds, state.next_hold)
         scheduler.fires.restore(state.fired_until_ms, state.fired_late)
         scheduler.segments.recover(state.lengths, state.blocks)
         for held in state.held:
@@ -223,6 +225,10 @@ class Recovery:
                 self._recur(entry)
             elif entry.kind == log_entries.BULK:
                 self._bulk(entry)
+            elif entry.kind == log_entries.DROP:
+                self._drop(entry)
+            elif entry.kind == log_entries.HOLD:
+                self._scheduler.holds.apply(hold_entry.decode(entry.body))
             elif entry.kind == GAP:
                 raise Corrupt(
                     f"timer log, position {entry.position}: an entry was set aside that no"
@@ -360,6 +366,14 @@ class Recovery:
             self._cancelled(found.body)
         else:
             self._changed(found.body, entry, bulk_entry.HEADER.size)
+
+    def _drop(self, entry: Entry) -> None:
+        self._cancel(entry)
+        marks = log_entries.decode_cancel_topics(entry.body)
+        for mark in marks:
+            self._scheduler.topics.dropped_marked(mark)
+        self._scheduler.ledger.cancelled -= len(marks)
+        self._scheduler.ledger.dropped += len(marks)
 
     def _schedule(self, entry: Entry) -> None:
         self._changed(entry.body, entry, 0)

@@ -59,8 +59,10 @@ class TimerInspectorServicer:
                     cancelled=each.cancelled,
                     lost=each.lost,
                     replaced=each.replaced,
+                    held=held,
+                    dropped=each.dropped,
                 )
-                for topic, each in found.items()
+                for topic, (each, held) in found.items()
             ]
         )
 
@@ -102,7 +104,11 @@ class TimerInspectorServicer:
         if found.target is not None:
             info.topic, info.queue_id = found.target.topic, found.target.queue_id
             info.record.CopyFrom(_record(found.body))
+            info.held = self._is_held(info)
         return info
+
+    def _is_held(self, info: timer_inspector_pb2.TimerInfo) -> bool:
+        return self._inspector.is_held(info.topic, info.record.timer_key, info.handle.due_ms)
 
     async def ListTimers(
         self, request: timer_inspector_pb2.ListTimersRequest, _: Any
@@ -111,8 +117,11 @@ class TimerInspectorServicer:
         make = _reader(request.key_prefix, request.with_bodies)
         page = await self._inspector.page(_wanted(request), make, wants_all=not request.key_prefix)
         listed, after = page
+        timers = list(map(_listed, listed))
+        for each in timers:
+            each.held = self._is_held(each)
         return timer_inspector_pb2.ListTimersResponse(
-            timers=map(_listed, listed), token=_TOKEN.pack(*after) if after else b""
+            timers=timers, token=_TOKEN.pack(*after) if after else b""
         )
 
 

@@ -14,6 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from duemq_server.timer_service.scheduling.holding import changes as holding
 from duemq_server.timer_service.scheduling.lateness import BOUNDS_MS
 from duemq_server.timer_service.scheduling.topic_lateness import BUCKETS_MS
 
@@ -41,6 +42,7 @@ class ShardCollector(Collector):
             ("fired", "Delayed messages on their way or delivered", ledger.fired),
             ("cancelled", "Delayed messages cancelled", ledger.cancelled),
             ("replaced", "Delayed messages replaced or rescheduled", ledger.replaced),
+            ("dropped", "Delayed messages held, and left out when resumed", ledger.dropped),
             ("lost", "Delayed messages damaged on the disk and set aside", ledger.lost),
             (
                 "early",
@@ -59,6 +61,7 @@ class ShardCollector(Collector):
             ("pending", "Delayed messages not yet due", ledger.pending),
             ("in_flight", "Fired and not yet answered by a broker", ledger.in_flight),
             ("overdue", "Due and not yet on their way, wherever they lie", self._shard.overdue()),
+            ("held", "Fell due and kept back by a hold", holding.waiting(scheduler).total()),
             ("refused_lanes", "Queues whose broker refuses fires", self._refused_lanes()),
             ("near", "Delayed messages in memory", scheduler.near.pending),
             ("near_bytes", "Bodies in memory", scheduler.near.bytes),

@@ -76,7 +76,7 @@ class ScheduleRequests:
         self._links.check_may_serve()
         count = len(request.timers)
         checks.count("timers", count, 1, SCHEDULE_RECORDS_MAX, "in a request")
-        dues = _dues_of(request, count, self._shard.now_ms())
+        dues = self._new_dues(request, count)
         names = TimerNames(self._links, self._settings)
         refused: dict[int, DuemqError] = {}
         asked: list[Handle | TimerKey] = []
@@ -91,7 +91,11 @@ class ScheduleRequests:
                 asked.append(named)
                 asked_dues.append(due_ms)
         told = iter(
-            await self._shard.reschedule(request.request_id, asked, asked_dues) if asked else ()
+            await self._shard.reschedule(
+                request.request_id, asked, asked_dues, fire=request.fire_now
+            )
+            if asked
+            else ()
         )
         response = timer_pb2.RescheduleResponse()
         for at in range(count):
@@ -107,6 +111,13 @@ class ScheduleRequests:
                 handle=proto_of(result.handle) if result.handle is not None else None,
             )
         return response
+
+    def _new_dues(self, request: timer_pb2.RescheduleRequest, count: int) -> list[int]:
+        if not request.fire_now:
+            return _dues_of(request, count, self._shard.now_ms())
+        if request.delays_ms or request.due_ms:
+            raise checks.wrong("fire_now", "true", "no delays_ms or due_ms beside it")
+        return [self._shard.now_ms()] * count
 
     async def _records(self, request: timer_pb2.ScheduleRequest) -> KeyedRecords:
         """Raises InvalidArgument, TooLarge, Unavailable for another shard's key."""

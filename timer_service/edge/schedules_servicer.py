@@ -50,7 +50,7 @@ class SchedulesServicer:
         there = self._shard.scheduler.schedules.get(name)
         if there is None or not there.plan.same(plan):  # else its topic may be gone by now
             await topic_queues(self._links, plan.topic)
-        outcome = await self._shard.change_schedule(
+        outcome = await self._shard.change(
             lambda scheduler, now_ms: schedule_changes.put(
                 scheduler, name, plan, now_ms, if_absent=request.if_absent
             )
@@ -124,7 +124,7 @@ class SchedulesServicer:
     ) -> schedule_pb2.DeleteScheduleResponse:
         """It is gone."""
         name = self._mine(request.name)
-        outcome = await self._shard.change_schedule(
+        outcome = await self._shard.change(
             lambda scheduler, now_ms: schedule_changes.delete(scheduler, name, now_ms),
             makes_room=True,
         )
@@ -138,7 +138,7 @@ class SchedulesServicer:
         makes_room: bool = False,
     ) -> schedule_pb2.Schedule:
         name = self._mine(given)
-        await self._shard.change_schedule(
+        await self._shard.change(
             lambda scheduler, now_ms: change(scheduler, name, now_ms), makes_room=makes_room
         )
         return self._proto(name)

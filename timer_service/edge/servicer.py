@@ -73,6 +73,7 @@ class TimerServicer:
             id=shard.directory.producer_id,
             lost=ledger.lost,
             replaced=ledger.replaced,
+            dropped=ledger.dropped,
             problems=self._links.problems(),
             stuck=[
                 timer_pb2.StuckTimers(topic=topic, timers=timers, reason=reason)

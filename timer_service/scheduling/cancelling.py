@@ -78,6 +78,8 @@ def source_of(scheduler: Scheduler, handle: Cancelled) -> int | None:
 class Cancelling:
     """A list of handles, being cancelled."""
 
+    kind = log_entries.CANCEL
+
     def __init__(self, scheduler: Scheduler, handles: Sequence[Cancelled]) -> None:
         self.end = 0
         """Position up to which the log must be durable before the outcomes are told."""
@@ -195,8 +197,10 @@ class Cancelling:
         gone = self._scheduler.tombstones.find(asked.source, asked.offset)
         if not gone.any():
             return asked
+        fires = self._scheduler.fires
         for n in np.flatnonzero(gone).tolist():
-            self._outcomes[asked.at[n]] = CANCELLED
+            by_hand = fires.fired_late(int(asked.source[n]), int(asked.offset[n]))
+            self._outcomes[asked.at[n]] = FIRED if by_hand else CANCELLED
         self.end = self._scheduler.log.end_position
         return asked.take(np.flatnonzero(~gone).tolist())
 
@@ -234,7 +238,7 @@ class Cancelling:
         target, places = self._targets(wanted, rows)
         marks = scheduler.topics.marks(target.tolist())
         body = log_entries.encode_cancel([self._handles[at] for at in wanted.at], marks)
-        _, self.end = scheduler.log.append(log_entries.CANCEL, [body])
+        _, self.end = scheduler.log.append(self.kind, [body])
         scheduler.near.drop(rows[~far])
         if places:
             far_at = list(places)

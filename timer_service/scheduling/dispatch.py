@@ -5,7 +5,7 @@ Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock,
 Due timers wait per target (home broker, topic, queue), in due order.  Batches are cut from the
 targets in turn, so that a target with a million due timers delays another one by one batch.  What
 cannot be sent now (no connection, no route, lane full) stays here, still pending: it can be
-cancelled, and it can go elsewhere.
+cancelled, and it can go elsewhere.  So does what is held (holding/holds.py).
 
     target               goes to
     a queue (>= 0)       this queue of the home broker, always; waits for the broker if it is away;
@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
+from duemq_server.timer_service.scheduling.holding.holds import Holds, room_number
 from duemq_server.timer_service.timers.log_entries import LaneId, TargetId
 from duemq_server.timer_service.timers.wheel import Ids
 
@@ -45,6 +46,7 @@ FAILOVER_AFTER_MS = 2_000
 PIPELINE_MAX = 2
 SMALL_ROWS = 256
 NEVER = 1 << 62
+_NONE = np.empty(0, dtype=np.int32)
 
 Queues = Mapping[str, int]
 """Writable queues of a topic, by broker."""
@@ -65,7 +67,9 @@ class Peer:
 class Dispatcher:
     """Due timers that wait, lanes, and what is known of brokers."""
 
-    def __init__(self) -> None:
+    def __init__(self, holds: Holds) -> None:
+        """`holds`: what may not go."""
+        self._holds = holds
         self.peers: dict[str, Peer] = {}
         self._fence = ""
         self.waiting = 0  # rows in `_ready`, cancelled ones included
@@ -121,13 +125,18 @@ class Dispatcher:
         """How many timers of a target wait, cancelled ones included."""
         return sum(len(ids) for ids in self._ready.get(target, ()))
 
+    def ids_of(self, target: int) -> Ids:
+        """All timers that wait for a target, cancelled ones included; they stay."""
+        return np.concatenate([_NONE, *self._ready.get(target, ())])
+
     def should_gather(self, target: int) -> bool:
         """Whether the target's next batch had better wait for an answer."""
         if self._unanswered.get(target, 0) < PIPELINE_MAX:
             return False
         return self.waiting_for(target) < SMALL_ROWS
 
-    def _stir(self) -> None:
+    def stir(self) -> None:
+        """More of what waits may go now."""
         self.stirred = True
         if self.waiting:
             self.on_stirred()
@@ -138,7 +147,7 @@ class Dispatcher:
         """The writable queues of every topic."""
         self._routes = routes
         self._routes_known = True
-        self._stir()
+        self.stir()
 
     def queues(self, topic: str) -> Queues | None:
         """The writable queues of a topic; None: no routes are known yet."""
@@ -163,7 +172,7 @@ class Dispatcher:
     def connected(self, name: str) -> None:
         """Batches can be sent to the broker."""
         self.peer(name).connected = True
-        self._stir()
+        self.stir()
 
     def disconnected(self, name: str, now_ms: int) -> None:
         """The connection to the broker is gone, with every answer that was due on it."""
@@ -173,7 +182,7 @@ class Dispatcher:
         peer.connected = False
         for lane in peer.busy.values():
             lane.disconnected()
-        self._stir()
+        self.stir()
 
     def lane(self, lane_id: LaneId) -> FireLane:
         """The lane of an id; made when first used."""
@@ -189,6 +198,8 @@ class Dispatcher:
 
     def choose(self, target: TargetId, now_ms: int) -> FireLane | None:
         """The lane that the target's next batch belongs to; None: not now."""
+        if target.topic in self._holds.topics or room_number(target) is not None:
+            return None
         queues = self._routes.get(target.topic, {})
         if target.queue_id >= 0:
             count = queues.get(target.broker, 0)
@@ -274,7 +285,7 @@ class Dispatcher:
             del self._unanswered[batch.target]
         if not batch.lane.unacked:
             del peer.busy[batch.lane.id]
-        self._stir()
+        self.stir()
 
     def release_held(self, now_ms: int) -> None:
         """The clock went back to `now_ms`: what was dispatched before was due by then.
@@ -313,6 +324,10 @@ class Dispatcher:
         """Why nothing can be sent for a target; empty: as far as is known, it can."""
         if self._fence:
             return self._fence
+        if target.topic in self._holds.topics:
+            return "the topic is held: see `duemq timer holds`"
+        if room_number(target) is not None:
+            return "their timer keys are held: see `duemq timer holds`"
         queues = self._routes.get(target.topic, {})
         if not queues:
             return "no broker serves the topic"

@@ -4,7 +4,8 @@ Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock,
 
 A timer that arrived, is not pending and was not cancelled has fired.  Since cancels are forgotten
 `keep_ms` after they were due, this holds for younger ones only; what fired late (a second or more)
-is therefore remembered for itself, by the time at which it fired.
+is therefore remembered for itself, by the time at which it fired.  What an owner fires by hand is
+replaced by a timer that is due at once; its own handle is that of one that fired, too.
 """
 
 from __future__ import annotations
@@ -33,8 +34,12 @@ class FireMemory:
         if late.any():
             self._late.mark(keys_of(rows.source[late], rows.offset[late]), now_ms)
 
+    def note_by_hand(self, source: int, offset: int, since_ms: int) -> None:
+        """A timer is fired before it is due; known until `keep_ms` after `since_ms`."""
+        self._late.mark_one(source, offset, since_ms)
+
     def fired_late(self, source: int, offset: int) -> bool:
-        """Whether the timer fired late, and is remembered."""
+        """Whether the timer fired late, or by hand, and is remembered."""
         return self._late.has(source, offset)
 
     def expire(self, before_ms: int) -> None:

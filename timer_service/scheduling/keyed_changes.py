@@ -32,6 +32,7 @@ from duemq_server.timer_service.scheduling.key_search import HandleSearch, KeySe
 from duemq_server.timer_service.timers import keyed_entry, log_entries
 from duemq_server.timer_service.timers.keyed import (
     EXISTS,
+    FIRED,
     REPLACED,
     RESCHEDULED,
     SCHEDULED,
@@ -131,6 +132,7 @@ class Change(ABC):
         cancelled: Sequence[Waiting] = (),
         cancelled_hashes: Hashes = np.empty(0, dtype=np.uint64),  # noqa: B008 (nobody writes it)
         replaced: Sequence[Waiting] = (),
+        fired: bool = False,
     ) -> None:
         """Appends the entry and applies it.  `come`: by the number of their target."""
         scheduler, keyed = self._scheduler, self._scheduler.keyed
@@ -151,6 +153,7 @@ class Change(ABC):
             frames_of(scheduler, come, now_ms),
             answer,
             topics=scheduler.topics.marks([each.target for each in (*cancelled, *replaced)]),
+            fired=fired,
         )
         parts = keyed_entry.encode(changed)
         position, self.end = scheduler.log.append(log_entries.SCHEDULE, parts)
@@ -240,13 +243,17 @@ class Rescheduling(Change):
         request: RequestKey,
         timers: Sequence[Handle | TimerKey],
         due_ms: Sequence[int],
+        *,
+        fire: bool = False,
     ) -> None:
+        """`fire`: by hand; what was due before its new time keeps its own."""
         keys = [each for each in timers if isinstance(each, TimerKey)]
         super().__init__(scheduler, request, keys)
         self._key_at = {key: at for at, key in enumerate(keys)}
         self._handle_at: dict[Handle, int] = {}
         self._timers = timers
         self._due_ms = due_ms
+        self._fire = fire
         self._handles: HandleSearch | None = None
         _check_distinct([(each, at) for at, each in enumerate(timers)])
 
@@ -283,6 +290,7 @@ class Rescheduling(Change):
             if old is None:
                 results.append(Result(self._outcome_of_gone(each, now_ms)))
                 continue
+            due_ms = self._new_due_ms(old, due_ms)
             new = New(old.body, due_ms, old.tag_hash, old.key_hash, old.timer_key)
             come.setdefault(old.target, []).append(new)
             results.append(Result(RESCHEDULED, (old.handle,)))  # its own handle follows below
@@ -298,7 +306,11 @@ class Rescheduling(Change):
                 value=size,
                 limit=RESCHEDULED_BYTES_MAX,
             )
-        self._commit(now_ms, self._with_new_handles(results, found, come), come, replaced=replaced)
+        results = self._with_new_handles(results, found, come)
+        self._commit(now_ms, results, come, replaced=replaced, fired=self._fire and bool(replaced))
+
+    def _new_due_ms(self, old: Waiting, due_ms: int) -> int:
+        return min(old.handle.due_ms, due_ms) if self._fire else due_ms
 
     def _found(self) -> dict[Handle | TimerKey, Waiting]:
         assert self._handles is not None
@@ -323,8 +335,12 @@ class Rescheduling(Change):
             return UNKNOWN if scheduler.keyed.is_own(each.source) else NOT_YET
         number = source_of(scheduler, each)
         assert number is not None
-        if self._handles.waiting[at] is not None or scheduler.tombstones.has(number, each.offset):
-            return UNKNOWN  # another due time, or cancelled
+        if self._handles.waiting[at] is not None:
+            return UNKNOWN  # another due time
+        if scheduler.fires.fired_late(number, each.offset):
+            return FIRED
+        if scheduler.tombstones.has(number, each.offset):
+            return UNKNOWN  # cancelled
         return outcome_of_gone(scheduler, number, each, now_ms)
 
     def _with_new_handles(
@@ -341,7 +357,7 @@ class Rescheduling(Change):
         made = []
         for each, due_ms, result in zip(self._timers, self._due_ms, results, strict=True):
             if result.outcome == RESCHEDULED:
-                target = found[each].target
+                target, due_ms = found[each].target, self._new_due_ms(found[each], due_ms)
                 handle = Handle(self._scheduler.keyed.source, next_of[target], due_ms)
                 next_of[target] += 1
                 result = Result(RESCHEDULED, (handle,))

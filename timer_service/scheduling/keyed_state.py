@@ -56,6 +56,8 @@ def apply(
     if gone:
         marks = changed.topics or [0] * len(gone)
         _take_away(scheduler, gone, marks, len(changed.cancelled), rows, now_ms)
+    if changed.fired:
+        _note_fired(scheduler, changed.replaced, now_ms)
     keyed = scheduler.keyed
     keyed.ended.note(changed.cancelled_hashes.tolist(), changed.at_ms, fired=False)
     keyed.ended.forget(changed.hashes.tolist())
@@ -110,6 +112,13 @@ def _number(scheduler: Scheduler, first: Cancelled, numbered: dict[SourceId, int
     number = scheduler.numbers.number_source(first.source, "", first.offset)
     numbered[first.source] = number
     return number
+
+
+def _note_fired(scheduler: Scheduler, fired: Sequence[Cancelled], now_ms: int) -> None:
+    """By hand: remembered for as long as their tombstones, which say less."""
+    for each in fired:
+        number = scheduler.numbers.number_source(each.source, "", each.offset)
+        scheduler.fires.note_by_hand(number, each.offset, max(each.due_ms, now_ms))
 
 
 def _bring_in(scheduler: Scheduler, changed: Changed, home: int, now_ms: int) -> None:

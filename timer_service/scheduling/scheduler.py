@@ -13,9 +13,9 @@ Invariants:
  - The log is the truth; memory is a function of checkpoint and log, see recovery.py.
  - A batch is sent only after its DISPATCH entry is durable; since the ADD entry lies before it in
    the same log, no timer is fired that a crash could bring back.
- - accepted = pending + fired + cancelled + replaced, in all and of each topic, where `pending` is
-   what the structures really hold: near + memtable (and the one being flushed) + blocks, less
-   cancelled and replaced timers not yet met there.
+ - accepted = pending + fired + cancelled + replaced + dropped, in all and of each topic, where
+   `pending` is what the structures really hold: near + memtable (and the one being flushed) +
+   blocks, less cancelled and replaced timers not yet met there.
  - A timer is in exactly one of these places, and something will fire it from there: `check`.  It
    goes back on the picture only when memory is short (evicted, parked) or the clock went back.
 """
@@ -50,10 +50,12 @@ from duemq_server.timer_service.scheduling.dispatch import (
 )
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane, FireOutcome
 from duemq_server.timer_service.scheduling.fire_memory import FireMemory
+from duemq_server.timer_service.scheduling.holding.holds import Holds, room_number, waiting_room
 from duemq_server.timer_service.scheduling.keyed_state import KeyedState
 from duemq_server.timer_service.scheduling.topic_counts import TopicCounts
 from duemq_server.timer_service.timers import intake, log_entries
 from duemq_server.timer_service.timers.fired_records import fired
+from duemq_server.timer_service.timers.key_hash import key_in
 from duemq_server.timer_service.timers.keys import KeyList
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.log_entries import Dispatched, Restarted, SourceId, TargetId
@@ -85,7 +87,7 @@ class Ingested(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Ledger:
-    """accepted = pending + fired + cancelled + replaced + lost."""
+    """accepted = pending + fired + cancelled + replaced + dropped + lost."""
 
     accepted: int = 0
     fired: int = 0
@@ -93,11 +95,13 @@ class Ledger:
     in_flight: int = 0  # fired and not yet answered by a broker
     lost: int = 0  # damaged on the disk, and set aside by an operator
     replaced: int = 0  # another one came for them: under the same key, or with another due time
+    dropped: int = 0  # kept back by a hold that was resumed without them
 
     @property
     def pending(self) -> int:
         """Accepted, and nothing else happened."""
-        return self.accepted - self.fired - self.cancelled - self.replaced - self.lost
+        gone = self.fired + self.cancelled + self.replaced + self.dropped
+        return self.accepted - gone - self.lost
 
 
 class Scheduler:
@@ -113,7 +117,8 @@ class Scheduler:
         self.flushing: list[Piece] = []
         self.frozen = KeyList()  # of `flushing`
         self.segments = segments
-        self.dispatcher = Dispatcher()
+        self.holds = Holds()
+        self.dispatcher = Dispatcher(self.holds)
         self.tombstones = Tombstones(limits.tombstone_keep_ms, limits.tombstones_max)
         self.fires = FireMemory()
         self.ledger = Ledger()
@@ -128,6 +133,7 @@ class Scheduler:
         self._acks: list[int] = []
         self._random = random.Random(0)  # jitter only
         self._ticked_ms = now_ms  # time of the last tick
+        self._resumed: deque[int] = deque()  # targets of holds that are gone
 
     # -- timers come ------------------------------------------------------
 
@@ -261,7 +267,8 @@ class Scheduler:
         if len(due):
             self._make_ready(due)
         self.dispatcher.stirred = True  # unless all of it goes through
-        self.dispatcher.stirred = self._build_batches(now_ms)
+        self._release_resumed()
+        self.dispatcher.stirred = self._build_batches(now_ms) or bool(self._resumed)
 
     def next_tick_ms(self) -> int:
         """When `tick` is wanted next, as far as is known now; NEVER: not before something happens.
@@ -279,6 +286,18 @@ class Scheduler:
         """From now on `call` is told when `next_tick_ms` may have become this soon; 0: at once."""
         self.near.wheel.on_sooner = call
         self.dispatcher.on_stirred = lambda: call(0)
+
+    def resumed(self, room: TargetId) -> None:
+        """What waits there is held no longer; a topic's timers go from where they wait."""
+        self._resumed.append(self.numbers.number_target(room))
+        self.dispatcher.stir()
+
+    def _release_resumed(self) -> None:
+        while self._resumed and not self.dispatcher.waiting_for(self._resumed[0]):
+            self._resumed.popleft()
+        if self._resumed:
+            ids = self.dispatcher.take(self._resumed[0], self.limits.tick_rows_max)
+            self._make_ready(self.near.live(ids))
 
     def _clock_went_back(self, now_ms: int) -> None:
         """What was handed out and is no longer due waits again; what was dispatched goes out."""
@@ -320,6 +339,8 @@ class Scheduler:
             return False
         self._flush_acks()  # may raise: nothing is taken yet
         ids = self.near.live(self.dispatcher.take(target, BATCH_ROWS_MAX))
+        if self.holds.by_key:
+            ids = self._keep_back(ids, self.numbers.targets[target].topic)
         if not len(ids):
             return True
         rows = self.near.rows(ids)
@@ -363,6 +384,21 @@ class Scheduler:
         self.topics.of_target(target).fired += batch.count
         self.ledger.in_flight += batch.count
         return True
+
+    def _keep_back(self, ids: Ids, topic: str) -> Ids:
+        """Those whose keys are not held; the others wait apart from them."""
+        hashes = self.near.table.timer_key
+        if topic not in self.holds.by_key or hashes is None:
+            return ids
+        rooms: dict[int, list[int]] = {}
+        for at in np.flatnonzero(hashes[ids]).tolist():
+            hold = self.holds.of_key(topic, key_in(self.near.body(int(ids[at]))))
+            if hold is not None:
+                room = self.numbers.number_target(waiting_room(hold))
+                rooms.setdefault(room, []).append(at)
+        for room, places in rooms.items():
+            self.dispatcher.add(room, ids[places])
+        return np.delete(ids, [at for places in rooms.values() for at in places])
 
     # -- events -----------------------------------------------------------
 
@@ -494,10 +530,11 @@ class Scheduler:
     def can_unpark(self, target: TargetId, now_ms: int) -> bool:
         """Whether parked timers of a target could be sent now."""
         waiting = self.dispatcher.waiting_for(self.numbers.number_target(target))
-        return (
-            waiting < self.limits.tick_rows_max
-            and self.dispatcher.choose(target, now_ms) is not None
-        )
+        if waiting >= self.limits.tick_rows_max:
+            return False
+        if room_number(target) is not None:
+            return not self.holds.holds_room(target)
+        return self.dispatcher.choose(target, now_ms) is not None
 
     def end_flush(self, flush: Flush) -> None:
         """The frozen memtable is in blocks."""

@@ -2,7 +2,7 @@
 
 Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
 
-    accepted = pending + fired + cancelled + replaced + lost, of each topic
+    accepted = pending + fired + cancelled + replaced + dropped + lost, of each topic
 
 Counted a batch at a time: a frame, a dispatch, a list of cancels, a load.  What lies in blocks is
 counted, too, for memory does not know their timers: so `check` compares the ledger with what is
@@ -41,11 +41,13 @@ class TopicLedger:
     far: int = 0  # in blocks and not loaded, cancelled ones included
     unmet: int = 0  # cancelled or replaced, and still in a block or the memtable
     replaced: int = 0  # under their key, or rescheduled
+    dropped: int = 0  # kept back by a hold that was resumed without them
 
     @property
     def pending(self) -> int:
         """Accepted, and none of the rest."""
-        return self.accepted - self.fired - self.cancelled - self.replaced - self.lost
+        gone = self.fired + self.cancelled + self.replaced + self.dropped
+        return self.accepted - gone - self.lost
 
 
 def mark_of(topic: str) -> int:
@@ -148,6 +150,13 @@ class TopicCounts:
         ledger.cancelled += 0 if replaced else count
         ledger.replaced += count if replaced else 0
         ledger.unmet += count if unmet else 0
+
+    def dropped_marked(self, mark: int) -> None:
+        """One that `gone_marked` counted as cancelled was dropped."""
+        topic = self._marked.get(mark)
+        if topic is not None:
+            self.of(topic).cancelled -= 1
+            self.of(topic).dropped += 1
 
     def met(self, target: Index) -> None:
         """Cancelled timers were met, and are gone."""

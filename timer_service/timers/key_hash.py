@@ -18,7 +18,9 @@ from duemq.protocol.record_bytes import (
 )
 from duemq_server.timer_service.timers.keyed import TimerKey
 
-_TIMER_KEY_TAG = 11 << 3 | LENGTH_DELIMITED  # of Record
+# Fields of Record.
+_TIMER_KEY_TAG = 11 << 3 | LENGTH_DELIMITED
+_KEY_TAG = 3 << 3 | LENGTH_DELIMITED
 
 
 def hash_of(key: TimerKey) -> int:
@@ -29,6 +31,15 @@ def hash_of(key: TimerKey) -> int:
 
 def key_in(entry: bytes | memoryview) -> str:
     """The timer key of a record, given its entry in a RecordBatch; empty: it has none."""
+    return _text_in(entry, _TIMER_KEY_TAG)
+
+
+def message_key_in(entry: bytes | memoryview) -> str:
+    """As `key_in`, of its `key`, which others may have, too."""
+    return _text_in(entry, _KEY_TAG)
+
+
+def _text_in(entry: bytes | memoryview, wanted: int) -> str:
     data, key = bytes(entry), b""
     at, end = read_entry(data, 0, len(data))
     while 0 <= at < end:
@@ -47,7 +58,7 @@ def key_in(entry: bytes | memoryview) -> str:
         else:
             length, start = read_varint(data, at, end)
             at = start + length if start >= 0 else -1
-        if tag == _TIMER_KEY_TAG and at <= end:
+        if tag == wanted and at <= end:
             key = data[start:at]
     return key.decode(errors="replace")
 

@@ -7,7 +7,8 @@ off  size  field          meaning
  0   16    request_id     zeros: it is not remembered
 16    4    part           of the request
 20    4    gone           timers that go
-24    4    cancelled      how many of these were cancelled, the first ones; the others are replaced
+24    4    cancelled      how many of these were cancelled, the first ones; the others are replaced;
+                         bit 31: they were fired by hand, and what comes for them is due at once
 28    4    came           timers that come
 32    4    frames         runs of these with the same target
 36    4    names_length
@@ -64,6 +65,7 @@ OUTCOMES = {
 _BY_NUMBER = {number: (name, handles) for name, (number, handles) in OUTCOMES.items()}
 REQUEST_ID_BYTES = 16
 NO_REQUEST = bytes(REQUEST_ID_BYTES)
+_FIRED = 1 << 31
 _COMPRESSED_FROM = 256  # bytes: a list's handles are much alike
 
 _HEADER = struct.Struct("<16sIIIIIIQIIqQ")
@@ -106,6 +108,8 @@ class Changed(NamedTuple):
     frames_at: int = 0  # of the body
     topics: Sequence[int] = ()
     """Marks of the topics of what goes: the cancelled ones', then the replaced ones'."""
+    fired: bool = False
+    """The replaced ones go out at once: who asks for them by their handles is told FIRED."""
 
 
 def encode(changed: Changed) -> list[bytes | memoryview]:
@@ -117,7 +121,7 @@ def encode(changed: Changed) -> list[bytes | memoryview]:
     header = _HEADER.pack(
         *changed.request,
         len(gone),
-        len(changed.cancelled),
+        len(changed.cancelled) | (_FIRED if changed.fired else 0),
         len(changed.hashes),
         len(names),
         len(text) - 2 * len(names),
@@ -158,6 +162,7 @@ def decode(body: memoryview) -> Changed:
         at_ms,
         frames_length,
     ) = _HEADER.unpack_from(body)
+    fired, cancelled = bool(cancelled & _FIRED), cancelled & ~_FIRED
     at = _HEADER.size
     named = list(_GONE.iter_unpack(body[at : at + _GONE.size * gone_count]))
     gone = [
@@ -188,6 +193,7 @@ def decode(body: memoryview) -> Changed:
         answer,
         at,
         [mark for _, _, mark, _, _ in named],
+        fired,
     )
 
 

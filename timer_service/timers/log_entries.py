@@ -51,6 +51,10 @@ RECUR (kind 22): schedules, and their timers; schedule_entry.py.
 BULK (kind 26): a job that cancels or shifts what is pending of a topic; its table:
 timer_service/scheduling/bulk/entry.py.
 
+HOLD (kind 28): timers that are kept back; hold_entry.py.
+
+DROP (kind 29): as CANCEL; they count as dropped, for their hold was resumed without them.
+
 A lane is (broker, topic, queue); its batches are one idempotent producer's at that broker.
 """
 
@@ -65,6 +69,7 @@ import numpy.typing as npt
 
 ADD, CANCEL, DISPATCH, ACK, EPOCH, SCHEDULE, RECUR = 16, 17, 18, 19, 20, 21, 22
 BULK = 26  # 24 and 25 are a block's
+HOLD, DROP = 28, 29
 
 _ADD = struct.Struct("<QIIQ")
 _CANCEL = struct.Struct("<QIIqq")

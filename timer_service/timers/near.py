@@ -133,6 +133,10 @@ class Near:
         self._release(ids[dropped])
         return ids[~dropped]
 
+    def count_live(self, ids: Ids) -> int:
+        """How many of rows that were taken off the wheel are pending."""
+        return int((self._state[ids] == READY).sum())
+
     def hand_back(self, ids: Ids) -> None:
         """Puts pending rows that were taken off the wheel on it again: they are not due."""
         if (self._state[ids] != READY).any():

@@ -173,6 +173,7 @@ def _timer(timer: TimerStats) -> dict[str, Any]:
         "lateness_max_ms": timer.lateness_max_ms,
         "lost": timer.lost,
         "replaced": timer.replaced,
+        "dropped": timer.dropped,
         "problems": list(timer.problems),
         "stuck": [
             {"topic": each.topic, "timers": each.timers, "reason": each.reason}

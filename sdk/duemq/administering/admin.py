@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from duemq.administering.forgetting import Forgetting
 from duemq.administering.groups import Groups
+from duemq.administering.holding.holds import TimerHolds
 from duemq.administering.letters.dead_letters import DeadLetters
 from duemq.administering.messages import Messages
 from duemq.administering.pending.changing import PendingTimers
@@ -28,6 +29,7 @@ class Admin(
     Messages,
     Probes,
     PendingTimers,
+    TimerHolds,
     Schedules,
     Forgetting,
     Cancelling,

@@ -69,6 +69,10 @@ class Admin(Face):
     release_timer_shard = blocking(AsyncAdmin.release_timer_shard)
     cancel = blocking(AsyncAdmin.cancel)
     reschedule = blocking(AsyncAdmin.reschedule)
+    fire = blocking(AsyncAdmin.fire)
+    hold_timers = blocking(AsyncAdmin.hold_timers)
+    resume_timers = blocking(AsyncAdmin.resume_timers)
+    timer_holds = blocking(AsyncAdmin.timer_holds)
 
     put_schedule = blocking(AsyncAdmin.put_schedule)
     schedule = blocking(AsyncAdmin.schedule)

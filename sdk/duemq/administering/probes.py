@@ -137,6 +137,7 @@ class Probes(TimerShards):
             problems=tuple(found.problems),
             lost=found.lost,
             replaced=found.replaced,
+            dropped=found.dropped,
             stuck=tuple(StuckTimers(each.topic, each.timers, each.reason) for each in found.stuck),
         )
 

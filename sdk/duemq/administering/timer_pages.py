@@ -182,6 +182,7 @@ def _description(found: timer_inspector_pb2.TimerInfo, *, with_body: bool) -> Ti
     if not found.HasField("record"):
         return TimerDescription(text, state, handle.due_ms)
     record = found.record
+    state = TimerState.HELD if found.held else state
     return TimerDescription(
         text,
         state,

@@ -79,4 +79,6 @@ def _sum(count: TimerCount, more: timer_inspector_pb2.TopicTimers) -> TimerCount
         count.cancelled + more.cancelled,
         count.replaced + more.replaced,
         count.lost + more.lost,
+        count.held + more.held,
+        count.dropped + more.dropped,
     )

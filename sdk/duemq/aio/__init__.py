@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from duemq.producing.producer import Producer
     from duemq.producing.receipt import AwaitableReceipt as PendingReceipt
     from duemq.producing.receipt import Receipts
-    from duemq.producing.rescheduling import Rescheduled, RescheduleOutcome
+    from duemq.producing.rescheduling import FireOutcome, Rescheduled, RescheduleOutcome
     from duemq.protocol.sql import Sql
     from duemq.sent import Receipt
     from duemq.settings import ClientSettings, ProducerSettings
@@ -35,6 +35,7 @@ __all__ = [
     "ConsumerSettings",
     "DeadLetter",
     "DuemqError",
+    "FireOutcome",
     "Message",
     "Outgoing",
     "PendingReceipt",

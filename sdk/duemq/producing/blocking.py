@@ -171,6 +171,7 @@ class Producer(Face):
 
     cancel = blocking(AsyncProducer.cancel)
     reschedule = blocking(AsyncProducer.reschedule)
+    fire = blocking(AsyncProducer.fire)
     flush = blocking(AsyncProducer.flush)
 
     def close(self) -> None:

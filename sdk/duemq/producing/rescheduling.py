@@ -1,4 +1,4 @@
-"""Other due times for delayed messages: each goes on waiting, under a new handle."""
+"""Other due times for delayed messages, or none: they wait on under a new handle, or go out now."""
 
 from __future__ import annotations
 
@@ -38,6 +38,21 @@ class Rescheduled(NamedTuple):
     """When it will be delivered, ms since the epoch."""
 
 
+class FireOutcome(enum.StrEnum):
+    """What became of a `fire`."""
+
+    FIRED = "fired"
+    """By this call: it is delivered now."""
+    FIRED_BEFORE = "fired_before"
+    """It was delivered or on its way already."""
+    UNKNOWN = "unknown"
+    """Nothing waits there: it is cancelled, replaced, long delivered, or never was."""
+
+
+_FIRES = {
+    timer_pb2.RESCHEDULED: FireOutcome.FIRED,
+    timer_pb2.RESCHEDULE_FIRED: FireOutcome.FIRED_BEFORE,
+}
 _OUTCOMES = {
     timer_pb2.RESCHEDULED: RescheduleOutcome.RESCHEDULED,
     timer_pb2.RESCHEDULE_FIRED: RescheduleOutcome.FIRED,
@@ -95,6 +110,41 @@ class Rescheduling(TimerOwner):
             refs = decoded_all([handle] if single else handle)
         answers = await self._reschedule(refs, due)
         return answers[0] if single else answers
+
+    @overload
+    async def fire(self, handle: Handle) -> FireOutcome: ...  # type: ignore[overload-overlap]
+    @overload
+    async def fire(self, handle: Handles) -> list[FireOutcome]: ...
+    @overload
+    async def fire(self, *, key: TimerKey) -> FireOutcome: ...
+    @overload
+    async def fire(self, *, key: Sequence[TimerKey]) -> list[FireOutcome]: ...
+    async def fire(
+        self,
+        handle: Handle | Handles | None = None,
+        *,
+        key: TimerKey | Sequence[TimerKey] | None = None,
+    ) -> FireOutcome | list[FireOutcome]:
+        """Delivers delayed messages now, each once: by handles or receipts, or `key` as `cancel`.
+
+        The message that is delivered has the time of this call as its `due_ms`.  From then on a
+        cancel by its handle answers FIRED.  May be repeated: then it is FIRED_BEFORE.  Raises
+        InvalidArgument; Unavailable when a timer shard cannot be asked in time: it may have fired
+        them all the same.
+        """
+        refs: Sequence[Ref]
+        if key is not None:
+            checks.at_most_one(handle=handle, key=key)
+            refs, single = keys_of(key)
+        else:
+            single = isinstance(handle, Handle)
+            refs = decoded_all([handle] if single else handle)
+        outcomes = await self._fire(refs)
+        return outcomes[0] if single else outcomes
+
+    async def _fire(self, refs: Sequence[Ref]) -> list[FireOutcome]:
+        results = await asks.ask(self._timer_calls_now(), asks.FireCall, refs)
+        return [_FIRES.get(each.outcome, FireOutcome.UNKNOWN) for each in results]
 
     async def _reschedule(self, refs: Sequence[Ref], due: Due) -> list[Rescheduled]:
         results = await asks.ask(self._timer_calls_now(), asks.RescheduleCall, refs, due)

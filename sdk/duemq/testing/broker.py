@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from duemq.descriptions import ResumePolicy
 from duemq.errors import InvalidArgument, TooLarge, TopicNotFound
 from duemq.message import Message, Origin
 from duemq.producing import handle
@@ -19,7 +20,7 @@ from duemq.producing.batch import Batch
 from duemq.producing.batch_encoding import Numbers
 from duemq.producing.cancels import CancelOutcome, Handle, decoded_all
 from duemq.producing.keyed.asks import Ref, TimerKey
-from duemq.producing.rescheduling import Rescheduled, RescheduleOutcome
+from duemq.producing.rescheduling import FireOutcome, Rescheduled, RescheduleOutcome
 from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
@@ -70,6 +71,17 @@ class Timer(NamedTuple):
     """None: it waits."""
     replaced: bool
     """It is cancelled, as another came in its place."""
+    held: bool
+    """It fell due, and waits for the end of a hold; or did, when it was cancelled."""
+    dropped: bool
+    """It is cancelled, as its hold ended without it."""
+
+
+_FIRES = {
+    RescheduleOutcome.RESCHEDULED: FireOutcome.FIRED,
+    RescheduleOutcome.FIRED: FireOutcome.FIRED_BEFORE,
+    RescheduleOutcome.UNKNOWN: FireOutcome.UNKNOWN,
+}
 
 
 class MemoryBroker:
@@ -86,6 +98,10 @@ class MemoryBroker:
         self._heap: list[tuple[int, int]] = []  # (due_ms, place); cancelled ones stay in it
         self._keyed: dict[TimerKey, int] = {}  # → place of the last one under the key
         self._replaced: set[int] = set()  # of those that are cancelled: another came for each
+        self.kept_back: dict[tuple[str, str], int] = {}
+        """Topic and beginning of timer keys, "": all; since when."""
+        self._kept: list[int] = []  # places of what fell due and is held
+        self._dropped: set[int] = set()  # of those that are cancelled: by a resume
         self._cancelled_keys: set[TimerKey] = set()  # nothing came there since
 
     # ── topics ───────────────────────────────────────────────────────────────────────
@@ -224,11 +240,48 @@ class MemoryBroker:
         """Stores what is due now, in the order of due times."""
         while (due_ms := self.next_due()) is not None and due_ms <= self.now_ms:
             _, place = heapq.heappop(self._heap)
-            self._outcomes[place] = CancelOutcome.FIRED
             timer = self._timers[place]
+            if any(self._covers(hold, timer) for hold in self.kept_back):
+                self._kept.append(place)
+                continue
+            self._outcomes[place] = CancelOutcome.FIRED
             self._make(timer.topic, 1)
             queue_id = self._turn(timer.topic) if timer.queue_id is None else timer.queue_id
             self.append(timer.topic, queue_id, timer.record)
+
+    @staticmethod
+    def _covers(hold: tuple[str, str], timer: _Timer) -> bool:
+        topic, prefix = hold
+        key = timer.record.timer_key
+        return timer.topic == topic and (not prefix or (key != "" and key.startswith(prefix)))
+
+    def under(self, hold: tuple[str, str]) -> int:
+        """How many pending ones a hold is about."""
+        places = enumerate(self._timers)
+        return sum(place not in self._outcomes and self._covers(hold, x) for place, x in places)
+
+    def resume(self, hold: tuple[str, str], policy: str, older_ms: int) -> tuple[bool, int]:
+        """Whether it was held, and how many were dropped."""
+        if self.kept_back.pop(hold, None) is None:
+            return False, 0
+        kept, self._kept = self._kept, []
+        backlog = sorted(
+            (self._timers[place].due_ms, place)
+            for place in kept
+            if place not in self._outcomes and self._covers(hold, self._timers[place])
+        )
+        newest = {self._timers[place].record.key: place for _, place in backlog}
+        for due_ms, place in backlog:
+            key = self._timers[place].record.key
+            too_old = policy == ResumePolicy.DROP_OLDER_THAN and due_ms < self.now_ms - older_ms
+            older = policy == ResumePolicy.NEWEST and key and newest[key] != place
+            if too_old or older:
+                self._outcomes[place] = CancelOutcome.CANCELLED
+                self._dropped.add(place)
+        for place in kept:
+            heapq.heappush(self._heap, (self._timers[place].due_ms, place))
+        self.fire()
+        return True, len(self._dropped.intersection(kept))
 
     def cancel(self, given: Sequence[Handle]) -> list[CancelOutcome]:
         """Raises InvalidArgument for what is not a handle, before anything is cancelled."""
@@ -315,10 +368,29 @@ class MemoryBroker:
     def timers(self) -> list[Timer]:
         """All there ever were, by due time."""
         found = [
-            Timer(self._text(place), each, self._outcomes.get(place), place in self._replaced)
+            Timer(
+                self._text(place),
+                each,
+                self._outcomes.get(place),
+                replaced=place in self._replaced,
+                held=place in self._kept,
+                dropped=place in self._dropped,
+            )
             for place, each in enumerate(self._timers)
         ]
         return sorted(found, key=lambda timer: timer.what.due_ms)
+
+    def fire_now(self, refs: Sequence[Ref]) -> list[FireOutcome]:
+        """As it is asked: once, however often."""
+        return [self._fire_now(ref) for ref in refs]
+
+    def _fire_now(self, ref: Ref) -> FireOutcome:
+        place = self._place_of(ref) if isinstance(ref, TimerHandle) else self._waiting_under(ref)
+        answer = self._reschedule(ref, self.now_ms)
+        self.fire()
+        if answer.outcome is RescheduleOutcome.RESCHEDULED and place is not None:
+            self._outcomes[place] = CancelOutcome.FIRED
+        return _FIRES[answer.outcome]
 
     def _handle(self, place: int) -> TimerHandle:
         due_ms = self._timers[place].due_ms if place < len(self._timers) else 0
@@ -326,7 +398,8 @@ class MemoryBroker:
 
     def pending(self) -> list[Pending]:
         """What waits, by due time."""
-        waiting = sorted(each for each in self._heap if each[1] not in self._outcomes)
+        kept = ((self._timers[place].due_ms, place) for place in self._kept)
+        waiting = sorted(each for each in (*self._heap, *kept) if each[1] not in self._outcomes)
         return [self._pending(place) for _, place in waiting]
 
     def _pending(self, place: int) -> Pending:

@@ -14,7 +14,13 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
 from duemq.consumer.fetching.subscription import Topics
 from duemq.consumer.settings import PushOptions, start_ms
-from duemq.descriptions import TimerCount, TimerDescription
+from duemq.descriptions import (
+    HeldTimers,
+    ResumePolicy,
+    TimerCount,
+    TimerDescription,
+    TimerHold,
+)
 from duemq.message import Message
 from duemq.outcomes import DeadLetter, RetryLater, errors_of
 from duemq.producing.cancels import Handle
@@ -23,7 +29,7 @@ from duemq.protocol.limits import QUEUES_MAX
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import dead_letter_topic
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
-from duemq.testing import timer_looks
+from duemq.testing import timer_holds, timer_looks
 from duemq.testing.broker import MemoryBroker, Pending
 from duemq.testing.groups import Delivery, Groups
 from duemq.tracing import processing
@@ -177,6 +183,28 @@ class ClusterCore(ABC, Generic[C]):
         """As `Admin.list_timers`.  Raises InvalidArgument."""
         which = key_prefix, since, until, limit, bodies
         return timer_looks.pending(self._broker, topic, *which)
+
+    def hold_timers(self, topic: str, *, key_prefix: str = "", dry_run: bool = False) -> HeldTimers:
+        """As `Admin.hold_timers`.  Raises InvalidArgument."""
+        return timer_holds.hold(self._broker, topic, key_prefix, dry_run=dry_run)
+
+    def resume_timers(
+        self,
+        topic: str,
+        *,
+        key_prefix: str = "",
+        policy: str = ResumePolicy.ALL,
+        older_than: Delay | None = None,
+        dry_run: bool = False,
+    ) -> HeldTimers:
+        """As `Admin.resume_timers`; what goes is stored, and delivered by `deliver`."""
+        return timer_holds.resume(
+            self._broker, topic, key_prefix, policy, older_than, dry_run=dry_run
+        )
+
+    def timer_holds(self) -> list[TimerHold]:
+        """As `Admin.timer_holds`."""
+        return timer_holds.holds(self._broker)
 
     def lag(self, group: str) -> int:
         """Messages that are stored and that the group is not done with, suspended ones among them.

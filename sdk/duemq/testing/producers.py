@@ -15,7 +15,7 @@ from duemq.producing.keyed.asks import Ref, TimerKey
 from duemq.producing.keyed.batch import KeyedBatch
 from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.outbox import Outbox, Target
-from duemq.producing.rescheduling import Rescheduled
+from duemq.producing.rescheduling import FireOutcome, Rescheduled
 from duemq.protocol.due import Due
 from duemq.protocol.route import Queue
 from duemq.settings import ProducerSettings
@@ -72,6 +72,11 @@ class AioMemoryProducer(aio.Producer):
         self._check_open()
         with self._lock:
             return self._broker.reschedule(refs, due)
+
+    async def _fire(self, refs: Sequence[Ref]) -> list[FireOutcome]:
+        self._check_open()
+        with self._lock:
+            return self._broker.fire_now(refs)
 
     async def _ready(self, topic: str) -> Target:
         self._check_open()

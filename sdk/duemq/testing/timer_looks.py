@@ -70,15 +70,18 @@ def pending(
 
 
 def _count(topic: str, timers: Sequence[Timer]) -> TimerCount:
-    replaced = sum(each.replaced for each in timers)
-    outcomes = [each.outcome for each in timers]
+    replaced = sum(each.replaced for each in timers)  # also what was fired by hand
+    dropped = sum(each.dropped for each in timers)
+    outcomes = [each.outcome for each in timers if not each.replaced and not each.dropped]
     return TimerCount(
         topic,
         pending=outcomes.count(None),
         accepted=len(timers),
         fired=outcomes.count(CancelOutcome.FIRED),
-        cancelled=outcomes.count(CancelOutcome.CANCELLED) - replaced,
+        cancelled=outcomes.count(CancelOutcome.CANCELLED),
         replaced=replaced,
+        held=sum(each.held and each.outcome is None for each in timers),
+        dropped=dropped,
     )
 
 
@@ -88,7 +91,7 @@ def _description(timer: Timer, *, bodies: bool) -> TimerDescription:
         return TimerDescription(timer.handle, state, timer.what.due_ms)
     return TimerDescription(
         timer.handle,
-        state,
+        TimerState.HELD if timer.held else state,
         timer.what.due_ms,
         timer.what.topic,
         record.timer_key or None,

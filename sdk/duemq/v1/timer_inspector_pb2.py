@@ -27,7 +27,7 @@ from duemq.v1 import error_pb2 as duemq_dot_v1_dot_error__pb2
 from duemq.v1 import message_pb2 as duemq_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64uemq/v1/timer_inspector.proto\x12\x08\x64uemq.v1\x1a\x14\x64uemq/v1/error.proto\x1a\x16\x64uemq/v1/message.proto\"#\n\x12\x43ountTimersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"<\n\x13\x43ountTimersResponse\x12%\n\x06topics\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TopicTimers\"\x81\x01\n\x0bTopicTimers\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07pending\x18\x02 \x01(\x03\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x03\x12\r\n\x05\x66ired\x18\x04 \x01(\x03\x12\x11\n\tcancelled\x18\x05 \x01(\x03\x12\x0c\n\x04lost\x18\x06 \x01(\x03\x12\x10\n\x08replaced\x18\x07 \x01(\x03\"3\n\x13GetHistogramRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x61t_ms\x18\x02 \x01(\x03\"H\n\x0eTimerHistogram\x12\x0e\n\x06now_ms\x18\x01 \x01(\x03\x12&\n\x07\x62uckets\x18\x02 \x03(\x0b\x32\x15.duemq.v1.TimerBucket\">\n\x0bTimerBucket\x12\x0f\n\x07\x66rom_ms\x18\x01 \x01(\x03\x12\r\n\x05to_ms\x18\x02 \x01(\x03\x12\x0f\n\x07pending\x18\x03 \x01(\x03\"\xba\x01\n\tTimerInfo\x12%\n\x06handle\x18\x01 \x01(\x0b\x32\x15.duemq.v1.TimerHandle\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.duemq.v1.TimerState\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x10\n\x08queue_id\x18\x04 \x01(\x11\x12 \n\x06record\x18\x05 \x01(\x0b\x32\x10.duemq.v1.Record\x12\x1e\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x0f.duemq.v1.Error\":\n\x10GetTimersRequest\x12&\n\x07handles\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TimerHandle\"8\n\x11GetTimersResponse\x12#\n\x06timers\x18\x01 \x03(\x0b\x32\x13.duemq.v1.TimerInfo\"\x89\x01\n\x11ListTimersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nkey_prefix\x18\x02 \x01(\t\x12\x0f\n\x07\x66rom_ms\x18\x03 \x01(\x03\x12\r\n\x05to_ms\x18\x04 \x01(\x03\x12\r\n\x05limit\x18\x05 \x01(\x05\x12\r\n\x05token\x18\x06 \x01(\x0c\x12\x13\n\x0bwith_bodies\x18\x07 \x01(\x08\"H\n\x12ListTimersResponse\x12#\n\x06timers\x18\x01 \x03(\x0b\x32\x13.duemq.v1.TimerInfo\x12\r\n\x05token\x18\x02 \x01(\x0c*u\n\nTimerState\x12\x1b\n\x17TIMER_STATE_UNSPECIFIED\x10\x00\x12\x11\n\rTIMER_PENDING\x10\x01\x12\x0f\n\x0bTIMER_FIRED\x10\x02\x12\x13\n\x0fTIMER_CANCELLED\x10\x03\x12\x11\n\rTIMER_UNKNOWN\x10\x04\x32\xb4\x02\n\x0eTimerInspector\x12J\n\x0b\x43ountTimers\x12\x1c.duemq.v1.CountTimersRequest\x1a\x1d.duemq.v1.CountTimersResponse\x12G\n\x0cGetHistogram\x12\x1d.duemq.v1.GetHistogramRequest\x1a\x18.duemq.v1.TimerHistogram\x12\x44\n\tGetTimers\x12\x1a.duemq.v1.GetTimersRequest\x1a\x1b.duemq.v1.GetTimersResponse\x12G\n\nListTimers\x12\x1b.duemq.v1.ListTimersRequest\x1a\x1c.duemq.v1.ListTimersResponseB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64uemq/v1/timer_inspector.proto\x12\x08\x64uemq.v1\x1a\x14\x64uemq/v1/error.proto\x1a\x16\x64uemq/v1/message.proto\"#\n\x12\x43ountTimersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"<\n\x13\x43ountTimersResponse\x12%\n\x06topics\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TopicTimers\"\xa0\x01\n\x0bTopicTimers\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07pending\x18\x02 \x01(\x03\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x03\x12\r\n\x05\x66ired\x18\x04 \x01(\x03\x12\x11\n\tcancelled\x18\x05 \x01(\x03\x12\x0c\n\x04lost\x18\x06 \x01(\x03\x12\x10\n\x08replaced\x18\x07 \x01(\x03\x12\x0c\n\x04held\x18\x08 \x01(\x03\x12\x0f\n\x07\x64ropped\x18\t \x01(\x03\"3\n\x13GetHistogramRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x61t_ms\x18\x02 \x01(\x03\"H\n\x0eTimerHistogram\x12\x0e\n\x06now_ms\x18\x01 \x01(\x03\x12&\n\x07\x62uckets\x18\x02 \x03(\x0b\x32\x15.duemq.v1.TimerBucket\">\n\x0bTimerBucket\x12\x0f\n\x07\x66rom_ms\x18\x01 \x01(\x03\x12\r\n\x05to_ms\x18\x02 \x01(\x03\x12\x0f\n\x07pending\x18\x03 \x01(\x03\"\xc8\x01\n\tTimerInfo\x12%\n\x06handle\x18\x01 \x01(\x0b\x32\x15.duemq.v1.TimerHandle\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.duemq.v1.TimerState\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x10\n\x08queue_id\x18\x04 \x01(\x11\x12 \n\x06record\x18\x05 \x01(\x0b\x32\x10.duemq.v1.Record\x12\x1e\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x0f.duemq.v1.Error\x12\x0c\n\x04held\x18\x07 \x01(\x08\":\n\x10GetTimersRequest\x12&\n\x07handles\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TimerHandle\"8\n\x11GetTimersResponse\x12#\n\x06timers\x18\x01 \x03(\x0b\x32\x13.duemq.v1.TimerInfo\"\x89\x01\n\x11ListTimersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nkey_prefix\x18\x02 \x01(\t\x12\x0f\n\x07\x66rom_ms\x18\x03 \x01(\x03\x12\r\n\x05to_ms\x18\x04 \x01(\x03\x12\r\n\x05limit\x18\x05 \x01(\x05\x12\r\n\x05token\x18\x06 \x01(\x0c\x12\x13\n\x0bwith_bodies\x18\x07 \x01(\x08\"H\n\x12ListTimersResponse\x12#\n\x06timers\x18\x01 \x03(\x0b\x32\x13.duemq.v1.TimerInfo\x12\r\n\x05token\x18\x02 \x01(\x0c*u\n\nTimerState\x12\x1b\n\x17TIMER_STATE_UNSPECIFIED\x10\x00\x12\x11\n\rTIMER_PENDING\x10\x01\x12\x0f\n\x0bTIMER_FIRED\x10\x02\x12\x13\n\x0fTIMER_CANCELLED\x10\x03\x12\x11\n\rTIMER_UNKNOWN\x10\x04\x32\xb4\x02\n\x0eTimerInspector\x12J\n\x0b\x43ountTimers\x12\x1c.duemq.v1.CountTimersRequest\x1a\x1d.duemq.v1.CountTimersResponse\x12G\n\x0cGetHistogram\x12\x1d.duemq.v1.GetHistogramRequest\x1a\x18.duemq.v1.TimerHistogram\x12\x44\n\tGetTimers\x12\x1a.duemq.v1.GetTimersRequest\x1a\x1b.duemq.v1.GetTimersResponse\x12G\n\nListTimers\x12\x1b.duemq.v1.ListTimersRequest\x1a\x1c.duemq.v1.ListTimersResponseB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,30 +35,30 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.timer_inspector_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_TIMERSTATE']._serialized_start=1033
-  _globals['_TIMERSTATE']._serialized_end=1150
+  _globals['_TIMERSTATE']._serialized_start=1078
+  _globals['_TIMERSTATE']._serialized_end=1195
   _globals['_COUNTTIMERSREQUEST']._serialized_start=90
   _globals['_COUNTTIMERSREQUEST']._serialized_end=125
   _globals['_COUNTTIMERSRESPONSE']._serialized_start=127
   _globals['_COUNTTIMERSRESPONSE']._serialized_end=187
   _globals['_TOPICTIMERS']._serialized_start=190
-  _globals['_TOPICTIMERS']._serialized_end=319
-  _globals['_GETHISTOGRAMREQUEST']._serialized_start=321
-  _globals['_GETHISTOGRAMREQUEST']._serialized_end=372
-  _globals['_TIMERHISTOGRAM']._serialized_start=374
-  _globals['_TIMERHISTOGRAM']._serialized_end=446
-  _globals['_TIMERBUCKET']._serialized_start=448
-  _globals['_TIMERBUCKET']._serialized_end=510
-  _globals['_TIMERINFO']._serialized_start=513
-  _globals['_TIMERINFO']._serialized_end=699
-  _globals['_GETTIMERSREQUEST']._serialized_start=701
-  _globals['_GETTIMERSREQUEST']._serialized_end=759
-  _globals['_GETTIMERSRESPONSE']._serialized_start=761
-  _globals['_GETTIMERSRESPONSE']._serialized_end=817
-  _globals['_LISTTIMERSREQUEST']._serialized_start=820
-  _globals['_LISTTIMERSREQUEST']._serialized_end=957
-  _globals['_LISTTIMERSRESPONSE']._serialized_start=959
-  _globals['_LISTTIMERSRESPONSE']._serialized_end=1031
-  _globals['_TIMERINSPECTOR']._serialized_start=1153
-  _globals['_TIMERINSPECTOR']._serialized_end=1461
+  _globals['_TOPICTIMERS']._serialized_end=350
+  _globals['_GETHISTOGRAMREQUEST']._serialized_start=352
+  _globals['_GETHISTOGRAMREQUEST']._serialized_end=403
+  _globals['_TIMERHISTOGRAM']._serialized_start=405
+  _globals['_TIMERHISTOGRAM']._serialized_end=477
+  _globals['_TIMERBUCKET']._serialized_start=479
+  _globals['_TIMERBUCKET']._serialized_end=541
+  _globals['_TIMERINFO']._serialized_start=544
+  _globals['_TIMERINFO']._serialized_end=744
+  _globals['_GETTIMERSREQUEST']._serialized_start=746
+  _globals['_GETTIMERSREQUEST']._serialized_end=804
+  _globals['_GETTIMERSRESPONSE']._serialized_start=806
+  _globals['_GETTIMERSRESPONSE']._serialized_end=862
+  _globals['_LISTTIMERSREQUEST']._serialized_start=865
+  _globals['_LISTTIMERSREQUEST']._serialized_end=1002
+  _globals['_LISTTIMERSRESPONSE']._serialized_start=1004
+  _globals['_LISTTIMERSRESPONSE']._serialized_end=1076
+  _globals['_TIMERINSPECTOR']._serialized_start=1198
+  _globals['_TIMERINSPECTOR']._serialized_end=1506
 # @@protoc_insertion_point(module_scope)

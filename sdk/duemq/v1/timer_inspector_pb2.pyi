@@ -35,7 +35,7 @@ class CountTimersResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicTimers, _Mapping]]] = ...) -> None: ...
 
 class TopicTimers(_message.Message):
-    __slots__ = ("topic", "pending", "accepted", "fired", "cancelled", "lost", "replaced")
+    __slots__ = ("topic", "pending", "accepted", "fired", "cancelled", "lost", "replaced", "held", "dropped")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,8 @@ class TopicTimers(_message.Message):
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     REPLACED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     pending: int
     accepted: int
@@ -50,7 +52,9 @@ class TopicTimers(_message.Message):
     cancelled: int
     lost: int
     replaced: int
-    def __init__(self, topic: _Optional[str] = ..., pending: _Optional[int] = ..., accepted: _Optional[int] = ..., fired: _Optional[int] = ..., cancelled: _Optional[int] = ..., lost: _Optional[int] = ..., replaced: _Optional[int] = ...) -> None: ...
+    held: int
+    dropped: int
+    def __init__(self, topic: _Optional[str] = ..., pending: _Optional[int] = ..., accepted: _Optional[int] = ..., fired: _Optional[int] = ..., cancelled: _Optional[int] = ..., lost: _Optional[int] = ..., replaced: _Optional[int] = ..., held: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class GetHistogramRequest(_message.Message):
     __slots__ = ("topic", "at_ms")
@@ -79,20 +83,22 @@ class TimerBucket(_message.Message):
     def __init__(self, from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., pending: _Optional[int] = ...) -> None: ...
 
 class TimerInfo(_message.Message):
-    __slots__ = ("handle", "state", "topic", "queue_id", "record", "error")
+    __slots__ = ("handle", "state", "topic", "queue_id", "record", "error", "held")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     handle: _message_pb2.TimerHandle
     state: TimerState
     topic: str
     queue_id: int
     record: _message_pb2.Record
     error: _error_pb2.Error
-    def __init__(self, handle: _Optional[_Union[_message_pb2.TimerHandle, _Mapping]] = ..., state: _Optional[_Union[TimerState, str]] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., record: _Optional[_Union[_message_pb2.Record, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ...) -> None: ...
+    held: bool
+    def __init__(self, handle: _Optional[_Union[_message_pb2.TimerHandle, _Mapping]] = ..., state: _Optional[_Union[TimerState, str]] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., record: _Optional[_Union[_message_pb2.Record, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., held: bool = ...) -> None: ...
 
 class GetTimersRequest(_message.Message):
     __slots__ = ("handles",)

@@ -27,7 +27,7 @@ from duemq.v1 import error_pb2 as duemq_dot_v1_dot_error__pb2
 from duemq.v1 import message_pb2 as duemq_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64uemq/v1/timer.proto\x12\x08\x64uemq.v1\x1a\x14\x64uemq/v1/error.proto\x1a\x16\x64uemq/v1/message.proto\"&\n\x08TimerKey\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\"\x82\x01\n\rCancelRequest\x12&\n\x07handles\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TimerHandle\x12\x13\n\x0b\x64o_not_wait\x18\x02 \x01(\x08\x12 \n\x04keys\x18\x03 \x03(\x0b\x32\x12.duemq.v1.TimerKey\x12\x12\n\nrequest_id\x18\x04 \x01(\x0c\"X\n\x0c\x43\x61ncelResult\x12(\n\x07outcome\x18\x01 \x01(\x0e\x32\x17.duemq.v1.CancelOutcome\x12\x1e\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x0f.duemq.v1.Error\"9\n\x0e\x43\x61ncelResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.duemq.v1.CancelResult\"\xb4\x01\n\x0fScheduleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\x11\x12\x0e\n\x06\x62roker\x18\x04 \x01(\t\x12&\n\x07records\x18\x05 \x01(\x0b\x32\x15.duemq.v1.RecordBatch\x12\x11\n\tdelays_ms\x18\x06 \x03(\x10\x12\x0e\n\x06\x64ue_ms\x18\x07 \x03(\x10\x12\x11\n\tif_absent\x18\x08 \x01(\x08\"\x8c\x01\n\x0eScheduleResult\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.duemq.v1.ScheduleOutcome\x12%\n\x06handle\x18\x02 \x01(\x0b\x32\x15.duemq.v1.TimerHandle\x12\'\n\x08replaced\x18\x03 \x01(\x0b\x32\x15.duemq.v1.TimerHandle\"M\n\x10ScheduleResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.duemq.v1.ScheduleResult\x12\x0e\n\x06now_ms\x18\x02 \x01(\x03\"]\n\x08TimerRef\x12\'\n\x06handle\x18\x01 \x01(\x0b\x32\x15.duemq.v1.TimerHandleH\x00\x12!\n\x03key\x18\x02 \x01(\x0b\x32\x12.duemq.v1.TimerKeyH\x00\x42\x05\n\x03ref\"n\n\x11RescheduleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\"\n\x06timers\x18\x02 \x03(\x0b\x32\x12.duemq.v1.TimerRef\x12\x11\n\tdelays_ms\x18\x03 \x03(\x10\x12\x0e\n\x06\x64ue_ms\x18\x04 \x03(\x10\"\x87\x01\n\x10RescheduleResult\x12,\n\x07outcome\x18\x01 \x01(\x0e\x32\x1b.duemq.v1.RescheduleOutcome\x12%\n\x06handle\x18\x02 \x01(\x0b\x32\x15.duemq.v1.TimerHandle\x12\x1e\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.duemq.v1.Error\"A\n\x12RescheduleResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.duemq.v1.RescheduleResult\"\xae\x01\n\x14\x43hangePendingRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x12\n\nkey_prefix\x18\x03 \x01(\t\x12\x0f\n\x07\x66rom_ms\x18\x04 \x01(\x03\x12\r\n\x05to_ms\x18\x05 \x01(\x03\x12\x10\n\x06\x63\x61ncel\x18\x06 \x01(\x08H\x00\x12\x12\n\x08shift_ms\x18\x07 \x01(\x12H\x00\x12\x0f\n\x07\x64ry_run\x18\x08 \x01(\x08\x42\x08\n\x06\x63hange\"c\n\x15\x43hangePendingResponse\x12\r\n\x05\x63ount\x18\x01 \x01(\x03\x12\x0c\n\x04over\x18\x02 \x01(\x08\x12\r\n\x05waits\x18\x03 \x01(\x08\x12\x1e\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x0f.duemq.v1.Error\"\x11\n\x0fGetStatsRequest\"\xe3\x02\n\nTimerStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\x05\x12\x0e\n\x06shards\x18\x03 \x01(\x05\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x03\x12\x0f\n\x07pending\x18\x05 \x01(\x03\x12\r\n\x05\x66ired\x18\x06 \x01(\x03\x12\x11\n\tcancelled\x18\x07 \x01(\x03\x12\x11\n\tin_flight\x18\x08 \x01(\x03\x12\x17\n\x0flateness_p50_ms\x18\t \x01(\x01\x12\x17\n\x0flateness_p99_ms\x18\n \x01(\x01\x12\x17\n\x0flateness_max_ms\x18\x0b \x01(\x01\x12\x13\n\x0bnext_due_ms\x18\x0c \x01(\x03\x12\x0c\n\x04near\x18\r \x01(\x03\x12\n\n\x02id\x18\x14 \x01(\x06\x12\x10\n\x08problems\x18\x15 \x03(\t\x12$\n\x05stuck\x18\x16 \x03(\x0b\x32\x15.duemq.v1.StuckTimers\x12\x0c\n\x04lost\x18\x17 \x01(\x03\x12\x10\n\x08replaced\x18\x18 \x01(\x03\"<\n\x0bStuckTimers\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06timers\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t*V\n\rCancelOutcome\x12\x1e\n\x1a\x43\x41NCEL_OUTCOME_UNSPECIFIED\x10\x00\x12\r\n\tCANCELLED\x10\x01\x12\t\n\x05\x46IRED\x10\x02\x12\x0b\n\x07UNKNOWN\x10\x03*\\\n\x0fScheduleOutcome\x12 \n\x1cSCHEDULE_OUTCOME_UNSPECIFIED\x10\x00\x12\r\n\tSCHEDULED\x10\x01\x12\x0c\n\x08REPLACED\x10\x02\x12\n\n\x06\x45XISTS\x10\x03*v\n\x11RescheduleOutcome\x12\"\n\x1eRESCHEDULE_OUTCOME_UNSPECIFIED\x10\x00\x12\x0f\n\x0bRESCHEDULED\x10\x01\x12\x14\n\x10RESCHEDULE_FIRED\x10\x02\x12\x16\n\x12RESCHEDULE_UNKNOWN\x10\x03\x32\xdf\x02\n\x05Timer\x12;\n\x06\x43\x61ncel\x12\x17.duemq.v1.CancelRequest\x1a\x18.duemq.v1.CancelResponse\x12\x41\n\x08Schedule\x12\x19.duemq.v1.ScheduleRequest\x1a\x1a.duemq.v1.ScheduleResponse\x12G\n\nReschedule\x12\x1b.duemq.v1.RescheduleRequest\x1a\x1c.duemq.v1.RescheduleResponse\x12P\n\rChangePending\x12\x1e.duemq.v1.ChangePendingRequest\x1a\x1f.duemq.v1.ChangePendingResponse\x12;\n\x08GetStats\x12\x19.duemq.v1.GetStatsRequest\x1a\x14.duemq.v1.TimerStatsB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64uemq/v1/timer.proto\x12\x08\x64uemq.v1\x1a\x14\x64uemq/v1/error.proto\x1a\x16\x64uemq/v1/message.proto\"&\n\x08TimerKey\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\"\x82\x01\n\rCancelRequest\x12&\n\x07handles\x18\x01 \x03(\x0b\x32\x15.duemq.v1.TimerHandle\x12\x13\n\x0b\x64o_not_wait\x18\x02 \x01(\x08\x12 \n\x04keys\x18\x03 \x03(\x0b\x32\x12.duemq.v1.TimerKey\x12\x12\n\nrequest_id\x18\x04 \x01(\x0c\"X\n\x0c\x43\x61ncelResult\x12(\n\x07outcome\x18\x01 \x01(\x0e\x32\x17.duemq.v1.CancelOutcome\x12\x1e\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x0f.duemq.v1.Error\"9\n\x0e\x43\x61ncelResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.duemq.v1.CancelResult\"\xb4\x01\n\x0fScheduleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\x11\x12\x0e\n\x06\x62roker\x18\x04 \x01(\t\x12&\n\x07records\x18\x05 \x01(\x0b\x32\x15.duemq.v1.RecordBatch\x12\x11\n\tdelays_ms\x18\x06 \x03(\x10\x12\x0e\n\x06\x64ue_ms\x18\x07 \x03(\x10\x12\x11\n\tif_absent\x18\x08 \x01(\x08\"\x8c\x01\n\x0eScheduleResult\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.duemq.v1.ScheduleOutcome\x12%\n\x06handle\x18\x02 \x01(\x0b\x32\x15.duemq.v1.TimerHandle\x12\'\n\x08replaced\x18\x03 \x01(\x0b\x32\x15.duemq.v1.TimerHandle\"M\n\x10ScheduleResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.duemq.v1.ScheduleResult\x12\x0e\n\x06now_ms\x18\x02 \x01(\x03\"]\n\x08TimerRef\x12\'\n\x06handle\x18\x01 \x01(\x0b\x32\x15.duemq.v1.TimerHandleH\x00\x12!\n\x03key\x18\x02 \x01(\x0b\x32\x12.duemq.v1.TimerKeyH\x00\x42\x05\n\x03ref\"\x80\x01\n\x11RescheduleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\"\n\x06timers\x18\x02 \x03(\x0b\x32\x12.duemq.v1.TimerRef\x12\x11\n\tdelays_ms\x18\x03 \x03(\x10\x12\x0e\n\x06\x64ue_ms\x18\x04 \x03(\x10\x12\x10\n\x08\x66ire_now\x18\x05 \x01(\x08\"\x87\x01\n\x10RescheduleResult\x12,\n\x07outcome\x18\x01 \x01(\x0e\x32\x1b.duemq.v1.RescheduleOutcome\x12%\n\x06handle\x18\x02 \x01(\x0b\x32\x15.duemq.v1.TimerHandle\x12\x1e\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.duemq.v1.Error\"A\n\x12RescheduleResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.duemq.v1.RescheduleResult\"\xae\x01\n\x14\x43hangePendingRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x12\n\nkey_prefix\x18\x03 \x01(\t\x12\x0f\n\x07\x66rom_ms\x18\x04 \x01(\x03\x12\r\n\x05to_ms\x18\x05 \x01(\x03\x12\x10\n\x06\x63\x61ncel\x18\x06 \x01(\x08H\x00\x12\x12\n\x08shift_ms\x18\x07 \x01(\x12H\x00\x12\x0f\n\x07\x64ry_run\x18\x08 \x01(\x08\x42\x08\n\x06\x63hange\"c\n\x15\x43hangePendingResponse\x12\r\n\x05\x63ount\x18\x01 \x01(\x03\x12\x0c\n\x04over\x18\x02 \x01(\x08\x12\r\n\x05waits\x18\x03 \x01(\x08\x12\x1e\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x0f.duemq.v1.Error\"\x11\n\x0fGetStatsRequest\"\xf4\x02\n\nTimerStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\x05\x12\x0e\n\x06shards\x18\x03 \x01(\x05\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x03\x12\x0f\n\x07pending\x18\x05 \x01(\x03\x12\r\n\x05\x66ired\x18\x06 \x01(\x03\x12\x11\n\tcancelled\x18\x07 \x01(\x03\x12\x11\n\tin_flight\x18\x08 \x01(\x03\x12\x17\n\x0flateness_p50_ms\x18\t \x01(\x01\x12\x17\n\x0flateness_p99_ms\x18\n \x01(\x01\x12\x17\n\x0flateness_max_ms\x18\x0b \x01(\x01\x12\x13\n\x0bnext_due_ms\x18\x0c \x01(\x03\x12\x0c\n\x04near\x18\r \x01(\x03\x12\n\n\x02id\x18\x14 \x01(\x06\x12\x10\n\x08problems\x18\x15 \x03(\t\x12$\n\x05stuck\x18\x16 \x03(\x0b\x32\x15.duemq.v1.StuckTimers\x12\x0c\n\x04lost\x18\x17 \x01(\x03\x12\x10\n\x08replaced\x18\x18 \x01(\x03\x12\x0f\n\x07\x64ropped\x18\x19 \x01(\x03\"<\n\x0bStuckTimers\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06timers\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t*V\n\rCancelOutcome\x12\x1e\n\x1a\x43\x41NCEL_OUTCOME_UNSPECIFIED\x10\x00\x12\r\n\tCANCELLED\x10\x01\x12\t\n\x05\x46IRED\x10\x02\x12\x0b\n\x07UNKNOWN\x10\x03*\\\n\x0fScheduleOutcome\x12 \n\x1cSCHEDULE_OUTCOME_UNSPECIFIED\x10\x00\x12\r\n\tSCHEDULED\x10\x01\x12\x0c\n\x08REPLACED\x10\x02\x12\n\n\x06\x45XISTS\x10\x03*v\n\x11RescheduleOutcome\x12\"\n\x1eRESCHEDULE_OUTCOME_UNSPECIFIED\x10\x00\x12\x0f\n\x0bRESCHEDULED\x10\x01\x12\x14\n\x10RESCHEDULE_FIRED\x10\x02\x12\x16\n\x12RESCHEDULE_UNKNOWN\x10\x03\x32\xdf\x02\n\x05Timer\x12;\n\x06\x43\x61ncel\x12\x17.duemq.v1.CancelRequest\x1a\x18.duemq.v1.CancelResponse\x12\x41\n\x08Schedule\x12\x19.duemq.v1.ScheduleRequest\x1a\x1a.duemq.v1.ScheduleResponse\x12G\n\nReschedule\x12\x1b.duemq.v1.RescheduleRequest\x1a\x1c.duemq.v1.RescheduleResponse\x12P\n\rChangePending\x12\x1e.duemq.v1.ChangePendingRequest\x1a\x1f.duemq.v1.ChangePendingResponse\x12;\n\x08GetStats\x12\x19.duemq.v1.GetStatsRequest\x1a\x14.duemq.v1.TimerStatsB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +35,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.timer_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_CANCELOUTCOME']._serialized_start=1936
-  _globals['_CANCELOUTCOME']._serialized_end=2022
-  _globals['_SCHEDULEOUTCOME']._serialized_start=2024
-  _globals['_SCHEDULEOUTCOME']._serialized_end=2116
-  _globals['_RESCHEDULEOUTCOME']._serialized_start=2118
-  _globals['_RESCHEDULEOUTCOME']._serialized_end=2236
+  _globals['_CANCELOUTCOME']._serialized_start=1972
+  _globals['_CANCELOUTCOME']._serialized_end=2058
+  _globals['_SCHEDULEOUTCOME']._serialized_start=2060
+  _globals['_SCHEDULEOUTCOME']._serialized_end=2152
+  _globals['_RESCHEDULEOUTCOME']._serialized_start=2154
+  _globals['_RESCHEDULEOUTCOME']._serialized_end=2272
   _globals['_TIMERKEY']._serialized_start=80
   _globals['_TIMERKEY']._serialized_end=118
   _globals['_CANCELREQUEST']._serialized_start=121
@@ -57,22 +57,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCHEDULERESPONSE']._serialized_end=805
   _globals['_TIMERREF']._serialized_start=807
   _globals['_TIMERREF']._serialized_end=900
-  _globals['_RESCHEDULEREQUEST']._serialized_start=902
-  _globals['_RESCHEDULEREQUEST']._serialized_end=1012
-  _globals['_RESCHEDULERESULT']._serialized_start=1015
-  _globals['_RESCHEDULERESULT']._serialized_end=1150
-  _globals['_RESCHEDULERESPONSE']._serialized_start=1152
-  _globals['_RESCHEDULERESPONSE']._serialized_end=1217
-  _globals['_CHANGEPENDINGREQUEST']._serialized_start=1220
-  _globals['_CHANGEPENDINGREQUEST']._serialized_end=1394
-  _globals['_CHANGEPENDINGRESPONSE']._serialized_start=1396
-  _globals['_CHANGEPENDINGRESPONSE']._serialized_end=1495
-  _globals['_GETSTATSREQUEST']._serialized_start=1497
-  _globals['_GETSTATSREQUEST']._serialized_end=1514
-  _globals['_TIMERSTATS']._serialized_start=1517
-  _globals['_TIMERSTATS']._serialized_end=1872
-  _globals['_STUCKTIMERS']._serialized_start=1874
-  _globals['_STUCKTIMERS']._serialized_end=1934
-  _globals['_TIMER']._serialized_start=2239
-  _globals['_TIMER']._serialized_end=2590
+  _globals['_RESCHEDULEREQUEST']._serialized_start=903
+  _globals['_RESCHEDULEREQUEST']._serialized_end=1031
+  _globals['_RESCHEDULERESULT']._serialized_start=1034
+  _globals['_RESCHEDULERESULT']._serialized_end=1169
+  _globals['_RESCHEDULERESPONSE']._serialized_start=1171
+  _globals['_RESCHEDULERESPONSE']._serialized_end=1236
+  _globals['_CHANGEPENDINGREQUEST']._serialized_start=1239
+  _globals['_CHANGEPENDINGREQUEST']._serialized_end=1413
+  _globals['_CHANGEPENDINGRESPONSE']._serialized_start=1415
+  _globals['_CHANGEPENDINGRESPONSE']._serialized_end=1514
+  _globals['_GETSTATSREQUEST']._serialized_start=1516
+  _globals['_GETSTATSREQUEST']._serialized_end=1533
+  _globals['_TIMERSTATS']._serialized_start=1536
+  _globals['_TIMERSTATS']._serialized_end=1908
+  _globals['_STUCKTIMERS']._serialized_start=1910
+  _globals['_STUCKTIMERS']._serialized_end=1970
+  _globals['_TIMER']._serialized_start=2275
+  _globals['_TIMER']._serialized_end=2626
 # @@protoc_insertion_point(module_scope)

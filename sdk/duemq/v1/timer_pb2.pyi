@@ -123,16 +123,18 @@ class TimerRef(_message.Message):
     def __init__(self, handle: _Optional[_Union[_message_pb2.TimerHandle, _Mapping]] = ..., key: _Optional[_Union[TimerKey, _Mapping]] = ...) -> None: ...
 
 class RescheduleRequest(_message.Message):
-    __slots__ = ("request_id", "timers", "delays_ms", "due_ms")
+    __slots__ = ("request_id", "timers", "delays_ms", "due_ms", "fire_now")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TIMERS_FIELD_NUMBER: _ClassVar[int]
     DELAYS_MS_FIELD_NUMBER: _ClassVar[int]
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRE_NOW_FIELD_NUMBER: _ClassVar[int]
     request_id: bytes
     timers: _containers.RepeatedCompositeFieldContainer[TimerRef]
     delays_ms: _containers.RepeatedScalarFieldContainer[int]
     due_ms: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[bytes] = ..., timers: _Optional[_Iterable[_Union[TimerRef, _Mapping]]] = ..., delays_ms: _Optional[_Iterable[int]] = ..., due_ms: _Optional[_Iterable[int]] = ...) -> None: ...
+    fire_now: bool
+    def __init__(self, request_id: _Optional[bytes] = ..., timers: _Optional[_Iterable[_Union[TimerRef, _Mapping]]] = ..., delays_ms: _Optional[_Iterable[int]] = ..., due_ms: _Optional[_Iterable[int]] = ..., fire_now: bool = ...) -> None: ...
 
 class RescheduleResult(_message.Message):
     __slots__ = ("outcome", "handle", "error")
@@ -187,7 +189,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TimerStats(_message.Message):
-    __slots__ = ("name", "shard", "shards", "accepted", "pending", "fired", "cancelled", "in_flight", "lateness_p50_ms", "lateness_p99_ms", "lateness_max_ms", "next_due_ms", "near", "id", "problems", "stuck", "lost", "replaced")
+    __slots__ = ("name", "shard", "shards", "accepted", "pending", "fired", "cancelled", "in_flight", "lateness_p50_ms", "lateness_p99_ms", "lateness_max_ms", "next_due_ms", "near", "id", "problems", "stuck", "lost", "replaced", "dropped")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +208,7 @@ class TimerStats(_message.Message):
     STUCK_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     REPLACED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     name: str
     shard: int
     shards: int
@@ -224,7 +227,8 @@ class TimerStats(_message.Message):
     stuck: _containers.RepeatedCompositeFieldContainer[StuckTimers]
     lost: int
     replaced: int
-    def __init__(self, name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., accepted: _Optional[int] = ..., pending: _Optional[int] = ..., fired: _Optional[int] = ..., cancelled: _Optional[int] = ..., in_flight: _Optional[int] = ..., lateness_p50_ms: _Optional[float] = ..., lateness_p99_ms: _Optional[float] = ..., lateness_max_ms: _Optional[float] = ..., next_due_ms: _Optional[int] = ..., near: _Optional[int] = ..., id: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., stuck: _Optional[_Iterable[_Union[StuckTimers, _Mapping]]] = ..., lost: _Optional[int] = ..., replaced: _Optional[int] = ...) -> None: ...
+    dropped: int
+    def __init__(self, name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., accepted: _Optional[int] = ..., pending: _Optional[int] = ..., fired: _Optional[int] = ..., cancelled: _Optional[int] = ..., in_flight: _Optional[int] = ..., lateness_p50_ms: _Optional[float] = ..., lateness_p99_ms: _Optional[float] = ..., lateness_max_ms: _Optional[float] = ..., next_due_ms: _Optional[int] = ..., near: _Optional[int] = ..., id: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., stuck: _Optional[_Iterable[_Union[StuckTimers, _Mapping]]] = ..., lost: _Optional[int] = ..., replaced: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class StuckTimers(_message.Message):
     __slots__ = ("topic", "timers", "reason")

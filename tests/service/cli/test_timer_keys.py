@@ -98,6 +98,8 @@ async def test_reschedules_by_key_and_by_handle(cluster: FakeCluster) -> None:
         ("timer", "cancel", "--topic", TOPIC),
         ("timer", "cancel", "--timer-key", "k"),
         ("timer", "cancel", *KEY, ""),
+        ("timer", "fire"),
+        ("timer", "fire", "h", *KEY, "k"),
         ("timer", "reschedule", "--delay", "1s"),
         ("timer", "reschedule", "h", *KEY, "k", "--delay", "1s"),
         ("timer", "reschedule", *KEY, "k"),
@@ -113,3 +115,19 @@ async def test_wrong_usage(cluster: FakeCluster, command: tuple[str, ...]) -> No
     assert done.exit_code == Exit.USAGE
     assert "error" in json.loads(done.stdout)
     assert not cluster.timers[0].keyed.requests
+
+
+async def test_fires_by_key_and_by_handle(cluster: FakeCluster) -> None:
+    first, second = await sent(cluster, "a"), await sent(cluster, "b")
+    by_key = ("timer", "fire", *KEY, "a", "--json")
+    done = await run(cluster.nameserver, *by_key)
+    assert (done.exit_code, rows(done)) == (
+        0,
+        [{"topic": TOPIC, "timer_key": "a", "outcome": "fired"}],
+    )
+    done = await run(cluster.nameserver, *by_key)
+    assert (done.exit_code, rows(done)[0]["outcome"]) == (Exit.FAILED, "fired_before")
+    handles = (str(second["handle"]), str(first["handle"]))
+    done = await run(cluster.nameserver, "timer", "fire", *handles)
+    assert done.exit_code == Exit.FAILED
+    assert done.stdout == f"fired  {handles[0]}\nunknown  {handles[1]}\n"

@@ -23,6 +23,7 @@ NAMES = {
     "ConsumerSettings",
     "DeadLetter",
     "DuemqError",
+    "FireOutcome",
     "Message",
     "Outgoing",
     "PendingReceipt",

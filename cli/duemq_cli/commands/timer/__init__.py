@@ -10,7 +10,8 @@ import click
 
 from duemq.descriptions import TimerCount, TimerDescription, TimerOwner, TimerState
 from duemq.errors import MissingBroker, PartialAnswer
-from duemq_cli.commands.timer.changing import cancel, reschedule, shift
+from duemq_cli.commands.timer.changing import cancel, fire, reschedule, shift
+from duemq_cli.commands.timer.holding import hold, holds, resume
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, known, pass_session, session_options
 from duemq_cli.text import body_text, duration, local_time, printable
@@ -25,8 +26,12 @@ def timer() -> None:
 
 
 timer.add_command(cancel)
+timer.add_command(fire)
 timer.add_command(reschedule)
 timer.add_command(shift)
+timer.add_command(hold)
+timer.add_command(resume)
+timer.add_command(holds)
 
 
 @timer.command()
@@ -36,10 +41,11 @@ timer.add_command(shift)
 def count(session: Session, /, topic: str | None) -> Exit:
     """Count delayed messages, topic by topic, exactly.
 
-    accepted = pending + fired + cancelled + replaced + lost, always.  The exit code is 5 if a timer
-    shard is away: its part is missing.  With --json, a line a topic: topic, pending, accepted,
-    fired, cancelled, replaced, lost.  A topic "" stands for all beyond the 4,096 that a shard
-    counts one by one.
+    accepted = pending + fired + cancelled + replaced + dropped + lost, always; held are those of
+    the pending ones that fell due and are kept back (duemq timer hold).  The exit code is 5 if a
+    timer shard is away: its part is missing.  With --json, a line a topic: topic, pending,
+    accepted, fired, cancelled, replaced, lost, held, dropped.  A topic "" stands for all beyond the
+    4,096 that a shard counts one by one.
 
     \b
     Example:
@@ -94,11 +100,12 @@ def histogram(session: Session, /, topic: str | None) -> Exit:
 @session_options
 @pass_session
 def get(session: Session, /, handles: tuple[str, ...]) -> Exit:
-    """Show what became of delayed messages: pending, fired, cancelled or unknown.
+    """Show what became of delayed messages: pending, held, fired, cancelled or unknown.
 
-    Of those that are pending all is shown.  The exit code is 0 only if all are.  With --json, a
-    line a handle: handle, timer_key, topic, key, due_ms, state; of a pending one also tag,
-    message_id, properties, and body, or body_base64 where it is not UTF-8 text.
+    Held: it fell due, and is kept back.  Of those that are pending or held all is shown.  The exit
+    code is 0 only if all are.  With --json, a line a handle: handle, timer_key, topic, key, due_ms,
+    state; of a pending one also tag, message_id, properties, and body, or body_base64 where it is
+    not UTF-8 text.
 
     \b
     Example:
@@ -111,7 +118,7 @@ def get(session: Session, /, handles: tuple[str, ...]) -> Exit:
         if each.body is not None:
             shown += f"  {printable(each.topic or '')}  {body_text(each.body)}"
         session.output.record({**_timer_row(each), **_details(each)}, shown)
-    pending = all(each.state is TimerState.PENDING for each in found)
+    pending = all(each.state in (TimerState.PENDING, TimerState.HELD) for each in found)
     return Exit.OK if pending else Exit.FAILED
 
 
@@ -146,7 +153,7 @@ def list_(session: Session, /, topic: str, key_prefix: str, limit: int, **times:
         session.output.table((), rows, empty="")
     else:
         shown = ({**row, "due": local_time(row["due_ms"])} for row in rows)
-        columns = ("due", "timer_key", "key", "handle")
+        columns = ("due", "state", "timer_key", "key", "handle")
         session.output.table(columns, shown, empty="no delayed messages")
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK

@@ -1,4 +1,4 @@
-"""`duemq timer cancel`, `reschedule` and `shift`: by handle, by timer key, or many at once."""
+"""`duemq timer cancel`, `fire`, `reschedule`, `shift`: by handle, by key, or many at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from duemq import Admin, CancelOutcome, Rescheduled, RescheduleOutcome
+from duemq import Admin, CancelOutcome, FireOutcome, Rescheduled, RescheduleOutcome
 from duemq_cli import completion, times
 from duemq_cli.commands.offsets import dry_run_option
 from duemq_cli.commands.timer import bulk
@@ -149,6 +149,41 @@ def _cancel(
     if topic is None:
         return admin.cancel(list(handles))
     return admin.cancel(key=[(topic, key) for key in keys])
+
+
+@click.command()
+@click.argument("handles", metavar="[HANDLE]...", nargs=-1)
+@_topic
+@click.option("--timer-key", "keys", metavar="KEY", multiple=True, help="May be repeated.")
+@session_options
+@pass_session
+def fire(
+    session: Session, handles: tuple[str, ...], topic: str | None, keys: tuple[str, ...]
+) -> Exit:
+    """Deliver delayed messages now, each once, by their handles or their timer keys.
+
+    Answers fired (by this command), fired_before or unknown, a line a message; the exit code is 0
+    only if all are fired.  A cancel by the handle answers fired from then on.  In a topic that is
+    held it waits until that is resumed.  With --json: handle, outcome; by key topic, timer_key,
+    outcome.
+
+    \b
+    Examples:
+      duemq timer fire dmq1AAECAwQFBgc…
+      duemq timer fire --topic reminders --timer-key order-17 --timer-key order-18
+    """
+    _one_of(bool(handles), topic, bool(keys))
+    session.changes()
+    with session.admin() as admin:
+        outcomes = (
+            admin.fire(list(handles))
+            if topic is None
+            else admin.fire(key=[(topic, key) for key in keys])
+        )
+    for name, outcome in zip(handles or keys, outcomes, strict=True):
+        row = {"topic": topic, "timer_key": name} if keys else {"handle": name}
+        session.output.record(row | {"outcome": outcome.value}, f"{outcome.value}  {name}")
+    return Exit.OK if set(outcomes) == {FireOutcome.FIRED} else Exit.FAILED
 
 
 @click.command()

@@ -135,15 +135,28 @@ class RescheduleCall(Ask):
 
     def request(self, request_id: bytes) -> timer_pb2.RescheduleRequest:
         """As it is sent, however often."""
-        request = timer_pb2.RescheduleRequest(request_id=request_id)
-        for ref in self.refs:
-            if isinstance(ref, TimerHandle):
-                request.timers.add(handle=ref)
-            else:
-                request.timers.add(key=timer_pb2.TimerKey(topic=ref[0], key=ref[1]))
+        request = timer_pb2.RescheduleRequest(request_id=request_id, timers=map(_ref, self.refs))
         dues = request.delays_ms if self._dues[0].field == DELAYS_MS else request.due_ms
         dues.extend(due.value for due in self._dues)
         return request
+
+
+class FireCall(Ask):
+    """Of keys and handles: they are sent now."""
+
+    method = "Reschedule"
+
+    def request(self, request_id: bytes) -> timer_pb2.RescheduleRequest:
+        """As it is sent, however often."""
+        return timer_pb2.RescheduleRequest(
+            request_id=request_id, timers=map(_ref, self.refs), fire_now=True
+        )
+
+
+def _ref(ref: Ref) -> timer_pb2.TimerRef:
+    if isinstance(ref, TimerHandle):
+        return timer_pb2.TimerRef(handle=ref)
+    return timer_pb2.TimerRef(key=timer_pb2.TimerKey(topic=ref[0], key=ref[1]))
 
 
 async def ask(

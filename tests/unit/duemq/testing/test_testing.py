@@ -65,6 +65,7 @@ def test_what_uses_the_network_is_replaced(twin, real):
         "send_many",
         "cancel",
         "reschedule",
+        "fire",
         "flush",
         "close",
         "start",

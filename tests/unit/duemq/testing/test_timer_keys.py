@@ -2,7 +2,7 @@
 
 import pytest
 
-from duemq import CancelOutcome, Outgoing, RescheduleOutcome
+from duemq import CancelOutcome, FireOutcome, Outgoing, RescheduleOutcome
 from duemq.errors import InvalidArgument, NotAllSent, TimerExists, TooLarge, TopicNotFound
 from duemq.protocol.limits import MESSAGE_BYTES_DEFAULT
 from duemq.settings import ProducerSettings
@@ -124,3 +124,16 @@ async def test_the_asyncio_twin_has_the_same():
         assert (await producer.reschedule(key=(TOPIC, "k"), delay=7)).due_ms is not None
         assert await producer.cancel(key=(TOPIC, "k")) is CancelOutcome.CANCELLED
         await producer.flush()
+
+
+def test_what_is_fired_by_hand_is_delivered_now_and_once(cluster, producer):
+    first = producer.send(TOPIC, b"1", timer_key="k", delay="1h")
+    second = producer.send(TOPIC, b"2", delay="2h")
+    assert producer.fire(key=(TOPIC, "k")) is FireOutcome.FIRED
+    assert producer.fire([first, second]) == [FireOutcome.FIRED_BEFORE, FireOutcome.FIRED]
+    assert bodies(cluster) == [b"1", b"2"]
+    assert [each.due_ms for each in cluster.messages(TOPIC)] == [cluster.now_ms] * 2
+    assert producer.cancel([first, second]) == [CancelOutcome.FIRED] * 2
+    assert producer.fire(key=(TOPIC, "other")) is FireOutcome.UNKNOWN
+    cluster.advance("2h")
+    assert len(bodies(cluster)) == 2

@@ -16,6 +16,7 @@ from duemq_server.timer_service.scheduling.fire_lane import (
     FireLane,
     FireOutcome,
 )
+from duemq_server.timer_service.scheduling.holding.holds import Holds
 from duemq_server.timer_service.timers.log_entries import LaneId, TargetId
 from duemq_server.timer_service.timers.wheel import Ids
 
@@ -30,7 +31,7 @@ def ids(*numbers: int) -> Ids:
 
 def dispatcher_with(**queues: int) -> Dispatcher:
     """Brokers that serve the topic `t`, all connected."""
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(Holds())
     dispatcher.set_routes({"t": queues})
     for broker in queues:
         dispatcher.connected(broker)
@@ -46,7 +47,7 @@ def push(dispatcher: Dispatcher, lane: FireLane, size: int = 10, target: int = 0
 
 
 def test_targets_take_turns() -> None:
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(Holds())
     dispatcher.add(1, ids(*range(100)))
     dispatcher.add(2, ids(200))
     dispatcher.add(1, ids(100))
@@ -60,7 +61,7 @@ def test_targets_take_turns() -> None:
 
 
 def test_what_is_put_back_is_first_again() -> None:
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(Holds())
     dispatcher.add(1, ids(1, 2, 3))
     taken = dispatcher.take(1, 3)
 

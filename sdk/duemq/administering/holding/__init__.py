@@ -1,0 +1,1 @@
+"""Delayed messages that are kept back."""

@@ -1,0 +1,137 @@
+"""Holds that end without some of their timers: one at a time, a page and a slice after the other.
+
+Owned by the event loop.  It goes on after a start where it was; who asks may wait for it, or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from duemq.errors import DuemqError, InvariantError, Unavailable
+from duemq.protocol.limits import TIMERS_MAX
+from duemq_server.storage.errors import DiskFull, LogFull, StorageError
+from duemq_server.timer_service.inspecting import Inspector
+from duemq_server.timer_service.log_loop import LogLoop
+from duemq_server.timer_service.scheduling.holding import changes
+from duemq_server.timer_service.scheduling.holding.dropping import Dropping, Found, Sifting
+from duemq_server.timer_service.scheduling.scheduler import Scheduler
+from duemq_server.timer_service.timers.hold_entry import Hold
+from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
+from duemq_server.timer_service.views.listing import Listed, Position, Wanted
+
+log = logging.getLogger(__name__)
+
+SLICE = 250  # timers dropped at once, before others have a turn
+
+
+class Resuming:
+    """Ends holds that are to be resumed with a policy."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        inspector: Inspector,
+        log_loop: LogLoop,
+        clock: Callable[[], int],
+        room: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`room` is called while the log is full: it returns when there may be some."""
+        self.dropped: Counter[int] = Counter()
+        """By this process, by number of a hold."""
+        self._scheduler = scheduler
+        self._inspector = inspector
+        self._log_loop = log_loop
+        self._clock = clock
+        self._room = room
+        self._task: asyncio.Task[None] | None = None
+        self._error: DuemqError | None = None
+        """Why the last one cannot go on."""
+        self._halted = False
+
+    def start(self) -> None:
+        """Goes on with what is under way, if anything is."""
+        if self._halted or self._task is not None:
+            return
+        self._error = None
+        if self._scheduler.holds.resuming() is not None:
+            self._task = asyncio.create_task(self._run(), name="resuming")
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether all is done, after so long at most.  Raises Corrupt, Overloaded: it stands."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=timeout_s)
+        if self._error is not None:
+            raise self._error
+        return self._task is None
+
+    def halt(self) -> None:
+        """Appends nothing any more."""
+        self._halted = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def stop(self) -> None:
+        """Nobody may ask any more."""
+        self.halt()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            while (hold := self._scheduler.holds.resuming()) is not None:
+                await self._finish(hold)
+        except (StorageError, InvariantError) as error:
+            self._log_loop.fail(error)
+        except Unavailable as error:  # another replica leads
+            log.debug("resuming: %s", error)
+        except DuemqError as error:
+            self._error = error
+            log.error("what is held stays, ask again: %s", error)
+        finally:
+            self._task = None
+
+    async def _finish(self, hold: Hold) -> None:
+        sifting, after = Sifting(hold), None
+        while not sifting.over and self._is_wanted(hold):
+            wanted = Wanted(hold.topic, 0, sifting.to_ms, TIMERS_MAX, after)
+            listed, after = await self._inspector.page(wanted, sifting.make, wants_all=False)
+            gone = sifting.take(list(map(_found, listed)), last=after is None)
+            for start in range(0, len(gone), SLICE):
+                if not self._is_wanted(hold):
+                    return
+                await self._drop(hold, gone[start : start + SLICE])
+        while self._is_wanted(hold):
+            try:
+                changes.resume(self._scheduler, self._clock(), hold.topic, hold.prefix)
+            except (LogFull, DiskFull):
+                await self._room()
+        await self._log_loop.durable(self._scheduler.log.end_position)
+
+    def _is_wanted(self, hold: Hold) -> bool:
+        """Nobody has held it again meanwhile."""
+        return self._scheduler.holds.get(hold.topic, hold.prefix) == hold
+
+    async def _drop(self, hold: Hold, handles: Sequence[Cancelled]) -> None:
+        dropping = Dropping(self._scheduler, handles)
+        before = self._scheduler.ledger.dropped
+        while True:
+            try:
+                if dropping.advance(self._clock()):
+                    break
+            except (LogFull, DiskFull):
+                await self._room()
+                continue
+            await self._inspector.look_up(dropping)
+        outcomes = dropping.outcomes(handles) or ()
+        for outcome in outcomes:
+            if isinstance(outcome, DuemqError):  # else it would be sent
+                raise outcome
+        self.dropped[hold.number] += self._scheduler.ledger.dropped - before
+
+
+def _found(each: Listed[str]) -> Found:
+    at: Position = each.position
+    return Found(Cancelled(SourceId(at.store_id, at.queue_id), at.offset, at.due_ms), each.made)

@@ -1,0 +1,102 @@
+"""A hold ends without some of its timers: which those are, and how they go.
+
+Run by: the thread that owns the scheduler; `Sifting.make` by any.  No clock, no waiting.  What fell
+due while it was held is listed page by page (views/listing.py), in due order.  All is held until
+the last one is dropped, so that a crash in between leaves nothing out: whoever begins anew drops
+the rest, and the newest of a key is the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from duemq_server.timer_service.scheduling.cancelling import Cancelling, _Asked
+from duemq_server.timer_service.timers import log_entries
+from duemq_server.timer_service.timers.hold_entry import NEWEST, Hold
+from duemq_server.timer_service.timers.key_hash import key_in, message_key_in
+from duemq_server.timer_service.timers.log_entries import Cancelled
+from duemq_server.timer_service.timers.wheel import Ids
+
+KEYS_MAX = 200_000
+"""Remembered at once: of more keys each pass over the backlog is about a part."""
+
+
+class Dropping(Cancelling):
+    """Handles of timers of a topic, being dropped: as a cancel, but counted apart."""
+
+    kind = log_entries.DROP
+
+    def _cancel(self, wanted: _Asked, rows: Ids, now_ms: int) -> None:
+        scheduler = self._scheduler
+        target, _ = self._targets(wanted, rows) if wanted.at else (rows, {})
+        before = scheduler.ledger.cancelled
+        super()._cancel(wanted, rows, now_ms)
+        count = scheduler.ledger.cancelled - before
+        if count:
+            topic = scheduler.topics.of_target(int(target[0]))
+            topic.cancelled -= count
+            topic.dropped += count
+            scheduler.ledger.cancelled -= count
+            scheduler.ledger.dropped += count
+
+
+class Found(NamedTuple):
+    """A timer of the backlog."""
+
+    handle: Cancelled
+    key: str  # that it shares with others
+
+
+class Sifting:
+    """Finds those of a backlog that do not go, a page at a time."""
+
+    def __init__(self, hold: Hold) -> None:
+        self.hold = hold
+        self.over = False
+        self._newest: dict[str, Cancelled] = {}
+        self._pass, self._passes = 0, 1
+
+    @property
+    def to_ms(self) -> int:
+        """Only what is due before is looked at."""
+        if self.hold.policy == NEWEST:
+            return self.hold.asked_ms + 1
+        return self.hold.asked_ms - self.hold.older_ms
+
+    def make(self, entry: bytes | memoryview) -> str | None:
+        """The key of a record that may have to go; None: it has not."""
+        if self.hold.prefix and not key_in(entry).startswith(self.hold.prefix):
+            return None
+        return (message_key_in(entry) or None) if self.hold.policy == NEWEST else ""
+
+    def take(self, page: Sequence[Found], *, last: bool) -> list[Cancelled]:
+        """Those of a page, or of pages before, that do not go.  The next page follows this one.
+
+        After the last one of a pass it is over, or begins anew.
+        """
+        if self.hold.policy != NEWEST:
+            self.over = last
+            return [each.handle for each in page]
+        gone = []
+        for each in page:
+            if hash(each.key) % self._passes != self._pass:
+                continue
+            older = self._newest.get(each.key)
+            if older is not None:
+                gone.append(older)
+            elif len(self._newest) >= KEYS_MAX:
+                self._passes *= 2  # the rest of this pass is about fewer of them
+                self._newest = {
+                    key: newest
+                    for key, newest in self._newest.items()
+                    if hash(key) % self._passes == self._pass
+                }
+                if hash(each.key) % self._passes != self._pass:
+                    continue
+            self._newest[each.key] = each.handle
+        if last:
+            self._newest = {}
+            self._pass += 1
+            self.over = self._pass >= self._passes
+        return gone
