@@ -16,7 +16,7 @@ from typing import Protocol
 from duemq.errors import DuemqError, Internal, Unavailable
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.writer import Commit, LogWriter
-from duemq_server.timer_service.bounded_log import BoundedLog
+from duemq_server.timer_service.disk.bounded_log import BoundedLog
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,9 @@
 """A hold ends without some of its timers: which those are, and how they go.
 
 Run by: the thread that owns the scheduler; `Sifting.make` by any.  No clock, no waiting.  What fell
-due while it was held is listed page by page (views/listing.py), in due order.  All is held until
-the last one is dropped, so that a crash in between leaves nothing out: whoever begins anew drops
-the rest, and the newest of a key is the same one.
+due while it was held is listed page by page (timer_service/views/listing.py), in due order.  All is
+held until the last one is dropped, so that a crash in between leaves nothing out: whoever begins
+anew drops the rest, and the newest of a key is the same one.
 """
 
 from __future__ import annotations
