@@ -31,7 +31,13 @@ from duemq_server.timer_service.scheduling.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 PAUSE_S_MIN = 0.001  # between slices
+PAUSE_S = 0.0001  # of the thread
 FLUSH_WAIT_S = 0.005  # until there may be room in the memtable
+
+
+def _pause() -> None:
+    """The thread lets the event loop have the interpreter at once, not in 5 ms."""
+    time.sleep(PAUSE_S)
 
 
 class BulkLoop:
@@ -180,5 +186,5 @@ class BulkLoop:
             else:
                 return
 
-    async def _in_thread(self, work: Callable[[], None]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _in_thread(self, work: Callable[[Callable[[], None]], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, work, _pause)

@@ -7,6 +7,7 @@ What fires meanwhile counts; what is cancelled meanwhile may.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from duemq_server.timer_service.scheduling.bulk import slices
 from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.scheduling.bulk.matching import (
     BLOCKS_AT_ONCE,
+    PAUSE_EVERY,
     Matcher,
     Reading,
     Unread,
@@ -60,11 +62,13 @@ class Counting:
         """Those that must stay until it is done."""
         return {each.block.file for each in self._blocks}
 
-    def scan(self) -> None:
-        """Counts what memory held of keys that begin with the prefix."""
+    def scan(self, pause: Callable[[], None] = lambda: None) -> None:
+        """Counts what memory held of keys that begin with the prefix.  `pause` as Reading.run's."""
         for rows, bodies in self._memory:
-            records = (bodies.of(row) for row in range(len(rows)))
-            self.count += sum(has_key(record, self._which.key_prefix) for record in records)
+            for row in range(len(rows)):
+                self.count += has_key(bodies.of(row), self._which.key_prefix)
+                if row % PAUSE_EVERY == 0:
+                    pause()
 
     def reading(self) -> Reading | None:
         """What must be read next, and handed to `read`; None: all was."""

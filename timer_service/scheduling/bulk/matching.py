@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import google_crc32c
@@ -27,6 +27,7 @@ from duemq_server.timer_service.timers.wheel import Ids
 
 BLOCKS_AT_ONCE = 32  # read before what was found is done
 BYTES_AT_ONCE = 4 << 20  # of bodies, about
+PAUSE_EVERY = 256  # records looked at: half a millisecond of work
 
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
@@ -116,13 +117,18 @@ class Reading:
         self._fences = fences
         self._with_bodies = with_bodies
         self._size = 0
+        self._pause: Callable[[], None] = lambda: None
 
     def files(self) -> set[str]:
         """Those that must stay while it runs."""
         return {each.block.file for each in self.unread}
 
-    def run(self) -> None:
-        """Does the work, until enough is read."""
+    def run(self, pause: Callable[[], None] = lambda: None) -> None:
+        """Does the work, until enough is read.
+
+        `pause` is called every now and then: to let another thread have the interpreter.
+        """
+        self._pause = pause
         with Files(self._disk, self._directory) as files:
             while self.unread and self._size < BYTES_AT_ONCE:
                 each, cursor = self.unread.pop(0)
@@ -130,6 +136,7 @@ class Reading:
                     self._read(each, cursor, files)
                 except CorruptFile as error:
                     self.problems.append(str(error))
+                pause()
 
     def _read(self, each: Block, cursor: int, files: Files) -> None:
         index = files.index_of(each)
@@ -145,7 +152,12 @@ class Reading:
             bodies = self._bodies(each, index, rows, at, files)
             self._size += sum(map(len, bodies))
         if bodies is not None and self._which.key_prefix:
-            kept = [n for n, body in enumerate(bodies) if has_key(body, self._which.key_prefix)]
+            kept = []
+            for n, body in enumerate(bodies):
+                if has_key(body, self._which.key_prefix):
+                    kept.append(n)
+                if n % PAUSE_EVERY == 0:
+                    self._pause()
             at, bodies = at[kept], [bodies[n] for n in kept]
         if len(at):
             found = rows.take(at), index.sources, index.targets
@@ -161,7 +173,10 @@ class Reading:
         data = files.read(each.file, position, end - first)
         bodies = []
         sizes, crcs = rows.size[at].tolist(), index.rows["crc32c"][at].tolist()
-        for start, size, crc in zip((homes - first).tolist(), sizes, crcs, strict=True):
+        records = zip((homes - first).tolist(), sizes, crcs, strict=True)
+        for n, (start, size, crc) in enumerate(records):
+            if n % PAUSE_EVERY == 0:
+                self._pause()
             body = data[start : start + size]
             if google_crc32c.value(body) != crc:
                 path = files.path(each.file)
