@@ -273,6 +273,28 @@ def test_looks_at_what_waits(world: World) -> None:
         list(world.looks.list_timers(topic, limit=0))
 
 
+def test_many_that_wait_are_cancelled_and_shifted(world: World) -> None:
+    topic, producer = name("topic"), world.producer
+    kept = producer.send(topic, b"b", timer_key="b/1", delay="3h")
+    for number in range(3):
+        producer.send(topic, b"a", timer_key=f"a/{number}", delay="1h")
+    world.until(lambda: world.looks.count_timers(topic)[0].accepted == 4)
+    assert world.looks.shift_pending(topic, "-30m", key_prefix="a/", dry_run=True) == 3
+    assert world.looks.shift_pending(topic, "90m", key_prefix="a/") == 3
+    assert kept.due_ms is not None
+    assert world.looks.cancel_pending(topic, until=kept.due_ms - 45 * 60_000) == 0
+    assert world.looks.cancel_pending(topic, until=kept.due_ms, dry_run=True) == 3
+    assert world.looks.cancel_pending(topic, until=kept.due_ms) == 3
+    [left] = world.looks.list_timers(topic)
+    assert left.handle == kept.handle
+    [count] = world.looks.count_timers(topic)
+    assert (count.pending, count.cancelled, count.replaced) == (1, 3, 3)
+    got = list[Message]()
+    with world.consumer(name("group"), topic, got.append):
+        assert world.looks.shift_pending(topic, "-5h") == 1
+        world.until(lambda: bodies(got) == [b"b"])
+
+
 def test_what_fails_comes_again_and_ends_as_a_dead_letter(world: World) -> None:
     topic, group, got = name("t"), name("g"), list[Message]()
     world.put_group(group, retries_max=2, retry_delays="200ms 300ms")

@@ -361,6 +361,13 @@ class MemoryBroker:
         text = handle.encode(STORE_ID, 0, new, due_ms)
         return Rescheduled(RescheduleOutcome.RESCHEDULED, text, due_ms)
 
+    def shift(self, timer: Timer, by_ms: int) -> None:
+        """Makes a pending one due so much later, but not before now; `fire` is the caller's."""
+        [place] = (each.offset for each in decoded_all([timer.handle]))
+        self._replace(place)
+        due_ms = min(max(timer.what.due_ms + by_ms, self.now_ms), DUE_MS_MAX)
+        self.schedule(due_ms, timer.what.topic, timer.what.queue_id, timer.what.record)
+
     def _replace(self, place: int) -> None:
         self._outcomes[place] = CancelOutcome.CANCELLED
         self._replaced.add(place)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
+from duemq.administering.pending.changing import shift_ms_of
 from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
 from duemq.consumer.fetching.subscription import Topics
 from duemq.consumer.settings import PushOptions, start_ms
@@ -205,6 +206,34 @@ class ClusterCore(ABC, Generic[C]):
     def timer_holds(self) -> list[TimerHold]:
         """As `Admin.timer_holds`."""
         return timer_holds.holds(self._broker)
+
+    def cancel_pending(
+        self,
+        topic: str,
+        *,
+        key_prefix: str = "",
+        since: Moment | None = None,
+        until: Moment | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """As `Admin.cancel_pending`.  Raises InvalidArgument."""
+        which = key_prefix, since, until
+        return timer_looks.change(self._broker, topic, *which, None, dry_run=dry_run)
+
+    def shift_pending(
+        self,
+        topic: str,
+        by: float | timedelta | str,
+        *,
+        key_prefix: str = "",
+        since: Moment | None = None,
+        until: Moment | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """As `Admin.shift_pending`.  Raises InvalidArgument."""
+        which = key_prefix, since, until
+        by_ms = shift_ms_of(by)
+        return timer_looks.change(self._broker, topic, *which, by_ms, dry_run=dry_run)
 
     def lag(self, group: str) -> int:
         """Messages that are stored and that the group is not done with, suspended ones among them.

@@ -52,21 +52,52 @@ def pending(
     bodies: bool,
 ) -> Iterator[TimerDescription]:
     """As `Admin.list_timers`."""
-    check_topic(topic)
     if limit is not None:
         checks.whole("limit", limit, 1, 1 << 40)
+    waiting = _waiting(broker, topic, key_prefix, since, until)
+    return islice((_description(each, bodies=bodies) for each in waiting), limit)
+
+
+def change(
+    broker: MemoryBroker,
+    topic: str,
+    key_prefix: str,
+    since: Moment | None,
+    until: Moment | None,
+    by_ms: int | None,
+    *,
+    dry_run: bool,
+) -> int:
+    """As `Admin.shift_pending`, or `cancel_pending` where `by_ms` is None."""
+    waiting = _waiting(broker, topic, key_prefix, since, until)
+    for each in () if dry_run else waiting:
+        if by_ms is None:
+            broker.cancel([each.handle])
+        else:
+            broker.shift(each, by_ms)
+    broker.fire()
+    return len(waiting)
+
+
+def _waiting(
+    broker: MemoryBroker,
+    topic: str,
+    key_prefix: str,
+    since: Moment | None,
+    until: Moment | None,
+) -> list[Timer]:
+    check_topic(topic)
     from_ms = 0 if since is None else moments.epoch_ms(since, broker.now_ms, "since")
     to_ms = None if until is None else moments.epoch_ms(until, broker.now_ms, "until")
-    found = (
-        _description(each, bodies=bodies)
+    return [
+        each
         for each in broker.timers()
         if each.outcome is None
         and each.what.topic == topic
         and each.what.record.timer_key.startswith(key_prefix)
         and each.what.due_ms >= from_ms
         and (to_ms is None or each.what.due_ms < to_ms)
-    )
-    return islice(found, limit)
+    ]
 
 
 def _count(topic: str, timers: Sequence[Timer]) -> TimerCount:

@@ -70,7 +70,7 @@ class PendingTimers(TimerPages):
         Each message has a new handle then; a cancel by the old one answers CANCELLED.  Else as
         `cancel_pending`: no message is shifted twice.
         """
-        change = timer_pb2.ChangePendingRequest(shift_ms=_shift_ms(by))
+        change = timer_pb2.ChangePendingRequest(shift_ms=shift_ms_of(by))
         return await self._change(
             change, topic, key_prefix, since, until, dry_run=dry_run, request_id=request_id
         )
@@ -153,8 +153,8 @@ def _request_id(given: bytes | None) -> bytes:
     return given
 
 
-def _shift_ms(by: float | timedelta | str) -> int:
-    """Raises InvalidArgument."""
+def shift_ms_of(by: float | timedelta | str) -> int:
+    """So many milliseconds later; below zero: sooner.  Raises InvalidArgument."""
     try:
         if isinstance(by, str) and by.startswith("-"):
             shift_ms = -delay_ms(by[1:])
