@@ -126,7 +126,8 @@ class Inspector:
 
     def is_held(self, topic: str, key: str, due_ms: int) -> bool:
         """Whether a pending timer fell due and is kept back."""
-        return due_ms <= self._clock() and self._scheduler.holds.covers(topic, key)
+        ahead_ms = self._clock() + AHEAD_MS  # as counts have it
+        return due_ms <= ahead_ms and self._scheduler.holds.covers(topic, key)
 
     async def count_under(self, topic: str, prefix: str, timeout_s: float) -> int | None:
         """Pending timers of a topic, or of keys of it; None: more than can be counted in time.

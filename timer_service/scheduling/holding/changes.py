@@ -24,6 +24,7 @@ from duemq_server.timer_service.timers.hold_entry import (
     Hold,
     HoldChange,
 )
+from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.log_entries import TargetId
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ def resume_some(
     if there is None:
         return False
     if not there.policy:
-        new = there._replace(policy=policy, asked_ms=now_ms, older_ms=older_ms)
+        at_ms = now_ms + AHEAD_MS  # timers are handed out so much sooner, and count as held
+        new = there._replace(policy=policy, asked_ms=at_ms, older_ms=older_ms)
         _append(scheduler, HoldChange(RESUMING, new))
     elif (there.policy, there.older_ms) != (policy, older_ms):
         raise InvalidArgument(
