@@ -144,7 +144,7 @@ class TimerShard(RuleBasedStateMachine):
         every=st.sampled_from([1, 3]),
     )
     def somebody_begins_a_list(self, topic: str, limit: int, every: int) -> None:
-        self.world.listings.append(Listing(self.world, topic, limit, every))
+        self._survive(lambda: self.world.listings.append(Listing(self.world, topic, limit, every)))
 
     @precondition(lambda self: self.world.listings)
     @rule(pages=st.integers(0, 5), which=st.integers(0, 2))
@@ -268,6 +268,7 @@ class TimerShard(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "world"):
             self.world.disk.cut_at = None
+            self.world.free_disk()
             for listing in self.world.listings:
                 while not listing.over:
                     listing.read()
