@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 CANCELLED, FIRED, UNKNOWN, NOT_YET = "CANCELLED", "FIRED", "UNKNOWN", "NOT_YET"
 
 
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
     """Handles whose timers arrived, and were not cancelled as far as is remembered; in columns."""
 
     at: list[int]  # place in the list of handles
@@ -46,8 +46,8 @@ class _Asked(NamedTuple):
     offset: npt.NDArray[np.int64]
     due_ms: npt.NDArray[np.int64]
 
-    def take(self, index: list[int]) -> _Asked:
-        return _Asked(
+    def take(self, index: list[int]) -> Asked:
+        return Asked(
             [self.at[n] for n in index],
             self.source[index],
             self.offset[index],
@@ -88,7 +88,7 @@ class Cancelling:
         self._handles: list[Cancelled] = []  # each once
         self._outcomes: list[str | DuemqError | None] = []
         self._sought: dict[int, _Sought] = {}  # by place in `_handles`, as the rest
-        self._missing: _Asked | None = None  # to be looked for
+        self._missing: Asked | None = None  # to be looked for
         self._places(handles)
         self._open = list(range(len(self._handles)))
 
@@ -168,7 +168,7 @@ class Cancelling:
         self._outcomes += [None] * len(added)
         return places
 
-    def _arrived(self) -> _Asked:
+    def _arrived(self) -> Asked:
         """Those of the open handles that memory and disk are asked about; decides on the others."""
         scheduler = self._scheduler
         sources: dict[SourceId, tuple[int, int]] = {}
@@ -185,7 +185,7 @@ class Cancelling:
             else:
                 arrived.append((at, number, offset, due_ms))
         places, numbers, offsets, dues = zip(*arrived, strict=True) if arrived else ((),) * 4
-        asked = _Asked(
+        asked = Asked(
             list(places),
             np.array(numbers, dtype=np.uint32),
             np.array(offsets, dtype=np.int64),
@@ -193,7 +193,7 @@ class Cancelling:
         )
         return self._not_gone(asked) if places else asked
 
-    def _not_gone(self, asked: _Asked) -> _Asked:
+    def _not_gone(self, asked: Asked) -> Asked:
         gone = self._scheduler.tombstones.find(asked.source, asked.offset)
         if not gone.any():
             return asked
@@ -204,7 +204,7 @@ class Cancelling:
         self.end = self._scheduler.log.end_position
         return asked.take(np.flatnonzero(~gone).tolist())
 
-    def _in_memory(self, asked: _Asked) -> tuple[Ids, npt.NDArray[np.int64]]:
+    def _in_memory(self, asked: Asked) -> tuple[Ids, npt.NDArray[np.int64]]:
         """Row of the near table and due time of each; NOWHERE if it is not there."""
         scheduler = self._scheduler
         keys, which = np.unique(keys_of(asked.source, asked.offset), return_inverse=True)
@@ -213,7 +213,7 @@ class Cancelling:
         due_ms = np.where(rows >= 0, scheduler.near.table.due_ms[rows], far_ms)
         return rows[which], due_ms[which]
 
-    def _on_disk(self, asked: _Asked, n: int, now_ms: int) -> str | DuemqError | None:
+    def _on_disk(self, asked: Asked, n: int, now_ms: int) -> str | DuemqError | None:
         """The outcome of a timer that is not in memory; None: a look-up is needed."""
         sought = self._sought.get(asked.at[n])
         if sought is None:
@@ -229,7 +229,7 @@ class Cancelling:
         handle = self._handles[asked.at[n]]
         return outcome_of_gone(self._scheduler, int(asked.source[n]), handle, now_ms)
 
-    def _cancel(self, wanted: _Asked, rows: Ids, now_ms: int) -> None:
+    def _cancel(self, wanted: Asked, rows: Ids, now_ms: int) -> None:
         """`rows`: of the near table, NOWHERE for what lies far."""
         scheduler = self._scheduler
         if not wanted.at:
@@ -259,7 +259,7 @@ class Cancelling:
                 scheduler.schedules.left(handle.source, (handle.offset,))
         scheduler.ledger.cancelled += len(wanted.at)
 
-    def _targets(self, wanted: _Asked, rows: Ids) -> tuple[npt.NDArray[np.int64], dict[int, Block]]:
+    def _targets(self, wanted: Asked, rows: Ids) -> tuple[npt.NDArray[np.int64], dict[int, Block]]:
         """The number of each one's target; the blocks of those that lie in one."""
         scheduler = self._scheduler
         target = scheduler.near.table.target[rows].astype(np.int64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from duemq_server.timer_service.scheduling.cancelling import Cancelling, _Asked
+from duemq_server.timer_service.scheduling.cancelling import Cancelling, Asked
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.hold_entry import NEWEST, Hold
 from duemq_server.timer_service.timers.key_hash import key_in, message_key_in
@@ -27,7 +27,7 @@ class Dropping(Cancelling):
 
     kind = log_entries.DROP
 
-    def _cancel(self, wanted: _Asked, rows: Ids, now_ms: int) -> None:
+    def _cancel(self, wanted: Asked, rows: Ids, now_ms: int) -> None:
         scheduler = self._scheduler
         target, _ = self._targets(wanted, rows) if wanted.at else (rows, {})
         before = scheduler.ledger.cancelled
