@@ -20,7 +20,7 @@ from duemq_server.timer_service.timers.rows import keys_of
 from duemq_server.timer_service.timers.wheel import Ids
 
 if TYPE_CHECKING:
-    from duemq_server.timer_service.scheduling.cancelling import _Asked
+    from duemq_server.timer_service.scheduling.cancelling import Asked
 
 PENDING = "PENDING"
 
@@ -45,7 +45,7 @@ class Finding(Cancelling):
         self.located: dict[Cancelled, Located] = {}
         """Where the pending ones are."""
 
-    def _cancel(self, wanted: _Asked, rows: Ids, now_ms: int) -> None:
+    def _cancel(self, wanted: Asked, rows: Ids, now_ms: int) -> None:
         if not wanted.at:
             return
         target, places = self._targets(wanted, rows)
@@ -70,7 +70,7 @@ class Finding(Cancelling):
         [blob] = near.blobs_of(ids).tolist()
         return InMemory(near.rows(ids), [near.blobs[blob]], np.zeros(1, dtype=np.int32))
 
-    def _in_memory_far(self, wanted: _Asked, left: list[int]) -> dict[int, tuple[InMemory, int]]:
+    def _in_memory_far(self, wanted: Asked, left: list[int]) -> dict[int, tuple[InMemory, int]]:
         """Bodies and row of those in the memtable, or being written out."""
         scheduler = self._scheduler
         keys = keys_of(wanted.source[left], wanted.offset[left])
