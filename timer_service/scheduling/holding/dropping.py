@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from duemq_server.timer_service.scheduling.cancelling import Cancelling, Asked
+from duemq_server.timer_service.scheduling.cancelling import Asked, Cancelling
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.hold_entry import NEWEST, Hold
 from duemq_server.timer_service.timers.key_hash import key_in, message_key_in
