@@ -5,9 +5,9 @@ from packaging.requirements import Requirement
 
 from tests.packaging.installing import PROJECTS, ROOT, Wheel
 
-# Seen here, so that it does not creep; a new face of the client (timers under keys, schedules) is
-# worth some.
-CLIENT_BYTES_MAX = 350_000
+# Seen here, so that it does not creep; a new face of the client (timers under keys, schedules; fire,
+# hold and bulk changes, looks in the testing twin) is worth some.
+CLIENT_BYTES_MAX = 360_000
 CLIENT_NEEDS = {"grpcio", "opentelemetry-api", "protobuf", "tenacity"}
 
 

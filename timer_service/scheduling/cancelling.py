@@ -47,6 +47,7 @@ class Asked(NamedTuple):
     due_ms: npt.NDArray[np.int64]
 
     def take(self, index: list[int]) -> Asked:
+        """Those at these places."""
         return Asked(
             [self.at[n] for n in index],
             self.source[index],
