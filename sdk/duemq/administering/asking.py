@@ -75,8 +75,9 @@ class Asker:
         """
         methods = {broker.name: method for broker in self.brokers()}
         answers = await self.gather(methods, absent, min(timeout_s, self.timeout_s))
-        missing = sorted((*answers.missing, *self.client.missing), key=lambda each: each.name)
-        return Answers(answers.by_broker, tuple(missing))
+        # One may be lost while it is asked: once, and as the nameservers tell it.
+        missing = {each.name: each for each in (*answers.missing, *self.client.missing)}
+        return Answers(answers.by_broker, tuple(missing[name] for name in sorted(missing)))
 
     async def gather(
         self, methods: Mapping[str, Method[T]], absent: Absent, timeout_s: float

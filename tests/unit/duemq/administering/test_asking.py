@@ -1,0 +1,38 @@
+"""Who is asked, and who is missing."""
+
+from types import SimpleNamespace
+
+from duemq.administering.asking import Asker
+from duemq.errors import MissingBroker, Unavailable
+from duemq.protocol.route import Broker
+
+HERE, LOST = Broker("b1", "b1:1", 1, 7), Broker("b2", "b2:1", 1, 8)
+STORY = MissingBroker("b2", "it fell silent")
+
+
+class Client:
+    """Of two brokers; one is lost as soon as somebody asks it."""
+
+    settings = SimpleNamespace(request_timeout_s=0.05)
+
+    def __init__(self):
+        self.routes = SimpleNamespace(brokers=(HERE, LOST))
+        self.missing = ()
+
+    def broker(self, name):
+        if name == HERE.name:
+            return HERE
+        self.missing = (STORY,)
+        raise Unavailable(f"broker {name} is not there")
+
+    def channel(self, address):
+        return address
+
+
+async def test_a_broker_that_is_lost_while_it_is_asked_is_missing_once():
+    async def ask(address, timeout_s):
+        return address
+
+    answers = await Asker(Client()).each(ask)
+    assert answers.by_broker == {"b1": "b1:1"}
+    assert answers.missing == (STORY,)
