@@ -5,8 +5,8 @@ from packaging.requirements import Requirement
 
 from tests.packaging.installing import PROJECTS, ROOT, Wheel
 
-# Seen here, so that it does not creep; a new face of the client (timers under keys, schedules, fire,
-# holds, bulk changes) is worth some.
+# Seen here, so that it does not creep; a new face of the client (timers under keys, schedules,
+# fire, holds, bulk changes) is worth some.
 CLIENT_BYTES_MAX = 360_000
 CLIENT_NEEDS = {"grpcio", "opentelemetry-api", "protobuf", "tenacity"}
 

@@ -36,9 +36,9 @@ def asked(monkeypatch) -> list[broker_pb2.PullRequest]:
     requests: list[broker_pb2.PullRequest] = []
     parse = pull_stream.parse
 
-    def noting(request: broker_pb2.PullRequest) -> object:
+    def noting(request: broker_pb2.PullRequest, *compiled: object) -> object:
         requests.append(request)
-        return parse(request)
+        return parse(request, *compiled)
 
     monkeypatch.setattr(pull_stream, "parse", noting)
     return requests
