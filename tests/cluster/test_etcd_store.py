@@ -137,6 +137,7 @@ def test_a_store_that_is_away_says_so(
     version = store.swap(None, RECORD)
     monkeypatch.setattr(etcd_module, "CALL_TIMEOUT_S", 0.2)
     os.kill(single.process.pid, signal.SIGSTOP)
+    os.waitpid(single.process.pid, os.WUNTRACED)  # until it has stopped
     try:
         for call in (store.read, lambda: store.renew(A), lambda: store.swap(version, RECORD)):
             with pytest.raises(StoreError, match=rf"{single.address}: DEADLINE_EXCEEDED"):
