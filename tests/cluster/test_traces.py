@@ -155,6 +155,7 @@ def test_a_message_is_one_trace_and_never_early(
     assert min(late) >= 0
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(REPORT_S_MAX)
 def test_the_report_is_made_of_them(

@@ -162,6 +162,7 @@ def spans():
     return found
 
 
+@pytest.mark.long
 def test_runs_add_up_to_what_was_landed(spark, spans, tmp_path):
     table = ParquetSpans(tmp_path)
     aggregates = Aggregates(tmp_path, table)

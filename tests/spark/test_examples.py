@@ -37,6 +37,7 @@ def land(lake, took_ms):
     parquet.write_table(table, folder / "a.parquet")
 
 
+@pytest.mark.long
 def test_slow_orders_are_reminded_of_once(cluster, tmp_path):
     orders, reminders = topic_name(), topic_name()
     with Producer(cluster.nameserver) as producer:

@@ -16,6 +16,7 @@ from tests.spark.test_jobs import process, send
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 def test_spark_submit_says_where_it_runs(tmp_path):
     (tmp_path / "spans").mkdir()
     spans = [send("m", 0), process("m", 3)]
