@@ -172,6 +172,7 @@ class KeyedModel:
         named = {self.waiting(t) if isinstance(t, TimerKey) else self.id_of(t) for t in timers}
         if len(named) < len(timers):
             return  # some are the same one: refused
+        arrived = [self._pending(timer) is not None for timer in timers]
         request = self._request()
 
         def make() -> Change:
@@ -190,6 +191,8 @@ class KeyedModel:
                     old = before[at]
                     if old is None:
                         assert outcome in (FIRED, UNKNOWN, NOT_YET)
+                    elif outcome == NOT_YET:
+                        assert not arrived[at], "it had arrived when it was asked for"
                     else:
                         assert outcome == RESCHEDULED
                         assert told[0].due_ms == dues[at]
