@@ -177,7 +177,7 @@ class Recovery:
             scheduler.tombstones.left.restore(*state.unmet)
         for tombstone in state.tombstones:
             scheduler.tombstones.restore(*tombstone)
-        scheduler.tombstones.forgotten_ms = state.forgotten_ms
+        scheduler.tombstones.forgot(state.forgotten_ms)
         scheduler.keyed.requests.restore(state.requests)
         scheduler.keyed.ended.restore(state.ended_keys)
         scheduler.schedules.apply(state.schedules)

@@ -37,8 +37,7 @@ class Tombstones:
         """`singles_max`: of those that are remembered one by one, 150 bytes each."""
         self.keep_ms = keep_ms
         self.singles_max = singles_max
-        self.forgotten_ms = 0
-        """Of timers due after this none is forgotten."""
+        self._forgotten_ms = 0
         self.gone = OffsetPages(GONE_PAGES_MAX)
         """Those that were met, or were replaced in memory."""
         self.left = OffsetBits()
@@ -49,6 +48,11 @@ class Tombstones:
     def __len__(self) -> int:
         """Tombstones, bits apart."""
         return len(self._expiry)
+
+    @property
+    def forgotten_ms(self) -> int:
+        """Of timers due after this none is forgotten."""
+        return max(self._forgotten_ms, self.gone.dropped_ms)
 
     @property
     def unmet(self) -> int:
@@ -138,9 +142,12 @@ class Tombstones:
             since_ms, source, offset = heapq.heappop(self._expiry)
             limit -= 1
             del self._since[source][offset]
-            self.forgotten_ms = max(self.forgotten_ms, since_ms)
-        expired_ms = self.gone.expire(now_ms - self.keep_ms)
-        self.forgotten_ms = max(self.forgotten_ms, expired_ms, self.gone.dropped_ms)
+            self.forgot(since_ms)
+        self.forgot(self.gone.expire(now_ms - self.keep_ms))
+
+    def forgot(self, due_ms: int) -> None:
+        """Those due until then may be forgotten."""
+        self._forgotten_ms = max(self._forgotten_ms, due_ms)
 
     def items(self) -> list[tuple[int, int, int, int]]:
         """(source, offset, since, MET) of each tombstone; without bits."""

@@ -92,6 +92,18 @@ def test_where_too_many_are_remembered_one_by_one_a_bit_is_left_of_the_others() 
     assert not any(stones.has(1, offset) for offset in range(5))
 
 
+def test_what_gave_way_to_others_is_known_as_forgotten_at_once() -> None:
+    stones = Tombstones(keep_ms=10)
+    stones.gone.pages_max = 1
+    stones.add_replaced(1, 5, 100, unmet=False)
+    assert stones.forgotten_ms == 0
+
+    stones.add_replaced(2, 5, 200, unmet=False)
+
+    assert not stones.has(1, 5)
+    assert stones.forgotten_ms == 100
+
+
 def test_many_added_at_once_are_as_if_added_one_by_one() -> None:
     source, offset, since_ms = np.array([1, 2, 1]), np.array([5, 5, 9]), np.array([300, 200, 100])
     for unmet in (False, True):
