@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,10 @@ class BulkLoop:
             if self._halted:
                 raise Unavailable("this timer service stops, or does not lead any more")
             if jobs.open is not None:
+                if self._task is None:  # its end would be waited for in vain
+                    raise Unavailable(
+                        "a job of this timer service has failed, or waits for its start"
+                    )
                 if not await self._is_over(deadline):
                     return None
                 continue
@@ -125,20 +130,37 @@ class BulkLoop:
             return False
         return True
 
-    async def count(self, which: Which) -> int:
-        """How many timers a job would touch.  Raises Corrupt."""
-        async with self._counting:
-            segments = self._scheduler.segments
-            counting = Counting(self._scheduler, which)
-            with segments.pinned(counting.files()):
-                await self._in_thread(counting.scan)
-                while (reading := counting.reading()) is not None:
-                    await self._in_thread(reading.run)
-                    counting.read(reading)
-            if counting.problems:
-                raise Corrupt("; ".join(counting.problems[:3]))
+    async def count(self, which: Which, wait_s: float = math.inf) -> int | None:
+        """How many timers a job would touch; None: it cannot be told within about `wait_s`.
+
+        Raises Corrupt.
+        """
+        deadline = asyncio.get_running_loop().time() + wait_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._counting.acquire()
+        except TimeoutError:
+            return None
+        try:
+            counted = await self._count(Counting(self._scheduler, which), deadline)
+        finally:
+            self._counting.release()
+        if counted is not None:
             await self._log_loop.durable(self._scheduler.log.end_position)
-            return counting.count
+        return counted
+
+    async def _count(self, counting: Counting, deadline: float) -> int | None:
+        with self._scheduler.segments.pinned(counting.files()):
+            await self._in_thread(counting.scan)
+            while (reading := counting.reading()) is not None:
+                if asyncio.get_running_loop().time() > deadline:
+                    return None
+                await self._in_thread(reading.run)
+                for _ in counting.read(reading):
+                    await asyncio.sleep(0)
+        if counting.problems:
+            raise Corrupt("; ".join(counting.problems[:3]))
+        return counting.count
 
     async def _run(self, job: Job) -> None:
         try:

@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from duemq.errors import Corrupt, DuemqError, InvalidArgument, Unavailable
-from duemq.protocol.due import DUE_MS_MAX
-from duemq.protocol.limits import TIMERS_MAX
 from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far.bodies import Bytes, Files
 from duemq_server.timer_service.far.catalog import Block
@@ -27,7 +25,6 @@ from duemq_server.timer_service.scheduling.cancelling import Cancelling
 from duemq_server.timer_service.scheduling.holding import changes as holding
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.scheduling.topic_counts import OTHERS, TOPICS_MAX, TopicLedger
-from duemq_server.timer_service.timers.key_hash import key_in
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.log_entries import Cancelled, TargetId
 from duemq_server.timer_service.views.finding import Finding
@@ -129,29 +126,12 @@ class Inspector:
         ahead_ms = self._clock() + AHEAD_MS  # as counts have it
         return due_ms <= ahead_ms and self._scheduler.holds.covers(topic, key)
 
-    async def count_under(self, topic: str, prefix: str, timeout_s: float) -> int | None:
-        """Pending timers of a topic, or of keys of it; None: more than can be counted in time.
-
-        Those of a topic that is counted with others are not told either.  Raises Corrupt.
-        """
-        if not prefix:
-            topics = self._scheduler.topics
-            if topics.counted(topic):
-                return topics.of(topic).pending
-            return None if any(name == OTHERS for name, _ in topics) else 0
-
-        def make(entry: Bytes) -> bool | None:
-            return key_in(entry).startswith(prefix) or None
-
-        deadline, found = time.monotonic() + timeout_s, 0
-        wanted = Wanted(topic, 0, DUE_MS_MAX + 1, TIMERS_MAX)
-        while time.monotonic() < deadline:
-            listed, after = await self.page(wanted, make, wants_all=False)
-            found += len(listed)
-            if after is None:
-                return found
-            wanted = wanted._replace(after=after)
-        return None
+    def pending_of(self, topic: str) -> int | None:
+        """Pending timers of a topic; None: it is counted with others."""
+        topics = self._scheduler.topics
+        if topics.counted(topic):
+            return topics.of(topic).pending
+        return None if any(name == OTHERS for name, _ in topics) else 0
 
     async def find(self, handles: Sequence[Cancelled]) -> list[Found]:
         """What became of these timers, and the bodies of the pending ones, as many as fit.

@@ -157,7 +157,8 @@ class BulkJobs(RuleBasedStateMachine):
         counting = Counting(self.world.scheduler, which)
         while (reading := counting.reading()) is not None:
             reading.run()
-            counting.read(reading)
+            for _ in counting.read(reading):
+                pass
         return counting.count
 
     @precondition(lambda self: self.walk is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 
 from duemq.aio import Admin, Producer
-from duemq.errors import InvalidArgument, PartialAnswer
+from duemq.errors import InvalidArgument, PartialAnswer, Unavailable
 from duemq.protocol.timer_keys import shard_of
 from duemq.transport import channel, status
 from duemq.v1.timer_pb2 import ChangePendingRequest
 from duemq.v1.timer_pb2_grpc import TimerStub
 from duemq_cli.exits import Exit
+from duemq_server.timer_service.bulk_loop import BulkLoop
+from duemq_server.timer_service.scheduling.bulk.jobs import Job, Which
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_service import HOUR_MS, TOPIC, Shard, running_shard, send
@@ -132,6 +135,31 @@ async def test_the_commands(cluster: Cluster, tmp_path: Path) -> None:
             ("shift", "--by", "1h"),
         ):
             assert (await command(*wrong)).exit_code == Exit.USAGE, wrong
+
+
+async def test_behind_a_job_that_has_failed_nobody_waits(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, failed = asyncio.Event(), asyncio.Event()
+
+    async def fail(self: BulkLoop, walk: object) -> None:
+        reached.set()
+        await failed.wait()
+        raise Unavailable("it leads no more")
+
+    monkeypatch.setattr(BulkLoop, "_work", fail)
+    async with running_shard(cluster, tmp_path) as shard:
+        bulk = shard.service.shard.bulk
+        which = Which(TOPIC, "", 0, 1, None)
+        waiting = [
+            asyncio.create_task(bulk.change(bytes([each]) * 16, which, 600.0)) for each in range(2)
+        ]
+        await reached.wait()
+        failed.set()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(results[0], Job)
+    assert results[0].over_ms == 0
+    assert isinstance(results[1], Unavailable)
 
 
 @pytest.mark.parametrize(

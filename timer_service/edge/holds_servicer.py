@@ -9,6 +9,7 @@ from duemq.protocol import checks, names, timer_keys
 from duemq.protocol.due import DUE_MS_MAX
 from duemq.v1 import timer_holds_pb2
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.scheduling.holding import changes
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.hold_entry import ALL, DROP_OLDER, NEWEST
@@ -37,7 +38,7 @@ class TimerHoldsServicer:
         else:
             hold = partial(changes.hold, topic=topic, prefix=prefix)
             was_held = not await self._shard.change(hold, makes_room=True)
-        pending = await self._shard.inspector.count_under(topic, prefix, COUNT_S)
+        pending = await self._pending(topic, prefix)
         return timer_holds_pb2.HoldTimersResponse(pending=pending, was_held=was_held)
 
     async def ResumeTimers(
@@ -46,7 +47,7 @@ class TimerHoldsServicer:
         """Lets them go."""
         topic, prefix = self._named(request.topic, request.key_prefix)
         policy = _policy(request)
-        pending = await self._shard.inspector.count_under(topic, prefix, COUNT_S)
+        pending = await self._pending(topic, prefix)
         response = timer_holds_pb2.ResumeTimersResponse(pending=pending, done=True)
         there = self._shard.scheduler.holds.get(topic, prefix)
         if request.dry_run:
@@ -94,6 +95,13 @@ class TimerHoldsServicer:
         else:
             names.check_topic(topic)
         return topic, prefix
+
+    async def _pending(self, topic: str, prefix: str) -> int | None:
+        """None: it cannot be told, or not in time.  Raises Corrupt."""
+        if not prefix:
+            return self._shard.inspector.pending_of(topic)
+        which = Which(topic, prefix, 0, DUE_MS_MAX + 1, None)
+        return await self._shard.bulk.count(which, COUNT_S)
 
     async def _is_held(self, topic: str, prefix: str) -> bool:
         there = self._shard.scheduler.holds.get(topic, prefix)

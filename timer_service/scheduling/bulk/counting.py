@@ -1,13 +1,13 @@
 """How many timers a job would touch, if it were accepted now.
 
 Owned by: who made it.  Made by the thread that owns the scheduler, from what memory holds and which
-blocks there are; `scan` and the readings run in any thread; `read` is called in the first again.
+blocks there are; `scan` and the readings run in any thread; `read` steps in the first again.
 What fires meanwhile counts; what is cancelled meanwhile may.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,14 +79,15 @@ class Counting:
         where = segments.disk, segments.directory
         return Reading(*where, self._which, self._fences, blocks, with_bodies=False)
 
-    def read(self, reading: Reading) -> None:
-        """It was run."""
+    def read(self, reading: Reading) -> Iterator[None]:
+        """It was run: counts what it found, a block at each step."""
         self._blocks[:0] = reading.unread
         self.problems += reading.problems
         scheduler = self._scheduler
         for found in reading.found:
             rows = scheduler.numbers.translate(found.rows, found.sources, found.targets)
             self.count += int((~scheduler.tombstones.find(rows.source, rows.offset)).sum())
+            yield
 
     def _hold(self, rows: Rows, blob: Blob) -> None:
         mask = self._matcher.mask(rows)
