@@ -17,6 +17,7 @@ from duemq_server.timer_service.inspecting import Inspector
 from duemq_server.timer_service.log_loop import LogLoop
 from duemq_server.timer_service.scheduling.holding import changes
 from duemq_server.timer_service.scheduling.holding.dropping import Dropping, Found, Sifting
+from duemq_server.timer_service.scheduling.holding.holds import HOLDS_MAX
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.hold_entry import Hold
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
@@ -40,7 +41,7 @@ class Resuming:
     ) -> None:
         """`room` is called while the log is full: it returns when there may be some."""
         self.dropped: Counter[int] = Counter()
-        """By this process, by number of a hold."""
+        """By this process, by number of a hold; of the newest."""
         self._scheduler = scheduler
         self._inspector = inspector
         self._log_loop = log_loop
@@ -130,6 +131,8 @@ class Resuming:
             if isinstance(outcome, DuemqError):  # else it would be sent
                 raise outcome
         self.dropped[hold.number] += self._scheduler.ledger.dropped - before
+        while len(self.dropped) > HOLDS_MAX:
+            del self.dropped[min(self.dropped)]
 
 
 def _found(each: Listed[str]) -> Found:
