@@ -17,27 +17,20 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from duemq import PushConsumer
-from duemq.consumer.settings import ConsumerSettings
-from duemq.settings import ProducerSettings
 from duemq.transport.channel import KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS
-from duemq_server.bench.harness.topic_reader import read_topic
 from duemq_server.local_cluster import EmbeddedCluster
 from duemq_server.local_cluster.supervisor import Member
-from tests.cluster.checker import dump, judge
-from tests.cluster.harness import WAIT_S, topic_name, until
-from tests.cluster.history import History
-from tests.cluster.senders import senders
+from tests.cluster.harness import WAIT_S
+from tests.cluster.judging import judged
 from tests.service.cut_link import Link, link_to
 
 HOLES = int(os.environ.get("BLACK_HOLES", "4"))
 SEED = int(os.environ.get("CRASH_SEED", str(random.randrange(1 << 32))))
-SENDERS = 2
 # Then peers have noticed, by their channels' keepalive.
 LONG_S = (KEEPALIVE_MS + KEEPALIVE_TIMEOUT_MS) / 1000 + 3
 SHORT_S_MAX = 2.0
@@ -123,38 +116,10 @@ def test_what_is_swallowed_on_the_way_is_neither_lost_nor_repeated(
     print(f"CRASH_SEED={SEED}")
     randomness = random.Random(f"{SEED}-holes")
     names = [name for name in links.names() if name in cluster.processes]
-    topic, history = topic_name(), History()
-    settings = ConsumerSettings(start_from="earliest")
-    with ExitStack() as running:
-        for _ in range(2):
-            receive = history.receiver(topic)
-            running.enter_context(
-                PushConsumer(
-                    topic, topic, receive, nameserver=cluster.nameserver, settings=settings
-                )
-            )
-        patient = ProducerSettings(send_timeout_s=2 * WAIT_S)
-        with senders(
-            cluster.nameserver,
-            topic,
-            history,
-            [randomness.random() for _ in range(SENDERS)],
-            pause_s=0.1,
-            burst=50,
-            settings=patient,
-        ):
-            for number in range(HOLES):
-                time.sleep(randomness.uniform(0.2, SHORT_S_MAX))
-                name, way = randomness.choice(names), randomness.choice(WAYS)
-                seconds = LONG_S if number % 4 == 1 else randomness.uniform(0.05, SHORT_S_MAX)
-                print(f"{name} {way} for {seconds:.2f} s", flush=True)
-                links.disturb(name, way, seconds)
-        cluster.wait_ready(WAIT_S)
-        acked = history.count("acked")
-        until(lambda: history.count("received", group=topic) >= acked)
-    history.stored(read_topic(cluster.nameserver, topic))
-    dump(history.events, tmp_path / "history.jsonl")
-    assert acked > 0
-    verdict = judge(history.events, [topic])
-    print(f"{verdict.acked} acknowledged, {verdict.stored} stored, {verdict.repeated} repeated")
-    assert verdict.faults == []
+    with judged(cluster, tmp_path, randomness, timeout_s=2 * WAIT_S):
+        for number in range(HOLES):
+            time.sleep(randomness.uniform(0.2, SHORT_S_MAX))
+            name, way = randomness.choice(names), randomness.choice(WAYS)
+            seconds = LONG_S if number % 4 == 1 else randomness.uniform(0.05, SHORT_S_MAX)
+            print(f"{name} {way} for {seconds:.2f} s", flush=True)
+            links.disturb(name, way, seconds)

@@ -18,22 +18,16 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
 import pytest
 
-from duemq import PushConsumer
-from duemq.consumer.settings import ConsumerSettings
-from duemq.settings import ProducerSettings
-from duemq_server.bench.harness.topic_reader import read_topic
 from duemq_server.local_cluster import EmbeddedCluster
 from duemq_server.replication.running.v1 import replication_pb2, replication_pb2_grpc
-from tests.cluster.checker import dump, judge
-from tests.cluster.harness import WAIT_S, topic_name, until
-from tests.cluster.history import History
-from tests.cluster.senders import senders
+from tests.cluster.harness import WAIT_S, until
+from tests.cluster.judging import judged
 
 STEPS = int(os.environ.get("FAILOVER_STEPS", "5"))
 SEED = int(os.environ.get("CRASH_SEED", str(random.randrange(1 << 32))))
@@ -44,7 +38,6 @@ LEASE_S = 1.0
 GROUPS = ("broker-0", "timer-0")
 WAYS = ("kill", "terminate", "pause", "disk", "all")
 STEP_S_MAX = 2.0
-SENDERS = 2
 
 pytestmark = pytest.mark.timeout(240 + (STEPS + HAND_OVERS) * WAIT_S)
 
@@ -70,7 +63,8 @@ def test_however_leaders_die_nothing_is_lost_or_repeated(
     # Each way once before any comes again.
     deck = [(way, group) for way in WAYS for group in GROUPS]
     steps = [deck[at] for at in randomness.sample(range(len(deck)), len(deck))]
-    with _judged(cluster, tmp_path, randomness):
+    print(f"CRASH_SEED={SEED}")
+    with judged(cluster, tmp_path, randomness):
         for number in range(STEPS):
             time.sleep(randomness.uniform(0.2, STEP_S_MAX))
             way, group = steps[number % len(steps)]
@@ -82,48 +76,12 @@ def test_who_is_killed_in_a_hand_over_takes_nothing_along(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
     randomness = random.Random(f"{SEED}-hand-over")
-    with _judged(cluster, tmp_path, randomness):
+    print(f"CRASH_SEED={SEED}")
+    with judged(cluster, tmp_path, randomness):
         for number in range(HAND_OVERS):
             time.sleep(randomness.uniform(0.2, 1.0))
             _kill_in_a_hand_over(cluster, GROUPS[number % len(GROUPS)], randomness)
             cluster.wait_ready(WAIT_S)
-
-
-@contextmanager
-def _judged(cluster: EmbeddedCluster, tmp_path: Path, randomness: random.Random) -> Iterator[None]:
-    """Producers and consumers are at work meanwhile, and what came of it is judged."""
-    print(f"CRASH_SEED={SEED}")
-    topic, history = topic_name(), History()
-    settings = ConsumerSettings(start_from="earliest")
-    with ExitStack() as running:
-        for _ in range(2):
-            receive = history.receiver(topic)
-            running.enter_context(
-                PushConsumer(
-                    topic, topic, receive, nameserver=cluster.nameserver, settings=settings
-                )
-            )
-        seeds = [randomness.random() for _ in range(SENDERS)]
-        patient = ProducerSettings(send_timeout_s=WAIT_S)
-        with senders(
-            cluster.nameserver,
-            topic,
-            history,
-            seeds,
-            pause_s=0.1,
-            burst=50,
-            settings=patient,
-        ):
-            yield
-        cluster.wait_ready(WAIT_S)
-        acked = history.count("acked")
-        until(lambda: history.count("received", group=topic) >= acked)
-    history.stored(read_topic(cluster.nameserver, topic))
-    dump(history.events, tmp_path / "history.jsonl")
-    assert acked > 0
-    verdict = judge(history.events, [topic])
-    print(f"{verdict.acked} acknowledged, {verdict.stored} stored, {verdict.repeated} repeated")
-    assert verdict.faults == []
 
 
 def _kill_in_a_hand_over(cluster: EmbeddedCluster, group: str, randomness: random.Random) -> None:
