@@ -26,8 +26,15 @@ from duemq_server.serving import memory
 
 async def main():
     memory.LOOK_S = 0.1
-    watching = asyncio.create_task(memory.watch())
-    await asyncio.sleep(0.3)
+    looks = []
+
+    def rss():
+        looks.append(memory.rss_bytes())
+        return looks[-1]
+
+    watching = asyncio.create_task(memory.watch(rss))
+    while not looks:
+        await asyncio.sleep(0.01)
     least = memory.rss_bytes()
     burst = [bytes(100_000) for _ in range(2_000)]
     stays = bytes(100_000)
