@@ -87,7 +87,6 @@ def run(world: World, kill: bool) -> None:
             (world.kill if kill else world.power_cut)()
             for which in range(len(world.keyed.done)):
                 world.keyed.repeat(which / len(world.keyed.done))
-    world.disk.cut_at = None
     world.drain()
 
 

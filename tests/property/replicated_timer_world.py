@@ -189,17 +189,10 @@ class ReplicatedWorld(World):
 
     # -- what goes wrong
 
-    def restart(self, disk: FaultyDisk) -> None:
-        """The leader's process is gone."""
+    def _start(self, disk: FaultyDisk) -> None:
         self.disk = self._alive(disk)
         self.standby_disk = self._alive(self.standby_disk.after_kill())
-        self._cancels = []
-        self._job = None
-        self.restarts += 1
         self._open()
-        self.scheduler.check()
-        self.keyed.restarted()
-        self.holds.restarted()
 
     def power_cut(self) -> None:
         """Of one machine or both."""
@@ -249,6 +242,6 @@ class ReplicatedWorld(World):
     def cut_standbys_power_in(self, operations: int) -> None:
         self.standby_disk.cut_at = self.standby_disk.operations + operations
 
-    def drain(self, steps_max: int = 2_000) -> None:
+    def heal(self) -> None:
+        super().heal()
         self.standby_disk.cut_at = None
-        super().drain(steps_max)

@@ -279,8 +279,7 @@ class BulkJobs(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        self.world.disk.cut_at = None
-        self.world.free_disk()
+        self.world.heal()
         while self.walk is not None:
             self._step()
         self.world.keyed.moved = self.world.scheduler.ledger.replaced

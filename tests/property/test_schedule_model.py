@@ -190,8 +190,7 @@ class SchedulesModel(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
-        world.disk.cut_at = None
-        world.free_disk()
+        world.heal()
         world.set_topics(sorted(TOPICS))
         world.set_away(set())
         for short in NAMES:

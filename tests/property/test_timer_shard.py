@@ -267,8 +267,7 @@ class TimerShard(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            self.world.disk.cut_at = None
-            self.world.free_disk()
+            self.world.heal()
             for listing in self.world.listings:
                 while not listing.over:
                     listing.read()

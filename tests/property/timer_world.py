@@ -570,6 +570,11 @@ class World:
         self.disk.capacity_bytes = None
         self.directory.log.disk_full = False
 
+    def heal(self) -> None:
+        """Nothing fails any more."""
+        self.disk.cut_at = None
+        self.free_disk()
+
     def restart(self, disk: FaultyDisk) -> None:
         """The process is gone; another starts on what the disk kept."""
         self._cancels = []
@@ -578,16 +583,19 @@ class World:
             each.lose()
         self._job = None
         self.restarts += 1
+        self._start(disk)
+        self.scheduler.check()
+        self.keyed.restarted()
+        self.holds.restarted()
+
+    def _start(self, disk: FaultyDisk) -> None:
         while True:
             self.disk = disk
             try:
                 self.directory = self._open()
-                break
+                return
             except PowerCut:
                 disk = disk.after_power_cut(self.random)
-        self.scheduler.check()
-        self.keyed.restarted()
-        self.holds.restarted()
 
     def kill(self) -> None:
         self.restart(self.disk.after_kill())
@@ -614,7 +622,7 @@ class World:
 
     def drain(self, steps_max: int = 2_000) -> None:
         """Lets time pass until nothing is pending; checks that everything was done, once."""
-        self.free_disk()
+        self.heal()
         self.keyed.finish_all()
         self.set_topics(sorted(TOPICS))
         self.set_away(set())
