@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -167,7 +168,9 @@ class SchedulesModel(RuleBasedStateMachine):
 
     def _check(self, name: str, told: list[Told], until_ms: int | None) -> None:
         came = sorted(self.world.broker.came.get(name, []))
-        ends = [*(each.after_ms for each in told[1:]), 1 << 62]
+        # Where the clock went back a later plan begins before an earlier one: that ends there, too.
+        later = accumulate(reversed([each.after_ms for each in told[1:]]), min, initial=1 << 62)
+        ends = reversed([*later])
         for each, end_ms in zip(told, ends, strict=True):
             mine = [at_ms for at_ms in came if each.after_ms < at_ms <= end_ms]
             assert {self.world.broker.kinds[name, at_ms] for at_ms in mine} <= {each.kind}
