@@ -13,6 +13,8 @@ KEEPALIVE_TIMEOUT_MS = 10_000
 # not hide for longer than a lease lasts that a broker moved.
 NAMESERVER_KEEPALIVE_MS = 2_500
 NAMESERVER_KEEPALIVE_TIMEOUT_MS = 2_500
+# Who goes on from a nameserver that died may be led to it again, until the cluster has noticed.
+NAMESERVER_CONNECT_TIMEOUT_MS = 2_000
 # Between attempts to connect.  gRPC's own ceiling of two minutes is too long after an outage.
 RECONNECT_MS_MIN = 100
 RECONNECT_MS_MAX = 500
@@ -45,6 +47,7 @@ _NAMESERVER_OPTIONS = dict(OPTIONS) | {
     "grpc.keepalive_time_ms": NAMESERVER_KEEPALIVE_MS,
     "grpc.keepalive_timeout_ms": NAMESERVER_KEEPALIVE_TIMEOUT_MS,
     PING_TIMEOUT: NAMESERVER_KEEPALIVE_TIMEOUT_MS,
+    "grpc.min_reconnect_backoff_ms": NAMESERVER_CONNECT_TIMEOUT_MS,
 }
 
 
