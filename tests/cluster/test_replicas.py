@@ -204,6 +204,7 @@ def test_the_command_starts_replicas(tmp_path: Path) -> None:
     assert (tmp_path / "broker-0" / "a" / "disk_id").exists()
 
 
+@pytest.mark.long
 def test_failover_is_measured() -> None:
     command = ("bench", "failover", "--times", "1", "--rate", "100", "--json")
     [report] = rows(duemq("127.0.0.1:1", *command))

@@ -187,6 +187,7 @@ def test_runs_add_up_to_what_was_landed(spark, spans, tmp_path):
     require_equal(told(spark, aggregates), expected)
 
 
+@pytest.mark.long
 def test_examples_are_the_slowest_and_those_nobody_received(spark, tmp_path):
     landed(tmp_path, "q-0", [send("gone", 0), send("quick", 1), process("quick", 2, "a")])
     aggregates = Aggregates(tmp_path, ParquetSpans(tmp_path))

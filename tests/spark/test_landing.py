@@ -51,6 +51,7 @@ def in_the_folder(lake):
     return sorted(table.column("span_id").to_pylist())
 
 
+@pytest.mark.long
 def test_each_run_goes_on_where_the_last_one_ended(spark, cluster, tmp_path):
     queues = cluster.topics[TRACE_TOPIC] = [
         FakeQueue([record(i) for i in range(20)]),
@@ -84,6 +85,7 @@ def test_a_lost_checkpoint_repeats_nothing(spark, cluster, tmp_path):
     assert landed(tmp_path) == in_the_folder(tmp_path) == span_ids(range(4))
 
 
+@pytest.mark.long
 def test_compaction_keeps_what_is_landed_and_drops_old_hours(spark, cluster, tmp_path):
     queue = FakeQueue([record(i) for i in range(24)])  # four hours
     cluster.topics[TRACE_TOPIC] = [queue]

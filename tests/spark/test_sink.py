@@ -136,6 +136,7 @@ def test_a_write_that_is_named_has_the_same_ids_again(spark, cluster):
     assert all(each.startswith("night-7-") for each in row_ids(found))
 
 
+@pytest.mark.long
 def test_a_micro_batch_that_runs_again_has_the_same_ids(spark, cluster, tmp_path):
     """Of two partitions one is sent, the other fails: the restart sends both."""
     source, target = topic_name(), topic_name()
