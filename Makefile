@@ -16,12 +16,12 @@ help: ## Lists the targets.
 
 setup: .venv/.ready ## Makes the environment in .venv/ (once).
 
-.venv/.ready: requirements/build.txt requirements/dev.txt requirements/helm.txt sdk/pyproject.toml cli/pyproject.toml server/pyproject.toml trace_analytics/pyproject.toml
+.venv/.ready: requirements/build.txt requirements/dev.txt requirements/helm.txt sdk/pyproject.toml recurring/pyproject.toml cli/pyproject.toml server/pyproject.toml trace_analytics/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "DueMQ needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 	$(RUN) pip install $(PIP) --require-hashes -r requirements/build.txt
 	$(RUN) pip install $(PIP) --require-hashes --no-build-isolation -r requirements/dev.txt
-	$(RUN) pip install $(PIP) --no-deps --no-build-isolation --config-settings editable_mode=compat -e sdk -e cli -e server -e trace_analytics
+	$(RUN) pip install $(PIP) --no-deps --no-build-isolation --config-settings editable_mode=compat -e sdk -e recurring -e cli -e server -e trace_analytics
 	.venv/bin/python helm/fetch_helm.py .venv/helm
 	touch .venv/.ready
 
@@ -66,9 +66,9 @@ contracts: setup
 chart: setup ## Lints, renders and validates the chart with a real Helm.
 	$(RUN) pytest -q tests/chart
 
-dist: setup ## Builds the four distributions into dist/.
+dist: setup ## Builds the five distributions into dist/.
 	rm -rf dist && mkdir dist
-	for project in sdk cli server trace_analytics; do \
+	for project in sdk recurring cli server trace_analytics; do \
 	  $(RUN) build --no-isolation --outdir dist $$project >dist/build.log 2>&1 || { cat dist/build.log; exit 1; }; tail -n 1 dist/build.log; \
 	done; rm dist/build.log
 

@@ -13,7 +13,7 @@ trap 'rm -rf wheelhouse.new' EXIT
   --python-version 3.11 --implementation cp \
   --platform "manylinux2014_$arch" --platform "manylinux_2_28_$arch" --platform "manylinux_2_27_$arch" \
   -r requirements/server.txt
-for project in sdk cli server; do
+for project in sdk recurring cli server; do
   rm -rf "$project/build" # setuptools would pack modules that are long gone
   "$python" -m build --no-isolation --wheel --outdir wheelhouse.new "$project" >/dev/null 2>wheelhouse.new/build.log || { cat wheelhouse.new/build.log >&2; exit 1; }
   rm -rf "$project/build" wheelhouse.new/build.log

@@ -27,7 +27,6 @@ CORES = (
         for each in (
             "disk",
             "far",
-            "recurring",
             "scheduling",
             "scheduling/holding",
             "scheduling/schedules",
@@ -48,6 +47,10 @@ CORE_FILES = (
     "sdk/duemq/consumer/fetching/process_queue.py",
     *(f"sdk/duemq/consumer/group/{each}.py" for each in ("holdings", "standing")),
     *(f"sdk/duemq/producing/{each}.py" for each in ("batch", "batch_encoding", "outbox")),
+    *(
+        f"recurring/duemq_recurring/{each}.py"
+        for each in ("cron", "moves", "occurrences", "schedule", "schedules", "steps", "wall_clock")
+    ),
 )
 FILES_IN_A_FOLDER_MAX = 16
 TOPS = (
@@ -60,6 +63,7 @@ TOPS = (
     "bench",
     "demo",
     "sdk",
+    "recurring",
     "cli",
 )
 CLOCKS = {
@@ -108,9 +112,8 @@ def test_every_core_is_named_in_a_contract():
         for module in each["source_modules"]
     }
     for folder in (*CORES, *CORE_FILES):
-        name = (
-            folder.removeprefix("sdk/") if folder.startswith("sdk/") else f"duemq_server/{folder}"
-        )
+        top, _, below = folder.partition("/")
+        name = below if top in ("sdk", "recurring") else f"duemq_server/{folder}"
         parts = name.removesuffix(".py").split("/")
         above = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
         assert above & named, folder

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 
 from duemq.errors import Overloaded
+from duemq_recurring.steps import NEVER
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.firing import RETRY_S, Firing
 from duemq_server.timer_service.log_loop import LogLoop
-from duemq_server.timer_service.recurring.schedules import NEVER
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from duemq_server.timer_service.recurring.occurrences import CatchUp
+from duemq_recurring.occurrences import CatchUp
 from tests.crash.faulty_disk import PowerCut
 from tests.property.schedule_world import START_MS, ScheduleWorld, plan_of
 

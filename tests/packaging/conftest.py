@@ -1,4 +1,4 @@
-"""The four wheels, built once, and environments in which some of them are installed."""
+"""The five wheels, built once, and environments in which some of them are installed."""
 
 from collections.abc import Callable
 

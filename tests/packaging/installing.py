@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Distribution → its folder and what it installs.
 PROJECTS = {
     "duemq": ("sdk", {"duemq"}),
+    "duemq-recurring": ("recurring", {"duemq_recurring"}),
     "duemq-cli": ("cli", {"duemq_cli"}),
     "duemq-server": ("server", {"duemq_server"}),
     "duemq-analytics": (

@@ -17,12 +17,21 @@ from tests.service.fake_cluster import FakeCluster
 Installed = Callable[..., Environment]
 COMMAND_LINE = ("click", "rich", "duemq_cli")
 SERVICES = ("duemq_server", "grpc_health", "lark", "numpy", "prometheus_client")
+RULES = ("cronsim", "duemq_recurring")
 SPARK = ("duemq_analytics", "jinja2", "matplotlib", "pyarrow", "pyspark")
 ABSENT = {
-    "duemq": ("opentelemetry.sdk", *COMMAND_LINE, *SERVICES, *SPARK),
-    "duemq-cli": (*SERVICES, *SPARK),
+    "duemq": ("opentelemetry.sdk", *COMMAND_LINE, *RULES, *SERVICES, *SPARK),
+    "duemq-recurring": ("opentelemetry.sdk", *COMMAND_LINE, *SERVICES, *SPARK),
+    "duemq-cli": (*RULES, *SERVICES, *SPARK),
     "duemq-server": (*COMMAND_LINE, *SPARK),
-    "duemq-analytics": (*COMMAND_LINE, "duemq_server", "grpc_health", "lark", "prometheus_client"),
+    "duemq-analytics": (
+        *COMMAND_LINE,
+        *RULES,
+        "duemq_server",
+        "grpc_health",
+        "lark",
+        "prometheus_client",
+    ),
 }
 FOUND = """
 import importlib.util, sys
@@ -50,6 +59,10 @@ cluster.producer().send("t", b"twin", delay="1d")
 cluster.advance("1d")
 print(cluster.messages("t")[0].body.decode())
 """
+RULES_WORK = """
+from duemq_recurring.occurrences import Occurrences, Recurrence
+print(Occurrences("n", Recurrence(cron="0 8 * * *", zone="Europe/Berlin")).after(0).at_ms)
+"""
 
 
 @pytest.mark.parametrize("name", PROJECTS)
@@ -76,6 +89,11 @@ async def test_the_client_sends(installed: Installed) -> None:
 def test_the_client_brings_its_twin_for_tests(installed: Installed) -> None:
     done = installed("duemq").run("python", "-I", "-W", "error", "-c", TEST)
     assert (done.stdout, done.stderr) == ("twin\n", "")
+
+
+def test_the_rules_of_schedules_work_without_the_services(installed: Installed) -> None:
+    done = installed("duemq-recurring").run("python", "-I", "-W", "error", "-c", RULES_WORK)
+    assert (done.stdout, done.stderr) == (f"{7 * 3_600_000}\n", "")
 
 
 def test_the_command_line_helps(installed: Installed) -> None:

@@ -1,4 +1,4 @@
-"""What the wheels of the four distributions hold and say."""
+"""What the wheels of the five distributions hold and say."""
 
 import pytest
 from packaging.requirements import Requirement

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from duemq.errors import InvalidArgument, Overloaded
 from duemq.v1 import message_pb2
+from duemq_recurring.occurrences import CatchUp, Recurrence
+from duemq_recurring.schedule import AT_PROPERTY, NAME_PROPERTY, Plan
 from duemq_server.storage.errors import DiskFull, LogFull
-from duemq_server.timer_service.recurring.occurrences import CatchUp, Recurrence
-from duemq_server.timer_service.recurring.schedule import AT_PROPERTY, NAME_PROPERTY, Plan
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.scheduling.schedules.changes import Outcome

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from duemq_recurring.occurrences import CatchUp
 from duemq_server.timer_service.disk import snapshot
-from duemq_server.timer_service.recurring.occurrences import CatchUp
 from tests.property.replicated_timer_world import ReplicatedWorld
 from tests.property.schedule_world import START_MS, ScheduleWorld, plan_of
 from tests.property.timer_world import DATA, LIMITS

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from duemq_server.timer_service.recurring.occurrences import CatchUp
-from duemq_server.timer_service.recurring.schedule import Plan
+from duemq_recurring.occurrences import CatchUp
+from duemq_recurring.schedule import Plan
 from duemq_server.timer_service.timers.limits import Limits
 from tests.crash.faulty_disk import PowerCut
 from tests.property.schedule_world import (

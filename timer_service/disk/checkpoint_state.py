@@ -38,15 +38,11 @@ import numpy as np
 import numpy.typing as npt
 
 from duemq.errors import Corrupt
+from duemq_recurring.schedule import ScheduleChange
 from duemq_server.storage import record
 from duemq_server.timer_service.disk import keyed_arrays
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.numbering import Source
-from duemq_server.timer_service.recurring.schedule_entry import (
-    ScheduleChange,
-    decode_changes,
-    encode_changes,
-)
 from duemq_server.timer_service.scheduling.ended_keys import SavedKey
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.request_memory import SavedRequests
@@ -57,6 +53,7 @@ from duemq_server.timer_service.timers.offset_bits import PAGE_BYTES as UNMET_PA
 from duemq_server.timer_service.timers.offset_bits import Bits, Keys
 from duemq_server.timer_service.timers.offset_pages import PAGE_BYTES, SavedPage
 from duemq_server.timer_service.timers.rows import NARROW, WIDE, Blob, Home, Rows, concatenate, runs
+from duemq_server.timer_service.timers.schedule_entry import decode_changes, encode_changes
 
 MAGIC = b"DMQT"
 VERSION = 1

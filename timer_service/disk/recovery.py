@@ -39,14 +39,19 @@ from duemq_server.timer_service.disk.checkpoint_state import CheckpointState, He
 from duemq_server.timer_service.disk.topic_recount import recount
 from duemq_server.timer_service.far.far_block import REMEDY
 from duemq_server.timer_service.far.far_segments import Load
-from duemq_server.timer_service.recurring import schedule_entry
 from duemq_server.timer_service.scheduling import keyed_state
 from duemq_server.timer_service.scheduling.bulk import entry as bulk_entry
 from duemq_server.timer_service.scheduling.dispatch import NEVER
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.scheduler import Scheduler, make_batch
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
-from duemq_server.timer_service.timers import hold_entry, intake, keyed_entry, log_entries
+from duemq_server.timer_service.timers import (
+    hold_entry,
+    intake,
+    keyed_entry,
+    log_entries,
+    schedule_entry,
+)
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.log_entries import Dispatched, SourceId
 from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate, keys_of

@@ -37,6 +37,7 @@ from duemq_server.timer_service.far.far_segments import (
 )
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import Limits
+from duemq_server.timer_service.timers.log_entries import SourceId
 from duemq_server.timer_service.timers.rows import KEY_BITS, Blob, Home, Rows, new_rows
 
 FOLDER = "set-aside"
@@ -195,7 +196,7 @@ class TolerantRecovery(Recovery):
         """Those go on whose message is lost."""
         scheduler, near = self._scheduler, self._scheduler.near
         pending = {
-            (scheduler.numbers.number_source(each.source, "", 0), each.offset): each
+            (scheduler.numbers.number_source(SourceId(*each.source), "", 0), each.offset): each
             for schedule in scheduler.schedules
             for each in schedule.pending
         }

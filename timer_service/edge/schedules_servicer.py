@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from duemq.errors import ScheduleNotFound, Unavailable
 from duemq.protocol import checks, timer_keys
 from duemq.v1 import schedule_pb2
-from duemq_server.timer_service.edge import schedule_specs
+from duemq_recurring import specs
+from duemq_recurring.schedule import Schedule
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.topic_queues import topic_queues
-from duemq_server.timer_service.recurring.occurrences import Occurrence
-from duemq_server.timer_service.recurring.schedule import Schedule
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
@@ -25,12 +24,6 @@ LISTED_BYTES_MAX = 1 << 20
 """Of the messages in an answer, about: the rest is asked for again."""
 NEXT_MAX = 1_000
 AT_ONCE = 50  # occurrences found before others have a turn: some 5 ms of work
-_OUTCOMES = {
-    schedule_changes.CREATED: schedule_pb2.SCHEDULE_CREATED,
-    schedule_changes.CHANGED: schedule_pb2.SCHEDULE_CHANGED,
-    schedule_changes.UNCHANGED: schedule_pb2.SCHEDULE_UNCHANGED,
-    schedule_changes.EXISTS: schedule_pb2.SCHEDULE_EXISTS,
-}
 
 
 class SchedulesServicer:
@@ -46,7 +39,7 @@ class SchedulesServicer:
     ) -> schedule_pb2.PutScheduleResponse:
         """Makes a schedule, or changes it."""
         name = self._mine(request.name)
-        plan = schedule_specs.plan_of(request.spec)
+        plan = specs.plan_of(request.spec)
         there = self._shard.scheduler.schedules.get(name)
         if there is None or not there.plan.same(plan):  # else its topic may be gone by now
             await topic_queues(self._links, plan.topic)
@@ -57,7 +50,7 @@ class SchedulesServicer:
         )
         assert outcome is not None
         return schedule_pb2.PutScheduleResponse(
-            outcome=_OUTCOMES[outcome.what], schedule=self._proto(name)
+            outcome=specs.OUTCOMES[outcome.what], schedule=self._proto(name)
         )
 
     async def GetSchedule(
@@ -93,7 +86,7 @@ class SchedulesServicer:
         name = self._mine(request.name)
         checks.between("count", request.count, 1, NEXT_MAX)
         await self._shard.settled()
-        found = _to_come(self._found(name), self._shard.now_ms())
+        found = self._found(name).to_come(self._shard.now_ms())
         response = schedule_pb2.NextOccurrencesResponse()
         for number, each in enumerate(itertools.islice(found, request.count), 1):
             response.occurrences.add(at_ms=each.at_ms, due_ms=each.due_ms)
@@ -111,7 +104,7 @@ class SchedulesServicer:
         self, request: schedule_pb2.ResumeScheduleRequest, _: Any
     ) -> schedule_pb2.Schedule:
         """It goes on."""
-        policy = schedule_specs.policy_of(request.catch_up)
+        policy = specs.policy_of(request.catch_up)
         return await self._changed(
             request.name,
             lambda scheduler, name, now_ms: schedule_changes.resume(
@@ -164,14 +157,4 @@ class SchedulesServicer:
         return schedule
 
     def _proto(self, name: str) -> schedule_pb2.Schedule:
-        return schedule_specs.proto_of_schedule(self._found(name))
-
-
-def _to_come(schedule: Schedule, now_ms: int) -> Iterator[Occurrence]:
-    """What waits, and what is to come behind it; of a paused one from now on."""
-    for each in schedule.pending:
-        yield Occurrence(each.at_ms, each.due_ms)
-    state, count = schedule.state, schedule.plan.recurrence.count
-    after_ms = max(state.cursor_ms, now_ms) if not schedule.pending else state.cursor_ms
-    following = schedule.occurrences.following(after_ms)
-    yield from itertools.islice(following, count - state.stored) if count else following
+        return specs.proto_of_schedule(self._found(name))

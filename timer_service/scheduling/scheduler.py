@@ -33,6 +33,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from duemq.errors import InvariantError, OffsetOutOfRange
+from duemq_recurring.schedules import Schedules
 from duemq_server.storage import record
 from duemq_server.storage.disk import Buffer
 from duemq_server.timer_service.far.due_counts import DueCounts
@@ -40,7 +41,6 @@ from duemq_server.timer_service.far.far_segments import FarSegments, Flush, Load
 from duemq_server.timer_service.far.memtable import Memtable, Piece
 from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.far.tombstones import Tombstones
-from duemq_server.timer_service.recurring.schedules import Schedules
 from duemq_server.timer_service.scheduling.bulk.jobs import BulkJobs
 from duemq_server.timer_service.scheduling.dispatch import (
     BATCH_BYTES_MAX,

@@ -6,28 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from duemq_recurring.occurrences import CatchUp, Recurrence
+from duemq_recurring.schedule import DELETED, MADE, MOVED, Pending, Plan, ScheduleChange, State
+from duemq_recurring.wall_clock import Dst
 from duemq_server.storage import record
 from duemq_server.timer_service.disk import checkpoint_state as state
 from duemq_server.timer_service.far import far_block
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.numbering import Source
 from duemq_server.timer_service.far.tombstones import UNMET_REPLACED
-from duemq_server.timer_service.recurring import schedule_entry as recur
-from duemq_server.timer_service.recurring.occurrences import CatchUp, Recurrence
-from duemq_server.timer_service.recurring.schedule import Pending, Plan, State
-from duemq_server.timer_service.recurring.schedule_entry import (
-    DELETED,
-    MADE,
-    MOVED,
-    ScheduleChange,
-)
-from duemq_server.timer_service.recurring.wall_clock import Dst
 from duemq_server.timer_service.scheduling.ended_keys import SavedKey
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.request_memory import SavedRequests
 from duemq_server.timer_service.scheduling.scheduler import Ledger
 from duemq_server.timer_service.timers import keyed, keyed_entry
 from duemq_server.timer_service.timers import log_entries as entries
+from duemq_server.timer_service.timers import schedule_entry as recur
 from duemq_server.timer_service.timers.log_entries import (
     Cancelled,
     Dispatched,

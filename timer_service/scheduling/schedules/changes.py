@@ -8,33 +8,27 @@ waits until the log is durable up to `end`.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from duemq.errors import InvalidArgument, Overloaded
-from duemq.protocol import checks
-from duemq_server.storage import record
-from duemq_server.timer_service.recurring import schedule_entry
-from duemq_server.timer_service.recurring.occurrences import END_MS, CatchUp, Occurrence
-from duemq_server.timer_service.recurring.schedule import (
+from duemq_recurring import moves
+from duemq_recurring.moves import CHANGED, CREATED, UNCHANGED, Move
+from duemq_recurring.occurrences import END_MS, CatchUp, Occurrence
+from duemq_recurring.schedule import (
+    MADE,
     Pending,
     Plan,
     Schedule,
-    State,
+    ScheduleChange,
     entry_of,
     size_of,
 )
-from duemq_server.timer_service.recurring.schedule_entry import (
-    DELETED,
-    MADE,
-    MOVED,
-    ScheduleChange,
-)
-from duemq_server.timer_service.recurring.schedules import Step, step
+from duemq_recurring.steps import Step, step
+from duemq_server.storage import record
 from duemq_server.timer_service.scheduling import keyed_state
 from duemq_server.timer_service.scheduling.keyed_changes import (
     New,
@@ -42,16 +36,15 @@ from duemq_server.timer_service.scheduling.keyed_changes import (
     next_offset,
 )
 from duemq_server.timer_service.scheduling.topic_counts import mark_of
-from duemq_server.timer_service.timers import keyed_entry, log_entries
+from duemq_server.timer_service.timers import keyed_entry, log_entries, schedule_entry
 from duemq_server.timer_service.timers.keyed_entry import NO_REQUEST, Changed, RequestKey
-from duemq_server.timer_service.timers.log_entries import Cancelled, TargetId
+from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId, TargetId
 
 if TYPE_CHECKING:
     from duemq_server.timer_service.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
-CREATED, CHANGED, UNCHANGED, EXISTS = "CREATED", "CHANGED", "UNCHANGED", "EXISTS"
 ENTRY_SCHEDULES_MAX = 128  # that move on in one entry: some 10 ms of work
 RETRY_MS = 60_000
 ENTRY_BYTES_MAX = 1 << 20  # of the messages that they bring
@@ -64,19 +57,6 @@ class Outcome(NamedTuple):
     end: int
 
 
-class _Move(NamedTuple):
-    """What becomes of a schedule, before its new timers have offsets."""
-
-    name: str
-    what: int
-    plan: Plan
-    state: State
-    come: Sequence[Occurrence] = ()
-    cancelled: Sequence[Pending] = ()
-    replaced: Sequence[Pending] = ()
-    topic: str = ""  # of what goes
-
-
 def put(
     scheduler: Scheduler, name: str, plan: Plan, now_ms: int, *, if_absent: bool = False
 ) -> Outcome:
@@ -86,32 +66,13 @@ def put(
     Raises InvalidArgument, Overloaded, LogFull, DiskFull: nothing was done.
     """
     old = scheduler.schedules.get(name)
-    end = scheduler.log.end_position
-    if old is not None and old.plan.same(plan):
-        return Outcome(UNCHANGED, end)
-    if old is not None and if_absent:
-        return Outcome(EXISTS, end)
-    plan = _with_beginning(plan, now_ms)
-    plan.recurrence.check()
+    kept = moves.kept(old, plan, if_absent=if_absent)
+    if kept is not None:
+        return Outcome(kept, scheduler.log.end_position)
+    plan = moves.with_beginning(plan, now_ms)
     _check_room(scheduler, name, plan, old)
-    left_ms = old.state.left_ms if old is not None else 0
-    cursor_ms = max(now_ms - 1, left_ms)
-    state = State(old is not None and old.state.paused, cursor_ms, 0, left_ms)
-    made = Schedule(name, plan, state)
-    first = made.occurrences.after(cursor_ms) or _refuse(plan)
-    replaced = old.pending if old is not None else ()
-    topic = old.plan.topic if old is not None else plan.topic
-    move = _Move(name, MADE, plan, state, replaced=replaced, topic=topic)
-    if not state.paused:
-        move = move._replace(state=State(False, first.at_ms, 1, left_ms), come=(first,))
-    return Outcome(CREATED if old is None else CHANGED, _commit(scheduler, [move], now_ms))
-
-
-def _refuse(plan: Plan) -> NoReturn:
-    recurrence = plan.recurrence
-    if recurrence.until_ms < END_MS or not recurrence.cron:
-        raise checks.wrong("until_ms", recurrence.until_ms, "later: nothing comes until then")
-    raise checks.wrong("cron", recurrence.cron, "what comes within 50 years")
+    end = _commit(scheduler, [moves.put(old, name, plan, now_ms)], now_ms)
+    return Outcome(CREATED if old is None else CHANGED, end)
 
 
 def pause(scheduler: Scheduler, name: str, now_ms: int) -> Outcome | None:
@@ -120,13 +81,7 @@ def pause(scheduler: Scheduler, name: str, now_ms: int) -> Outcome | None:
     Raises as `put`.
     """
     schedule = scheduler.schedules.get(name)
-    if schedule is None:
-        return None
-    if schedule.state.paused:
-        return Outcome(UNCHANGED, scheduler.log.end_position)
-    state = _rewound(schedule)._replace(paused=True)
-    move = _Move(name, MOVED, schedule.plan, state, cancelled=schedule.pending)
-    return Outcome(CHANGED, _commit(scheduler, [move], now_ms))
+    return None if schedule is None else _done(scheduler, moves.pause(schedule), now_ms)
 
 
 def resume(
@@ -136,25 +91,18 @@ def resume(
     schedule = scheduler.schedules.get(name)
     if schedule is None:
         return None
-    if not schedule.state.paused:
-        return Outcome(UNCHANGED, scheduler.log.end_position)
-    plan, state = schedule.plan, schedule.state._replace(paused=False)
-    policy = catch_up or plan.recurrence.catch_up
-    recurrence = dataclasses.replace(plan.recurrence, catch_up=policy)
-    asked = Schedule(name, dataclasses.replace(plan, recurrence=recurrence), state)
-    found = step(asked, now_ms)
-    move = _Move(name, MOVED, plan, state)
-    if isinstance(found, Step):
-        move = _moved(move, found)
-    return Outcome(CHANGED, _commit(scheduler, [move], now_ms))
+    return _done(scheduler, moves.resume(schedule, now_ms, catch_up), now_ms)
 
 
 def delete(scheduler: Scheduler, name: str, now_ms: int) -> Outcome | None:
     """It goes, and what waits of it.  As `pause`."""
     schedule = scheduler.schedules.get(name)
-    if schedule is None:
-        return None
-    move = _Move(name, DELETED, schedule.plan, schedule.state, cancelled=schedule.pending)
+    return None if schedule is None else _done(scheduler, moves.delete(schedule), now_ms)
+
+
+def _done(scheduler: Scheduler, move: Move | None, now_ms: int) -> Outcome:
+    if move is None:
+        return Outcome(UNCHANGED, scheduler.log.end_position)
     return Outcome(CHANGED, _commit(scheduler, [move], now_ms))
 
 
@@ -165,25 +113,24 @@ def advance(scheduler: Scheduler, now_ms: int) -> bool:
     """
     schedules = scheduler.schedules
     due = schedules.due(now_ms, ENTRY_SCHEDULES_MAX)
-    moves: list[_Move] = []
+    found: list[Move] = []
     size = taken = 0
     for each in due:
         if size > ENTRY_BYTES_MAX:
             break
         taken += 1
-        found = _step(each, now_ms)
-        if not isinstance(found, Step):
-            schedules.keep(each, found)
-        elif found.come or found.gone:
-            move = _Move(each.name, MOVED, each.plan, each.state, replaced=found.gone)
-            moves.append(_moved(move, found))
-            size += len(each.plan.record) * len(found.come)
+        asked = _step(each, now_ms)
+        if not isinstance(asked, Step):
+            schedules.keep(each, asked)
+        elif (move := moves.advance(each, asked)) is not None:
+            found.append(move)
+            size += len(each.plan.record) * len(move.come)
         else:
             each.state = each.state._replace(cursor_ms=END_MS)  # a start finds that out again
     schedules.put_back(due[taken:])
-    if moves:
+    if found:
         try:
-            _commit(scheduler, moves, now_ms)
+            _commit(scheduler, found, now_ms)
         except BaseException:
             schedules.put_back(due[:taken])
             raise
@@ -196,29 +143,6 @@ def _step(schedule: Schedule, now_ms: int) -> Step | int:
     except InvalidArgument as error:  # zone data, or the library, are older than its plan
         _log.error("schedule %r waits: %s", schedule.name, error)
         return now_ms + RETRY_MS
-
-
-def _moved(move: _Move, found: Step) -> _Move:
-    stored = move.state.stored + len(found.come) - len(found.gone)
-    state = move.state._replace(cursor_ms=found.cursor_ms, stored=stored)
-    return move._replace(state=state, come=found.come)
-
-
-def _rewound(schedule: Schedule) -> State:
-    """How far it had come without the messages that wait."""
-    state, pending = schedule.state, schedule.pending
-    if not pending:
-        return state
-    return state._replace(cursor_ms=pending[0].at_ms - 1, stored=state.stored - len(pending))
-
-
-def _with_beginning(plan: Plan, now_ms: int) -> Plan:
-    if plan.from_given:
-        return plan
-    from_ms = min(now_ms + plan.recurrence.every_ms, END_MS)
-    return dataclasses.replace(
-        plan, recurrence=dataclasses.replace(plan.recurrence, from_ms=from_ms)
-    )
 
 
 def _check_room(scheduler: Scheduler, name: str, plan: Plan, old: Schedule | None) -> None:
@@ -243,11 +167,11 @@ def _check_room(scheduler: Scheduler, name: str, plan: Plan, old: Schedule | Non
         )
 
 
-def _commit(scheduler: Scheduler, moves: Sequence[_Move], now_ms: int) -> int:
+def _commit(scheduler: Scheduler, found: Sequence[Move], now_ms: int) -> int:
     """Appends the entry and applies it; where it ends."""
-    cancelled = [_handle(each) for move in moves for each in move.cancelled]
-    replaced = [_handle(each) for move in moves for each in move.replaced]
-    come, came = _new(scheduler, moves)
+    cancelled = [_handle(each) for move in found for each in move.cancelled]
+    replaced = [_handle(each) for move in found for each in move.replaced]
+    come, came = _new(scheduler, found)
     count = sum(map(len, come.values()))
     changed = Changed(
         RequestKey(NO_REQUEST),
@@ -261,15 +185,15 @@ def _commit(scheduler: Scheduler, moves: Sequence[_Move], now_ms: int) -> int:
         frames_of(scheduler, come, now_ms),
         b"",
         topics=[
-            *(mark_of(move.topic or move.plan.topic) for move in moves for _ in move.cancelled),
-            *(mark_of(move.topic or move.plan.topic) for move in moves for _ in move.replaced),
+            *(mark_of(move.topic or move.plan.topic) for move in found for _ in move.cancelled),
+            *(mark_of(move.topic or move.plan.topic) for move in found for _ in move.replaced),
         ],
     )
     changes = [
         ScheduleChange(
             move.name, move.what, move.state, each, move.plan if move.what == MADE else None
         )
-        for move, each in zip(moves, came, strict=True)
+        for move, each in zip(found, came, strict=True)
     ]
     stale = _files_of_far(scheduler, [*cancelled, *replaced])
     parts = schedule_entry.encode(changes, keyed_entry.encode(changed))
@@ -308,25 +232,25 @@ def apply(
 
 
 def _handle(pending: Pending) -> Cancelled:
-    return Cancelled(pending.source, pending.offset, pending.due_ms)
+    return Cancelled(SourceId(*pending.source), pending.offset, pending.due_ms)
 
 
 def _new(
-    scheduler: Scheduler, moves: Sequence[_Move]
+    scheduler: Scheduler, found: Sequence[Move]
 ) -> tuple[dict[int, list[New]], list[list[Pending]]]:
     """The timers that come, by target, and those of each schedule.  Offsets follow the targets."""
     groups: dict[int, list[tuple[int, Occurrence]]] = {}
-    for at, move in enumerate(moves):
+    for at, move in enumerate(found):
         if move.come:
             target = scheduler.numbers.number_target(TargetId("", move.plan.topic, -1))
             groups.setdefault(target, []).extend((at, each) for each in move.come)
     offset, source = next_offset(scheduler), scheduler.keyed.source
     come: dict[int, list[New]] = {}
-    came: list[list[Pending]] = [[] for _ in moves]
+    came: list[list[Pending]] = [[] for _ in found]
     for target, group in groups.items():
         for at, each in group:
-            plan = moves[at].plan
-            body = entry_of(moves[at].name, plan, each)
+            plan = found[at].plan
+            body = entry_of(found[at].name, plan, each)
             new = New(body, each.due_ms, plan.tag_hash, plan.key_hash, 0)
             come.setdefault(target, []).append(new)
             came[at].append(Pending(source, offset, each.at_ms, each.due_ms))

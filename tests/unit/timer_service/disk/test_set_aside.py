@@ -8,11 +8,11 @@ import pytest
 
 import duemq_server.storage.tools.set_aside
 from duemq.errors import Corrupt
+from duemq_recurring.occurrences import CatchUp
 from duemq_server.storage.errors import CorruptFile, CorruptLog
 from duemq_server.storage.record import HEADER_BYTES
 from duemq_server.timer_service.__main__ import main
 from duemq_server.timer_service.disk.set_aside import FOLDER, set_aside
-from duemq_server.timer_service.recurring.occurrences import CatchUp
 from tests.property.schedule_world import ScheduleWorld, plan_of
 from tests.property.timer_world import DATA, LIMITS, START_MS, World
 from tests.unit.timer_service.scheduling.test_scheduler import dispatch_again

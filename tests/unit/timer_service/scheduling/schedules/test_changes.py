@@ -8,8 +8,8 @@ import pytest
 
 from duemq.errors import InvalidArgument, Overloaded
 from duemq.v1 import message_pb2
-from duemq_server.timer_service.recurring.occurrences import LATE_MS, CatchUp, Recurrence
-from duemq_server.timer_service.recurring.schedules import AT_ONCE
+from duemq_recurring.occurrences import LATE_MS, CatchUp, Recurrence
+from duemq_recurring.steps import AT_ONCE
 from duemq_server.timer_service.scheduling.cancelling import Cancelling
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.errors import InvalidArgument
-from duemq_server.timer_service.recurring.cron import Cron
-from duemq_server.timer_service.recurring.occurrences import (
+from duemq_recurring.cron import Cron
+from duemq_recurring.occurrences import (
     END_MS,
     Occurrence,
     Occurrences,

@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo, available_timezones
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq_server.timer_service.recurring.cron import Cron
-from duemq_server.timer_service.recurring.wall_clock import Dst, WallClock, zone_of
-from tests.unit.timer_service.recurring import wall_oracle
+from duemq_recurring.cron import Cron
+from duemq_recurring.wall_clock import Dst, WallClock, zone_of
+from tests.unit.recurring import wall_oracle
 
 # (expression, whether a wall time is of it, whether it names no hour)
 EXPRESSIONS: list[tuple[str, wall_oracle.Matches, bool]] = [

@@ -22,7 +22,7 @@ A change, also a schedule of a checkpoint, is
 40   40*c  came           store_id u64, queue_id u32, zeros u32, offset i64, at_ms i64, due_ms i64
  .    n    name; plan, a JSON object; record: together zero-padded to a multiple of 8
 
-The plan's object has the fields of occurrences.Recurrence and schedule.Plan, but for the record.
+The plan's object has the fields of duemq_recurring's Recurrence and Plan, but for the record.
 """
 
 from __future__ import annotations
@@ -31,29 +31,16 @@ import dataclasses
 import json
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from duemq_server.timer_service.recurring.occurrences import CatchUp, Recurrence
-from duemq_server.timer_service.recurring.schedule import Pending, Plan, State
-from duemq_server.timer_service.recurring.wall_clock import Dst
+from duemq_recurring.occurrences import CatchUp, Recurrence
+from duemq_recurring.schedule import MADE, Pending, Plan, ScheduleChange, State
+from duemq_recurring.wall_clock import Dst
 from duemq_server.timer_service.timers.log_entries import SourceId
-
-MADE, MOVED, DELETED = 1, 2, 3
 
 _HEADER = struct.Struct("<IIQ")
 _CHANGE = struct.Struct("<BBHIIIqqq")
 _PENDING = struct.Struct("<QIIqqq")
 assert (_HEADER.size, _CHANGE.size, _PENDING.size) == (16, 40, 40)
-
-
-class ScheduleChange(NamedTuple):
-    """What becomes of a schedule."""
-
-    name: str
-    what: int
-    state: State = State(False, 0, 0)
-    came: Sequence[Pending] = ()
-    plan: Plan | None = None  # if it is MADE
 
 
 def encode(

@@ -27,7 +27,7 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from duemq.protocol import checks
-from duemq_server.timer_service.recurring.cron import Cron
+from duemq_recurring.cron import Cron
 
 _EPOCH = datetime(1970, 1, 1)
 _SECOND = timedelta(seconds=1)

@@ -17,42 +17,24 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
-from duemq_server.timer_service.recurring.occurrences import (
-    END_MS,
-    LATE_MS,
-    CatchUp,
-    Occurrence,
-)
-from duemq_server.timer_service.recurring.schedule import Pending, Schedule
-from duemq_server.timer_service.recurring.schedule_entry import (
+from duemq_recurring.occurrences import CatchUp
+from duemq_recurring.schedule import (
     DELETED,
     MADE,
+    Pending,
+    Schedule,
     ScheduleChange,
+    Source,
 )
-from duemq_server.timer_service.timers.log_entries import SourceId
+from duemq_recurring.steps import AT_ONCE, NEVER
 
-NEVER = 1 << 62
-AT_ONCE = 64
-"""Messages of a schedule that are made together, when that many were missed."""
 PATIENCE_MS = 1_000
 """So long after its due time a message that still waits is looked at."""
-
-AT_ONCE_BYTES = 1 << 20
-"""The same; of one the last message may be beyond it."""
 STALE = 4
 """Of so many wake-ups all but one may be void."""
 
-Place = tuple[SourceId, int]
-
-
-class Step(NamedTuple):
-    """How a schedule moves on: messages that go, and those that come in their place."""
-
-    gone: Sequence[Pending]
-    come: Sequence[Occurrence]
-    cursor_ms: int
+Place = tuple[Source, int]
 
 
 class Schedules:
@@ -64,7 +46,7 @@ class Schedules:
         self.bytes = 0  # in memory, about
         self._by_name: dict[str, Schedule] = {}
         self._by_place: dict[Place, Schedule] = {}
-        self._sources: dict[SourceId, int] = {}  # how many wait of each
+        self._sources: dict[Source, int] = {}  # how many wait of each
         self._ready: dict[str, None] = {}
         self._wakes: list[tuple[int, str]] = []  # a heap; may have what is no longer true
 
@@ -78,7 +60,7 @@ class Schedules:
         """The schedule of a name."""
         return self._by_name.get(name)
 
-    def waits_from(self, source: SourceId) -> bool:
+    def waits_from(self, source: Source) -> bool:
         """Whether a message of a schedule waits that is of this source."""
         return source in self._sources
 
@@ -110,7 +92,7 @@ class Schedules:
             self._add(schedule, change.came)
             self._arm(schedule)
 
-    def left(self, source: SourceId, offsets: Iterable[int]) -> None:
+    def left(self, source: Source, offsets: Iterable[int]) -> None:
         """Timers of a source are no longer pending: dispatched, cancelled, or lost."""
         if source in self._sources:
             for each, left_ms in self._take_out((source, offset) for offset in offsets):
@@ -211,55 +193,3 @@ class Schedules:
             self.keep(schedule, schedule.pending[-1].due_ms + PATIENCE_MS)
             if self._wakes[0] == (schedule.wake_ms, schedule.name):
                 self.on_sooner()
-
-
-def step(schedule: Schedule, now_ms: int) -> Step | int:
-    """How a schedule moves on now; or when to ask again, NEVER: when something has happened.
-
-    Raises InvalidArgument if this machine cannot tell its occurrences.
-    """
-    recurrence = schedule.plan.recurrence
-    cursor_ms, left = schedule.state.cursor_ms, schedule.pending
-    if schedule.state.paused or (schedule.ended and not left):
-        return NEVER
-    if not left:
-        return _next(schedule, now_ms, (), cursor_ms)
-    if recurrence.catch_up is CatchUp.ALL:
-        return NEVER
-    last = left[-1]
-    following = None if schedule.ended else schedule.occurrences.after(cursor_ms)
-    if following is not None and following.at_ms <= now_ms:
-        return _next(schedule, now_ms, left, cursor_ms)
-    if recurrence.catch_up is CatchUp.NONE and now_ms > last.due_ms + LATE_MS:
-        return _next(schedule, now_ms, left, cursor_ms)
-    wake_ms = NEVER if following is None else following.at_ms
-    if recurrence.catch_up is CatchUp.NONE:
-        wake_ms = min(wake_ms, last.due_ms + LATE_MS + 1)
-    return max(wake_ms, now_ms + 1)
-
-
-def _next(schedule: Schedule, now_ms: int, gone: Sequence[Pending], cursor_ms: int) -> Step:
-    count = schedule.plan.recurrence.count
-    room = count - schedule.state.stored + len(gone) if count else AT_ONCE
-    room = min(room, AT_ONCE_BYTES // (len(schedule.plan.record) + 1) + 1)
-    come = _coming(schedule, cursor_ms, now_ms)[: max(room, 0)]
-    return Step(gone, come, come[-1].at_ms if come else END_MS)
-
-
-def _coming(schedule: Schedule, after_ms: int, now_ms: int) -> list[Occurrence]:
-    """The occurrences to come after a time: missed ones as the policy says, or the next one."""
-    occurrences = schedule.occurrences
-    policy = schedule.plan.recurrence.catch_up
-    first = occurrences.after(after_ms)
-    if first is None:
-        return []
-    if first.at_ms > now_ms:
-        return [first]
-    if policy is CatchUp.ALL:
-        missed = itertools.islice(occurrences.following(after_ms), AT_ONCE)
-        return list(itertools.takewhile(lambda each: each.at_ms <= now_ms, missed))
-    last = occurrences.latest(after_ms, now_ms) or first
-    if policy is CatchUp.LATEST or now_ms <= last.due_ms + LATE_MS:
-        return [last]
-    following = occurrences.after(now_ms)
-    return [] if following is None else [following]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from duemq.protocol import checks
-from duemq_server.timer_service.recurring.cron import Cron
-from duemq_server.timer_service.recurring.wall_clock import END_S, Dst, WallClock, zone_of
+from duemq_recurring.cron import Cron
+from duemq_recurring.wall_clock import END_S, Dst, WallClock, zone_of
 
 EVERY_MS_MIN = 1_000
 EVERY_MS_MAX = 366 * 24 * 3_600_000 * 100

@@ -1,4 +1,4 @@
-"""Schedules as clients write and read them: protobuf to the core's words, and back."""
+"""Schedules as clients write and read them: protobuf to the words of the rules, and back."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from duemq.errors import TooLarge
 from duemq.protocol import checks, limits, timer_keys
 from duemq.protocol.record_bytes import text_hash
 from duemq.v1 import message_pb2, schedule_pb2
-from duemq_server.timer_service.edge.timer_names import proto_of
-from duemq_server.timer_service.recurring.occurrences import END_MS, CatchUp, Recurrence
-from duemq_server.timer_service.recurring.schedule import Plan, Schedule
-from duemq_server.timer_service.recurring.wall_clock import Dst
-from duemq_server.timer_service.timers.log_entries import Cancelled
+from duemq_recurring import moves
+from duemq_recurring.occurrences import END_MS, CatchUp, Recurrence
+from duemq_recurring.schedule import Plan, Schedule
+from duemq_recurring.wall_clock import Dst
 
 T = TypeVar("T")
 
+OUTCOMES = {
+    moves.CREATED: schedule_pb2.SCHEDULE_CREATED,
+    moves.CHANGED: schedule_pb2.SCHEDULE_CHANGED,
+    moves.UNCHANGED: schedule_pb2.SCHEDULE_UNCHANGED,
+    moves.EXISTS: schedule_pb2.SCHEDULE_EXISTS,
+}
+"""Of moves.py."""
 _DST: dict[int, Dst] = {
     schedule_pb2.DST_POLICY_UNSPECIFIED: Dst.ONCE,
     schedule_pb2.DST_ONCE: Dst.ONCE,
@@ -129,6 +135,12 @@ def proto_of_schedule(schedule: Schedule) -> schedule_pb2.Schedule:
         ended=schedule.ended,
         stored=schedule.state.stored,
         waiting=[
-            proto_of(Cancelled(each.source, each.offset, each.due_ms)) for each in schedule.pending
+            message_pb2.TimerHandle(
+                store_id=each.source[0],
+                queue_id=each.source[1],
+                offset=each.offset,
+                due_ms=each.due_ms,
+            )
+            for each in schedule.pending
         ],
     )

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from duemq.protocol.record_bytes import property_entry, varint
-from duemq_server.timer_service.recurring.occurrences import (
+from duemq_recurring.occurrences import (
     END_MS,
     Occurrence,
     Occurrences,
     Recurrence,
 )
-from duemq_server.timer_service.timers.log_entries import SourceId
+
+Source = tuple[int, int]
+"""Whose timer it is: store and queue, as in its handle."""
 
 NAME_PROPERTY = "duemq.schedule"
 AT_PROPERTY = "duemq.scheduled_ms"
 """Of each message: when it was to come, before jitter."""
+MADE, MOVED, DELETED = 1, 2, 3
+"""What becomes of a schedule: made or changed, moved on, gone."""
 OVERHEAD_BYTES = 1_000
 """What a schedule costs in memory, beside its name and its message."""
 
@@ -45,7 +51,7 @@ class Plan:
 class Pending(NamedTuple):
     """A message of a schedule that waits, as a timer of the shard's own."""
 
-    source: SourceId
+    source: Source
     offset: int
     at_ms: int
     due_ms: int
@@ -79,6 +85,15 @@ class Schedule:
             self._occurrences = Occurrences(self.name, self.plan.recurrence)
         return self._occurrences
 
+    def to_come(self, now_ms: int) -> Iterator[Occurrence]:
+        """What waits, and what is to come behind it; of a paused one from now on."""
+        for each in self.pending:
+            yield Occurrence(each.at_ms, each.due_ms)
+        state, count = self.state, self.plan.recurrence.count
+        after_ms = state.cursor_ms if self.pending else max(state.cursor_ms, now_ms)
+        following = self.occurrences.following(after_ms)
+        yield from itertools.islice(following, count - state.stored) if count else following
+
     @property
     def size(self) -> int:
         """What it costs in memory, about."""
@@ -89,6 +104,16 @@ class Schedule:
         """Whether no other message comes, of those that do not wait yet."""
         count = self.plan.recurrence.count
         return self.state.cursor_ms >= END_MS or bool(count and self.state.stored >= count)
+
+
+class ScheduleChange(NamedTuple):
+    """What becomes of a schedule."""
+
+    name: str
+    what: int  # MADE, MOVED, DELETED
+    state: State = State(False, 0, 0)
+    came: Sequence[Pending] = ()
+    plan: Plan | None = None  # if it is MADE
 
 
 def size_of(name: str, plan: Plan) -> int:
