@@ -15,10 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from duemq.errors import Corrupt, DuemqError, InvalidArgument, Unavailable
+from duemq.protocol.due import HOUR_MS, Edges
 from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far.bodies import Bytes, Files
 from duemq_server.timer_service.far.catalog import Block
-from duemq_server.timer_service.far.due_counts import HOUR_MS, CountBlocks, CountedBlock, Edges
+from duemq_server.timer_service.far.due_counts import CountBlocks, CountedBlock
 from duemq_server.timer_service.far.far_segments import as_rows
 from duemq_server.timer_service.log_loop import LogLoop
 from duemq_server.timer_service.scheduling.cancelling import Cancelling

@@ -18,6 +18,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from duemq.errors import ScheduleNotFound
 from duemq_recurring.occurrences import CatchUp
 from duemq_recurring.schedule import (
     DELETED,
@@ -59,6 +60,13 @@ class Schedules:
     def get(self, name: str) -> Schedule | None:
         """The schedule of a name."""
         return self._by_name.get(name)
+
+    def known(self, name: str) -> Schedule:
+        """As `get`.  Raises ScheduleNotFound."""
+        schedule = self._by_name.get(name)
+        if schedule is None:
+            raise ScheduleNotFound(f"there is no schedule {name!r}", field="name", value=name)
+        return schedule
 
     def waits_from(self, source: Source) -> bool:
         """Whether a message of a schedule waits that is of this source."""

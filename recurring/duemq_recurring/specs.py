@@ -16,6 +16,8 @@ from duemq_recurring.wall_clock import Dst
 
 T = TypeVar("T")
 
+NEXT_MAX = 1_000
+"""Occurrences that are told at once."""
 OUTCOMES = {
     moves.CREATED: schedule_pb2.SCHEDULE_CREATED,
     moves.CHANGED: schedule_pb2.SCHEDULE_CHANGED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 from collections import defaultdict
@@ -24,7 +25,15 @@ from duemq import (
     RetryLater,
 )
 from duemq.descriptions import TimerCount, TimerState
-from duemq.errors import DuemqError, InvalidArgument, TimerExists
+from duemq.errors import (
+    DuemqError,
+    InvalidArgument,
+    ScheduleNotFound,
+    TimerExists,
+    TooLarge,
+    TopicNotFound,
+)
+from duemq.protocol.limits import MESSAGE_BYTES_DEFAULT
 from duemq.testing import MemoryCluster
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import until
@@ -35,6 +44,8 @@ SETTINGS = ConsumerSettings(
 STEP = "50ms"
 STEPS_MAX = 2_000
 QUIET = "400ms"
+# 02:30 in Berlin, 2031-03-29 and 31; when they are to be, and are due.
+FIXED = [(1_932_514_200_000, 1_932_514_204_856), (1_932_683_400_000, 1_932_683_696_278)]
 
 
 class World(Protocol):
@@ -293,6 +304,111 @@ def test_many_that_wait_are_cancelled_and_shifted(world: World) -> None:
     with world.consumer(name("group"), topic, got.append):
         assert world.looks.shift_pending(topic, "-5h") == 1
         world.until(lambda: bodies(got) == [b"b"])
+
+
+def test_messages_repeat(world: World) -> None:
+    topic, beat, got = name("topic"), name("beat"), list[Message]()
+    world.create_topic(topic, 2)
+    with world.consumer(name("group"), topic, got.append):
+        given = {"topic": topic, "body": b"beat", "key": "k", "properties": {"a": "b"}}
+        outcome, made = world.looks.put_schedule(beat, every="1s", count=2, **given)
+        assert (outcome, made.stored, made.ended) == ("created", 1, False)
+        assert made.start_ms == made.next_due_ms
+        assert world.looks.put_schedule(beat, every="1s", count=2, **given) == ("unchanged", made)
+        world.until(lambda: len(got) == 2)
+    for each, message in enumerate(sorted(got, key=lambda message: message.due_ms or 0)):
+        at_ms = (made.start_ms or 0) + 1000 * each
+        assert (message.body, message.key, message.due_ms) == (b"beat", "k", at_ms)
+        assert message.properties == {
+            "a": "b",
+            "duemq.schedule": beat,
+            "duemq.scheduled_ms": str(at_ms),
+        }
+        # The id is a hash of the name, and the occurrence: the same wherever it is made.
+        digest = hashlib.blake2b(beat.encode(), digest_size=8).hexdigest()
+        assert message.message_id == f"schedule-{digest}-{at_ms}"
+        assert (message.store_ms >= at_ms, message.born_ms) == (True, at_ms)
+    world.until(lambda: world.looks.schedule(beat).ended)
+    assert world.looks.next_occurrences(beat) == []
+    assert world.looks.delete_schedule(beat) is True
+    assert world.looks.delete_schedule(beat) is False
+
+
+@pytest.fixture
+def fixed(world: World) -> Iterator[str]:
+    """The topic of a schedule whose messages are the same everywhere: its name has the jitter."""
+    topic = name("topic")
+    world.create_topic(topic, 2)
+    world.looks.put_schedule(
+        "fixed",
+        topic=topic,
+        cron="30 2 * * *",
+        zone="Europe/Berlin",
+        dst="skip",
+        jitter="5m",
+        start="2031-03-29T00:00:00Z",
+        until="2031-04-01T00:00:00Z",
+        catch_up="none",
+    )
+    yield topic
+    world.looks.delete_schedule("fixed")
+
+
+def test_when_schedules_are_due(world: World, fixed: str) -> None:
+    found = [(each.at_ms, each.due_ms) for each in world.looks.next_occurrences("fixed")]
+    assert found == FIXED  # on the 30th there is no 02:30
+    [(at_ms, due_ms), _] = found
+    [waiting] = world.looks.list_timers(fixed)
+    assert waiting.due_ms == due_ms
+    assert waiting.message_id.endswith(f"-{at_ms}")
+    [bucket] = world.looks.timer_histogram(fixed)
+    assert bucket.from_ms <= due_ms < bucket.to_ms
+    assert (bucket.to_ms - bucket.from_ms, bucket.pending) == (24 * 3_600_000, 1)
+
+
+def test_a_schedule_is_paused_resumed_and_changed(world: World, fixed: str) -> None:
+    looks, second_ms = world.looks, FIXED[1][1]
+    [waiting] = looks.list_timers(fixed)
+    assert world.producer.cancel(waiting.handle) == "cancelled"
+    world.until(lambda: looks.schedule("fixed").next_due_ms == second_ms)
+    assert looks.pause_schedule("fixed").next_due_ms is None
+    assert (looks.schedule("fixed").stored, list(looks.list_timers(fixed))) == (1, [])
+    resumed = looks.resume_schedule("fixed", catch_up="all")
+    assert (resumed.paused, resumed.stored, resumed.next_due_ms) == (False, 2, second_ms)
+    assert [each for each in looks.schedules() if each.topic == fixed] == [resumed]
+    other = {"topic": fixed, "every": "1h"}
+    assert looks.put_schedule("fixed", **other, if_absent=True) == ("exists", resumed)
+    assert looks.put_schedule("fixed", **other)[0] == "changed"
+    assert looks.schedule("fixed").stored == 1
+    [count] = looks.count_timers(fixed)
+    assert (count.accepted, count.pending, count.cancelled, count.replaced) == (4, 1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "field"),
+    [
+        ({"every": "999ms"}, InvalidArgument, "every_ms"),
+        ({"every": "1s", "until": 1}, InvalidArgument, "until_ms"),
+        ({"every": "1s", "zone": "UTC"}, InvalidArgument, "zone"),
+        ({"cron": "0 25 * * *"}, InvalidArgument, "cron"),
+        ({"cron": "0 0 30 2 *"}, InvalidArgument, "cron"),
+        ({"cron": "@daily", "zone": "Mars/Olympus"}, InvalidArgument, "zone"),
+        ({"every": "1s", "topic": "none-of-ours"}, TopicNotFound, "topic"),
+        ({"every": "1s", "body": bytes(MESSAGE_BYTES_DEFAULT + 1)}, TooLarge, "record.body"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_schedules_that_are_refused(
+    world: World, given: dict[str, Any], kind: type[DuemqError], field: str
+) -> None:
+    topic = name("topic")
+    world.create_topic(topic, 1)
+    with pytest.raises(kind) as raised:
+        world.looks.put_schedule("none", **{"topic": topic, **given})
+    assert raised.value.field == field
+    assert str(raised.value).startswith(f"{field}: ") or kind is TopicNotFound
+    with pytest.raises(ScheduleNotFound, match="there is no schedule 'none'"):
+        world.looks.schedule("none")
 
 
 def test_what_fails_comes_again_and_ends_as_a_dead_letter(world: World) -> None:

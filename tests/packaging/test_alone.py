@@ -63,6 +63,17 @@ RULES_WORK = """
 from duemq_recurring.occurrences import Occurrences, Recurrence
 print(Occurrences("n", Recurrence(cron="0 8 * * *", zone="Europe/Berlin")).after(0).at_ms)
 """
+TWIN_REPEATS = """
+from duemq.testing import MemoryCluster
+cluster = MemoryCluster()
+cluster.create_topic("t")
+try:
+    cluster.put_schedule("s", topic="t", cron="@hourly", zone="Europe/Berlin")
+except ImportError as error:
+    print(error)
+cluster.advance("1d")
+print(len(cluster.messages("t")))
+"""
 
 
 @pytest.mark.parametrize("name", PROJECTS)
@@ -89,6 +100,14 @@ async def test_the_client_sends(installed: Installed) -> None:
 def test_the_client_brings_its_twin_for_tests(installed: Installed) -> None:
     done = installed("duemq").run("python", "-I", "-W", "error", "-c", TEST)
     assert (done.stdout, done.stderr) == ("twin\n", "")
+
+
+def test_the_twin_repeats_messages_with_its_extra(installed: Installed) -> None:
+    done = installed("duemq-recurring").run("python", "-I", "-W", "error", "-c", TWIN_REPEATS)
+    assert (done.stdout, done.stderr) == ("24\n", "")
+    done = installed("duemq").run("python", "-I", "-W", "error", "-c", TWIN_REPEATS)
+    assert "pip install 'duemq[testing]'" in done.stdout
+    assert (done.stdout.splitlines()[1:], done.stderr) == (["0"], "")
 
 
 def test_the_rules_of_schedules_work_without_the_services(installed: Installed) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from duemq.errors import DuemqError
+from duemq.protocol.due import Edges
 from duemq.v1 import message_pb2
 from duemq_server.storage import frame, record
 from duemq_server.storage.errors import DiskFull, LogFull
@@ -27,7 +28,7 @@ from duemq_server.timer_service.disk.data_directory import DataDirectory, open_d
 from duemq_server.timer_service.disk.housekeeping import Job, Save
 from duemq_server.timer_service.far.bodies import Files
 from duemq_server.timer_service.far.catalog import Block
-from duemq_server.timer_service.far.due_counts import CountBlocks, Edges
+from duemq_server.timer_service.far.due_counts import CountBlocks
 from duemq_server.timer_service.far.far_segments import as_rows
 from duemq_server.timer_service.far.look_up import LookUp, Query
 from duemq_server.timer_service.scheduling.cancelling import (

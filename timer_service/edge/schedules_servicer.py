@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from duemq.errors import ScheduleNotFound, Unavailable
+from duemq.errors import Unavailable
 from duemq.protocol import checks, timer_keys
 from duemq.v1 import schedule_pb2
 from duemq_recurring import specs
@@ -22,7 +22,6 @@ SERVICE = schedule_pb2.DESCRIPTOR.services_by_name["Schedules"]
 LISTED_MAX = 1_000
 LISTED_BYTES_MAX = 1 << 20
 """Of the messages in an answer, about: the rest is asked for again."""
-NEXT_MAX = 1_000
 AT_ONCE = 50  # occurrences found before others have a turn: some 5 ms of work
 
 
@@ -84,7 +83,7 @@ class SchedulesServicer:
     ) -> schedule_pb2.NextOccurrencesResponse:
         """When a schedule is due next."""
         name = self._mine(request.name)
-        checks.between("count", request.count, 1, NEXT_MAX)
+        checks.between("count", request.count, 1, specs.NEXT_MAX)
         await self._shard.settled()
         found = self._found(name).to_come(self._shard.now_ms())
         response = schedule_pb2.NextOccurrencesResponse()
@@ -151,10 +150,7 @@ class SchedulesServicer:
         return name
 
     def _found(self, name: str) -> Schedule:
-        schedule = self._shard.scheduler.schedules.get(name)
-        if schedule is None:
-            raise ScheduleNotFound(f"there is no schedule {name!r}", field="name", value=name)
-        return schedule
+        return self._shard.scheduler.schedules.known(name)
 
     def _proto(self, name: str) -> schedule_pb2.Schedule:
         return specs.proto_of_schedule(self._found(name))

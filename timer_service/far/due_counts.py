@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from duemq.protocol.due import Edges
 from duemq_server.storage.disk import Disk
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.far_segments import as_rows, period_of, read_index
@@ -30,31 +31,9 @@ from duemq_server.timer_service.timers.rows import Rows
 Numbers = npt.NDArray[np.int64]
 Unmet = Callable[[Rows], npt.NDArray[np.bool_] | None]
 
-MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 ENTRIES_MAX = 1 << 20
 SLOT_BIT = 40
 ANY_SOURCE = 0xFFFF_FFFF
-
-
-class Edges(NamedTuple):
-    """Up to where a forecast goes by minutes, and by hours; beyond that it goes by days."""
-
-    minutes_ms: int
-    hours_ms: int
-
-    @classmethod
-    def at(cls, now_ms: int) -> Edges:
-        """A day of minutes and a month of hours, to the end of the last hour and day."""
-        return cls(
-            -(-(now_ms + DAY_MS) // HOUR_MS) * HOUR_MS,
-            -(-(now_ms + 30 * DAY_MS) // DAY_MS) * DAY_MS,
-        )
-
-    def step_ms(self, begin_ms: int) -> int:
-        """The step that a forecast needs of a file whose due times begin there."""
-        if begin_ms < self.minutes_ms:
-            return MINUTE_MS
-        return HOUR_MS if begin_ms < self.hours_ms else DAY_MS
 
 
 class CountedBlock(NamedTuple):

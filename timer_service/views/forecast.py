@@ -15,14 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from duemq.protocol.due import DAY_MS, HOUR_MS, MINUTE_MS, Edges
 from duemq_server.timer_service.far.catalog import Block
-from duemq_server.timer_service.far.due_counts import (
-    DAY_MS,
-    HOUR_MS,
-    MINUTE_MS,
-    CountedBlock,
-    Edges,
-)
+from duemq_server.timer_service.far.due_counts import CountedBlock
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 
 Numbers = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, Method, T
 from duemq.administering.timer_shards import TimerShards
@@ -26,9 +26,16 @@ class AskingShards(TimerShards):
         """The answers of the shards that are there, and the shards whose part is not in them."""
         alive, missing = await self._shards_there()
         asked = (self._ask_or_miss(shard, method, missing, timeout_s) for shard in alive)
-        answers = await asyncio.gather(*asked)
+        answers = await self._together(asked)
         found = [each for each in answers if each is not None]
         return found, sorted(missing, key=lambda each: each.name)
+
+    async def _together(self, asked: Iterable[Awaitable[T]]) -> list[T]:
+        """All the answers, in order."""
+        return await asyncio.gather(*asked)
+
+    def _now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
 
     async def _shards_there(self) -> tuple[Sequence[TimerShard], list[MissingBroker]]:
         """Whom to ask, and who is missing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 from duemq.administering.asking import refuse_missing
@@ -42,9 +41,7 @@ class Timers(AskingShards):
         A bucket of what is overdue, then a day of minutes, a month of hours, and days (UTC).
         Raises as `count_timers`.
         """
-        request = timer_inspector_pb2.GetHistogramRequest(
-            topic=topic or "", at_ms=time.time_ns() // 1_000_000
-        )
+        request = timer_inspector_pb2.GetHistogramRequest(topic=topic or "", at_ms=self._now_ms())
         answers, missing = await self._each_shard(
             lambda to, left_s: Stub(to).GetHistogram(request, timeout=left_s),
             self._asker.timeout_s,  # the first one reads what there is of each timer

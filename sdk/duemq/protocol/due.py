@@ -7,7 +7,7 @@ a delay: the broker resolves it with its own clock, so that a skewed clock here 
 import re
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from duemq.errors import InvalidArgument
 from duemq.protocol import checks
@@ -16,6 +16,7 @@ DUE_MS_MAX = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z."""
 
 UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+MINUTE_MS, HOUR_MS, DAY_MS = (UNITS_MS[unit] for unit in "mhd")
 LEVEL_MAX = 2**32 - 1
 # Numbers in between are taken for seconds where milliseconds are expected.
 SECONDS_FROM = 10**8
@@ -153,3 +154,24 @@ def _bad_moment(moment: object, reason: str = "") -> InvalidArgument:
         "an aware datetime, epoch milliseconds or RFC 3339 text, from 1970 to 9999"
         + (f"; {reason}" if reason else ""),
     )
+
+
+class Edges(NamedTuple):
+    """Up to where a histogram of due times goes by minutes, and by hours; beyond, by days."""
+
+    minutes_ms: int
+    hours_ms: int
+
+    @classmethod
+    def at(cls, now_ms: int) -> Self:
+        """A day of minutes and a month of hours, to the end of the last hour and day."""
+        return cls(
+            -(-(now_ms + DAY_MS) // HOUR_MS) * HOUR_MS,
+            -(-(now_ms + 30 * DAY_MS) // DAY_MS) * DAY_MS,
+        )
+
+    def step_ms(self, begin_ms: int) -> int:
+        """How wide the bucket is that begins there, or has it."""
+        if begin_ms < self.minutes_ms:
+            return MINUTE_MS
+        return HOUR_MS if begin_ms < self.hours_ms else DAY_MS

@@ -10,7 +10,7 @@ import heapq
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from duemq.descriptions import ResumePolicy
 from duemq.errors import InvalidArgument, TooLarge, TopicNotFound
@@ -84,8 +84,23 @@ _FIRES = {
 }
 
 
+class Repeating(Protocol):
+    """Messages that repeat: duemq_recurring's MemorySchedules."""
+
+    def next_ms(self) -> int:
+        """When it may have something to do."""
+
+    def advance(self) -> bool:
+        """Whether there was something to do."""
+
+    def left(self, place: int) -> None:
+        """The timer at that place no longer waits."""
+
+
 class MemoryBroker:
     """All that is stored."""
+
+    source = (STORE_ID, 0)
 
     def __init__(self, now_ms: int, queues: int) -> None:
         self.now_ms = now_ms
@@ -103,6 +118,7 @@ class MemoryBroker:
         self._kept: list[int] = []  # places of what fell due and is held
         self._dropped: set[int] = set()  # of those that are cancelled: by a resume
         self._cancelled_keys: set[TimerKey] = set()  # nothing came there since
+        self.repeating: Repeating | None = None
 
     # ── topics ───────────────────────────────────────────────────────────────────────
 
@@ -230,21 +246,49 @@ class MemoryBroker:
             self._cancelled_keys.discard((topic, record.timer_key))
         self._timers.append(_Timer(due_ms, topic, queue_id, record))
 
+    def has_topic(self, topic: str) -> bool:
+        """Whether messages may be sent there."""
+        return topic in self._topics
+
+    def keep(self, topic: str, record: Record, due_ms: int) -> int:
+        """As `schedule`; answers its place."""
+        self.schedule(due_ms, topic, None, record)
+        return len(self._timers) - 1
+
+    def take_away(self, place: int, *, replaced: bool) -> None:
+        """It is not stored; it is cancelled, or another one comes in its place."""
+        if replaced:
+            self._replace(place)
+        else:
+            self._cancel(place)
+
     def next_due(self) -> int | None:
-        """When the next timer is due; None: none waits."""
+        """When the next timer is due, or comes; None: none waits."""
+        due_ms = self._next_timer()
+        if self.repeating is None:
+            return due_ms
+        next_ms = self.repeating.next_ms()
+        return next_ms if due_ms is None else min(due_ms, next_ms)
+
+    def _next_timer(self) -> int | None:
         while self._heap and self._heap[0][1] in self._outcomes:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def fire(self) -> None:
         """Stores what is due now, in the order of due times."""
-        while (due_ms := self.next_due()) is not None and due_ms <= self.now_ms:
+        self._fire_due()
+        while self.repeating is not None and self.repeating.advance():
+            self._fire_due()
+
+    def _fire_due(self) -> None:
+        while (due_ms := self._next_timer()) is not None and due_ms <= self.now_ms:
             _, place = heapq.heappop(self._heap)
             timer = self._timers[place]
             if any(self._covers(hold, timer) for hold in self.kept_back):
                 self._kept.append(place)
                 continue
-            self._outcomes[place] = CancelOutcome.FIRED
+            self._leave(place, CancelOutcome.FIRED)
             self._make(timer.topic, 1)
             queue_id = self._turn(timer.topic) if timer.queue_id is None else timer.queue_id
             self.append(timer.topic, queue_id, timer.record)
@@ -276,7 +320,7 @@ class MemoryBroker:
             too_old = policy == ResumePolicy.DROP_OLDER_THAN and due_ms < self.now_ms - older_ms
             older = policy == ResumePolicy.NEWEST and key and newest[key] != place
             if too_old or older:
-                self._outcomes[place] = CancelOutcome.CANCELLED
+                self._leave(place, CancelOutcome.CANCELLED)
                 self._dropped.add(place)
         for place in kept:
             heapq.heappush(self._heap, (self._timers[place].due_ms, place))
@@ -300,7 +344,9 @@ class MemoryBroker:
     def _cancel(self, place: int | None) -> CancelOutcome:
         if place is None:
             return CancelOutcome.UNKNOWN
-        return self._outcomes.setdefault(place, CancelOutcome.CANCELLED)
+        if place not in self._outcomes:
+            self._leave(place, CancelOutcome.CANCELLED)
+        return self._outcomes[place]
 
     def _place_of(self, wanted: TimerHandle) -> int | None:
         place = wanted.offset
@@ -369,8 +415,13 @@ class MemoryBroker:
         self.schedule(due_ms, timer.what.topic, timer.what.queue_id, timer.what.record)
 
     def _replace(self, place: int) -> None:
-        self._outcomes[place] = CancelOutcome.CANCELLED
+        self._leave(place, CancelOutcome.CANCELLED)
         self._replaced.add(place)
+
+    def _leave(self, place: int, outcome: CancelOutcome) -> None:
+        self._outcomes[place] = outcome
+        if self.repeating is not None:
+            self.repeating.left(place)
 
     def timers(self) -> list[Timer]:
         """All there ever were, by due time."""

@@ -31,6 +31,7 @@ from duemq.protocol.moments import Moment
 from duemq.protocol.names import dead_letter_topic
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
 from duemq.testing import timer_holds, timer_looks
+from duemq.testing.asking import ShardFace, ShardQuestions
 from duemq.testing.broker import MemoryBroker, Pending
 from duemq.testing.groups import Delivery, Groups
 from duemq.tracing import processing
@@ -44,7 +45,7 @@ DELIVERIES_MAX = 100_000
 """Of one `deliver`: callbacks that send to what they consume would never end it."""
 
 
-class ClusterCore(ABC, Generic[C]):
+class ClusterCore(ShardFace, ABC, Generic[C]):
     """What the blocking and the asyncio cluster have in common.  C: their push consumers."""
 
     def __init__(
@@ -63,6 +64,7 @@ class ClusterCore(ABC, Generic[C]):
         checks.whole("queues", queues, 1, QUEUES_MAX)
         now_ms = time.time_ns() // 1_000_000 if now is None else start_ms(now)
         self._broker = MemoryBroker(now_ms, queues)
+        self._shard = ShardQuestions(self._broker)
         self._groups = Groups(self._broker)
         # Guards both: producers may be used from many threads.
         self._lock = threading.RLock()

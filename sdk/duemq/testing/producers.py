@@ -19,6 +19,7 @@ from duemq.producing.rescheduling import FireOutcome, Rescheduled
 from duemq.protocol.due import Due
 from duemq.protocol.route import Queue
 from duemq.settings import ProducerSettings
+from duemq.testing.asking import finished
 from duemq.testing.broker import NAME, MemoryBroker
 from duemq.testing.timer_calls import MemoryCalls
 from duemq.tracing import spans
@@ -153,11 +154,7 @@ class _AtOnce(Hosted):
         if self.closed:
             coroutine.close()
             raise Closed(f"{self._name} is closed")
-        try:
-            coroutine.send(None)
-        except StopIteration as done:
-            return done.value
-        raise RuntimeError("a coroutine of the twin waits")
+        return finished(coroutine)
 
     def close(self) -> None:
         if not self.closed:

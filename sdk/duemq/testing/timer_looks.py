@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from duemq.descriptions import TimerCount, TimerDescription, TimerState
+from duemq.descriptions import TimerBucket, TimerCount, TimerDescription, TimerState
 from duemq.producing import handle
 from duemq.producing.cancels import CancelOutcome, Handle, decoded_all
 from duemq.protocol import checks, moments
+from duemq.protocol.due import Edges
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import check_topic
 from duemq.testing.broker import MemoryBroker, Timer
@@ -27,6 +28,28 @@ def count(broker: MemoryBroker, topic: str | None) -> list[TimerCount]:
         if topic in (None, each.what.topic):
             found.setdefault(each.what.topic, []).append(each)
     return [_count(name, found[name]) for name in sorted(found)]
+
+
+def histogram(broker: MemoryBroker, topic: str | None) -> list[TimerBucket]:
+    """As `Admin.timer_histogram`."""
+    now_ms = broker.now_ms
+    edges = Edges.at(now_ms)
+    dues = [
+        each.what.due_ms
+        for each in broker.timers()
+        if each.outcome is None and topic in (None, each.what.topic)
+    ]
+    overdue = sum(due_ms < now_ms for due_ms in dues)
+    counts: dict[int, int] = {}
+    for due_ms in dues[overdue:]:
+        step_ms = edges.step_ms(due_ms)
+        begin_ms = due_ms // step_ms * step_ms
+        counts[begin_ms] = counts.get(begin_ms, 0) + 1
+    buckets = [
+        TimerBucket(max(begin_ms, now_ms), begin_ms + edges.step_ms(begin_ms), pending)
+        for begin_ms, pending in counts.items()
+    ]
+    return [TimerBucket(0, now_ms, overdue), *buckets] if overdue else buckets
 
 
 def get(broker: MemoryBroker, handles: Sequence[Handle]) -> list[TimerDescription]:

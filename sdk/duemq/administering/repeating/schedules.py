@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,9 +76,8 @@ class Schedules(AskingShards):
         (another one is there, and stays), and the schedule as it is now, durable.  Raises
         InvalidArgument, TooLarge, TopicNotFound, Overloaded (too many), ReadOnly, Unavailable.
         """
-        spec = _spec(
-            topic, _record(body, key, tag, properties), every, cron, zone, start, until, jitter
-        )
+        record, now_ms = _record(body, key, tag, properties), self._now_ms()
+        spec = _spec(topic, record, now_ms, every, cron, zone, start, until, jitter)
         spec.dst = _number("dst", dst, DstPolicy, _DST)  # type: ignore[assignment]
         spec.catch_up = _number("catch_up", catch_up, CatchUp, _CATCH_UP)  # type: ignore[assignment]
         if count is not None:
@@ -107,7 +104,7 @@ class Schedules(AskingShards):
         Raises PartialAnswer, whose `partial` is the list, if a timer shard is away.
         """
         alive, missing = await self._shards_there()
-        parts = await asyncio.gather(*(_Listing(self, shard, missing).all() for shard in alive))
+        parts = await self._together(_Listing(self, shard, missing).all() for shard in alive)
         found = sorted((each for part in parts for each in part), key=lambda each: each.name)
         refuse_missing(missing, partial=found)
         return found
@@ -206,6 +203,7 @@ def _record(
 def _spec(
     topic: str,
     record: message_pb2.Record,
+    now_ms: int,
     every: Delay | None,
     cron: str | None,
     zone: str | None,
@@ -219,7 +217,6 @@ def _spec(
         raise checks.wrong("every", None, "every or cron")
     if zone is not None and cron is None:
         raise checks.wrong("zone", zone, "only with cron: every counts the time that passes")
-    now_ms = time.time_ns() // 1_000_000
     spec = schedule_pb2.ScheduleSpec(topic=topic, record=record, zone=zone or "")
     if cron is not None:
         spec.cron = cron

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from duemq.protocol.due import DAY_MS, HOUR_MS, MINUTE_MS, Edges
 from duemq_recurring.occurrences import CatchUp
 from duemq_server.timer_service.far import due_counts
-from duemq_server.timer_service.far.due_counts import DAY_MS, HOUR_MS, MINUTE_MS, Edges
 from duemq_server.timer_service.views import forecast
 from duemq_server.timer_service.views.forecast import DueBucket, Forecast
 from tests.property.schedule_world import START_MS, ScheduleWorld, plan_of
