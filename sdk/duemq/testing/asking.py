@@ -130,7 +130,10 @@ def _at_once(
 
 
 class ShardFace:
-    """What a cluster in memory has of the admin client, as it is; none of it waits."""
+    """What a cluster in memory has of the admin client, as it is; none of it waits.
+
+    Schedules need duemq-recurring; without it they raise ImportError, which says how to get it.
+    """
 
     _lock: threading.RLock
     _shard: ShardQuestions

@@ -329,7 +329,9 @@ class MemoryBroker:
 
     def cancel(self, given: Sequence[Handle]) -> list[CancelOutcome]:
         """Raises InvalidArgument for what is not a handle, before anything is cancelled."""
-        return [self._cancel(self._place_of(wanted)) for wanted in decoded_all(given)]
+        outcomes = [self._cancel(self._place_of(wanted)) for wanted in decoded_all(given)]
+        self.fire()  # a schedule's next one comes
+        return outcomes
 
     def cancel_keys(self, keys: Sequence[TimerKey]) -> list[CancelOutcome]:
         """As `cancel`, of what waits under keys, or was the last to wait there."""

@@ -173,6 +173,8 @@ def test_the_next_one_comes_after_a_cancel(cluster: MemoryCluster, producer: Pro
     put(cluster)
     [waiting] = cluster.pending()
     assert producer.cancel(waiting.handle) == CancelOutcome.CANCELLED
+    [following] = cluster.pending()
+    assert following.due_ms == START_MS + 2 * MINUTE_MS
     cluster.advance("2m")
     assert came(cluster) == [2 * MINUTE_MS]
 
