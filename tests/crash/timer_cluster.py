@@ -11,9 +11,11 @@ import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from duemq.errors import DuemqError
@@ -126,6 +128,10 @@ class TimerCluster:
     async def stop(self) -> None:
         members = (self.timer, *self.brokers, self.nameserver)
         await asyncio.gather(*(member.stop() for member in members))
+
+    async def leader(self) -> Member:
+        """The process that answers for the shard, or will."""
+        return self.timer
 
     async def restart(self, *members: Member) -> None:
         """kill -9 of all at once, then all again."""
@@ -253,8 +259,13 @@ class TimerCluster:
         assert counted.accepted == stats.accepted
         assert (counted.fired, counted.cancelled) == (stats.fired, stats.cancelled)
 
-    async def delivered(self) -> tuple[Counter[bytes], list[str]]:
-        """Messages in the topic of all brokers, and what is wrong with any of them."""
+    async def delivered(
+        self, due_ms: Mapping[bytes, int] = MappingProxyType({})
+    ) -> tuple[Counter[bytes], list[str]]:
+        """Messages in the topic of all brokers, and what is wrong with any of them.
+
+        `due_ms`: when some must be due, by body, or later if that was past.
+        """
         found: Counter[bytes] = Counter()
         wrong: list[str] = []
         for broker in self.brokers:
@@ -265,6 +276,8 @@ class TimerCluster:
                         found[each.body] += 1
                         if store_ms < each.due_ms:
                             wrong.append(f"{each.body!r} is {each.due_ms - store_ms} ms early")
+                        if each.due_ms < due_ms.get(each.body, 0):
+                            wrong.append(f"{each.body!r} was due at {each.due_ms}")
         return found, wrong
 
 

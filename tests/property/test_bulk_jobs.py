@@ -61,8 +61,10 @@ class BulkJobs(RuleBasedStateMachine):
         at_once=st.sampled_from([1, 4, 1_000]),
     )
     def start(self, seed: int, limits: Limits, at_once: int) -> None:
-        self.world = World(seed, limits)
+        self.world = self.made_world(seed, limits)
         self.at_once = at_once
+        self.over_at: dict[bytes, int] = {}
+        self.told: dict[bytes, int] = {}
         self.number = 0
         self.wishes: dict[bytes, Wish] = {}
         self.walk: Walk | None = None
@@ -71,6 +73,10 @@ class BulkJobs(RuleBasedStateMachine):
         self.world.ingest(10)
         self.world.housekeep()
         self.reading: Reading | None = None
+
+    def made_world(self, seed: int, limits: Limits) -> World:
+        """The shard, and what is around it."""
+        return World(seed, limits)
 
     @rule(
         waits=st.lists(delays, min_size=1, max_size=25),
@@ -235,8 +241,13 @@ class BulkJobs(RuleBasedStateMachine):
             self._restarted()
 
     def _restarted(self) -> None:
-        """An open job goes on; what was not durable never was."""
+        """An open job goes on; what was not durable never was, and what was told stays."""
         jobs = self.world.scheduler.bulk
+        self.over_at = {}
+        for job_id, count in self.told.items():
+            job = jobs.find(job_id)
+            assert job is not None
+            assert (bool(job.over_ms), job.count) == (True, count)
         self.reading = None
         self.walk = None if jobs.open is None else Walk(self.world.scheduler, jobs.open)
         self.wishes = {each: wish for each, wish in self.wishes.items() if jobs.find(each)}
@@ -260,6 +271,18 @@ class BulkJobs(RuleBasedStateMachine):
                 after = page.next
                 if after is None:
                     break
+
+    @invariant()
+    def what_is_committed_may_be_told(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for job_id in self.wishes.keys() - self.told.keys():
+            job = self.world.scheduler.bulk.find(job_id)
+            assert job is not None
+            if job.over_ms:
+                end = self.over_at.setdefault(job_id, self.world.directory.log.end_position)
+                if self.world.committed >= end:
+                    self.told[job_id] = job.count
 
     @invariant()
     def the_ledger_balances(self) -> None:
