@@ -53,7 +53,7 @@ from duemq_server.timer_service.timers import (
     schedule_entry,
 )
 from duemq_server.timer_service.timers.limits import AHEAD_MS
-from duemq_server.timer_service.timers.log_entries import Dispatched, SourceId
+from duemq_server.timer_service.timers.log_entries import Dispatched
 from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate, keys_of
 
 log = logging.getLogger(__name__)
@@ -335,13 +335,7 @@ class Recovery:
     def _cancelled(self, body: memoryview) -> None:
         """Timers that a CANCEL body names go."""
         scheduler, table = self._scheduler, log_entries.decode_cancelled(body)
-        named = np.unique(table[["store_id", "queue_id"]])
-        sources = np.zeros(len(table), dtype=np.uint32)
-        for store_id, queue_id in named.tolist():
-            mine = (table["store_id"] == store_id) & (table["queue_id"] == queue_id)
-            source, offsets = SourceId(store_id, queue_id), table["offset"][mine]
-            sources[mine] = scheduler.numbers.number_source(source, "", int(offsets[0]))
-            scheduler.schedules.left(source, offsets.tolist())
+        sources = keyed_state.number_sources(scheduler, table)
         rows = scheduler.near.find_all(keys_of(sources, table["offset"]))
         met = rows >= 0
         scheduler.near.drop(rows[met])
@@ -370,7 +364,7 @@ class Recovery:
         if found.what == bulk_entry.CANCELLED:
             self._cancelled(found.body)
         else:
-            self._changed(found.body, entry, bulk_entry.HEADER.size)
+            self._changed(found.body, entry, bulk_entry.HEADER.size, in_columns=True)
 
     def _drop(self, entry: Entry) -> None:
         self._cancel(entry)
@@ -383,9 +377,11 @@ class Recovery:
     def _schedule(self, entry: Entry) -> None:
         self._changed(entry.body, entry, 0)
 
-    def _changed(self, body: memoryview, entry: Entry, start: int) -> None:
+    def _changed(
+        self, body: memoryview, entry: Entry, start: int, *, in_columns: bool = False
+    ) -> None:
         """What a SCHEDULE body says that begins there in the entry's."""
-        changed = keyed_entry.decode(body)
+        changed = keyed_entry.decode(body, in_columns=in_columns)
         home = entry.position + record.HEADER_BYTES + start + changed.frames_at
         keyed_state.apply(self._scheduler, changed, home, self._now_ms)
         hashes = (*changed.cancelled_hashes.tolist(), *changed.hashes.tolist())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import google_crc32c
+import numpy as np
+import numpy.typing as npt
 
 from duemq_server.storage import record
 from duemq_server.storage.disk import Disk, DiskFile
@@ -48,6 +50,47 @@ class Files:
         if file is None:
             file = self._open[name] = self._disk.open(self.path(name))
         return bytes(file.pread(length, position))
+
+
+class Joined(NamedTuple):
+    """Bodies that lie in one byte string, anywhere; in columns."""
+
+    data: bytes
+    start: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, bodies: Sequence[Bytes]) -> Joined:
+        """These, copied."""
+        size = np.fromiter(map(len, bodies), dtype=np.int64, count=len(bodies))
+        return cls(b"".join(bodies), np.cumsum(size) - size, size)
+
+    def at(self, index: int) -> bytes:
+        """One of them."""
+        start = int(self.start[index])
+        return self.data[start : start + int(self.size[index])]
+
+    def take(self, index: Any) -> Joined:
+        """Some of them; not copied."""
+        return Joined(self.data, self.start[index], self.size[index])
+
+    def bytes(self) -> bytes:
+        """One after the other; those that lie so are copied at once."""
+        if not len(self.start):
+            return b""
+        ends = self.start + self.size
+        breaks = np.flatnonzero(self.start[1:] != ends[:-1]) + 1
+        firsts = self.start[np.append(0, breaks)].tolist()
+        lasts = ends[np.append(breaks, len(ends)) - 1].tolist()
+        data = memoryview(self.data)
+        return b"".join([data[a:b] for a, b in zip(firsts, lasts, strict=True)])
+
+
+def cut(blob: Blob, rows: Rows) -> list[Bytes]:
+    """Bodies of rows that lie in a blob."""
+    starts = rows.home.astype(np.int64) - blob.start
+    places = zip(starts.tolist(), (starts + rows.size).tolist(), strict=True)
+    return [blob.data[start:end] for start, end in places]
 
 
 class Bodies(Protocol):

@@ -24,7 +24,7 @@ from duemq.errors import DuemqError, InvalidArgument, TooLarge
 from duemq.protocol.limits import BATCH_BYTES_DEFAULT
 from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.storage import frame, record
-from duemq_server.storage.disk import nbytes
+from duemq_server.storage.disk import Buffer, nbytes
 from duemq_server.timer_service.far.key_look_up import HandleAsk, KeyAsk
 from duemq_server.timer_service.scheduling import keyed_state
 from duemq_server.timer_service.scheduling.cancelling import outcome_of_gone, source_of
@@ -50,7 +50,7 @@ from duemq_server.timer_service.timers.keyed_entry import (
     Result,
 )
 from duemq_server.timer_service.timers.log_entries import TargetId
-from duemq_server.timer_service.timers.rows import Hashes
+from duemq_server.timer_service.timers.rows import Hashes, Index
 
 if TYPE_CHECKING:
     from duemq_server.timer_service.scheduling.scheduler import Scheduler
@@ -68,6 +68,16 @@ class New(NamedTuple):
     tag_hash: int
     key_hash: int
     timer_key: int
+
+
+class NewColumns(NamedTuple):
+    """Timers that come, with the same target; `bodies` one after the other."""
+
+    size: Index
+    tag_hash: Index
+    key_hash: Index
+    due_ms: Index
+    bodies: bytes
 
 
 class Change(ABC):
@@ -395,21 +405,34 @@ def frames_of(scheduler: Scheduler, come: dict[int, list[New]], now_ms: int) -> 
     """As a broker would have made them, one a target."""
     offset, frames = next_offset(scheduler), []
     for number, group in come.items():
-        target = scheduler.numbers.targets[number]
-        parts = frame.encode_parts(
-            topic=TIMER_TOPIC,
-            queue_id=scheduler.keyed.source.queue_id,
-            base_offset=offset,
-            store_ms=now_ms,
-            sizes=np.array([len(each.body) for each in group], dtype="<u4").tobytes(),
-            tag_hashes=np.array([each.tag_hash for each in group], dtype="<u4").tobytes(),
-            key_hashes=np.array([each.key_hash for each in group], dtype="<u4").tobytes(),
-            payload=b"".join(each.body for each in group),
-            target_topic=target.topic,
-            target_queue_id=target.queue_id,
-            due_ms=np.array([each.due_ms for each in group], dtype="<i8").tobytes(),
+        columns = NewColumns(
+            np.array([len(each.body) for each in group]),
+            np.array([each.tag_hash for each in group]),
+            np.array([each.key_hash for each in group]),
+            np.array([each.due_ms for each in group]),
+            b"".join(each.body for each in group),
         )
-        length = sum(map(nbytes, parts))
-        frames += record.encode(frame.KIND, parts, length, 0, 0)
+        frames += frame_of(scheduler, number, columns, offset, now_ms)
         offset += len(group)
     return b"".join(frames)
+
+
+def frame_of(
+    scheduler: Scheduler, number: int, come: NewColumns, offset: int, now_ms: int
+) -> list[Buffer]:
+    """Buffers of one frame: timers of the target with this number, from `offset` on."""
+    target = scheduler.numbers.targets[number]
+    parts = frame.encode_parts(
+        topic=TIMER_TOPIC,
+        queue_id=scheduler.keyed.source.queue_id,
+        base_offset=offset,
+        store_ms=now_ms,
+        sizes=come.size.astype("<u4").tobytes(),
+        tag_hashes=come.tag_hash.astype("<u4").tobytes(),
+        key_hashes=come.key_hash.astype("<u4").tobytes(),
+        payload=come.bodies,
+        target_topic=target.topic,
+        target_queue_id=target.queue_id,
+        due_ms=come.due_ms.astype("<i8").tobytes(),
+    )
+    return record.encode(frame.KIND, parts, sum(map(nbytes, parts)), 0, 0)

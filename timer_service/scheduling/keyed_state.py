@@ -11,12 +11,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from duemq_server.timer_service.scheduling.ended_keys import EndedKeys
 from duemq_server.timer_service.scheduling.request_memory import RequestMemory
 from duemq_server.timer_service.timers import intake
 from duemq_server.timer_service.timers.keyed_entry import Changed
-from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId, TargetId
+from duemq_server.timer_service.timers.keys import NOWHERE
+from duemq_server.timer_service.timers.log_entries import (
+    Cancelled,
+    CancelledTable,
+    SourceId,
+    TargetId,
+)
 from duemq_server.timer_service.timers.rows import Blob, Home, keys_of
 from duemq_server.timer_service.timers.wheel import Ids
 
@@ -53,17 +60,51 @@ def apply(
     `rows`: where those that go lie in the near table, NOWHERE: not there; None: not known.
     """
     gone = [*changed.cancelled, *changed.replaced]
-    if gone:
+    if changed.table is not None:
+        _replace_all(scheduler, changed.table, rows, now_ms)
+    elif gone:
         marks = changed.topics or [0] * len(gone)
         _take_away(scheduler, gone, marks, len(changed.cancelled), rows, now_ms)
     if changed.fired:
         _note_fired(scheduler, changed.replaced, now_ms)
     keyed = scheduler.keyed
     keyed.ended.note(changed.cancelled_hashes.tolist(), changed.at_ms, fired=False)
-    keyed.ended.forget(changed.hashes.tolist())
+    keyed.ended.forget(changed.hashes[changed.hashes != 0].tolist())
     keyed.requests.add(changed.request, changed.answer, changed.at_ms)
     if changed.brokers:
         _bring_in(scheduler, changed, home, now_ms)
+
+
+def _replace_all(
+    scheduler: Scheduler, table: CancelledTable, rows: Ids | None, now_ms: int
+) -> None:
+    """As `_take_away`, a column at a time."""
+    keys = keys_of(number_sources(scheduler, table), table["offset"])
+    if rows is None:
+        rows = scheduler.near.find_all(keys)
+    met = rows != NOWHERE
+    scheduler.near.drop(rows[met])
+    scheduler.tombstones.left.add(keys[~met])
+    scheduler.tombstones.add_keys(keys[met], np.maximum(table["due_ms"][met], now_ms))
+    for unmet in (True, False):
+        marks, counts = np.unique(table["topic"][met != unmet], return_counts=True)
+        for mark, count in zip(marks.tolist(), counts.tolist(), strict=True):
+            scheduler.topics.gone_marked(mark, unmet=unmet, replaced=True, count=count)
+    scheduler.ledger.replaced += len(table)
+
+
+def number_sources(scheduler: Scheduler, table: CancelledTable) -> npt.NDArray[np.uint32]:
+    """The number of each timer's source; schedules hear that the timers go."""
+    stores, store = np.unique(table["store_id"], return_inverse=True)
+    named, which = np.unique(store << 32 | table["queue_id"], return_inverse=True)
+    numbers = np.empty(len(named), dtype=np.uint32)
+    for at, each in enumerate(named.tolist()):
+        source = SourceId(int(stores[each >> 32]), each & 0xFFFFFFFF)
+        offsets = table["offset"][which == at]
+        numbers[at] = scheduler.numbers.number_source(source, "", int(offsets[0]))
+        if scheduler.schedules:
+            scheduler.schedules.left(source, offsets.tolist())
+    return numbers[which]
 
 
 def _take_away(

@@ -47,7 +47,11 @@ from duemq_server.timer_service.timers.keyed import (
     UNKNOWN,
     Handle,
 )
-from duemq_server.timer_service.timers.log_entries import SourceId
+from duemq_server.timer_service.timers.log_entries import (
+    CancelledTable,
+    SourceId,
+    decode_cancelled,
+)
 from duemq_server.timer_service.timers.rows import Hashes
 
 CANCELLED, NOT_YET = "CANCELLED", "NOT_YET"
@@ -110,17 +114,18 @@ class Changed(NamedTuple):
     """Marks of the topics of what goes: the cancelled ones', then the replaced ones'."""
     fired: bool = False
     """The replaced ones go out at once: who asks for them by their handles is told FIRED."""
+    table: CancelledTable | None = None
+    """The replaced ones and `topics`, in columns; these are empty then, and none is cancelled."""
 
 
 def encode(changed: Changed) -> list[bytes | memoryview]:
     """Parts of a body; the frames, the last part, are not copied."""
-    gone = [*changed.cancelled, *changed.replaced]
-    marks = changed.topics or [0] * len(gone)
+    gone_count, gone = _encode_gone(changed)
     names = [broker.encode() for broker in changed.brokers]
     text = struct.pack(f"<{len(names)}H", *map(len, names)) + b"".join(names)
     header = _HEADER.pack(
         *changed.request,
-        len(gone),
+        gone_count,
         len(changed.cancelled) | (_FIRED if changed.fired else 0),
         len(changed.hashes),
         len(names),
@@ -133,10 +138,7 @@ def encode(changed: Changed) -> list[bytes | memoryview]:
     head = b"".join(
         (
             header,
-            *(
-                _GONE.pack(*source, mark, offset, due_ms)
-                for (source, offset, due_ms), mark in zip(gone, marks, strict=True)
-            ),
+            gone,
             changed.cancelled_hashes.astype("<u8").tobytes(),
             changed.hashes.astype("<u8").tobytes(),
             text.ljust(_aligned(len(text)), b"\0"),
@@ -146,8 +148,21 @@ def encode(changed: Changed) -> list[bytes | memoryview]:
     return [head, changed.frames]
 
 
-def decode(body: memoryview) -> Changed:
-    """Reads a body."""
+def _encode_gone(changed: Changed) -> tuple[int, bytes]:
+    """How many, and the column."""
+    if changed.table is not None:
+        return len(changed.table), changed.table.tobytes()
+    gone = [*changed.cancelled, *changed.replaced]
+    marks = changed.topics or [0] * len(gone)
+    packed = (
+        _GONE.pack(*source, mark, offset, due_ms)
+        for (source, offset, due_ms), mark in zip(gone, marks, strict=True)
+    )
+    return len(gone), b"".join(packed)
+
+
+def decode(body: memoryview, *, in_columns: bool = False) -> Changed:
+    """Reads a body; `in_columns`: with a table, if no timer was cancelled or fired by hand."""
     (
         request_id,
         part,
@@ -164,7 +179,9 @@ def decode(body: memoryview) -> Changed:
     ) = _HEADER.unpack_from(body)
     fired, cancelled = bool(cancelled & _FIRED), cancelled & ~_FIRED
     at = _HEADER.size
-    named = list(_GONE.iter_unpack(body[at : at + _GONE.size * gone_count]))
+    column = body[at : at + _GONE.size * gone_count]
+    table = decode_cancelled(column) if in_columns and not (cancelled or fired) else None
+    named = [] if table is not None else list(_GONE.iter_unpack(column))
     gone = [
         Handle(SourceId(store, queue), offset, due_ms) for store, queue, _, offset, due_ms in named
     ]
@@ -194,6 +211,7 @@ def decode(body: memoryview) -> Changed:
         at,
         [mark for _, _, mark, _, _ in named],
         fired,
+        table,
     )
 
 

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from duemq_server.timer_service.timers.rows import Rows, key_of, keys_of
+from duemq_server.timer_service.timers.rows import Rows, key_of, keys_of, runs
 from duemq_server.timer_service.timers.wheel import Ids
 
 Keys = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 NOWHERE = -1
+_NO_PLACES: Places = np.empty(0, dtype=np.int64)
 
 _PROBES = 24  # slots that a row may lie in; at most half are taken in all
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -221,13 +223,29 @@ class KeyList:
 
     def find_places(self, keys: Keys) -> list[tuple[int, Found]]:
         """As `find`, but where they lie."""
+        which, found = self._find(keys)
+        pairs = zip(which.tolist(), found.tolist(), strict=True)
+        return [(n, self._place(at)) for n, at in pairs]
+
+    def find_rows(self, keys: Keys) -> list[tuple[int, Places, Places]]:
+        """As `find_places`, by batch: its number, places in `keys`, and rows of the batch."""
+        which, found = self._find(keys)
+        batch = np.searchsorted(self._ends, found, side="right")
+        starts = [0, *self._ends]
+        return [
+            (piece, which[start:end], found[start:end] - starts[piece])
+            for start, end in runs(batch)
+            for piece in (int(batch[start]),)
+        ]
+
+    def _find(self, keys: Keys) -> tuple[Places, Places]:
+        """Places in `keys` and here of all that are here, in the order of these."""
         if not len(keys) or not self._count:
-            return []
+            return _NO_PLACES, _NO_PLACES
         own = self._keys[: self._count]
         which = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
         found = np.flatnonzero(keys[which] == own)
-        pairs = zip(which[found].tolist(), found.tolist(), strict=True)
-        return [(n, self._place(at)) for n, at in pairs]
+        return which[found], found
 
     def _place(self, at: int) -> Found:
         piece = bisect.bisect_right(self._ends, at)

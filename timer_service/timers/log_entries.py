@@ -82,6 +82,7 @@ CANCELLED = np.dtype(
         ("due_ms", "<i8"),
     ]
 )
+CancelledTable = npt.NDArray[np.void]
 assert CANCELLED.itemsize == _CANCEL.size
 _DISPATCH = struct.Struct("<QIiIIHHI")
 _SOURCE = struct.Struct("<QII")
@@ -184,22 +185,22 @@ def encode_cancel(cancelled: Sequence[Cancelled], topics: Sequence[int] = ()) ->
     )
 
 
-def encode_cancelled(
+def cancelled_table(
     sources: Sequence[SourceId],
     source: npt.NDArray[np.uint32],
     offset: npt.NDArray[np.int64],
     due_ms: npt.NDArray[np.int64],
     mark: int,
-) -> bytes:
-    """A CANCEL body of timers in columns, all of one topic; `source` indexes `sources`."""
+) -> CancelledTable:
+    """What a CANCEL body is, of timers of one topic; `source` indexes `sources`."""
     table = np.empty(len(offset), dtype=CANCELLED)
     table["store_id"] = np.array([each.store_id for each in sources], dtype=np.uint64)[source]
     table["queue_id"] = np.array([each.queue_id for each in sources], dtype=np.uint32)[source]
     table["topic"], table["offset"], table["due_ms"] = mark, offset, due_ms
-    return table.tobytes()
+    return table
 
 
-def decode_cancelled(body: memoryview) -> npt.NDArray[np.void]:
+def decode_cancelled(body: memoryview) -> CancelledTable:
     """A CANCEL body as a table of `CANCELLED`."""
     return np.frombuffer(body, dtype=CANCELLED)
 

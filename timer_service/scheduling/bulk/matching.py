@@ -15,7 +15,8 @@ import numpy.typing as npt
 from duemq_server.storage import record
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.errors import CorruptFile
-from duemq_server.timer_service.far.bodies import Bytes, Files
+from duemq_server.storage.record import InvalidEntryError
+from duemq_server.timer_service.far.bodies import Bytes, Files, Joined
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.far_block import REMEDY, Index
 from duemq_server.timer_service.far.far_segments import as_rows
@@ -48,26 +49,33 @@ class Matcher:
         self._fences = np.array([fences.get(each, 0) for each in sources], dtype=np.int64)
 
     def mask(self, rows: Rows) -> Mask:
-        """Which rows are of the topic, due in time, and were there when the job was accepted."""
+        """Which rows are of the topic, due in time, and were there when the job was accepted.
+
+        With a prefix, of those that have a key at all: who asks must look at their records yet.
+        """
         which = self._which
-        if not self._mine.any():
+        if not self._mine.any() or (which.key_prefix and rows.timer_key is None):
             return np.zeros(len(rows), dtype=np.bool_)
-        return np.asarray(
+        mask = (
             self._mine[rows.target]
             & (rows.due_ms >= which.from_ms)
             & (rows.due_ms < which.to_ms)
             & (rows.offset < self._fences[rows.source])
         )
+        if which.key_prefix:
+            mask &= rows.timer_keys() != 0
+        return np.asarray(mask)
 
     def among(self, rows: Rows, ids: Ids) -> Ids:
         """As `mask`, of some rows of a large table: a column at a time, of what is left by then."""
         which = self._which
-        if not self._mine.any():
+        if not self._mine.any() or (which.key_prefix and rows.timer_key is None):
             return ids[:0]
         ids = ids[self._mine[rows.target[ids]]]
         due_ms = rows.due_ms[ids]
         ids = ids[(due_ms >= which.from_ms) & (due_ms < which.to_ms)]
-        return ids[rows.offset[ids] < self._fences[rows.source[ids]]]
+        ids = ids[rows.offset[ids] < self._fences[rows.source[ids]]]
+        return ids[rows.timer_keys()[ids] != 0] if which.key_prefix else ids
 
 
 def has_key(entry: Bytes, prefix: str) -> bool:
@@ -83,7 +91,7 @@ class InBlock(NamedTuple):
     rows: Rows  # in the block's numbers
     sources: list[SourceId]
     targets: list[TargetId]
-    bodies: list[bytes] | None  # if they were wanted
+    bodies: Joined | None  # if they were wanted
 
 
 class Unread(NamedTuple):
@@ -150,36 +158,43 @@ class Reading:
         bodies = None
         if self._with_bodies or self._which.key_prefix:
             bodies = self._bodies(each, index, rows, at, files)
-            self._size += sum(map(len, bodies))
+            self._size += len(bodies.data)
         if bodies is not None and self._which.key_prefix:
             kept = []
-            for n, body in enumerate(bodies):
-                if has_key(body, self._which.key_prefix):
+            for n in range(len(at)):
+                if has_key(bodies.at(n), self._which.key_prefix):
                     kept.append(n)
                 if n % PAUSE_EVERY == 0:
                     self._pause()
-            at, bodies = at[kept], [bodies[n] for n in kept]
+            at, bodies = at[kept], bodies.take(kept)
         if len(at):
             found = rows.take(at), index.sources, index.targets
             self.found.append(InBlock(each, at, *found, bodies if self._with_bodies else None))
 
-    def _bodies(
-        self, each: Block, index: Index, rows: Rows, at: Places, files: Files
-    ) -> list[bytes]:
+    def _bodies(self, each: Block, index: Index, rows: Rows, at: Places, files: Files) -> Joined:
         """Verified; read at once from the first to the last."""
+        if len(at) == each.count and (whole := _whole(each, index, files)) is not None:
+            return Joined(whole, rows.home.astype(np.int64), rows.size.astype(np.int64))
         homes = rows.home[at].astype(np.int64)
         first, end = int(homes[0]), int(homes[-1]) + int(rows.size[at[-1]])
         position = each.position + each.index_length + record.HEADER_BYTES + first
         data = files.read(each.file, position, end - first)
-        bodies = []
         sizes, crcs = rows.size[at].tolist(), index.rows["crc32c"][at].tolist()
         records = zip((homes - first).tolist(), sizes, crcs, strict=True)
         for n, (start, size, crc) in enumerate(records):
             if n % PAUSE_EVERY == 0:
                 self._pause()
-            body = data[start : start + size]
-            if google_crc32c.value(body) != crc:
+            if google_crc32c.value(data[start : start + size]) != crc:
                 path = files.path(each.file)
                 raise CorruptFile(path, position + start, "CRC-32C of a record is wrong", REMEDY)
-            bodies.append(body)
-        return bodies
+        return Joined(data, homes - first, rows.size[at].astype(np.int64))
+
+
+def _whole(each: Block, index: Index, files: Files) -> bytes | None:
+    """All bodies of a block, verified at once; None: they must be looked at one by one."""
+    position = each.position + each.index_length
+    data = files.read(each.file, position, record.entry_bytes(index.bodies_length))
+    try:
+        return bytes(record.decode(memoryview(data), 0, position).body)
+    except InvalidEntryError:
+        return None

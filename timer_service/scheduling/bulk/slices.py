@@ -11,19 +11,18 @@ import numpy as np
 
 from duemq.protocol.due import DUE_MS_MAX
 from duemq_server.storage import record
-from duemq_server.timer_service.far.bodies import Bytes
+from duemq_server.timer_service.far.bodies import Joined
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.scheduling import keyed_state
 from duemq_server.timer_service.scheduling.bulk import entry
 from duemq_server.timer_service.scheduling.bulk.jobs import Job
-from duemq_server.timer_service.scheduling.keyed_changes import New, frames_of
+from duemq_server.timer_service.scheduling.keyed_changes import NewColumns, frame_of, next_offset
 from duemq_server.timer_service.scheduling.topic_counts import mark_of
 from duemq_server.timer_service.timers import keyed_entry, log_entries
-from duemq_server.timer_service.timers.keyed import Handle
 from duemq_server.timer_service.timers.keyed_entry import NO_REQUEST, Changed, RequestKey
 from duemq_server.timer_service.timers.keys import NOWHERE
-from duemq_server.timer_service.timers.log_entries import SourceId
-from duemq_server.timer_service.timers.rows import Rows, keys_of
+from duemq_server.timer_service.timers.log_entries import CancelledTable, SourceId
+from duemq_server.timer_service.timers.rows import Rows, Wide, keys_of, runs
 from duemq_server.timer_service.timers.wheel import Ids
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class Slice(NamedTuple):
 
     rows: Rows  # in the shard's numbers
     near: Ids  # of the near table, NOWHERE for those that lie far
-    bodies: list[Bytes] | None  # where they are needed
+    bodies: Joined | None  # where they are needed
     block: Block | None = None  # that all of them lie in
 
 
@@ -43,13 +42,7 @@ def cancel(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int:
     """They are cancelled; where the entry ends.  Raises LogFull, DiskFull: nothing was done."""
     rows = found.rows
     head = entry.slice_of(job, entry.CANCELLED, len(rows), now_ms)
-    body = log_entries.encode_cancelled(
-        [each.id for each in scheduler.numbers.sources],
-        rows.source,
-        rows.offset,
-        rows.due_ms,
-        mark_of(job.which.topic),
-    )
+    body = _table(scheduler, job, rows).tobytes()
     _, end = scheduler.log.append(log_entries.BULK, [head, body])
     _uncount(scheduler, found)
     near = found.near != NOWHERE
@@ -75,27 +68,23 @@ def shift(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int:
     assert by_ms is not None
     order = np.argsort(rows.target, kind="stable")
     rows, near = rows.take(order), found.near[order]
-    bodies = [found.bodies[n] for n in order.tolist()]
     due_ms = np.clip(rows.due_ms + by_ms, now_ms, DUE_MS_MAX)
-    come: dict[int, list[New]] = {}
-    columns = (rows.target, due_ms, rows.tag_hash, rows.key_hash, rows.timer_keys())
-    for body, target, due, *hashes in zip(bodies, *(c.tolist() for c in columns), strict=True):
-        come.setdefault(target, []).append(New(body, due, *hashes))
-    ids = [each.id for each in scheduler.numbers.sources]
-    sources, offsets = rows.source.tolist(), rows.offset.tolist()
-    gone = zip(sources, offsets, rows.due_ms.tolist(), strict=True)
+    come = [
+        (int(rows.target[start]), _columns(rows, due_ms, found.bodies.take(order), start, end))
+        for start, end in runs(rows.target)
+    ]
     changed = Changed(
         RequestKey(NO_REQUEST),
         now_ms,
         (),
         np.empty(0, dtype=np.uint64),
-        [Handle(ids[source], offset, due) for source, offset, due in gone],
+        (),
         scheduler.keyed.source,
-        [scheduler.numbers.targets[target].broker for target in come],
+        [scheduler.numbers.targets[target].broker for target, _ in come],
         rows.timer_keys(),
-        frames_of(scheduler, come, now_ms),
+        _frames(scheduler, come, now_ms),
         b"",
-        topics=[mark_of(job.which.topic)] * len(rows),
+        table=_table(scheduler, job, rows),
     )
     head = entry.slice_of(job, entry.SHIFTED, len(rows), now_ms)
     first, *more = keyed_entry.encode(changed)
@@ -105,6 +94,27 @@ def shift(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int:
     keyed_state.apply(scheduler, changed, home, now_ms, near)
     job.count += len(rows)
     return end
+
+
+def _table(scheduler: Scheduler, job: Job, rows: Rows) -> CancelledTable:
+    """What a slice's entry says of those that go."""
+    sources = [each.id for each in scheduler.numbers.sources]
+    mark = mark_of(job.which.topic)
+    return log_entries.cancelled_table(sources, rows.source, rows.offset, rows.due_ms, mark)
+
+
+def _columns(rows: Rows, due_ms: Wide, bodies: Joined, start: int, end: int) -> NewColumns:
+    part = rows.slice(start, end)
+    joined = bodies.take(slice(start, end)).bytes()
+    return NewColumns(part.size, part.tag_hash, part.key_hash, due_ms[start:end], joined)
+
+
+def _frames(scheduler: Scheduler, come: list[tuple[int, NewColumns]], now_ms: int) -> bytes:
+    offset, frames = next_offset(scheduler), []
+    for target, columns in come:
+        frames += frame_of(scheduler, target, columns, offset, now_ms)
+        offset += len(columns.size)
+    return b"".join(frames)
 
 
 def _uncount(scheduler: Scheduler, found: Slice) -> None:

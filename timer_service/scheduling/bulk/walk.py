@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duemq_server.timer_service.far.bodies import Bytes
+from duemq_server.timer_service.far.bodies import Bytes, Joined, cut
 from duemq_server.timer_service.scheduling.bulk import entry, slices
 from duemq_server.timer_service.scheduling.bulk.jobs import Job, Which
 from duemq_server.timer_service.scheduling.bulk.matching import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from duemq_server.timer_service.scheduling.scheduler import Scheduler
 
 CANCELLED_AT_ONCE = 2_000  # some 2 ms of work
-SHIFTED_AT_ONCE = 250  # some 5 ms
+SHIFTED_AT_ONCE = 1_000  # some 2 ms
 SHIFTED_BYTES_MAX = 1 << 20  # of a slice's bodies; one timer is always shifted
 PROBLEMS_MAX = 3  # blocks that cannot be read, named in the answer
 
@@ -182,14 +182,12 @@ class Walk:
             (scheduler.frozen, scheduler.flushing),
         )
         for listed, pieces in lists:
-            for n, found in listed.find_places(keys):
-                piece, blob = pieces[found.piece]
-                row = piece.slice(found.row, found.row + 1)
-                rows.append(row)
-                order.append(np.array([n]))
+            for number, places, at in listed.find_rows(keys):
+                piece, blob = pieces[number]
+                rows.append(piece.take(at))
+                order.append(places)
                 if wants_bodies:
-                    start = int(row.home[0]) - blob.start
-                    bodies.append(blob.data[start : start + int(row.size[0])])
+                    bodies += cut(blob, rows[-1])
         joined, places = concatenate(rows), np.concatenate(order)
         kept = np.argsort(places, kind="stable")
         gone = scheduler.tombstones.left.find(keys_of(joined.source, joined.offset))
@@ -198,7 +196,7 @@ class Walk:
             prefix = self._job.which.key_prefix
             kept = kept[[has_key(bodies[n], prefix) for n in kept.tolist()]]
         near = np.append(ids[here], np.full(len(joined) - int(here.sum()), NOWHERE, dtype=np.int32))
-        chosen = [bodies[n] for n in kept.tolist()] if wants_bodies else None
+        chosen = Joined.of([bodies[n] for n in kept.tolist()]) if wants_bodies else None
         return Slice(joined.take(kept), near[kept].astype(np.int32), chosen)
 
     def _block_slice(self, now_ms: int) -> None:
@@ -211,9 +209,7 @@ class Walk:
         self._moved |= not there.all()
         there &= ~scheduler.tombstones.left.find(keys_of(rows.source, rows.offset))
         kept = np.flatnonzero(there)
-        bodies: list[Bytes] | None = None
-        if found.bodies is not None:
-            bodies = [found.bodies[n] for n in kept.tolist()]
+        bodies = None if found.bodies is None else found.bodies.take(kept)
         nowhere = np.full(len(kept), NOWHERE, dtype=np.int32)
         taken = self._touch(Slice(rows.take(kept), nowhere, bodies, block), now_ms)
         done = len(there) if taken == len(kept) else int(kept[taken])
@@ -235,9 +231,8 @@ class Walk:
         ends = np.cumsum(found.rows.size, dtype=np.int64)
         count = max(1, int(np.searchsorted(ends, SHIFTED_BYTES_MAX, side="right")))
         assert found.bodies is not None
-        part = Slice(
-            found.rows.slice(0, count), found.near[:count], found.bodies[:count], found.block
-        )
+        bodies = found.bodies.take(slice(0, count))
+        part = Slice(found.rows.slice(0, count), found.near[:count], bodies, found.block)
         slices.shift(self._scheduler, self._job, part, now_ms)
         return len(part.rows)
 
@@ -251,7 +246,7 @@ def _from(found: InBlock, start: int) -> InBlock:
     return found._replace(
         at=found.at[start:],
         rows=found.rows.slice(start, len(found.at)),
-        bodies=None if found.bodies is None else found.bodies[start:],
+        bodies=None if found.bodies is None else found.bodies.take(slice(start, None)),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from duemq_server.storage.errors import LogFull
+from duemq_server.storage.record import HEADER_BYTES
 from duemq_server.timer_service.scheduling.bulk import walk as walking
 from duemq_server.timer_service.scheduling.bulk.jobs import KEEP_MS, REMEMBERED_MAX, Job, Which
 from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
@@ -242,22 +243,42 @@ def test_a_full_log_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert job.count == 2
 
 
-def test_a_block_that_cannot_be_read_is_named_and_stays() -> None:
+@pytest.mark.parametrize("by_ms", [None, 60_000])
+@pytest.mark.parametrize("body", [False, True])
+def test_a_block_that_cannot_be_read_is_named_and_stays(body: bool, by_ms: int | None) -> None:
     world = far_world(FAR_MS)
     add(world, 100 * FAR_MS)
     flush(world)
     damaged = max(world.scheduler.segments.blocks(), key=lambda each: each.last_due_ms)
     path = f"{DATA}/segments/{damaged.file}"
     file = world.disk.open(path)
-    file.pwritev([b"damage"], damaged.position + 40)
+    at = damaged.index_length + HEADER_BYTES + 2 if body else 40
+    file.pwritev([b"damage"], damaged.position + at)
     file.close()
-    job, walk = begun(world)
+    job, walk = begun(world, ALL._replace(by_ms=by_ms))
 
     finish(world, walk)
 
+    if body and by_ms is None:  # bodies are not looked at
+        assert (job.count, job.problem) == (2, "")
+        return
     assert job.count == 1
     assert damaged.file in job.problem
-    assert world.scheduler.ledger.pending == 1
+    assert world.scheduler.ledger.pending == (1 if by_ms is None else 2)
+
+
+@pytest.mark.parametrize("at", [0, 8])
+def test_damage_around_bodies_that_are_whole_loses_none(at: int) -> None:
+    world = far_world(FAR_MS, 2 * FAR_MS)
+    [damaged] = world.scheduler.segments.blocks()
+    file = world.disk.open(f"{DATA}/segments/{damaged.file}")
+    file.pwritev([b"!"], damaged.position + damaged.index_length + at)
+    file.close()
+    job, walk = begun(world, ALL._replace(by_ms=60_000))
+
+    finish(world, walk)
+
+    assert (job.count, job.problem) == (2, "")
 
 
 def test_a_bounded_number_of_jobs_is_remembered_for_a_day() -> None:

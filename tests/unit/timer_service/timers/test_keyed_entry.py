@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.v1 import message_pb2
-from duemq_server.timer_service.timers import keyed_entry
+from duemq_server.timer_service.timers import keyed_entry, log_entries
 from duemq_server.timer_service.timers.key_hash import hash_of, key_in
 from duemq_server.timer_service.timers.keyed import EXISTS, REPLACED, SCHEDULED, Handle, TimerKey
 from duemq_server.timer_service.timers.keyed_entry import CANCELLED, Changed, RequestKey, Result
@@ -46,6 +46,38 @@ def test_an_entry_says_what_goes_and_what_comes() -> None:
         assert getattr(found, name).tolist() == getattr(changed, name).tolist()
     for name in ("request", "at_ms", "cancelled", "replaced", "source", "brokers", "answer"):
         assert getattr(found, name) == getattr(changed, name), name
+
+
+def test_what_goes_may_be_told_in_columns() -> None:
+    plain = Changed(
+        RequestKey(bytes(16)),
+        1_234,
+        (),
+        hashes(),
+        [handle(2), Handle(SOURCE, 1, 9)],
+        SOURCE,
+        [""],
+        hashes(0, 5),
+        b"frames",
+        b"",
+        topics=[77, 77],
+    )
+    table = log_entries.cancelled_table(
+        [SOURCE, OTHER],
+        np.array([1, 0], dtype=np.uint32),
+        np.array([2, 1]),
+        np.array([1_002, 9]),
+        77,
+    )
+    columns = plain._replace(replaced=(), topics=(), table=table)
+    assert keyed_entry.encode(columns) == keyed_entry.encode(plain)
+
+    body = memoryview(b"".join(bytes(part) for part in keyed_entry.encode(columns)))
+    found = keyed_entry.decode(body, in_columns=True)
+
+    assert found.table is not None
+    assert found.table.tolist() == table.tolist()
+    assert (found.replaced, found.hashes.tolist()) == ([], [0, 5])
 
 
 def test_an_answer_is_read_as_it_was_written() -> None:
