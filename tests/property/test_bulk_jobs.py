@@ -305,6 +305,7 @@ class BulkJobs(RuleBasedStateMachine):
         self.world.heal()
         while self.walk is not None:
             self._step()
+            self.world.sync()  # a log of which too much is not committed takes nothing
         self.world.keyed.moved = self.world.scheduler.ledger.replaced
         self.world.drain()
 
