@@ -25,6 +25,8 @@ class Departure:
     minute: int
     cancelled: bool
     row: Mapping[str, str]
+    late_min: int = 0
+    """How much later than scheduled it left; not below 0."""
 
     @property
     def body(self) -> bytes:
@@ -49,6 +51,7 @@ def read_day(lines: Iterable[str]) -> list[Departure]:
             minute=_minute(row["sched_dep_time"]),
             cancelled=not row["dep_time"],
             row=row,
+            late_min=max(0, int(row.get("dep_delay") or 0)),
         )
         for row in csv.DictReader(lines)
     ]
@@ -64,6 +67,11 @@ def schedule(day: Sequence[Departure], begin_ms: int, speed: float) -> dict[str,
         departure.flight: begin_ms + round((departure.minute - first) * 60_000 / speed)
         for departure in day
     }
+
+
+def clock(minute: int) -> str:
+    """A minute of the day, or of the night after it, as people write it."""
+    return f"{minute // 60 % 24:02}:{minute % 60:02}"
 
 
 def _minute(hmm: str) -> int:

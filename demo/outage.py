@@ -36,6 +36,11 @@ class Killing:
             return f"{killed} killed with -9"
         return f"{killed} back after {(self.outage.end_ms - self.outage.begin_ms) / 1000:.1f} s"
 
+    @property
+    def under_way(self) -> bool:
+        """Not all that was killed serves again."""
+        return self._thread is not None and self.outage is None
+
     def begin(self) -> None:
         """Kills; does nothing the second time."""
         if self._thread is None:

@@ -1,4 +1,7 @@
-"""Drives the demo: starts the cluster, sends the day, cancels, kills, receives, reports, audits."""
+"""Drives the demo: starts the cluster, sends the day, cancels, kills, receives, reports, audits.
+
+What else changes during the day is the tower's.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from duemq import Admin, Message, Outgoing, Producer, PushConsumer, telemetry
+from duemq import Admin, Message, Producer, PushConsumer, telemetry
+from duemq.descriptions import TimerCount
+from duemq_cli.histogram import COLUMNS, histogram_rows
+from duemq_cli.text import table
 from duemq_server.bench.harness.percentiles import summary
 from duemq_server.bench.harness.topic_reader import read_topic
-from duemq_server.demo.day import Departure, load_day, schedule
+from duemq_server.demo.changes import by_hours
+from duemq_server.demo.day import Departure, clock, load_day, schedule
 from duemq_server.demo.ledger import Audit, Delivery, Ledger, Stored
 from duemq_server.demo.live import Screen, Status
 from duemq_server.demo.outage import Killing
+from duemq_server.demo.tower import REMINDER_EVERY_MS, TOPIC, Tower, now_ms, outgoing
 from duemq_server.local_cluster import EmbeddedCluster, safe_path
 
-TOPIC = "departures"
 # Group → members.
 GROUPS = {"gates": 3, "board": 1}
 VICTIMS = ("broker-1", "timer-0")
@@ -60,7 +67,10 @@ class Day:
         self._options = options
         self._console = console
         self._departures = load_day()
-        self._ledger = Ledger(deliveries={group: [] for group in GROUPS})
+        self._ledger = Ledger(
+            deliveries={group: [] for group in GROUPS}, reminder_every_ms=REMINDER_EVERY_MS
+        )
+        self._airports = {each.flight: each.origin for each in self._departures}
         self._handles: dict[str, str] = {}
         self._due: dict[str, int] = {}
         self._to_cancel: list[Departure] = []
@@ -88,11 +98,16 @@ class Day:
         telemetry.configure("demo", exporter="duemq", nameserver=cluster.nameserver)
         consumers: list[PushConsumer] = []
         try:
-            with Admin(cluster.nameserver) as admin:
+            with Admin(cluster.nameserver) as admin, Producer(cluster.nameserver) as producer:
                 admin.create_topic(TOPIC)
+                tower = Tower(admin, producer, self._ledger, self._say)
+                tower.remind()
                 consumers = self._consumers(cluster.nameserver)
-                self._send(cluster.nameserver)
-                self._follow(cluster, admin)
+                self._send(producer)
+                self._draw(admin)
+                tower.open(self._departures, self._due, self._options.speed)
+                self._follow(cluster, admin, tower)
+                tower.close(cluster.nameserver)
         finally:
             for consumer in consumers:
                 consumer.close()
@@ -121,37 +136,41 @@ class Day:
 
         return receive
 
-    def _send(self, nameserver: str) -> None:
+    def _send(self, producer: Producer) -> None:
         begin_ms = now_ms() + int(LEAD_S * 1000)
         self._due = schedule(self._departures, begin_ms, self._options.speed)
-        outgoing = [
-            Outgoing(
-                departure.body,
-                key=departure.flight,
-                tag=departure.origin,
-                ordering_key=departure.tail or None,
-                deliver_at=self._due[departure.flight],
-            )
-            for departure in self._departures
-        ]
-        with Producer(nameserver) as producer:
-            receipts = producer.send_many(TOPIC, outgoing)
-            for departure, receipt in zip(self._departures, receipts, strict=True):
-                self._ledger.accept(departure.flight, receipt.due_ms or 0)
-                self._handles[departure.flight] = receipt.handle or ""
+        messages = [outgoing(each, self._due[each.flight]) for each in self._departures]
+        receipts = producer.send_many(TOPIC, messages)
+        for departure, receipt in zip(self._departures, receipts, strict=True):
+            self._ledger.accept(departure.flight, receipt.due_ms or 0)
+            self._handles[departure.flight] = receipt.handle or ""
         self._to_cancel = [departure for departure in self._departures if departure.cancelled]
         self._console.print(
-            f"{len(outgoing):,} departures accepted, {len(self._to_cancel)} of them to be "
+            f"{len(messages):,} departures accepted, {len(self._to_cancel)} of them to be "
             f"cancelled; the day takes {self._length_s():.0f} s."
         )
 
-    def _follow(self, cluster: EmbeddedCluster, admin: Admin) -> None:
+    def _draw(self, admin: Admin) -> None:
+        """What falls due in which hour of the day, as the timer service lists it."""
+        due = [each.due_ms for each in admin.list_timers(TOPIC, limit=len(self._due))]
+        buckets = by_hours(due, min(self._due.values()), self._options.speed)
+        rows = histogram_rows(buckets, self._clock)
+        columns = [column for column in COLUMNS if column != "within"]
+        for line in table(columns, ([row[column] for column in columns] for row in rows)):
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, highlight=False)
+
+    def _follow(self, cluster: EmbeddedCluster, admin: Admin, tower: Tower) -> None:
         """From the first departure to the last delivery."""
         begin_ms, end_ms = min(self._due.values()), max(self._due.values())
         killing = Killing(cluster, VICTIMS)
         with Screen(self._console) as screen:
-            while not self._done() and now_ms() < end_ms + GRACE_S * 1000:
+            while not (self._done() and tower.done) and now_ms() < self._last_ms():
                 self._cancel_next(admin)
+                if not killing.under_way:
+                    tower.step(self._clock(now_ms()))
                 if now_ms() >= (begin_ms + end_ms) // 2:
                     killing.begin()
                 screen.show(self._status(begin_ms, killing.state))
@@ -163,6 +182,9 @@ class Day:
             raise killing.failure
         if killing.outage is not None:
             self._ledger.outages.append(killing.outage)
+
+    def _last_ms(self) -> float:
+        return max(self._ledger.due_ms.values()) + GRACE_S * 1000
 
     def _cancel_next(self, admin: Admin) -> None:
         until_ms = now_ms() + CANCEL_LEAD_S * 1000
@@ -192,14 +214,11 @@ class Day:
         late = [
             float(delivery.received_ms - ledger.due_ms.get(delivery.flight, delivery.received_ms))
             for delivery in list(ledger.deliveries["board"])
+            if not ledger.kept_back(delivery.flight, self._airports[delivery.flight])
         ]
         elapsed_ms = max(0, now_ms() - begin_ms)
-        first = self._departures[0].minute
-        minute = first + int(elapsed_ms * self._options.speed / 60_000)
-        last = max(departure.minute for departure in self._departures)
-        minute = min(minute, last)
         return Status(
-            clock=f"{minute // 60:02}:{minute % 60:02}",
+            clock=self._clock(now_ms()),
             elapsed_s=elapsed_ms / 1000,
             accepted=len(ledger.due_ms),
             pending=len(ledger.due_ms) - len(ledger.cancelled) - min(delivered.values()),
@@ -208,6 +227,12 @@ class Day:
             lateness=summary(late),
             note=note,
         )
+
+    def _clock(self, at_ms: int) -> str:
+        """The day's time at a moment."""
+        elapsed_ms = max(0, at_ms - min(self._due.values()))
+        first = min(departure.minute for departure in self._departures)
+        return clock(first + round(elapsed_ms * self._options.speed / 60_000))
 
     def _length_s(self) -> float:
         return (max(self._due.values()) - min(self._due.values())) / 1000
@@ -234,13 +259,14 @@ class Day:
 
     def _read_log(self, nameserver: str) -> None:
         self._ledger.stored = [
-            Stored(message.key or "", message.store_ms) for message in read_topic(nameserver, TOPIC)
+            Stored(
+                message.key or "",
+                message.store_ms,
+                message.properties.get("gate"),
+                message.tag or "",
+            )
+            for message in read_topic(nameserver, TOPIC)
         ]
-
-
-def now_ms() -> int:
-    """Epoch milliseconds, now."""
-    return time.time_ns() // 1_000_000
 
 
 def sentences(audit: Audit) -> list[str]:
@@ -248,10 +274,22 @@ def sentences(audit: Audit) -> list[str]:
     return [
         f"accepted {audit.accepted:,} = cancelled {audit.cancelled:,} + delivered "
         + ", ".join(f"{g.delivered:,} to {g.group} ({g.repeated} repeated)" for g in audit.groups),
+        f"changed on the way: {audit.moved} flights to another time, {audit.gates} gates",
         f"in the topic's log: {audit.stored:,}",
+        *_account(audit.count),
+        f"reminders: {audit.reminders}, one every 5 s",
         f"lateness outside the outage: {_lateness(audit.lateness_outside)}",
         f"lateness inside the outage:  {_lateness(audit.lateness_inside)}",
+        f"lateness in the ground stop: {_lateness(audit.lateness_stopped)}",
     ]
+
+
+def _account(count: TimerCount | None) -> list[str]:
+    if count is None:
+        return []
+    names = ("pending", "fired", "cancelled", "replaced", "dropped")
+    parts = " + ".join(f"{name} {getattr(count, name):,}" for name in names)
+    return [f"the timer service's account: accepted {count.accepted:,} = {parts}"]
 
 
 def _lateness(figures: dict[str, float]) -> str:

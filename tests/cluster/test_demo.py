@@ -25,3 +25,6 @@ def test_the_demo_tells_by_its_exit_code(tmp_path: Path, flags: tuple[str, ...],
     assert done.returncode == code, done.stdout + done.stderr
     assert "accepted 1,004 = cancelled 121 + delivered" in done.stdout
     assert ("lost for group board" in done.stdout) == bool(code)
+    assert "23:00  " in done.stdout  # the day, drawn before it begins
+    assert "LGA goes on" in done.stdout
+    assert "fired 883 + cancelled 121 + replaced " in done.stdout

@@ -13,11 +13,10 @@ from duemq.errors import MissingBroker, PartialAnswer
 from duemq_cli.commands.timer.changing import cancel, fire, reschedule, shift
 from duemq_cli.commands.timer.holding import hold, holds, resume
 from duemq_cli.exits import Exit
+from duemq_cli.histogram import COLUMNS, histogram_rows
 from duemq_cli.session import Session, known, pass_session, session_options
-from duemq_cli.text import body_text, duration, local_time, printable
+from duemq_cli.text import body_text, local_time, printable
 from duemq_cli.times import moment
-
-BAR_CELLS = 40
 
 
 @click.group()
@@ -79,18 +78,7 @@ def histogram(session: Session, /, topic: str | None) -> Exit:
     if session.json:
         session.output.table((), map(dataclasses.asdict, found), empty="")
     else:
-        most = max((each.pending for each in found), default=1)
-        rows = [
-            {
-                "due": local_time(each.from_ms) if each.from_ms else "overdue",
-                "within": duration(each.to_ms - each.from_ms) if each.from_ms else "",
-                "pending": each.pending,
-                "share": "█" * max(1, round(each.pending / most * BAR_CELLS)),
-            }
-            for each in found
-        ]
-        columns = ("due", "within", "pending", "share")
-        session.output.table(columns, rows, empty="no delayed messages")
+        session.output.table(COLUMNS, histogram_rows(found), empty="no delayed messages")
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
 
