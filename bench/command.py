@@ -11,6 +11,8 @@ from duemq import tune_process
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options
 from duemq_server.bench import suite
+from duemq_server.bench.harness.results import Report
+from duemq_server.bench.matrix import table
 from duemq_server.replication.settings import REPLICAS_MAX
 
 MIB = 1 << 20
@@ -67,6 +69,12 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
 
 
 def _run(session: Session, parameters: dict[str, Any], place: suite.Place, name: str) -> Exit:
+    return _measure(session, parameters, place, name)[1]
+
+
+def _measure(
+    session: Session, parameters: dict[str, Any], place: suite.Place, name: str
+) -> tuple[Report, Exit]:
     people = not session.json
     tune_process()  # as sdk/README.md advises who moves many messages
     report = suite.run(
@@ -78,7 +86,7 @@ def _run(session: Session, parameters: dict[str, Any], place: suite.Place, name:
         report.print_json()
     for fault in report.faults:
         session.output.note(f"FAILED: {fault}")
-    return Exit.FAILED if report.faults else Exit.OK
+    return report, Exit.FAILED if report.faults else Exit.OK
 
 
 def _count(default: int) -> Callable[[Any], Any]:
@@ -262,6 +270,62 @@ def lateness(**options: Any) -> dict[str, Any]:
 def pending(**options: Any) -> dict[str, Any]:
     """Memory and restart of the timer service with a large backlog."""
     return options
+
+
+@bench.command("timers-matrix")
+@click.option(
+    "--pending",
+    type=click.IntRange(1, 100_000_000),
+    multiple=True,
+    default=(10_000, 1_000_000, 10_000_000),
+    show_default=True,
+    help="Far timers that wait: a row.  May be given several times.",
+)
+@click.option(
+    "--fires",
+    type=click.IntRange(1, 10_000_000),
+    default=100_000,
+    show_default=True,
+    help="More, all due at one moment; at most as many as are pending.",
+)
+@click.option(
+    "--rate",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    show_default=True,
+    help="Of the trickle in another topic, a second.",
+)
+@_size(256)
+@click.option(
+    "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Due within."
+)
+@click.option("--data", metavar="DIR", help="Folder for its own clusters' data.")
+@session_options
+@pass_session
+def timers_matrix(
+    session: Session, /, pending: tuple[int, ...], data: str | None, **options: Any
+) -> Exit:
+    """The timer service with 10 thousand, a million and ten million timers pending.
+
+    A row each, on a cluster of its own: accepted a second until the timer service has them, fired a
+    second, lateness of another topic's trickle meanwhile, its memory at rest and at its peak, the
+    seconds after kill -9 until it accepts and until the first due one is fired, and bytes of index
+    a timer on the disk.  In the table, × is the ratio to the first row.  With --json, an object a
+    line.  Ten million take some minutes, and 10 GB of disk.
+
+    \b
+    Example:
+      duemq bench timers-matrix --pending 10000 --pending 100000
+    """
+    place = suite.Place(directory=data)
+    rows, exits = [], []
+    for count in pending:
+        report, code = _measure(session, {"pending": count, **options}, place, "timers-matrix")
+        rows.append((count, report.figures))
+        exits.append(code)
+    for line in table.lines(rows):
+        session.output.line(line)
+    return max(exits)
 
 
 @measured

@@ -45,6 +45,14 @@ PLAN: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("timers", {"count": 200_000, "size": 256, "spread_s": 5.0}, ("count",)),
     ("lateness", {"rate": 5_000, "seconds": 20.0, "size": 256}, ("seconds",)),
     ("pending", {"count": 1_000_000, "size": 256, "days": 30}, ("count",)),
+    *(
+        (
+            "timers-matrix",
+            {"pending": pending, "fires": 100_000, "rate": 50, "size": 256, "days": 30},
+            ("pending",),
+        )
+        for pending in (10_000, 1_000_000)
+    ),
     (
         "cancel",
         {

@@ -11,6 +11,7 @@ from typing import Any
 
 from duemq_server.bench.harness.results import Report
 from duemq_server.bench.harness.target import target
+from duemq_server.bench.matrix import row
 from duemq_server.bench.measures import (
     cancel,
     consume,
@@ -41,6 +42,7 @@ RUNNERS: dict[str, Runner] = {
     "timers": timers.run,
     "lateness": lateness.run,
     "pending": pending.run,
+    "timers-matrix": row.run,
     "cancel": cancel.run,
     "restart": restart.run,
     "idle": idle.run,
@@ -48,7 +50,7 @@ RUNNERS: dict[str, Runner] = {
     "tracing": tracing.run,
 }
 # They kill or weigh processes, which a cluster of somebody else's does not allow.
-OWN_CLUSTER_ONLY = frozenset({"pending", "restart", "idle", "failover", "tracing"})
+OWN_CLUSTER_ONLY = frozenset({"pending", "timers-matrix", "restart", "idle", "failover", "tracing"})
 # Of a benchmark's own cluster, where it is not one.
 BROKERS = {"group": 2, "rebalance": 2}
 REPLICAS = {"failover": 2}

@@ -77,6 +77,17 @@ def rss_mb(pid: int) -> float:
     return round(pages * _PAGE_BYTES / 1e6, 1)
 
 
+def rss_peak_mb(pid: int) -> float:
+    """The most that was resident since the process began, in MB of 10^6 bytes."""
+    for line in (
+        Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    ):
+        name, _, value = line.partition(":")
+        if name == "VmHWM":
+            return round(int(value.split()[0]) * 1024 / 1e6, 1)
+    return 0.0
+
+
 def read_bytes(pid: int) -> int:
     """Bytes that the process has asked the kernel for, from files and connections."""
     for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines():

@@ -41,12 +41,12 @@ def run(target: Target, report: Report, *, count: int, size: int, days: int) -> 
     topic = target.new_topic("pending")
     began = time.perf_counter()
     with Producer(target.nameserver) as producer:
-        producer.send_many(topic, _far(count, size, days))
+        producer.send_many(topic, far(count, size, days))
     report.figures["accepted_per_s"] = round(count / (time.perf_counter() - began))
     with Admin(target.nameserver) as admin:
         wait_pending(admin, count)
         report.figures["rss_full_mb"] = rss_mb(cluster.processes[TIMER])
-        report.figures["rss_mb"] = _rested_rss_mb(cluster.processes[TIMER])
+        report.figures["rss_mb"] = rested_rss_mb(cluster.processes[TIMER])
         report.figures["inside_cpu_ms"] = _inside_cpu_ms(admin, topic, cluster.processes[TIMER])
         probe = target.new_topic("probe", queues=1)
         report.figures["restart_s"] = _first_fire_s(cluster, target.nameserver, probe)
@@ -75,7 +75,7 @@ def _inside_cpu_ms(admin: Admin, topic: str, pid: int) -> dict[str, float]:
     return found
 
 
-def _rested_rss_mb(pid: int) -> float:
+def rested_rss_mb(pid: int) -> float:
     """Once it has given back what it needed for the work."""
     least, since = rss_mb(pid), time.monotonic()
     while time.monotonic() < since + REST_S:
@@ -85,7 +85,7 @@ def _rested_rss_mb(pid: int) -> float:
     return least
 
 
-def _far(count: int, size: int, days: int) -> Iterator[Outgoing]:
+def far(count: int, size: int, days: int) -> Iterator[Outgoing]:
     """Due from a tenth of a day from now on, evenly."""
     begin_ms = time.time_ns() // 1_000_000 + DAY_MS // 10
     step_ms = (days * DAY_MS - DAY_MS // 10) / count

@@ -46,7 +46,7 @@ class TimedReceiver(Receiver):
 def run(target: Target, report: Report, *, count: int, size: int, spread_s: float) -> None:
     """Runs both phases."""
     cpu = CpuMeter(target.cluster)
-    accepted_s, burst = _phase(target, count, size, 0.0)
+    accepted_s, burst = phase(target, count, size, 0.0)
     report.figures["cpu_us_per_msg"] = cpu.us_per(count)
     fired_s = (max(burst.store_ms) - min(burst.store_ms) + 1) / 1000
     report.figures["accepted_per_s"] = round(count / accepted_s)
@@ -57,14 +57,15 @@ def run(target: Target, report: Report, *, count: int, size: int, spread_s: floa
             target.directory, size, floors.FRAME_BYTES // size or 1, count
         ).msgs_per_s
     )
-    _, spread = _phase(target, count, size, spread_s)
+    _, spread = phase(target, count, size, spread_s)
     report.figures |= summary(spread.received_late_ms)
     report.figures["early"] = burst.early + spread.early
     for name in ("lost", "twice"):
         report.figures[name] = burst.figures()[name] + spread.figures()[name]
 
 
-def _phase(target: Target, count: int, size: int, spread_s: float) -> tuple[float, TimedReceiver]:
+def phase(target: Target, count: int, size: int, spread_s: float) -> tuple[float, TimedReceiver]:
+    """Sends `count`, due within `spread_s`; seconds until accepted, and who received them."""
     topic = target.new_topic("timers")
     lead_s = LEAD_S + count / ACCEPTED_PER_S_LEAST
     due_ms = int((time.time() + lead_s) * 1000)

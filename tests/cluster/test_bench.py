@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from duemq_server.bench.matrix.table import COLUMNS
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, duemq, rows
 
@@ -93,6 +94,17 @@ def test_a_benchmark_with_its_own_cluster_reports_its_figures(
 ) -> None:
     (report,) = rows(duemq("127.0.0.1:1", "bench", *arguments, "--json"))
     assert figures <= set(report["figures"])
+
+
+MATRIX = ("--pending", "2000", "--pending", "10000", "--fires", "1000")
+
+
+def test_the_matrix_has_an_object_a_row() -> None:
+    reports = rows(duemq("127.0.0.1:1", "bench", "timers-matrix", *MATRIX, "--json"))
+    assert [report["parameters"]["pending"] for report in reports] == [2_000, 10_000]
+    for report in reports:
+        assert set(report["figures"]) >= set(COLUMNS) | COUNTS | {"early"}
+        assert all(report["figures"][name] == 0 for name in ("lost", "twice", "early"))
 
 
 def test_the_suite_writes_its_file_and_can_be_reduced(tmp_path: Path) -> None:
