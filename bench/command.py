@@ -286,7 +286,7 @@ def pending(**options: Any) -> dict[str, Any]:
     type=click.IntRange(1, 10_000_000),
     default=100_000,
     show_default=True,
-    help="More, all due at one moment; at most as many as are pending.",
+    help="More, all due at one moment.",
 )
 @click.option(
     "--rate",
