@@ -311,7 +311,7 @@ def timers_matrix(
     second, lateness of another topic's trickle meanwhile, its memory at rest and at its peak, the
     seconds after kill -9 until it accepts and until the first due one is fired, and bytes of index
     a timer on the disk.  In the table, × is the ratio to the first row.  With --json, an object a
-    line.  Ten million take some minutes, and 10 GB of disk.
+    line.  Ten million take minutes, and some GB of disk.
 
     \b
     Example:
