@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from duemq_analytics.answers import definitions
 from duemq_analytics.answers.buckets import MINUTE_S, bucketed
 from duemq_analytics.answers.percentiles import approximate, named
 
@@ -27,13 +28,12 @@ def journeys(spans: DataFrame) -> DataFrame:
     needs no second exchange and no join.  `calls` above 1: the message came again.
     """
     sent = F.col("operation") == "send"
-    first = sent | (F.coalesce(F.col("attempt"), F.lit(0)) == 0)
     called = F.struct(
         "consumer_group",
         "start_ns",
         "duration_ns",
         F.col("attempt").alias("attempt"),
-        (F.col("status") == "ERROR").alias("failed"),
+        definitions.failed().alias("failed"),
     )
     messages = (
         spans.where(F.col("message_id").isNotNull() & F.col("operation").isin("send", "process"))
@@ -41,7 +41,7 @@ def journeys(spans: DataFrame) -> DataFrame:
         .agg(
             F.min(F.when(sent, F.col("start_ts"))).alias("sent_ts"),
             F.min(F.when(sent, F.col("start_ns"))).alias("sent_ns"),
-            F.max(F.when(first, F.col("due_ms"))).alias("due_ms"),
+            F.max(definitions.own_due_ms()).alias("due_ms"),
             F.collect_list(F.when(~sent, called)).alias("calls"),
         )
     )
@@ -77,7 +77,7 @@ def end_to_end(journeys: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> D
             "topic",
             "consumer_group",
             ((F.col("first_ns") - F.col("sent_ns")) / _NS_PER_MS).alias("ms"),
-            (F.col("calls") > 1).cast("bigint").alias("repeated"),
+            definitions.repeated(F.col("calls")).alias("repeated"),
         )
         .groupBy("bucket_s", "bucket_ts", "topic", "consumer_group")
         .agg(

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from duemq_analytics.answers import definitions
 from duemq_analytics.answers.buckets import MINUTE_S, bucketed
-from duemq_analytics.answers.operations import weight
 from duemq_analytics.answers.percentiles import exact, named
 
 
@@ -23,24 +23,20 @@ def lateness(spans: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> DataFr
     bucket_s, bucket_ts, topic, stage (fire, process), consumer_group · messages, early ·
     p50_ms, p95_ms, p99_ms, max_ms, curve.  Of a message's process spans the first call counts.
     """
-    first = (F.col("operation") == "fire") | (F.coalesce(F.col("attempt"), F.lit(0)) == 0)
-    early = F.when(F.col("lateness_ms") < 0, F.col("weight")).otherwise(0)
     return (
-        spans.where(
-            F.col("lateness_ms").isNotNull() & F.col("operation").isin("fire", "process") & first
-        )
+        spans.where(definitions.has_lateness())
         .select(
             bucketed(F.timestamp_millis(F.col("due_ms")), lengths_s),
             "topic",
             F.col("operation").alias("stage"),
             "consumer_group",
             "lateness_ms",
-            weight().alias("weight"),
+            definitions.weight().alias("weight"),
         )
         .groupBy("bucket_s", "bucket_ts", "topic", "stage", "consumer_group")
         .agg(
             F.sum("weight").alias("messages"),
-            F.sum(early).alias("early"),
+            F.sum(definitions.early(F.col("weight"))).alias("early"),
             exact(F.col("lateness_ms"), F.col("weight")),
             F.max("lateness_ms").alias("max_ms"),
         )

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from duemq_analytics.answers import definitions
 from duemq_analytics.answers.buckets import MINUTE_S, bucketed
 from duemq_analytics.answers.percentiles import approximate, named
 
@@ -22,16 +23,16 @@ def operations(spans: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> Data
     bucket_s, bucket_ts, topic, operation, consumer_group · spans, messages, errors, error_rate ·
     p50_ms, p95_ms, p99_ms, max_ms, curve of the spans' durations.
     """
-    errors = F.sum((F.col("status") == "ERROR").cast("bigint"))
+    errors = F.sum("error")
     return (
-        spans.where(F.col("topic").isNotNull())
+        spans.where(definitions.has_duration())
         .select(
             bucketed(F.col("start_ts"), lengths_s),
             "topic",
             "operation",
             "consumer_group",
-            "status",
-            weight().alias("weight"),
+            definitions.counted(definitions.failed()).alias("error"),
+            definitions.weight().alias("weight"),
             (F.col("duration_ns") / _NS_PER_MS).alias("ms"),
         )
         .groupBy("bucket_s", "bucket_ts", "topic", "operation", "consumer_group")
@@ -45,8 +46,3 @@ def operations(spans: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> Data
         )
         .transform(named)
     )
-
-
-def weight() -> Column:
-    """How many messages a span stands for: where there is a sampler, the sampled ones."""
-    return F.coalesce(F.col("sampled_count"), F.col("batch_count"), F.lit(1))

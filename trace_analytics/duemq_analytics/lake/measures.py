@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from duemq_analytics.answers import definitions
 from duemq_analytics.answers.buckets import bucketed
-from duemq_analytics.answers.operations import weight
 from duemq_analytics.answers.percentiles import CURVE
 
 US_PER_MINUTE = 60_000_000
@@ -77,15 +77,15 @@ def durations(spans: DataFrame) -> DataFrame:
     duration_us = (F.col("duration_ns") / _NS_PER_US).cast("bigint")
     call = F.col("operation") == "process"
     dead = F.coalesce(F.col("attributes")["duemq.dead_letter"], F.lit("false")) == "true"
-    rows = spans.where(F.col("topic").isNotNull()).select(
+    rows = spans.where(definitions.has_duration()).select(
         _minute(F.unix_micros("start_ts")).alias("minute_us"),
         "topic",
         "operation",
         "consumer_group",
-        weight().alias("weight"),
-        _counted(F.col("status") == "ERROR").alias("error"),
-        _counted(call & (F.col("attempt") > 0)).alias("retry"),
-        _counted((F.col("operation") == "settle") & dead).alias("dead_letter"),
+        definitions.weight().alias("weight"),
+        definitions.counted(definitions.failed()).alias("error"),
+        definitions.counted(call & (F.col("attempt") > 0)).alias("retry"),
+        definitions.counted((F.col("operation") == "settle") & dead).alias("dead_letter"),
         duration_us.alias("us"),
     )
     grouped = rows.groupBy("minute_us", "topic", "operation", "consumer_group").agg(
@@ -102,18 +102,13 @@ def durations(spans: DataFrame) -> DataFrame:
 
 def latenesses(spans: DataFrame) -> DataFrame:
     """Measure `lateness` of fire spans and of first calls."""
-    counts = (F.col("operation") == "fire") | (
-        (F.col("operation") == "process") & (F.coalesce(F.col("attempt"), F.lit(0)) == 0)
-    )
-    rows = spans.where(
-        F.col("topic").isNotNull() & F.col("lateness_ms").isNotNull() & counts
-    ).select(
+    rows = spans.where(definitions.has_lateness()).select(
         _minute(F.col("due_ms") * _US_PER_MS).alias("minute_us"),
         "topic",
         "operation",
         "consumer_group",
         "lateness_ms",
-        weight().alias("weight"),
+        definitions.weight().alias("weight"),
     )
     # KLL knows no weights: a value comes as often as it weighs, its sums with the first only.
     times = F.array_repeat(
@@ -124,7 +119,7 @@ def latenesses(spans: DataFrame) -> DataFrame:
     grouped = repeated.groupBy("minute_us", "topic", "operation", "consumer_group").agg(
         F.sum((F.col("again") == 0).cast("bigint")).alias("spans"),
         F.sum(whole).alias("messages"),
-        F.sum(F.when(F.col("lateness_ms") < 0, whole).otherwise(0)).alias("early"),
+        F.sum(definitions.early(whole)).alias("early"),
         F.max(F.col("lateness_ms") * _US_PER_MS).alias("max_us"),
         sketch(F.col("lateness_ms") * _US_PER_MS),
     )
@@ -158,8 +153,8 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
         .agg(
             F.min(F.unix_micros("start_ts")).alias("sent_us"),
             F.min(expected_us()).alias("expected_us"),
-            F.max(F.col("due_ms") * _US_PER_MS).alias("due_us"),
-            F.max(F.coalesce(F.col("status") != "ERROR", F.lit(True))).alias("accepted"),
+            F.max(definitions.own_due_ms() * _US_PER_MS).alias("due_us"),
+            F.max(~definitions.failed()).alias("accepted"),
         )
     )
     calls = known.where(F.col("operation") == "process").select(
@@ -167,7 +162,7 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
         F.col("message_id").alias("called_id"),
         "consumer_group",
         F.unix_micros("start_ts").alias("start_us"),
-        F.when(F.coalesce(F.col("attempt"), F.lit(0)) == 0, F.col("due_ms")).alias("call_due_ms"),
+        definitions.own_due_ms().alias("call_due_ms"),
     )
     if minutes is not None and minutes:
         first, last = min(minutes), max(minutes) + US_PER_MINUTE + _HORIZON_US
@@ -205,7 +200,7 @@ def end_to_end(messages: DataFrame) -> DataFrame:
         .agg(
             F.sum("calls").alias("spans"),
             F.count(F.lit(1)).alias("messages"),
-            F.sum((F.col("calls") > 1).cast("bigint")).alias("repeated"),
+            F.sum(definitions.repeated(F.col("calls"))).alias("repeated"),
             F.max(us).alias("max_us"),
             sketch(us),
         )
@@ -310,8 +305,3 @@ def as_minutes(grouped: DataFrame, measure: str) -> DataFrame:
 
 def _minute(us: Column) -> Column:
     return us - F.pmod(us, F.lit(US_PER_MINUTE))
-
-
-def _counted(condition: Column) -> Column:
-    """1 or 0; where a column is null it is not so."""
-    return F.coalesce(condition, F.lit(False)).cast("bigint")
