@@ -54,7 +54,7 @@ from duemq_server.timer_service.timers import (
 )
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.log_entries import Dispatched
-from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate, keys_of
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate, keys_of, runs
 
 log = logging.getLogger(__name__)
 
@@ -463,10 +463,15 @@ class Recovery:
         numbers = near.blobs_of(ids)
         met = self._unseen.meet(rows)
         dispatched = met[0] >= 0
-        for at in np.flatnonzero(dispatched).tolist():
-            blob = near.blobs[int(numbers[at])]
+        self._note_fired(met[0][dispatched], rows.take(dispatched))
+        acked = np.array([batch.acked for batch in self._batches], dtype=np.bool_)
+        waits = np.flatnonzero(dispatched)
+        waits = waits[~acked[met[0][waits]]]
+        waits = waits[np.argsort(numbers[waits], kind="stable")]
+        for start, end in runs(numbers[waits]):
+            blob, mine = near.blobs[int(numbers[waits[start]])], waits[start:end]
             if blob is not None:
-                self._give(met[:, at : at + 1], rows.slice(at, at + 1), blob)
+                self._give(met[:, mine], rows.take(mine), blob)
         near.drop(ids[dispatched])
 
     def _sift_memtable(self) -> None:
@@ -480,26 +485,38 @@ class Recovery:
         dispatched = met[0] >= 0
         if not dispatched.any():
             return rows
-        self._give(met[:, dispatched], rows.take(dispatched), blob)
+        met, fired = met[:, dispatched], rows.take(dispatched)
+        self._note_fired(met[0], fired)
+        self._give(met, fired, blob)
         return rows.take(~dispatched)
 
     def _give(self, met: npt.NDArray[np.int64], rows: Rows, blob: Blob) -> None:
+        """Bodies for the batches that will be sent again."""
         for number in np.unique(met[0]).tolist():
             batch = self._batches[number]
-            mine = met[0] == number
-            fired = rows.take(mine)
-            self._scheduler.fires.note(fired, self._fired_by(batch.position))
-            self._note_ended(fired, batch.position)
             if not batch.acked:
-                batch.found.append((met[1][mine], fired, blob))
+                mine = met[0] == number
+                batch.found.append((met[1][mine], rows.take(mine), blob))
 
-    def _note_ended(self, fired: Rows, position: int) -> None:
-        """Keys that a later entry names are another timer's by now, or cancelled."""
-        if fired.timer_key is None:
+    def _note_fired(self, batches: npt.NDArray[np.int64], fired: Rows) -> None:
+        """They went with the batches of these numbers."""
+        if not len(batches):
             return
-        changed, fired_ms = self._keys_changed, self._fired_by(position)
-        hashes = (each for each in fired.timer_key.tolist() if changed.get(each, 0) < position)
-        self._scheduler.keyed.ended.note(hashes, fired_ms, fired=True)
+        order = np.argsort(batches, kind="stable")
+        batches, fired = batches[order], fired.take(order)
+        fired_ms = np.empty(len(batches), dtype=np.int64)
+        for start, end in runs(batches):
+            position = self._batches[int(batches[start])].position
+            fired_ms[start:end] = self._fired_by(position)
+            if fired.timer_key is not None:
+                self._note_ended(fired.timer_key[start:end].tolist(), position)
+        self._scheduler.fires.note(fired, fired_ms)
+
+    def _note_ended(self, hashes: list[int], position: int) -> None:
+        """Keys that a later entry names are another timer's by now, or cancelled."""
+        changed = self._keys_changed
+        ended = (each for each in hashes if changed.get(each, 0) < position)
+        self._scheduler.keyed.ended.note(ended, self._fired_by(position), fired=True)
 
     def _load(self, horizon_ms: int) -> bool:
         """Loads some timers that were due; False if there are none."""

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
+
 from duemq_server.timer_service.timers.offset_pages import OffsetPages, SavedPage
 from duemq_server.timer_service.timers.rows import Rows, keys_of
 
@@ -26,13 +29,14 @@ class FireMemory:
         """The latest due time that was ever fired: it does not go back with the clock."""
         self._late = OffsetPages()
 
-    def note(self, rows: Rows, now_ms: int) -> None:
-        """Timers fire."""
+    def note(self, rows: Rows, now_ms: int | npt.NDArray[np.int64]) -> None:
+        """Timers fire; `now_ms`: when, all or each."""
         due_ms = rows.due_ms
         self.until_ms = max(self.until_ms, int(due_ms.max()))
         late = due_ms + LATE_MS < now_ms
         if late.any():
-            self._late.mark(keys_of(rows.source[late], rows.offset[late]), now_ms)
+            at_ms = now_ms if isinstance(now_ms, int) else now_ms[late]
+            self._late.mark(keys_of(rows.source[late], rows.offset[late]), at_ms)
 
     def note_by_hand(self, source: int, offset: int, since_ms: int) -> None:
         """A timer is fired before it is due; known until `keep_ms` after `since_ms`."""
