@@ -23,9 +23,14 @@ from matplotlib.ticker import FuncFormatter
 COLOURS_MAX = 8
 """Colours that can still be told apart; further ones begin again."""
 
-DASHES = ("-", "--", ":")
+DASHES = ("-", "--", ":", "-.")
 
 WIDTH_IN, HEIGHT_IN = 7.2, 2.7
+"""Of the plot: 518 units wide, which the page never shows narrower than as many pixels."""
+LEGEND_IN = 0.23  # a line of the legend
+LEGEND_CHARACTERS = 78  # that fit into one
+LEGEND_COLUMNS_MAX = 4
+KEY_CHARACTERS = 6  # the room of a line's sample
 
 _INK, _GRID = "#0a0b0c", "#0d0e0f"
 _SERIES = tuple(f"#a1b2{i:02x}" for i in range(COLOURS_MAX))
@@ -40,7 +45,7 @@ _STYLE: Mapping[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # A group may have dollars in its name.
     "font.family": ["DejaVu Sans"],
-    "font.size": 9,
+    "font.size": 12,
     "text.color": _INK,
     "axes.edgecolor": _GRID,
     "axes.labelcolor": _INK,
@@ -55,7 +60,9 @@ _STYLE: Mapping[str, Any] = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "legend.frameon": False,
-    "legend.fontsize": 8,
+    "legend.fontsize": 11.5,
+    "xtick.labelsize": 11.5,
+    "ytick.labelsize": 11.5,
 }
 
 
@@ -68,6 +75,11 @@ class Series:
     y: Sequence[float]
     colour: int = 0
     dash: int = 0
+
+
+def look(number: int) -> tuple[int, int]:
+    """Colour and dash of the line with this number: each colour once before any has a new dash."""
+    return number, number // COLOURS_MAX
 
 
 @dataclass
@@ -127,8 +139,12 @@ def _figure(
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axes.set_ylabel(unit)
     axes.set_ylim(bottom=min(0.0, *(value for line in series for value in line.y), 0.0))
-    if any(line.label for line in series):
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    longest = max((len(line.label) for line in series), default=0)
+    if longest:
+        columns = LEGEND_CHARACTERS // (longest + KEY_CHARACTERS)
+        columns = max(1, min(columns, LEGEND_COLUMNS_MAX))
+        figure.set_figheight(HEIGHT_IN + LEGEND_IN * math.ceil(len(series) / columns))
+        figure.legend(loc="outside lower left", ncols=columns)
     return figure, axes
 
 

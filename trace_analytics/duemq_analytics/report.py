@@ -267,7 +267,13 @@ def _charts_of(
 
 
 def _percentiles(title: str, topic: str, rows: Sequence[Row], name: Callable[[Row], str]) -> Chart:
-    """A colour a name; p50, p99 and max as solid, dashed and dotted lines."""
+    """A colour a name; p50, p99 and max as solid, dashed and dotted lines.
+
+    Of more names than there are colours p99 alone, so that one can be told from the other.
+    """
+    p99 = _lines(rows, name, itemgetter("p99_ms"))
+    if len(p99) > charts.COLOURS_MAX:
+        return charts.over_time(f"{title}, p99", topic, "ms", p99, log=True)
     lines = [
         replace(line, label=f"{line.label} {label}".strip(), dash=dash)
         for dash, (key, label) in enumerate(
@@ -281,7 +287,8 @@ def _percentiles(title: str, topic: str, rows: Sequence[Row], name: Callable[[Ro
 
 def _curve(title: str, topic: str, rows: Sequence[Row], name: Callable[[Row], str]) -> Chart:
     lines = [
-        Series(name(row) or "all", CURVE, row["curve"], colour=i) for i, row in enumerate(rows)
+        Series(name(row) or "all", CURVE, row["curve"], *charts.look(i))
+        for i, row in enumerate(rows)
     ]
     return charts.percentile_curves(title, topic, "ms", lines)
 
@@ -295,7 +302,9 @@ def _lines(
         x, y = points.setdefault(name(row), ([], []))
         x.append(charts.moment(row["bucket_ts"]))
         y.append(value(row))
-    return [Series(label, *points[label], colour=i) for i, label in enumerate(sorted(points))]
+    return [
+        Series(label, *points[label], *charts.look(i)) for i, label in enumerate(sorted(points))
+    ]
 
 
 def _operation(row: Row) -> str:

@@ -1,6 +1,7 @@
 import re
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 
 import pytest
 
@@ -37,6 +38,31 @@ def test_drawings_of_one_page_share_no_id():
     ids = [re.findall(r'id="([^"]+)"', chart.svg) for chart in drawings()]
     together = [name for names in ids for name in names]
     assert len(together) == len(set(together))
+
+
+@pytest.mark.parametrize("name", ["g{}", "a-group-with-a-much-longer-name-{}"])
+def test_many_groups_have_a_look_each_and_room_for_their_names(name):
+    looks = [charts.look(number) for number in range(16)]
+    assert len({(colour % charts.COLOURS_MAX, dash) for colour, dash in looks}) == 16
+    lines = [Series(name.format(n), TIMES, [1.0] * 60, *look) for n, look in enumerate(looks)]
+    few, many = (
+        ET.fromstring(over_time("Rate", "orders", "1/s", some).svg) for some in (lines[:1], lines)
+    )
+    height = [float(each.get("viewBox").split()[3]) for each in (few, many)]
+    text = "".join(many.itertext())
+    assert all(line.label in text for line in lines)
+    assert height[1] > height[0]  # the legend is not taken from the plot
+
+
+@pytest.mark.parametrize("chart", drawings(), ids=lambda chart: chart.title)
+def test_no_text_is_under_11_px_on_a_phone(chart):
+    page = files("duemq_analytics").joinpath("report.html").read_text()
+    (least_px,) = map(float, re.findall(r"svg {[^}]*min-width: ([0-9.]+)px", page))
+    width = float(ET.fromstring(chart.svg).get("viewBox").split()[2])
+    sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([0-9.]+)px", chart.svg)]
+    assert sizes
+    assert min(sizes) * least_px / width >= 11
+    assert "overflow-x: auto" in page[page.index("figure {") :].partition("}")[0]
 
 
 def test_any_name_of_a_group_is_shown_as_it_is():
