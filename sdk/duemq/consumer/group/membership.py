@@ -29,7 +29,7 @@ import grpc.aio
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.group.standing import After, Standing
-from duemq.errors import DuemqError, FencedMember, NotCoordinator, Unavailable
+from duemq.errors import DuemqError, FencedMember, NotCoordinator, Timeout, Unavailable
 from duemq.protocol.balance import MessageQueue
 from duemq.transport import status, streams
 from duemq.transport.cluster_client import Client
@@ -224,13 +224,28 @@ class Membership:
                 await self._owner.fenced()
         owned = tuple(self._owner.claim())
         try:
-            await streams.write(stream, self._hello(owned), name)
-            self._stream = stream
             reading = self._read(stream, name, claimed=bool(owned))
-            await streams.first_of(reading, self._beat(), self._rejoin.wait())
+            talking = self._talk(stream, name, owned)
+            await streams.first_of(reading, talking, self._rejoin.wait())
         finally:
             self._stream = None
             stream.cancel()
+
+    async def _talk(self, stream: Stream, name: str, owned: Iterable[MessageQueue]) -> None:
+        """The hello, then heartbeats.
+
+        gRPC's write may wait for ever for a call whose channel is closed while it begins, as when
+        its broker is elsewhere.  The hello has half of the session: in the other half the member
+        can come back.
+        """
+        wait_s = self._session_timeout_s / 2
+        try:
+            async with asyncio.timeout(wait_s):
+                await streams.write(stream, self._hello(owned), name)
+        except TimeoutError:
+            raise Timeout(f"{name}: the stream did not begin within {wait_s:g} s") from None
+        self._stream = stream
+        await self._beat()
 
     def _log_interruption(self, error: DuemqError, *, first: bool) -> None:
         if not first or isinstance(error, NotCoordinator):
