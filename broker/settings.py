@@ -61,7 +61,10 @@ class Settings(ReplicaSettings):
         retry_policy.DEFAULT_DELAYS, "delay before each retry, the last one for all beyond"
     )
     timer_queues: int = setting(
-        4, "queues of %TIMER%; taken at the first start", minimum=1, maximum=limits.QUEUES_MAX
+        4,
+        "queues of %TIMER%, half of them for what is due within a minute; taken at the first start",
+        minimum=1,
+        maximum=limits.QUEUES_MAX,
     )
     segment_bytes: int = setting(
         1 << 30, "size of a file of the log", unit="bytes", minimum=1 << 16, maximum=1 << 40

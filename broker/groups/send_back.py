@@ -15,7 +15,6 @@ of one message, however their reads overlap, the second finds it settled.
 """
 
 import struct
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,7 +24,7 @@ from duemq.protocol import checks, names
 from duemq.protocol.limits import ATTEMPT_MAX, ERROR_CHARACTERS_MAX
 from duemq.protocol.retry_policy import DELAY_MS_MAX, RetryPolicy
 from duemq_server.broker.reading.reader import StoredRecord
-from duemq_server.broker.records import retry_record
+from duemq_server.broker.records import retry_record, timer_queues
 from duemq_server.broker.records.batch import Columns
 from duemq_server.broker.records.retry_record import MessagePlace, Story
 from duemq_server.broker.store.offsets import GroupQueue
@@ -184,9 +183,9 @@ class SendBacks:
 
     def _append_retries(self, group: str, retries: list[_Again], now_ms: int) -> int:
         topic = self._topic(names.retry_topic(group))
-        timer_queues = self._store.queues_of(names.TIMER_TOPIC)
-        # Any of them is right; groups are spread over the shards of the timer service.
-        queue = timer_queues[zlib.crc32(topic.encode()) % len(timer_queues)]
+        queues = self._store.queues_of(names.TIMER_TOPIC)
+        latest_ms = max(each.due_ms for each in retries)
+        queue = queues[timer_queues.unordered(topic, len(queues), latest_ms, now_ms)]
         due_ms = struct.pack(f"<{len(retries)}q", *(each.due_ms for each in retries))
         accepted = self._store.append_frame(
             queue, _columns(retries), now_ms, target=(topic, 0), due_ms=due_ms, send_back=True

@@ -10,7 +10,6 @@ that position, the loop hands it to `durable`, and only then do consumers see th
 """
 
 import logging
-import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -34,7 +33,7 @@ from duemq.protocol import names
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.broker.group_counts import GroupCounts
 from duemq_server.broker.records import batch as batches
-from duemq_server.broker.records import due_times, refused_fires
+from duemq_server.broker.records import due_times, refused_fires, timer_queues
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
 from duemq_server.broker.records.timer_owners import Service
 from duemq_server.broker.store import group_configs, journal
@@ -160,14 +159,14 @@ class Store:
             queue_of = LaneKey(producer_id, topic.name, 0, timed=False)
             self.refused_fires += columns.count
             log.error("due messages for %s cannot be stored, see %s: %s", key, topic.name, error)
-        due_ms = (
-            due_times.resolve(batch, columns.count, now_ms, self.settings.delay_levels_ms).tobytes()
-            if timed
-            else None
-        )
+        due_ms, latest_ms = None, 0
+        if timed:
+            levels_ms = self.settings.delay_levels_ms
+            due = due_times.resolve(batch, columns.count, now_ms, levels_ms)
+            due_ms, latest_ms = due.tobytes(), int(due.max())
         if topic.name not in self.topics:
             self.create_topic(topic.name)
-        queue = self._home(queue_of)
+        queue = self._timer_queue(key, latest_ms, now_ms) if timed else self._home(queue_of)
         accepted = self.append_frame(
             queue,
             columns,
@@ -276,15 +275,17 @@ class Store:
         return Accepted(stored, end, timed, due_ms=due_ms)
 
     def _home(self, key: LaneKey) -> Queue:
-        """The queue that a lane's batches go to: the one named, or one of %TIMER%."""
-        if not key.timed:
-            queues = self.tables.queues.of(key.topic)
-            return queues[key.queue_id % len(queues)]
-        timer_queues = self.tables.queues.of(names.TIMER_TOPIC)
-        number = key.queue_id
-        if number == ANY_QUEUE:
-            number = zlib.crc32(f"{key.topic}|{key.producer_id}".encode())
-        return timer_queues[number % len(timer_queues)]
+        """The queue that a lane's batches go to."""
+        queues = self.tables.queues.of(key.topic)
+        return queues[key.queue_id % len(queues)]
+
+    def _timer_queue(self, key: LaneKey, latest_ms: int, now_ms: int) -> Queue:
+        """The queue of %TIMER% that a lane's batch waits in."""
+        queues = self.tables.queues.of(names.TIMER_TOPIC)
+        if key.queue_id != ANY_QUEUE:
+            return queues[timer_queues.ordered(key.queue_id, len(queues))]
+        sender = f"{key.topic}|{key.producer_id}"
+        return queues[timer_queues.unordered(sender, len(queues), latest_ms, now_ms)]
 
     def due_of(self, stored: Stored) -> bytes:
         """Due times of a stored batch as packed i64, for its repeat.

@@ -70,6 +70,7 @@ def occurrences(clock: WallClock, start: datetime, end: datetime) -> list[dateti
     return found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("dst", list(Dst))
 def test_around_changes_of_clocks(dst: Dst) -> None:

@@ -69,13 +69,15 @@ def sent_back(store: Store, *failures: Failure, now_ms: int = NOW_MS) -> list[Ou
 
 
 def frames(store: Store, topic: str) -> list[frame.Frame]:
-    found = []
+    """In the order in which they were stored."""
+    found = {}
     for queue in store.queues_of(topic):
         at = queue.min_offset
         while at < queue.max_offset:
-            found.append(frame.decode(store.log.read_entry(queue.frame_at(at)).body))
-            at = found[-1].end_offset
-    return found
+            position = queue.frame_at(at)
+            found[position] = frame.decode(store.log.read_entry(position).body)
+            at = found[position].end_offset
+    return [found[position] for position in sorted(found)]
 
 
 def entries(each: frame.Frame) -> list[bytes]:
@@ -362,7 +364,7 @@ def test_groups_are_spread_over_the_timer_queues() -> None:
         group = f"g{number}"
         key = GroupQueue(group, "orders", 0)
         records = reader.read_each(store.log, [(store.queue("orders", 0), 0)], 1 << 20)
-        core.store(group, [Failure(key, 0)], records, NOW_MS)
+        core.store(group, [Failure(key, 0, delay_ms=number % 2 * 3_600_000)], records, NOW_MS)
     assert all(queue.next_offset for queue in store.queues_of(TIMER_TOPIC))
 
 

@@ -108,6 +108,35 @@ def test_a_clock_that_was_a_year_ahead_for_one_batch_is_not_followed_for_a_year(
         assert time_search.first_stored_since(queue, NOW_MS + 1) in (1, 2)
 
 
+def test_what_is_due_soon_has_timer_queues_of_its_own() -> None:
+    store = opened(FaultyDisk())
+    sent = (batch([b"a"], queue_id=-1, producer_id=7 + n, **delays(60_001)) for n in range(50))
+    assert {store.send(each, NOW_MS).stored.queue_id for each in sent} == {0, 1}
+    sent = (batch([b"a"], queue_id=-1, producer_id=99 + n, **delays(60_000)) for n in range(50))
+    assert {store.send(each, NOW_MS).stored.queue_id for each in sent} == {2, 3}
+
+
+def test_a_timed_lane_of_a_queue_keeps_its_timer_queue_whatever_is_due_when() -> None:
+    store = opened(FaultyDisk())
+    for n, delay_ms in enumerate((5, 86_400_000, 60_000, 60_001)):
+        sent = batch([b"a"], queue_id=1, producer_id=7, sequence=n, **delays(delay_ms))
+        assert store.send(sent, NOW_MS).stored.queue_id == 1
+
+
+def test_one_timer_queue_is_enough() -> None:
+    store = opened(FaultyDisk(), StoreSettings(timer_queues=1))
+    for n, queue_id in enumerate((-1, 1)):
+        for sequence, delay_ms in enumerate((5, 86_400_000)):
+            sent = batch(
+                [b"a"], queue_id=queue_id, producer_id=7 + n, sequence=sequence, **delays(delay_ms)
+            )
+            assert store.send(sent, NOW_MS).stored.queue_id == 0
+
+
+def delays(delay_ms: int) -> dict[str, bytes]:
+    return {"delays_ms": struct.pack("<q", delay_ms)}
+
+
 def test_timed_batches_of_one_lane_stay_on_one_timer_queue() -> None:
     store = opened(FaultyDisk())
     due = {"delays_ms": struct.pack("<q", 5)}

@@ -51,6 +51,7 @@ def put(cluster: MemoryCluster, name: str = "beat", **given: object) -> Schedule
     return cluster.put_schedule(name, topic=TOPIC, **{"every": "1m", **given})[1]
 
 
+@pytest.mark.long
 def test_a_year_of_schedules() -> None:
     cluster = MemoryCluster(now=START)
     cluster.create_topic(TOPIC)
