@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 PYTHON ?= python3
+# Tests start a thousand processes, which would compile all of the project anew.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := --disable-pip-version-check --no-input -q
 RUN := .venv/bin/python -m
 # Side by side, a file in one process (tests/conftest.py); PYTEST=-n0 has one after the other.  One

@@ -16,6 +16,8 @@ from tests.cluster.harness import WAIT_S, duemq, rows
 LATENCY = {"p50_ms", "p99_ms", "max_ms"}
 RATE = {"msgs_per_s", "floor_msgs_per_s", "floor_ratio"}
 COUNTS = {"lost", "twice"}
+pytestmark = pytest.mark.long
+
 REBALANCE = ("--rate", "200", "--seconds", "2", "--every", "1", "--session-timeout", "1")
 
 

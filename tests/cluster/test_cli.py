@@ -173,6 +173,7 @@ def test_topics_are_made_listed_shown_and_deleted(nameserver: str) -> None:
     assert duemq(nameserver, "topic", "delete", topic).returncode == Exit.NOT_FOUND
 
 
+@pytest.mark.long
 def test_groups_are_listed_and_shown_with_their_lag(nameserver: str) -> None:
     topic = topic_name()
     rows(duemq(nameserver, "send", topic, "-", "--json", stdin="a\nb\nc\n"))
@@ -196,6 +197,7 @@ def offset_of(nameserver: str, group: str, topic: str) -> int:
     return sum(row["offset"] for row in shown if row["kind"] == "queue" and row["topic"] == topic)
 
 
+@pytest.mark.long
 def test_a_group_is_reset_skipped_and_cloned(nameserver: str) -> None:
     topic = topic_name()
     sent(nameserver, topic)
@@ -225,6 +227,7 @@ def test_a_group_is_reset_skipped_and_cloned(nameserver: str) -> None:
     assert duemq(nameserver, "group", "show", copy).returncode == Exit.NOT_FOUND
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "code"),
     [
@@ -249,6 +252,7 @@ def test_what_cannot_be_reset_says_so_by_its_exit_code(
     assert none.returncode == Exit.NOT_FOUND
 
 
+@pytest.mark.long
 def test_a_group_has_retries_of_its_own(nameserver: str) -> None:
     group = topic_name()
     made = rows(duemq(nameserver, "group", "create", group, "--delays", "1s 1m", "--json"))
@@ -276,6 +280,7 @@ def test_a_group_has_retries_of_its_own(nameserver: str) -> None:
     assert duemq(nameserver, "group", "update", topic_name()).returncode == Exit.NOT_FOUND
 
 
+@pytest.mark.long
 def test_messages_are_found_and_one_is_followed(nameserver: str) -> None:
     topic = topic_name()
     [first, *_] = sent(nameserver, topic, "--key", "k")
@@ -307,6 +312,7 @@ def test_messages_are_found_and_one_is_followed(nameserver: str) -> None:
     assert duemq(nameserver, "message", "find", topic_name()).returncode == Exit.NOT_FOUND
 
 
+@pytest.mark.long
 def test_a_delayed_message_is_followed(nameserver: str) -> None:
     topic = topic_name()
     rows(duemq(nameserver, "topic", "create", topic, "--json"))
@@ -335,6 +341,7 @@ def test_a_body_that_is_not_text_is_base64(nameserver: str, cluster: EmbeddedClu
     assert (message["body"], message["body_base64"]) == (None, "/wA=")
 
 
+@pytest.mark.long
 def test_an_expression_selects(nameserver: str) -> None:
     topic = topic_name()
     for price in ("5", "15", "dear"):

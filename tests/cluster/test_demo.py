@@ -12,7 +12,9 @@ import pytest
 SPEED = "22780"
 
 
-@pytest.mark.parametrize(("flags", "code"), [((), 0), (("--inject-loss",), 1)])
+@pytest.mark.parametrize(
+    ("flags", "code"), [((), 0), pytest.param(("--inject-loss",), 1, marks=pytest.mark.long)]
+)
 def test_the_demo_tells_by_its_exit_code(tmp_path: Path, flags: tuple[str, ...], code: int) -> None:
     command = [sys.executable, "-m", "duemq_server.demo", "--speed", SPEED, "--no-report"]
     done = subprocess.run(

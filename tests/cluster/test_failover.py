@@ -42,7 +42,7 @@ STEP_S_MAX = 2.0
 pytestmark = pytest.mark.timeout(240 + (STEPS + HAND_OVERS) * WAIT_S)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.long)])
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EmbeddedCluster]:

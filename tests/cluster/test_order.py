@@ -114,7 +114,7 @@ def check_order(places: list[Place]) -> None:
         last[broker, queue] = offset
 
 
-@pytest.mark.parametrize("order", ["queue", "key"])
+@pytest.mark.parametrize("order", [pytest.param("queue", marks=pytest.mark.long), "key"])
 def test_a_member_stopped_for_longer_than_its_session_starts_and_commits_nothing_of_what_it_lost(
     cluster: EmbeddedCluster, order: str
 ) -> None:

@@ -187,6 +187,7 @@ def test_every_process_names_itself(traces: dict[str, list[Received]]) -> None:
     assert stored.resource["service.instance.id"] == stored.attributes["duemq.broker"]
 
 
+@pytest.mark.long
 def test_messages_go_on_without_a_collector_and_processes_end_in_time(tmp_path: Path) -> None:
     flags = {kind: ["--tracing", "otlp"] for kind in ("broker", "timer")}
     topic = topic_name()

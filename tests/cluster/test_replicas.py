@@ -77,6 +77,7 @@ def test_a_killed_leader_loses_nothing(cluster: EmbeddedCluster, restart: bool) 
     assert stored(cluster, topic) == [b"a", b"b", b"c"]
 
 
+@pytest.mark.long
 def test_a_leader_that_is_stopped_is_replaced_and_follows_when_it_goes_on(
     cluster: EmbeddedCluster,
 ) -> None:
@@ -162,6 +163,7 @@ def test_an_operator_accepts_a_loss(cluster: EmbeddedCluster) -> None:
     assert stored(cluster, topic) == [b"kept", b"new"]
 
 
+@pytest.mark.long
 def test_an_operator_adopts_a_log_when_the_record_is_gone(cluster: EmbeddedCluster) -> None:
     topic, leader = topic_name(), cluster.leader(GROUP)
     send(cluster, topic, b"kept")
@@ -181,6 +183,7 @@ def duemq_says(cluster: EmbeddedCluster, *arguments: str) -> str:
     return duemq(cluster.nameserver, *arguments).stderr
 
 
+@pytest.mark.long
 def test_the_command_starts_replicas(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "duemq_cli", "up", "--data", str(tmp_path), "--port", "0"]
     with subprocess.Popen(

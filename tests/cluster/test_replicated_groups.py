@@ -75,6 +75,7 @@ def fail_over(cluster: EmbeddedCluster, broker: str) -> None:
     cluster.wait_ready()
 
 
+@pytest.mark.long
 def test_members_keep_their_queues_when_the_coordinators_leader_dies(
     replicated: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.cluster.harness import WAIT_S, duemq, rows
 
@@ -41,6 +42,7 @@ def next_event(process: subprocess.Popen[str], name: str) -> dict[str, Any]:
     raise AssertionError(f"the command ended before it said {name}")
 
 
+@pytest.mark.long
 def test_a_restart_keeps_messages_timers_offsets_and_addresses(tmp_path: Path) -> None:
     directory = tmp_path / "with a space"
     with up(directory) as (_, ready):

@@ -37,6 +37,7 @@ def all_came(cluster: EmbeddedCluster, topic: str, names: Iterable[str], count: 
     until(lambda: all(len(came(cluster, topic, name)) >= count for name in names))
 
 
+@pytest.mark.long
 def test_each_occurrence_comes_once_over_kill9(cluster: EmbeddedCluster) -> None:
     topic = made(cluster)
     start_ms = time.time_ns() // 1_000_000 // 1_000 * 1_000 + 1_000

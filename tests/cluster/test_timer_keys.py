@@ -19,6 +19,7 @@ def bodies(cluster: EmbeddedCluster, topic: str) -> list[str]:
     return sorted(message.body.decode() for message in read_topic(cluster.nameserver, topic))
 
 
+@pytest.mark.long
 def test_answers_hold_over_kill9(cluster: EmbeddedCluster) -> None:
     topic = topic_name()
 

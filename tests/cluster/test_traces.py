@@ -189,6 +189,7 @@ def show(cluster: EmbeddedCluster, *arguments: str) -> subprocess.CompletedProce
     return duemq(cluster.nameserver, "trace", "show", *arguments)
 
 
+@pytest.mark.long
 def test_one_message_is_drawn(traced_cluster: EmbeddedCluster, topic: str) -> None:
     def delayed() -> list[dict[str, object]]:
         found = rows(traced_cluster.nameserver, topic)

@@ -26,7 +26,8 @@ TIMERS = 8_000
 BATCH = 500
 HOUR_MS = 3_600_000
 KILLS = 2 if ROUNDS == 1 else 5  # of a shard while a job goes on
-VICTIMS = ("alone", "leader", "hand-over")
+LONG = pytest.mark.long
+VICTIMS = (pytest.param("alone", marks=LONG), pytest.param("leader", marks=LONG), "hand-over")
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

@@ -80,6 +80,7 @@ async def test_what_is_held_waits_and_then_comes_once(cluster: TimerCluster) -> 
     await hold_and_resume(cluster)
 
 
+@pytest.mark.long
 async def test_with_replicas_too(replicated: ReplicatedCluster) -> None:  # noqa: F811
     await hold_and_resume(replicated)
 

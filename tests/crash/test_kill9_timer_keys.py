@@ -55,7 +55,7 @@ async def started(running: C) -> AsyncIterator[C]:
         await running.stop()
 
 
-@pytest.mark.parametrize("victims", ["timer", "both"])
+@pytest.mark.parametrize("victims", [pytest.param("timer", marks=pytest.mark.long), "both"])
 async def test_answers_about_keys_hold(cluster: TimerCluster, victims: str) -> None:
     async with Producer(cluster.nameserver.address, settings=SETTINGS) as producer:
         owners = owners_of(cluster, producer)
@@ -65,6 +65,7 @@ async def test_answers_about_keys_hold(cluster: TimerCluster, victims: str) -> N
     await check_end(cluster, owners)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["leader", "hand-over"])
 async def test_answers_about_keys_hold_with_replicas(
     replicated: ReplicatedCluster, what: str

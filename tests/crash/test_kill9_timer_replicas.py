@@ -26,7 +26,7 @@ REPLICAS = ("a", "b", "c")
 # The others are less than these, or elsewhere in short; `make crash` has all.
 VICTIMS = ("leader", "disk", "hand-over") + (("follower", "all") if ROUNDS > 1 else ())
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 class ReplicatedCluster(TimerCluster):

@@ -21,7 +21,8 @@ ROUNDS = int(os.environ.get("CRASH_ROUNDS", "1"))
 SEED = int(os.environ.get("CRASH_SEED", str(random.randrange(1 << 32))))
 KILLS = 4
 BATCHES = 40
-VICTIMS = ("timer", "broker", "both")
+LONG = pytest.mark.long
+VICTIMS = (pytest.param("timer", marks=LONG), pytest.param("broker", marks=LONG), "both")
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

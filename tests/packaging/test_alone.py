@@ -14,6 +14,8 @@ import pytest
 from tests.packaging.installing import PROJECTS, Environment
 from tests.service.fake_cluster import FakeCluster
 
+pytestmark = pytest.mark.long
+
 Installed = Callable[..., Environment]
 COMMAND_LINE = ("click", "rich", "duemq_cli")
 SERVICES = ("duemq_server", "grpc_health", "lark", "numpy", "prometheus_client")

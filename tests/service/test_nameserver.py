@@ -619,6 +619,7 @@ async def test_a_process_expires_gets_ready_and_stops():
     assert nameserver.server.draining.is_set()
 
 
+@pytest.mark.long
 async def test_a_peer_that_froze_is_noticed(nameserver):
     """By both kinds of channels, within WAIT_S: gRPC itself would wait for a minute and more."""
     async with (

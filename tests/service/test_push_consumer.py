@@ -842,7 +842,14 @@ async def test_latest_leaves_out_the_old_of_a_broker_that_was_away_at_the_start(
     assert consumers.all == [b"new"]
 
 
-@pytest.mark.parametrize("way", ["acquire", "commit", "hello"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("acquire", marks=pytest.mark.long),
+        pytest.param("commit", marks=pytest.mark.long),
+        "hello",
+    ],
+)
 async def test_a_made_up_generation_does_not_keep_a_group_from_its_queues(
     cluster, topic, way
 ) -> None:

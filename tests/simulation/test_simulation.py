@@ -81,6 +81,7 @@ def test_a_mutation_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     pytest.fail(f"{SEEDS_OF_A_MUTATION} histories did not find {MUTATIONS[name].__doc__}")
 
 
+@pytest.mark.long
 def test_a_history_by_the_clock_is_read_from_who_leads() -> None:
     seen: Counter[str] = Counter()
     for seed in range(FIRST, FIRST + TIMED_SEEDS):
@@ -98,6 +99,7 @@ def test_a_history_by_the_clock_is_read_from_who_leads() -> None:
         assert seen["hand-overs"] > 20, seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MUTATIONS_OF_TIME)
 def test_a_mutation_of_time_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTATIONS_OF_TIME[name](monkeypatch)

@@ -12,7 +12,7 @@ from duemq_analytics.lake import measures
 from tests.spark.test_aggregates import life
 from tests.spark.test_jobs import frame, process, send, span
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 DUE_MS = 1_700_000_100_000
 

@@ -16,7 +16,7 @@ from duemq_analytics.lake.parquet_spans import ParquetSpans
 from tests.spark.test_aggregates import landed
 from tests.spark.test_jobs import T0_MS, process, send, span
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 MINUTE_MS = 60_000
 NOW = datetime.fromtimestamp((T0_MS + 20 * MINUTE_MS) / 1_000, UTC)

@@ -20,7 +20,7 @@ from tests.cluster.harness import until
 from tests.service.blocking_cluster import FakeCluster, FakeQueue, serving
 from tests.spark.lake_spans import record, span_ids
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 RUN_S_MAX = 250
 
@@ -51,7 +51,6 @@ def in_the_folder(lake):
     return sorted(table.column("span_id").to_pylist())
 
 
-@pytest.mark.long
 def test_each_run_goes_on_where_the_last_one_ended(spark, cluster, tmp_path):
     queues = cluster.topics[TRACE_TOPIC] = [
         FakeQueue([record(i) for i in range(20)]),
@@ -85,7 +84,6 @@ def test_a_lost_checkpoint_repeats_nothing(spark, cluster, tmp_path):
     assert landed(tmp_path) == in_the_folder(tmp_path) == span_ids(range(4))
 
 
-@pytest.mark.long
 def test_compaction_keeps_what_is_landed_and_drops_old_hours(spark, cluster, tmp_path):
     queue = FakeQueue([record(i) for i in range(24)])  # four hours
     cluster.topics[TRACE_TOPIC] = [queue]
@@ -108,7 +106,6 @@ def test_compaction_keeps_what_is_landed_and_drops_old_hours(spark, cluster, tmp
     assert table.ends() == {"broker-0": {"0": 25}}
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_killed_at_any_moment_each_span_is_there_once(cluster, tmp_path):
     lake = tmp_path / "lake"

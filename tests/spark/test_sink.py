@@ -33,6 +33,7 @@ def row_ids(found):
     return [row["properties"][ROW_ID_PROPERTY] for row in found]
 
 
+@pytest.mark.long
 def test_rows_become_messages_and_can_be_written_again(spark, cluster):
     first, second = topic_name(), topic_name()
     frame = spark.sql(
@@ -123,6 +124,7 @@ def test_only_appending_is_possible(spark, cluster):
             write(frame, cluster, mode, topic="t")
 
 
+@pytest.mark.long
 def test_a_write_that_is_named_has_the_same_ids_again(spark, cluster):
     topic = topic_name()
     frame = spark.sql("SELECT string(id) AS body FROM range(0, 40, 1, 2)")
