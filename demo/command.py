@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from duemq import tune_process
 from duemq.errors import DuemqError
 from duemq_cli.exits import Exit
 from duemq_server.demo.day import SPEED_DEFAULT
@@ -51,6 +52,7 @@ def demo(speed: float, output: Path, replicated: bool, inject_loss: bool, report
     the demo's own (no flight lost, twice, early by its newest time, with an old gate, or gone while
     it was held), and the timer service's.
     """
+    tune_process()  # as sdk/README.md advises: four consumers share this process's interpreter
     console = Console()
     for name in ("cluster", "report"):
         shutil.rmtree(output / name, ignore_errors=True)

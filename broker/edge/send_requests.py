@@ -40,6 +40,11 @@ class _InFlight(NamedTuple):
     began: float
 
 
+def seconds_left(ms: int, wall_ns: int) -> float:
+    """Until a clock of whole milliseconds has moved on by `ms`: part of its last one is over."""
+    return ms / 1_000 - wall_ns % 1_000_000 / 1e9
+
+
 class SendRequests:
     """Takes requests to the store and answers when they are durable."""
 
@@ -200,7 +205,7 @@ class SendRequests:
         due_ms = self._due_ms()
         deadline_ms = self._steady_ms() + HOLD_MS_MAX
         while 0 < until_ms - due_ms <= HOLD_MS_MAX and self._steady_ms() < deadline_ms:
-            await asyncio.sleep((until_ms - due_ms) / 1000)
+            await asyncio.sleep(seconds_left(until_ms - due_ms, time.time_ns()))
             due_ms = self._due_ms()
         return due_ms
 
