@@ -31,7 +31,7 @@ def life(rng, number):
     failed = rng.random() < 0.05
     delay = rng.choice([0, 0, 0, 90_000, LATE_MS])
     due = {"due_ms": T0_MS + at + delay} if delay else {}
-    topic = {"topic": rng.choice(["orders", "mail"])}
+    topic = {"topic": rng.choice(["orders", "mail"]), "error_type": f"E{number % 3}"}
     took = {"duration_ns": rng.randrange(10_000, 90_000_000)}
     found = [send(name, at, status="ERROR" if failed else "UNSET", **due, **topic, **took)]
     if delay:
@@ -50,6 +50,11 @@ def life(rng, number):
             own = due | ({"lateness_ms": waited} if delay and not attempt else {})
             own |= {"attempt": attempt, "status": status, **topic, **took}
             found.append(process(name, at + delay + waited, group, **own))
+        if rng.random() < 0.05:  # its member died before it could say so
+            again = due | topic | took | {"status": "OK"}
+            found.append(
+                process(name, at + delay + waited + rng.choice([40, LATE_MS]), group, **again)
+            )
         if rng.random() < 0.1:
             dead = {"attributes": [("duemq.dead_letter", "true")]}
             settled = {"message_id": name, "consumer_group": group, **topic, **dead}
@@ -98,10 +103,12 @@ def of_messages(spans, entry):
         horizon = measures.HORIZON_S * 1_000_000
         if expected - sent > horizon:
             continue
-        received = False
+        received, twice = False, False
         for group, each in calls[row["message_id"]].items():
             starts = [call["start_ns"] // 1_000 for call in each]
             starts = [start for start in starts if start <= expected + horizon]
+            done = [call for call in each if call["status"] != "ERROR"]
+            twice |= sum(call["start_ns"] // 1_000 <= expected + horizon for call in done) > 1
             received = received or bool(starts)
             if starts and not row["due_ms"]:
                 sums, values = entry(expected, row, "end_to_end", "process", group)
@@ -113,6 +120,7 @@ def of_messages(spans, entry):
             sums, _ = entry(expected, row, "delivery")
             sums["messages"] += 1
             sums["unreceived"] += not received
+            sums["twice"] += twice
 
 
 def landed(lake, key, rows):
@@ -154,6 +162,27 @@ def require_equal(found, expected):
             assert low <= value <= high, (key, percentile)
 
 
+def require_errors(spark, aggregates, spans):
+    """Kinds of error, against plain Python."""
+    expected = defaultdict(list)
+    for row in spans:
+        if row["status"] == "ERROR":
+            key = ("topic", "operation", "consumer_group", "error_type")
+            minute = row["start_ns"] // 60_000_000_000
+            expected[minute, *(row[name] for name in key)].append(row)
+    found = defaultdict(list)
+    for row in aggregates.errors(spark).toArrow().to_pylist():
+        minute = int(row["bucket_ts"].timestamp()) // 60
+        key = (row[name] for name in ("topic", "operation", "consumer_group", "error_type"))
+        found[minute, *key].append(row)
+    assert set(found) == set(expected)
+    for key, rows in found.items():
+        last = max(expected[key], key=lambda row: row["start_ns"])
+        newest = max(rows, key=lambda row: row["last_ts"])
+        assert sum(row["errors"] for row in rows) == len(expected[key])
+        assert (newest["last_ts"], newest["message_id"]) == (last["start_ts"], last["message_id"])
+
+
 @pytest.fixture(scope="module")
 def spans():
     rng = random.Random(20_261_122)
@@ -176,19 +205,75 @@ def test_runs_add_up_to_what_was_landed(spark, spans, tmp_path):
     assert aggregates.update(spark) == run  # nothing new
     expected = independent(spans)
     require_equal(told(spark, aggregates), expected)
+    require_errors(spark, aggregates, spans)
     # Killed before its commit, a run is done again under its number.
     Commits(tmp_path / "_runs").remove(f"{run.number:010}")
     assert aggregates.update(spark) == run
     require_equal(told(spark, aggregates), expected)
+    require_errors(spark, aggregates, spans)
     assert aggregates.compact(spark, None) == 3
     require_equal(told(spark, aggregates), expected)
+    require_errors(spark, aggregates, spans)
     # From scratch the numbers are the same.
     assert aggregates.rebuild(spark).spans == len(spans)
     require_equal(told(spark, aggregates), expected)
+    require_errors(spark, aggregates, spans)
+
+
+def independent_examples(spans):
+    """By kind: message id, group and µs, the largest first; of each message one a kind."""
+    horizon = measures.HORIZON_S * 1_000_000
+    found = defaultdict(dict)
+    for row in spans:
+        if row["operation"] != "send":
+            continue
+        name, sent = row["message_id"], row["start_ns"] // 1_000
+        due = row["due_ms"] * 1_000 if row["due_ms"] else None
+        expected = max(sent, due or 0)
+        if expected - sent > horizon:
+            continue
+        calls = defaultdict(list)
+        for each in spans:
+            if each["operation"] == "process" and each["message_id"] == name:
+                start = each["start_ns"] // 1_000
+                if start <= expected + horizon:
+                    calls[each["consumer_group"]].append((start, each["status"] != "ERROR"))
+        for group, each in calls.items():
+            first, done = min(start for start, _ in each), sum(did for _, did in each)
+            kinds = {"slowest": first - sent} if due is None else {"latest": first - due}
+            for kind, us in (kinds | ({"twice": first - sent} if done > 1 else {})).items():
+                found[kind][name] = max(found[kind].get(name, (-1, "")), (us, group))
+        if not calls and row["status"] != "ERROR":
+            found["suspect"][name] = (None, None)
+    return found
 
 
 @pytest.mark.long
-def test_examples_are_the_slowest_and_those_nobody_received(spark, tmp_path):
+def test_examples_are_those_that_plain_python_finds(spark, spans, monkeypatch, tmp_path):
+    monkeypatch.setattr(measures, "EXAMPLES_MAX", len(spans))
+    monkeypatch.setattr(measures, "EXAMPLES_SHOWN", len(spans))
+    landed(tmp_path, "q-0", spans)
+    aggregates = Aggregates(tmp_path, ParquetSpans(tmp_path))
+    run = aggregates.update(spark)
+    picked = measures.picked(aggregates.examples(spark), run.newest_us).toArrow().to_pylist()
+    expected = independent_examples(spans)
+    assert set(expected) == set(measures.KINDS)
+    for kind, wanted in expected.items():
+        rows = [row for row in picked if row["kind"] == kind]
+        found = {row["message_id"]: (row["us"], row["consumer_group"]) for row in rows}
+        assert found == wanted, kind
+        assert len(found) == len(rows)
+        assert kind != "twice" or all(row["done"] > 1 for row in rows)
+        if kind in ("slowest", "latest"):
+            values = [row["us"] for row in rows]
+            assert values == sorted(values, reverse=True)
+        else:
+            times = [row["sent_ts"] for row in rows]
+            assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.long
+def test_an_example_changes_with_what_comes_later(spark, tmp_path):
     landed(tmp_path, "q-0", [send("gone", 0), send("quick", 1), process("quick", 2, "a")])
     aggregates = Aggregates(tmp_path, ParquetSpans(tmp_path))
     aggregates.update(spark)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
+from duemq_analytics.answers import errors as kinds
 from duemq_analytics.answers.buckets import WHOLE_S, bucketed
 from duemq_analytics.answers.end_to_end import end_to_end, journeys
 from duemq_analytics.answers.lateness import lateness
@@ -206,4 +207,27 @@ def test_a_row_is_in_one_bucket_of_each_length(spark):
         (1, MINUTE + timedelta(seconds=61)),
         (60, MINUTE + timedelta(seconds=60)),
         (WHOLE_S, None),
+    ]
+
+
+def test_errors_are_counted_by_kind_and_the_rarest_are_one(spark, monkeypatch):
+    monkeypatch.setattr(kinds, "KINDS_MAX", 2)
+    failed = {"status": "ERROR"}
+    rows = [process(f"a{i}", i, error_type="Timeout", **failed) for i in range(3)]
+    rows += [process(f"b{i}", i, error_type="x" * 1_000, **failed) for i in range(2)]
+    rows += [process("c", 8, error_type="Rare", **failed), process("d", 9, **failed)]
+    rows += [span("store", 1, error_type="Full", **failed), process("e", 60_000, **failed)]
+    rows += [process("f", 2, error_type="Not", status="OK"), send("g", 2, topic=None, **failed)]
+    table = kinds.errors(frame(spark, *rows)).orderBy("bucket_ts", "operation", "error_type")
+    told = [
+        (r["operation"], r["error_type"], r["errors"], r["message_id"], r["last_ts"] - MINUTE)
+        for r in table.toArrow().to_pylist()
+    ]
+    ms = timedelta(milliseconds=1)
+    assert told == [
+        ("process", "(others)", 2, "d", 9 * ms),
+        ("process", "Timeout", 3, "a2", 2 * ms),
+        ("process", "x" * kinds.KIND_CHARACTERS, 2, "b1", ms),
+        ("store", "(others)", 1, None, ms),
+        ("process", None, 1, "e", 60_000 * ms),
     ]

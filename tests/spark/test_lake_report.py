@@ -55,7 +55,11 @@ def made(spark, lake, folder, **options):
 
 def text_of(summary):
     page = Path(summary.html).read_text()
-    return page, re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    return page, text_of_html(page)
+
+
+def text_of_html(html):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html)).strip()
 
 
 def test_the_page_of_a_lake_says_what_happened(spark, lake, tmp_path):
@@ -65,13 +69,23 @@ def test_the_page_of_a_lake_says_what_happened(spark, lake, tmp_path):
     assert summary.topics == ("orders", "later")
     assert "52 messages sent" in text
     assert "1 sent, never received" in text  # `fresh` is too new to be a suspect
-    assert "1 retries 1 dead letters" in text
+    assert "0 processed twice 1 retries 1 dead letters" in text
     assert "4 ms / 4 ms fire lateness p50 / p99" in text
     assert "orders &lt;billing&gt; 50 0 3 ms" in text
     assert "orders m49 &lt;billing&gt; 2023-11-14 22:14:04.900 3,000 ms" in text
     assert "orders lost 2023-11-14 22:14:00.040" in text
     assert "orders fresh" not in text
     assert "<script" not in page
+    journeys = re.findall(r'<details class="journey".*?</details>', page, re.DOTALL)
+    assert len(journeys) == 10
+    assert "3,000 ms from its sending to &lt;billing&gt;: orders, m49" in journeys[0].replace(
+        "</b>", ""
+    )
+    bars = [text_of_html(each) for each in re.findall(r"<li.*?</li>", journeys[0], re.DOTALL)]
+    assert bars == [
+        "send at 0.000 ms, took 1.000 ms",
+        "process &lt;billing&gt; at 3,000.000 ms, took 1.000 ms attempt 2",
+    ]
 
 
 def test_a_report_shows_the_time_and_topics_that_were_asked_for(spark, lake, tmp_path):
@@ -105,8 +119,8 @@ def test_one_job_at_a_time_and_the_second_is_told(tmp_path, capsys):
 
 
 def test_what_goes_only_with_a_lake_is_refused_without(tmp_path, capsys):
-    assert command.main(["report", "--output", str(tmp_path), "--since", "2h"]) == 2
-    assert "--since and --recompute go with --lake" in capsys.readouterr().err
+    assert command.main(["report", "--output", str(tmp_path), "--recompute"]) == 2
+    assert "--recompute goes with --lake" in capsys.readouterr().err
 
 
 def test_an_object_store_is_no_folder():

@@ -2,7 +2,7 @@
 
 import io
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,17 +21,57 @@ pytestmark = pytest.mark.spark
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
+TRACE, SENT = "0a" * 16, "00" * 7 + "01"
+CHILD = {"trace_id": TRACE, "parent_span_id": SENT, "topic": "later"}
+LATER = [
+    # A message with a due time, from its sending to its second call; the first one failed.
+    {**send("<m>", 0, topic="later", kind="PRODUCER", due_ms=T0_MS + 1_000, duration_ns=2_500_000)}
+    | {"trace_id": TRACE, "span_id": SENT, "service": "shop", "instance": "shop-1"},
+    span("schedule", 1, **CHILD, due_ms=T0_MS + 1_000, instance="timer-0"),
+    span(
+        "fire",
+        1_004,
+        topic="later",
+        due_ms=T0_MS + 1_000,
+        lateness_ms=4,
+        batch_count=7,
+        trace_id="0b" * 16,
+        parent_span_id="ff" * 8,
+        links=[{"trace_id": TRACE, "span_id": SENT}],
+        instance="timer-0",
+    ),
+    process(
+        "<m>",
+        1_006,
+        "g",
+        **CHILD,
+        due_ms=T0_MS + 1_000,
+        status="ERROR",
+        error_type="ValueError",
+        lateness_ms=6,
+    ),
+    process("<m>", 11_006, "g", **CHILD, attempt=1, status="OK", instance="worker-2"),
+    span("store", 2, trace_id=TRACE, parent_span_id="ee" * 8, topic="later"),  # of another message
+]
+NEWEST = [send("newest", 20 * 60_000, status="ERROR")]  # after which the rest is settled
+
+
 @pytest.fixture(scope="module")
 def made(spark, tmp_path_factory):
     output = tmp_path_factory.mktemp("report")
-    due = T0_MS + 1_000
     spans = frame(
         spark,
         *[send(f"m{i}", i * 100) for i in range(50)],
-        *[process(f"m{i}", i * 100 + 3, "<billing>") for i in range(50)],
+        *[process(f"m{i}", i * 100 + 3, "<billing>") for i in range(49)],
+        process("m49", 4_900 + 57, "<billing>"),
         process("m0", 9_000, "<billing>", status="ERROR", attempt=1),
-        span("fire", 1_004, topic="later", due_ms=due, lateness_ms=4, batch_count=7),
-        process("x", 1_005, topic="later", due_ms=due, lateness_ms=5),
+        process("m1", 9_000, "<billing>"),
+        span(
+            "settle", 9_100, consumer_group="<billing>", attributes=[("duemq.dead_letter", "true")]
+        ),
+        send("lost", 7_000),
+        *LATER,
+        *NEWEST,
     )
     landed = report.land(spark, as_read(spans), str(output))
     return output, report.write(landed, str(output), now=NOW)
@@ -47,10 +87,10 @@ def test_the_tables_are_parquet_files(spark, made):
     output, summary = made
     names = ("operations", "end_to_end", "lateness")
     assert summary.tables == tuple(str(output / name) for name in names)
-    assert spark.read.parquet(str(output / "spans")).count() == summary.spans == 103
+    assert spark.read.parquet(str(output / "spans")).count() == summary.spans == 111
     (row,) = spark.read.parquet(str(output / "end_to_end")).toArrow().to_pylist()
     assert (row["topic"], row["consumer_group"], row["messages"]) == ("orders", "<billing>", 50)
-    assert (row["p50_ms"], row["max_ms"], row["repeated"]) == (3, 3, 1)
+    assert (row["p50_ms"], row["max_ms"], row["repeated"]) == (3, 57, 2)
 
 
 def test_timestamps_have_statistics(made):
@@ -77,19 +117,74 @@ def test_the_page_is_whole_in_itself_and_well_formed(made):
     Balanced().check(page)
 
 
+def text_of(html):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html)).strip()
+
+
 def test_the_page_says_what_happened(made):
     _, summary = made
     page = Path(summary.html).read_text()
-    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    text = text_of(page)
     assert "2026-01-02 03:04:05 UTC" in text
-    assert "50 messages sent" in text
+    assert "53 messages sent" in text
     assert "4 ms / 4 ms fire lateness p50 / p99" in text
-    assert "orders process &lt;billing&gt; 51 51 1" in text
+    assert "1 sent, never received 1 processed twice 2 retries 1 dead letters" in text
+    assert "orders process &lt;billing&gt; 52 52 1" in text
     assert "later fire – 7 0 4 ms" in text
     assert summary.topics == ("orders", "later")
     titles = re.findall(r"<figcaption>([^<]+)", page)
     assert titles.count("Messages per second") == 2
-    assert {"Errors", "Lateness, distribution", "End to end, distribution"} <= set(titles)
+    drawn = {"Errors in 15 s", "Error rate", "Lateness, distribution", "End to end, distribution"}
+    assert drawn <= set(titles)
+
+
+def test_the_page_says_what_happened_in_each_minute(made):
+    _, summary = made
+    text = text_of(Path(summary.html).read_text())
+    assert "2023-11-14 22:14 orders process &lt;billing&gt; 52 1 1.92 %" in text  # errors
+    assert "2023-11-14 22:34 orders send – 1 1 100 %" in text
+    assert "2023-11-14 22:14 orders &lt;billing&gt; 50 3 ms 3 ms 57 ms 57 ms" in text  # end to end
+    assert "2023-11-14 22:14 later process g 1 6 ms 6 ms 6 ms 6 ms" in text  # lateness
+
+
+def test_the_page_says_what_the_errors_were(made):
+    _, summary = made
+    text = text_of(Path(summary.html).read_text())
+    assert "later process g ValueError 1 2023-11-14 22:14:01.006 &lt;m&gt;" in text
+    assert "orders process &lt;billing&gt; – 1 2023-11-14 22:14:09.000 m0" in text
+
+
+def test_suspects_have_ids_and_the_command_that_shows_them(made):
+    _, summary = made
+    text = text_of(Path(summary.html).read_text())
+    show = "duemq trace show --since 2023-11-14T22:13:"
+    assert f"orders lost 2023-11-14 22:14:07.000 {show}07Z lost" in text
+    assert f"orders m1 &lt;billing&gt; 2023-11-14 22:14:00.100 2 {show}00Z m1" in text
+    assert f"orders m49 &lt;billing&gt; 2023-11-14 22:14:04.900 57 ms {show}04Z m49" in text
+    assert f"later &lt;m&gt; g 2023-11-14 22:14:00.000 6 ms {show}00Z &#39;&lt;m&gt;&#39;" in text
+
+
+def test_a_waterfall_has_the_spans_of_its_message_alone(made):
+    _, summary = made
+    page = Path(summary.html).read_text()
+    journeys = re.findall(r'<details class="journey".*?</details>', page, re.DOTALL)
+    assert len(journeys) == 11  # the ten slowest, and one with a due time
+    assert [text_of(each).partition(" ms")[0] for each in journeys] == ["57", *["3"] * 9, "6"]
+    told = journeys[-1]
+    assert "6 ms past its due time to g: later, &lt;m&gt;" in text_of(told)
+    bars = [text_of(each) for each in re.findall(r"<li.*?</li>", told, re.DOTALL)]
+    assert bars == [
+        "send shop shop-1 at 0.000 ms, took 2.500 ms",
+        "schedule timer-0 at 1.000 ms, took 1.000 ms",
+        "fire timer-0 at 1,004.000 ms, took 1.000 ms 4 ms late, with 6 others",
+        "process g at 1,006.000 ms, took 1.000 ms failed: ValueError, 6 ms late",
+        "process g worker-2 at 11,006.000 ms, took 1.000 ms attempt 2",
+    ]
+    assert re.findall(r'<li class="failed">.*?<b>(\w+)', told, re.DOTALL) == ["process"]
+    whole = 11_007
+    places = [float(left) for left in re.findall(r"left:min\(([0-9.]+)%", told)]
+    wanted = [100 * at / whole for at in (0, 1, 1_004, 1_006, 11_006)]
+    assert places == pytest.approx(wanted, abs=0.006)
 
 
 def test_no_spans_make_a_page_that_says_so(spark, tmp_path):
@@ -98,6 +193,16 @@ def test_no_spans_make_a_page_that_says_so(spark, tmp_path):
     summary = report.write(landed, str(tmp_path), now=NOW)
     assert summary.spans == 0
     assert "No spans were found" in Path(summary.html).read_text()
+
+
+def test_a_message_of_the_end_is_a_suspect_once_more_was_read_than_it(spark, tmp_path):
+    lost = as_read(frame(spark, send("lost", 0)))
+    sent = datetime.fromtimestamp(T0_MS / 1_000, UTC)
+    for minutes, found in ((None, "0"), (5, "0"), (7, "1")):
+        read_at = None if minutes is None else sent + timedelta(minutes=minutes)
+        landed = report.land(spark, lost, str(tmp_path), read_at)
+        text = text_of(Path(report.write(landed, str(tmp_path), now=NOW).html).read_text())
+        assert f"{found} sent, never received" in text
 
 
 def test_page_and_tables_lie_in_one_place_whatever_it_is_called(spark, tmp_path, monkeypatch):
@@ -119,6 +224,9 @@ def test_steps_are_said(spark, tmp_path):
         "aggregating operations …",
         "aggregating end_to_end …",
         "aggregating lateness …",
+        "looking for kinds of error …",
+        "looking for suspects and slow messages …",
+        "finding their spans …",
         "drawing …",
     ]
 

@@ -1,5 +1,6 @@
 """The data sources against a cluster in memory: real gRPC, real Spark."""
 
+import json
 import pkgutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +18,9 @@ from duemq.telemetry import columns
 from duemq.tracing import spans
 from duemq.v1.message_pb2 import Record, RecordBatch
 from duemq.v1.trace_pb2 import SpanBatch
-from duemq_analytics import report
+from duemq_analytics import options, report
 from duemq_analytics.source import schema
+from duemq_analytics.source.client import QueueClient
 from duemq_server.serving import spans as services
 from tests.service.blocking_cluster import STORE_MS, FakeCluster, FakeQueue, serving
 
@@ -51,6 +53,17 @@ def test_spark_and_arrow_agree_on_every_type(spark, table):
     of_spark = to_arrow_schema(StructType.fromDDL(schema.ddl(table)), timezone="UTC")
     assert of_spark.names == schema.arrow_schema(table).names
     assert of_spark.types == schema.arrow_schema(table).types
+
+
+def test_a_read_can_begin_with_what_was_stored_since(spark, cluster):
+    cluster.topics["orders"] = [FakeQueue(numbered(50, "a"), 100), FakeQueue(numbered(9, "b"))]
+    given = options.parse({"nameserver": cluster.address, "topic": "orders"})
+    with QueueClient(given.nameservers, 5) as client:
+        # A queue's messages are stored a millisecond an offset after each other.
+        starts = client.starts_since("orders", client.queues(given), STORE_MS + 147)
+    assert starts == {cluster.broker: {"0": 147, "1": 9}}
+    frame = load(spark, cluster, topic="orders", startingOffsets=json.dumps(starts)).load()
+    assert ids(frame) == ["a47", "a48", "a49"]
 
 
 def test_a_topic_is_read_whole_in_pieces(spark, cluster):

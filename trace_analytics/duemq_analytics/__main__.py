@@ -13,7 +13,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,9 @@ BATCH_SPANS_MAX = 512
 
 REACH_TIMEOUT_S = 10
 """For the first answer of the cluster."""
+
+CLOCKS_APART = timedelta(minutes=1)
+"""A span is stored after it has started, by a clock that differs little."""
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of what `land` has landed there: counts what is new, then reads the tables only",
     )
     report.add_argument(
-        "--since", metavar="TIME", type=lake_commands.length, help="with --lake: the last 2h, 7d, …"
+        "--since", metavar="TIME", type=lake_commands.length, help="only the last 2h, 7d, …"
     )
     report.add_argument(
         "--recompute", action="store_true", help="with --lake: count all that is landed again"
@@ -107,22 +111,29 @@ def _parser() -> argparse.ArgumentParser:
 def _report(arguments: argparse.Namespace, scratch: Path) -> int:
     if arguments.lake is not None:
         return lake_commands.report(arguments, scratch, _tell)
-    if arguments.since is not None or arguments.recompute:
-        raise InvalidArgument("--since and --recompute go with --lake", field="lake")
+    if arguments.recompute:
+        raise InvalidArgument("--recompute goes with --lake", field="recompute")
     if not session.submitted():
         session.require_java()
-    quick = _size(arguments) <= QUICK_SPANS_MAX
-    spark = session.start("duemq trace report", scratch, quick=quick)
+    begin = None if arguments.since is None else datetime.now(UTC) - arguments.since
+    spans, starting = _size(arguments, begin)
+    quick = spans <= QUICK_SPANS_MAX
+    with Progress(quiet=arguments.json).step("starting Spark"):
+        spark = session.start("duemq trace report", scratch, quick=quick)
     try:
-        return _write(arguments, spark)
+        return _write(arguments, spark, begin, starting)
     finally:
         spark.stop()
 
 
-def _size(arguments: argparse.Namespace) -> int:
-    """About how many spans there are; says what is wrong with the source before Java starts."""
+def _size(arguments: argparse.Namespace, begin: datetime | None) -> tuple[int, str]:
+    """About how many spans there are, and `startingOffsets` of those that started since `begin`.
+
+    Says what is wrong with the source before Java starts.
+    """
     if arguments.spans is not None:
-        return _rows_of(arguments.spans)
+        return _rows_of(arguments.spans), options.EARLIEST
+    starting = options.EARLIEST
     settings = options.parse(
         {"nameserver": arguments.nameserver, "timeoutSeconds": str(REACH_TIMEOUT_S)},
         topic=arguments.trace_topic,
@@ -130,12 +141,17 @@ def _size(arguments: argparse.Namespace) -> int:
     try:
         with QueueClient(settings.nameservers, settings.timeout_s) as client:
             queues = client.queues(settings)
+            if begin is not None:
+                since_ms = round((begin - CLOCKS_APART).timestamp() * 1_000)
+                starts = client.starts_since(settings.topic, queues, since_ms)
+                queues = [replace(q, first=starts[q.broker][str(q.queue)]) for q in queues]
+                starting = json.dumps(starts)
     except TopicNotFound as error:
         raise Rejected(
             f"there are no traces: topic {settings.topic} does not exist. Turn tracing on with "
             "--tracing duemq for services and DUEMQ_TRACING=duemq for clients"
         ) from error
-    return sum(queue.past - queue.first for queue in queues) * BATCH_SPANS_MAX
+    return sum(queue.past - queue.first for queue in queues) * BATCH_SPANS_MAX, starting
 
 
 def _rows_of(folder: str) -> int:
@@ -154,7 +170,12 @@ def _rows_of(folder: str) -> int:
     return rows
 
 
-def _write(arguments: argparse.Namespace, spark: SparkSession) -> int:
+def _write(
+    arguments: argparse.Namespace,
+    spark: SparkSession,
+    begin: datetime | None = None,
+    starting: str = options.EARLIEST,
+) -> int:
     from py4j.protocol import Py4JError
     from pyarrow import ArrowException
     from pyspark.errors import PySparkException
@@ -164,7 +185,7 @@ def _write(arguments: argparse.Namespace, spark: SparkSession) -> int:
     # Under spark-submit both streams are one: what a program reads must be the result alone.
     progress = Progress(tasks_of(spark), quiet=arguments.json)
     try:
-        landed = _land(arguments, spark, progress)
+        landed = _land(arguments, spark, progress, begin, starting)
         summary = report.write(landed, arguments.output, now=datetime.now(UTC), progress=progress)
     except (PySparkException, Py4JError, ArrowException) as error:
         return _failed(arguments, cause(error), 1)
@@ -181,23 +202,32 @@ def _tell(arguments: argparse.Namespace, summary: Summary, master: str) -> None:
         print(f"{summary.undecodable:,} messages could not be decoded: see quarantine")
 
 
-def _land(arguments: argparse.Namespace, spark: SparkSession, progress: Progress) -> Landed:
+def _land(
+    arguments: argparse.Namespace,
+    spark: SparkSession,
+    progress: Progress,
+    begin: datetime | None,
+    starting: str,
+) -> Landed:
+    """The spans that started since `begin`; of the topic, from the offsets `starting` on."""
     from pyspark.sql import functions as F
 
     from duemq_analytics import report
     from duemq_analytics.source import schema
 
     wanted = F.col("topic").isin(arguments.topic) if arguments.topic else F.lit(True)
+    if begin is not None:
+        wanted &= F.col("start_ts") >= F.lit(begin)
     if arguments.spans is not None:
         # Not as the files have it: older ones lack columns.
         spans = spark.read.schema(schema.ddl(schema.SPANS)).parquet(arguments.spans)
         return report.Landed(spans.where(wanted))
     reader = spark.read.format("duemq-spans").option("nameserver", arguments.nameserver)
-    rows = reader.option("topic", arguments.trace_topic).option("undecodable", "rows").load()
+    reader = reader.option("topic", arguments.trace_topic).option("startingOffsets", starting)
+    rows = reader.option("undecodable", "rows").load()
+    kept = rows.where(wanted | rows.undecodable_reason.isNotNull())
     with progress.step("reading spans"):
-        return report.land(
-            spark, rows.where(wanted | rows.undecodable_reason.isNotNull()), arguments.output
-        )
+        return report.land(spark, kept, arguments.output, datetime.now(UTC))
 
 
 def _result(summary: Summary) -> dict[str, Any]:

@@ -31,7 +31,7 @@ trace.add_command(show)
 )
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
 @click.option("--lake", metavar="DIR", help="Of what `duemq trace land` has landed there.")
-@click.option("--since", metavar="TIME", help="With --lake: only the last 2h, 7d, …")
+@click.option("--since", metavar="TIME", help="Only the last 2h, 7d, …")
 @session_options
 @pass_session
 def report(
@@ -46,11 +46,9 @@ def report(
 
     \b
     Examples:
-      duemq trace report --output ./report
+      duemq trace report --since 2h --output ./report
       duemq trace report --lake ./lake --since 2h
     """
-    if since and lake is None:
-        raise click.UsageError("--since goes with --lake")
     arguments = ["--output", output]
     for topic in topics:
         arguments += ["--topic", topic]

@@ -151,6 +151,7 @@ def land(arguments: argparse.Namespace, scratch: Path) -> int:
             "duemq trace land",
             scratch,
             lambda spark: _land(arguments, spark, wanted),
+            Progress(quiet=arguments.json),
             quick=True,
         )
 
@@ -209,7 +210,9 @@ def report(arguments: argparse.Namespace, scratch: Path, tell: Tell) -> int:
 
     with commits.lock(lake, "aggregating"):
         quick = not arguments.recompute and _uncounted(lake) <= LAKE_QUICK_SPANS_MAX
-        return with_spark("duemq trace report", scratch, write, quick=quick)
+        return with_spark(
+            "duemq trace report", scratch, write, Progress(quiet=arguments.json), quick=quick
+        )
 
 
 def compact(arguments: argparse.Namespace, scratch: Path) -> int:
@@ -237,7 +240,7 @@ def compact(arguments: argparse.Namespace, scratch: Path) -> int:
         return 0
 
     with commits.lock(lake, "aggregating"):
-        return with_spark("duemq trace compact", scratch, run)
+        return with_spark("duemq trace compact", scratch, run, Progress(quiet=arguments.json))
 
 
 def existing(option: str, path: str) -> Path:
@@ -266,13 +269,20 @@ def _figures(batch: Batch) -> dict[str, Any]:
     return {"key": batch.key, "spans": batch.spans, "undecodable": batch.undecodable}
 
 
-def with_spark(name: str, scratch: Path, run: Callable[[SparkSession], int], **how: Any) -> int:
+def with_spark(
+    name: str,
+    scratch: Path,
+    run: Callable[[SparkSession], int],
+    progress: Progress,
+    **how: Any,
+) -> int:
     """Runs a job in a session of its own; what Spark says of a failure is one line."""
     from py4j.protocol import Py4JError
     from pyarrow import ArrowException
     from pyspark.errors import PySparkException
 
-    spark = session.start(name, scratch, **how)
+    with progress.step("starting Spark"):
+        spark = session.start(name, scratch, **how)
     try:
         return run(spark)
     except (PySparkException, Py4JError, ArrowException) as error:

@@ -5,7 +5,7 @@ New batches are counted first; then only the tables are read, whatever was lande
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,32 +15,35 @@ from pyspark.sql import functions as F
 
 from duemq_analytics import charts, output
 from duemq_analytics.answers.buckets import MINUTE_S, WHOLE_S
+from duemq_analytics.answers.errors import added_up
 from duemq_analytics.answers.percentiles import CURVE, NAMED
 from duemq_analytics.lake import measures
 from duemq_analytics.lake.aggregates import Aggregates
 from duemq_analytics.lake.parquet_spans import ParquetSpans
+from duemq_analytics.lake.span_table import File
+from duemq_analytics.page.document import Content, document
+from duemq_analytics.page.waterfalls import chosen
 from duemq_analytics.progress import Progress
 from duemq_analytics.report import (
     Row,
     Summary,
-    Table,
     bucket_s,
     busiest,
     in_order,
-    ms,
-    page,
-    rows_of,
-    table_of,
-    text,
+    most_frequent,
+    spans_of,
 )
 
-GRACE_S = 300
-"""A message is a suspect when it was expected so long before the newest span."""
-
-EXAMPLES_SHOWN = 20
+CLOCKS_APART_US = 60_000_000
+"""A message's spans are looked for from so long before its sending."""
 
 _US_PER_MS = 1_000
-_PAGE_TABLES = {"duration": "operations", "end_to_end": "end_to_end", "lateness": "lateness"}
+_PAGE_TABLES = {
+    "duration": "operations",
+    "end_to_end": "end_to_end",
+    "lateness": "lateness",
+    "delivery": "delivery",
+}
 
 
 def write(
@@ -68,14 +71,14 @@ def write(
         with progress.step("merging minutes"):
             facts = _facts(minutes)
             fine_s = max(MINUTE_S, bucket_s(facts["first"], facts["last"])) if facts["spans"] else 0
-            old = F.col("bucket_ts") <= F.timestamp_micros(F.lit(_settled_us(run.newest_us)))
-            lost = F.when(old, F.col("unreceived")).otherwise(0)
-            merged = measures.merged(
-                minutes.withColumn("unreceived", lost), sorted({WHOLE_S, fine_s})
-            )
+            settled = measures.unreceived_settled(minutes, run.newest_us)
+            merged = measures.merged(settled, sorted({WHOLE_S, fine_s}))
             found = [_shown(row) for row in merged.drop("sketch").toArrow().to_pylist()]
-            examples = aggregates.examples(spark).where(wanted)
-            picked = _examples(examples.where((F.col("kind") == "slowest") | old))
+            there = aggregates.examples(spark).where(wanted)
+            examples = measures.picked(there, run.newest_us).toArrow().to_pylist()
+            kinds = aggregates.errors(spark).where(wanted)
+            whole = {"bucket_s": F.lit(WHOLE_S), "bucket_ts": F.lit(None).cast("timestamp")}
+            failed = most_frequent(added_up(kinds.withColumns(whole)))
     finally:
         minutes.unpersist()
     rows = {
@@ -84,11 +87,12 @@ def write(
     }
     facts["topics"] = busiest(rows["operations"])
     facts["undecodable"] = spans.totals()["undecodable"]
-    whole = rows_of(found, WHOLE_S)
+    with progress.step("finding the spans of slow messages"):
+        around = spans.read_files(spark, files_of(spans.files(), chosen(examples)))
+        content = Content(facts, rows, fine_s, examples, spans_of(around, examples), failed)
     html = output.child(folder, "report.html")
     with progress.step("drawing"):
-        drawn = page(facts, rows, fine_s, now, _tiles(whole), _tables(whole, picked))
-        output.write_text(spark, html, drawn)
+        output.write_text(spark, html, document(content, now))
     return Summary(
         html,
         (str(lake / "minutes"), str(lake / "examples")),
@@ -108,9 +112,19 @@ def _wanted(begin: datetime | None, topics: Sequence[str]) -> Column:
     return chosen & (F.col("bucket_ts") >= F.lit(minute))
 
 
-def _settled_us(newest_us: int) -> int:
-    """The last minute, Unix µs, whose messages should have come by the newest span."""
-    return newest_us - GRACE_S * 1_000_000 - measures.US_PER_MINUTE
+def files_of(files: Iterable[File], examples: Sequence[Mapping[str, Any]]) -> list[File]:
+    """Those with spans of the time in which the messages were under way, and an hour more."""
+    sent = [round(charts.moment(row["sent_ts"]).timestamp() * 1_000_000) for row in examples]
+    reach = measures.HORIZON_S * 1_000_000
+    times = [
+        (us - CLOCKS_APART_US, us + reach + max(0, row["us"] or 0) + reach)
+        for us, row in zip(sent, examples, strict=True)
+    ]
+    return [
+        file
+        for file in files
+        if any(begin <= file.last_us and file.first_us <= end for begin, end in times)
+    ]
 
 
 def _facts(minutes: DataFrame) -> Row:
@@ -141,76 +155,3 @@ def _shown(row: Mapping[str, Any]) -> Row:
         value = None if curve is None else curve[CURVE.index(percentile)]
         shown[f"p{percentile}_ms"] = value
     return shown
-
-
-def _examples(examples: DataFrame) -> list[Row]:
-    """The slowest of all, and the suspects that were sent last."""
-    found: list[Row] = []
-    for kind, order in (("slowest", F.desc("us")), ("suspect", F.desc("sent_ts"))):
-        rows = examples.where(F.col("kind") == kind).orderBy(order, "message_id")
-        found += rows.limit(EXAMPLES_SHOWN).toArrow().to_pylist()
-    return found
-
-
-def _tiles(whole: Sequence[Row]) -> list[tuple[str, str]]:
-    def total(name: str) -> int:
-        return sum(row[name] for row in whole)
-
-    return [
-        ("sent, never received", charts.number(total("unreceived"))),
-        ("retries", charts.number(total("retries"))),
-        ("dead letters", charts.number(total("dead_letters"))),
-    ]
-
-
-def _tables(whole: Sequence[Row], examples: Sequence[Row]) -> list[Table]:
-    by_topic = sorted(whole, key=lambda row: (row["topic"], row["consumer_group"] or ""))
-    return [
-        table_of(
-            "Deliveries",
-            "Messages that were accepted, and those of them that no callback has had: suspects. "
-            "Cancelled ones are among them, and so are those of consumers that do not trace.",
-            (
-                ("topic", "topic", text),
-                ("accepted", "messages", charts.number),
-                ("never received", "unreceived", charts.number),
-            ),
-            [row for row in by_topic if row["measure"] == "delivery"],
-        ),
-        table_of(
-            "Retries and dead letters",
-            "Calls after a message's first one, and messages that were given up.",
-            (
-                ("topic", "topic", text),
-                ("operation", "operation", text),
-                ("group", "consumer_group", text),
-                ("retries", "retries", charts.number),
-                ("dead letters", "dead_letters", charts.number),
-            ),
-            [row for row in by_topic if row["retries"] or row["dead_letters"]],
-        ),
-        table_of(
-            "Slowest messages",
-            "From the start of the send to the start of the first callback.",
-            (*_MESSAGE, ("end to end", "us", lambda us: ms(us / _US_PER_MS))),
-            [row for row in examples if row["kind"] == "slowest"],
-        ),
-        table_of(
-            "Suspects",
-            "Sent, and never received so far; the latest ones.",
-            tuple(column for column in _MESSAGE if column[1] != "consumer_group"),
-            [row for row in examples if row["kind"] == "suspect"],
-        ),
-    ]
-
-
-def _time(value: datetime) -> str:
-    return f"{charts.moment(value):%Y-%m-%d %H:%M:%S.%f}"[:-3]
-
-
-_MESSAGE = (
-    ("topic", "topic", text),
-    ("message", "message_id", text),
-    ("group", "consumer_group", text),
-    ("sent (UTC)", "sent_ts", _time),
-)

@@ -1,4 +1,4 @@
-"""What a long job is doing, said on stderr: a line a step, and on a terminal how far it is."""
+"""What a long job is doing, said on stderr: a line a step, with a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PERIOD_S = 0.5
+BAR_CELLS = 24
 
 Tasks = Callable[[], tuple[int, int]]
 """Tasks done and tasks in all, of what runs now."""
@@ -60,12 +61,18 @@ class Progress:
         while not ended.wait(self._period_s):
             done, total = self._tasks()
             if total:
-                self._say(f"\r\x1b[K{what} … {done:,} of {total:,} tasks")
+                self._say(f"\r\x1b[K{what} … {bar(done, total)} {done:,} of {total:,} tasks")
 
     def _say(self, text: str) -> None:
         if not self._quiet:
             self._stream.write(text)
             self._stream.flush()
+
+
+def bar(done: int, total: int) -> str:
+    """How much of it is done, in BAR_CELLS."""
+    full = BAR_CELLS * min(done, total) // total
+    return "█" * full + "·" * (BAR_CELLS - full)
 
 
 def tasks_of(spark: SparkSession) -> Tasks:

@@ -6,7 +6,7 @@ import pytest
 
 from duemq_analytics import __main__ as command
 from duemq_analytics import failures, output
-from duemq_analytics.progress import Progress
+from duemq_analytics.progress import Progress, bar
 
 JAVA = """An error occurred while calling o198.getResult.
 : org.apache.spark.SparkException: Exception thrown in awaitResult:
@@ -70,4 +70,21 @@ def test_a_terminal_shows_how_far_it_is():
         while "3 of 1,200 tasks" not in said.getvalue():
             pass
     assert said.getvalue().startswith("reading …")
+    assert f"reading … {'·' * 24} 3 of 1,200 tasks" in said.getvalue()
     assert said.getvalue().splitlines()[-1].split("\x1b[K")[-1].startswith("reading: ")
+
+
+def test_elsewhere_a_step_is_a_line_and_quiet_is_quiet():
+    lines, quiet = io.StringIO(), io.StringIO()
+    for progress in (Progress(None, lines), Progress(lambda: (1, 2), quiet, quiet=True)):
+        with progress.step("reading"):
+            pass
+    assert lines.getvalue() == "reading …\n"
+    assert quiet.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "cells"), [(0, 9, 0), (3, 6, 12), (5, 6, 20), (6, 6, 24), (7, 6, 24)]
+)
+def test_a_bar_is_as_full_as_what_is_done(done, total, cells):
+    assert bar(done, total) == "█" * cells + "·" * (24 - cells)

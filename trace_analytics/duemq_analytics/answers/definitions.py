@@ -45,6 +45,17 @@ def early(messages: Column) -> Column:
     return F.when(F.col("lateness_ms") < 0, messages).otherwise(0)
 
 
+def retry() -> Column:
+    """For `sum`: 1 or 0, whether a span is a call after its message's first one."""
+    return counted((F.col("operation") == "process") & (F.col("attempt") > 0))
+
+
+def dead_letter() -> Column:
+    """For `sum`: 1 or 0, whether a span is of giving a message up."""
+    dead = F.coalesce(F.col("attributes")["duemq.dead_letter"], F.lit("false")) == "true"
+    return counted((F.col("operation") == "settle") & dead)
+
+
 def repeated(calls: Column) -> Column:
     """Whether a group's callback had a message more than once: 1 or 0."""
     return counted(calls > 1)

@@ -20,8 +20,8 @@ _NS_PER_MS = 1_000_000
 def operations(spans: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> DataFrame:
     """Aggregates spans, once for each length of bucket.
 
-    bucket_s, bucket_ts, topic, operation, consumer_group · spans, messages, errors, error_rate ·
-    p50_ms, p95_ms, p99_ms, max_ms, curve of the spans' durations.
+    bucket_s, bucket_ts, topic, operation, consumer_group · spans, messages, errors, error_rate,
+    retries, dead_letters · p50_ms, p95_ms, p99_ms, max_ms, curve of the spans' durations.
     """
     errors = F.sum("error")
     return (
@@ -32,6 +32,8 @@ def operations(spans: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> Data
             "operation",
             "consumer_group",
             definitions.counted(definitions.failed()).alias("error"),
+            definitions.retry().alias("retry"),
+            definitions.dead_letter().alias("dead_letter"),
             definitions.weight().alias("weight"),
             (F.col("duration_ns") / _NS_PER_MS).alias("ms"),
         )
@@ -41,6 +43,8 @@ def operations(spans: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> Data
             F.sum("weight").alias("messages"),
             errors.alias("errors"),
             (errors / F.count(F.lit(1))).alias("error_rate"),
+            F.sum("retry").alias("retries"),
+            F.sum("dead_letter").alias("dead_letters"),
             approximate(F.col("ms")),
             F.max("ms").alias("max_ms"),
         )

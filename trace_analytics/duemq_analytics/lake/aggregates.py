@@ -2,6 +2,7 @@
 
     LAKE/minutes/run=N/    measures of new spans, and of messages that have new spans
     LAKE/examples/run=N/   slowest messages and suspects
+    LAKE/errors/run=N/     new spans that failed, by the kind of error
     LAKE/_runs/N.json      a commit a run: the batches it has counted
 
 A run reads the batches that no run before has counted, and of what is there already only the hours
@@ -21,13 +22,14 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from duemq_analytics.answers.buckets import MINUTE_S
+from duemq_analytics.answers.errors import added_up
 from duemq_analytics.lake import measures
 from duemq_analytics.lake.commits import Commits
 from duemq_analytics.lake.parquet_spans import ParquetSpans, Snapshot
 from duemq_analytics.lake.span_table import Batch, File
 from duemq_analytics.progress import Progress
 
-TABLES = ("minutes", "examples")
+TABLES = ("minutes", "examples", "errors")
 
 MINUTES_MAX = 10_000
 """A week.  Where messages of more minutes have new spans, all minutes are computed again."""
@@ -93,6 +95,8 @@ class Aggregates:
         minutes = measures.merged(self.minutes(spark).where(kept), [MINUTE_S])
         self._write(minutes.drop("bucket_s", "curve_us"), "minutes", number)
         self._write(self.examples(spark).where(kept), "examples", number)
+        failed = added_up(self.errors(spark).where(kept).withColumn("bucket_s", F.lit(MINUTE_S)))
+        self._write(failed.drop("bucket_s"), "errors", number)
         there = {batch.key for batch in self._spans.batches()}
         self._commit(Run(number, 0, 0, last.newest_us), self.settled() & there, whole=True)
         self._drop_before(number)
@@ -105,6 +109,10 @@ class Aggregates:
     def examples(self, spark: SparkSession) -> DataFrame:
         """EXAMPLES_SCHEMA."""
         return self._live(spark, "examples", measures.EXAMPLES_SCHEMA)
+
+    def errors(self, spark: SparkSession) -> DataFrame:
+        """ERRORS_SCHEMA; several rows of a key add up."""
+        return self._live(spark, "errors", measures.ERRORS_SCHEMA)
 
     def _run(
         self,
@@ -147,6 +155,7 @@ class Aggregates:
             ]
             self._write(_union(rows), "minutes", number)
             self._write(measures.examples(messages), "examples", number)
+            self._write(measures.errors(spans), "errors", number)
         finally:
             messages.unpersist()
 
@@ -178,12 +187,13 @@ class Aggregates:
 
     def _live(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
         """Rows of committed runs; where a minute was computed again those of the newest run."""
-        paths = [str(self._lake / table / f"run={name}") for name in self._names()]
+        runs = [self._lake / table / f"run={name}" for name in self._names()]
+        paths = [str(path) for path in runs if path.is_dir()]  # older versions had fewer tables
         if not paths:
             return spark.createDataFrame([], schema)
         base = str(self._lake / table)
         reader = spark.read.schema(f"{schema}, run bigint").option("basePath", base)
-        again = F.lit(True)
+        again = F.lit(table == "examples")
         if table == "minutes":
             again = F.col("measure").isin(*measures.OF_MESSAGES)
         newest = F.max("run").over(Window.partitionBy("bucket_ts", again))

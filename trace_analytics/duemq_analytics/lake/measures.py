@@ -2,7 +2,7 @@
 
     bucket_ts · topic · operation · consumer_group · measure     the key
     spans, messages, errors, retries, dead_letters,              sums
-    early, repeated, unreceived
+    early, repeated, unreceived, twice
     max_us, sketch                                               largest value, KLL sketch of all
 
 duration    minute of the span's start; how long it took
@@ -10,7 +10,8 @@ lateness    minute of the due time; fire: stored - due, process: first call bega
             as many messages as the span stands for
 end_to_end  minute in which the message was expected; send to the group's first call, of messages
             without a due time
-delivery    likewise; no value: `messages` that were accepted, and those that nobody received
+delivery    likewise; no value: `messages` that were accepted, those that nobody received, and those
+            that a group has done more than once (`twice`)
 
 A message is expected when it is sent or, delayed, due.  Duration and lateness are of single spans:
 rows of several runs add up.  The other two are of whole messages, whose spans come in any order:
@@ -26,6 +27,7 @@ from pyspark.sql import functions as F
 
 from duemq_analytics.answers import definitions
 from duemq_analytics.answers.buckets import bucketed
+from duemq_analytics.answers.errors import errors as kinds_of_error
 from duemq_analytics.answers.percentiles import CURVE
 
 US_PER_MINUTE = 60_000_000
@@ -47,6 +49,16 @@ WEIGHT_MAX = 65_536
 EXAMPLES_MAX = 20
 """Of a kind in a minute."""
 
+KINDS = ("slowest", "latest", "suspect", "twice")
+"""Of examples: without a due time, longest from sending to first call; called longest after the due
+time; received by nobody; done by a group more than once.  A message is among a kind's once."""
+
+EXAMPLES_SHOWN = 20
+"""Of a kind in a report."""
+
+GRACE_S = 300
+"""A message is a suspect when it was expected so long before the newest span."""
+
 KEY = ("topic", "operation", "consumer_group", "measure")
 SUMS = (
     "spans",
@@ -57,6 +69,7 @@ SUMS = (
     "early",
     "repeated",
     "unreceived",
+    "twice",
 )
 OF_MESSAGES = ("end_to_end", "delivery")
 """Measures whose minutes are computed anew: the newest run's rows are the ones that count."""
@@ -68,15 +81,22 @@ MINUTES_SCHEMA = (
 )
 EXAMPLES_SCHEMA = (
     "bucket_ts timestamp, kind string, topic string, consumer_group string, message_id string,"
-    " sent_ts timestamp, us bigint"
+    " sent_ts timestamp, us bigint, done bigint"
 )
+ERRORS_SCHEMA = (
+    "bucket_ts timestamp, topic string, operation string, consumer_group string,"
+    " error_type string, errors bigint, last_ts timestamp, message_id string"
+)
+
+
+def errors(spans: DataFrame) -> DataFrame:
+    """ERRORS_SCHEMA of spans; rows of several runs add up."""
+    return kinds_of_error(spans).drop("bucket_s")
 
 
 def durations(spans: DataFrame) -> DataFrame:
     """Measure `duration` of spans."""
     duration_us = (F.col("duration_ns") / _NS_PER_US).cast("bigint")
-    call = F.col("operation") == "process"
-    dead = F.coalesce(F.col("attributes")["duemq.dead_letter"], F.lit("false")) == "true"
     rows = spans.where(definitions.has_duration()).select(
         _minute(F.unix_micros("start_ts")).alias("minute_us"),
         "topic",
@@ -84,8 +104,8 @@ def durations(spans: DataFrame) -> DataFrame:
         "consumer_group",
         definitions.weight().alias("weight"),
         definitions.counted(definitions.failed()).alias("error"),
-        definitions.counted(call & (F.col("attempt") > 0)).alias("retry"),
-        definitions.counted((F.col("operation") == "settle") & dead).alias("dead_letter"),
+        definitions.retry().alias("retry"),
+        definitions.dead_letter().alias("dead_letter"),
         duration_us.alias("us"),
     )
     grouped = rows.groupBy("minute_us", "topic", "operation", "consumer_group").agg(
@@ -142,7 +162,8 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
     """One row a message expected in these minutes (Unix µs; None: all) and group that received it.
 
     Or one row with `first_us` null where nobody did.  minute_us, topic, message_id,
-    consumer_group, sent_us, due_us, accepted, first_us (first call), calls.
+    consumer_group, sent_us, due_us, accepted, first_us (first call), calls, done (calls
+    that did not fail).
     """
     minute = expected_minute()
     wanted = minute.isNotNull() if minutes is None else minute.isin(list(minutes))
@@ -163,6 +184,7 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
         "consumer_group",
         F.unix_micros("start_ts").alias("start_us"),
         definitions.own_due_ms().alias("call_due_ms"),
+        definitions.counted(~definitions.failed()).alias("did"),
     )
     if minutes is not None and minutes:
         first, last = min(minutes), max(minutes) + US_PER_MINUTE + _HORIZON_US
@@ -180,6 +202,7 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
             F.max(F.col("call_due_ms") * _US_PER_MS).alias("call_due_us"),
             F.min("start_us").alias("first_us"),
             F.count("start_us").alias("calls"),
+            F.coalesce(F.sum("did"), F.lit(0)).alias("done"),
         )
         .withColumns(
             {
@@ -212,7 +235,9 @@ def deliveries(messages: DataFrame) -> DataFrame:
     """Measure `delivery` of messages."""
     nobody = F.col("first_us").isNull()
     per_message = messages.groupBy("minute_us", "topic", "message_id").agg(
-        F.max("accepted").alias("accepted"), F.max("first_us").alias("first_us")
+        F.max("accepted").alias("accepted"),
+        F.max("first_us").alias("first_us"),
+        F.max("done").alias("done"),
     )
     grouped = (
         per_message.where(F.col("accepted") | ~nobody)
@@ -225,6 +250,7 @@ def deliveries(messages: DataFrame) -> DataFrame:
         .agg(
             F.count(F.lit(1)).alias("messages"),
             F.sum(nobody.cast("bigint")).alias("unreceived"),
+            F.sum((F.col("done") > 1).cast("bigint")).alias("twice"),
         )
     )
     return as_minutes(grouped, "delivery")
@@ -233,21 +259,36 @@ def deliveries(messages: DataFrame) -> DataFrame:
 def examples(messages: DataFrame) -> DataFrame:
     """EXAMPLES_MAX messages a minute and kind.
 
-    bucket_ts, kind (slowest, suspect), topic, consumer_group, message_id, sent_ts, us (send to
-    first call; null for a suspect: nobody has received it).
+    bucket_ts, kind, topic, consumer_group, message_id, sent_ts, us (see KINDS; null for suspects),
+    done (how often the group has done it).
     """
-    us = F.col("first_us") - F.col("sent_us")
-    suspect = F.col("first_us").isNull() & F.col("accepted")
-    slow = F.col("first_us").isNotNull() & F.col("due_us").isNull()
-    kind = F.when(suspect, "suspect").when(slow, "slowest")
+    called, delayed = F.col("first_us").isNotNull(), F.col("due_us").isNotNull()
+    waited = F.col("first_us") - F.col("sent_us")
+    late = F.col("first_us") - F.col("due_us")
+    kinds = {
+        "slowest": (called & ~delayed, waited),
+        "latest": (called & delayed, late),
+        "suspect": (~called & F.col("accepted"), F.lit(None).cast("bigint")),
+        "twice": (F.col("done") > 1, waited),
+    }
+    found = F.array_compact(
+        F.array(
+            *(
+                F.when(chosen, F.struct(F.lit(kind).alias("kind"), us.alias("us")))
+                for kind, (chosen, us) in kinds.items()
+            )
+        )
+    )
+    of_groups = messages.select("*", F.inline(found))
+    # Of many groups, the one that had it last stands for the message.
+    worst = F.struct("us", "consumer_group", "done")
+    key = ("minute_us", "kind", "topic", "message_id", "sent_us")
+    each = of_groups.groupBy(*key).agg(F.max(worst).alias("worst")).select(*key, "worst.*")
     order = Window.partitionBy("minute_us", "kind").orderBy(
-        F.desc_nulls_last("us"), "topic", "message_id", "consumer_group"
+        F.desc_nulls_last("us"), "topic", "message_id"
     )
-    rows = messages.select("*", kind.alias("kind"), us.alias("us"))
-    chosen = rows.where(F.col("kind").isNotNull()).select(
-        "*", F.row_number().over(order).alias("rank")
-    )
-    return chosen.where(F.col("rank") <= EXAMPLES_MAX).select(
+    rows = each.withColumn("rank", F.row_number().over(order))
+    return rows.where(F.col("rank") <= EXAMPLES_MAX).select(
         F.timestamp_micros("minute_us").alias("bucket_ts"),
         "kind",
         "topic",
@@ -255,7 +296,30 @@ def examples(messages: DataFrame) -> DataFrame:
         "message_id",
         F.timestamp_micros("sent_us").alias("sent_ts"),
         "us",
+        "done",
     )
+
+
+def settled(newest_us: int) -> Column:
+    """Of a minute's row: whether its messages should have come by the newest span (Unix µs)."""
+    last_us = newest_us - GRACE_S * 1_000_000 - US_PER_MINUTE
+    return F.col("bucket_ts") <= F.timestamp_micros(F.lit(last_us))
+
+
+def unreceived_settled(minutes: DataFrame, newest_us: int) -> DataFrame:
+    """Minutes with `unreceived` only where it says something."""
+    lost = F.when(settled(newest_us), F.col("unreceived")).otherwise(0)
+    return minutes.withColumn("unreceived", lost)
+
+
+def picked(examples: DataFrame, newest_us: int) -> DataFrame:
+    """EXAMPLES_SHOWN of each kind, in order: the slowest; of suspects those sent last."""
+    wanted = (F.col("kind") != "suspect") | settled(newest_us)
+    slow = F.when(F.col("kind").isin("slowest", "latest"), F.col("us"))
+    order = [F.desc_nulls_last(slow), F.desc("sent_ts"), F.col("topic"), F.col("message_id")]
+    rank = F.row_number().over(Window.partitionBy("kind").orderBy(*order))
+    rows = examples.where(wanted).withColumn("rank", rank)
+    return rows.where(F.col("rank") <= EXAMPLES_SHOWN).orderBy("kind", "rank").drop("rank")
 
 
 def merged(minutes: DataFrame, lengths_s: Sequence[int]) -> DataFrame:
@@ -269,7 +333,7 @@ def merged(minutes: DataFrame, lengths_s: Sequence[int]) -> DataFrame:
         minutes.select(bucketed(F.col("bucket_ts"), lengths_s), *KEY, *SUMS, "max_us", "sketch")
         .groupBy("bucket_s", "bucket_ts", *KEY)
         .agg(
-            *(F.sum(name).alias(name) for name in SUMS),
+            *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in SUMS),
             F.max("max_us").alias("max_us"),
             F.kll_merge_agg_bigint("sketch", SKETCH_K).alias("sketch"),
             F.count("sketch").alias("sketches"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -32,7 +32,7 @@ from duemq.v1 import admin_pb2, broker_pb2, message_pb2, nameserver_pb2
 from duemq.v1.admin_pb2_grpc import BrokerAdminStub
 from duemq.v1.nameserver_pb2_grpc import NameserverStub
 from duemq_analytics.options import Options
-from duemq_analytics.source.plan import QueueBounds, QueueRange, require_whole
+from duemq_analytics.source.plan import QueueBounds, QueueRange, first_since, require_whole
 
 CALL_TIMEOUT_S = 15.0
 """For one call; the pull's own wait included."""
@@ -84,6 +84,25 @@ class QueueClient(Closing):
                 f"topic {topic!r} does not exist: no broker serves it", field="topic", value=topic
             )
         return [bounds for served in route.brokers for bounds in self._bounds(topic, served)]
+
+    def starts_since(
+        self, topic: str, queues: Sequence[QueueBounds], since_ms: int
+    ) -> dict[str, dict[str, int]]:
+        """Broker → queue → first offset of what was stored then or later, as `startingOffsets`."""
+        found: dict[str, dict[str, int]] = {}
+        for queue in queues:
+            store_ms_of = partial(self._store_ms, topic, queue)
+            offset = first_since(queue, since_ms, store_ms_of)
+            found.setdefault(queue.broker, {})[str(queue.queue)] = offset
+        return found
+
+    def _store_ms(self, topic: str, queue: QueueBounds, offset: int) -> int:
+        """Of a record; of one that is gone by now that of the next."""
+        wanted = QueueRange(
+            queue.broker, queue.address, queue.queue, offset, queue.past, queue.topic_id
+        )
+        answer = self._retried(partial(self._pull, topic, wanted, offset, records=1))
+        return answer.run_store_ms[0] if answer.run_store_ms else 0
 
     def read(
         self, topic: str, wanted: QueueRange, *, fail_on_data_loss: bool = True
@@ -148,13 +167,16 @@ class QueueClient(Closing):
             for q in described.queues
         ]
 
-    def _pull(self, topic: str, wanted: QueueRange, offset: int) -> broker_pb2.QueueRecords:
+    def _pull(
+        self, topic: str, wanted: QueueRange, offset: int, records: int = 0
+    ) -> broker_pb2.QueueRecords:
         queue = broker_pb2.QueuePull(
             topic=topic, queue_id=wanted.queue, offset=offset, topic_id=wanted.topic_id
         )
         request = broker_pb2.PullRequest(
             queues=[queue],
             max_bytes=PULL_BYTES,
+            max_records=records,
             wait_ms=PULL_WAIT_MS,
         )
         found = self._client.pull(wanted.address, request)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from duemq.errors import InvalidArgument, MissingBroker, OffsetOutOfRange, PartialAnswer
@@ -96,6 +97,15 @@ def starts(queues: Sequence[QueueBounds], options: Options) -> dict[tuple[str, i
         )
         for queue in queues
     }
+
+
+def first_since(queue: QueueBounds, since_ms: int, store_ms_of: Callable[[int], int]) -> int:
+    """The first offset of what was stored then or later (Unix ms); `past` if nothing was.
+
+    `store_ms_of`: of an offset that is there; a queue's store times do not fall.
+    """
+    offsets = range(queue.first, queue.past)
+    return queue.first + bisect_left(offsets, since_ms, key=store_ms_of)
 
 
 def partitions(found: Iterable[QueueRange], records_max: int) -> list[QueueRange]:

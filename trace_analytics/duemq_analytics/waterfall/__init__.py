@@ -1,1 +1,1 @@
-"""One message's spans, without Spark: found in the trace topic, drawn in the terminal."""
+"""One message's spans, without Spark: found among all, drawn in the terminal."""

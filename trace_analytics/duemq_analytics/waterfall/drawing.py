@@ -8,6 +8,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from duemq_analytics.waterfall.message_spans import Span
+from duemq_analytics.waterfall.telling import told
 from duemq_cli.text import shown, table
 
 BAR_CELLS_MIN = 10
@@ -37,23 +38,6 @@ def bar(span: Span, begin: int, whole: int, cells: int) -> str:
     return "·" * first + "█" * max(1, last - first) + "·" * (cells - max(first + 1, last))
 
 
-def what(span: Span) -> str:
-    """What else people want to know of it."""
-    said = []
-    if span["status"] == "ERROR":
-        said.append(f"failed: {span['error_type'] or 'no reason given'}")
-    if span["attempt"]:
-        said.append(f"attempt {span['attempt'] + 1}")
-    if span["lateness_ms"] is not None:
-        said.append(f"{span['lateness_ms']} ms late")
-    if span["queue"] is not None and span["broker"]:
-        place = f"{span['broker']}/{span['queue']}"
-        said.append(f"{place} @ {span['queue_offset']}")
-    if span["batch_count"] and span["batch_count"] > 1:
-        said.append(f"with {span['batch_count'] - 1:,} others")
-    return ", ".join(said)
-
-
 def _cells(span: Span, begin: int, drawn: str) -> list[Any]:
     return [
         span["operation"],
@@ -62,5 +46,5 @@ def _cells(span: Span, begin: int, drawn: str) -> list[Any]:
         f"{(span['start_ns'] - begin) / _NS_PER_MS:,.3f}",
         f"{span['duration_ns'] / _NS_PER_MS:,.3f}",
         drawn,
-        shown(what(span)),
+        shown(told(span)),
     ]

@@ -53,14 +53,14 @@ class MessageSpans:
         for row in self._rows(body, broker, queue, offset):
             if row["message_id"] == self.message_id:
                 self._add(row)
-                self.contexts |= _contexts(row)
+                self.contexts |= contexts(row)
 
     def look_for_frames(self, body: bytes, broker: str, queue: int, offset: int) -> None:
         """The second look, after all of the first."""
         if not any(bytes.fromhex(trace_id) in body for trace_id, _ in self.contexts):
             return
         for row in self._rows(body, broker, queue, offset):
-            if row["message_id"] is None and not self.contexts.isdisjoint(_named(row)):
+            if row["message_id"] is None and not self.contexts.isdisjoint(named(row)):
                 self._add(row)
 
     def in_order(self) -> list[Span]:
@@ -81,14 +81,14 @@ class MessageSpans:
         return rows
 
 
-def _contexts(row: Span) -> set[Context]:
+def contexts(row: Span) -> set[Context]:
     """What a span with the message's id says its creation context is."""
     if row["operation"] == "send" and row["kind"] == "PRODUCER":
         return {(row["trace_id"], row["span_id"])}
-    return _named(row)
+    return named(row)
 
 
-def _named(row: Span) -> set[Context]:
+def named(row: Span) -> set[Context]:
     """A span's parent and links."""
     named = {(link["trace_id"], link["span_id"]) for link in row["links"] or ()}
     if row["parent_span_id"] is not None:

@@ -8,6 +8,7 @@ from duemq_analytics.source.plan import (
     PARTITIONS_MAX,
     QueueBounds,
     QueueRange,
+    first_since,
     partitions,
     ranges,
     require_whole,
@@ -81,3 +82,20 @@ def test_pieces_cover_each_range_once_and_keep_to_the_bound(bounds, records_max)
 def test_the_number_of_partitions_is_bounded():
     with pytest.raises(InvalidArgument, match="maxRecordsPerPartition"):
         partitions([QueueRange("b", "h:1", 0, 0, PARTITIONS_MAX + 1)], 1)
+
+
+@pytest.mark.parametrize(
+    ("since_ms", "offset"), [(0, 7), (100, 7), (101, 8), (110, 8), (111, 10), (130, 11), (131, 12)]
+)
+def test_what_was_stored_since_begins_at_an_offset(since_ms, offset):
+    stored = {7: 100, 8: 110, 9: 110, 10: 120, 11: 130}
+    queue = QueueBounds("b0", "h:1", 0, 7, 12)
+    asked = []
+
+    def store_ms_of(at):
+        asked.append(at)
+        return stored[at]
+
+    assert first_since(queue, since_ms, store_ms_of) == offset
+    assert len(asked) <= 3
+    assert first_since(QueueBounds("b0", "h:1", 0, 7, 7), 1, store_ms_of) == 7

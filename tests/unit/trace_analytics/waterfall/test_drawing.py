@@ -1,6 +1,7 @@
 import pytest
 
 from duemq_analytics.waterfall import drawing
+from duemq_analytics.waterfall.telling import told
 
 MS = 1_000_000
 
@@ -49,7 +50,7 @@ def test_lines_fill_the_terminal():
 
 
 def test_what_there_is_to_say():
-    said = drawing.what(
+    said = told(
         span(
             0,
             0,
@@ -64,7 +65,7 @@ def test_what_there_is_to_say():
         )
     )
     assert said == "failed: ValueError, attempt 3, 7 ms late, b0/3 @ 9, with 1,000 others"
-    assert drawing.what(span(0, 0)) == ""
+    assert told(span(0, 0)) == ""
 
 
 def test_what_others_wrote_does_nothing_to_the_terminal():

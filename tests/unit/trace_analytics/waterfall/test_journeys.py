@@ -1,0 +1,50 @@
+from duemq_analytics.waterfall.journeys import contexts_of, journeys
+
+TRACE, OTHER = "0a" * 16, "0b" * 16
+
+
+def span(operation, start_ns, span_id, **columns):
+    row = dict.fromkeys(("message_id", "parent_span_id", "links", "kind"))
+    row |= {"trace_id": TRACE, "duration_ns": 5, "operation": operation, "start_ns": start_ns}
+    return row | {"span_id": span_id, **columns}
+
+
+SENT = [
+    span("send", 10, "s1", message_id="m1", kind="PRODUCER"),
+    span("send", 11, "s2", message_id="m2", kind="PRODUCER"),
+]
+
+
+def told(found):
+    return {
+        name: [(row["operation"], row["start_ns"]) for row in rows] for name, rows in found.items()
+    }
+
+
+def test_a_frame_is_of_every_message_that_it_names():
+    frames = [
+        span("receive", 40, "r", trace_id=OTHER, links=[{"trace_id": TRACE, "span_id": "s2"}]),
+        span("store", 20, "t", parent_span_id="s1", links=[{"trace_id": TRACE, "span_id": "s2"}]),
+        span("store", 21, "u", parent_span_id="s9"),
+        span("store", 22, "v", parent_span_id="s1", trace_id=OTHER),  # an id of another trace
+    ]
+    called = span("process", 50, "p", message_id="m1", parent_span_id="s1")
+    assert told(journeys([called, *SENT], frames)) == {
+        "m1": [("send", 10), ("store", 20), ("process", 50)],
+        "m2": [("send", 11), ("store", 20), ("receive", 40)],
+    }
+
+
+def test_what_began_together_is_in_the_order_of_what_contains_what():
+    called = span("process", 10, "p", message_id="m1", parent_span_id="s1", duration_ns=1)
+    (found,) = journeys([called, SENT[0]], []).values()
+    assert [row["operation"] for row in found] == ["send", "process"]
+
+
+def test_a_message_s_contexts_are_its_sending_or_what_its_calls_name():
+    called = span("process", 50, "p", message_id="m3", parent_span_id="s3")
+    assert contexts_of([*SENT, called]) == {
+        "m1": {(TRACE, "s1")},
+        "m2": {(TRACE, "s2")},
+        "m3": {(TRACE, "s3")},
+    }

@@ -1,0 +1,44 @@
+"""The spans of single messages, in two looks: their own, then those of the frames they were in.
+
+Only sends and callbacks have a message's id; what a frame's spans name is creation contexts, which
+the first look tells (see the package `waterfall`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+COLUMNS = (
+    *("trace_id", "span_id", "parent_span_id", "links", "kind", "operation", "message_id"),
+    *("start_ns", "duration_ns", "status", "error_type", "service", "instance", "consumer_group"),
+    *("broker", "queue", "queue_offset", "batch_count", "attempt", "lateness_ms"),
+)
+"""What is drawn, and what it is found by: each more is read of all spans of those hours."""
+
+OF_A_MESSAGE_MAX = 200
+FRAMES_MAX = 2_000
+"""Spans that a look answers, the earliest first."""
+
+
+def own_spans(spans: DataFrame, message_ids: Collection[str]) -> DataFrame:
+    """Those with the ids; OF_A_MESSAGE_MAX of each."""
+    order = Window.partitionBy("message_id").orderBy("start_ns", "span_id")
+    found = spans.select(*COLUMNS).where(F.col("message_id").isin(list(message_ids)))
+    ranked = found.withColumn("rank", F.row_number().over(order))
+    return ranked.where(F.col("rank") <= OF_A_MESSAGE_MAX).drop("rank")
+
+
+def frame_spans(spans: DataFrame, contexts: Collection[tuple[str, str]]) -> DataFrame:
+    """Those without an id whose parent or one of whose links is a context: (trace id, span id)."""
+    wanted = [trace_id + span_id for trace_id, span_id in contexts]
+
+    def named(link: Column) -> Column:
+        return F.concat(link["trace_id"], link["span_id"]).isin(wanted)
+
+    child = F.concat("trace_id", "parent_span_id").isin(wanted)
+    found = F.coalesce(child, F.lit(False)) | F.coalesce(F.exists("links", named), F.lit(False))
+    frames = spans.select(*COLUMNS).where(F.col("message_id").isNull() & found)
+    return frames.orderBy("start_ns", "span_id").limit(FRAMES_MAX)

@@ -1,0 +1,26 @@
+"""Which of the spans that two looks have found are of which message.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from duemq_analytics.waterfall.message_spans import Context, Span, contexts, named
+
+
+def contexts_of(own: Iterable[Span]) -> dict[str, set[Context]]:
+    """The creation contexts of each message, by its id, from spans that have it."""
+    found: dict[str, set[Context]] = {}
+    for span in own:
+        found.setdefault(span["message_id"], set()).update(contexts(span))
+    return found
+
+
+def journeys(own: Sequence[Span], frames: Sequence[Span]) -> Mapping[str, list[Span]]:
+    """The spans of each message, by its id, in the order of their starts."""
+    names = [(span, named(span)) for span in frames]
+    found: dict[str, list[Span]] = {}
+    for message_id, wanted in contexts_of(own).items():
+        spans = [span for span in own if span["message_id"] == message_id]
+        spans += [span for span, its in names if not wanted.isdisjoint(its)]
+        found[message_id] = sorted(spans, key=lambda span: (span["start_ns"], -span["duration_ns"]))
+    return found
