@@ -20,7 +20,7 @@ from duemq_server.replication.running.leading import Leading
 from duemq_server.replication.running.state import ReplicaState
 from duemq_server.serving.server import Server
 from duemq_server.storage import checkpoint
-from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.disk import RealDisk, short_of_space
 
 
 class BrokerReplica:
@@ -52,6 +52,10 @@ class BrokerReplica:
         """A broker on what was followed."""
         assert isinstance(state, Standby)
         return Broker(self._settings, Lead(leading, state.promote(), server))
+
+    def short_of_space(self) -> bool:
+        """As Upkeep looks at it."""
+        return short_of_space(self._disk, self._settings.data_dir, self._settings.free_bytes_min)
 
     def snapshot(self) -> bytes | None:
         """The payload of the last checkpoint."""

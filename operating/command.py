@@ -157,7 +157,8 @@ def elect(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Ex
 
     Says what would be lost.  It is done with --accept-loss, and after a question where there is a
     terminal and no --yes.  The group is a new store then: producers, timers and offsets of what is
-    lost never meet the new history, and up to a second of delayed messages may come twice.  With
+    lost never meet the new history, and up to a second of delayed messages may come twice.  To
+    brokers a timer service is another one then, and waits for `duemq timer release SHARD`.  With
     --json, as `duemq replica adopt`.
 
     \b

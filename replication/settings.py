@@ -132,14 +132,19 @@ class ReplicaSettings(MemberSettings):
         return self.min_insync or len(set(self.replicas)) // 2 + 1
 
     def times(self) -> Times:
-        """A leader serves 3/4 of a lease after it began to renew it, and renews it in 1/4."""
-        lease_ms = int(self.lease_duration * 1000)
+        """A leader serves 3/4 of a lease after it began to renew it, and renews it in 1/4.
+
+        While nothing is written only heartbeats show who keeps up: three of them in `lag_max`.
+        """
+        lease_ms, lag_max_ms = int(self.lease_duration * 1000), int(self.lag_max * 1000)
+        usual = Times()
         return dataclasses.replace(
-            Times(),
+            usual,
             lease_ms=lease_ms,
             serve_ms=lease_ms * 3 // 4,
             renew_ms=lease_ms // 4,
-            lag_max_ms=int(self.lag_max * 1000),
+            heartbeat_ms=min(usual.heartbeat_ms, lag_max_ms // 3),
+            lag_max_ms=lag_max_ms,
         )
 
 

@@ -262,6 +262,14 @@ class RealDisk:
         return stat.f_bavail * stat.f_frsize
 
 
+def short_of_space(disk: Disk, path: str, free_bytes_min: int) -> bool:
+    """Whether less than that is free; False where nobody can tell."""
+    try:
+        return disk.free_bytes(path) < free_bytes_min
+    except OSError:
+        return False
+
+
 def write_all(file: DiskFile, buffers: Sequence[Buffer], offset: int) -> int:
     """Writes every buffer at `offset`, however short single writes are.
 

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.messages import Answer, Chunk, Hello, Welcome
-from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
+from duemq_server.replication.protocol.record import (
+    LOG_VERSION,
+    Record,
+    Refused,
+    ReplicaId,
+    check_readable,
+)
 from duemq_server.storage import record
 from duemq_server.storage.replicas import epoch
 
@@ -48,8 +54,10 @@ class Follower:
     ) -> None:
         """`start`, `end` and `durable` of its log; `committed`: what it knows to be.
 
-        Raises Refused for a record of a lower epoch than the log's last.
+        Raises Refused for a record of a lower epoch than the log's last, or a log that this release
+        does not read.
         """
+        check_readable(followed)
         if followed.leader is None or followed.leader == me:
             raise Refused("nobody leads whom it could follow")
         if followed.epoch < epochs.last:
@@ -66,6 +74,8 @@ class Follower:
         self.durable = durable
         self.committed = committed
         """What it knows to be committed and has in its log."""
+        self.short_of_space = False
+        """If it led, it would accept nothing."""
         self.asked_to_lead = False
         """The leader hands over."""
         self._start = start
@@ -83,7 +93,7 @@ class Follower:
             self.epochs.begins,
             self._start,
             self.end,
-            record.VERSION,
+            LOG_VERSION,
         )
 
     def welcome(self, welcome: Welcome) -> int | None:
@@ -166,4 +176,4 @@ class Follower:
         """
         if not self._welcome:
             return None
-        return Answer(self.record.epoch, self.me, self.durable, self._heard_ms)
+        return Answer(self.record.epoch, self.me, self.durable, self._heard_ms, self.short_of_space)

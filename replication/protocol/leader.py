@@ -54,6 +54,8 @@ class Progress:
     mark: int
     """The leader's end at `mark_ms`: a follower that comes there was at the end then."""
     mark_ms: int
+    short_of_space: bool = False
+    """As it said last."""
 
 
 class Leader:
@@ -127,6 +129,7 @@ class Leader:
         if progress is None or (answer.epoch, answer.replica) != (self.epoch, progress.replica):
             return
         progress.heard_ms = max(progress.heard_ms, answer.heard_ms)
+        progress.short_of_space = answer.short_of_space
         # Nobody has what was not sent to it.
         durable = min(answer.durable, progress.next)
         progress.durable = max(progress.durable or 0, durable)
@@ -228,6 +231,12 @@ class Leader:
         if hello.replica.name not in ours.members:
             text = f"{hello.replica.name} is no member of {ours.group}: members are"
             return self._refusal(Reason.STRANGER, f"{text} {', '.join(sorted(ours.members))}")
+        if hello.log_version < ours.log_version:
+            return self._refusal(
+                Reason.STRANGER,
+                f"{hello.replica} reads logs up to version {hello.log_version}, and that of"
+                f" {ours.group} is of {ours.log_version}: start a newer release there",
+            )
         return None
 
     def _refusal(self, reason: Reason, text: str) -> Refusal:
@@ -367,17 +376,24 @@ class Leader:
     def successor(self, end: int, name: str = "") -> ReplicaId | None:
         """Who may be asked to take over: in sync, following, and durable to the leader's end.
 
-        With a name, only that replica.
+        With a name, only that replica; else one that has space, if there is any.
         """
         ready = [
-            each.replica
+            (each.short_of_space, each.replica)
             for each in self._progress.values()
             if each.replica in self.record.in_sync
             and (each.durable or 0) >= end
             and name in ("", each.replica.name)
         ]
         settled = self.set.state is State.SETTLED and self.high_watermark >= end
-        return min(ready, default=None) if settled else None
+        return min(ready)[1] if ready and settled else None
+
+    def may_relieve(self, *, with_space: bool) -> bool:
+        """Whether any other one could lead, or would accept something then, too."""
+        return any(
+            each.replica in self.record.in_sync and not (with_space and each.short_of_space)
+            for each in self._progress.values()
+        )
 
     # -- reads ----------------------------------------------------------------
 

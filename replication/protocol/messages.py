@@ -33,7 +33,7 @@ class Reason(Enum):
     FOREIGN = auto()
     """Another group, or another history of it (`store_id`)."""
     STRANGER = auto()
-    """The name is none of the record's members."""
+    """The name is none of the record's members, or its release does not read the group's log."""
     LOST = auto()
     """It is in sync and has not what was committed: its disk must come back as a new one."""
 
@@ -51,6 +51,7 @@ class Hello:
     start: int
     end: int
     log_version: int
+    """The newest that it reads."""
     address: str = ""
     """Where its process is reached: a disk has one."""
 
@@ -109,3 +110,5 @@ class Answer:
     durable: int
     heard_ms: int
     """`sent_ms` of the last chunk that it got."""
+    short_of_space: bool = False
+    """If it led, it would accept nothing."""

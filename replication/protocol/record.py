@@ -34,6 +34,7 @@ MEMBERS_MAX = 7
 FORMERS_MAX = 8
 """Elections that a replica may have missed; after more it needs an empty directory."""
 LOG_VERSION = 1
+"""The newest that this release reads."""
 
 
 class Refused(Exception):
@@ -196,6 +197,15 @@ def adopted(
 # -- taking over ------------------------------------------------------------
 
 
+def check_readable(record: Record) -> None:
+    """Raises Refused for a group whose log is of a release that is newer than this one."""
+    if record.log_version > LOG_VERSION:
+        raise Refused(
+            f"the log of {record.group} is of version {record.log_version}, and this release reads"
+            f" up to {LOG_VERSION}: start the newer one here"
+        )
+
+
 def taken_over(
     record: Record, me: ReplicaId, *, address: str, last_epoch: int, min_insync: int, now_ms: int
 ) -> Record:
@@ -206,6 +216,7 @@ def taken_over(
     it appends its EPOCH entry.  Every start as leader is a takeover, also after its own restart.
     Rule 7: nobody takes over a record whose epoch is lower than a log's.  Raises Refused.
     """
+    check_readable(record)
     if me not in record.in_sync:
         raise Refused(f"{me} is not in sync: it would lose what was committed without it")
     if record.epoch < last_epoch:

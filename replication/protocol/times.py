@@ -17,6 +17,8 @@ class Times:
     """A leader renews its lease so often."""
     heartbeat_ms: int = 500
     """A leader says something to each follower so often."""
+    silent_ms: int = 3_000
+    """A stream on which nothing came for so long is of no use."""
     heard_ms: int = 1_000
     """A heartbeat that all in sync answered lets the leader serve so long after it was sent; who
     heard one does not stand for so long."""

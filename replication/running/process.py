@@ -79,6 +79,7 @@ class Replica:
         )
         self.campaign.on_role = self._role_changed
         self.campaign.copy.on_epoch = self._note_epoch
+        self.campaign.copy.short_of_space = self.service.short_of_space
         self.started = True
         self.server.registry.register(ReplicaCollector(self.operators.status, self._replicas))
         log.info("replica %s of %s", self.me, settings.name)
@@ -182,6 +183,7 @@ class Replica:
             raise BeginAnew(str(refused)) from refused
         self.leading = leading
         leading.advance = campaign.copy.applying.advance
+        leading.short_of_space = self.service.short_of_space
         campaign.copy.writing.on_durable = leading.synced
         leading.began_to_renew(campaign.renewed_ms)
         leading.start()
@@ -215,14 +217,14 @@ class Replica:
             await process.end(served)
 
     async def _give_way(self, leading: Leading, term: Term, stop: asyncio.Event) -> None:
-        log.error("the disk is full: another replica shall lead")
+        log.error("the disk has no space: another replica shall lead")
         leading.leader.resign()
         await self.server.drain()
         term.quiesce()
         with suppress(Timeout):
             await leading.hand_over(HAND_OVER_S)
         if not stop.is_set():
-            raise BeginAnew("its disk is full")
+            raise BeginAnew("its disk has no space")
 
     async def _while_leading(self, stop: asyncio.Event, *work: asyncio.Future[None]) -> None:
         """Returns when `stop` is set or some of `work` ends.  Raises BeginAnew when deposed."""

@@ -49,6 +49,10 @@ class Service(Protocol):
         """All of the log is applied; the state is the term's from now on."""
         ...
 
+    def short_of_space(self) -> bool:
+        """Whether clients would be refused for want of space.  Asks the disk, waits for nothing."""
+        ...
+
     def snapshot(self) -> bytes | None:
         """The last checkpoint that was saved; None: there is none yet.  Waits for the disk."""
         ...

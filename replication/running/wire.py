@@ -83,6 +83,7 @@ def to_answer(answer: Answer) -> pb.FromFollower:
             replica=to_replica_id(answer.replica),
             durable=answer.durable,
             heard_ms=answer.heard_ms,
+            short_of_space=answer.short_of_space,
         )
     )
 
@@ -92,7 +93,13 @@ def answer(message: pb.FromFollower) -> Answer:
     if message.WhichOneof("message") != "answer":
         raise InvalidArgument("message: an answer must follow the hello", field="message")
     found = message.answer
-    return Answer(found.epoch, replica_id(found.replica), found.durable, found.heard_ms)
+    return Answer(
+        found.epoch,
+        replica_id(found.replica),
+        found.durable,
+        found.heard_ms,
+        found.short_of_space,
+    )
 
 
 def to_greeting(greeting: Greeting) -> pb.FromLeader:

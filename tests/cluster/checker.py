@@ -4,7 +4,8 @@ A history is a list of events, kept as JSON Lines (`dump`, `load`) so that a fai
 judged again.  Fields: `event`, `id` (unique a message) and
 
     sent       at_ms                           before the client was asked to send it
-    acked      at_ms, due_ms (0: none)         the client had its receipt
+    acked      at_ms, due_ms (0: none)         the client had its receipt; if it says where,
+                                               broker, queue, offset
     failed     at_ms                           the send failed; it may be stored or not
     cancelled  outcome: cancelled|fired|unknown
     received   group, at_ms, broker, queue, offset
@@ -14,6 +15,7 @@ judged again.  Fields: `event`, `id` (unique a message) and
  - no acknowledged loss: acked and not cancelled → in the log once, and received by every group;
  - exactly once in the log, unless the send failed and was repeated by the *application*;
  - never early: neither stored nor received before due_ms;
+ - what was acknowledged lies where the receipt says: two leaders never gave one place away;
  - a message answered `cancelled` is nowhere; one answered `fired` is in the log;
  - nothing made up: what is in the log was sent;
  - order: ids of one `key` lie in each queue in the order in which they were sent.
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+PLACE = ("broker", "queue", "offset")
 IDS_NAMED_MAX = 10
 
 
@@ -40,6 +43,7 @@ class Verdict:
     lost_in_log: list[str] = field(default_factory=list)
     lost_at_group: dict[str, list[str]] = field(default_factory=dict)
     twice_in_log: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
     early: list[str] = field(default_factory=list)
     cancelled_yet_delivered: list[str] = field(default_factory=list)
     made_up: list[str] = field(default_factory=list)
@@ -56,6 +60,7 @@ class Verdict:
         named = {
             "acknowledged and not in the log": self.lost_in_log,
             "more than once in the log": self.twice_in_log,
+            "not where its receipt says": self.elsewhere,
             "early": self.early,
             "cancelled and yet delivered": self.cancelled_yet_delivered,
             "in the log, never sent": self.made_up,
@@ -89,6 +94,7 @@ def judge(history: Iterable[Event], groups: Sequence[str] = ()) -> Verdict:
     verdict.made_up = sorted(counts.keys() - sent)
     received = {event["id"] for event in by_event["received"]}
     verdict.cancelled_yet_delivered = sorted(gone & (counts.keys() | received))
+    verdict.elsewhere = _elsewhere(by_event["acked"], by_event["stored"])
     verdict.early = _early(by_event, due_ms)
     verdict.out_of_order = _out_of_order(by_event["sent"], by_event["stored"])
     for group in groups:
@@ -98,6 +104,12 @@ def judge(history: Iterable[Event], groups: Sequence[str] = ()) -> Verdict:
     late = [e["store_ms"] - due_ms[e["id"]] for e in by_event["stored"] if due_ms.get(e["id"])]
     verdict.late_max_ms = max(late, default=0)
     return verdict
+
+
+def _elsewhere(acked: list[Event], stored: list[Event]) -> list[str]:
+    places = {event["id"]: [event[name] for name in PLACE] for event in stored}
+    told = {event["id"]: [event[name] for name in PLACE] for event in acked if "offset" in event}
+    return sorted(id for id, place in told.items() if places.get(id, place) != place)
 
 
 def _early(by_event: dict[str, list[Event]], due_ms: dict[str, int]) -> list[str]:

@@ -71,6 +71,17 @@ def schedule(seed: object, seconds: float, allowed: Mapping[str, int] = WEIGHTS)
         steps.append(Step(wait_s, what, randomness.random(), pause_s))
 
 
+def brokers_of(cluster: EmbeddedCluster) -> list[str]:
+    """As clients know them: with replicas or without."""
+    return sorted({name.partition("/")[0] for name in cluster.names("broker")})
+
+
+def leader_of(cluster: EmbeddedCluster, broker: str) -> str:
+    """The member that is the broker; waits until there is one."""
+    until(lambda: bool(cluster.leader(broker)))
+    return cluster.leader(broker) or leader_of(cluster, broker)
+
+
 class Journal:
     """The driver's own part of the history; from any thread."""
 
@@ -239,8 +250,7 @@ class Disturber(threading.Thread):
         elif kind in ("timer", "nameserver"):
             for name in self._cluster.names(kind):
                 self._cluster.kill(name)
-        elif not self._away.intersection(self._cluster.names("broker")):  # one at a time
-            brokers = self._cluster.names("broker")
+        elif not self._away.intersection(brokers := brokers_of(self._cluster)):  # one at a time
             broker = brokers[int(step.draw * len(brokers))]
             if kind == "coordinator":
                 broker = balance.coordinator(self._group_name, brokers) or broker
@@ -280,17 +290,19 @@ class Disturber(threading.Thread):
             self.error = error
 
     def _take_broker(self, verb: str, name: str, pause_s: float) -> None:
+        """The process that leads, where it has replicas."""
         begin = time.monotonic_ns()
         self._away.add(name)
+        member = leader_of(self._cluster, name)
         if verb == "kill":
-            self._cluster.kill(name)
+            self._cluster.kill(member)
             back_s = 0.0
         elif verb == "restart":  # cleanly
-            self._cluster.stop_member(name)
-            self._cluster.start_member(name)
+            self._cluster.stop_member(member)
+            self._cluster.start_member(member)
             back_s = 0.0
         else:
-            pid = self._cluster.processes[name]
+            pid = self._cluster.processes[member]
             os.kill(pid, signal.SIGSTOP)
             back_s = pause_s
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from duemq import Message, PendingReceipt, Producer, Receipt
 from duemq.errors import DuemqError
-from tests.cluster.checker import Event
+from tests.cluster.checker import PLACE, Event
 
 
 def now_ms() -> int:
@@ -37,6 +37,11 @@ class History:
         with self._lock:
             return len(self._ids[event, group])
 
+    def ids(self, event: str) -> set[str]:
+        """Of all that have such an event; not of `received`."""
+        with self._lock:
+            return set(self._ids[event, None])
+
     def send(self, producer: Producer, topic: str, id: str, **options: object) -> Receipt | None:
         """Sends and records; None when the send failed."""
         (receipt,) = self.send_burst(producer, topic, [id], **options)
@@ -58,7 +63,8 @@ class History:
         except DuemqError as error:
             self.add("failed", id, at_ms=now_ms(), error=str(error))
             return None
-        self.add("acked", id, at_ms=now_ms(), due_ms=receipt.due_ms or 0)
+        place = {} if receipt.due_ms else {name: getattr(receipt, name) for name in PLACE}
+        self.add("acked", id, at_ms=now_ms(), due_ms=receipt.due_ms or 0, **place)
         return receipt
 
     def receiver(self, group: str):  # type: ignore[no-untyped-def]

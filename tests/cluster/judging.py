@@ -23,7 +23,7 @@ SENDERS = 2
 @contextmanager
 def judged(
     cluster: EmbeddedCluster, tmp_path: Path, randomness: random.Random, timeout_s: float = WAIT_S
-) -> Iterator[None]:
+) -> Iterator[History]:
     """Nothing acknowledged meanwhile may be lost, stored twice, early, or out of order.
 
     `timeout_s`: of a send.
@@ -48,7 +48,7 @@ def judged(
             burst=50,
             settings=ProducerSettings(send_timeout_s=timeout_s),
         ):
-            yield
+            yield history
         cluster.wait_ready(WAIT_S)
         acked = history.count("acked")
         until(lambda: history.count("received", group=topic) >= acked)

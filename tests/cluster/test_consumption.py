@@ -30,7 +30,16 @@ from duemq_server.bench.harness.topic_reader import read_topic
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.consumption_checker import Event, Queue, Rules, judge
 from tests.cluster.consumption_checker import load as read_history
-from tests.cluster.disturbance import SESSION_TIMEOUT_S, Disturber, Group, Journal, schedule
+from tests.cluster.disturbance import (
+    SESSION_TIMEOUT_S,
+    Disturber,
+    Group,
+    Journal,
+    Step,
+    brokers_of,
+    leader_of,
+    schedule,
+)
 from tests.cluster.harness import WAIT_S, topic_name, until
 
 SECONDS = float(os.environ.get("CONSUMPTION_SECONDS", "5"))
@@ -101,12 +110,21 @@ MODES = {
 }
 
 
+FLAGS = {"broker": ("--retry-delays", RETRY_DELAYS, "--retries-max", str(RETRIES_MAX))}
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     """Two brokers with a short retry policy."""
-    flags = ["--retry-delays", RETRY_DELAYS, "--retries-max", str(RETRIES_MAX)]
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), flags=FLAGS) as embedded:
+        yield embedded
+
+
+@pytest.fixture(scope="module")
+def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    """The same, but one broker of three replicas."""
     directory = tmp_path_factory.mktemp("cluster")
-    with EmbeddedCluster(directory, flags={"broker": flags}) as embedded:
+    with EmbeddedCluster(directory, brokers=1, replicas=3, flags=FLAGS) as embedded:
         yield embedded
 
 
@@ -118,13 +136,37 @@ def test_a_disturbed_group_loses_repeats_and_disorders_nothing(
 ) -> None:
     print(f"CRASH_SEED={SEED}")
     seed = f"{SEED}-{mode}-{round}"
+    consume(cluster, mode, seed, schedule(seed, SECONDS), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3 * DRAIN_S)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_group_whose_broker_fails_over_loses_repeats_and_disorders_nothing(
+    replicated: EmbeddedCluster, mode: str, tmp_path: Path
+) -> None:
+    print(f"CRASH_SEED={SEED}")
+    (broker,) = brokers_of(replicated)
+    before = leader_of(replicated, broker)
+    what = ("join", "kill broker", "kill member", "leave")
+    steps = [Step(wait_s=1.0, what=each, draw=0.0, pause_s=0.0) for each in what]
+    consume(replicated, mode, f"{SEED}-{mode}", steps, tmp_path)
+    assert leader_of(replicated, broker) != before
+
+
+def consume(
+    cluster: EmbeddedCluster, mode: str, seed: str, steps: list[Step], tmp_path: Path
+) -> None:
+    """A group at work while the steps are taken, and until all is done; judged."""
     load = random.Random(f"{seed}-load").choice(LOADS)
     topic = group = topic_name()
     with Admin(cluster.nameserver) as admin:
         admin.create_topic(topic)
     plan = {
         "nameserver": cluster.nameserver,
-        "brokers": {cluster.address(name): name for name in cluster.names("broker")},
+        "brokers": {
+            cluster.address(name): name.partition("/")[0] for name in cluster.names("broker")
+        },
         "topic": topic,
         "group": group,
         "order": MODES[mode].order,
@@ -138,7 +180,7 @@ def test_a_disturbed_group_loses_repeats_and_disorders_nothing(
         journal.add("rules", **asdict(rules))
         with Group(tmp_path, journal, plan) as members:
             sender = Sender(cluster.nameserver, topic, journal, seed, load)
-            disturber = Disturber(schedule(seed, SECONDS), cluster, members, group, journal)
+            disturber = Disturber(steps, cluster, members, group, journal)
             sender.start()
             disturber.start()
             disturber.join()
@@ -281,8 +323,8 @@ def _log(nameserver: str, topic: str) -> list[Message]:
 
 def _offsets(cluster: EmbeddedCluster, group: str) -> dict[Queue, int]:
     found: dict[Queue, int] = {}
-    for broker in cluster.names("broker"):
-        with grpc.insecure_channel(cluster.address(broker)) as channel:
+    for broker in brokers_of(cluster):
+        with grpc.insecure_channel(cluster.address(leader_of(cluster, broker))) as channel:
             request = broker_pb2.GetOffsetsRequest(group=group)
             stub = broker_pb2_grpc.BrokerStub(channel)
             for each in stub.GetOffsets(request, timeout=WAIT_S, wait_for_ready=True).queues:

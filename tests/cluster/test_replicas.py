@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from duemq import Admin, Producer
+from duemq import Admin, CancelOutcome, Producer, Receipt
 from duemq.settings import ProducerSettings
 from duemq_cli.exits import Exit
 from duemq_server.bench.harness.topic_reader import read_topic
@@ -161,6 +162,54 @@ def test_an_operator_accepts_a_loss(cluster: EmbeddedCluster) -> None:
     cluster.start_member(leader)
     cluster.wait_ready(WAIT_S)
     assert stored(cluster, topic) == [b"kept", b"new"]
+
+
+@pytest.mark.long
+def test_an_operator_accepts_a_loss_of_timers(cluster: EmbeddedCluster) -> None:
+    topic, leader = topic_name(), cluster.leader(SHARD)
+    [follower] = set(cluster.replicas(SHARD)) - {leader}
+    with Producer(cluster.nameserver) as producer:
+
+        def send(name: str, delay: str | float) -> Receipt:
+            return producer.send(topic, name.encode(), delay=delay, timer_key=name)
+
+        send("fired", 0.1)
+        until(lambda: stored(cluster, topic) == [b"fired"])
+        kept = [send(f"kept {number}", "1h") for number in range(3)]
+        cluster.wait_ready(WAIT_S)
+        cluster.kill(follower, restart=False)
+        lost = [send(f"lost {number}", "1h") for number in range(2)]
+        cluster.kill(leader, restart=False)
+        shutil.rmtree(cluster.data_dir(leader))
+        cluster.start_member(follower)
+        elect = ("replica", "elect", follower)
+        until(lambda: "is lost" in duemq_says(cluster, *elect))
+        assert cluster.leader(SHARD) == ""
+        [elected] = rows(duemq(cluster.nameserver, *elect, "--accept-loss", "--json"))
+        assert elected["done"] is True
+        cluster.start_member(leader)
+        release_timers(cluster)
+        cluster.wait_ready(WAIT_S)
+        assert cluster.leader(SHARD) == follower
+        gone = [producer.cancel(lost[0].handle), producer.cancel(key=(topic, "lost 1"))]
+        assert gone == [CancelOutcome.UNKNOWN] * 2
+        held = [producer.cancel(kept[0].handle), producer.cancel(key=(topic, "kept 1"))]
+        assert held == [CancelOutcome.CANCELLED] * 2
+        producer.reschedule(kept[2].handle, delay=0)
+        send("new", 0)
+    bodies = {b"fired", b"kept 2", b"new"}
+    until(lambda: set(stored(cluster, topic)) >= bodies)
+    found = Counter(stored(cluster, topic))
+    del found[b"fired"]  # just before: it may come twice
+    assert found == {b"kept 2": 1, b"new": 1}
+
+
+def release_timers(cluster: EmbeddedCluster) -> None:
+    """To brokers, who was elected is another timer service."""
+    for name in cluster.replicas(GROUP):  # then they have not seen the old one within a minute
+        cluster.kill(name)
+    release = ("timer", "release", "0", "--accept-loss")
+    until(lambda: duemq(cluster.nameserver, *release).returncode == Exit.OK)
 
 
 @pytest.mark.long

@@ -163,6 +163,7 @@ def test_the_report_is_made_of_them(
 ) -> None:
     command = [sys.executable, "-m", "duemq_analytics", "report", "--json", "--topic", topic]
     command += ["--nameserver", traced_cluster.nameserver, "--output", str(tmp_path)]
+    command += ["--since", "1h"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=REPORT_S_MAX, check=False
     )

@@ -10,9 +10,10 @@ class Link:
 
     def __init__(self, target: str) -> None:
         self.address = ""
+        self.target = target
+        self.delay_s = 0.0  # of each piece, each way
         self.opened = 0  # connections, ever
         self.sent = 0  # pieces that went there, ever
-        self._target = target
         self._there = asyncio.Event()
         self._back = asyncio.Event()
         self._there.set()
@@ -37,8 +38,13 @@ class Link:
     def heal(self) -> None:
         """Everything goes through again, also what was kept back."""
         self._refuses = False
+        self.delay_s = 0.0
         self._there.set()
         self._back.set()
+
+    async def ended(self) -> None:
+        """Returns when all connections have ended."""
+        await asyncio.gather(*self._open, return_exceptions=True)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -49,7 +55,7 @@ class Link:
         try:
             if not self._refuses:
                 await self._there.wait()
-                host, port = self._target.rsplit(":", 1)
+                host, port = self.target.rsplit(":", 1)
                 there = await asyncio.open_connection(host, int(port))
                 try:
                     await asyncio.gather(
@@ -68,6 +74,8 @@ class Link:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passes: asyncio.Event
     ) -> None:
         while data := await reader.read(65_536):
+            if self.delay_s:
+                await asyncio.sleep(self.delay_s)  # what comes meanwhile goes with the next piece
             await passes.wait()
             self.sent += passes is self._there
             writer.write(data)

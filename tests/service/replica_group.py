@@ -27,11 +27,11 @@ SEGMENT_BYTES = 1 << 16
 
 
 class SmallDisk(RealDisk):
-    """A disk that is full, or slow to take a snapshot, while a test says so."""
+    """A disk that is full, short of space, or slow to take a snapshot, while a test says so."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.full = False
+        self.full = self.short = False
         self.may_install = threading.Event()
         self.may_install.set()
 
@@ -182,6 +182,9 @@ class LinesService:
     def lead(self, state, leading, server) -> LinesTerm:
         self.term = LinesTerm(state, leading)
         return self.term
+
+    def short_of_space(self) -> bool:
+        return self.disk.short
 
     def snapshot(self) -> bytes | None:
         term = self.term

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from duemq.errors import InvalidArgument
+from duemq_server.replication.running.leading.term import FULL_MS
+from duemq_server.serving.clock import steady_ms
 from tests.service.replica_group import SEGMENT_BYTES, Group, Member
 from tests.service.replica_network import network
 from tests.service.running_cluster import until
@@ -209,6 +211,29 @@ async def test_a_leader_whose_disk_is_full_lets_another_one_lead(running):
         await group.write(b"two")
         leader.disk.full = False
         await until(lambda: leader.lines == [b"one", b"two"])
+
+
+async def test_a_leader_that_is_short_of_space_lets_one_lead_that_is_not(running):
+    async with running(3) as (group, _, leader):
+        await leader.term.write(b"one")
+        short, spare = others_of(group, leader)
+        short.disk.short = leader.disk.short = True
+        await until(lambda: spare.term is not None)
+        await group.write(b"two")
+        assert spare.replica.leading.leader.epoch == 2
+
+
+async def test_where_all_are_short_of_space_nobody_relieves_anybody(running):
+    async with running(2) as (group, _, leader):
+        (other,) = others_of(group, leader)
+        other.disk.short = True
+        term = leader.replica.leading
+        await until(lambda: all(each.short_of_space for each in term.leader.followers.values()))
+        leader.disk.short = True
+        await until(lambda: term._full_ms is not None and steady_ms() - term._full_ms > FULL_MS)
+        assert not term.no_space.done()
+        other.disk.short = False
+        await until(lambda: other.term is not None)
 
 
 async def test_when_disks_are_full_one_after_the_other_who_has_space_leads(running):

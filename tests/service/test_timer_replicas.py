@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from duemq.errors import FencedTimer
+from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 from duemq_server.replication.running.process import Replica
 from duemq_server.serving.clock import now_ms
 from duemq_server.serving.process import BeginAnew
 from duemq_server.timer_service.disk.standby import Standby
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.process import TimerService
 from duemq_server.timer_service.replica import TimerReplica
 from duemq_server.timer_service.settings import Settings
@@ -139,5 +143,44 @@ async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
 
         await until(more_came)
         await group.in_sync(3)
+    finally:
+        await group.stop()
+
+
+async def test_who_is_let_in_again_in_its_term_is_registered_again(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: nameservers take the reports of who left for overtaken."""
+    refused: set[str] = set()
+    granted = BrokerLinks.granted.fget
+    monkeypatch.setattr(
+        BrokerLinks, "granted", property(lambda links: not refused and granted(links))
+    )
+    monkeypatch.setattr(
+        BrokerLinks,
+        "refusals",
+        property(lambda links: {each: FencedTimer("another's") for each in refused}),
+    )
+
+    async def registered() -> bool:
+        async with grpc.aio.insecure_channel(cluster.nameserver) as channel:
+            stub = nameserver_pb2_grpc.NameserverStub(channel)
+            found = await stub.GetCluster(nameserver_pb2.GetClusterRequest())
+        return [each.name for each in found.timers] == ["t0"]
+
+    async def left() -> bool:
+        return not await registered()
+
+    group = TimerGroup(tmp_path / "t0", cluster.nameserver)
+    group.start()
+    try:
+        leader = await group.in_sync(3)
+        await until(registered)
+        refused.add("b0")
+        leader.term._claims_changed.set()
+        await until(left)
+        refused.clear()
+        leader.term._claims_changed.set()
+        await until(registered)
     finally:
         await group.stop()

@@ -27,6 +27,8 @@ class LogCopy:
         """What is known to be."""
         self.on_epoch: Callable[[int], Awaitable[None]] = _nothing
         """Told when another epoch's EPOCH entry is committed."""
+        self.short_of_space: Callable[[], bool] = lambda: False
+        """Whether this replica would accept nothing if it led."""
         self._told_epoch = self.epochs.last
         self._begin()
 

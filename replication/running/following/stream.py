@@ -22,9 +22,6 @@ from duemq_server.replication.running.v1 import replication_pb2_grpc
 from duemq_server.storage.errors import LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 
-SILENT_HEARTBEATS = 6
-"""A stream on which so many did not come is of no use."""
-
 
 class Following:
     """One stream.  Used from one event loop."""
@@ -39,13 +36,15 @@ class Following:
         own_address: str,
         on_heard: Callable[[], None],
         on_asked: Callable[[], None],
+        short_of_space: Callable[[], bool] = lambda: False,
     ) -> None:
         """`on_heard`: something came from the leader.  `on_asked`: the leader hands over."""
+        self._short_of_space = short_of_space
         self._follower = follower
         self._log = log
         self._writing = writing
         self._applying = applying
-        self._silence_s = times.heartbeat_ms * SILENT_HEARTBEATS / 1000
+        self._silence_s = times.silent_ms / 1000
         self._own_address = own_address
         self._on_heard = on_heard
         self._on_asked = on_asked
@@ -143,6 +142,7 @@ class Following:
                     await asyncio.to_thread(log.caught_up)
                 if log.catching_up and follower.covers_claims:
                     continue  # an answer could admit it: when that is durable
+            follower.short_of_space = self._short_of_space()
             answer = follower.answer()
             if answer is not None:
                 await call.write(wire.to_answer(answer))

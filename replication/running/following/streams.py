@@ -98,6 +98,7 @@ class Streams:
             self._address,
             on_heard=self._heard,
             on_asked=self._candidate.asked,
+            short_of_space=copy.short_of_space,
         )
         work = self._run(following, follower, record.address)
         self._stream = asyncio.create_task(work, name=f"following {record.leader}")

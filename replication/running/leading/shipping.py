@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 THROTTLED_BYTES_MIN = 64 * 1024
 """Of a chunk, whatever `catch_up_rate` is: the least rate is twice that a second."""
+PACE_MS = 500
+"""Between two chunks of who is throttled, at most."""
 INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
 
@@ -150,8 +152,8 @@ class Shipping:
             await self._throttle(number, len(data))
 
     async def _read_run(self, number: int, position: int, bytes_max: int) -> memoryview:
-        if self._is_throttled(number):  # no more than until the next heartbeat, or little
-            rate = self.rate * self._times.heartbeat_ms // 1000
+        if self._is_throttled(number):  # no more than for one pause, or little
+            rate = self.rate * PACE_MS // 1000
             bytes_max = min(bytes_max, max(rate, THROTTLED_BYTES_MIN))
         if self._log.written_position - position <= INLINE_BYTES:
             return self._log.read_run(position, bytes_max)
@@ -160,7 +162,7 @@ class Shipping:
     async def _throttle(self, number: int, size: int) -> None:
         """Who is not in sync gets `catch_up_rate` at most: the living come first."""
         if size and self._is_throttled(number):
-            longest_s = self._times.heartbeat_ms / 1000  # who hears nothing ends its stream
+            longest_s = PACE_MS / 1000  # who hears nothing ends its stream
             await asyncio.sleep(min(size / self.rate, longest_s))
 
     def _is_throttled(self, number: int) -> bool:

@@ -79,7 +79,9 @@ class Leading:
         self.deposed: asyncio.Future[None] = self._loop.create_future()
         """Ends when somebody else leads, or will."""
         self.no_space: asyncio.Future[None] = self._loop.create_future()
-        """Ends when the disk has been full for FULL_MS, and another replica could lead."""
+        """Ends when there was no space for FULL_MS, and another replica could lead."""
+        self.short_of_space: Callable[[], bool] = lambda: False
+        """Whether nothing is accepted here for want of space, although writes would find some."""
         self.blocked: tuple[str, ...] = ()
         """Replicas that are in sync and do not answer, without which nothing is committed."""
         self._away = ""  # why the store does not answer
@@ -223,15 +225,18 @@ class Leading:
 
     def _look_at_disk(self) -> None:
         """Another replica may have space, or a disk that works."""
-        now = steady_ms()
-        if not self._log.disk_full:
+        now, full = steady_ms(), self._log.disk_full
+        if not full and not self.short_of_space():
             self._full_ms = None
         elif self._full_ms is None:
             self._full_ms = now
-        elif now - self._full_ms >= FULL_MS and not self.no_space.done():
-            in_sync = self.leader.record.in_sync
-            if any(each.replica in in_sync for each in self.leader.followers.values()):
-                self.no_space.set_result(None)
+        elif (
+            now - self._full_ms >= FULL_MS
+            and not self.no_space.done()
+            # Two that are short of it would relieve each other for ever.
+            and self.leader.may_relieve(with_space=not full)
+        ):
+            self.no_space.set_result(None)
 
     async def _read(self) -> None:
         try:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n5duemq_server/replication/running/v1/replication.proto\x12\x14\x64uemq.replication.v1\"\'\n\tReplicaId\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64isk\x18\x02 \x01(\t\"*\n\nEpochBegin\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\x04\"\xdd\x01\n\x05Hello\x12\r\n\x05group\x18\x01 \x01(\t\x12\x10\n\x08store_id\x18\x02 \x01(\x06\x12\x30\n\x07replica\x18\x03 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x30\n\x06\x65pochs\x18\x05 \x03(\x0b\x32 .duemq.replication.v1.EpochBegin\x12\r\n\x05start\x18\x06 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x07 \x01(\x04\x12\x13\n\x0blog_version\x18\x08 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\t \x01(\t\"^\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12/\n\x06leader\x18\x02 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\x13\n\x0btruncate_to\x18\x03 \x01(\x04\"b\n\rNeedsSnapshot\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12/\n\x06leader\x18\x02 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\x11\n\tlog_start\x18\x03 \x01(\x04\"\xf0\x01\n\x07Refusal\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12/\n\x06leader\x18\x02 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\x34\n\x06reason\x18\x03 \x01(\x0e\x32$.duemq.replication.v1.Refusal.Reason\x12\x0c\n\x04text\x18\x04 \x01(\t\"a\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0f\n\x0bNOT_LEADING\x10\x01\x12\t\n\x05STALE\x10\x02\x12\x0b\n\x07\x46OREIGN\x10\x03\x12\x0c\n\x08STRANGER\x10\x04\x12\x08\n\x04LOST\x10\x05\"\xb1\x01\n\x05\x43hunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12/\n\x06leader\x18\x02 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\x10\n\x08position\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x11\n\tcommitted\x18\x05 \x01(\x04\x12\x11\n\tlog_start\x18\x06 \x01(\x04\x12\x0f\n\x07sent_ms\x18\x07 \x01(\x03\x12\x11\n\ttake_over\x18\x08 \x01(\x08\"l\n\x06\x41nswer\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x30\n\x07replica\x18\x02 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\x0f\n\x07\x64urable\x18\x03 \x01(\x04\x12\x10\n\x08heard_ms\x18\x04 \x01(\x03\"w\n\x0c\x46romFollower\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.duemq.replication.v1.HelloH\x00\x12.\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x1c.duemq.replication.v1.AnswerH\x00\x42\t\n\x07message\"\xe8\x01\n\nFromLeader\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.duemq.replication.v1.WelcomeH\x00\x12=\n\x0eneeds_snapshot\x18\x02 \x01(\x0b\x32#.duemq.replication.v1.NeedsSnapshotH\x00\x12\x30\n\x07refusal\x18\x03 \x01(\x0b\x32\x1d.duemq.replication.v1.RefusalH\x00\x12,\n\x05\x63hunk\x18\x04 \x01(\x0b\x32\x1b.duemq.replication.v1.ChunkH\x00\x42\t\n\x07message\"D\n\x12GetSnapshotRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x10\n\x08store_id\x18\x02 \x01(\x06\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"/\n\x0cSnapshotPart\x12\x11\n\tlog_start\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x12\n\x10GetStatusRequest\"\x95\x02\n\rReplicaStatus\x12\r\n\x05group\x18\x01 \x01(\t\x12\x30\n\x07replica\x18\x02 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x11\n\tlog_start\x18\x05 \x01(\x04\x12\x0f\n\x07log_end\x18\x06 \x01(\x04\x12\x0f\n\x07\x64urable\x18\x07 \x01(\x04\x12\x11\n\tcommitted\x18\x08 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\t \x01(\x04\x12\x0e\n\x06record\x18\n \x01(\t\x12\x0e\n\x06reason\x18\x0b \x01(\t\x12-\n\x07history\x18\x0c \x03(\x0b\x32\x1c.duemq.replication.v1.Change\"D\n\x06\x43hange\x12\r\n\x05\x61t_ms\x18\x01 \x01(\x03\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x1d\n\x0fHandOverRequest\x12\n\n\x02to\x18\x01 \x01(\t\"1\n\x10HandOverResponse\x12\x0e\n\x06leader\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\"\n\rDecideRequest\x12\x11\n\tconfirmed\x18\x01 \x01(\x08\"%\n\x07\x44\x65\x63ided\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\"f\n\x14\x43hangeMembersRequest\x12\r\n\x03\x61\x64\x64\x18\x01 \x01(\tH\x00\x12\x10\n\x06remove\x18\x02 \x01(\tH\x00\x12\x11\n\tconfirmed\x18\x03 \x01(\x08\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x08\x42\x08\n\x06\x63hange2\xeb\x04\n\x0bReplication\x12R\n\x06\x46ollow\x12\".duemq.replication.v1.FromFollower\x1a .duemq.replication.v1.FromLeader(\x01\x30\x01\x12]\n\x0bGetSnapshot\x12(.duemq.replication.v1.GetSnapshotRequest\x1a\".duemq.replication.v1.SnapshotPart0\x01\x12X\n\tGetStatus\x12&.duemq.replication.v1.GetStatusRequest\x1a#.duemq.replication.v1.ReplicaStatus\x12Y\n\x08HandOver\x12%.duemq.replication.v1.HandOverRequest\x1a&.duemq.replication.v1.HandOverResponse\x12K\n\x05\x41\x64opt\x12#.duemq.replication.v1.DecideRequest\x1a\x1d.duemq.replication.v1.Decided\x12K\n\x05\x45lect\x12#.duemq.replication.v1.DecideRequest\x1a\x1d.duemq.replication.v1.Decided\x12Z\n\rChangeMembers\x12*.duemq.replication.v1.ChangeMembersRequest\x1a\x1d.duemq.replication.v1.Decidedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n5duemq_server/replication/running/v1/replication.proto\x12\x14\x64uemq.replication.v1\"\'\n\tReplicaId\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64isk\x18\x02 \x01(\t\"*\n\nEpochBegin\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\x04\"\xdd\x01\n\x05Hello\x12\r\n\x05group\x18\x01 \x01(\t\x12\x10\n\x08store_id\x18\x02 \x01(\x06\x12\x30\n\x07replica\x18\x03 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x30\n\x06\x65pochs\x18\x05 \x03(\x0b\x32 .duemq.replication.v1.EpochBegin\x12\r\n\x05start\x18\x06 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x07 \x01(\x04\x12\x13\n\x0blog_version\x18\x08 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\t \x01(\t\"^\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12/\n\x06leader\x18\x02 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\x13\n\x0btruncate_to\x18\x03 \x01(\x04\"b\n\rNeedsSnapshot\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12/\n\x06leader\x18\x02 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\x11\n\tlog_start\x18\x03 \x01(\x04\"\xf0\x01\n\x07Refusal\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12/\n\x06leader\x18\x02 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\x34\n\x06reason\x18\x03 \x01(\x0e\x32$.duemq.replication.v1.Refusal.Reason\x12\x0c\n\x04text\x18\x04 \x01(\t\"a\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0f\n\x0bNOT_LEADING\x10\x01\x12\t\n\x05STALE\x10\x02\x12\x0b\n\x07\x46OREIGN\x10\x03\x12\x0c\n\x08STRANGER\x10\x04\x12\x08\n\x04LOST\x10\x05\"\xb1\x01\n\x05\x43hunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12/\n\x06leader\x18\x02 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\x10\n\x08position\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x11\n\tcommitted\x18\x05 \x01(\x04\x12\x11\n\tlog_start\x18\x06 \x01(\x04\x12\x0f\n\x07sent_ms\x18\x07 \x01(\x03\x12\x11\n\ttake_over\x18\x08 \x01(\x08\"\x84\x01\n\x06\x41nswer\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x30\n\x07replica\x18\x02 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\x0f\n\x07\x64urable\x18\x03 \x01(\x04\x12\x10\n\x08heard_ms\x18\x04 \x01(\x03\x12\x16\n\x0eshort_of_space\x18\x05 \x01(\x08\"w\n\x0c\x46romFollower\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.duemq.replication.v1.HelloH\x00\x12.\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x1c.duemq.replication.v1.AnswerH\x00\x42\t\n\x07message\"\xe8\x01\n\nFromLeader\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.duemq.replication.v1.WelcomeH\x00\x12=\n\x0eneeds_snapshot\x18\x02 \x01(\x0b\x32#.duemq.replication.v1.NeedsSnapshotH\x00\x12\x30\n\x07refusal\x18\x03 \x01(\x0b\x32\x1d.duemq.replication.v1.RefusalH\x00\x12,\n\x05\x63hunk\x18\x04 \x01(\x0b\x32\x1b.duemq.replication.v1.ChunkH\x00\x42\t\n\x07message\"D\n\x12GetSnapshotRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x10\n\x08store_id\x18\x02 \x01(\x06\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"/\n\x0cSnapshotPart\x12\x11\n\tlog_start\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x12\n\x10GetStatusRequest\"\x95\x02\n\rReplicaStatus\x12\r\n\x05group\x18\x01 \x01(\t\x12\x30\n\x07replica\x18\x02 \x01(\x0b\x32\x1f.duemq.replication.v1.ReplicaId\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x11\n\tlog_start\x18\x05 \x01(\x04\x12\x0f\n\x07log_end\x18\x06 \x01(\x04\x12\x0f\n\x07\x64urable\x18\x07 \x01(\x04\x12\x11\n\tcommitted\x18\x08 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\t \x01(\x04\x12\x0e\n\x06record\x18\n \x01(\t\x12\x0e\n\x06reason\x18\x0b \x01(\t\x12-\n\x07history\x18\x0c \x03(\x0b\x32\x1c.duemq.replication.v1.Change\"D\n\x06\x43hange\x12\r\n\x05\x61t_ms\x18\x01 \x01(\x03\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x1d\n\x0fHandOverRequest\x12\n\n\x02to\x18\x01 \x01(\t\"1\n\x10HandOverResponse\x12\x0e\n\x06leader\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\"\n\rDecideRequest\x12\x11\n\tconfirmed\x18\x01 \x01(\x08\"%\n\x07\x44\x65\x63ided\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\"f\n\x14\x43hangeMembersRequest\x12\r\n\x03\x61\x64\x64\x18\x01 \x01(\tH\x00\x12\x10\n\x06remove\x18\x02 \x01(\tH\x00\x12\x11\n\tconfirmed\x18\x03 \x01(\x08\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x08\x42\x08\n\x06\x63hange2\xeb\x04\n\x0bReplication\x12R\n\x06\x46ollow\x12\".duemq.replication.v1.FromFollower\x1a .duemq.replication.v1.FromLeader(\x01\x30\x01\x12]\n\x0bGetSnapshot\x12(.duemq.replication.v1.GetSnapshotRequest\x1a\".duemq.replication.v1.SnapshotPart0\x01\x12X\n\tGetStatus\x12&.duemq.replication.v1.GetStatusRequest\x1a#.duemq.replication.v1.ReplicaStatus\x12Y\n\x08HandOver\x12%.duemq.replication.v1.HandOverRequest\x1a&.duemq.replication.v1.HandOverResponse\x12K\n\x05\x41\x64opt\x12#.duemq.replication.v1.DecideRequest\x1a\x1d.duemq.replication.v1.Decided\x12K\n\x05\x45lect\x12#.duemq.replication.v1.DecideRequest\x1a\x1d.duemq.replication.v1.Decided\x12Z\n\rChangeMembers\x12*.duemq.replication.v1.ChangeMembersRequest\x1a\x1d.duemq.replication.v1.Decidedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,32 +48,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REFUSAL_REASON']._serialized_end=825
   _globals['_CHUNK']._serialized_start=828
   _globals['_CHUNK']._serialized_end=1005
-  _globals['_ANSWER']._serialized_start=1007
-  _globals['_ANSWER']._serialized_end=1115
-  _globals['_FROMFOLLOWER']._serialized_start=1117
-  _globals['_FROMFOLLOWER']._serialized_end=1236
-  _globals['_FROMLEADER']._serialized_start=1239
-  _globals['_FROMLEADER']._serialized_end=1471
-  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1473
-  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1541
-  _globals['_SNAPSHOTPART']._serialized_start=1543
-  _globals['_SNAPSHOTPART']._serialized_end=1590
-  _globals['_GETSTATUSREQUEST']._serialized_start=1592
-  _globals['_GETSTATUSREQUEST']._serialized_end=1610
-  _globals['_REPLICASTATUS']._serialized_start=1613
-  _globals['_REPLICASTATUS']._serialized_end=1890
-  _globals['_CHANGE']._serialized_start=1892
-  _globals['_CHANGE']._serialized_end=1960
-  _globals['_HANDOVERREQUEST']._serialized_start=1962
-  _globals['_HANDOVERREQUEST']._serialized_end=1991
-  _globals['_HANDOVERRESPONSE']._serialized_start=1993
-  _globals['_HANDOVERRESPONSE']._serialized_end=2042
-  _globals['_DECIDEREQUEST']._serialized_start=2044
-  _globals['_DECIDEREQUEST']._serialized_end=2078
-  _globals['_DECIDED']._serialized_start=2080
-  _globals['_DECIDED']._serialized_end=2117
-  _globals['_CHANGEMEMBERSREQUEST']._serialized_start=2119
-  _globals['_CHANGEMEMBERSREQUEST']._serialized_end=2221
-  _globals['_REPLICATION']._serialized_start=2224
-  _globals['_REPLICATION']._serialized_end=2843
+  _globals['_ANSWER']._serialized_start=1008
+  _globals['_ANSWER']._serialized_end=1140
+  _globals['_FROMFOLLOWER']._serialized_start=1142
+  _globals['_FROMFOLLOWER']._serialized_end=1261
+  _globals['_FROMLEADER']._serialized_start=1264
+  _globals['_FROMLEADER']._serialized_end=1496
+  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1498
+  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1566
+  _globals['_SNAPSHOTPART']._serialized_start=1568
+  _globals['_SNAPSHOTPART']._serialized_end=1615
+  _globals['_GETSTATUSREQUEST']._serialized_start=1617
+  _globals['_GETSTATUSREQUEST']._serialized_end=1635
+  _globals['_REPLICASTATUS']._serialized_start=1638
+  _globals['_REPLICASTATUS']._serialized_end=1915
+  _globals['_CHANGE']._serialized_start=1917
+  _globals['_CHANGE']._serialized_end=1985
+  _globals['_HANDOVERREQUEST']._serialized_start=1987
+  _globals['_HANDOVERREQUEST']._serialized_end=2016
+  _globals['_HANDOVERRESPONSE']._serialized_start=2018
+  _globals['_HANDOVERRESPONSE']._serialized_end=2067
+  _globals['_DECIDEREQUEST']._serialized_start=2069
+  _globals['_DECIDEREQUEST']._serialized_end=2103
+  _globals['_DECIDED']._serialized_start=2105
+  _globals['_DECIDED']._serialized_end=2142
+  _globals['_CHANGEMEMBERSREQUEST']._serialized_start=2144
+  _globals['_CHANGEMEMBERSREQUEST']._serialized_end=2246
+  _globals['_REPLICATION']._serialized_start=2249
+  _globals['_REPLICATION']._serialized_end=2868
 # @@protoc_insertion_point(module_scope)

@@ -112,16 +112,18 @@ class Chunk(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., leader: _Optional[_Union[ReplicaId, _Mapping]] = ..., position: _Optional[int] = ..., data: _Optional[bytes] = ..., committed: _Optional[int] = ..., log_start: _Optional[int] = ..., sent_ms: _Optional[int] = ..., take_over: bool = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("epoch", "replica", "durable", "heard_ms")
+    __slots__ = ("epoch", "replica", "durable", "heard_ms", "short_of_space")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     HEARD_MS_FIELD_NUMBER: _ClassVar[int]
+    SHORT_OF_SPACE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     replica: ReplicaId
     durable: int
     heard_ms: int
-    def __init__(self, epoch: _Optional[int] = ..., replica: _Optional[_Union[ReplicaId, _Mapping]] = ..., durable: _Optional[int] = ..., heard_ms: _Optional[int] = ...) -> None: ...
+    short_of_space: bool
+    def __init__(self, epoch: _Optional[int] = ..., replica: _Optional[_Union[ReplicaId, _Mapping]] = ..., durable: _Optional[int] = ..., heard_ms: _Optional[int] = ..., short_of_space: bool = ...) -> None: ...
 
 class FromFollower(_message.Message):
     __slots__ = ("hello", "answer")

@@ -13,7 +13,7 @@ def clean_history() -> list[Event]:
         {"event": "sent", "id": "a", "at_ms": 1, "key": "k"},
         {"event": "sent", "id": "b", "at_ms": 2, "key": "k"},
         {"event": "sent", "id": "c", "at_ms": 3},
-        {"event": "acked", "id": "a", "at_ms": 4, "due_ms": 0},
+        {"event": "acked", "id": "a", "at_ms": 4, "due_ms": 0, **place(0)},
         {"event": "acked", "id": "b", "at_ms": 4, "due_ms": DUE_MS},
         {"event": "acked", "id": "c", "at_ms": 4, "due_ms": DUE_MS},
         {"event": "cancelled", "id": "c", "outcome": "cancelled"},
@@ -24,9 +24,12 @@ def clean_history() -> list[Event]:
     ]
 
 
+def place(offset: int) -> Event:
+    return {"broker": "broker-0", "queue": 0, "offset": offset}
+
+
 def stored(id: str, offset: int, store_ms: int) -> Event:
-    place = {"broker": "broker-0", "queue": 0, "offset": offset}
-    return {"event": "stored", "id": id, "store_ms": store_ms, **place}
+    return {"event": "stored", "id": id, "store_ms": store_ms, **place(offset)}
 
 
 def received(id: str, at_ms: int) -> Event:
@@ -67,6 +70,10 @@ def test_repeats_at_a_consumer_are_counted_and_allowed() -> None:
         ([*clean_history(), stored("c", 2, DUE_MS)], "cancelled and yet delivered"),
         ([*clean_history(), received("c", DUE_MS)], "cancelled and yet delivered"),
         ([*clean_history(), stored("x", 2, 5)], "in the log, never sent"),
+        (
+            [stored("a", 3, 5), *without(clean_history(), "stored", "a")],
+            "not where its receipt says",
+        ),
         (
             [*without(clean_history(), "stored", "b"), stored("b", 1, DUE_MS - 1)],
             "early",

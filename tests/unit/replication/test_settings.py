@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 
 from duemq.errors import InvalidArgument
+from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.replication.protocol.leader import Leader
+from duemq_server.replication.protocol.messages import Answer, Hello, Welcome
+from duemq_server.replication.protocol.record import Found, Record, ReplicaId
 from duemq_server.replication.settings import ReplicaSettings
 
 
@@ -14,6 +18,21 @@ def settings(lease_store: str, **given: Any) -> ReplicaSettings:
     fields: dict[str, Any] = {"name": "broker-0", "data_dir": "d", "replica": "0"}
     fields |= {"listen": "127.0.0.1:9870", "replicas": ("0", "1")}
     return ReplicaSettings(lease_store=lease_store, **(fields | given))
+
+
+@pytest.mark.parametrize("lag_max", [0.1, 0.5, 3.0, 60.0])
+def test_who_answers_each_heartbeat_does_not_lag(lag_max: float) -> None:
+    """However short it is, and although one comes late."""
+    times = settings("kubernetes", lag_max=lag_max).times()
+    a, b = (ReplicaId(name, name * 32) for name in "ab")
+    record = Record("g", 7, frozenset("ab"), frozenset({a, b}), 4, a)
+    found, epochs = Found("v1", record), Epochs([])
+    leader = Leader(a, found, epochs, start=0, committed=0, min_insync=1, now_ms=0, times=times)
+    assert isinstance(leader.hello(1, Hello("g", 7, b, 4, (), 0, 0, 1), 0, 0), Welcome)
+    for number in range(10):
+        sent_ms = number * times.heartbeat_ms
+        leader.answered(1, Answer(4, b, 0, sent_ms), 0, sent_ms)
+        assert leader.change(sent_ms + 2 * times.heartbeat_ms) is None
 
 
 @pytest.mark.parametrize(

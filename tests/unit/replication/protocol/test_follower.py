@@ -8,7 +8,7 @@ import pytest
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.follower import Extend, Follower, StreamBroken
 from duemq_server.replication.protocol.messages import Answer, Chunk, Welcome
-from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
+from duemq_server.replication.protocol.record import LOG_VERSION, Record, Refused, ReplicaId
 from duemq_server.storage import record
 from duemq_server.storage.replicas import epoch
 
@@ -50,6 +50,13 @@ def test_it_says_what_its_log_holds() -> None:
 def test_whom_it_does_not_follow(followed: Record) -> None:
     with pytest.raises(Refused, match=r"nobody leads|set back"):
         Follower(B, followed, Epochs([(3, 0)]), start=0, end=64, durable=64, committed=0)
+
+
+def test_it_does_not_follow_a_log_of_a_newer_release() -> None:
+    newer = replace(RECORD, log_version=LOG_VERSION + 1)
+    with pytest.raises(Refused, match="version 2, and this release reads up to 1"):
+        Follower(B, newer, Epochs([(1, 0)]), start=0, end=64, durable=64, committed=0)
+    assert following().hello().log_version == LOG_VERSION
 
 
 def test_it_goes_on_where_both_logs_agree() -> None:
@@ -134,6 +141,8 @@ def test_it_answers_what_is_durable_and_which_chunk_it_got_last() -> None:
     assert follower.answer() == Answer(4, B, 640, 77)
     follower.synced(END)
     assert follower.answer() == Answer(4, B, END, 77)
+    follower.short_of_space = True
+    assert follower.answer() == Answer(4, B, END, 77, short_of_space=True)
 
 
 def test_claims_are_covered_when_the_disk_has_what_the_leader_calls_committed() -> None:

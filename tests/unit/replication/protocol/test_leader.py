@@ -45,7 +45,8 @@ def leading(*in_sync: ReplicaId, min_insync: int = 2, **known: Any) -> Leader:
 
 def hello(replica: ReplicaId, end: int = START, **known: Any) -> Hello:
     known = {"epoch": 4, "epochs": ((1, 0),), "start": 0, "group": "g", "store_id": 7} | known
-    return Hello(replica=replica, end=end, log_version=1, **known)
+    known = {"log_version": 1} | known
+    return Hello(replica=replica, end=end, **known)
 
 
 def follow(leader: Leader, stream: int, replica: ReplicaId, end: int = START) -> None:
@@ -140,6 +141,7 @@ def test_a_follower_keeps_what_both_have() -> None:
         ({"group": "h"}, Reason.FOREIGN),
         ({"store_id": 8}, Reason.FOREIGN),
         ({"replica": ReplicaId("x", "x")}, Reason.STRANGER),
+        ({"log_version": 0}, Reason.STRANGER),  # an older release
         ({"end": 700}, Reason.LOST),
     ],
 )
@@ -398,6 +400,22 @@ def test_a_lost_answer_is_settled_through_the_leader() -> None:
     assert leader.record.in_sync == {A, C}
     later = leader.lost(swap.number, None)  # an answer that comes after all says nothing
     assert (later, leader.deposed) == (None, False)
+
+
+def test_the_successor_has_space_if_any_has() -> None:
+    leader = leading(A, B, C)
+    for stream, replica in ((1, B), (2, C)):
+        follow(leader, stream, replica)
+        leader.chunk(stream, bytes(1_000), NOW_MS)
+        leader.answered(stream, Answer(4, replica, 2_000, NOW_MS, replica == B), 2_000, NOW_MS)
+    leader.synced(2_000)
+    assert leader.successor(2_000) == C
+    assert leader.successor(2_000, "b") == B  # an operator's word
+    assert leader.may_relieve(with_space=True)
+    leader.broke(2)
+    assert leader.successor(2_000) == B
+    assert leader.may_relieve(with_space=False)
+    assert not leader.may_relieve(with_space=True)
 
 
 def test_the_successor_has_all_and_is_in_sync() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.record import MemberChange, Record, Refused, ReplicaId
+from duemq_server.storage import record as entries
 from duemq_server.storage.errors import UnknownVersion
 
 A, B, C = (ReplicaId(name, name * 32) for name in "abc")
@@ -118,6 +119,16 @@ def test_a_leader_that_starts_again_begins_a_new_epoch() -> None:
 def test_who_is_not_in_sync_takes_nothing_over(me: ReplicaId) -> None:
     with pytest.raises(Refused, match="is not in sync"):
         taken_over(RECORD, me)
+
+
+def test_a_log_of_a_newer_release_is_not_taken_over() -> None:
+    with pytest.raises(Refused, match="version 2, and this release reads up to 1: start the newer"):
+        taken_over(replace(RECORD, log_version=2), B)
+
+
+def test_the_log_is_of_the_version_that_storage_writes() -> None:
+    """More is written when all members read it: then `log_version` of the record is raised."""
+    assert entries.VERSION == records.LOG_VERSION
 
 
 def test_a_store_that_was_set_back_is_not_taken_over() -> None:
