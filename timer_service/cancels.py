@@ -1,7 +1,7 @@
 """Cancels as they come: many callers, of one handle or ten thousand, and other timers meanwhile.
 
-Owned by the event loop.  Handles are decided on together (cancelling.py), a slice at a time with a
-pause behind each, so that nothing else waits for long:
+Owned by the event loop.  Handles are decided on together (cancelling.py), a slice at a time, with a
+pause behind each or some, so that nothing else waits for long:
 
     asked ──► in memory? ──► answered
                  no ──► look-up, in the thread `timer-look-up` ──► in memory or there? ──► answered
@@ -16,6 +16,7 @@ flush holds none up.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,9 +30,10 @@ from duemq_server.timer_service.scheduling.cancelling import Cancelling
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.log_entries import Cancelled
 
-SLICE = 250  # handles decided on at once: some 2 ms of work
-SPACING_S = 0.001  # of slices
-LOOK_UP_SLICES = 40  # enough for a look-up though others are still decided on: the longest list
+SLICE = 500  # handles decided on at once: some 2 ms of work
+WORK_S = 0.002  # on slices, then a pause: other threads get the interpreter
+SPACING_S = 0.001  # how long it is
+LOOK_UP_SLICES = 20  # enough for a look-up though others are still decided on: the longest list
 PAUSE_S = 0.0001
 
 
@@ -51,27 +53,33 @@ class _Slice:
     """Handles of one caller or several."""
 
     def __init__(self) -> None:
-        self.handles: list[Cancelled] = []
+        self._parts: list[Sequence[Cancelled]] = []
+        self._count = 0
         self.callers: list[tuple[asyncio.Future[Decided], int, int]] = []
         self.cancelling: Cancelling | None = None
 
+    def __len__(self) -> int:
+        return self._count
+
     def add(self, handles: Sequence[Cancelled], caller: asyncio.Future[Decided]) -> None:
-        start = len(self.handles)
-        self.handles += handles
-        self.callers.append((caller, start, len(self.handles)))
+        start, self._count = self._count, self._count + len(handles)
+        self._parts.append(handles)
+        self.callers.append((caller, start, self._count))
 
     def join(self, other: _Slice) -> None:
         """Takes over the callers of another slice that waits for a look-up, too."""
         assert self.cancelling is not None
         assert other.cancelling is not None
+        first = self.cancelling.join(other.cancelling)
+        self._count = first + len(other)
         for caller, start, end in other.callers:
-            self.add(other.handles[start:end], caller)
-        self.cancelling.join(other.cancelling)
+            self.callers.append((caller, first + start, first + end))
 
     def decide(self, scheduler: Scheduler, now_ms: int) -> bool:
         """False: a look-up is needed.  Raises LogFull, DiskFull."""
         if self.cancelling is None:
-            self.cancelling = Cancelling(scheduler, self.handles)
+            handles = list(itertools.chain.from_iterable(self._parts))
+            self.cancelling = Cancelling(scheduler, handles)
         return self.cancelling.advance(now_ms)
 
     def tell(self) -> None:
@@ -79,7 +87,7 @@ class _Slice:
         assert self.cancelling is not None
         left = []
         for caller, start, end in self.callers:
-            outcomes = self.cancelling.outcomes(self.handles[start:end])
+            outcomes = self.cancelling.outcomes(start, end)
             if outcomes is None:
                 left.append((caller, start, end))
             elif not caller.done():
@@ -117,7 +125,7 @@ class Cancels:
         callers = []
         for start in range(0, len(handles), SLICE):
             part = handles[start : start + SLICE]
-            if not self._new or len(self._new[-1].handles) + len(part) > SLICE:
+            if not self._new or len(self._new[-1]) + len(part) > SLICE:
                 self._new.append(_Slice())
             callers.append(self._loop.create_future())
             self._new[-1].add(part, callers[-1])
@@ -147,6 +155,7 @@ class Cancels:
 
     async def _decide(self) -> None:
         """What was looked up goes first: its callers have waited longer."""
+        rested_s = time.perf_counter()
         while self._found or self._new:
             if self._found:
                 each, query = self._found.popleft()
@@ -157,7 +166,11 @@ class Cancels:
             await self._step(each)
             if len(self._sought) >= LOOK_UP_SLICES or (self._sought and not self._new):
                 self._ensure("look up", self._look_up)
-            await asyncio.sleep(SPACING_S if self._found or self._new else 0)
+            if (self._found or self._new) and time.perf_counter() >= rested_s + WORK_S:
+                await asyncio.sleep(SPACING_S)
+                rested_s = time.perf_counter()
+            else:
+                await asyncio.sleep(0)
 
     async def _look_up(self) -> None:
         segments, numbers = self._scheduler.segments, self._scheduler.numbers
@@ -195,7 +208,7 @@ class Cancels:
         each.tell()
         if decided:
             return
-        if self._sought and len(self._sought[-1].handles) + len(each.handles) <= SLICE:
+        if self._sought and len(self._sought[-1]) + len(each) <= SLICE:
             self._sought[-1].join(each)
         else:
             self._sought.append(each)

@@ -140,7 +140,7 @@ class Inspector:
         The answer may be shorter than the list: who wants the rest asks again.
         """
         finding = await self._finding(handles)
-        outcomes = finding.outcomes(handles)
+        outcomes = finding.outcomes()
         assert outcomes is not None
         segments = self._scheduler.segments
         names = {each.file for each in finding.located.values() if each.file}

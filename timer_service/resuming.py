@@ -126,7 +126,7 @@ class Resuming:
                 await self._room()
                 continue
             await self._inspector.look_up(dropping)
-        outcomes = dropping.outcomes(handles) or ()
+        outcomes = dropping.outcomes() or ()
         for outcome in outcomes:
             if isinstance(outcome, DuemqError):  # else it would be sent
                 raise outcome

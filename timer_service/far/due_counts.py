@@ -108,6 +108,10 @@ class DueCounts:
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
 
+    def __len__(self) -> int:
+        """Files of which something is counted."""
+        return len(self._files)
+
     def missing(self, blocks: Iterable[Block], edges: Edges) -> list[tuple[Block, int]]:
         """Blocks to be read before a forecast can be made, with their steps, by file.
 

@@ -73,12 +73,10 @@ _ROW = np.dtype(
         ("crc32c", "<u4"),
     ]
 )
-_U2 = struct.Struct("<H")
-_TARGET_AT = 18  # in a row
 TIMER_KEY = 1
 """In `extra`.  A block of timers without keys has the bytes that it always had."""
-IDENTITY = struct.Struct("<qqH")
-"""How a row begins: due_ms, offset, source."""
+IDENTITY = struct.Struct("<qqHH")
+"""How a row begins: due_ms, offset, source, target."""
 assert _HEADER.size == 32
 assert _ROW.itemsize == ROW_BYTES
 
@@ -135,17 +133,15 @@ def encode_index(
 
 def decode_index(body: memoryview) -> Index:
     """Reads an INDEX body.  Raises ValueError if the lengths do not add up."""
-    _, _, targets, _, bodies_length, _ = _HEADER.unpack_from(body)
-    pairs, rows = decode_rows(body)
-    table = decode_targets(target_table(body), targets)
-    return Index(pairs, table, rows, bodies_length, timer_key_column(body))
+    at = rows_at(body)
+    tables, rows = tables_in(body, at), decode_rows(body, at)
+    bodies_length = _HEADER.unpack_from(body)[4]
+    return Index(tables.sources(), tables.targets(), rows, bodies_length, timer_key_column(body))
 
 
-def decode_rows(body: memoryview) -> tuple[list[SourceId], npt.NDArray[Any]]:
-    """The sources and rows of an INDEX body.  Raises ValueError if the lengths do not add up."""
-    count, at = rows_at(body)
-    rows = np.frombuffer(body, dtype=_ROW, count=count, offset=at)
-    return decode_sources(source_table(body)), rows
+def decode_rows(body: memoryview, at: RowsAt) -> npt.NDArray[Any]:
+    """The rows of an INDEX body, as a view."""
+    return np.frombuffer(body, dtype=_ROW, count=at.rows, offset=at.start)
 
 
 class RowsAt(NamedTuple):
@@ -182,28 +178,26 @@ def due_column(body: memoryview, rows: RowsAt) -> npt.NDArray[np.int64]:
     return np.ndarray((rows.rows,), "<i8", body, rows.start, (ROW_BYTES,))
 
 
-def source_table(body: memoryview) -> bytes:
-    """The source table of an INDEX body as it lies there."""
-    _, sources, _, _, _, _ = _HEADER.unpack_from(body)
-    return bytes(body[_HEADER.size : _HEADER.size + _SOURCE.size * sources])
+class Tables(NamedTuple):
+    """The tables of an INDEX body as they lie there: equal ones mean the same."""
+
+    source_count: int
+    target_count: int
+    data: bytes
+
+    def sources(self) -> list[SourceId]:
+        """What the column `source` means."""
+        return decode_sources(self.data[: _SOURCE.size * self.source_count])
+
+    def targets(self) -> list[TargetId]:
+        """What the column `target` means."""
+        return decode_targets(self.data[_SOURCE.size * self.source_count :], self.target_count)
 
 
-def target_of(body: memoryview, rows: RowsAt, row: int) -> int:
-    """The index into the target table of a row."""
-    [target] = _U2.unpack_from(body, rows.start + row * ROW_BYTES + _TARGET_AT)
-    return int(target)
-
-
-def targets_in(body: memoryview) -> int:
-    """How many entries the target table has."""
-    return int(_HEADER.unpack_from(body)[2])
-
-
-def target_table(body: memoryview) -> bytes:
-    """The target table and the names of an INDEX body as they lie there."""
-    _, sources, targets, names_length, _, _ = _HEADER.unpack_from(body)
-    start = _HEADER.size + _SOURCE.size * sources
-    return bytes(body[start : start + _TARGET.size * targets + names_length])
+def tables_in(body: memoryview, rows: RowsAt) -> Tables:
+    """The tables of an INDEX body, in front of its rows."""
+    _, sources, targets, _, _, _ = _HEADER.unpack_from(body)
+    return Tables(sources, targets, bytes(body[_HEADER.size : rows.start]))
 
 
 def decode_targets(table: bytes, targets: int) -> list[TargetId]:

@@ -66,6 +66,8 @@ class HandleAsk:
 
     def __init__(self, query: Query) -> None:
         self.query = query
+        self.rows: dict[tuple[str, int], list[int]] = {}
+        """Where they are, by file and position of the block."""
         self.found: list[FarTimer] = []
         self.errors: list[Place] = []
 
@@ -128,11 +130,11 @@ class KeyLookUp:
     def _find_handles(self) -> None:
         self.look_up.run(self._pause)
         for ask in self._handles:
-            for place in itertools.chain.from_iterable(ask.query.places.values()):
-                if place.error is None:
-                    self._ask(place.block, ask)
-                else:
-                    ask.errors.append(place)
+            for _, place in ask.query.places():
+                self._ask(place.block, ask)
+                at = place.block.file, place.block.position
+                ask.rows.setdefault(at, []).append(place.row)
+            ask.errors += itertools.chain.from_iterable(ask.query.errors.values())
 
     def _learn(self) -> None:
         for number in self._unknown:
@@ -191,8 +193,7 @@ def _rows_by_hash(index: block.Index, asks: Sequence[Ask]) -> dict[int, list[int
 
 def _rows(rows_of: dict[int, list[int]], each: Block, ask: Ask) -> list[int]:
     if isinstance(ask, HandleAsk):
-        places = itertools.chain.from_iterable(ask.query.places.values())
-        return [place.row for place in places if place.block is each and place.error is None]
+        return ask.rows.get((each.file, each.position), [])
     return rows_of.get(ask.hashed, [])
 
 

@@ -4,18 +4,18 @@
 nothing but its results.  They may be out of date when it is done: what is loaded or flushed
 meanwhile is the caller's business (cancelling.py).
 
-A block costs some 10 us to read and to verify, most of it the read, and each timer a few more:
-rows are sorted, so that its due time is bisected.  Each look-up also costs 5 ms if it needs every
-file of ten million timers; so it pays to look up many at once.  Few of ten million random timers
-share a block, so no block is kept; the page cache has what is read again.
+A block costs some 10 us to read and to verify, two thirds of it in the kernel and in the CRC, and
+each timer 2 more: rows are sorted, so that its due time is bisected.  Each look-up also costs 5 ms
+if it needs every file of ten million timers; so it pays to look up many at once.  Few of ten
+million random timers share a block, so no block is kept; the page cache has what is read again.
 """
 
 from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,21 +24,13 @@ from duemq_server.storage import record
 from duemq_server.storage.disk import Disk, DiskFile
 from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far import far_block as block
-from duemq_server.timer_service.far.catalog import (
-    ANY,
-    Block,
-    Catalog,
-    Entries,
-    Ranges,
-    Table,
-    ranges_of,
-)
+from duemq_server.timer_service.far.candidates import Asked, candidates
+from duemq_server.timer_service.far.catalog import ANY, Block, Catalog, Ranges, Table, ranges_of
+from duemq_server.timer_service.timers.keys import NOWHERE
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
-from duemq_server.timer_service.timers.rows import keys_of, runs
 
 Numbers = npt.NDArray[np.int64]
 
-_PAIRS_MAX = 1 << 20  # compared at once
 _PAUSE_EVERY = 64  # blocks read: less than a millisecond of work; a pause costs 0.2 ms and more
 
 
@@ -48,8 +40,17 @@ class Place(NamedTuple):
     block: Block
     row: int
     error: CorruptFile | None = None
-    target: TargetId | None = None
-    """Of the timer in this row."""
+
+
+class Found(NamedTuple):
+    """Where timers lie, in columns."""
+
+    block: Numbers
+    """Number of the block, NOWHERE: in none.  If it was found in several, the youngest: it was
+    loaded from the others before that one was written."""
+    row: Numbers
+    target: Numbers
+    """Place in `Query.targets`."""
 
 
 class Query:
@@ -65,10 +66,21 @@ class Query:
         self.since = since
         self.until = 0
         """Blocks below this number were looked at."""
-        self.places: dict[int, list[Place]] = {}
+        self.found = _nothing(0)
+        self.blocks: Mapping[int, Block] = {}
+        """Those that were read, by number."""
+        self.targets: Sequence[TargetId] = ()
+        self.errors: dict[int, list[Place]] = {}
+        """Blocks that could not be read, by timer."""
 
     def __len__(self) -> int:
         return len(self.offset)
+
+    def places(self) -> Iterator[tuple[int, Place]]:
+        """Which timers were found, and where."""
+        for at in np.flatnonzero(self.found.block != NOWHERE).tolist():
+            number, row = int(self.found.block[at]), int(self.found.row[at])
+            yield at, Place(self.blocks[number], row)
 
 
 class LookUp:
@@ -86,14 +98,16 @@ class LookUp:
         self._directory = directory
         self._block = catalog.block
         self._view = catalog.view()
-        self._number_of = number_of
+        self._tables = _Tables(number_of)
         self._queries = queries
+        self._hits: list[int] = []  # timer, block, row, target; and so on
+        self._blocks: dict[int, Block] = {}
+        self._errors: list[tuple[int, Place]] = []
         self._reads = 0
         self._pause: Callable[[], None] = lambda: None
         self.learnt: dict[str, dict[int, Ranges]] = {}
         for query in queries:
             query.until = catalog.added
-            query.places = {}
 
     def run(self, pause: Callable[[], None] = lambda: None) -> None:
         """Does the work.  What cannot be read is among the results.
@@ -102,56 +116,58 @@ class LookUp:
         """
         self._pause = pause
         queries = self._queries
-        asked = _Asked(
+        asked = Asked(
             np.concatenate([query.source for query in queries]),
             np.concatenate([query.offset for query in queries]),
             np.concatenate([query.due_ms for query in queries]),
             np.concatenate([query.since for query in queries]),
         )
-        homes = [(query.places, at) for query in queries for at in range(len(query))]
         order = np.argsort(asked.due_ms, kind="stable")
-        dues = asked.due_ms[order]
+        asked = asked.take(order)
         view = self._view
-        first = np.searchsorted(dues, view.begin_ms, side="left")
-        last = np.searchsorted(dues, view.end_ms, side="left")
+        first = np.searchsorted(asked.due_ms, view.begin_ms, side="left")
+        last = np.searchsorted(asked.due_ms, view.end_ms, side="left")
         for number in np.flatnonzero(first < last).tolist():
-            mine = order[first[number] : last[number]]
-            found = self._in_file(view.names[number], view.tables[number], asked.take(mine))
-            whose = mine.tolist()
-            for timer, place in found:
-                places, at = homes[whose[timer]]
-                places.setdefault(at, []).append(place)
+            start, end = int(first[number]), int(last[number])
+            mine = asked.take(slice(start, end))
+            self._in_file(view.names[number], view.tables[number], mine, start)
+        self._answer(order)
 
-    def _in_file(self, name: str, table: Table, asked: _Asked) -> Iterator[tuple[int, Place]]:
-        with _Reader(self._disk, os.path.join(self._directory, name), self._number_of) as reader:
+    def _in_file(self, name: str, table: Table, asked: Asked, start: int) -> None:
+        """`asked` are those from `start` on of all, in due order."""
+        with _Reader(self._disk, os.path.join(self._directory, name)) as reader:
             table = self._known(name, table, asked, reader)
             timers, numbers = candidates(table, asked)
-            order = np.argsort(numbers, kind="stable")
-            timers, numbers = timers[order], numbers[order]
-            source, offset = asked.source[timers].tolist(), asked.offset[timers].tolist()
-            wanted = list(zip(asked.due_ms[timers].tolist(), source, offset, strict=True))
-            whose = timers.tolist()
-            for start, end in runs(numbers):
-                each = self._block(int(numbers[start]))
-                if each is None:
-                    continue
-                try:
-                    index = self._read(each, reader)
-                except CorruptFile as error:
-                    for timer in whose[start:end]:
-                        yield timer, Place(each, 0, error)
-                    continue
-                for at in range(start, end):
-                    row = index.row_of(*wanted[at])
-                    if row is not None:
-                        yield whose[at], Place(each, row, target=reader.target_of(index, row))
+            due_ms, source = asked.due_ms.tolist(), asked.source.tolist()
+            offset, hit = asked.offset.tolist(), self._hits.extend
+            last, rows = NOWHERE, None
+            for number, timer in zip(numbers, timers, strict=True):
+                if number != last:
+                    last, rows = number, self._rows_of(number, reader)
+                if isinstance(rows, _Rows):
+                    found = rows.find(due_ms[timer], source[timer], offset[timer])
+                    if found is not None:
+                        hit((start + timer, number, *found))
+                elif rows is not None:
+                    self._errors.append((start + timer, rows))
 
-    def _known(self, name: str, table: Table, asked: _Asked, reader: _Reader) -> Table:
+    def _rows_of(self, number: int, reader: _Reader) -> _Rows | Place | None:
+        """Rows of a block, or why they are not known; None: all of it was loaded."""
+        each = self._block(number)
+        if each is None:
+            return None
+        self._blocks[number] = each
+        try:
+            return self._rows(each, reader)
+        except CorruptFile as error:
+            return Place(each, 0, error)
+
+    def _known(self, name: str, table: Table, asked: Asked, reader: _Reader) -> Table:
         """The entries of the file; those that were unknown and are needed are learnt."""
         unknown = table.unknown
         if not len(unknown):
             return table
-        entries, dues = table.entries, np.sort(asked.due_ms)
+        entries, dues = table.entries, asked.due_ms
         first = np.searchsorted(dues, entries["due"][unknown], side="left")
         last = np.searchsorted(dues, entries["until"][unknown], side="right")
         learnt: dict[int, Ranges] = {}
@@ -162,7 +178,7 @@ class LookUp:
             if each is None:
                 continue
             try:
-                learnt[number] = ranges = self._read(each, reader).ranges()
+                learnt[number] = ranges = self._rows(each, reader).ranges()
             except CorruptFile:
                 parts.append(entry.reshape(1))  # a candidate for every timer, see `candidates`
                 continue
@@ -173,74 +189,131 @@ class LookUp:
             self.learnt[name] = learnt
         return Table(np.concatenate(parts))
 
-    def _read(self, each: Block, reader: _Reader) -> _Index:
+    def _rows(self, each: Block, reader: _Reader) -> _Rows:
         self._reads += 1
         if self._reads % _PAUSE_EVERY == 0:
             self._pause()
-        return reader.index(each)
+        body, at = reader.index(each)
+        return _Rows(body, at, self._tables.meaning(block.tables_in(body, at)))
+
+    def _answer(self, order: Numbers) -> None:
+        """Tells each query its part; `order`: whose the sorted timers are."""
+        found = _found(np.array(self._hits, dtype=np.int64).reshape(-1, 4), order)
+        errors = [(int(order[timer]), place) for timer, place in self._errors]
+        end = 0
+        for query in self._queries:
+            start, end = end, end + len(query)
+            query.found = Found(*(column[start:end] for column in found))
+            query.blocks, query.targets = self._blocks, self._tables.targets
+            query.errors = {}
+            for timer, place in errors:
+                if start <= timer < end:
+                    query.errors.setdefault(timer - start, []).append(place)
 
 
-class _Asked(NamedTuple):
-    """Timers in columns."""
-
-    source: npt.NDArray[np.uint32]
-    offset: Numbers
-    due_ms: Numbers
-    since: Numbers
-
-    def take(self, index: Any) -> _Asked:
-        return _Asked(*(column[index] for column in self))
+def _nothing(count: int) -> Found:
+    none = np.full(count, NOWHERE, dtype=np.int64)
+    return Found(none, none.copy(), none.copy())
 
 
-class _Index:
-    """A block's rows, and what its numbers of sources mean."""
+def _found(hits: Numbers, order: Numbers) -> Found:
+    """`hits`: a row each; `order`: whose the sorted timers are."""
+    found = _nothing(len(order))
+    hits = hits[np.argsort(hits[:, 1], kind="stable")]  # the youngest block's stays
+    whose = order[hits[:, 0]]
+    for column, hit in zip(found, hits[:, 1:].T, strict=True):
+        column[whose] = hit
+    return found
 
-    def __init__(self, body: memoryview, sources: Sequence[int], rows: block.RowsAt) -> None:
-        self.body = body
-        self.rows = rows
-        self._sources = sources
-        self._count, self._start = rows
-        self._due_ms = block.due_column(body, rows)
 
-    def row_of(self, due_ms: int, source: int, offset: int) -> int | None:
-        """The row of a timer."""
-        if source not in self._sources:
+class _Meaning(NamedTuple):
+    """What the numbers of a block's rows mean."""
+
+    sources: list[int]
+    """The shard's number of each source; ANY: it has none."""
+    places: dict[int, int]
+    """The other way round."""
+    targets: list[int]
+    """Place of each target in `_Tables.targets`."""
+
+
+class _Tables:
+    """What tables of blocks mean; most blocks have the same ones."""
+
+    def __init__(self, number_of: Callable[[SourceId], int | None]) -> None:
+        self.targets: list[TargetId] = []
+        self._number_of = number_of
+        self._places: dict[TargetId, int] = {}
+        self._meanings: dict[block.Tables, _Meaning] = {}
+
+    def meaning(self, tables: block.Tables) -> _Meaning:
+        """Of a block that has these."""
+        found = self._meanings.get(tables)
+        if found is None:
+            numbers = [self._number_of(source) for source in tables.sources()]
+            sources = [ANY if number is None else number for number in numbers]
+            places = {number: at for at, number in enumerate(sources)}
+            targets = [self._place(target) for target in tables.targets()]
+            found = self._meanings[tables] = _Meaning(sources, places, targets)
+        return found
+
+    def _place(self, target: TargetId) -> int:
+        place = self._places.setdefault(target, len(self.targets))
+        if place == len(self.targets):
+            self.targets.append(target)
+        return place
+
+
+class _Rows:
+    """A block's rows."""
+
+    __slots__ = ("_at", "_body", "_due_ms", "_meaning")
+
+    def __init__(self, body: memoryview, at: block.RowsAt, meaning: _Meaning) -> None:
+        self._body = body
+        self._at = at
+        self._meaning = meaning
+        self._due_ms = block.due_column(body, at)
+
+    def find(self, due_ms: int, source: int, offset: int) -> tuple[int, int] | None:
+        """Row and target of a timer."""
+        place = self._meaning.places.get(source)
+        if place is None:
             return None
-        wanted = (due_ms, self._sources.index(source), offset)
+        count, start = self._at
         row = int(self._due_ms.searchsorted(due_ms))
-        if row == self._count:
+        if row == count:
             return None
-        found = self._place(row)
-        if found < wanted and found[0] == due_ms:  # others are due in the same millisecond
+        found = block.IDENTITY.unpack_from(self._body, start + row * block.ROW_BYTES)
+        if found[0] != due_ms:
+            return None
+        if found[1] != offset or found[2] != place:  # others are due in the same millisecond
             end = int(self._due_ms.searchsorted(due_ms, side="right"))
-            row = bisect.bisect_left(range(end), wanted, row, end, key=self._place)
-            if row == end:
+            row = bisect.bisect_left(range(end), (place, offset), row, end, key=self._order)
+            if row == end or self._order(row) != (place, offset):
                 return None
-            found = self._place(row)
-        return row if found == wanted else None
+            found = block.IDENTITY.unpack_from(self._body, start + row * block.ROW_BYTES)
+        return row, self._meaning.targets[found[3]]
 
-    def _place(self, row: int) -> tuple[int, int, int]:
-        """What rows are sorted by."""
-        at = self._start + row * block.ROW_BYTES
-        due_ms, offset, source = block.IDENTITY.unpack_from(self.body, at)
-        return due_ms, source, offset
+    def _order(self, row: int) -> tuple[int, int]:
+        """What the rows of one millisecond are sorted by."""
+        at = self._at.start + row * block.ROW_BYTES
+        _, offset, source, _ = block.IDENTITY.unpack_from(self._body, at)
+        return source, offset
 
     def ranges(self) -> Ranges:
-        numbers = np.array(self._sources, dtype=np.uint32)
-        _, rows = block.decode_rows(self.body)
+        numbers = np.array(self._meaning.sources, dtype=np.uint32)
+        rows = block.decode_rows(self._body, self._at)
         return ranges_of(numbers[rows["source"]], rows["offset"])
 
 
 class _Reader:
     """Reads blocks of one file; a context manager."""
 
-    def __init__(self, disk: Disk, path: str, number_of: Callable[[SourceId], int | None]) -> None:
+    def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._path = path
         self._file: DiskFile | None = None
-        self._number_of = number_of
-        self._sources: dict[bytes, list[int]] = {}  # blocks of a file mostly have the same ones
-        self._targets: dict[bytes, list[TargetId]] = {}
 
     def __enter__(self) -> _Reader:
         return self
@@ -249,87 +322,15 @@ class _Reader:
         if self._file is not None:
             self._file.close()
 
-    def index(self, each: Block) -> _Index:
-        """Raises CorruptFile."""
+    def index(self, each: Block) -> tuple[memoryview, block.RowsAt]:
+        """The verified body of a block's index.  Raises CorruptFile."""
         try:
             if self._file is None:
                 self._file = self._disk.open(self._path)
             data = self._file.pread(each.index_length, each.position)
             body = record.decode(data, 0, each.position).body
-            rows = block.rows_at(body)
+            return body, block.rows_at(body)
         except (ValueError, OSError) as error:
             raise CorruptFile(
                 self._path, each.position, f"block index: {error}", block.REMEDY
             ) from error
-        table = block.source_table(body)
-        sources = self._sources.get(table)
-        if sources is None:
-            sources = self._sources[table] = self._numbers(table)
-        return _Index(body, sources, rows)
-
-    def target_of(self, index: _Index, row: int) -> TargetId:
-        """The target of a row."""
-        table = block.target_table(index.body)
-        targets = self._targets.get(table)
-        if targets is None:
-            count = block.targets_in(index.body)
-            targets = self._targets[table] = block.decode_targets(table, count)
-        return targets[block.target_of(index.body, index.rows, row)]
-
-    def _numbers(self, table: bytes) -> list[int]:
-        numbers = [self._number_of(source) for source in block.decode_sources(table)]
-        return [ANY if number is None else number for number in numbers]
-
-
-def candidates(table: Table, asked: _Asked) -> tuple[Numbers, Numbers]:
-    """Pairs (timer, block) such that the timer may lie in the block."""
-    found_timers: list[Numbers] = []
-    found_blocks: list[Numbers] = []
-    for timers, at in _overlaps(table, asked):
-        found = table.entries[at]
-        fits = _fits(found, asked.take(timers))
-        found_timers.append(timers[fits])
-        found_blocks.append(found["block"][fits].astype(np.int64))
-    return np.concatenate(found_timers), np.concatenate(found_blocks)
-
-
-def _fits(entries: Entries, asked: _Asked) -> npt.NDArray[np.bool_]:
-    """Whether each timer may lie in the block beside it."""
-    return np.asarray(
-        ((entries["source"] == asked.source) | (entries["source"] == ANY))
-        & (entries["first"] <= asked.offset)
-        & (asked.offset <= entries["last"])
-        & (entries["due"] <= asked.due_ms)
-        & (asked.due_ms <= entries["until"])
-        & (entries["block"] >= asked.since)
-    )
-
-
-def _overlaps(table: Table, asked: _Asked) -> Iterator[tuple[Numbers, Numbers]]:
-    """Pairs (timer, entry), some at a time: all whose source and offset fit, and some more.
-
-    Ranges of offsets hardly overlap: sorted by their begin, those that an offset can lie in follow
-    one another.
-    """
-    order, keys = table.order, keys_of(asked.source, asked.offset)
-    low = np.searchsorted(order.ends, keys, side="left")
-    high = np.searchsorted(order.begins, keys, side="right")
-    for timers, within in _pairs(np.maximum(high - low, 0)):
-        yield timers, order.at[low[timers] + within]
-    unknown = table.unknown
-    if len(unknown):
-        for timers, within in _pairs(np.full(len(keys), len(unknown))):
-            yield timers, unknown[within]
-
-
-def _pairs(widths: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-    """Each place with 0, 1, ... up to its width, some at a time."""
-    totals = np.cumsum(widths)
-    start = 0
-    while start < len(widths):
-        before = int(totals[start - 1]) if start else 0
-        end = max(start + 1, int(np.searchsorted(totals, before + _PAIRS_MAX, side="right")))
-        width = widths[start:end]
-        within = np.arange(int(width.sum())) - np.repeat(np.cumsum(width) - width, width)
-        yield np.repeat(np.arange(start, end), width), within
-        start = end

@@ -14,6 +14,9 @@ from duemq_server.timer_service.far.far_segments import NumberTables
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
 from duemq_server.timer_service.timers.rows import Rows
 
+SKIPS_MAX = 256
+"""Of a source, that are remembered; what lies in older ones counts as taken over."""
+
 
 @dataclasses.dataclass(slots=True)
 class Source:
@@ -24,6 +27,20 @@ class Source:
     next_offset: int
     first_offset: int
     durable_offset: int = 0  # everything before it is durable here
+    skipped: tuple[tuple[int, int], ...] = ()
+    """From, to: what another shard took over while it had the queue, or the broker lost."""
+
+    def had(self, offset: int) -> bool:
+        """Whether the timer at this offset was taken over here."""
+        if not self.first_offset <= offset < self.next_offset:
+            return False
+        return not any(start <= offset < end for start, end in self.skipped)
+
+    def skip_to(self, offset: int) -> None:
+        """What is taken over next lies there."""
+        if offset > self.next_offset:
+            self.skipped = (*self.skipped, (self.next_offset, offset))[-SKIPS_MAX:]
+            self.next_offset = offset
 
 
 class Numbering:

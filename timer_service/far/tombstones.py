@@ -20,7 +20,7 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
-from duemq_server.timer_service.timers.offset_bits import OffsetBits
+from duemq_server.timer_service.far.offset_bits import OffsetBits
 from duemq_server.timer_service.timers.offset_pages import OffsetPages
 from duemq_server.timer_service.timers.rows import Rows, key_of, keys_of
 

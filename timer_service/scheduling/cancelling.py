@@ -16,9 +16,8 @@ So each answer is true at the moment when it is decided.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ from duemq.errors import Corrupt, DuemqError
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.look_up import Place, Query
 from duemq_server.timer_service.timers import log_entries
+from duemq_server.timer_service.timers.handles import Handles
 from duemq_server.timer_service.timers.keys import NOWHERE
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 from duemq_server.timer_service.timers.rows import keys_of
@@ -35,36 +35,51 @@ from duemq_server.timer_service.timers.wheel import Ids
 if TYPE_CHECKING:
     from duemq_server.timer_service.scheduling.scheduler import Scheduler
 
+Numbers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
 CANCELLED, FIRED, UNKNOWN, NOT_YET = "CANCELLED", "FIRED", "UNKNOWN", "NOT_YET"
+PENDING = "PENDING"
+"""Of who only looks for timers (timer_service/views/finding.py)."""
+_OPEN, _ERROR = "", "ERROR"
+_OUTCOMES = (_OPEN, CANCELLED, FIRED, UNKNOWN, NOT_YET, PENDING, _ERROR)
+_CODES = {outcome: code for code, outcome in enumerate(_OUTCOMES)}
 
 
 class Asked(NamedTuple):
     """Handles whose timers arrived, and were not cancelled as far as is remembered; in columns."""
 
-    at: list[int]  # place in the list of handles
+    at: Numbers  # place in the list of handles
     source: npt.NDArray[np.uint32]
-    offset: npt.NDArray[np.int64]
-    due_ms: npt.NDArray[np.int64]
+    offset: Numbers
+    due_ms: Numbers
 
-    def take(self, index: list[int]) -> Asked:
-        """Those at these places."""
-        return Asked(
-            [self.at[n] for n in index],
-            self.source[index],
-            self.offset[index],
-            self.due_ms[index],
-        )
+    def take(self, index: Any) -> Asked:
+        """Those at these places, or of a mask."""
+        return Asked(*(column[index] for column in self))
+
+
+class Wanted(NamedTuple):
+    """Timers that are pending, each once, and where they lie."""
+
+    asked: Asked
+    row: Ids
+    """Of the near table; NOWHERE: they lie far."""
+    in_block: Mask
 
 
 class _Sought(NamedTuple):
-    """What the disk said of a handle: blocks below the number `until` were looked at."""
+    """What the disk said of handles, in columns."""
 
-    until: int
-    places: Sequence[Place]
+    until: Numbers
+    """Blocks below this number were looked at; NOWHERE: none was."""
+    block: Numbers
+    """Number of the block that it was found in; NOWHERE: in none."""
+    row: Numbers
+    target: Numbers
 
-
-_NOT_SOUGHT = _Sought(0, ())
-_PENDING = "PENDING"  # not an outcome: found, to be cancelled
+    def join(self, other: _Sought) -> _Sought:
+        return _Sought(*map(np.concatenate, zip(self, other, strict=True)))
 
 
 def source_of(scheduler: Scheduler, handle: Cancelled) -> int | None:
@@ -80,43 +95,50 @@ class Cancelling:
     """A list of handles, being cancelled."""
 
     kind = log_entries.CANCEL
+    outcome = CANCELLED
+    """Of what is pending."""
 
     def __init__(self, scheduler: Scheduler, handles: Sequence[Cancelled]) -> None:
         self.end = 0
         """Position up to which the log must be durable before the outcomes are told."""
+        self.handles = Handles.of(handles)
         self._scheduler = scheduler
-        self._at: dict[Cancelled, int] = {}
-        self._handles: list[Cancelled] = []  # each once
-        self._outcomes: list[str | DuemqError | None] = []
-        self._sought: dict[int, _Sought] = {}  # by place in `_handles`, as the rest
+        self._codes = np.zeros(len(handles), dtype=np.int8)
+        self._errors: dict[int, DuemqError] = {}
+        self._sought = _Sought(*np.full((4, len(handles)), NOWHERE, dtype=np.int64))
+        self._blocks: dict[int, Block] = {}  # in which something was found
+        self._unreadable: dict[int, list[Place]] = {}
         self._missing: Asked | None = None  # to be looked for
-        self._places(handles)
-        self._open = list(range(len(self._handles)))
 
-    def outcomes(self, handles: Sequence[Cancelled]) -> list[str | DuemqError] | None:
+    def outcomes(self, start: int = 0, end: int | None = None) -> list[str | DuemqError] | None:
         """CANCELLED, FIRED, UNKNOWN, NOT_YET or an error of each; None: not all are decided.
 
         NOT_YET: the timer has not arrived from its broker.
         """
-        decided = []
-        for handle in handles:
-            outcome = self._outcomes[self._at[handle]]
-            if outcome is None:
-                return None
-            decided.append(outcome)
-        return decided
+        codes = self._codes[start:end]
+        if not codes.all():
+            return None
+        found: list[str | DuemqError] = [_OUTCOMES[code] for code in codes.tolist()]
+        for at, error in self._errors.items():
+            if start <= at < start + len(found):
+                found[at - start] = error
+        return found
 
-    def join(self, other: Cancelling) -> None:
-        """Takes over the handles of another one; both wait for a look-up."""
-        places = self._places(other._handles)
-        for at, outcome in zip(places, other._outcomes, strict=True):
-            if outcome is not None:
-                self._outcomes[at] = outcome
-        for theirs, sought in other._sought.items():
-            self._sought[places[theirs]] = sought
-        self._open = list(dict.fromkeys([*self._open, *(places[at] for at in other._open)]))
+    def join(self, other: Cancelling) -> int:
+        """Takes over the handles of another one; both wait for a look-up.
+
+        The other one's places begin at the number that is returned.
+        """
+        start = len(self.handles)
+        self.handles = Handles.joined([self.handles, other.handles])
+        self._codes = np.concatenate([self._codes, other._codes])
+        self._errors |= {start + at: error for at, error in other._errors.items()}
+        self._sought = self._sought.join(other._sought)
+        self._blocks |= other._blocks
+        self._unreadable |= {start + at: places for at, places in other._unreadable.items()}
         self._missing = None  # the columns lack what came
         self.end = max(self.end, other.end)
+        return start
 
     def advance(self, now_ms: int) -> bool:
         """Decides what can be decided; False: for the rest a look-up must be run first.
@@ -124,174 +146,171 @@ class Cancelling:
         Raises LogFull, DiskFull: this call cancelled nothing and can be repeated.
         """
         asked = self._arrived()
-        rows, due_ms = self._in_memory(asked)
-        wanted = np.flatnonzero(due_ms == asked.due_ms).tolist()
-        for n in np.flatnonzero((due_ms != asked.due_ms) & (due_ms != NOWHERE)).tolist():
-            self._outcomes[asked.at[n]] = UNKNOWN
-        missing: list[int] = []
-        for n in np.flatnonzero(due_ms == NOWHERE).tolist():
-            outcome = self._on_disk(asked, n, now_ms)
-            if outcome is None:
-                missing.append(n)
-            elif outcome is _PENDING:
-                wanted.append(n)
-            else:
-                self._outcomes[asked.at[n]] = outcome
-                if outcome is FIRED:  # told when no restart or other leader can take it back
-                    self.end = self._scheduler.log.end_position
-        self._cancel(asked.take(wanted), rows[wanted], now_ms)
-        self._missing = asked.take(missing)
-        self._open = self._missing.at
-        return not missing
+        keys = keys_of(asked.source, asked.offset)
+        rows, due_ms = self._in_memory(keys)
+        absent, there = due_ms == NOWHERE, due_ms == asked.due_ms
+        self._codes[asked.at[~(absent | there)]] = _CODES[UNKNOWN]
+        in_block = self._pending_in_blocks(asked, absent)
+        missing = self._missing = self._not_gone(asked.take(absent & ~in_block), now_ms)
+        wanted = np.flatnonzero(there | in_block)
+        if len(wanted):
+            once = wanted[_each_once(keys[wanted])]
+            self._cancel(Wanted(asked.take(once), rows[once], in_block[once]), now_ms)
+            self._codes[asked.at[wanted]] = _CODES[self.outcome]
+        return not len(missing.at)
 
     def query(self) -> Query:
         """What to look for; to be handed to `answered` once it was run."""
         missing = self._missing = self._missing or self._arrived()
-        self._open = missing.at
-        sought = [self._sought.get(at, _NOT_SOUGHT).until for at in missing.at]
-        return Query(
-            missing.source, missing.offset, missing.due_ms, np.array(sought, dtype=np.int64)
-        )
+        since = np.maximum(self._sought.until[missing.at], 0)
+        return Query(missing.source, missing.offset, missing.due_ms, since)
 
     def answered(self, query: Query) -> None:
         """The last query was run."""
-        for n, at in enumerate(self._open):
-            before = self._sought.get(at, _NOT_SOUGHT).places
-            found = query.places.get(n, ())
-            self._sought[at] = _Sought(query.until, [*before, *found] if before else found)
+        assert self._missing is not None
+        at, found, sought = self._missing.at, query.found, self._sought
+        sought.until[at] = query.until
+        here = found.block != NOWHERE
+        mine, blocks = at[here], found.block[here]
+        sought.block[mine], sought.row[mine] = blocks, found.row[here]
+        sought.target[mine] = self._targets_in(query)[found.target[here]]
+        self._blocks |= {number: query.blocks[number] for number in set(blocks.tolist())}
+        for n, places in query.errors.items():
+            self._unreadable.setdefault(int(at[n]), []).extend(places)
 
-    def _places(self, handles: Sequence[Cancelled]) -> list[int]:
-        """Their places in the list; those that are not in it yet are appended."""
-        at = self._at
-        places = [at.setdefault(handle, len(at)) for handle in handles]
-        added = list(itertools.islice(at, len(self._handles), None))
-        self._handles += added
-        self._outcomes += [None] * len(added)
-        return places
+    def _targets_in(self, query: Query) -> Numbers:
+        """The shard's numbers of a query's targets; only of those that were found."""
+        numbers = np.full(len(query.targets), NOWHERE, dtype=np.int64)
+        for place in set(query.found.target.tolist()) - {NOWHERE}:
+            numbers[place] = self._scheduler.numbers.number_target(query.targets[place])
+        return numbers
 
     def _arrived(self) -> Asked:
         """Those of the open handles that memory and disk are asked about; decides on the others."""
-        scheduler = self._scheduler
-        sources: dict[SourceId, tuple[int, int]] = {}
-        arrived: list[tuple[int, int, int, int]] = []
-        for at in self._open:
-            source_id, offset, due_ms = self._handles[at]
-            found = sources.get(source_id)
-            if found is None:
-                found = sources[source_id] = _arrived_from(scheduler, source_id)
-            number, end = found
-            if offset >= end:
-                own = scheduler.keyed.is_own(source_id)
-                self._outcomes[at] = UNKNOWN if own else NOT_YET
-            else:
-                arrived.append((at, number, offset, due_ms))
-        places, numbers, offsets, dues = zip(*arrived, strict=True) if arrived else ((),) * 4
-        asked = Asked(
-            list(places),
-            np.array(numbers, dtype=np.uint32),
-            np.array(offsets, dtype=np.int64),
-            np.array(dues, dtype=np.int64),
-        )
-        return self._not_gone(asked) if places else asked
+        scheduler, handles = self._scheduler, self.handles
+        at = np.flatnonzero(self._codes == _CODES[_OPEN])
+        source, offset = handles.source[at], handles.offset[at]
+        found = [_arrived_from(scheduler, each) for each in handles.sources]
+        numbers, ends = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        arrived = offset < ends[source]
+        if not arrived.all():
+            own = np.array([scheduler.keyed.is_own(each) for each in handles.sources])
+            late = np.where(own, _CODES[UNKNOWN], _CODES[NOT_YET])[source]
+            self._codes[at[~arrived]] = late[~arrived]
+            at, source, offset = at[arrived], source[arrived], offset[arrived]
+        asked = Asked(at, numbers[source].astype(np.uint32), offset, handles.due_ms[at])
+        return self._not_cancelled(asked) if len(at) else asked
 
-    def _not_gone(self, asked: Asked) -> Asked:
+    def _not_cancelled(self, asked: Asked) -> Asked:
         gone = self._scheduler.tombstones.find(asked.source, asked.offset)
         if not gone.any():
             return asked
         fires = self._scheduler.fires
         for n in np.flatnonzero(gone).tolist():
             by_hand = fires.fired_late(int(asked.source[n]), int(asked.offset[n]))
-            self._outcomes[asked.at[n]] = FIRED if by_hand else CANCELLED
+            self._codes[asked.at[n]] = _CODES[FIRED if by_hand else CANCELLED]
         self.end = self._scheduler.log.end_position
-        return asked.take(np.flatnonzero(~gone).tolist())
+        return asked.take(~gone)
 
-    def _in_memory(self, asked: Asked) -> tuple[Ids, npt.NDArray[np.int64]]:
+    def _in_memory(self, keys: npt.NDArray[np.uint64]) -> tuple[Ids, Numbers]:
         """Row of the near table and due time of each; NOWHERE if it is not there."""
         scheduler = self._scheduler
-        keys, which = np.unique(keys_of(asked.source, asked.offset), return_inverse=True)
         rows = scheduler.near.find_all(keys)
         far_ms = np.maximum(scheduler.memtable.keys.find(keys), scheduler.frozen.find(keys))
-        due_ms = np.where(rows >= 0, scheduler.near.table.due_ms[rows], far_ms)
-        return rows[which], due_ms[which]
+        return rows, np.where(rows >= 0, scheduler.near.table.due_ms[rows], far_ms)
 
-    def _on_disk(self, asked: Asked, n: int, now_ms: int) -> str | DuemqError | None:
-        """The outcome of a timer that is not in memory; None: a look-up is needed."""
-        sought = self._sought.get(asked.at[n])
-        if sought is None:
-            return None
-        for place in sought.places:
-            if place.error is None and place.row >= place.block.cursor:
-                return _PENDING
-        if sought.until < self._scheduler.segments.catalog.added:
-            return None
-        for place in sought.places:
-            if place.error is not None and place.block.cursor < place.block.count:
-                return Corrupt(str(place.error))
-        handle = self._handles[asked.at[n]]
-        return outcome_of_gone(self._scheduler, int(asked.source[n]), handle, now_ms)
+    def _pending_in_blocks(self, asked: Asked, absent: Mask) -> Mask:
+        """Which of those that are not in memory were found in a block, and not loaded since."""
+        numbers = self._sought.block[asked.at]
+        pending = absent & (numbers != NOWHERE)
+        cursors = [self._blocks[number].cursor for number in numbers[pending].tolist()]
+        pending[pending] = self._sought.row[asked.at[pending]] >= cursors
+        return pending
 
-    def _cancel(self, wanted: Asked, rows: Ids, now_ms: int) -> None:
-        """`rows`: of the near table, NOWHERE for what lies far."""
-        scheduler = self._scheduler
-        if not wanted.at:
-            return
-        far = rows == NOWHERE
-        target, places = self._targets(wanted, rows)
-        marks = scheduler.topics.marks(target.tolist())
-        body = log_entries.encode_cancel([self._handles[at] for at in wanted.at], marks)
-        _, self.end = scheduler.log.append(self.kind, [body])
-        scheduler.near.drop(rows[~far])
-        if places:
-            far_at = list(places)
-            slots = scheduler.topics.slots(target[far_at])
-            scheduler.due_counts.cancelled(list(places.values()), slots, wanted.due_ms[far_at])
-        since_ms = np.maximum(wanted.due_ms, now_ms)
-        for unmet in (True, False):
-            mine = far == unmet
-            scheduler.tombstones.add_all(
-                wanted.source[mine], wanted.offset[mine], since_ms[mine], unmet=unmet
-            )
-            scheduler.topics.cancelled(target[mine], unmet=unmet)
-        for at in wanted.at:
-            self._outcomes[at] = CANCELLED
-        if scheduler.schedules:
-            for at in wanted.at:
-                handle = self._handles[at]
-                scheduler.schedules.left(handle.source, (handle.offset,))
-        scheduler.ledger.cancelled += len(wanted.at)
+    def _not_gone(self, asked: Asked, now_ms: int) -> Asked:
+        """Those that must be looked for; decides on those that are nowhere."""
+        known = self._sought.until[asked.at] >= self._scheduler.segments.catalog.added
+        if not known.any():
+            return asked
+        gone = asked.take(known)
+        for at, source in zip(gone.at.tolist(), gone.source.tolist(), strict=True):
+            outcome = self._outcome_of_gone(at, source, now_ms)
+            if outcome is FIRED:  # told when no restart or other leader can take it back
+                self.end = self._scheduler.log.end_position
+            self._codes[at] = _CODES[outcome]
+        return asked.take(~known)
 
-    def _targets(self, wanted: Asked, rows: Ids) -> tuple[npt.NDArray[np.int64], dict[int, Block]]:
-        """The number of each one's target; the blocks of those that lie in one."""
-        scheduler = self._scheduler
-        target = scheduler.near.table.target[rows].astype(np.int64)
-        far = np.flatnonzero(rows == NOWHERE)
-        if not len(far):
-            return target, {}
-        keys, which = np.unique(
-            keys_of(wanted.source[far], wanted.offset[far]), return_inverse=True
+    def _outcome_of_gone(self, at: int, source: int, now_ms: int) -> str:
+        for place in self._unreadable.get(at, ()):
+            if place.block.cursor < place.block.count:
+                self._errors[at] = Corrupt(str(place.error))
+                return _ERROR
+        return outcome_of_gone(self._scheduler, source, self.handles[at], now_ms)
+
+    def _cancel(self, wanted: Wanted, now_ms: int) -> None:
+        scheduler, asked = self._scheduler, wanted.asked
+        handles, far = self.handles, wanted.row == NOWHERE
+        target = self._targets(wanted)
+        table = log_entries.cancelled_table(
+            handles.sources,
+            handles.source[asked.at],
+            asked.offset,
+            asked.due_ms,
+            scheduler.topics.marks(target),
         )
-        in_memory = (scheduler.memtable.keys, scheduler.frozen)
-        target[far] = np.maximum(*(each.find_targets(keys) for each in in_memory))[which]
-        places = {}
-        for n in np.flatnonzero(target == NOWHERE).tolist():
-            place = self._place(wanted.at[n])
-            assert place.target is not None
-            target[n] = scheduler.numbers.number_target(place.target)
-            places[n] = place.block
-        return target, places
+        _, self.end = scheduler.log.append(self.kind, [table.tobytes()])
+        if not far.all():
+            scheduler.near.drop(wanted.row[~far])
+        self._uncount(wanted, target)
+        since_ms = np.maximum(asked.due_ms, now_ms)
+        for unmet, mine in ((True, far), (False, ~far)):
+            if mine.any():
+                scheduler.tombstones.add_all(
+                    asked.source[mine], asked.offset[mine], since_ms[mine], unmet=unmet
+                )
+                scheduler.topics.cancelled(target[mine], unmet=unmet)
+        if scheduler.schedules:
+            for at in asked.at.tolist():
+                handle = handles[at]
+                scheduler.schedules.left(handle.source, (handle.offset,))
+        scheduler.ledger.cancelled += len(target)
+
+    def _uncount(self, wanted: Wanted, target: Numbers) -> None:
+        """Tells forecasts of those that lie in blocks."""
+        scheduler, mine = self._scheduler, wanted.in_block
+        if len(scheduler.due_counts) and mine.any():
+            asked = wanted.asked.take(mine)
+            blocks = [self._place(at).block for at in asked.at.tolist()]
+            slots = scheduler.topics.slots(target[mine])
+            scheduler.due_counts.cancelled(blocks, slots, asked.due_ms)
+
+    def _targets(self, wanted: Wanted) -> Numbers:
+        """The number of each one's target."""
+        scheduler, asked = self._scheduler, wanted.asked
+        near = scheduler.near.table.target[wanted.row].astype(np.int64)
+        target = np.where(wanted.in_block, self._sought.target[asked.at], near)
+        listed = (wanted.row == NOWHERE) & ~wanted.in_block
+        if listed.any():
+            keys = keys_of(asked.source[listed], asked.offset[listed])
+            in_memory = (scheduler.memtable.keys, scheduler.frozen)
+            target[listed] = np.maximum(*(each.find_targets(keys) for each in in_memory))
+        return target
 
     def _place(self, at: int) -> Place:
         """Where a handle's timer lies on disk, that was found pending there."""
-        return next(
-            each
-            for each in self._sought[at].places
-            if each.error is None and each.row >= each.block.cursor
-        )
+        return Place(self._blocks[int(self._sought.block[at])], int(self._sought.row[at]))
+
+
+def _each_once(keys: npt.NDArray[np.uint64]) -> Any:
+    """Places of each key, or all if each is there once."""
+    if len(set(keys.tolist())) == len(keys):
+        return slice(None)
+    return np.unique(keys, return_index=True)[1]
 
 
 def outcome_of_gone(scheduler: Scheduler, source: int, handle: Cancelled, now_ms: int) -> str:
     """Of a timer that arrived, is not pending, and is not remembered as cancelled."""
-    if handle.offset < scheduler.numbers.sources[source].first_offset:
+    if not scheduler.numbers.sources[source].had(handle.offset):
         return UNKNOWN
     if scheduler.fires.fired_late(source, handle.offset):
         return FIRED

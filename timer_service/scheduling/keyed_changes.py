@@ -151,6 +151,7 @@ class Change(ABC):
         if self.request.id != NO_REQUEST:
             keyed.requests.make_room(answer, now_ms)
         new = [each for group in come.values() for each in group]
+        gone = np.array([each.target for each in (*cancelled, *replaced)], dtype=np.int64)
         changed = Changed(
             self.request,
             now_ms,
@@ -162,7 +163,7 @@ class Change(ABC):
             np.array([each.timer_key for each in new], dtype=np.uint64),
             frames_of(scheduler, come, now_ms),
             answer,
-            topics=scheduler.topics.marks([each.target for each in (*cancelled, *replaced)]),
+            topics=scheduler.topics.marks(gone).tolist(),
             fired=fired,
         )
         parts = keyed_entry.encode(changed)

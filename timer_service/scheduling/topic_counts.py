@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from duemq.errors import InvariantError
 from duemq_server.timer_service.far.numbering import Numbering
@@ -65,6 +66,7 @@ class TopicCounts:
         self._ledgers: dict[str, TopicLedger] = {OTHERS: TopicLedger()}
         self._names = [OTHERS]
         self._slots = np.empty(0, dtype=np.int64)  # by target: place in `_names`
+        self._marks = np.empty(0, dtype=np.uint32)  # by target, too
         self._slot_of = {OTHERS: 0}
         self._marked: dict[int, str | None] = {}  # None: of several topics
 
@@ -110,14 +112,17 @@ class TopicCounts:
         if not new:
             return
         self._slots = np.append(self._slots, [self.slot(each.topic) for each in new])
+        marks = np.array([mark_of(each.topic) for each in new], dtype=np.uint32)
+        self._marks = np.append(self._marks, marks)
         for each in new:
             found = self._marked.setdefault(mark_of(each.topic), each.topic)
             if found != each.topic:
                 self._marked[mark_of(each.topic)] = None
 
-    def marks(self, target: Iterable[int]) -> list[int]:
+    def marks(self, target: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
         """What the log calls the topics of these numbers of targets."""
-        return [mark_of(self._numbers.targets[each].topic) for each in target]
+        self._learn()
+        return self._marks[target]
 
     def split(self, target: Index) -> list[tuple[TopicLedger, int]]:
         """How many of these numbers of targets are of each topic."""

@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from duemq_server.timer_service.timers.rows import Rows, key_of, keys_of, runs
+from duemq_server.timer_service.timers.rows import KEY_BITS, Rows, key_of, keys_of, runs
 from duemq_server.timer_service.timers.wheel import Ids
 
 Keys = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 NOWHERE = -1
 _NO_PLACES: Places = np.empty(0, dtype=np.int64)
+_NOTHING = np.array([[np.iinfo(np.uint64).max], [0]], dtype=np.uint64)  # bounds of no keys
+_NO_BOUNDS = _NOTHING[:, :0]
 
 _PROBES = 24  # slots that a row may lie in; at most half are taken in all
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -145,7 +147,8 @@ class Found(NamedTuple):
 class KeyList:
     """Far timers that are not yet in a block, by key: due times and targets.
 
-    Some tens of thousands.
+    Some tens of thousands.  They came last, so that a look at the offsets of each source rules most
+    keys out.
     """
 
     def __init__(self) -> None:
@@ -154,6 +157,7 @@ class KeyList:
         self._due_ms = np.empty(0, dtype=np.int64)
         self._target = np.empty(0, dtype=np.uint32)
         self._ends: list[int] = []  # of each batch
+        self._bounds = _NO_BOUNDS  # least and largest key of each source
         self._by_hash: dict[int, list[int]] = {}  # places of those that have a timer key
 
     @classmethod
@@ -165,6 +169,7 @@ class KeyList:
             made._due_ms = np.concatenate([rows.due_ms for rows in listed])
             made._target = np.concatenate([rows.target for rows in listed])
             made._count = len(made._keys)
+            made._bound(made._keys)
             made._ends = list(itertools.accumulate(len(rows) for rows in listed))
             for rows, end in zip(listed, made._ends, strict=True):
                 made._add_hashes(rows, end - len(rows))
@@ -177,12 +182,37 @@ class KeyList:
             self._keys = _grown(self._keys, 2 * end)
             self._due_ms = _grown(self._due_ms, 2 * end)
             self._target = _grown(self._target, 2 * end)
-        self._keys[self._count : end] = keys_of(rows.source, rows.offset)
+        self._keys[self._count : end] = keys = keys_of(rows.source, rows.offset)
+        self._bound(keys)
         self._due_ms[self._count : end] = rows.due_ms
         self._target[self._count : end] = rows.target
         self._add_hashes(rows, self._count)
         self._ends.append(end)
         self._count = end
+
+    def _bound(self, keys: Keys) -> None:
+        """Widens the bounds by keys that come."""
+        if not len(keys):
+            return
+        sources = keys >> np.uint64(KEY_BITS)
+        if sources[0] != sources[-1] or (sources != sources[0]).any():
+            for source in np.unique(sources).tolist():
+                self._bound(keys[sources == source])
+            return
+        source = int(sources[0])
+        more = source + 1 - self._bounds.shape[1]
+        if more > 0:
+            self._bounds = np.hstack([self._bounds, np.repeat(_NOTHING, more, axis=1)])
+        low, high = self._bounds[:, source]
+        self._bounds[:, source] = min(low, keys.min()), max(high, keys.max())
+
+    def _possible(self, keys: Keys) -> Places:
+        """Places of those that may be here."""
+        if not self._count:
+            return _NO_PLACES
+        source = (keys >> np.uint64(KEY_BITS)).astype(np.int64)
+        low, high = self._bounds.take(source, axis=1, mode="clip")  # an unknown one: another's
+        return np.flatnonzero((low <= keys) & (keys <= high))
 
     def _add_hashes(self, rows: Rows, start: int) -> None:
         if rows.timer_key is not None:
@@ -191,7 +221,7 @@ class KeyList:
                     self._by_hash.setdefault(hashed, []).append(at)
 
     def find(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """The due time of each of these, ascending and each once, or NOWHERE."""
+        """The due time of each of these, or NOWHERE."""
         return self._of(self._due_ms, keys)
 
     def find_targets(self, keys: Keys) -> npt.NDArray[np.int64]:
@@ -200,18 +230,21 @@ class KeyList:
 
     def _of(self, column: npt.NDArray[Any], keys: Keys) -> npt.NDArray[np.int64]:
         found = np.full(len(keys), NOWHERE, dtype=np.int64)
-        if not len(keys) or not self._count:
+        possible = self._possible(keys)
+        if not len(possible):
             return found
         own = self._keys[: self._count]
-        if len(keys) <= _FEW:
-            for number, key in enumerate(keys):
-                hits = np.flatnonzero(own == key)
+        if len(possible) <= _FEW:
+            for at in possible.tolist():
+                hits = np.flatnonzero(own == keys[at])
                 if len(hits):
-                    found[number] = column[hits[0]]
+                    found[at] = column[hits[0]]
             return found
-        at = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
-        hits = np.flatnonzero(keys[at] == own)
-        found[at[hits]] = column[hits]
+        wanted, which = np.unique(keys[possible], return_inverse=True)
+        places, hits = self._find(wanted)
+        of_wanted = np.full(len(wanted), NOWHERE, dtype=np.int64)
+        of_wanted[places] = column[hits]
+        found[possible] = of_wanted[which]
         return found
 
     def find_hashes(self, hashes: Keys) -> list[tuple[int, Found]]:
@@ -222,7 +255,7 @@ class KeyList:
         return [(n, self._place(at)) for n, found in places for at in found]
 
     def find_places(self, keys: Keys) -> list[tuple[int, Found]]:
-        """As `find`, but where they lie."""
+        """Of keys, ascending and each once: where they lie."""
         which, found = self._find(keys)
         pairs = zip(which.tolist(), found.tolist(), strict=True)
         return [(n, self._place(at)) for n, at in pairs]

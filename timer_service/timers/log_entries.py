@@ -173,26 +173,14 @@ def decode_add(body: memoryview) -> Added:
     return Added(SourceId(store_id, queue_id), name, frames, start)
 
 
-def encode_cancel(cancelled: Sequence[Cancelled], topics: Sequence[int] = ()) -> bytes:
-    """A CANCEL body.  `topics`: the mark of each one's (topic_counts.py)."""
-    pack = _CANCEL.pack
-    marks = topics or [0] * len(cancelled)
-    return b"".join(
-        [
-            pack(*source, mark, offset, due_ms)
-            for (source, offset, due_ms), mark in zip(cancelled, marks, strict=True)
-        ]
-    )
-
-
 def cancelled_table(
     sources: Sequence[SourceId],
     source: npt.NDArray[np.uint32],
     offset: npt.NDArray[np.int64],
     due_ms: npt.NDArray[np.int64],
-    mark: int,
+    mark: int | npt.NDArray[np.uint32],
 ) -> CancelledTable:
-    """What a CANCEL body is, of timers of one topic; `source` indexes `sources`."""
+    """What a CANCEL body is; `source` indexes `sources`; `mark`: of the topic of all, or each."""
     table = np.empty(len(offset), dtype=CANCELLED)
     table["store_id"] = np.array([each.store_id for each in sources], dtype=np.uint64)[source]
     table["queue_id"] = np.array([each.queue_id for each in sources], dtype=np.uint32)[source]

@@ -53,12 +53,13 @@ class OffsetPages:
 
     def find(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Which of these (rows.keys_of) were marked, and are remembered."""
-        numbers = keys >> np.uint64(PAGE_BITS)
-        at = (keys & np.uint64((1 << PAGE_BITS) - 1)).astype(np.int64)
         found = np.zeros(len(keys), dtype=np.bool_)
-        for number in np.unique(numbers).tolist() if self._pages else ():
-            page = self._pages.get(number)
-            if page is not None:
+        numbers = keys >> np.uint64(PAGE_BITS)
+        there = [each for each in set(numbers.tolist()) if each in self._pages]
+        if there:
+            at = (keys & np.uint64((1 << PAGE_BITS) - 1)).astype(np.int64)
+            for number in there:
+                page = self._pages[number]
                 own = np.flatnonzero(numbers == number)
                 found[own] = page.bits[at[own] >> 3] >> (at[own] & 7) & 1
         return found

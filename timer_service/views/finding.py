@@ -7,22 +7,17 @@ is true at the moment when it is decided; but what is found pending stays as it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from duemq_server.timer_service.far.bodies import Bodies, InMemory, InPlace
-from duemq_server.timer_service.scheduling.cancelling import Cancelling
+from duemq_server.timer_service.scheduling.cancelling import PENDING, Cancelling, Wanted
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.keys import NOWHERE
 from duemq_server.timer_service.timers.log_entries import Cancelled, TargetId
 from duemq_server.timer_service.timers.rows import keys_of
 from duemq_server.timer_service.timers.wheel import Ids
-
-if TYPE_CHECKING:
-    from duemq_server.timer_service.scheduling.cancelling import Asked
-
-PENDING = "PENDING"
 
 
 class Located(NamedTuple):
@@ -40,29 +35,27 @@ class Finding(Cancelling):
     `outcomes` are those of a cancel, with PENDING for what a cancel would have cancelled.
     """
 
+    outcome = PENDING
+
     def __init__(self, scheduler: Scheduler, handles: Sequence[Cancelled]) -> None:
         super().__init__(scheduler, handles)
         self.located: dict[Cancelled, Located] = {}
         """Where the pending ones are."""
 
-    def _cancel(self, wanted: Asked, rows: Ids, now_ms: int) -> None:
-        if not wanted.at:
-            return
-        target, places = self._targets(wanted, rows)
+    def _cancel(self, wanted: Wanted, now_ms: int) -> None:
+        target, rows = self._targets(wanted), wanted.row
         names = self._scheduler.numbers.targets
-        left = [n for n in np.flatnonzero(rows == NOWHERE).tolist() if n not in places]
-        in_memory = self._in_memory_far(wanted, left)
-        for n, at in enumerate(wanted.at):
+        in_memory = self._in_memory_far(wanted)
+        for n, at in enumerate(wanted.asked.at.tolist()):
             name, row = names[int(target[n])], int(rows[n])
-            if n in places:
+            if wanted.in_block[n]:
                 place = self._place(at)
                 found = Located(name, InPlace(place.block, place.row), 0, place.block.file)
             elif row != NOWHERE:
                 found = Located(name, self._near_body(rows[n : n + 1]), 0, "")
             else:
                 found = Located(name, *in_memory[n], "")
-            self.located[self._handles[at]] = found
-            self._outcomes[at] = PENDING
+            self.located[self.handles[at]] = found
         self.end = self._scheduler.log.end_position
 
     def _near_body(self, ids: Ids) -> InMemory:
@@ -70,14 +63,15 @@ class Finding(Cancelling):
         [blob] = near.blobs_of(ids).tolist()
         return InMemory(near.rows(ids), [near.blobs[blob]], np.zeros(1, dtype=np.int32))
 
-    def _in_memory_far(self, wanted: Asked, left: list[int]) -> dict[int, tuple[InMemory, int]]:
+    def _in_memory_far(self, wanted: Wanted) -> dict[int, tuple[InMemory, int]]:
         """Bodies and row of those in the memtable, or being written out."""
         scheduler = self._scheduler
-        keys = keys_of(wanted.source[left], wanted.offset[left])
+        left = np.flatnonzero((wanted.row == NOWHERE) & ~wanted.in_block)
+        keys = keys_of(wanted.asked.source[left], wanted.asked.offset[left])
         found: dict[int, tuple[InMemory, int]] = {}
-        if not left:
+        if not len(left):
             return found
-        at = dict(zip(keys.tolist(), left, strict=True))
+        at = dict(zip(keys.tolist(), left.tolist(), strict=True))
         for piece, blob in (*scheduler.memtable.pieces, *scheduler.flushing):
             own = keys_of(piece.source, piece.offset)
             for row in np.flatnonzero(np.isin(own, keys)).tolist():

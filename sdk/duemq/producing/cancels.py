@@ -137,6 +137,9 @@ async def cancel(client: Client, given: Sequence[Handle], timeout_s: float) -> l
             for address, indexes in by_shard.items()
             for start in range(0, len(indexes), HANDLES_MAX)
         ]
+        if len(asked) == 1:  # no task of its own, which would take turns of the event loop
+            await asked[0]
+            return
         failures = [
             failure
             for failure in await asyncio.gather(*asked, return_exceptions=True)

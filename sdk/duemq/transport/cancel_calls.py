@@ -1,9 +1,10 @@
 """Cancels on their way to timer shards: while one request is under way, the next gathers.
 
 A request costs both sides far more than a handle, so that callers of one handle each who cancel at
-the same time share one.  Nobody waits for a request that takes long: it is left to itself after
-`GATHER_S`, and the next one goes.  A shared request does not wait at the shard for messages that
-have not arrived there; whoever asks again asks alone, and that request waits.
+the same time share one: also those who were answered together and go on with their next.  Nobody
+waits for a request that takes long: it is left to itself after `GATHER_S`, and the next one goes.
+A shared request does not wait at the shard for messages that have not arrived there; whoever asks
+again asks alone, and that request waits.
 """
 
 from __future__ import annotations
@@ -72,13 +73,13 @@ class _SharedCalls:
         self._address = address
         self._waiting: deque[_Part] = deque()
         self._calls: set[asyncio.Task[None]] = set()
-        self._next: asyncio.TimerHandle | None = None  # until then what comes is gathered
+        self._next: asyncio.Handle | None = None  # until then what comes is gathered
 
     def add(self, part: _Part) -> None:
         """To be sent now, or with what gathers."""
         self._waiting.append(part)
-        if self._next is None:
-            self._send()
+        if self._next is None:  # whoever was answered together comes back together
+            self._next = asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
         self._next = None
@@ -99,7 +100,7 @@ class _SharedCalls:
         self._next = gather
         task.add_done_callback(lambda done: self._ended(done, gather))
 
-    def _ended(self, task: asyncio.Task[None], gather: asyncio.TimerHandle) -> None:
+    def _ended(self, task: asyncio.Task[None], gather: asyncio.Handle) -> None:
         self._calls.discard(task)
         if self._next is gather:
             gather.cancel()

@@ -50,8 +50,18 @@ async def until(deadline: float, attempt: Callable[[float], Awaitable[T]]) -> T:
 
     `deadline` is in time.monotonic's seconds.  Raises the last attempt's error.
     """
-    async for trial in AsyncRetrying(**_rules(deadline)):
+    failed: Exception | None = None
+    try:
+        return await attempt(max(0.001, deadline - time.monotonic()))
+    except Exception as error:
+        if not is_retryable(error):
+            raise
+        failed = error
+    async for trial in AsyncRetrying(**_rules(deadline)):  # costs more than many an attempt
         with trial:
+            if failed is not None:  # the first one was made
+                first, failed = failed, None
+                raise first
             return await attempt(max(0.001, deadline - time.monotonic()))
     raise AssertionError("tenacity neither returned nor raised")  # pragma: no cover
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from duemq_server.timer_service.scheduling.cancelling import Asked, Cancelling
+from duemq_server.timer_service.scheduling.cancelling import Cancelling, Wanted
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.hold_entry import NEWEST, Hold
 from duemq_server.timer_service.timers.key_hash import key_in, message_key_in
 from duemq_server.timer_service.timers.log_entries import Cancelled
-from duemq_server.timer_service.timers.wheel import Ids
 
 KEYS_MAX = 200_000
 """Remembered at once: of more keys each pass over the backlog is about a part."""
@@ -27,18 +26,14 @@ class Dropping(Cancelling):
 
     kind = log_entries.DROP
 
-    def _cancel(self, wanted: Asked, rows: Ids, now_ms: int) -> None:
-        scheduler = self._scheduler
-        target, _ = self._targets(wanted, rows) if wanted.at else (rows, {})
-        before = scheduler.ledger.cancelled
-        super()._cancel(wanted, rows, now_ms)
-        count = scheduler.ledger.cancelled - before
-        if count:
-            topic = scheduler.topics.of_target(int(target[0]))
-            topic.cancelled -= count
-            topic.dropped += count
-            scheduler.ledger.cancelled -= count
-            scheduler.ledger.dropped += count
+    def _cancel(self, wanted: Wanted, now_ms: int) -> None:
+        scheduler, count = self._scheduler, len(wanted.row)
+        topic = scheduler.topics.of_target(int(self._targets(wanted)[0]))
+        super()._cancel(wanted, now_ms)
+        topic.cancelled -= count
+        topic.dropped += count
+        scheduler.ledger.cancelled -= count
+        scheduler.ledger.dropped += count
 
 
 class Found(NamedTuple):

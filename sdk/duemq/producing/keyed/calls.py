@@ -35,8 +35,8 @@ class TimerCalls:
 
     @property
     def shards(self) -> int:
-        """How many the cluster has; 0: none was seen yet."""
-        return self.client.routes.shards
+        """How many timer keys are divided over; 0: none was seen yet."""
+        return self.client.routes.key_shards
 
     async def ready(self, timeout_s: float) -> int:
         """Waits until it is known how many shards there are.  Raises Unavailable, Closed."""
@@ -44,7 +44,7 @@ class TimerCalls:
             raise Closed("the client is closed")
         if not self.shards:
             try:
-                await self.client.wait_for(lambda routes: routes.shards > 0, timeout_s)
+                await self.client.wait_for(lambda routes: routes.key_shards > 0, timeout_s)
             except Timeout:
                 raise no_shard() from None
         return self.shards
@@ -75,7 +75,7 @@ class TimerCalls:
 
             async def attempt(left_s: float) -> tuple[str, Any]:
                 nonlocal asked
-                shard = self.client.timer_of(call.shard)
+                shard = self.client.timer_shard(call.shard)
                 stub = timer_pb2_grpc.TimerStub(self.client.channel(shard.address))
                 asked = True
                 sent = getattr(stub, call.method)(request, timeout=left_s)

@@ -60,3 +60,36 @@ def test_there_is_one_attempt_however_late_it_is():
     with pytest.raises(Unavailable, match="gone"):
         retrying.until_blocking(time.monotonic() - 1, attempt)
     assert len(attempts) == 1
+
+
+@pytest.mark.parametrize("failures", [0, 1, 3])
+async def test_each_attempt_is_made_once_until_one_succeeds(failures: int):
+    answers = [Unavailable("gone") for _ in range(failures)] + [7]
+    made = []
+
+    async def attempt(left_s: float):
+        made.append(left_s)
+        answer = answers[len(made) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert await retrying.until(time.monotonic() + 60, attempt) == 7
+    assert len(made) == failures + 1
+    assert made == sorted(made, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "left_s"), [(InvalidArgument("no"), 60), (Unavailable("gone"), 0)]
+)
+async def test_the_first_attempt_may_be_the_last(error: Exception, left_s: float):
+    made = []
+
+    async def attempt(left_s: float):
+        made.append(left_s)
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        await retrying.until(time.monotonic() + left_s, attempt)
+    assert raised.value is error
+    assert len(made) == 1

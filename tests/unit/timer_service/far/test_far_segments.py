@@ -79,7 +79,7 @@ def find(segments: FarSegments, source: int, offset: int, due_ms: int) -> bool:
     look_up = segments.look_up([query], list(TABLES.sources).index)
     look_up.run()
     segments.looked_up(look_up)
-    return any(place.row >= place.block.cursor for place in query.places.get(0, []))
+    return any(place.row >= place.block.cursor for place in (each for _, each in query.places()))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from duemq_server.timer_service.far import look_up
+from duemq_server.timer_service.far import candidates
 from duemq_server.timer_service.far.far_segments import DAY_MS, FarSegments, NumberTables
 from duemq_server.timer_service.far.look_up import Query
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
@@ -40,16 +40,20 @@ def found(segments: FarSegments, asked: list[Timer]) -> list[Timer]:
     job = segments.look_up([query], list(TABLES.sources).index)
     job.run()
     segments.looked_up(job)
-    assert all(len(places) == 1 for places in query.places.values())
-    return [asked[at] for at in sorted(query.places)]
+    return [asked[at] for at, _ in query.places()]
 
 
-@pytest.mark.parametrize("pairs_max", [16, look_up._PAIRS_MAX], ids=["many", "few"])
+@pytest.mark.parametrize(
+    ("few", "pairs_max"),
+    [(0, 16), (0, candidates._PAIRS_MAX), (1 << 20, 16)],
+    ids=["in parts", "at once", "one by one"],
+)
 @pytest.mark.parametrize("learnt", [False, True], ids=["known", "after a restart"])
 def test_a_timer_is_found_by_source_offset_and_due_time_and_by_all_three(
-    pairs_max: int, learnt: bool, monkeypatch: pytest.MonkeyPatch
+    few: int, pairs_max: int, learnt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look_up, "_PAIRS_MAX", pairs_max)
+    monkeypatch.setattr(candidates, "FEW", few)
+    monkeypatch.setattr(candidates, "_PAIRS_MAX", pairs_max)
     rng = random.Random(pairs_max)
     disk = FaultyDisk()
     segments = FarSegments("/segments", disk)

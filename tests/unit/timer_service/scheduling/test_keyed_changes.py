@@ -326,6 +326,14 @@ def test_a_handle_that_the_shard_has_not_given_yet_is_unknown(far: World) -> Non
     assert decided(far, rescheduling(far, Handle(other, 99, START_MS))) == ["NOT_YET"]
 
 
+def test_a_handle_of_the_shard_before_it_lost_timers_is_unknown(far: World) -> None:
+    lost = Handle(SourceId(0xABC, 2), 99, START_MS)
+    assert far.cancel_handles([lost]) == ["NOT_YET"]
+    far.scheduler.keyed.formers = frozenset({lost.source})
+    assert far.cancel_handles([lost]) == [UNKNOWN]
+    assert decided(far, rescheduling(far, lost)) == [UNKNOWN]
+
+
 def test_a_broker_s_timer_gets_another_due_time() -> None:
     world = World()
     world.broker.accept([START_MS + 500, START_MS + FAR_MS, START_MS + FAR_MS], 10, "keyed")

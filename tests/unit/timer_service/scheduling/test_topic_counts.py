@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -72,14 +72,12 @@ def test_a_crash_changes_no_count(saved: bool) -> None:
 def test_cancels_of_an_older_release_are_counted_by_reading_the_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    encode = log_entries.encode_cancel
+    made = log_entries.cancelled_table
 
-    def without_topics(
-        cancelled: Sequence[log_entries.Cancelled], topics: Sequence[int] = ()
-    ) -> bytes:
-        return encode(cancelled)
+    def without_topics(*columns: Any) -> log_entries.CancelledTable:
+        return made(*columns[:-1], 0)
 
-    monkeypatch.setattr(log_entries, "encode_cancel", without_topics)
+    monkeypatch.setattr(log_entries, "cancelled_table", without_topics)
     world = world_with_timers()
     before = pending(world)
     world.kill()

@@ -30,7 +30,15 @@ def test_add_keeps_the_frames_and_says_where_they_begin() -> None:
 def test_cancel() -> None:
     cancelled = [Cancelled(SOURCE, 5, 1_000), Cancelled(SourceId(1, 0), 0, 2**62)]
 
-    assert log_entries.decode_cancel(view(log_entries.encode_cancel(cancelled))) == cancelled
+    table = log_entries.cancelled_table(
+        [SOURCE, SourceId(1, 0)],
+        np.array([0, 1], dtype=np.uint32),
+        np.array([5, 0]),
+        np.array([1_000, 2**62]),
+        np.array([7, 8], dtype=np.uint32),
+    )
+    assert log_entries.decode_cancel(view(table.tobytes())) == cancelled
+    assert log_entries.decode_cancel_topics(view(table.tobytes())) == [7, 8]
 
 
 def test_dispatch() -> None:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq_server.timer_service.timers.offset_bits import PAGE_BITS, Keys, OffsetBits
+from duemq_server.timer_service.far.offset_bits import PAGE_BITS, Keys, OffsetBits
 from duemq_server.timer_service.timers.rows import key_of
 
 OFFSETS = st.one_of(st.integers(0, 40), st.integers(0, 5 << PAGE_BITS), st.integers(0, 1 << 47))
@@ -49,3 +49,22 @@ def test_pages_that_are_empty_are_used_again(rounds: int) -> None:
         assert len(bits.saved()[0]) == 0
     assert sizes == [64] * rounds
     assert len(bits._bits) == 64
+
+
+def test_thousands_at_once_are_what_they_are_one_by_one() -> None:
+    rng = np.random.default_rng(1)
+    every = rng.permutation(np.arange(0, 40 << PAGE_BITS, 3).astype(np.uint64))
+    bits, model = OffsetBits(), OffsetBits()
+    bits.add(every[:5_000])
+    for key in every[:5_000]:
+        model.add(keys(key))
+    bits.take(every[:2_000])
+
+    assert bits.find(every).tolist() == [False] * 2_000 + [True] * 3_000 + [False] * (
+        len(every) - 5_000
+    )
+    assert [model.has(0, int(key)) for key in every] == [True] * 5_000 + [False] * (
+        len(every) - 5_000
+    )
+    assert len(bits) == 3_000
+    assert len(model) == 5_000

@@ -16,6 +16,7 @@ from duemq_server.timer_service.timers.rows import key_of
 PAGE_BITS = 10  # offsets of a page
 PAGE_BYTES = (1 << PAGE_BITS) // 8
 _SLOTS_MIN = 16
+_SEVERAL = 1_024  # more keys than these are brought to pages first
 
 Keys = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int64]
@@ -92,17 +93,23 @@ class OffsetBits:
 
     def _places(self, keys: Keys, *, make: bool = False) -> tuple[Slots, Slots, Bits]:
         """Slot, byte and bit of each; slot -1: its page is not there."""
-        pages, which = np.unique(keys >> np.uint64(PAGE_BITS), return_inverse=True)
-        if make:
-            slots = [self._slot(page) for page in pages.tolist()]
+        pages = keys >> np.uint64(PAGE_BITS)
+        if len(keys) > _SEVERAL:
+            pages, which = np.unique(pages, return_inverse=True)
+            slots = self._slots(pages, make=make)[which]
         else:
-            find = self._slot_of.get
-            slots = [find(page, -1) for page in pages.tolist()]
-            if not len(self._bits):
-                self._grow()  # so that -1 is a slot
+            slots = self._slots(pages, make=make)
         at = (keys >> np.uint64(3) & np.uint64(PAGE_BYTES - 1)).astype(np.int64)
         bit = np.left_shift(1, (keys & np.uint64(7)).astype(np.int64)).astype(np.uint8)
-        return np.array(slots, dtype=np.int64)[which], at, bit
+        return slots, at, bit
+
+    def _slots(self, pages: Keys, *, make: bool) -> Slots:
+        if make:
+            return np.array([self._slot(page) for page in pages.tolist()], dtype=np.int64)
+        if not len(self._bits):
+            self._grow()  # so that -1 is a slot
+        find = self._slot_of.get
+        return np.array([find(page, -1) for page in pages.tolist()], dtype=np.int64)
 
     def _slot(self, page: int) -> int:
         slot = self._slot_of.get(page)
