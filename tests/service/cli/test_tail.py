@@ -1,5 +1,6 @@
 """`duemq tail`: the end of a topic, without a group."""
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ TOPIC = "orders"
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    """Two brokers with messages in turns."""
+    """Two brokers with messages in turns, each stored in a millisecond of its own."""
     async with running_cluster(tmp_path, "b0", "b1") as cluster:
         await cluster.create_topic(TOPIC, queues=2)
         for number in range(12):
@@ -24,6 +25,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
             await cluster.send(
                 TOPIC, [str(number).encode()], broker=broker, queue_id=number % 3 % 2
             )
+            await asyncio.sleep(0.002)  # or two are of one millisecond, and no time orders them
         yield cluster
 
 
