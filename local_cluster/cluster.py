@@ -33,7 +33,8 @@ LOOPBACK = "127.0.0.1"
 WILDCARDS = ("0.0.0.0", "::")
 # A nameserver spends 1 to 2 ms of CPU on a heartbeat: three members cost it 0.7 % of a core.
 HEARTBEAT_PERIOD_S = 0.75
-READY_TIMEOUT_S = 30.0
+# Ten processes that start on a busy machine of two processors take half a minute.
+READY_TIMEOUT_S = 90.0
 READY_POLL_S = 0.05
 # Of a member's log, shown when it is given up.
 LOG_TAIL_BYTES = 2_000

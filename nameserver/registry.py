@@ -111,6 +111,7 @@ class TimerReport:
     store_id: int = 0
     replicas: tuple[ReplicaReport, ...] = ()
     epoch: int = 0
+    key_shards: int = 0
 
 
 Report = BrokerReport | TimerReport

@@ -44,13 +44,23 @@ class Registration:
     """The heartbeats of one broker or timer shard.  Used from one event loop."""
 
     def __init__(
-        self, nameservers: Sequence[str], period_s: float, epoch: int, report: Callable[[], Report]
+        self,
+        nameservers: Sequence[str],
+        period_s: float,
+        epoch: int,
+        report: Callable[[], Report],
+        *,
+        counter: int = 0,
     ) -> None:
-        """`report` is called for every heartbeat; `epoch` is the start of this instance, in ms."""
+        """`report` is called for every heartbeat; `epoch` is the start of this instance, in ms.
+
+        `counter`: of who was registered under this epoch before, and left: nameservers take what
+        it has told, and no more than that, for overtaken.
+        """
         self._nameservers = tuple(dict.fromkeys(nameservers))
         self._period_s = period_s
         self._report = report
-        self._version = nameserver_pb2.Version(epoch=epoch, counter=0)
+        self._version = nameserver_pb2.Version(epoch=epoch, counter=counter)
         self._last: Report | None = None
         self._accepted = False  # by any nameserver, ever
         self.refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -58,6 +68,11 @@ class Registration:
         self.refused.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._changes: dict[str, asyncio.Event] = {}
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def counter(self) -> int:
+        """How many different reports were told under this epoch."""
+        return self._version.counter
 
     def start(self) -> None:
         """Begins to register; does not wait for it."""

@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2
 from duemq_server.serving import process
@@ -43,6 +44,8 @@ from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.holds_servicer import TimerHoldsServicer
 from duemq_server.timer_service.edge.inspector import TimerInspectorServicer
 from duemq_server.timer_service.edge.metrics import LinksCollector, Meters, ShardCollector
+from duemq_server.timer_service.edge.others.holds_of_others import HoldsOfOthers
+from duemq_server.timer_service.edge.others.other_shards import OtherShards
 from duemq_server.timer_service.edge.schedules_servicer import SchedulesServicer
 from duemq_server.timer_service.edge.servicer import TimerServicer
 from duemq_server.timer_service.edge.topic_metrics import TopicCollector
@@ -82,12 +85,16 @@ class TimerService:
         self._disk = RealDisk()
         self._claims_changed = asyncio.Event()
         self._registration: Registration | None = None
+        self._reports = 0  # told to nameservers before the last time that it left them
 
     async def start(self, *, announced: bool = True) -> None:
         """Opens the data, fires, serves, and registers.  Raises StorageError, OSError."""
         began = time.monotonic()
         settings = self.settings
         lead = self._lead
+        self.place = await asyncio.to_thread(
+            place.check, settings.data_dir, self._disk, settings.shard, settings.shards
+        )
         directory = await asyncio.to_thread(lead.open if lead is not None else self._open)
         ledger = directory.scheduler.ledger
         log.info(
@@ -98,21 +105,30 @@ class TimerService:
             time.monotonic() - began,
         )
         meters = Meters(self.server.registry)
-        self.shard = Shard(directory, meters.committed, self._leading, settings.shard)
+        formers = self._leading.leader.record.formers if self._leading is not None else ()
+        self.shard = Shard(
+            directory,
+            meters.committed,
+            self._leading,
+            settings.shard,
+            [store_id | SERVICE_IDS_FROM for store_id in formers],
+        )
         self._routes = RouteWatcher(settings.nameservers)
-        self._links = BrokerLinks(self.shard, self._routes.cache, settings)
+        self._others = OtherShards(self._routes.cache, settings.name, self.place)
+        self._links = BrokerLinks(self.shard, self._routes.cache, settings, self.place)
+        self._links.before_first_fetch = HoldsOfOthers(self.shard, self._others, self.place).adopt
         self._links.on_claims = self._claims_changed.set
         self._routes.on_change(self._links.changed)
         self.server.registry.register(ShardCollector(self.shard, self._links.lag))
         self.server.registry.register(TopicCollector(self.shard))
         self.server.registry.register(LinksCollector(self._links))
         self.server.registry.register(TraceCollector())
-        timer = TimerServicer(self.shard, self._links, settings)
+        timer = TimerServicer(self.shard, self._links, self._others, settings)
         self.server.add(servicer.SERVICE, timer)
         self.server.add(
-            inspector.SERVICE, TimerInspectorServicer(self.shard.inspector, self._links, settings)
+            inspector.SERVICE, TimerInspectorServicer(self.shard, self._links, self._others)
         )
-        schedules = SchedulesServicer(self.shard, self._links, settings)
+        schedules = SchedulesServicer(self.shard, self._links)
         self.server.add(schedules_servicer.SERVICE, schedules)
         self.server.add(holds_servicer.SERVICE, TimerHoldsServicer(self.shard, self._links))
         self.shard.log_loop.start()
@@ -138,7 +154,6 @@ class TimerService:
 
     def _open(self) -> DataDirectory:
         settings = self.settings
-        place.check(settings.data_dir, self._disk, settings.shard, settings.shards)
         return open_directory(settings.data_dir, self._disk, settings.limits(), now_ms())
 
     async def _announce(self) -> None:
@@ -149,19 +164,28 @@ class TimerService:
         while True:
             self._claims_changed.clear()
             fenced = bool(self.shard.scheduler.dispatcher.fence)
-            serves = not fenced and (self._links.granted or not self._links.refusals)
+            serves = (
+                not fenced
+                and bool(self.place.key_shards)
+                and (self._links.granted or not self._links.refusals)
+            )
             if serves and self._registration is None:
                 settings = self.settings
                 # Of two that call themselves leaders, the one of the later takeover counts.
                 leading = self._leading
                 born_ms = leading.leader.record.registered_ms if leading else now_ms()
                 self._registration = Registration(
-                    settings.nameservers, settings.heartbeat_period, born_ms, self._report
+                    settings.nameservers,
+                    settings.heartbeat_period,
+                    born_ms,
+                    self._report,
+                    counter=self._reports,
                 )
                 self._registration.start()
             elif not serves and self._registration is not None:
                 registration, self._registration = self._registration, None
                 await registration.stop()
+                self._reports = registration.counter
             mark = self.server.ready if serves else self.server.not_ready
             for service in (
                 servicer.SERVICE,
@@ -180,6 +204,7 @@ class TimerService:
             shard=self.settings.shard,
             shards=self.settings.shards,
             store_id=self.shard.directory.producer_id,
+            key_shards=self.place.key_shards,
             replicas=replicas,
             epoch=max((each.epoch for each in replicas), default=0),
         )
@@ -207,5 +232,6 @@ class TimerService:
         else:
             self.shard.resign()
         await self._links.stop()
+        await self._others.stop()
         await process.end(self._disk_jobs)
         await self.shard.stop()

@@ -8,10 +8,15 @@ from duemq_server.replication.running.leading import Leading
 from duemq_server.replication.running.state import ReplicaState
 from duemq_server.serving.clock import now_ms
 from duemq_server.serving.server import Server
-from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.disk import RealDisk, short_of_space
 from duemq_server.timer_service.disk import place, snapshot
 from duemq_server.timer_service.disk.standby import Standby
-from duemq_server.timer_service.edge import inspector, schedules_servicer, servicer
+from duemq_server.timer_service.edge import (
+    holds_servicer,
+    inspector,
+    schedules_servicer,
+    servicer,
+)
 from duemq_server.timer_service.process import Lead, TimerService
 from duemq_server.timer_service.settings import Settings
 
@@ -22,7 +27,12 @@ LOG_KEPT_BYTES = 256 << 20
 class TimerReplica:
     """Implements replication.running.service.Service."""
 
-    services = (servicer.SERVICE, inspector.SERVICE, schedules_servicer.SERVICE)
+    services = (
+        servicer.SERVICE,
+        inspector.SERVICE,
+        schedules_servicer.SERVICE,
+        holds_servicer.SERVICE,
+    )
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -39,6 +49,10 @@ class TimerReplica:
         """A shard on what was followed."""
         assert isinstance(state, Standby)
         return TimerService(self._settings, Lead(leading, state.promote, server))
+
+    def short_of_space(self) -> bool:
+        """As Housekeeper looks at it."""
+        return short_of_space(self._disk, self._settings.data_dir, self._settings.free_bytes_min)
 
     def snapshot(self) -> bytes | None:
         """Of the last checkpoint; see snapshot.py."""

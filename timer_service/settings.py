@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from duemq.errors import InvalidArgument
 from duemq.protocol.limits import SHARDS_MAX
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.serving.settings import setting
@@ -19,7 +18,8 @@ class Settings(ReplicaSettings):
     shard: int = setting(0, "number of this shard, from 0", minimum=0, maximum=SHARDS_MAX - 1)
     shards: int = setting(
         1,
-        "shards of the cluster; the same everywhere, never changed",
+        "shards of the cluster, the same everywhere; lowered below this one's number, it leaves:"
+        " it takes nothing over any more, and fires what it holds",
         minimum=1,
         maximum=SHARDS_MAX,
     )
@@ -81,16 +81,6 @@ class Settings(ReplicaSettings):
     schedule_bytes_max: int = setting(
         32 << 20, "schedules in memory at most", unit="bytes", minimum=1 << 20
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shard >= self.shards:
-            raise InvalidArgument(
-                f"shard is {self.shard}, must be below shards, {self.shards}",
-                field="shard",
-                value=self.shard,
-                limit=self.shards - 1,
-            )
 
     def limits(self) -> Limits:
         """The bounds of the core."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from duemq.errors import (
@@ -78,11 +78,13 @@ class Shard:
         on_commit: Callable[[Commit], None] | None = None,
         replicas: Replicas | None = None,
         number: int = 0,
+        formers: Iterable[int] = (),
     ) -> None:
-        """`number`: this shard's, of those of the cluster."""
+        """`number`: this shard's, of those of the cluster; `formers`: its ids before losses."""
         self.directory = directory
         self.scheduler = directory.scheduler
         self.scheduler.keyed.source = SourceId(directory.producer_id, number)
+        self.scheduler.keyed.formers = frozenset(SourceId(each, number) for each in formers)
         self.lateness = Lateness()
         self.topic_lateness = TopicLateness()
         self.log_loop = LogLoop(directory.log, self.scheduler, on_commit, replicas)
@@ -118,11 +120,12 @@ class Shard:
         )
 
     async def ingest(
-        self, source: SourceId, broker: str, frames: bytes, fetched_from: int
+        self, source: SourceId, broker: str, frames: bytes, fetched_from: int, begin: int = 0
     ) -> Ingested:
         """Takes frames over that were fetched from an offset on.
 
-        Waits while the log is full, or the disk nearly so.  Raises Corrupt, OffsetOutOfRange,
+        What lies before `begin` is another shard's.  Waits while the log is full, or the disk
+        nearly so.  Raises Corrupt, OffsetOutOfRange,
         Internal (the process is going to stop).
         """
         while True:
@@ -131,7 +134,7 @@ class Shard:
                 continue
             try:
                 ingested = self.scheduler.ingest(
-                    source, broker, frames, self.firing.now_ms(), fetched_from
+                    source, broker, frames, self.firing.now_ms(), fetched_from, begin
                 )
                 break
             except (LogFull, DiskFull):

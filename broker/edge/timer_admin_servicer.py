@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from duemq.protocol import names
+from duemq.protocol import checks, names
 from duemq.v1 import broker_pb2, timer_admin_pb2
 from duemq_server.broker.edge.commits import Commits
-from duemq_server.broker.records.timer_owners import Service
-from duemq_server.broker.store.offsets import GroupQueue
+from duemq_server.broker.records.timer_owners import Decision, Service
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
+from duemq_server.replication.protocol.record import FORMERS_MAX
 
 SERVICE = timer_admin_pb2.DESCRIPTOR.services_by_name["TimerAdmin"]
 
@@ -31,10 +31,27 @@ class TimerAdminServicer:
     ) -> broker_pb2.ClaimTimerQueuesResponse:
         """Queues for a service, durably.  Raises the errors of ClaimTimerQueues."""
         asked = request.service
-        service = Service(asked.id, asked.name, asked.shard, asked.shards)
-        settled = self._store.claim_timer_queues(service, request.queue_ids, self._now_ms())
+        service = Service(asked.id, asked.name, asked.shard, asked.shards, asked.key_shards)
+        ends = {each.queue_id: each.offset for each in request.ends}
+        checks.count("formers", len(request.formers), 0, FORMERS_MAX, "in a request")
+        decision, settled = self._store.claim_timer_queues(
+            service, request.queue_ids, self._now_ms(), ends, request.formers
+        )
         await self._commits.wait(settled)
-        return broker_pb2.ClaimTimerQueuesResponse(store_id=self._store_id, now_ms=self._now_ms())
+        return broker_pb2.ClaimTimerQueuesResponse(
+            store_id=self._store_id,
+            now_ms=self._now_ms(),
+            queues=[self._claimed(queue_id, decision) for queue_id in request.queue_ids],
+            key_shards=self._owners.key_shards,
+        )
+
+    def _claimed(self, queue_id: int, decision: Decision) -> broker_pb2.TimerQueueClaim:
+        owner = decision.waits.get(queue_id)
+        return broker_pb2.TimerQueueClaim(
+            queue_id=queue_id,
+            owner=_to_proto(owner) if owner is not None else None,
+            begin_offset=self._owners.begin_of(queue_id),
+        )
 
     def check_fetch(self, request: broker_pb2.FetchFramesRequest) -> None:
         """Raises FencedTimer if the queue is another service's."""
@@ -49,9 +66,7 @@ class TimerAdminServicer:
         return timer_admin_pb2.ListTimerOwnersResponse(queues=map(self._describe, queues))
 
     def _describe(self, queue: Queue) -> timer_admin_pb2.TimerQueueOwner:
-        key = GroupQueue(names.TIMER_GROUP, names.TIMER_TOPIC, queue.queue_id)
-        progress = self._store.offsets.find(key)
-        committed = progress.offset if progress else 0
+        committed = self._store.tables.timers_taken_over(queue.queue_id)
         told = timer_admin_pb2.TimerQueueOwner(
             queue_id=queue.queue_id,
             committed_offset=committed,
@@ -82,5 +97,9 @@ class TimerAdminServicer:
 
 def _to_proto(service: Service) -> broker_pb2.TimerService:
     return broker_pb2.TimerService(
-        id=service.id, name=service.name, shard=service.shard, shards=service.shards
+        id=service.id,
+        name=service.name,
+        shard=service.shard,
+        shards=service.shards,
+        key_shards=service.key_shards,
     )

@@ -6,15 +6,20 @@ A queue belongs to the data directory that claimed it first, named by its produc
 service has taken over lies there and nowhere else, so two of them would fire everything twice.
 
     free ── claim ──► owned ── release (an operator) ──► released ── claim by another ──► owned
-                        ▲                                   │          the first is fenced for good
-                        └────────── claim by the same ──────┘
+     ▲                │ ▲                                   │          the first is fenced for good
+     └── hand-over ───┘ └────────── claim by the same ──────┘
 
-Claims and releases are entries of the log (journal.py).  Who was seen or refused when is not.
+A service hands over what its shard has no more, from when there was another number of shards, and
+says how far it had taken it over: there the next one begins.  No two own a queue at a time,
+whatever each believes the number to be.
+
+Claims, hand-overs and releases are entries of the log (journal.py).  Who was seen or refused when
+is not.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from duemq.errors import FencedTimer, InvalidArgument, Overloaded
 from duemq.protocol import checks
@@ -25,6 +30,8 @@ SERVICES_MAX = 4_096
 NAME_CHARACTERS_MAX = 255
 # An owner that was here more recently is alive: its queues are not released.
 ALIVE_MS = 60_000
+NOT_KNOWN = -1
+"""Of `key_shards`, to a service that has not heard of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +42,22 @@ class Service:
     name: str
     shard: int
     shards: int
+    key_shards: int = 0
+    """Shards that timer keys are divided over; 0: as many as `shards`."""
 
     def __str__(self) -> str:
         return f"{self.name} (shard {self.shard} of {self.shards}, id {self.id:016x})"
+
+    def has(self, queue_id: int) -> bool:
+        """Whether the queue is one of its shard's."""
+        return queue_id % self.shards == self.shard
+
+    def encode(self) -> dict[str, Any]:
+        """As releases before `key_shards` wrote it, as long as there is no difference."""
+        fields = asdict(self)
+        if not self.key_shards:
+            del fields["key_shards"]
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +70,19 @@ class Claim:
     released: bool = False
 
 
+class Decision(NamedTuple):
+    """What becomes of a claim."""
+
+    service: Service
+    granted: tuple[int, ...]
+    waits: Mapping[int, Service]
+    """Owners of the other queues, which have not handed them over."""
+    leaves: tuple[int, ...]
+    """Queues that the service hands over."""
+    changes: bool
+    """Whether it owns other queues then, or says other things of itself."""
+
+
 class TimerOwners:
     """The claims of all timer services at this broker."""
 
@@ -57,6 +90,7 @@ class TimerOwners:
         self._claims: dict[int, Claim] = {}  # by id
         self._owners: dict[int, int] = {}  # id by queue
         self._fenced: dict[int, str] = {}  # names by id
+        self._begins: dict[int, int] = {}  # by queue; where its owner found it
         self._seen_ms: dict[int, int] = {}
         self._refused: dict[int, tuple[Service, int]] = {}  # by queue
 
@@ -98,29 +132,24 @@ class TimerOwners:
             limit=owner.service.id if owner else 0,
         )
 
-    def check_claim(self, service: Service, queues: Iterable[int], now_ms: int) -> bool:
-        """Whether the claim changes anything.
+    def check_claim(self, service: Service, queues: Iterable[int], now_ms: int) -> Decision:
+        """What becomes of the claim.
 
-        Raises FencedTimer if somebody else has a queue, or divides %TIMER% into other shards;
-        InvalidArgument, Overloaded.
+        Raises FencedTimer if another service of the same shard has a queue, or if the service
+        divides timer keys over another number of shards; InvalidArgument, Overloaded.
         """
         wanted = tuple(queues)
         _check_service(service, wanted)
         self.check_not_fenced(service.id)
+        waits: dict[int, Service] = {}
         for queue_id in wanted:
             owner = self._claims.get(self._owners.get(queue_id, 0))
             if owner and owner.service.id != service.id and not owner.released:
                 self._refused[queue_id] = service, now_ms
-                raise self._not_owner(queue_id, service.id, now_ms)
-        for claim in self._claims.values():
-            if claim.service.shards != service.shards and claim.queues and not claim.released:
-                raise FencedTimer(
-                    f"shards: {service.shards}, but the timer service {claim.service} has queues of"
-                    " %TIMER%: the number of shards of a cluster never changes",
-                    field="shards",
-                    value=service.shards,
-                    limit=claim.service.shards,
-                )
+                if owner.service.shard == service.shard:
+                    raise self._not_owner(queue_id, service.id, now_ms)
+                waits[queue_id] = owner.service
+        service = self._divided(service)
         if service.id not in self._claims and len(self._claims) + len(self._fenced) >= SERVICES_MAX:
             raise Overloaded(
                 f"timer_id: {SERVICES_MAX} timer services were ever here, the most allowed",
@@ -129,12 +158,37 @@ class TimerOwners:
             )
         self._seen_ms[service.id] = now_ms
         known = self._claims.get(service.id)
-        return known is None or known != replace(
+        before = known.queues if known is not None else ()
+        leaves = tuple(queue for queue in before if not service.has(queue))
+        granted = tuple(queue for queue in wanted if queue not in waits)
+        changes = known is None or known != replace(
             known,
             service=service,
-            queues=tuple(sorted({*known.queues, *wanted})),
+            queues=tuple(sorted({*before, *granted})),
             released=False,
         )
+        return Decision(service, granted, waits, leaves, changes)
+
+    @property
+    def key_shards(self) -> int:
+        """Shards that timer keys are divided over; 0: no service was here yet."""
+        for claim in self._claims.values():
+            return claim.service.key_shards or claim.service.shards
+        return 0
+
+    def _divided(self, service: Service) -> Service:
+        """With the number of shards that keys are divided over.  Raises FencedTimer."""
+        known, said = self.key_shards, service.key_shards
+        divided = (known if said == NOT_KNOWN else said) or service.shards
+        if known and divided != known:
+            raise FencedTimer(
+                f"key_shards: timer keys are divided over {divided} shards at the timer service"
+                f" {service}, and over {known} here, for good",
+                field="key_shards",
+                value=divided,
+                limit=known,
+            )
+        return replace(service, key_shards=0 if divided == service.shards else divided)
 
     def check_release(self, service_id: int, now_ms: int) -> None:
         """Raises InvalidArgument if the service has nothing here, or is alive."""
@@ -154,6 +208,23 @@ class TimerOwners:
                 value=service_id,
                 limit=f"not seen for {ALIVE_MS // 1000} s",
             )
+
+    def begin_of(self, queue_id: int) -> int:
+        """The offset where a queue began for its owner, or begins for the next one."""
+        return self._begins.get(queue_id, 0)
+
+    def given_up(self, decision: Decision, formers: Container[int]) -> set[int]:
+        """Queues of released services that this claim replaces, and that begin where these were.
+
+        Not those that the claimant takes from one of its `formers`: its own copy goes on.
+        """
+        found: set[int] = set()
+        for queue_id in decision.granted:
+            claim = self.claim_of(queue_id)
+            if claim is not None and claim.service.id != decision.service.id:
+                copied = decision.granted if claim.service.id in formers else ()
+                found.update(set(claim.queues).difference(copied))
+        return found
 
     def claim_of(self, queue_id: int) -> Claim | None:
         """Who owns a queue."""
@@ -189,6 +260,22 @@ class TimerOwners:
             self._refused.pop(queue_id, None)
         return sorted(before)
 
+    def hand_over(self, service_id: int, ends: Iterable[tuple[int, int]]) -> None:
+        """The service has queues no more; it had taken them over up to these offsets."""
+        claim = self._claims[service_id]
+        left = dict(ends)
+        self._claims[service_id] = replace(
+            claim, queues=tuple(queue for queue in claim.queues if queue not in left)
+        )
+        for queue_id in left:
+            self._owners.pop(queue_id, None)
+        self.begin(left.items())
+
+    def begin(self, begins: Iterable[tuple[int, int]]) -> None:
+        """Somebody had taken queues over up to these offsets."""
+        for queue_id, offset in begins:
+            self._begins[queue_id] = max(offset, self.begin_of(queue_id))
+
     def release(self, service_id: int) -> None:
         """The next one that claims the service's queues gets them."""
         if service_id in self._claims:
@@ -200,15 +287,17 @@ class TimerOwners:
         """For the checkpoint."""
         return {
             "claims": [
-                [asdict(claim.service), list(claim.queues), claim.since_ms, claim.released]
+                [claim.service.encode(), list(claim.queues), claim.since_ms, claim.released]
                 for claim in self._claims.values()
             ],
             "fenced": [[service_id, name] for service_id, name in self._fenced.items()],
+            **({"begins": [list(each) for each in self._begins.items()]} if self._begins else {}),
         }
 
     def load(self, data: dict[str, Any]) -> None:
         """Puts back what `encode` gave."""
         self._fenced = dict(data.get("fenced", ()))
+        self._begins = dict(data.get("begins", ()))
         for service, queues, since_ms, released in data.get("claims", ()):
             self.put(Service(**service), queues, since_ms)
             if released:
@@ -219,9 +308,10 @@ def _check_service(service: Service, queues: tuple[int, ...]) -> None:
     checks.at_least("service.id", service.id, SERVICE_IDS_FROM)
     checks.length("service.name", service.name, 1, NAME_CHARACTERS_MAX)
     checks.between("service.shards", service.shards, 1, SHARDS_MAX)
-    checks.between("service.shard", service.shard, 0, service.shards - 1)
+    checks.between("service.shard", service.shard, 0, SHARDS_MAX - 1)
+    checks.between("service.key_shards", service.key_shards, NOT_KNOWN, SHARDS_MAX)
     for queue_id in queues:
-        if queue_id % service.shards != service.shard:
+        if not service.has(queue_id):
             raise checks.wrong(
                 "queue_ids",
                 queue_id,

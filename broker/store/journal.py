@@ -11,15 +11,18 @@ kind  body
  5    a group's settings (group_configs.py)                        the group was put
  6    {"group": …}                                                 the group was deleted
  7    as 4                                  a group was moved, and has settled nothing there
- 8    {"id", "name", "shard", "shards", "queues": […], "since_ms"}   a timer service claimed queues
+ 8    {"id", "name", "shard", "shards", "queues": […], "since_ms"}   a timer service claimed queues;
+                              "key_shards", if timer keys are divided over another number; "begins"
+                              [[queue id, offset], …], where queues of who was given up begin
  9    {"id": …}                                                      its queues were released
 10    {"group": …, "rows": [[topic, queue id, [offset, …]], …]}  done with, out of order
 11    {"group": …, "kept": …}    what its coordinator keeps of a group, as text (group_snapshot.py);
                               null: it has the group no more.  In logs that have, or had, replicas
+12    {"id": …, "ends": [[queue id, offset], …]}    it handed queues over, taken over so far
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -39,6 +42,7 @@ TIMER_CLAIMED = 8
 TIMER_RELEASED = 9
 SETTLED = 10
 MEMBERSHIP = 11
+TIMER_HANDED_OVER = 12
 
 
 def _encode(body: dict[str, Any]) -> bytes:
@@ -127,16 +131,39 @@ def read_membership(body: memoryview) -> tuple[str, str | None]:
     return entry["group"], entry["kept"]
 
 
-def timer_claimed(service: Service, queues: Iterable[int], since_ms: int) -> bytes:
+Offsets = Sequence[tuple[int, int]]
+"""(queue id, offset) each."""
+
+
+def timer_claimed(
+    service: Service, queues: Iterable[int], since_ms: int, begins: Offsets = ()
+) -> bytes:
     """Body of an entry of kind TIMER_CLAIMED."""
-    return _encode({**asdict(service), "queues": list(queues), "since_ms": since_ms})
+    body = {**service.encode(), "queues": list(queues), "since_ms": since_ms}
+    return _encode({**body, "begins": begins} if begins else body)
 
 
-def read_timer_claimed(body: memoryview) -> tuple[Service, list[int], int]:
-    """The timer service, the queues of %TIMER% that it claimed, and when."""
+def read_timer_claimed(body: memoryview) -> tuple[Service, list[int], int, Offsets]:
+    """The timer service, the queues of %TIMER% that it claimed, when, and what was given up."""
     entry = json.loads(bytes(body))
     queues, since_ms = entry.pop("queues"), entry.pop("since_ms")
-    return Service(**entry), queues, since_ms
+    begins = _offsets(entry.pop("begins", ()))
+    return Service(**entry), queues, since_ms, begins
+
+
+def timer_handed_over(service_id: int, ends: Offsets) -> bytes:
+    """Body of an entry of kind TIMER_HANDED_OVER."""
+    return _encode({"id": service_id, "ends": ends})
+
+
+def read_timer_handed_over(body: memoryview) -> tuple[int, Offsets]:
+    """The timer service, and how far it had taken over the queues that it has no more."""
+    entry = json.loads(bytes(body))
+    return entry["id"], _offsets(entry["ends"])
+
+
+def _offsets(rows: Iterable[Sequence[int]]) -> Offsets:
+    return [(queue_id, offset) for queue_id, offset in rows]
 
 
 def timer_released(service_id: int) -> bytes:

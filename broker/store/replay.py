@@ -118,6 +118,8 @@ class Replay:
                 tables.put_membership(*journal.read_membership(entry.body))
             case journal.TIMER_CLAIMED:
                 tables.claim_timers(*journal.read_timer_claimed(entry.body))
+            case journal.TIMER_HANDED_OVER:
+                tables.hand_over_timers(*journal.read_timer_handed_over(entry.body))
             case journal.TIMER_RELEASED:
                 tables.timer_owners.release(journal.read_timer_released(entry.body))
             case epoch.KIND:

@@ -7,8 +7,7 @@ than the size kept; never the last segment, and never what is still needed (`nee
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
-from duemq_server.broker.store.offsets import GroupQueue
+from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.broker.store.store import Store
 
 
@@ -28,8 +27,7 @@ def needed_from(store: Store) -> int:
     """The oldest byte that a new start replays, or that a timer shard has not taken over yet."""
     needed = store.checkpoint_position
     for queue in store.queues_of(TIMER_TOPIC):
-        progress = store.offsets.find(GroupQueue(TIMER_GROUP, TIMER_TOPIC, queue.queue_id))
-        offset = max(progress.offset if progress else 0, queue.min_offset)
+        offset = max(store.tables.timers_taken_over(queue.queue_id), queue.min_offset)
         entry = queue.entry_from(offset)
         if entry is not None:
             position, _, frame_back, *_ = entry

@@ -29,13 +29,13 @@ from duemq.errors import (
     Rejected,
     TopicNotFound,
 )
-from duemq.protocol import names
+from duemq.protocol import checks, names
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.broker.group_counts import GroupCounts
 from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records import due_times, refused_fires, timer_queues
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
-from duemq_server.broker.records.timer_owners import Service
+from duemq_server.broker.records.timer_owners import Decision, Service
 from duemq_server.broker.store import group_configs, journal
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
@@ -54,6 +54,7 @@ from duemq_server.storage.log import SegmentedLog
 log = logging.getLogger(__name__)
 
 ANY_QUEUE = -1
+_NO_ENDS: Mapping[int, int] = {}
 # Of what comes back from a retry, or is due: it was accepted before, whatever the limits are now.
 # A gRPC message is not larger.
 _ACCEPTED_BEFORE = BatchLimits(1 << 24, 1 << 24, 1 << 24)
@@ -408,17 +409,47 @@ class Store:
 
     # -- timer services ---------------------------------------------------------------------------
 
-    def claim_timer_queues(self, service: Service, queues: Sequence[int], now_ms: int) -> int:
-        """Settled.  Raises FencedTimer, InvalidArgument, QueueNotFound, ReadOnly, Overloaded."""
+    def claim_timer_queues(
+        self,
+        service: Service,
+        queues: Sequence[int],
+        now_ms: int,
+        ends: Mapping[int, int] = _NO_ENDS,
+        formers: Sequence[int] = (),
+    ) -> tuple[Decision, int]:
+        """What became of the claim; settled.
+
+        `ends`: how far the service has taken over queues that it hands over; `formers`: ids that it
+        had before.  Raises FencedTimer, InvalidArgument, QueueNotFound, ReadOnly, Overloaded.
+        """
         for queue_id in queues:
             self.topics.queue(names.TIMER_TOPIC, queue_id)
-        if not self.timer_owners.check_claim(service, queues, now_ms):
-            return self.log.end_position  # it may still be on its way to the disk
+        for queue_id, offset in ends.items():
+            self.topics.queue(names.TIMER_TOPIC, queue_id)
+            checks.at_least("ends.offset", offset, 0)
+        decision = self.timer_owners.check_claim(service, queues, now_ms)
+        if not (decision.changes or decision.leaves):
+            return decision, self.log.end_position  # it may still be on its way to the disk
         self.check_writable()
-        entry = journal.timer_claimed(service, queues, now_ms)
-        _, settled = self._append(journal.TIMER_CLAIMED, [entry])
-        self.tables.claim_timers(service, queues, now_ms)
-        return settled
+        if decision.leaves:
+            self._hand_over(service.id, decision.leaves, ends)
+        given_up = sorted(self.timer_owners.given_up(decision, formers))
+        begins = [(each, self.tables.timers_taken_over(each)) for each in given_up]
+        claim = decision.service, decision.granted, now_ms, begins
+        _, settled = self._append(journal.TIMER_CLAIMED, [journal.timer_claimed(*claim)])
+        self.tables.claim_timers(*claim)
+        return decision, settled
+
+    def _hand_over(self, service_id: int, leaves: Sequence[int], ends: Mapping[int, int]) -> None:
+        told = []
+        for queue_id in leaves:
+            # What a copy of a data directory has not, although it was committed once, is fetched
+            # again.  Behind the end of a log that was cut the next owner would miss what comes.
+            end = ends.get(queue_id, self.tables.timers_taken_over(queue_id))
+            end = min(end, self.queue(names.TIMER_TOPIC, queue_id).max_offset)
+            told.append((queue_id, max(end, self.timer_owners.begin_of(queue_id))))
+        self._append(journal.TIMER_HANDED_OVER, [journal.timer_handed_over(service_id, told)])
+        self.tables.hand_over_timers(service_id, told)
 
     def release_timer_queues(self, service_id: int, now_ms: int) -> int:
         """Settled.  Raises InvalidArgument, ReadOnly, Overloaded."""

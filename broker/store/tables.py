@@ -8,7 +8,7 @@ method, which both call.  All of it can be rebuilt from the log; `snapshot` and 
 (checkpoint_state.py).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from duemq.protocol import names
 from duemq_server.broker.records.timer_owners import Service, TimerOwners
@@ -76,11 +76,29 @@ class Tables:
         else:
             self.memberships[group] = kept
 
-    def claim_timers(self, service: Service, queues: Iterable[int], since_ms: int) -> None:
-        """A timer service claimed queues of %TIMER%."""
+    def claim_timers(
+        self,
+        service: Service,
+        queues: Iterable[int],
+        since_ms: int,
+        begins: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """A timer service claimed queues of %TIMER%; `begins`: of queues that were given up."""
+        self.timer_owners.begin(begins)
         for replaced in self.timer_owners.put(service, queues, since_ms):
             self.producers.forget_service(replaced)
         self.producers.trust_service(service.id)
+
+    def hand_over_timers(self, service_id: int, ends: Sequence[tuple[int, int]]) -> None:
+        """A timer service has taken over so much of queues that it has no more."""
+        for queue_id, offset in ends:
+            self.offsets.put(_taken_over_by(queue_id), Progress(offset, 0))
+        self.timer_owners.hand_over(service_id, ends)
+
+    def timers_taken_over(self, queue_id: int) -> int:
+        """The offset up to which the owners of a queue of %TIMER% have committed it."""
+        found = self.offsets.find(_taken_over_by(queue_id))
+        return found.offset if found is not None else 0
 
     def reset_offsets(self, changes: Iterable[tuple[GroupQueue, Progress]]) -> None:
         """A group was moved; nothing is settled there any more."""
@@ -224,3 +242,7 @@ class Tables:
                 else:
                     queue.rewind(next_offset)
         self.producers.load(state.lanes)
+
+
+def _taken_over_by(queue_id: int) -> GroupQueue:
+    return GroupQueue(names.TIMER_GROUP, names.TIMER_TOPIC, queue_id)

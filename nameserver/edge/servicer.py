@@ -250,6 +250,7 @@ def _timer(instance: Instance) -> pb.TimerInstance:
         store_id=report.store_id,
         replicas=map(_replica, report.replicas),
         epoch=report.epoch,
+        key_shards=report.key_shards,
     )
 
 
@@ -316,9 +317,17 @@ def _report_of(request: pb.RegisterRequest) -> Report:
         return BrokerReport(name, address, topics, broker.store_id, replicas, broker.epoch)
     timer = request.timer
     checks.between("timer.shards", timer.shards, 1, SHARDS_MAX)
-    checks.between("timer.shard", timer.shard, 0, timer.shards - 1)
+    checks.between("timer.shard", timer.shard, 0, SHARDS_MAX - 1)
+    checks.between("timer.key_shards", timer.key_shards, 0, SHARDS_MAX)
     return TimerReport(
-        name, address, timer.shard, timer.shards, timer.store_id, replicas, timer.epoch
+        name,
+        address,
+        timer.shard,
+        timer.shards,
+        timer.store_id,
+        replicas,
+        timer.epoch,
+        timer.key_shards,
     )
 
 

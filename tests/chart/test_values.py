@@ -128,6 +128,15 @@ def test_a_group_is_a_set_of_replicas(helm, values, role, groups, replicas, stor
     assert len(addresses) == groups * replicas
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_shard_that_leaves_is_told_how_many_stay(helm, replicas, tmp_path):
+    given = {"replicas": 4, "shards": 3, "replicasPerShard": replicas}
+    objects = helm.template(overrides={"timerService": given})
+    one = sets_of(objects, "timer-service")[-1]
+    read = settings_of(objects, one, "timer-service", 3 if replicas == 1 else 0, tmp_path)
+    assert (read.shard, read.shards) == (3, 3)
+
+
 @pytest.mark.parametrize(("values", "grouped"), [("default", False), ("replicated", True)])
 def test_replicas_of_a_group_do_not_share_a_node(helm, values, grouped):
     objects = helm.template(values)
@@ -252,6 +261,8 @@ def test_the_charts_readme_names_every_value():
         ({"tracing": {"exporter": "otlp"}}, "exporter"),
         ({"broker": {"replicasPerBroker": 0}}, "replicasPerBroker"),
         ({"timerService": {"replicasPerShard": 8}}, "replicasPerShard"),
+        ({"timerService": {"shards": 0}}, "shards"),
+        ({"timerService": {"replicas": 2, "shards": 3}}, "shards is 3, of 2 replicas"),
         ({"timerService": {"replicasPerBroker": 2}}, "replicasPerBroker"),
         ({"leaseStore": "file:/tmp"}, "leaseStore"),
         ({"leaseStore": "etcd:"}, "leaseStore"),

@@ -52,7 +52,9 @@ class Member:
         self._arguments = arguments
         self._process: Process | None = None
 
-    async def start(self) -> None:
+    async def start(self, *arguments: str) -> None:
+        """`arguments`: instead of those of the start before."""
+        self._arguments = arguments or self._arguments
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / "stderr").open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(

@@ -21,12 +21,14 @@ V1 = Path(__file__).parent / "v1"
 V2 = Path(__file__).parent / "v2"
 V3 = Path(__file__).parent / "v3"
 V4 = Path(__file__).parent / "v4"
+V5 = Path(__file__).parent / "v5"
 LANES = (
     (LaneKey(0x0123456789ABCDEF, "orders", 2, False), 7, 40),
     (LaneKey((1 << 63) | 5, "größe", -1, True), 0, 0),
 )
 TIMERS = Service((1 << 63) | 5, "t1", 0, 2)
 OLD = Service((1 << 63) | 4, "t0", 0, 2)
+JOINED = Service((1 << 63) | 6, "t2", 2, 3, key_shards=2)
 TOPIC = Topic("orders", 3, 4, 1_000)
 CONFIG = GroupConfig("billing", RetryPolicy(3, (), ExponentialDelays(1_000, 2.5, 60_000)))
 TABLE = GroupConfig("billing", RetryPolicy(None, (0, 10_000)))
@@ -109,9 +111,41 @@ def test_the_checkpoint_of_version_2_is_read() -> None:
 def test_claims_of_timer_queues_are_written_and_read_as_ever() -> None:
     claimed, released = (V3 / "broker_journal.bin").read_bytes().split(b"\n")
     assert journal.timer_claimed(TIMERS, [0, 2], 1_700_000_000_123) == claimed
-    assert journal.read_timer_claimed(memoryview(claimed)) == (TIMERS, [0, 2], 1_700_000_000_123)
+    read = (TIMERS, [0, 2], 1_700_000_000_123, [])
+    assert journal.read_timer_claimed(memoryview(claimed)) == read
     assert journal.timer_released(TIMERS.id) == released
     assert journal.read_timer_released(memoryview(released)) == TIMERS.id
+
+
+def moved_owners() -> TimerOwners:
+    made = owners()
+    made.hand_over(TIMERS.id, [(2, 41)])
+    made.put(JOINED, [2], 1_700_000_000_456)
+    made.begin([(1, 7)])
+    return made
+
+
+def test_queues_that_change_hands_are_written_and_read_as_ever() -> None:
+    claimed, given_up, handed_over = (V5 / "broker_journal.bin").read_bytes().split(b"\n")
+    assert journal.timer_claimed(JOINED, [2], 1_700_000_000_456) == claimed
+    read = (JOINED, [2], 1_700_000_000_456, [])
+    assert journal.read_timer_claimed(memoryview(claimed)) == read
+    begins = [(2, 41), (5, 0)]
+    assert journal.timer_claimed(JOINED, [2, 5], 1_700_000_000_456, begins) == given_up
+    read = (JOINED, [2, 5], 1_700_000_000_456, begins)
+    assert journal.read_timer_claimed(memoryview(given_up)) == read
+    assert journal.timer_handed_over(TIMERS.id, [(2, 41)]) == handed_over
+    assert journal.read_timer_handed_over(memoryview(handed_over)) == (TIMERS.id, [(2, 41)])
+
+
+def test_the_checkpoint_after_a_hand_over_is_written_and_read_as_ever() -> None:
+    golden = (V5 / "broker_checkpoint.bin").read_bytes()
+    state = checkpoint()._replace(timer_owners=moved_owners().encode())
+    assert checkpoint_state.encode(state) == golden
+    assert checkpoint_state.decode(golden) == state
+    again = TimerOwners()
+    again.load(checkpoint_state.decode(golden).timer_owners)
+    assert again.encode() == moved_owners().encode()
 
 
 def test_the_checkpoint_of_version_1_is_read() -> None:

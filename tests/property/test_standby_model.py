@@ -32,7 +32,11 @@ from tests.unit.broker.leading import NOW_MS, Leader, comparable, extend, opened
 
 TOPICS = ("a", "b")
 GROUPS = ("g", "h")
-SERVICES = tuple(Service(SERVICE_IDS_FROM + n, f"t{n}", 0, 1) for n in range(3))
+SERVICES = (
+    *(Service(SERVICE_IDS_FROM + n, f"t{n}", 0, 1) for n in range(3)),
+    Service(SERVICE_IDS_FROM, "t0", 0, 2, 1),  # as the first one, when there are two shards
+    *(Service(SERVICE_IDS_FROM + 3, "t3", 1, shards, 1) for shards in (1, 2)),
+)
 
 WORKS = (
     *("send", "send", "send", "delete_topic", "commit", "reset", "purge", "send_back", "send_back"),
@@ -162,10 +166,11 @@ class StandbyMachine(RuleBasedStateMachine):
 
     def claim(self) -> None:
         self.now_ms += ALIVE_MS
-        queues = self.random.choice(([0], [1], [0, 1]))
+        service = self.random.choice(SERVICES)
+        queues = filter(service.has, self.random.choice(([0], [1], [0, 1])))
+        ends = {queue: self.random.randrange(9) for queue in (0, 1)}
         with suppress(FencedTimer):
-            service = self.random.choice(SERVICES)
-            self.leader.store.claim_timer_queues(service, queues, self.now_ms)
+            self.leader.store.claim_timer_queues(service, list(queues), self.now_ms, ends)
 
     def release(self) -> None:
         self.now_ms += 2 * ALIVE_MS

@@ -35,6 +35,7 @@ from duemq_server.timer_service.scheduling.cancelling import (
     CANCELLED,
     FIRED,
     NOT_YET,
+    PENDING,
     UNKNOWN,
     Cancelling,
 )
@@ -43,7 +44,7 @@ from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutco
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled, LaneId, SourceId
-from duemq_server.timer_service.views.finding import PENDING, Finding
+from duemq_server.timer_service.views.finding import Finding
 from duemq_server.timer_service.views.forecast import Forecast, split_blocks
 from duemq_server.timer_service.views.listing import Page, Position, Wanted
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
@@ -395,7 +396,7 @@ class World:
 
     def cancelled(self, cancelling: Cancelling, handles: list[Cancelled]) -> list[str | DuemqError]:
         """The outcomes, checked against what the broker knows."""
-        outcomes = cancelling.outcomes(handles)
+        outcomes = cancelling.outcomes()
         assert outcomes is not None
         for handle, outcome in zip(handles, outcomes, strict=True):
             offset = self.keyed.id_of(handle)
@@ -499,7 +500,7 @@ class World:
             look_up.run()
             self.scheduler.segments.looked_up(look_up)
             finding.answered(query)
-        outcomes = finding.outcomes([handle])
+        outcomes = finding.outcomes()
         assert outcomes is not None
         [outcome] = outcomes
         pending = {(*each.source, each.offset) for each in self.pending()}

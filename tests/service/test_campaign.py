@@ -29,7 +29,7 @@ A, B = (ReplicaId(name, name * 32) for name in "ab")
 STORE_ID = 7
 STOPPED_MS = 60_000
 WAIT_S = 30.0
-TIMES, SOON = Times(), Times(heartbeat_ms=20)
+TIMES, SOON = Times(), Times(silent_ms=120)
 OWN_ADDRESS = "127.0.0.1:2"
 
 

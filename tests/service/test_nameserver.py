@@ -182,7 +182,11 @@ async def test_an_unknown_topic_is_not_found(stub):
         (register(broker(queues=1025)), "broker.topics.queues"),
         (register(broker(), expiry_ms=-1), "expiry_ms"),
         (register(pb.TimerReport(name="x", address="x:1")), "timer.shards"),
-        (register(pb.TimerReport(name="x", address="x:1", shard=2, shards=2)), "timer.shard"),
+        (register(pb.TimerReport(name="x", address="x:1", shard=-1, shards=2)), "timer.shard"),
+        (
+            register(pb.TimerReport(name="x", address="x:1", shards=2, key_shards=-1)),
+            "timer.key_shards",
+        ),
     ],
 )
 async def test_a_bad_report_is_refused_by_field(stub, request_, field):

@@ -1,9 +1,10 @@
 """A timer shard against real brokers, in one process."""
 
+import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ OUTAGE_MS = 4_000
 class Shard:
     """A running timer shard and a client of it."""
 
-    def __init__(self, service: TimerService, stub: Any) -> None:
+    def __init__(self, service: TimerService, connection: Any) -> None:
         self.service = service
-        self._stub = stub
+        self.connection = connection
+        self.stub = self._stub = timer_pb2_grpc.TimerStub(connection)
 
     async def cancel(self, *handles: message_pb2.TimerHandle) -> list[timer_pb2.CancelResult]:
         request = timer_pb2.CancelRequest(handles=handles)
@@ -58,9 +60,12 @@ async def running_shard(cluster: Cluster, directory: Path, **settings: Any) -> A
             )
         )
         await service.start(announced=False)
+        with suppress(TimeoutError):  # without brokers, or refused by them
+            async with asyncio.timeout(0.5):
+                await until(lambda: bool(service.place.key_shards or service._links.refusals))
         try:
             async with channel.connect(service.server.address) as connection:
-                yield Shard(service, timer_pb2_grpc.TimerStub(connection))
+                yield Shard(service, connection)
         finally:
             await service.stop()
 
@@ -172,7 +177,11 @@ async def test_handles_that_name_nothing_here(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cancel_requests, "ARRIVAL_TIMEOUT_S", 0.1)
-    async with running_shard(cluster, tmp_path, shard=1, shards=2) as shard:
+    async with (
+        running_shard(cluster, tmp_path, shard=1, shards=2) as shard,
+        running_shard(cluster, tmp_path, name="other", shard=0, shards=2),
+    ):
+        await until(lambda: bool(shard.service._others.alive))
         unknown = message_pb2.TimerHandle(store_id=1, queue_id=1, offset=0, due_ms=1)
         foreign = message_pb2.TimerHandle(store_id=1, queue_id=2, offset=0, due_ms=1)
         negative = message_pb2.TimerHandle(store_id=1, queue_id=1, offset=-1, due_ms=1)

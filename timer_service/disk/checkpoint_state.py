@@ -43,14 +43,14 @@ from duemq_server.storage import record
 from duemq_server.timer_service.disk import keyed_arrays
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.numbering import Source
+from duemq_server.timer_service.far.offset_bits import PAGE_BYTES as UNMET_PAGE_BYTES
+from duemq_server.timer_service.far.offset_bits import Bits, Keys
 from duemq_server.timer_service.scheduling.ended_keys import SavedKey
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.request_memory import SavedRequests
 from duemq_server.timer_service.scheduling.scheduler import Ledger, Scheduler
 from duemq_server.timer_service.timers.hold_entry import Hold
 from duemq_server.timer_service.timers.log_entries import LaneId, SourceId, TargetId
-from duemq_server.timer_service.timers.offset_bits import PAGE_BYTES as UNMET_PAGE_BYTES
-from duemq_server.timer_service.timers.offset_bits import Bits, Keys
 from duemq_server.timer_service.timers.offset_pages import PAGE_BYTES, SavedPage
 from duemq_server.timer_service.timers.rows import NARROW, WIDE, Blob, Home, Rows, concatenate, runs
 from duemq_server.timer_service.timers.schedule_entry import decode_changes, encode_changes
@@ -272,6 +272,7 @@ def encode(state: CheckpointState) -> bytes:
         "ledger": _without_zeros(dataclasses.astuple(state.ledger), 4),
         "sources": [
             (s.id.store_id, s.id.queue_id, s.broker, s.next_offset, s.first_offset)
+            + ((s.skipped,) if s.skipped else ())
             for s in state.sources
         ],
         "targets": state.targets,
@@ -304,8 +305,8 @@ def decode(payload: bytes) -> CheckpointState:
         producer_id=header["producer_id"],
         ledger=Ledger(*header["ledger"]),
         sources=[
-            Source(SourceId(store, queue), broker, offset, first, offset)
-            for store, queue, broker, offset, first in header["sources"]
+            Source(SourceId(store, queue), broker, offset, first, offset, _skipped(skipped))
+            for store, queue, broker, offset, first, *skipped in header["sources"]
         ],
         targets=targets,
         lanes=_decode_lanes(header["lanes"], arrays),
@@ -352,6 +353,11 @@ def _decode_blocks(arrays: Arrays, files: list[str], targets: list[TargetId]) ->
     for each, keyed in zip(blocks, arrays.get("blocks_keyed", _NONE).tolist(), strict=False):
         each.keyed = keyed
     return blocks
+
+
+def _skipped(saved: list[list[list[int]]]) -> tuple[tuple[int, int], ...]:
+    """Of a source; not there of one that skipped nothing."""
+    return tuple((start, end) for each in saved for start, end in each)
 
 
 def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[FireLane]:

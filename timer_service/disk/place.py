@@ -1,41 +1,127 @@
-"""Which shard a data directory belongs to: DIR/shard, written once, at the first start.
+"""Which shard a data directory belongs to, and of how many: DIR/shard.
 
-A shard's timers, and how far it has fetched, mean nothing to another one: started with other
-numbers it would leave some queues to nobody and fire what others have fired.
+A shard's timers, and how far it has fetched, mean nothing to another one: started as another it
+would leave some queues to nobody and fire what others have fired.  The number of shards may change:
+queues then go from one shard to another (broker/records/timer_owners.py), and what a shard has
+taken over stays with it.  Timer keys and schedules stay divided over as many shards as there were
+first: only one shard may say what waits under a key, and what waits does not move.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass, field, replace
 
-from duemq.errors import InvalidArgument
+from duemq.errors import InvalidArgument, Unavailable
+from duemq.protocol import timer_keys
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 
 FILE = "shard"
 
 
-def check(directory: str, disk: Disk, shard: int, shards: int) -> None:
-    """Raises InvalidArgument unless the directory is this shard's, or new; then it becomes so.
+@dataclass
+class Place:
+    """A shard among the others."""
 
-    Also raises CorruptFile, UnknownVersion, DiskFull, DiskFailed.
+    shard: int
+    shards: int
+    """As it was started with.  Not more than `shard`: it leaves, and takes nothing over."""
+    key_shards: int = 0
+    """Shards that timer keys and schedules are divided over; 0: no broker has said so yet."""
+    _path: str = field(default="", repr=False)
+    _disk: Disk | None = field(default=None, repr=False)
+    returns: bool = False
+    """It had left, and has not learnt yet what the others hold since."""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it takes nothing over any more."""
+        return self.shard >= self.shards
+
+    def has(self, queue_id: int) -> bool:
+        """Whether a queue of %TIMER% is this shard's."""
+        return queue_id % self.shards == self.shard
+
+    def learn(self, key_shards: int) -> None:
+        """A broker says what keys are divided over.  Raises DiskFull, DiskFailed."""
+        if key_shards and not self.key_shards:
+            replace(self, key_shards=key_shards).save()
+            self.key_shards = key_shards
+
+    def returned(self) -> None:
+        """It holds what the others hold.  Raises DiskFull, DiskFailed."""
+        replace(self, returns=False).save()
+        self.returns = False
+
+    def save(self) -> None:
+        """Raises DiskFull, DiskFailed."""
+        if self._disk is None:
+            return
+        saved = {"shard": self.shard, "shards": self.shards, "key_shards": self.key_shards}
+        if self.returns:
+            saved["returns"] = True
+        checkpoint.save(self._path, json.dumps(saved).encode(), self._disk)
+
+    def check_key(self, topic: str, key: str) -> None:
+        """Raises Unavailable unless what waits under the key waits here."""
+        self._check_known()
+        timer_keys.check_shard(topic, key, self.shard, self.key_shards)
+
+    def check_schedule(self, name: str) -> None:
+        """Raises Unavailable unless the schedule of that name is this shard's."""
+        self._check_known()
+        owner = timer_keys.shard_of_schedule(name, self.key_shards)
+        if owner != self.shard:
+            raise Unavailable(
+                f"schedule {name!r} belongs to shard {owner} of {self.key_shards}, this is shard"
+                f" {self.shard}",
+                field="name",
+                value=name,
+            )
+
+    def _check_known(self) -> None:
+        if not self.key_shards:
+            raise Unavailable(
+                "key_shards: no broker has told this new shard yet which timer keys are its own",
+                field="key_shards",
+            )
+
+
+def check(directory: str, disk: Disk, shard: int, shards: int) -> Place:
+    """The place of a data directory that is this shard's, or new; then it becomes so.
+
+    Raises InvalidArgument if it is another shard's, or new and `shard` is none of so many;
+    CorruptFile, UnknownVersion, DiskFull, DiskFailed.
     """
     disk.makedirs(directory)
     path = os.path.join(directory, FILE)
     saved = checkpoint.load(path, disk)
     if saved is None:
-        text = json.dumps({"shard": shard, "shards": shards})
-        checkpoint.save(path, text.encode(), disk)
-        return
+        if shard >= shards:
+            raise InvalidArgument(
+                f"shard is {shard}, must be below shards, {shards}, for a new data directory,"
+                f" {directory}: only one that has timers can leave",
+                field="shard",
+                value=shard,
+                limit=shards - 1,
+            )
+        place = Place(shard, shards, 0, path, disk)
+        place.save()
+        return place
     found = json.loads(saved)
-    if (found["shard"], found["shards"]) != (shard, shards):
+    if found["shard"] != shard:
         raise InvalidArgument(
-            f"{directory} is that of shard {found['shard']} of {found['shards']}, not of shard"
-            f" {shard} of {shards}: start it with --shard {found['shard']} --shards"
-            f" {found['shards']}, or give this shard a data directory of its own.  The number of"
-            " shards of a cluster never changes",
+            f"{directory} is that of shard {found['shard']}, not of shard {shard}: start it with"
+            f" --shard {found['shard']}, or give this shard a data directory of its own",
             field="shard",
-            value=f"{shard} of {shards}",
-            limit=f"{found['shard']} of {found['shards']}",
+            value=shard,
+            limit=found["shard"],
         )
+    # Releases before `key_shards` never changed the number.
+    returns = found.get("returns", False) or found["shards"] <= shard < shards
+    place = Place(shard, shards, found.get("key_shards", found["shards"]), path, disk, returns)
+    if found["shards"] != shards:
+        place.save()
+    return place

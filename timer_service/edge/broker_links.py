@@ -5,18 +5,23 @@ that leaves the routes keeps its link: routes may be stale, and only it can answ
 was sent.  A broker that comes back with another address or store gets a new link.
 
 Before anything else a link claims its queues at the broker, which gives each to one data directory
-for good (broker/records/timer_owners.py).  While one of them is another service's, nothing is
+(broker/records/timer_owners.py).  While one of them is another service's of this shard, nothing is
 fetched from this broker or sent to it; and nothing is fired at all if timers from there are held
 here: the other one may have them too.  A service that has been given nothing yet claims at one
 broker after the other, and asks no further one while it is refused: of two that start at once, one
 gets all.
+
+With a claim a link hands over what this shard has no more, since there is another number of
+shards, and says how far it was taken over: nothing is fetched from there in this process, so that
+is final once it is durable.  Queues that another shard has not handed over yet are asked for again
+and again; those that were granted are served meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from duemq.errors import DuemqError, FencedTimer, Unavailable
@@ -26,6 +31,8 @@ from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
 from duemq_server.serving.clock import now_ms, steady_ms
+from duemq_server.storage.errors import StorageError
+from duemq_server.timer_service.disk.place import Place
 from duemq_server.timer_service.edge.fire_stream import FireStream
 from duemq_server.timer_service.edge.timer_fetcher import CALL_TIMEOUT_S, TimerFetcher
 from duemq_server.timer_service.scheduling.clocks import (
@@ -45,6 +52,8 @@ COMMIT_INTERVAL_S = 1.0
 CLAIM_INTERVAL_S = 5.0
 CLAIM_TIMEOUT_S = 2.0
 CLAIM_RETRY_S = (0.05, 2.0)
+# While another shard has queues of this one.
+CLAIM_WAIT_S = 0.5
 CLOCK_INTERVAL_S = 1.0
 SAY_AGAIN_S = 60.0
 
@@ -60,9 +69,14 @@ class BrokerLink:
         self.granted = False
         """Queues were given to this service."""
         self.fetchers: dict[int, TimerFetcher] = {}
+        self.waits: dict[int, str] = {}
+        """Queues of this shard that another one has not handed over, and who has them."""
+        self.held_up = ""
+        """Why nothing is fetched from queues that were granted."""
         self._links = links
         self._shard = shard
         self._queues: list[int] = []
+        self._served = 0  # queues of %TIMER% at the broker; 0: not known yet
         self._look = asyncio.Event()
         self._channel = channel.connect(broker.address)
         self._stub = broker_pb2_grpc.BrokerStub(self._channel)
@@ -73,10 +87,11 @@ class BrokerLink:
             asyncio.create_task(self._commits(), name=f"commits {broker.name}"),
         ]
 
-    def serve(self, queue_ids: range) -> None:
-        """Claims these queues of %TIMER% and fetches from them, if it does not yet."""
-        if len(queue_ids) > len(self._queues):
-            self._queues = list(queue_ids)
+    def serve(self, queues: int) -> None:
+        """Claims this shard's of so many queues of %TIMER%, and fetches from them."""
+        if queues > self._served:
+            self._served = queues
+            self._queues = [each for each in range(queues) if self._links.place.has(each)]
             self._look.set()
 
     def kick(self) -> None:
@@ -93,8 +108,13 @@ class BrokerLink:
 
     def holds_timers(self) -> bool:
         """Whether anything ever came from this broker's store."""
-        numbers, store_id = self._shard.scheduler.numbers, self.broker.store_id
-        return any(numbers.source(SourceId(store_id, queue)) for queue in self._queues)
+        sources = self._shard.scheduler.numbers.sources
+        return any(each.id.store_id == self.broker.store_id for each in sources)
+
+    def begin_of(self, queue_id: int) -> int | None:
+        """Where in a queue this shard's part begins; None: the queue is not this shard's."""
+        fetcher = self.fetchers.get(queue_id)
+        return fetcher.begin if fetcher is not None else None
 
     async def stop(self) -> None:
         """Ends everything; commits what was fetched, once it is durable."""
@@ -124,13 +144,15 @@ class BrokerLink:
                 self.refused = error
                 self._links.claims_changed()
                 quiet_s = backoff.next_s()
-            except DuemqError as error:
+            except (DuemqError, StorageError) as error:
                 quiet_s = backoff.next_s()
                 level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
                 text = "broker %s, queues not claimed: %s"
                 self._links.say(f"claim {self.broker.name}", level, text, self.broker.name, error)
             else:
                 backoff.reset()
+                if self.waits:
+                    quiet_s = CLAIM_WAIT_S
             try:
                 async with asyncio.timeout(quiet_s):
                     await self._look.wait()
@@ -138,28 +160,65 @@ class BrokerLink:
                 continue
 
     async def _claim(self) -> None:
-        queues = list(self._queues)
-        service = self._links.service
-        request = broker_pb2.ClaimTimerQueuesRequest(service=service, queue_ids=queues)
+        queues, links = list(self._queues), self._links
+        request = broker_pb2.ClaimTimerQueuesRequest(
+            service=links.service,
+            queue_ids=queues,
+            ends=await self._ends(),
+            formers={each.store_id for each in self._shard.scheduler.keyed.formers},
+        )
         call = self._stub.ClaimTimerQueues(request, timeout=CLAIM_TIMEOUT_S)
         answer = await status.answer(call, self.broker.name)
         if answer.store_id != self.broker.store_id:
             raise Unavailable(f"{self.broker.name} has another store, {answer.store_id:016x}")
         self.clock.observe(now_ms(), answer.now_ms, steady_ms())
-        self._links.keep_time()
-        for queue_id in queues:
+        links.keep_time()
+        await links.learn(answer.key_shards)
+        waits = {each.queue_id: each for each in answer.queues if each.HasField("owner")}
+        begins = {each.queue_id: each.begin_offset for each in answer.queues}
+        self.waits = {queue_id: _named(each.owner) for queue_id, each in waits.items()}
+        granted = [each for each in queues if each not in waits]
+        if any(each not in self.fetchers for each in granted):
+            try:
+                await links.before_first_fetch()
+            except DuemqError as error:
+                self.held_up = str(error)
+                raise
+        self.held_up = ""
+        for queue_id in granted:
             if queue_id not in self.fetchers:
                 source = SourceId(self.broker.store_id, queue_id)
                 self.fetchers[queue_id] = TimerFetcher(
-                    self._shard, self.broker.name, self._stub, source, self._look.set
+                    self._shard,
+                    self.broker.name,
+                    self._stub,
+                    source,
+                    begins.get(queue_id, 0),
+                    self._look.set,
                 )
         if self._fires is None:
             name, address = self.broker.name, self.broker.address
             self._fires = FireStream(self._shard, name, address, self.clock)
-        if self.refused is not None or (queues and not self.granted):
-            self.granted, self.refused = bool(queues), None
-            log.info("broker %s: %d queues are ours", self.broker.name, len(queues))
-            self._links.claims_changed()
+        served = bool(granted) or links.place.leaves
+        if self.refused is not None or (served and not self.granted):
+            self.granted, self.refused = served, None
+            log.info("broker %s: %d queues are ours", self.broker.name, len(granted))
+            links.claims_changed()
+
+    async def _ends(self) -> list[broker_pb2.TimerQueueEnd]:
+        """How far the queues were taken over that this shard has no more; durably."""
+        sources = [
+            each
+            for each in self._shard.scheduler.numbers.sources
+            if each.id.store_id == self.broker.store_id
+            and not self._links.place.has(each.id.queue_id)
+        ]
+        if any(each.durable_offset < each.next_offset for each in sources):
+            await self._shard.log_loop.durable(self._shard.directory.log.end_position)
+        return [
+            broker_pb2.TimerQueueEnd(queue_id=each.id.queue_id, offset=each.next_offset)
+            for each in sources
+        ]
 
     # -- commits ----------------------------------------------------------
 
@@ -174,9 +233,10 @@ class BrokerLink:
     async def _commit(self) -> None:
         """Tells the broker what is durable here: it may let go of it."""
         new: dict[int, int] = {}
-        for queue_id in self.fetchers:
-            source = self._shard.scheduler.numbers.source(SourceId(self.broker.store_id, queue_id))
-            if source is not None and source.durable_offset > self._committed.get(queue_id, -1):
+        for queue_id, fetcher in self.fetchers.items():
+            source = self._shard.scheduler.numbers.source(fetcher.source)
+            known = self._committed.get(queue_id, fetcher.begin - 1)
+            if source is not None and source.durable_offset > known:
                 new[queue_id] = source.durable_offset
         if not new:
             return
@@ -186,7 +246,7 @@ class BrokerLink:
                 broker_pb2.OffsetCommit(topic=TIMER_TOPIC, queue_id=queue_id, offset=offset)
                 for queue_id, offset in new.items()
             ],
-            timer_id=self._links.service.id,
+            timer_id=self._shard.directory.producer_id,
         )
         call = self._stub.CommitOffsets(request, timeout=CALL_TIMEOUT_S)
         answer = await status.answer(call, self.broker.name)
@@ -198,14 +258,11 @@ class BrokerLink:
 class BrokerLinks:
     """A link to every broker of the cluster."""
 
-    def __init__(self, shard: Shard, routes: RouteCache, settings: Settings) -> None:
+    def __init__(self, shard: Shard, routes: RouteCache, settings: Settings, place: Place) -> None:
         self.by_name: dict[str, BrokerLink] = {}
-        self.service = broker_pb2.TimerService(
-            id=shard.directory.producer_id,
-            name=settings.name,
-            shard=settings.shard,
-            shards=settings.shards,
-        )
+        self.place = place
+        self.before_first_fetch: Callable[[], Awaitable[None]] = _nothing
+        """Called before a queue is fetched that was granted; raises DuemqErrors: not yet."""
         self.on_claims: Callable[[], None] = lambda: None
         """Called when a claim was granted or refused."""
         self._shard = shard
@@ -236,7 +293,7 @@ class BrokerLinks:
         for served in timer_topic.brokers if timer_topic else ():
             link = self.by_name.get(served.broker)
             if link is not None:
-                link.serve(range(self._settings.shard, served.queues, self._settings.shards))
+                link.serve(served.queues)
         self._set_routes()
         self._routes_changed.set()
         self._routes_changed = asyncio.Event()
@@ -254,6 +311,26 @@ class BrokerLinks:
                     )
         self._queues = {**self._queues, **queues}
         self._shard.scheduler.dispatcher.set_routes(queues)
+
+    @property
+    def service(self) -> broker_pb2.TimerService:
+        """This shard, as brokers know it."""
+        place = self.place
+        return broker_pb2.TimerService(
+            id=self._shard.directory.producer_id,
+            name=self._settings.name,
+            shard=place.shard,
+            shards=place.shards,
+            # As shards say that there are or were lately; -1: nobody knows.
+            key_shards=place.key_shards or self._routes.key_shards or -1,
+        )
+
+    async def learn(self, key_shards: int) -> None:
+        """A broker says what timer keys are divided over; a release before that does not."""
+        if not self.place.key_shards:
+            known = key_shards or self._routes.key_shards or self.place.shards
+            await asyncio.to_thread(self.place.learn, known)
+            self.on_claims()
 
     @property
     def routes_known(self) -> bool:
@@ -376,7 +453,32 @@ class BrokerLinks:
     def problems(self) -> list[str]:
         """What is wrong, a sentence each."""
         refused = (f"refused by broker {name}: {error}" for name, error in self.refusals.items())
-        return [*refused, *self._clock_problems().values()]
+        return [*refused, *self._waits(), *self._clock_problems().values()]
+
+    @property
+    def waiting(self) -> int:
+        """Queues of this shard that another one has not handed over."""
+        return sum(len(link.waits) for link in self.by_name.values())
+
+    def _waits(self) -> Iterator[str]:
+        """Of queues that another shard has not handed over, or that are not fetched from yet."""
+        for name, link in self.by_name.items():
+            if link.held_up:
+                yield f"nothing new is fetched from broker {name} yet: {link.held_up}"
+            for owner in sorted(set(link.waits.values())):
+                queues = [each for each, has in link.waits.items() if has == owner]
+                yield (
+                    f"queues {', '.join(map(str, queues))} of broker {name} are still those of"
+                    f" {owner}: start it anew with --shards {self.place.shards}, or give it up"
+                    " (`duemq timer release`)"
+                )
+
+    def begin_of(self, store_id: int, queue_id: int) -> int | None:
+        """Where in a queue this shard's part begins; None: the queue is not this shard's."""
+        for link in self.by_name.values():
+            if link.broker.store_id == store_id:
+                return link.begin_of(queue_id)
+        return None
 
     def clocks(self) -> dict[str, int]:
         """How far this machine is ahead of each broker, in ms."""
@@ -422,6 +524,14 @@ class BrokerLinks:
         link = self.by_name.get(broker)
         if link is not None:
             link.kick()
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _named(owner: broker_pb2.TimerService) -> str:
+    return f"{owner.name} (shard {owner.shard} of {owner.shards})"
 
 
 def _same(one: Broker, other: Broker) -> bool:

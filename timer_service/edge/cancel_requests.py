@@ -6,16 +6,23 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+import grpc.aio
+
 from duemq.errors import DuemqError, Unavailable
 from duemq.protocol import checks
 from duemq.protocol.limits import HANDLES_MAX
 from duemq.protocol.timer_keys import REQUEST_ID_BYTES, SCHEDULE_RECORDS_MAX
 from duemq.transport import status
-from duemq.v1 import timer_pb2
+from duemq.v1 import timer_pb2, timer_pb2_grpc
+from duemq.v1.message_pb2 import TimerHandle
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.edge.others.other_shards import (
+    PASSED_ON_TIMEOUT_S,
+    Located,
+    OtherShards,
+)
 from duemq_server.timer_service.edge.timer_names import TimerNames
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
-from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.log_entries import Cancelled
@@ -34,27 +41,24 @@ Outcome = str | DuemqError
 class CancelRequests:
     """Of one shard."""
 
-    def __init__(self, shard: Shard, links: BrokerLinks, settings: Settings) -> None:
+    def __init__(self, shard: Shard, links: BrokerLinks, others: OtherShards) -> None:
         self._shard = shard
         self._links = links
-        self._settings = settings
+        self._others = others
 
     async def cancel(self, request: timer_pb2.CancelRequest) -> timer_pb2.CancelResponse:
         """Raises InvalidArgument for what is wrong with all of it; Unavailable, Overloaded."""
         checks.count("handles", len(request.handles), 0, HANDLES_MAX, "in a request")
         checks.count("keys", len(request.keys), 0, SCHEDULE_RECORDS_MAX, "in a request")
         check_request_id(request.request_id, wanted=False)
-        names = TimerNames(self._links, self._settings)
-        outcomes: list[Outcome] = []
+        names = TimerNames(self._shard.scheduler, self._links, self._others)
+        outcomes: list[Outcome | timer_pb2.CancelResult] = []
         if request.handles:
-            wait_s = 0.0 if request.do_not_wait else ARRIVAL_TIMEOUT_S
-
-            async def cancel(handles: Sequence[Cancelled]) -> Sequence[Outcome]:
-                found = await self._shard.cancel(handles, wait_s)
-                told = zip(handles, found, strict=True)
-                return [self._told(handle, outcome, wait_s) for handle, outcome in told]
-
-            outcomes += await _each(request.handles, names.handle, cancel)
+            elsewhere = await names.elsewhere(request.handles)
+            if elsewhere.shards or elsewhere.missing:
+                outcomes += await self._here_and_there(request, names, elsewhere)
+            else:
+                outcomes += await self._here(request.handles, names, request.do_not_wait)
         if request.keys:
 
             async def cancel_keys(keys: Sequence[TimerKey]) -> Sequence[Outcome]:
@@ -67,6 +71,50 @@ class CancelRequests:
                 await asyncio.sleep(0)
             response.results.extend(map(_result, outcomes[start : start + SLICE]))
         return response
+
+    async def _here(
+        self, handles: Sequence[TimerHandle], names: TimerNames, do_not_wait: bool
+    ) -> Sequence[Outcome]:
+        wait_s = 0.0 if do_not_wait else ARRIVAL_TIMEOUT_S
+
+        async def cancel(asked: Sequence[Cancelled]) -> Sequence[Outcome]:
+            found = await self._shard.cancel(asked, wait_s)
+            if NOT_YET not in found:
+                return found
+            told = zip(asked, found, strict=True)
+            return [self._told(handle, outcome, wait_s) for handle, outcome in told]
+
+        return await _each(handles, names.handle, cancel)
+
+    async def _here_and_there(
+        self, request: timer_pb2.CancelRequest, names: TimerNames, elsewhere: Located
+    ) -> Sequence[Outcome | timer_pb2.CancelResult]:
+        """Some are other shards', or may be one's that is away."""
+        handles = request.handles
+
+        def ask(to: grpc.aio.Channel, places: list[int]) -> Awaitable[timer_pb2.CancelResponse]:
+            passed = timer_pb2.CancelRequest(
+                handles=[handles[at] for at in places], do_not_wait=request.do_not_wait
+            )
+            return timer_pb2_grpc.TimerStub(to).Cancel(passed, timeout=PASSED_ON_TIMEOUT_S)
+
+        told: dict[int, Outcome | timer_pb2.CancelResult] = {}
+        for each in await self._others.each(elsewhere, ask):
+            if isinstance(each.answer, DuemqError):
+                told |= dict.fromkeys(each.places, each.answer)
+            else:
+                told |= dict(zip(each.places, each.answer.results, strict=True))
+        here: list[int] = []
+        for at, handle in enumerate(handles):
+            if at in told:
+                continue
+            if elsewhere.missing is not None and not names.is_here(handle):
+                told[at] = elsewhere.missing
+            else:
+                here.append(at)
+        found = await self._here([handles[at] for at in here], names, request.do_not_wait)
+        told |= dict(zip(here, found, strict=True))
+        return [told[at] for at in range(len(handles))]
 
     def _told(self, handle: Cancelled, outcome: Outcome, wait_s: float) -> Outcome:
         return told(self._links, handle, outcome, wait_s)
@@ -103,7 +151,9 @@ async def _each(
     return [refused[at] if at in refused else next(told) for at in range(len(given))]
 
 
-def _result(outcome: Outcome) -> timer_pb2.CancelResult:
+def _result(outcome: Outcome | timer_pb2.CancelResult) -> timer_pb2.CancelResult:
+    if isinstance(outcome, timer_pb2.CancelResult):
+        return outcome
     if isinstance(outcome, DuemqError):
         return timer_pb2.CancelResult(error=status.to_proto(outcome))
     return _RESULTS[outcome]

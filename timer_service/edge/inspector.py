@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import grpc.aio
 from google.protobuf.message import DecodeError
 
 from duemq.errors import Corrupt, DuemqError, InvalidArgument
@@ -13,17 +14,26 @@ from duemq.protocol import checks
 from duemq.protocol.due import DUE_MS_MAX
 from duemq.protocol.limits import TIMERS_MAX
 from duemq.transport import status
-from duemq.v1 import timer_inspector_pb2
+from duemq.v1 import timer_inspector_pb2, timer_inspector_pb2_grpc
 from duemq.v1.message_pb2 import Record, RecordBatch, TimerHandle
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import told
+from duemq_server.timer_service.edge.others.other_shards import (
+    PASSED_ON_TIMEOUT_S,
+    Located,
+    OtherShards,
+)
 from duemq_server.timer_service.edge.timer_names import TimerNames
 from duemq_server.timer_service.far.bodies import Bytes
-from duemq_server.timer_service.inspecting import Found, Inspector
-from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, UNKNOWN
-from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.inspecting import Found
+from duemq_server.timer_service.scheduling.cancelling import (
+    CANCELLED,
+    FIRED,
+    PENDING,
+    UNKNOWN,
+)
+from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.log_entries import Cancelled
-from duemq_server.timer_service.views.finding import PENDING
 from duemq_server.timer_service.views.listing import Listed, Position, Wanted
 
 SERVICE = timer_inspector_pb2.DESCRIPTOR.services_by_name["TimerInspector"]
@@ -39,10 +49,11 @@ _TOKEN = struct.Struct("<qQqq")  # a Position
 class TimerInspectorServicer:
     """See protos/duemq/v1/timer_inspector.proto."""
 
-    def __init__(self, inspector: Inspector, links: BrokerLinks, settings: Settings) -> None:
-        self._inspector = inspector
+    def __init__(self, shard: Shard, links: BrokerLinks, others: OtherShards) -> None:
+        self._shard = shard
+        self._inspector = shard.inspector
         self._links = links
-        self._settings = settings
+        self._others = others
 
     async def CountTimers(
         self, request: timer_inspector_pb2.CountTimersRequest, _: Any
@@ -79,12 +90,26 @@ class TimerInspectorServicer:
     ) -> timer_inspector_pb2.GetTimersResponse:
         """What became of timers, and what the pending ones are."""
         checks.count("handles", len(request.handles), 1, TIMERS_MAX, "in a request")
-        names = TimerNames(self._links, self._settings)
-        asked = [names.handle(each) for each in request.handles]
+        names = TimerNames(self._shard.scheduler, self._links, self._others)
+        elsewhere = await names.elsewhere(request.handles)
+        told = await self._pass_on(request, elsewhere)
+        asked: list[Cancelled | DuemqError | None] = []
+        for at, handle in enumerate(request.handles):
+            if at in elsewhere.shards:
+                asked.append(None)
+            elif elsewhere.missing is not None and not names.is_here(handle):
+                asked.append(elsewhere.missing)
+            else:
+                asked.append(names.handle(handle))
         handles = [each for each in asked if isinstance(each, Cancelled)]
         found = iter(await self._inspector.find(handles) if handles else ())
         response = timer_inspector_pb2.GetTimersResponse()
-        for handle, each in zip(request.handles, asked, strict=True):
+        for at, (handle, each) in enumerate(zip(request.handles, asked, strict=True)):
+            if each is None:
+                if at not in told:  # as many as fit
+                    break
+                response.timers.append(told[at])
+                continue
             if isinstance(each, DuemqError):
                 response.timers.add(handle=handle, error=status.to_proto(each))
                 continue
@@ -93,6 +118,31 @@ class TimerInspectorServicer:
                 break
             response.timers.append(self._info(handle, each, answer))
         return response
+
+    async def _pass_on(
+        self, request: timer_inspector_pb2.GetTimersRequest, elsewhere: Located
+    ) -> dict[int, timer_inspector_pb2.TimerInfo]:
+        """What other shards say of their timers, by place; of as many as fit."""
+        handles = request.handles
+
+        def ask(
+            to: grpc.aio.Channel, places: list[int]
+        ) -> Awaitable[timer_inspector_pb2.GetTimersResponse]:
+            passed = timer_inspector_pb2.GetTimersRequest(handles=[handles[at] for at in places])
+            stub = timer_inspector_pb2_grpc.TimerInspectorStub(to)
+            return stub.GetTimers(passed, timeout=PASSED_ON_TIMEOUT_S)
+
+        told: dict[int, timer_inspector_pb2.TimerInfo] = {}
+        for each in await self._others.each(elsewhere, ask):
+            if isinstance(each.answer, DuemqError):
+                error = status.to_proto(each.answer)
+                told |= {
+                    at: timer_inspector_pb2.TimerInfo(handle=handles[at], error=error)
+                    for at in each.places
+                }
+            else:
+                told |= dict(zip(each.places, each.answer.timers, strict=False))
+        return told
 
     def _info(
         self, handle: TimerHandle, asked: Cancelled, found: Found

@@ -103,6 +103,12 @@ class LinksCollector(Collector):
             "Brokers where another timer service has queues of this shard; must be 0",
             value=len(self._links.refusals),
         )
+        yield GaugeMetricFamily(
+            "duemq_timer_queues_waiting",
+            "Queues of this shard that another one has not handed over; 0 but while their number"
+            " changes",
+            value=self._links.waiting,
+        )
         clocks = GaugeMetricFamily(
             "duemq_timer_clock_ahead_seconds",
             "How far this machine's clock is ahead of a broker's",

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+
+import grpc.aio
 
 from duemq.errors import (
     DuemqError,
@@ -22,10 +24,11 @@ from duemq.protocol.record_bytes import ENTRY_TAG, property_entry, text_hash, va
 from duemq.protocol.route import Queue
 from duemq.protocol.timer_keys import SCHEDULE_RECORDS_MAX
 from duemq.transport import status
-from duemq.v1 import message_pb2, timer_pb2
+from duemq.v1 import message_pb2, timer_pb2, timer_pb2_grpc
 from duemq_server.serving import spans
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import check_request_id
+from duemq_server.timer_service.edge.others.other_shards import PASSED_ON_TIMEOUT_S, OtherShards
 from duemq_server.timer_service.edge.timer_names import TimerNames, proto_of
 from duemq_server.timer_service.edge.topic_queues import topic_queues
 from duemq_server.timer_service.settings import Settings
@@ -40,9 +43,12 @@ _ENTRY = bytes([ENTRY_TAG])
 class ScheduleRequests:
     """Of one shard."""
 
-    def __init__(self, shard: Shard, links: BrokerLinks, settings: Settings) -> None:
+    def __init__(
+        self, shard: Shard, links: BrokerLinks, others: OtherShards, settings: Settings
+    ) -> None:
         self._shard = shard
         self._links = links
+        self._others = others
         self._settings = settings
 
     async def schedule(self, request: timer_pb2.ScheduleRequest) -> timer_pb2.ScheduleResponse:
@@ -77,11 +83,14 @@ class ScheduleRequests:
         count = len(request.timers)
         checks.count("timers", count, 1, SCHEDULE_RECORDS_MAX, "in a request")
         dues = self._new_dues(request, count)
-        names = TimerNames(self._links, self._settings)
+        names = TimerNames(self._shard.scheduler, self._links, self._others)
+        passed = await self._pass_on(request, names, dues)
         refused: dict[int, DuemqError] = {}
         asked: list[Handle | TimerKey] = []
         asked_dues: list[int] = []
         for at, (timer, due_ms) in enumerate(zip(request.timers, dues, strict=True)):
+            if at in passed:
+                continue
             named = _named(names, timer)
             if isinstance(named, Unavailable):
                 raise named  # it may be allowed later: the request stands for all or none
@@ -99,6 +108,9 @@ class ScheduleRequests:
         )
         response = timer_pb2.RescheduleResponse()
         for at in range(count):
+            if at in passed:
+                response.results.append(passed[at])
+                continue
             if at in refused:
                 response.results.add(error=status.to_proto(refused[at]))
                 continue
@@ -111,6 +123,36 @@ class ScheduleRequests:
                 handle=proto_of(result.handle) if result.handle is not None else None,
             )
         return response
+
+    async def _pass_on(
+        self, request: timer_pb2.RescheduleRequest, names: TimerNames, dues: Sequence[int]
+    ) -> dict[int, timer_pb2.RescheduleResult]:
+        """Results of timers that other shards have, by place; each does its part once.
+
+        Raises Unavailable if one of them is away, before anything is done here.
+        """
+        given = {at: each.handle for at, each in enumerate(request.timers) if each.handle.store_id}
+        places = list(given)
+        elsewhere = await names.elsewhere(list(given.values()))
+        if elsewhere.missing is not None:
+            raise elsewhere.missing
+
+        def ask(to: grpc.aio.Channel, its: list[int]) -> Awaitable[timer_pb2.RescheduleResponse]:
+            passed = timer_pb2.RescheduleRequest(
+                request_id=request.request_id,
+                timers=[request.timers[places[at]] for at in its],
+                due_ms=() if request.fire_now else [dues[places[at]] for at in its],
+                fire_now=request.fire_now,
+            )
+            return timer_pb2_grpc.TimerStub(to).Reschedule(passed, timeout=PASSED_ON_TIMEOUT_S)
+
+        found: dict[int, timer_pb2.RescheduleResult] = {}
+        for each in await self._others.each(elsewhere, ask):
+            if isinstance(each.answer, DuemqError):
+                raise each.answer
+            its = (places[at] for at in each.places)
+            found |= dict(zip(its, each.answer.results, strict=True))
+        return found
 
     def _new_dues(self, request: timer_pb2.RescheduleRequest, count: int) -> list[int]:
         if not request.fire_now:
@@ -125,7 +167,7 @@ class ScheduleRequests:
         count = len(given)
         checks.count("records", count, 1, SCHEDULE_RECORDS_MAX, "in a request")
         dues = _dues_of(request, count, self._shard.now_ms())
-        shard, shards = self._settings.shard, self._settings.shards
+        place = self._links.place
         keys: dict[str, None] = {}
         entries: list[bytes] = []
         tags: list[int] = []
@@ -137,7 +179,7 @@ class ScheduleRequests:
             _check_record(at, record, len(encoded))
             key = record.timer_key
             timer_keys.check_timer_key(key, f"records[{at}].timer_key")
-            timer_keys.check_shard(request.topic, key, shard, shards)
+            place.check_key(request.topic, key)
             keys[key] = None
             entries.append(_ENTRY + varint(len(encoded)) + encoded)
             tags.append(text_hash(record.tag.encode()))

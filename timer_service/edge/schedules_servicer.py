@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from duemq.errors import Unavailable
 from duemq.protocol import checks, timer_keys
 from duemq.v1 import schedule_pb2
 from duemq_recurring import specs
@@ -15,7 +14,6 @@ from duemq_recurring.schedule import Schedule
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.topic_queues import topic_queues
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
-from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
 
 SERVICE = schedule_pb2.DESCRIPTOR.services_by_name["Schedules"]
@@ -28,10 +26,9 @@ AT_ONCE = 50  # occurrences found before others have a turn: some 5 ms of work
 class SchedulesServicer:
     """See protos/duemq/v1/schedule.proto."""
 
-    def __init__(self, shard: Shard, links: BrokerLinks, settings: Settings) -> None:
+    def __init__(self, shard: Shard, links: BrokerLinks) -> None:
         self._shard = shard
         self._links = links
-        self._settings = settings
 
     async def PutSchedule(
         self, request: schedule_pb2.PutScheduleRequest, _: Any
@@ -139,14 +136,7 @@ class SchedulesServicer:
         """Raises InvalidArgument, Unavailable: it is another shard's, or another service has it."""
         timer_keys.check_schedule_name(name)
         self._links.check_may_serve()
-        shard, shards = self._settings.shard, self._settings.shards
-        owner = timer_keys.shard_of_schedule(name, shards)
-        if owner != shard:
-            raise Unavailable(
-                f"schedule {name!r} belongs to shard {owner} of {shards}, this is shard {shard}",
-                field="name",
-                value=name,
-            )
+        self._links.place.check_schedule(name)
         return name
 
     def _found(self, name: str) -> Schedule:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from duemq.protocol import checks
+from duemq.protocol.limits import HANDLES_MAX
 from duemq.v1 import timer_pb2
 from duemq_server.serving.clock import now_ms
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.bulk_requests import BulkRequests
 from duemq_server.timer_service.edge.cancel_requests import CancelRequests
+from duemq_server.timer_service.edge.others.other_shards import OtherShards
 from duemq_server.timer_service.edge.schedule_requests import ScheduleRequests
+from duemq_server.timer_service.edge.timer_names import SLICE
+from duemq_server.timer_service.far.numbering import Source
 from duemq_server.timer_service.scheduling import stuck
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
+from duemq_server.timer_service.timers.log_entries import SourceId
 
 SERVICE = timer_pb2.DESCRIPTOR.services_by_name["Timer"]
 
@@ -20,12 +27,14 @@ SERVICE = timer_pb2.DESCRIPTOR.services_by_name["Timer"]
 class TimerServicer:
     """See protos/duemq/v1/timer.proto."""
 
-    def __init__(self, shard: Shard, links: BrokerLinks, settings: Settings) -> None:
+    def __init__(
+        self, shard: Shard, links: BrokerLinks, others: OtherShards, settings: Settings
+    ) -> None:
         self._shard = shard
         self._links = links
         self._settings = settings
-        self._cancels = CancelRequests(shard, links, settings)
-        self._schedules = ScheduleRequests(shard, links, settings)
+        self._cancels = CancelRequests(shard, links, others)
+        self._schedules = ScheduleRequests(shard, links, others, settings)
         self._bulk = BulkRequests(shard, links)
 
     async def Cancel(self, request: timer_pb2.CancelRequest, _: Any) -> timer_pb2.CancelResponse:
@@ -49,6 +58,25 @@ class TimerServicer:
     ) -> timer_pb2.ChangePendingResponse:
         """Cancels or shifts what is pending of a topic."""
         return await self._bulk.change(request)
+
+    async def LocateTimers(
+        self, request: timer_pb2.LocateTimersRequest, _: Any
+    ) -> timer_pb2.LocateTimersResponse:
+        """Which of these timers ever came to this shard."""
+        checks.count("handles", len(request.handles), 0, HANDLES_MAX, "in a request")
+        self._links.check_may_serve()
+        find = self._shard.scheduler.numbers.source
+        sources: dict[tuple[int, int], Source | None] = {}
+        here: list[bool] = []
+        for at, each in enumerate(request.handles):
+            if at and at % SLICE == 0:
+                await asyncio.sleep(0)
+            pair = each.store_id, each.queue_id
+            if pair not in sources:
+                sources[pair] = find(SourceId(*pair))
+            source = sources[pair]
+            here.append(source is not None and source.had(each.offset))
+        return timer_pb2.LocateTimersResponse(here=here)
 
     async def GetStats(self, _request: timer_pb2.GetStatsRequest, _: Any) -> timer_pb2.TimerStats:
         """The ledger, and how late timers fire."""

@@ -52,10 +52,15 @@ class TimerFetcher:
         broker: str,
         stub: broker_pb2_grpc.BrokerStub,
         source: SourceId,
+        begin: int,
         on_fenced: Callable[[], None],
     ) -> None:
-        """`on_fenced` is called when the broker says that the queue is another service's."""
+        """`begin`: what lies before it another shard has taken over.
+
+        `on_fenced` is called when the broker says that the queue is another service's.
+        """
         self.source = source
+        self.begin = begin
         self.lag = 0  # records at the broker that were not fetched at the last look
         self._shard = shard
         self._broker = broker
@@ -92,15 +97,15 @@ class TimerFetcher:
         """Where to go on."""
         source = self._shard.scheduler.numbers.source(self.source)
         if source is not None:
-            return source.next_offset
+            return max(source.next_offset, self.begin)
         request = broker_pb2.GetOffsetsRequest(group=TIMER_GROUP, topic=TIMER_TOPIC)
         answer = await status.answer(
             self._stub.GetOffsets(request, timeout=CALL_TIMEOUT_S), self._broker
         )
         for each in answer.queues:
             if each.queue_id == self.source.queue_id:
-                return max(each.offset, each.min_offset, 0)
-        return 0
+                return max(each.offset, each.min_offset, self.begin)
+        return self.begin
 
     async def _fetch(self, offset: int) -> int:
         request = broker_pb2.FetchFramesRequest(
@@ -122,7 +127,9 @@ class TimerFetcher:
                 await asyncio.sleep(EMPTY_PAUSE_S)
             return offset
         began_ns = time.time_ns()
-        ingested = await self._shard.ingest(self.source, self._broker, answer.frames, offset)
+        ingested = await self._shard.ingest(
+            self.source, self._broker, answer.frames, offset, self.begin
+        )
         self.lag = answer.max_offset - answer.next_offset
         if spans.enabled():
             await self._trace(answer.frames, began_ns)

@@ -2,22 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from duemq.errors import DuemqError, InvalidArgument, Unavailable
 from duemq.protocol import timer_keys
 from duemq.v1 import message_pb2, timer_pb2
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
-from duemq_server.timer_service.settings import Settings
+from duemq_server.timer_service.edge.others.other_shards import NOWHERE_ELSE, Located, OtherShards
+from duemq_server.timer_service.far.numbering import Source
+from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
+
+SLICE = 500  # handles looked at before others' turn
 
 
 class TimerNames:
     """One request's."""
 
-    def __init__(self, links: BrokerLinks, settings: Settings) -> None:
+    def __init__(self, scheduler: Scheduler, links: BrokerLinks, others: OtherShards) -> None:
+        self._scheduler = scheduler
         self._links = links
-        self._settings = settings
+        self._others = others
         self._sources: dict[tuple[int, int], SourceId | DuemqError] = {}
+        self._here: dict[tuple[int, int], _Here] = {}
+
+    async def elsewhere(self, given: Sequence[message_pb2.TimerHandle]) -> Located:
+        """Which of these timers other shards have."""
+        if not self._others.there:
+            return NOWHERE_ELSE
+        places: list[int] = []
+        for at, handle in enumerate(given):
+            if at and at % SLICE == 0:
+                await asyncio.sleep(0)
+            if not self.is_here(handle):
+                places.append(at)
+        return await self._others.locate(given, places)
+
+    def is_here(self, given: message_pb2.TimerHandle) -> bool:
+        """Whether the timer came to this shard, or will."""
+        pair = given.store_id, given.queue_id
+        if min(given.queue_id, given.offset, given.due_ms) < 0:
+            return True  # nobody has it: it is wrong
+        here = self._here.get(pair)
+        if here is None:
+            source_id = SourceId(*pair)
+            source = self._scheduler.numbers.source(source_id)
+            own = self._scheduler.keyed.is_own(source_id)
+            begin = 0 if own else self._links.begin_of(*pair)
+            here = self._here[pair] = _Here(source, begin)
+        return here.has(given.offset)
 
     def handle(self, given: message_pb2.TimerHandle) -> Cancelled | DuemqError:
         """As the core names it, or what is wrong with it."""
@@ -34,25 +70,25 @@ class TimerNames:
 
     def key(self, given: timer_pb2.TimerKey) -> TimerKey | DuemqError:
         """As the core names it, or what is wrong with it."""
-        settings = self._settings
         topic, key = given.topic, given.key
         try:
             timer_keys.check_keyed_topic(topic)
             timer_keys.check_timer_key(key, "key")
-            timer_keys.check_shard(topic, key, settings.shard, settings.shards)
+            self._links.place.check_key(topic, key)
         except DuemqError as error:
             return error
         return TimerKey(topic, key)
 
     def _source(self, store_id: int, queue_id: int) -> SourceId | DuemqError:
         """Whose timers this shard may answer for, or why not."""
-        settings = self._settings
+        place = self._links.place
         if queue_id < 0:
             return _negative(queue_id, 0, 0)
-        if queue_id % settings.shards != settings.shard:
+        source_id = SourceId(store_id, queue_id)
+        if not place.has(queue_id) and self._scheduler.numbers.source(source_id) is None:
             return Unavailable(
-                f"queue {queue_id} belongs to shard {queue_id % settings.shards}"
-                f" of {settings.shards}, this is shard {settings.shard}",
+                f"queue {queue_id} belongs to shard {queue_id % place.shards}"
+                f" of {place.shards}, this is shard {place.shard}",
                 field="queue_id",
                 value=queue_id,
             )
@@ -60,7 +96,22 @@ class TimerNames:
             self._links.check_may_answer(store_id)
         except DuemqError as error:
             return error
-        return SourceId(store_id, queue_id)
+        return source_id
+
+
+class _Here(NamedTuple):
+    """Of a source: what came from it, and what will come."""
+
+    source: Source | None
+    begin: int | None
+    """What lies there or behind comes here; None: nothing does."""
+
+    def has(self, offset: int) -> bool:
+        source = self.source
+        if source is not None and source.had(offset):
+            return True
+        reached = source.next_offset if source is not None else 0
+        return self.begin is not None and offset >= max(self.begin, reached)
 
 
 def proto_of(handle: Cancelled) -> message_pb2.TimerHandle:

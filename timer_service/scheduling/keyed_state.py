@@ -39,12 +39,14 @@ class KeyedState:
     def __init__(self, requests_max: int, request_bytes_max: int) -> None:
         self.source = NO_SOURCE
         """Of the timers that come from now on: the shard's id and number."""
+        self.formers: frozenset[SourceId] = frozenset()
+        """Before the shard's replicas accepted a loss: what did not arrive then never will."""
         self.requests = RequestMemory(requests_max, request_bytes_max)
         self.ended = EndedKeys()
 
     def is_own(self, source: SourceId) -> bool:
         """Whether timers of the source come from here, and not from a broker."""
-        return source == self.source
+        return source == self.source or source in self.formers
 
     def expire(self, now_ms: int, keep_ms: int) -> None:
         """Forgets what is past its time."""

@@ -144,22 +144,24 @@ class Scheduler:
         data: bytes,
         now_ms: int,
         fetched_from: int | None = None,
+        begin: int = 0,
     ) -> Ingested:
         """Takes fetched frames over; answers what was new.
 
         What was taken over before is ignored.  `fetched_from`: the offset that the broker was
-        asked from; what is not there from it on is lost.  Raises Corrupt, OffsetOutOfRange if
+        asked from; what is not there from it on is lost.  `begin`: what lies before it is another
+        shard's.  Raises Corrupt, OffsetOutOfRange if
         frames are missing in between, and LogFull or DiskFull (then nothing happened).
         """
         fetched = list(intake.frames_in(data))
         source = self.numbers.source(source_id)
-        if source is not None:
-            fetched = [each for each in fetched if each.frame.end_offset > source.next_offset]
+        wanted = max(begin, source.next_offset if source is not None else 0)
+        fetched = [each for each in fetched if each.frame.end_offset > wanted]
         if not fetched:
             return Ingested(0)
-        begin = expected = fetched[0].frame.base_offset
-        if source is not None and source.next_offset != fetched_from:
-            expected = source.next_offset
+        base = expected = fetched[0].frame.base_offset
+        if source is not None and wanted != fetched_from:
+            expected = wanted
         for each in fetched:
             if each.frame.base_offset != expected:
                 raise OffsetOutOfRange(
@@ -174,13 +176,13 @@ class Scheduler:
         new = memoryview(data)[start:] if start else data
         parts = log_entries.encode_add(source_id, broker, new)
         position, end = self.log.append(log_entries.ADD, parts)
-        if source is not None and source.next_offset < begin:
+        if source is not None and wanted < base:
             _log.error(
                 "%s, queue %d: the broker has lost the timers at offsets %d to %d",
                 broker,
                 source_id.queue_id,
-                source.next_offset,
-                begin - 1,
+                wanted,
+                base - 1,
             )
         home = position + record.HEADER_BYTES + len(parts[0])
         if start:
@@ -201,7 +203,9 @@ class Scheduler:
     ) -> Ingested:
         """Timers of an ADD entry, whose frames lie at `home` of the log, come into memory."""
         numbers = self.numbers
-        source = numbers.number_source(source_id, broker, fetched[0].frame.base_offset)
+        base = fetched[0].frame.base_offset
+        source = numbers.number_source(source_id, broker, base)
+        numbers.sources[source].skip_to(base)
         targets = [
             numbers.number_target(TargetId(broker, each.target_topic, each.target_queue_id))
             for each, _, _ in fetched

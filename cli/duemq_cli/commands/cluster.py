@@ -34,11 +34,12 @@ def show(session: Session, /) -> Exit:
 
     A broker that vanished is shown as lost until the nameservers forget it (an hour, unless they
     are set otherwise).  A timer shard that nobody serves is a row with an error; so is a timer
-    service that reports a problem.  Replicas follow, as the one that leads sees them; one that is
-    not in sync makes the exit code 1, too.  With --json, a line a member: kind, name, address,
-    error, and what that kind tells; of a lost broker lost_ms, since when; of a replica (name is
-    its own) group, role (leader, follower, learner, away), in_sync, epoch, lag_bytes, lag_s,
-    since_ms, reason.
+    service that reports a problem.  One that leaves takes no messages over any more, and may be
+    stopped when it has none pending.  Replicas follow, as the one that leads sees them; one that
+    is not in sync makes the exit code 1, too.  With --json, a line a member: kind, name, address,
+    error, and what that kind tells; of a timer service that leaves, shard is not below shards; of
+    a lost broker lost_ms, since when; of a replica (name is its own) group, role (leader,
+    follower, learner, away), in_sync, epoch, lag_bytes, lag_s, since_ms, reason.
     """
     with session.admin() as admin:
         found = admin.cluster()
@@ -233,8 +234,9 @@ def _state(row: dict[str, Any]) -> str:
         stuck = (f"{x['timers']:,} of {x['topic']} are stuck: {x['reason']}" for x in row["stuck"])
         lost = f"lost {row['lost']:,}, " if row["lost"] else ""
         replaced = f"replaced {row['replaced']:,}, " if row["replaced"] else ""
+        leaves = "leaves, " if row["shard"] >= row["shards"] else ""
         figures = (
-            f"pending {row['pending']:,}, {lost}fired {row['fired']:,}, "
+            f"{leaves}pending {row['pending']:,}, {lost}fired {row['fired']:,}, "
             f"cancelled {row['cancelled']:,}, {replaced}late p99 {row['lateness_p99_ms']:.0f} ms"
         )
         return "; ".join((*row["problems"], figures, *stuck))

@@ -229,7 +229,7 @@ containers:
       {{- end }}
       {{- if eq .role "timer-service" }}
       - --shard={{ ternary .index "$(POD_INDEX)" (hasKey . "group") }}
-      - --shards={{ .values.replicas }}
+      - --shards={{ default .values.replicas .values.shards }}
       {{- end }}
       {{- if .group }}
       - --replica=$(POD_INDEX)
@@ -341,6 +341,9 @@ grpc:
 
 {{/* The pods of a role that keeps data: one set of all, or one of each group of replicas. */}}
 {{- define "duemq.role.sets" -}}
+{{- if gt (int .values.shards) (int .values.replicas) }}
+{{- fail (printf "%s: shards is %v, of %v replicas" .role .values.shards .values.replicas) }}
+{{- end }}
 {{- if not (include "duemq.role.replicated" .) }}
 {{ include "duemq.role.statefulSet" . }}
 ---

@@ -41,13 +41,7 @@ class AskingShards(TimerShards):
         """Whom to ask, and who is missing."""
         alive = self._client.routes.timers
         lost = await self._missing_shards(alive)
-        missing = [MissingBroker(shard_name(each), each.error or "") for each in lost]
-        shards = self._client.routes.shards
-        for each in alive:
-            if each.shards != shards:
-                error = f"it says that there are {each.shards} timer shards, others {shards}"
-                missing.append(MissingBroker(shard_name(each), error))
-        return [each for each in alive if each.shards == shards], missing
+        return alive, [MissingBroker(shard_name(each), each.error or "") for each in lost]
 
     async def _ask_or_miss(
         self,
@@ -66,7 +60,7 @@ class AskingShards(TimerShards):
     async def _at_shard(self, shard: int, method: Method[T]) -> T:
         """The answer of one shard, by its number.  Raises DuemqErrors."""
         return await self._ask(
-            lambda: self._client.timer_of(shard).address, method, self._asker.timeout_s
+            lambda: self._client.timer_shard(shard).address, method, self._asker.timeout_s
         )
 
     async def _ask(self, address: Callable[[], str], method: Method[T], timeout_s: float) -> T:
@@ -87,16 +81,16 @@ class AskingShards(TimerShards):
         raise Unavailable(f"{shard.name} is away", field="timer_shard", value=shard.shard)
 
     async def _shards_known(self) -> int:
-        """Waits until it is known how many there are.  Raises Unavailable."""
+        """Waits until it is known how many keep schedules.  Raises Unavailable."""
         client = self._client
-        if not client.routes.shards:
+        if not client.routes.key_shards:
             try:
-                await client.wait_for(lambda routes: routes.shards > 0, self._asker.timeout_s)
+                await client.wait_for(lambda routes: routes.key_shards > 0, self._asker.timeout_s)
             except Timeout:
                 raise Unavailable(
                     "the nameservers know no timer shard: nobody keeps schedules", field="name"
                 ) from None
-        return client.routes.shards
+        return client.routes.key_shards
 
 
 def shard_name(shard: TimerShard | TimerStats) -> str:

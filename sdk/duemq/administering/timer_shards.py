@@ -71,7 +71,7 @@ class TimerShards(Asking):
         if routes.brokers:
             owners, _ = await self._owners()
         claimed = [1 if routes.brokers else 0, *(each.shards for each in owners if each.id)]
-        shards = max(routes.shards, *claimed)
+        shards = max(routes.shards, routes.key_shards, *claimed)
         of_shard: defaultdict[int, list[TimerOwner]] = defaultdict(list)
         for each in owners:
             of_shard[each.queue_id % shards].append(each)

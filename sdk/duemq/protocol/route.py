@@ -80,7 +80,10 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class TimerShard:
-    """A live timer shard: it serves the %TIMER% queues with queue_id % shards == shard."""
+    """A live timer shard: it serves the %TIMER% queues with queue_id % shards == shard.
+
+    With shard >= shards it leaves: it serves none, and fires what it holds.
+    """
 
     name: str
     address: str
@@ -89,6 +92,8 @@ class TimerShard:
     epoch: int = field(default=0, compare=False)
     counter: int = field(default=0, compare=False)
     store_id: int = field(default=0, compare=False)
+    key_shards: int = 0
+    """Shards that timer keys and schedules are divided over; 0, of an older release: `shards`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,9 @@ class RouteCache:
         self._timers: tuple[TimerShard, ...] = ()
         self._lost: tuple[tuple[LostBroker, ...], tuple[LostTimer, ...]] = ((), ())
         self.shards = 0
-        """How many the timer service has, which never changes; 0: none was seen yet."""
+        """How many timer shards there are, or are to be; 0: none was seen yet."""
+        self.key_shards = 0
+        """How many of them keep timer keys and schedules, which never changes; 0: not known."""
         # Broker that is away → topic → what it served of it.
         self._away: dict[str, dict[str, BrokerQueues]] = {}
 
@@ -161,6 +168,8 @@ class RouteCache:
         self._remember(routes, brokers)
         seen = (*update.timers, *(each.timer for each in update.lost_timers))
         self.shards = max((each.shards for each in seen), default=self.shards)
+        divided = (each.key_shards or each.shards for each in seen)
+        self.key_shards = max(divided, default=self.key_shards)
         for each in update.lost_brokers:
             if each.forgotten:
                 self._away.pop(each.broker.name, None)
@@ -221,9 +230,19 @@ class RouteCache:
         return self._brokers.get(name)
 
     def timer_of(self, timer_queue_id: int) -> TimerShard | None:
-        """The live shard that serves this queue of %TIMER%."""
+        """The live shard that serves this queue of %TIMER%.
+
+        While their number changes two may say so: either finds what the other one has.
+        """
         for timer in self._timers:
             if timer.shards > 0 and timer_queue_id % timer.shards == timer.shard:
+                return timer
+        return None
+
+    def timer_shard(self, number: int) -> TimerShard | None:
+        """The live shard of this number."""
+        for timer in self._timers:
+            if timer.shard == number:
                 return timer
         return None
 

@@ -233,6 +233,15 @@ class Client:
             )
         return found
 
+    def timer_shard(self, number: int) -> TimerShard:
+        """The timer shard of a number.  Raises Unavailable if it is not there."""
+        found = self._routes.timer_shard(number)
+        if found is None:
+            raise Unavailable(
+                f"no timer shard {number} is alive", field="timer_shard", value=number
+            )
+        return found
+
     async def call(
         self,
         address: Callable[[], str],

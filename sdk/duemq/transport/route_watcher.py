@@ -72,6 +72,7 @@ def _timer(one: nameserver_pb2.TimerInstance) -> TimerShard:
         epoch=version.epoch,
         counter=version.counter,
         store_id=one.store_id,
+        key_shards=one.key_shards,
     )
 
 

@@ -212,32 +212,60 @@ class FetchFramesResponse(_message.Message):
     def __init__(self, store_id: _Optional[int] = ..., frames: _Optional[bytes] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ...) -> None: ...
 
 class TimerService(_message.Message):
-    __slots__ = ("id", "name", "shard", "shards")
+    __slots__ = ("id", "name", "shard", "shards", "key_shards")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    KEY_SHARDS_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     shard: int
     shards: int
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+    key_shards: int
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., key_shards: _Optional[int] = ...) -> None: ...
 
 class ClaimTimerQueuesRequest(_message.Message):
-    __slots__ = ("service", "queue_ids")
+    __slots__ = ("service", "queue_ids", "ends", "formers")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    FORMERS_FIELD_NUMBER: _ClassVar[int]
     service: TimerService
     queue_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, service: _Optional[_Union[TimerService, _Mapping]] = ..., queue_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    ends: _containers.RepeatedCompositeFieldContainer[TimerQueueEnd]
+    formers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, service: _Optional[_Union[TimerService, _Mapping]] = ..., queue_ids: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[_Union[TimerQueueEnd, _Mapping]]] = ..., formers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TimerQueueEnd(_message.Message):
+    __slots__ = ("queue_id", "offset")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    offset: int
+    def __init__(self, queue_id: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class ClaimTimerQueuesResponse(_message.Message):
-    __slots__ = ("store_id", "now_ms")
+    __slots__ = ("store_id", "now_ms", "queues", "key_shards")
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    KEY_SHARDS_FIELD_NUMBER: _ClassVar[int]
     store_id: int
     now_ms: int
-    def __init__(self, store_id: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...
+    queues: _containers.RepeatedCompositeFieldContainer[TimerQueueClaim]
+    key_shards: int
+    def __init__(self, store_id: _Optional[int] = ..., now_ms: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[TimerQueueClaim, _Mapping]]] = ..., key_shards: _Optional[int] = ...) -> None: ...
+
+class TimerQueueClaim(_message.Message):
+    __slots__ = ("queue_id", "owner", "begin_offset")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    owner: TimerService
+    begin_offset: int
+    def __init__(self, queue_id: _Optional[int] = ..., owner: _Optional[_Union[TimerService, _Mapping]] = ..., begin_offset: _Optional[int] = ...) -> None: ...
 
 class AcquireQueuesRequest(_message.Message):
     __slots__ = ("group", "member_id", "generation", "queues", "start_from", "start_ms", "coordinator")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64uemq/v1/nameserver.proto\x12\x08\x64uemq.v1\")\n\x07Version\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\"b\n\x0bTopicQueues\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06queues\x18\x02 \x01(\x05\x12\x10\n\x08readable\x18\x03 \x01(\x08\x12\x10\n\x08writable\x18\x04 \x01(\x08\x12\x10\n\x08topic_id\x18\x05 \x01(\x04\"\xb7\x01\n\rReplicaReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.duemq.v1.ReplicaRole\x12\x0f\n\x07in_sync\x18\x03 \x01(\x08\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x11\n\tlag_bytes\x18\x05 \x01(\x04\x12\r\n\x05lag_s\x18\x06 \x01(\x01\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x10\n\x08since_ms\x18\x08 \x01(\x03\x12\x0e\n\x06reason\x18\t \x01(\t\"\xa0\x01\n\x0c\x42rokerReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12%\n\x06topics\x18\x03 \x03(\x0b\x32\x15.duemq.v1.TopicQueues\x12\x10\n\x08store_id\x18\x04 \x01(\x06\x12)\n\x08replicas\x18\x05 \x03(\x0b\x32\x17.duemq.v1.ReplicaReport\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\"\x97\x01\n\x0bTimerReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05shard\x18\x03 \x01(\x05\x12\x0e\n\x06shards\x18\x04 \x01(\x05\x12\x10\n\x08store_id\x18\x05 \x01(\x06\x12)\n\x08replicas\x18\x06 \x03(\x0b\x32\x17.duemq.v1.ReplicaReport\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\"\xb5\x01\n\x0fRegisterRequest\x12\"\n\x07version\x18\x01 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x11\n\texpiry_ms\x18\x02 \x01(\x05\x12(\n\x06\x62roker\x18\x03 \x01(\x0b\x32\x16.duemq.v1.BrokerReportH\x00\x12&\n\x05timer\x18\x04 \x01(\x0b\x32\x15.duemq.v1.TimerReportH\x00\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x42\x08\n\x06report\"e\n\x06Holder\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\"\n\x07version\x18\x02 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x10\n\x08store_id\x18\x03 \x01(\x06\x12\x14\n\x0cheard_ago_ms\x18\x04 \x01(\x03\"H\n\x10RegisterResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\"\n\x08taken_by\x18\x02 \x01(\x0b\x32\x10.duemq.v1.Holder\"h\n\x11\x44\x65registerRequest\x12\"\n\x07version\x18\x01 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x0e\n\x06\x62roker\x18\x02 \x01(\t\x12\r\n\x05timer\x18\x03 \x01(\t\x12\x10\n\x08store_id\x18\x04 \x01(\x06\"\x14\n\x12\x44\x65registerResponse\"?\n\rForgetRequest\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\r\n\x05timer\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"\x80\x01\n\x0e\x46orgetResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07lost_ms\x18\x02 \x01(\x03\x12\x0f\n\x07stopped\x18\x03 \x01(\x08\x12%\n\x06topics\x18\x04 \x03(\x0b\x32\x15.duemq.v1.TopicQueues\x12\x14\n\x0ctopics_known\x18\x05 \x01(\x08\" \n\x0fGetRouteRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"u\n\x0c\x42rokerQueues\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06queues\x18\x03 \x01(\x05\x12\x10\n\x08readable\x18\x04 \x01(\x08\x12\x10\n\x08writable\x18\x05 \x01(\x08\x12\x10\n\x08topic_id\x18\x06 \x01(\x04\"D\n\nTopicRoute\x12\r\n\x05topic\x18\x01 \x01(\t\x12\'\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x16.duemq.v1.BrokerQueues\"\x13\n\x11GetClusterRequest\"\xeb\x01\n\x0e\x42rokerInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x07version\x18\x03 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x15\n\rlast_heard_ms\x18\x04 \x01(\x03\x12\x10\n\x08store_id\x18\x05 \x01(\x06\x12\x0f\n\x07lost_ms\x18\x06 \x01(\x03\x12\x0f\n\x07stopped\x18\x07 \x01(\x08\x12\x11\n\tforgotten\x18\x08 \x01(\x08\x12)\n\x08replicas\x18\t \x03(\x0b\x32\x17.duemq.v1.ReplicaReport\x12\r\n\x05\x65poch\x18\n \x01(\x04\"\x89\x02\n\rTimerInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x07version\x18\x03 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x15\n\rlast_heard_ms\x18\x04 \x01(\x03\x12\r\n\x05shard\x18\x05 \x01(\x05\x12\x0e\n\x06shards\x18\x06 \x01(\x05\x12\x0f\n\x07lost_ms\x18\x07 \x01(\x03\x12\x0f\n\x07stopped\x18\x08 \x01(\x08\x12\x10\n\x08store_id\x18\t \x01(\x06\x12\x11\n\tforgotten\x18\n \x01(\x08\x12)\n\x08replicas\x18\x0b \x03(\x0b\x32\x17.duemq.v1.ReplicaReport\x12\r\n\x05\x65poch\x18\x0c \x01(\x04\"\xe1\x01\n\x07\x43luster\x12)\n\x07\x62rokers\x18\x01 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12\'\n\x06timers\x18\x02 \x03(\x0b\x32\x17.duemq.v1.TimerInstance\x12$\n\x06routes\x18\x03 \x03(\x0b\x32\x14.duemq.v1.TopicRoute\x12.\n\x0clost_brokers\x18\x04 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12,\n\x0blost_timers\x18\x05 \x03(\x0b\x32\x17.duemq.v1.TimerInstance\"$\n\x12WatchRoutesRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\"\x8c\x02\n\x0bRouteUpdate\x12\r\n\x05whole\x18\x01 \x01(\x08\x12$\n\x06routes\x18\x02 \x03(\x0b\x32\x14.duemq.v1.TopicRoute\x12\x16\n\x0eremoved_topics\x18\x03 \x03(\t\x12)\n\x07\x62rokers\x18\x04 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12\'\n\x06timers\x18\x05 \x03(\x0b\x32\x17.duemq.v1.TimerInstance\x12.\n\x0clost_brokers\x18\x06 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12,\n\x0blost_timers\x18\x07 \x03(\x0b\x32\x17.duemq.v1.TimerInstance*\\\n\x0bReplicaRole\x12\x1c\n\x18REPLICA_ROLE_UNSPECIFIED\x10\x00\x12\n\n\x06LEADER\x10\x01\x12\x0c\n\x08\x46OLLOWER\x10\x02\x12\x0b\n\x07LEARNER\x10\x03\x12\x08\n\x04\x41WAY\x10\x04\x32\x96\x03\n\nNameserver\x12\x41\n\x08Register\x12\x19.duemq.v1.RegisterRequest\x1a\x1a.duemq.v1.RegisterResponse\x12G\n\nDeregister\x12\x1b.duemq.v1.DeregisterRequest\x1a\x1c.duemq.v1.DeregisterResponse\x12;\n\x06\x46orget\x12\x17.duemq.v1.ForgetRequest\x1a\x18.duemq.v1.ForgetResponse\x12;\n\x08GetRoute\x12\x19.duemq.v1.GetRouteRequest\x1a\x14.duemq.v1.TopicRoute\x12<\n\nGetCluster\x12\x1b.duemq.v1.GetClusterRequest\x1a\x11.duemq.v1.Cluster\x12\x44\n\x0bWatchRoutes\x12\x1c.duemq.v1.WatchRoutesRequest\x1a\x15.duemq.v1.RouteUpdate0\x01\x42\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64uemq/v1/nameserver.proto\x12\x08\x64uemq.v1\")\n\x07Version\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\"b\n\x0bTopicQueues\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06queues\x18\x02 \x01(\x05\x12\x10\n\x08readable\x18\x03 \x01(\x08\x12\x10\n\x08writable\x18\x04 \x01(\x08\x12\x10\n\x08topic_id\x18\x05 \x01(\x04\"\xb7\x01\n\rReplicaReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.duemq.v1.ReplicaRole\x12\x0f\n\x07in_sync\x18\x03 \x01(\x08\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x11\n\tlag_bytes\x18\x05 \x01(\x04\x12\r\n\x05lag_s\x18\x06 \x01(\x01\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x10\n\x08since_ms\x18\x08 \x01(\x03\x12\x0e\n\x06reason\x18\t \x01(\t\"\xa0\x01\n\x0c\x42rokerReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12%\n\x06topics\x18\x03 \x03(\x0b\x32\x15.duemq.v1.TopicQueues\x12\x10\n\x08store_id\x18\x04 \x01(\x06\x12)\n\x08replicas\x18\x05 \x03(\x0b\x32\x17.duemq.v1.ReplicaReport\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\"\xab\x01\n\x0bTimerReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05shard\x18\x03 \x01(\x05\x12\x0e\n\x06shards\x18\x04 \x01(\x05\x12\x10\n\x08store_id\x18\x05 \x01(\x06\x12)\n\x08replicas\x18\x06 \x03(\x0b\x32\x17.duemq.v1.ReplicaReport\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12\x12\n\nkey_shards\x18\x08 \x01(\x05\"\xb5\x01\n\x0fRegisterRequest\x12\"\n\x07version\x18\x01 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x11\n\texpiry_ms\x18\x02 \x01(\x05\x12(\n\x06\x62roker\x18\x03 \x01(\x0b\x32\x16.duemq.v1.BrokerReportH\x00\x12&\n\x05timer\x18\x04 \x01(\x0b\x32\x15.duemq.v1.TimerReportH\x00\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x42\x08\n\x06report\"e\n\x06Holder\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\"\n\x07version\x18\x02 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x10\n\x08store_id\x18\x03 \x01(\x06\x12\x14\n\x0cheard_ago_ms\x18\x04 \x01(\x03\"H\n\x10RegisterResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\"\n\x08taken_by\x18\x02 \x01(\x0b\x32\x10.duemq.v1.Holder\"h\n\x11\x44\x65registerRequest\x12\"\n\x07version\x18\x01 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x0e\n\x06\x62roker\x18\x02 \x01(\t\x12\r\n\x05timer\x18\x03 \x01(\t\x12\x10\n\x08store_id\x18\x04 \x01(\x06\"\x14\n\x12\x44\x65registerResponse\"?\n\rForgetRequest\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\r\n\x05timer\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"\x80\x01\n\x0e\x46orgetResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07lost_ms\x18\x02 \x01(\x03\x12\x0f\n\x07stopped\x18\x03 \x01(\x08\x12%\n\x06topics\x18\x04 \x03(\x0b\x32\x15.duemq.v1.TopicQueues\x12\x14\n\x0ctopics_known\x18\x05 \x01(\x08\" \n\x0fGetRouteRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"u\n\x0c\x42rokerQueues\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06queues\x18\x03 \x01(\x05\x12\x10\n\x08readable\x18\x04 \x01(\x08\x12\x10\n\x08writable\x18\x05 \x01(\x08\x12\x10\n\x08topic_id\x18\x06 \x01(\x04\"D\n\nTopicRoute\x12\r\n\x05topic\x18\x01 \x01(\t\x12\'\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x16.duemq.v1.BrokerQueues\"\x13\n\x11GetClusterRequest\"\xeb\x01\n\x0e\x42rokerInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x07version\x18\x03 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x15\n\rlast_heard_ms\x18\x04 \x01(\x03\x12\x10\n\x08store_id\x18\x05 \x01(\x06\x12\x0f\n\x07lost_ms\x18\x06 \x01(\x03\x12\x0f\n\x07stopped\x18\x07 \x01(\x08\x12\x11\n\tforgotten\x18\x08 \x01(\x08\x12)\n\x08replicas\x18\t \x03(\x0b\x32\x17.duemq.v1.ReplicaReport\x12\r\n\x05\x65poch\x18\n \x01(\x04\"\x9d\x02\n\rTimerInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x07version\x18\x03 \x01(\x0b\x32\x11.duemq.v1.Version\x12\x15\n\rlast_heard_ms\x18\x04 \x01(\x03\x12\r\n\x05shard\x18\x05 \x01(\x05\x12\x0e\n\x06shards\x18\x06 \x01(\x05\x12\x0f\n\x07lost_ms\x18\x07 \x01(\x03\x12\x0f\n\x07stopped\x18\x08 \x01(\x08\x12\x10\n\x08store_id\x18\t \x01(\x06\x12\x11\n\tforgotten\x18\n \x01(\x08\x12)\n\x08replicas\x18\x0b \x03(\x0b\x32\x17.duemq.v1.ReplicaReport\x12\r\n\x05\x65poch\x18\x0c \x01(\x04\x12\x12\n\nkey_shards\x18\r \x01(\x05\"\xe1\x01\n\x07\x43luster\x12)\n\x07\x62rokers\x18\x01 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12\'\n\x06timers\x18\x02 \x03(\x0b\x32\x17.duemq.v1.TimerInstance\x12$\n\x06routes\x18\x03 \x03(\x0b\x32\x14.duemq.v1.TopicRoute\x12.\n\x0clost_brokers\x18\x04 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12,\n\x0blost_timers\x18\x05 \x03(\x0b\x32\x17.duemq.v1.TimerInstance\"$\n\x12WatchRoutesRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\"\x8c\x02\n\x0bRouteUpdate\x12\r\n\x05whole\x18\x01 \x01(\x08\x12$\n\x06routes\x18\x02 \x03(\x0b\x32\x14.duemq.v1.TopicRoute\x12\x16\n\x0eremoved_topics\x18\x03 \x03(\t\x12)\n\x07\x62rokers\x18\x04 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12\'\n\x06timers\x18\x05 \x03(\x0b\x32\x17.duemq.v1.TimerInstance\x12.\n\x0clost_brokers\x18\x06 \x03(\x0b\x32\x18.duemq.v1.BrokerInstance\x12,\n\x0blost_timers\x18\x07 \x03(\x0b\x32\x17.duemq.v1.TimerInstance*\\\n\x0bReplicaRole\x12\x1c\n\x18REPLICA_ROLE_UNSPECIFIED\x10\x00\x12\n\n\x06LEADER\x10\x01\x12\x0c\n\x08\x46OLLOWER\x10\x02\x12\x0b\n\x07LEARNER\x10\x03\x12\x08\n\x04\x41WAY\x10\x04\x32\x96\x03\n\nNameserver\x12\x41\n\x08Register\x12\x19.duemq.v1.RegisterRequest\x1a\x1a.duemq.v1.RegisterResponse\x12G\n\nDeregister\x12\x1b.duemq.v1.DeregisterRequest\x1a\x1c.duemq.v1.DeregisterResponse\x12;\n\x06\x46orget\x12\x17.duemq.v1.ForgetRequest\x1a\x18.duemq.v1.ForgetResponse\x12;\n\x08GetRoute\x12\x19.duemq.v1.GetRouteRequest\x1a\x14.duemq.v1.TopicRoute\x12<\n\nGetCluster\x12\x1b.duemq.v1.GetClusterRequest\x1a\x11.duemq.v1.Cluster\x12\x44\n\x0bWatchRoutes\x12\x1c.duemq.v1.WatchRoutesRequest\x1a\x15.duemq.v1.RouteUpdate0\x01\x42\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.nameserver_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_REPLICAROLE']._serialized_start=2657
-  _globals['_REPLICAROLE']._serialized_end=2749
+  _globals['_REPLICAROLE']._serialized_start=2697
+  _globals['_REPLICAROLE']._serialized_end=2789
   _globals['_VERSION']._serialized_start=39
   _globals['_VERSION']._serialized_end=80
   _globals['_TOPICQUEUES']._serialized_start=82
@@ -44,39 +44,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BROKERREPORT']._serialized_start=369
   _globals['_BROKERREPORT']._serialized_end=529
   _globals['_TIMERREPORT']._serialized_start=532
-  _globals['_TIMERREPORT']._serialized_end=683
-  _globals['_REGISTERREQUEST']._serialized_start=686
-  _globals['_REGISTERREQUEST']._serialized_end=867
-  _globals['_HOLDER']._serialized_start=869
-  _globals['_HOLDER']._serialized_end=970
-  _globals['_REGISTERRESPONSE']._serialized_start=972
-  _globals['_REGISTERRESPONSE']._serialized_end=1044
-  _globals['_DEREGISTERREQUEST']._serialized_start=1046
-  _globals['_DEREGISTERREQUEST']._serialized_end=1150
-  _globals['_DEREGISTERRESPONSE']._serialized_start=1152
-  _globals['_DEREGISTERRESPONSE']._serialized_end=1172
-  _globals['_FORGETREQUEST']._serialized_start=1174
-  _globals['_FORGETREQUEST']._serialized_end=1237
-  _globals['_FORGETRESPONSE']._serialized_start=1240
-  _globals['_FORGETRESPONSE']._serialized_end=1368
-  _globals['_GETROUTEREQUEST']._serialized_start=1370
-  _globals['_GETROUTEREQUEST']._serialized_end=1402
-  _globals['_BROKERQUEUES']._serialized_start=1404
-  _globals['_BROKERQUEUES']._serialized_end=1521
-  _globals['_TOPICROUTE']._serialized_start=1523
-  _globals['_TOPICROUTE']._serialized_end=1591
-  _globals['_GETCLUSTERREQUEST']._serialized_start=1593
-  _globals['_GETCLUSTERREQUEST']._serialized_end=1612
-  _globals['_BROKERINSTANCE']._serialized_start=1615
-  _globals['_BROKERINSTANCE']._serialized_end=1850
-  _globals['_TIMERINSTANCE']._serialized_start=1853
-  _globals['_TIMERINSTANCE']._serialized_end=2118
-  _globals['_CLUSTER']._serialized_start=2121
-  _globals['_CLUSTER']._serialized_end=2346
-  _globals['_WATCHROUTESREQUEST']._serialized_start=2348
-  _globals['_WATCHROUTESREQUEST']._serialized_end=2384
-  _globals['_ROUTEUPDATE']._serialized_start=2387
-  _globals['_ROUTEUPDATE']._serialized_end=2655
-  _globals['_NAMESERVER']._serialized_start=2752
-  _globals['_NAMESERVER']._serialized_end=3158
+  _globals['_TIMERREPORT']._serialized_end=703
+  _globals['_REGISTERREQUEST']._serialized_start=706
+  _globals['_REGISTERREQUEST']._serialized_end=887
+  _globals['_HOLDER']._serialized_start=889
+  _globals['_HOLDER']._serialized_end=990
+  _globals['_REGISTERRESPONSE']._serialized_start=992
+  _globals['_REGISTERRESPONSE']._serialized_end=1064
+  _globals['_DEREGISTERREQUEST']._serialized_start=1066
+  _globals['_DEREGISTERREQUEST']._serialized_end=1170
+  _globals['_DEREGISTERRESPONSE']._serialized_start=1172
+  _globals['_DEREGISTERRESPONSE']._serialized_end=1192
+  _globals['_FORGETREQUEST']._serialized_start=1194
+  _globals['_FORGETREQUEST']._serialized_end=1257
+  _globals['_FORGETRESPONSE']._serialized_start=1260
+  _globals['_FORGETRESPONSE']._serialized_end=1388
+  _globals['_GETROUTEREQUEST']._serialized_start=1390
+  _globals['_GETROUTEREQUEST']._serialized_end=1422
+  _globals['_BROKERQUEUES']._serialized_start=1424
+  _globals['_BROKERQUEUES']._serialized_end=1541
+  _globals['_TOPICROUTE']._serialized_start=1543
+  _globals['_TOPICROUTE']._serialized_end=1611
+  _globals['_GETCLUSTERREQUEST']._serialized_start=1613
+  _globals['_GETCLUSTERREQUEST']._serialized_end=1632
+  _globals['_BROKERINSTANCE']._serialized_start=1635
+  _globals['_BROKERINSTANCE']._serialized_end=1870
+  _globals['_TIMERINSTANCE']._serialized_start=1873
+  _globals['_TIMERINSTANCE']._serialized_end=2158
+  _globals['_CLUSTER']._serialized_start=2161
+  _globals['_CLUSTER']._serialized_end=2386
+  _globals['_WATCHROUTESREQUEST']._serialized_start=2388
+  _globals['_WATCHROUTESREQUEST']._serialized_end=2424
+  _globals['_ROUTEUPDATE']._serialized_start=2427
+  _globals['_ROUTEUPDATE']._serialized_end=2695
+  _globals['_NAMESERVER']._serialized_start=2792
+  _globals['_NAMESERVER']._serialized_end=3198
 # @@protoc_insertion_point(module_scope)

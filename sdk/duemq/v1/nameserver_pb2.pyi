@@ -81,7 +81,7 @@ class BrokerReport(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., store_id: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class TimerReport(_message.Message):
-    __slots__ = ("name", "address", "shard", "shards", "store_id", "replicas", "epoch")
+    __slots__ = ("name", "address", "shard", "shards", "store_id", "replicas", "epoch", "key_shards")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class TimerReport(_message.Message):
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KEY_SHARDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     shard: int
@@ -96,7 +97,8 @@ class TimerReport(_message.Message):
     store_id: int
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaReport]
     epoch: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., store_id: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    key_shards: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., store_id: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ..., key_shards: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("version", "expiry_ms", "broker", "timer", "dry_run")
@@ -231,7 +233,7 @@ class BrokerInstance(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., store_id: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ..., forgotten: bool = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class TimerInstance(_message.Message):
-    __slots__ = ("name", "address", "version", "last_heard_ms", "shard", "shards", "lost_ms", "stopped", "store_id", "forgotten", "replicas", "epoch")
+    __slots__ = ("name", "address", "version", "last_heard_ms", "shard", "shards", "lost_ms", "stopped", "store_id", "forgotten", "replicas", "epoch", "key_shards")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +246,7 @@ class TimerInstance(_message.Message):
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KEY_SHARDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     version: Version
@@ -256,7 +259,8 @@ class TimerInstance(_message.Message):
     forgotten: bool
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaReport]
     epoch: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ..., store_id: _Optional[int] = ..., forgotten: bool = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    key_shards: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ..., store_id: _Optional[int] = ..., forgotten: bool = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ..., key_shards: _Optional[int] = ...) -> None: ...
 
 class Cluster(_message.Message):
     __slots__ = ("brokers", "timers", "routes", "lost_brokers", "lost_timers")

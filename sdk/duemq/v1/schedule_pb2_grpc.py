@@ -8,9 +8,9 @@ from duemq.v1 import schedule_pb2 as duemq_dot_v1_dot_schedule__pb2
 
 class SchedulesStub(object):
     """Messages that repeat, by name.  A schedule is kept by the timer shard
-    crc32(name) % shards.  Everything that is answered is durable.  Errors of all
-    calls: INVALID_ARGUMENT, UNAVAILABLE (not the leader, or another shard's
-    name); all may be repeated.
+    crc32(name) % key_shards (TimerInstance in nameserver.proto).  Everything that
+    is answered is durable.  Errors of all calls: INVALID_ARGUMENT, UNAVAILABLE
+    (not the leader, or another shard's name); all may be repeated.
     """
 
     def __init__(self, channel):

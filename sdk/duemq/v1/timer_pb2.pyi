@@ -184,6 +184,18 @@ class ChangePendingResponse(_message.Message):
     error: _error_pb2.Error
     def __init__(self, count: _Optional[int] = ..., over: bool = ..., waits: bool = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ...) -> None: ...
 
+class LocateTimersRequest(_message.Message):
+    __slots__ = ("handles",)
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    handles: _containers.RepeatedCompositeFieldContainer[_message_pb2.TimerHandle]
+    def __init__(self, handles: _Optional[_Iterable[_Union[_message_pb2.TimerHandle, _Mapping]]] = ...) -> None: ...
+
+class LocateTimersResponse(_message.Message):
+    __slots__ = ("here",)
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    here: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, here: _Optional[_Iterable[bool]] = ...) -> None: ...
+
 class GetStatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -42,3 +42,8 @@ class TimerStub(object):
                 request_serializer=duemq_dot_v1_dot_timer__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=duemq_dot_v1_dot_timer__pb2.TimerStats.FromString,
                 _registered_method=True)
+        self.LocateTimers = channel.unary_unary(
+                '/duemq.v1.Timer/LocateTimers',
+                request_serializer=duemq_dot_v1_dot_timer__pb2.LocateTimersRequest.SerializeToString,
+                response_deserializer=duemq_dot_v1_dot_timer__pb2.LocateTimersResponse.FromString,
+                _registered_method=True)

@@ -21,9 +21,10 @@ function client(Service, address) {
   });
 }
 
-// The shard that keeps a key: CRC-32 of topic, a zero byte and key, modulo the number of shards.
+// The shard that keeps a key: CRC-32 of topic, a zero byte and key, modulo the shards that keep keys.
 const { timers } = await client(v1.Nameserver, nameserver)("getCluster", {});
-const shardOf = (key) => timers.find((t) => t.shard === crc32(`${topic}\0${key}`) % t.shards);
+const keyShards = timers[0].keyShards || timers[0].shards;
+const shardOf = (key) => timers.find((t) => t.shard === crc32(`${topic}\0${key}`) % keyShards);
 const shard = client(v1.Timer, shardOf("order-17").address);
 
 const schedule = (body, delay, more = {}) => ({ requestId: randomBytes(16), topic, queueId: -1, delaysMs: [delay],

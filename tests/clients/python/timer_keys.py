@@ -25,7 +25,8 @@ def shard_of(nameserver: str, topic: str, key: str) -> TimerStub:
     """The shard that keeps a key: CRC-32 of topic, a zero byte and key, modulo the shards."""
     stub = NameserverStub(grpc.insecure_channel(nameserver))
     timers = stub.GetCluster(nameserver_pb2.GetClusterRequest(), timeout=TIMEOUT_S).timers
-    number = crc32(f"{topic}\0{key}".encode()) % timers[0].shards
+    shards = timers[0].key_shards or timers[0].shards
+    number = crc32(f"{topic}\0{key}".encode()) % shards
     [address] = [each.address for each in timers if each.shard == number]
     return TimerStub(grpc.insecure_channel(address))
 

@@ -1,9 +1,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
-from duemq.errors import InvalidArgument
 from duemq_server.serving import settings as rpc_settings
 from duemq_server.timer_service.settings import Settings
 
@@ -18,11 +15,6 @@ def test_limits_follow_the_settings() -> None:
 
     limits = settings.limits()
     assert (limits.near_window_ms, limits.memtable_bytes_max) == (5_000, 1 << 20)
-
-
-def test_a_shard_must_be_one_of_the_shards() -> None:
-    with pytest.raises(InvalidArgument, match="shard is 2, must be below shards, 2"):
-        rpc_settings.read(Settings, (*ARGUMENTS, "--shard", "2", "--shards", "2"), {})
 
 
 def test_every_setting_is_in_the_readme() -> None:

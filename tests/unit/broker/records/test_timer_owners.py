@@ -3,8 +3,10 @@
 import pytest
 
 from duemq.errors import FencedTimer, InvalidArgument
+from duemq.protocol.limits import SHARDS_MAX
 from duemq_server.broker.records.timer_owners import (
     ALIVE_MS,
+    NOT_KNOWN,
     SERVICE_IDS_FROM,
     Service,
     TimerOwners,
@@ -17,7 +19,7 @@ NOW_MS = 1_000_000
 
 def claimed(service: Service = T1, queues: tuple[int, ...] = (0, 1)) -> TimerOwners:
     owners = TimerOwners()
-    assert owners.check_claim(service, queues, NOW_MS)
+    assert owners.check_claim(service, queues, NOW_MS).changes
     owners.put(service, queues, NOW_MS)
     return owners
 
@@ -38,8 +40,8 @@ def test_the_first_claim_holds_and_the_second_is_told_who_has_it() -> None:
 
 def test_a_claim_again_changes_nothing_and_a_further_queue_is_added() -> None:
     owners = claimed()
-    assert not owners.check_claim(T1, [1], NOW_MS)
-    assert owners.check_claim(T1, [2], NOW_MS)
+    assert not owners.check_claim(T1, [1], NOW_MS).changes
+    assert owners.check_claim(T1, [2], NOW_MS).changes
     owners.put(T1, [2], NOW_MS + 1)
     claim = owners.claim_of(2)
     assert claim is not None
@@ -50,13 +52,87 @@ def test_a_claim_again_changes_nothing_and_a_further_queue_is_added() -> None:
 @pytest.mark.parametrize(
     "service",
     [
-        Service(T2.id, "t2", 1, 2),  # other shards than the cluster has
+        Service(T2.id, "t2", 1, 2),  # of an older release, that knows no difference
+        Service(T2.id, "t2", 1, 2, 2),
         Service(T1.id, "t1", 0, 2),
     ],
 )
-def test_the_number_of_shards_never_changes(service: Service) -> None:
-    with pytest.raises(FencedTimer, match="number of shards"):
+def test_keys_are_divided_over_as_many_shards_as_there_were_first(service: Service) -> None:
+    with pytest.raises(FencedTimer, match=r"key_shards: .* 2 .* over 1 here"):
         claimed().check_claim(service, [], NOW_MS)
+
+
+def test_who_does_not_know_how_keys_are_divided_is_told() -> None:
+    owners = TimerOwners()
+    first = owners.check_claim(Service(T2.id, "t2", 1, 2, NOT_KNOWN), [1], NOW_MS).service
+    assert first == Service(T2.id, "t2", 1, 2)  # as releases before this one say it
+    owners = claimed()
+    assert owners.key_shards == 1
+    later = owners.check_claim(Service(T2.id, "t2", 1, 2, NOT_KNOWN), [], NOW_MS).service
+    assert later == Service(T2.id, "t2", 1, 2, 1)
+
+
+NEW_T1 = Service(T1.id, "t1", 0, 2, 1)
+SECOND = Service(T2.id, "t2", 1, 2, 1)
+
+
+def test_another_shard_waits_until_its_queues_are_handed_over() -> None:
+    owners = claimed(queues=(0, 1, 2, 3))
+    found = owners.check_claim(SECOND, [1, 3], NOW_MS)
+    assert found.granted == ()
+    assert found.waits == {1: T1, 3: T1}
+    owners.put(found.service, found.granted, NOW_MS)
+    assert not owners.check_claim(SECOND, [1, 3], NOW_MS).changes
+    assert owners.refused_of(3) == (SECOND, NOW_MS)
+    with pytest.raises(FencedTimer, match="t1"):
+        owners.check(1, SECOND.id, NOW_MS)
+
+    found = owners.check_claim(NEW_T1, [0, 2], NOW_MS)
+    assert found.leaves == (1, 3)
+    assert found.changes
+    owners.hand_over(T1.id, [(1, 70), (3, 0)])
+    owners.put(found.service, found.granted, NOW_MS)
+    with pytest.raises(FencedTimer, match="nobody"):
+        owners.check(1, T1.id, NOW_MS)
+    assert not owners.check_claim(NEW_T1, [0, 2], NOW_MS).changes
+
+    found = owners.check_claim(SECOND, [1, 3], NOW_MS)
+    assert (found.granted, dict(found.waits), found.changes) == ((1, 3), {}, True)
+    assert owners.put(found.service, found.granted, NOW_MS) == []  # nobody is fenced
+    owners.check(1, SECOND.id, NOW_MS)
+    assert [owners.begin_of(queue) for queue in (0, 1, 3)] == [0, 70, 0]
+
+
+def test_a_shard_that_leaves_hands_all_over_and_is_still_known() -> None:
+    owners = claimed(SECOND, queues=(1, 3))
+    leaving = Service(T2.id, "t2", 1, 1)
+    found = owners.check_claim(leaving, [], NOW_MS)
+    assert found.leaves == (1, 3)
+    owners.hand_over(T2.id, [(1, 5), (3, 6)])
+    owners.put(found.service, [], NOW_MS)
+    assert owners.knows(T2.id)  # what it holds may be sent
+    owners.check_not_fenced(T2.id)
+    assert owners.check_claim(T1, [0, 1, 2, 3], NOW_MS).granted == (0, 1, 2, 3)
+
+
+def test_a_begin_never_goes_back() -> None:
+    owners = claimed()
+    for offset in (9, 4):
+        owners.begin([(1, offset)])
+    assert owners.begin_of(1) == 9
+
+
+@pytest.mark.parametrize(
+    ("formers", "begin"),
+    [((), {0, 1, 2, 3}), ((T1.id,), {1, 3})],  # an own copy of what it takes goes on
+)
+def test_what_was_given_up_begins_where_it_was_left(
+    formers: tuple[int, ...], begin: set[int]
+) -> None:
+    owners = claimed(queues=(0, 1, 2, 3))
+    owners.release(T1.id)
+    found = owners.check_claim(Service(T2.id, "t2", 0, 2, 1), [0, 2], NOW_MS)
+    assert owners.given_up(found, formers) == begin
 
 
 @pytest.mark.parametrize(
@@ -66,6 +142,8 @@ def test_the_number_of_shards_never_changes(service: Service) -> None:
         (Service(T1.id, "", 0, 1), [0]),
         (Service(T1.id, "t" * 256, 0, 1), [0]),
         (Service(T1.id, "t", 1, 1), [0]),
+        (Service(T1.id, "t", SHARDS_MAX, 1), []),
+        (Service(T1.id, "t", 0, 1, SHARDS_MAX + 1), [0]),
         (Service(T1.id, "t", -1, 1), [0]),
         (Service(T1.id, "t", 0, 2), [1]),
     ],
@@ -87,12 +165,12 @@ def test_only_a_service_that_is_away_is_released() -> None:
 def test_a_released_service_may_come_back_until_another_one_came() -> None:
     owners = claimed()
     owners.release(T1.id)
-    assert owners.check_claim(T1, [0, 1], NOW_MS)
+    assert owners.check_claim(T1, [0, 1], NOW_MS).changes
     owners.put(T1, [0, 1], NOW_MS)
     with pytest.raises(FencedTimer):
         owners.check_claim(T2, [0], NOW_MS)
     owners.release(T1.id)
-    assert owners.check_claim(T2, [0, 1], NOW_MS)
+    assert owners.check_claim(T2, [0, 1], NOW_MS).changes
     assert owners.put(T2, [0, 1], NOW_MS) == [T1.id]
     assert owners.ids() == [T2.id]
     for refused in (
@@ -109,8 +187,13 @@ def test_the_checkpoint_round_trips() -> None:
     owners.release(T1.id)
     owners.put(T2, [0, 1], NOW_MS)
     owners.release(T2.id)
+    assert "begins" not in owners.encode()  # releases before this one read it
+    owners.put(SECOND, [], NOW_MS)
+    owners.hand_over(T2.id, [(1, 7)])
     again = TimerOwners()
     again.load(owners.encode())
     assert again.encode() == owners.encode()
     assert not again.knows(T1.id)
+    assert again.begin_of(1) == 7
+    assert again.key_shards == 1
     again.load({})

@@ -20,7 +20,7 @@ from duemq.errors import (
     TopicNotFound,
 )
 from duemq.protocol.limits import SERVICE_IDS_FROM
-from duemq.protocol.names import TIMER_TOPIC
+from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.v1 import message_pb2
 from duemq_server.broker.groups.progress import lags
 from duemq_server.broker.reading import reader, time_search
@@ -473,7 +473,8 @@ def test_the_owner_of_timer_queues_is_known_again_after_a_start(saved: bool) -> 
         save(store, disk)
     store = opened(disk.after_kill())
     store.timer_owners.check(3, TIMERS.id, NOW_MS)
-    assert store.claim_timer_queues(TIMERS, range(4), NOW_MS) == store.log.end_position
+    _, settled = store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    assert settled == store.log.end_position
     with pytest.raises(FencedTimer, match=r"t1 \(shard 0 of 1, id 8000000000000007\)"):
         store.claim_timer_queues(OTHER, range(4), NOW_MS)
 
@@ -493,6 +494,99 @@ def test_a_released_service_is_fenced_when_another_one_has_claimed_its_queues() 
         store.send(fire("orders", [b"b"], 1), LATER_MS)
     with pytest.raises(FencedTimer, match="replaced"):
         store.claim_timer_queues(TIMERS, range(4), LATER_MS)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool) -> None:
+    disk = FaultyDisk()
+    store = opened(disk, StoreSettings(timer_queues=2))
+    store.create_topic("orders", 2)
+    sent = store.send(batch([b"a"], producer_id=5, queue_id=1, **TIMED), NOW_MS)
+    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS)
+    settle(store)
+    mine, its = sent.stored.queue_id, 1 - sent.stored.queue_id
+    ends = {mine: 1, its: 7}  # more than there is
+    now = dataclasses.replace(TIMERS, shard=its, shards=2, key_shards=1)
+    decision, _ = store.claim_timer_queues(now, [its], NOW_MS, ends)
+    assert decision.leaves == (mine,)
+    settle(store)
+    if saved:
+        save(store, disk)
+    store = opened(disk.after_kill(), StoreSettings(timer_queues=2))
+    owners = store.timer_owners
+    assert (owners.begin_of(mine), owners.begin_of(its), owners.key_shards) == (1, 0, 1)
+    assert owners.claim_of(mine) is None
+    other = dataclasses.replace(OTHER, shard=mine, shards=2, key_shards=1)
+    assert store.claim_timer_queues(other, [mine], NOW_MS)[0].granted == (mine,)
+    committed = store.offsets.find(GroupQueue(TIMER_GROUP, TIMER_TOPIC, mine))
+    assert committed is not None
+    assert committed.offset == 1
+    decision, settled = store.claim_timer_queues(now, [its], NOW_MS, ends)
+    assert not decision.changes
+    assert settled == store.log.end_position
+
+
+@pytest.mark.parametrize(("formers", "begin"), [((), 5), ((OTHER.id,), 0)])
+def test_what_was_given_up_begins_where_it_was_left(formers: tuple[int, ...], begin: int) -> None:
+    """But for replicas of the lost one, which have a copy of their own."""
+    disk = FaultyDisk()
+    store = opened(disk, StoreSettings(timer_queues=1))
+    store.claim_timer_queues(OTHER, [0], NOW_MS)
+    store.put_offsets(TIMER_GROUP, [(GroupQueue(TIMER_GROUP, TIMER_TOPIC, 0), Progress(5, 0))])
+    store.release_timer_queues(OTHER.id, LATER_MS)
+    store.claim_timer_queues(TIMERS, [0], LATER_MS, formers=formers)
+    settle(store)
+    assert store.timer_owners.begin_of(0) == begin
+    store = opened(disk.after_kill(), StoreSettings(timer_queues=1))
+    assert store.timer_owners.begin_of(0) == begin
+
+
+def test_what_a_copy_of_a_data_directory_has_not_is_fetched_again() -> None:
+    store = opened(FaultyDisk(), StoreSettings(timer_queues=2))
+    store.create_topic("orders", 2)
+    for producer_id in (5, 6):
+        sent = batch([b"a"], producer_id=producer_id, queue_id=1, **TIMED)
+        mine = store.send(sent, NOW_MS).stored.queue_id
+    settle(store)
+    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS)
+    key = GroupQueue(TIMER_GROUP, TIMER_TOPIC, mine)
+    store.put_offsets(TIMER_GROUP, [(key, Progress(2, 0))])
+    now = dataclasses.replace(TIMERS, shard=1 - mine, shards=2, key_shards=1)
+    store.claim_timer_queues(now, [1 - mine], NOW_MS, {mine: 1})
+    assert store.timer_owners.begin_of(mine) == 1
+    committed = store.offsets.find(key)
+    assert committed is not None
+    assert committed.offset == 1
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_queues_of_a_shard_that_was_given_up_begin_where_it_left_them(saved: bool) -> None:
+    """Also those that the first who comes after it does not claim."""
+    disk = FaultyDisk()
+    store = opened(disk, StoreSettings(timer_queues=2))
+    lost = dataclasses.replace(OTHER, shard=0, shards=1)
+    store.claim_timer_queues(lost, [0, 1], NOW_MS)
+    for queue_id, offset in ((0, 5), (1, 7)):
+        key = GroupQueue(TIMER_GROUP, TIMER_TOPIC, queue_id)
+        store.put_offsets(TIMER_GROUP, [(key, Progress(offset, 0))])
+    store.release_timer_queues(lost.id, LATER_MS)
+    next_one = dataclasses.replace(TIMERS, shard=0, shards=2, key_shards=1)
+    store.claim_timer_queues(next_one, [0], LATER_MS)
+    settle(store)
+    if saved:
+        save(store, disk)
+    store = opened(disk.after_kill(), StoreSettings(timer_queues=2))
+    owners = store.timer_owners
+    assert owners.claim_of(1) is None
+    assert [owners.begin_of(queue) for queue in (0, 1)] == [5, 7]
+
+
+def test_who_had_more_than_the_log_has_now_leaves_what_comes_next() -> None:
+    store = opened(FaultyDisk(), StoreSettings(timer_queues=2))
+    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS)
+    now = dataclasses.replace(TIMERS, shards=2, key_shards=1)
+    store.claim_timer_queues(now, [0], NOW_MS, {1: 7})
+    assert store.timer_owners.begin_of(1) == 0
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -1,0 +1,454 @@
+"""The number of timer shards changes while timers are pending: nothing is lost, early or twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duemq import CancelOutcome, aio
+from duemq.aio import Admin
+from duemq.errors import ErrorCode, PartialAnswer, Unavailable
+from duemq.protocol.route import RouteCache, TimerShard, Update
+from duemq.v1 import (
+    broker_pb2,
+    message_pb2,
+    timer_inspector_pb2,
+    timer_inspector_pb2_grpc,
+    timer_pb2,
+)
+from duemq_cli.exits import Exit
+from duemq_server.storage.errors import DiskFull
+from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.edge.others.other_shards import OtherShards
+from tests.service.cli.commands import run
+from tests.service.running_cluster import Cluster, running_cluster, until
+from tests.service.test_timer_service import (
+    HOUR_MS,
+    TOPIC,
+    Shard,
+    bodies_of,
+    delivered,
+    running_shard,
+    send,
+)
+
+QUEUES = 8  # of %TIMER%
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with running_cluster(tmp_path, "b0", timer_queues=QUEUES) as running:
+        await running.create_topic(TOPIC, queues=2)
+        yield running
+
+
+class Shards:
+    """Timer shards by number; each goes on with its data when it is started again."""
+
+    def __init__(self, cluster: Cluster, directory: Path, stack: AsyncExitStack) -> None:
+        self._cluster = cluster
+        self._directory = directory
+        self._stack = stack
+        self._lives: dict[int, AsyncExitStack] = {}
+        self.running: dict[int, Shard] = {}
+
+    async def start(self, number: int, shards: int, **settings: Any) -> Shard:
+        await self.stop(number)
+        life = self._lives[number] = AsyncExitStack()
+        self._stack.push_async_exit(life)
+        self.running[number] = await life.enter_async_context(
+            running_shard(
+                self._cluster,
+                self._directory,
+                name=f"t{number}",
+                shard=number,
+                shards=shards,
+                **settings,
+            )
+        )
+        return self.running[number]
+
+    async def stop(self, number: int) -> None:
+        if number in self.running:
+            del self.running[number]
+            await self._lives.pop(number).aclose()
+
+    async def change(self, shards: int) -> None:
+        """As a rolling update does it: new ones first, then those that there are, one by one."""
+        before = sorted(self.running)
+        for number in range(shards):
+            if number not in before:
+                await self.start(number, shards)
+        for number in reversed(before):
+            await self.start(number, shards)
+        await until(lambda: self.owners() == [queue % shards for queue in range(QUEUES)])
+
+    def owners(self) -> list[int | None]:
+        """Of each queue at b0, by number of shard."""
+        owners = self._cluster.brokers["b0"].store.timer_owners
+        claims = map(owners.claim_of, range(QUEUES))
+        return [claim.service.shard if claim is not None else None for claim in claims]
+
+    async def ledgers(self) -> tuple[int, int]:
+        """Accepted and fired, of all together."""
+        found = [await shard.stats() for shard in self.running.values()]
+        return sum(each.accepted for each in found), sum(each.fired for each in found)
+
+    async def pending(self) -> int:
+        return sum([(await shard.stats()).pending for shard in self.running.values()])
+
+    def source(self, number: int, handle: message_pb2.TimerHandle) -> Any:
+        sources = self.running[number].service.shard.scheduler.numbers.sources
+        wanted = (handle.store_id, handle.queue_id)
+        return next((each for each in sources if each.id == wanted), None)
+
+
+@pytest.fixture
+async def shards(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Shards]:
+    async with AsyncExitStack() as stack:
+        yield Shards(cluster, tmp_path, stack)
+
+
+async def send_to_all(
+    cluster: Cluster, bodies: list[bytes], delay_ms: int
+) -> list[message_pb2.TimerHandle]:
+    """Each body in a queue of %TIMER% of its own: producers have one each."""
+    handles: list[message_pb2.TimerHandle] = []
+    for body in bodies:
+        handles += await send(cluster, [body], [delay_ms], producer_id=0, queue_id=-1)
+    return handles
+
+
+async def send_to(
+    cluster: Cluster, timer_queue: int, body: bytes, delay_ms: int
+) -> message_pb2.TimerHandle:
+    """A message that waits in this queue of %TIMER%, of the lower half: it has a queue to go to."""
+    client = cluster.clients["b0"]
+    [handle] = await send(cluster, [body], [delay_ms], queue_id=timer_queue % 2, producer_id=0)
+    if handle.queue_id == timer_queue:
+        return handle
+    raise AssertionError((handle.queue_id, timer_queue, client))
+
+
+async def test_a_second_shard_gets_its_queues_as_soon_as_the_first_one_knows(
+    cluster: Cluster, shards: Shards
+) -> None:
+    await shards.start(0, 1)
+    old = [await send_to(cluster, queue, b"old", HOUR_MS) for queue in (0, 1)]
+    await shards.running[0].until(lambda stats: stats.pending == 2)
+    second = await shards.start(1, 2)
+    await until(lambda: bool(second.service._links.problems()))
+    [problem] = (await second.stats()).problems
+    assert "queues 1, 3, 5, 7 of broker b0 are still those of t0 (shard 0 of 1)" in problem
+    assert "--shards 2" in problem
+    assert second.service._links.waiting == 4
+    new = await send_to(cluster, 1, b"new", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 3)  # it goes on meanwhile
+
+    first = await shards.start(0, 2)
+    await until(lambda: shards.owners() == [0, 1] * 4)
+    assert not (await second.stats()).problems
+    assert second.service._links.waiting == 0
+    newest = await send_to(cluster, 1, b"newest", HOUR_MS)
+    await second.until(lambda stats: stats.pending == 1)
+    assert (await first.stats()).pending == 3
+    # Each answers for what the other one has.
+    for asked, handle in ((second, old[1]), (second, new), (first, newest), (second, old[0])):
+        [result] = await asked.cancel(handle)
+        assert result.outcome == timer_pb2.CANCELLED
+    assert await shards.pending() == 0
+    for asked in (first, second):
+        for handle in (*old, new, newest):
+            [result] = await asked.cancel(handle)
+            assert result.outcome == timer_pb2.CANCELLED
+
+
+async def test_one_two_four_three_and_each_message_comes_once(
+    cluster: Cluster, shards: Shards
+) -> None:
+    sent: list[bytes] = []
+    stop = asyncio.Event()
+
+    async def keep_sending() -> None:
+        while not stop.is_set():
+            bodies = [b"%d" % (len(sent) + n) for n in range(4)]
+            for queue_id in (-1, 0, 1):
+                made = [b"%s/%d" % (body, queue_id) for body in bodies]
+                await send(cluster, made, [0, 1, 30, 400], queue_id=queue_id, producer_id=0)
+                sent.extend(made)
+            await asyncio.sleep(0.01)
+
+    await shards.start(0, 1)
+    sending = asyncio.create_task(keep_sending())
+    for number in (2, 4, 3):
+        handed = len(sent)
+        await shards.change(number)
+        await until(lambda handed=handed: len(sent) > handed + 100)
+        assert sorted(shards.running) == list(range(4 if number == 3 else number))
+    stop.set()
+    await sending
+
+    async def all_fired() -> bool:
+        return await shards.ledgers() == (len(sent), len(sent))
+
+    await until(all_fired)
+    await until(lambda: all_stored(shards))
+    found = bodies_of(await delivered(cluster))
+    assert found == sorted(sent)
+    leaving = await shards.running[3].stats()
+    assert (leaving.shard, leaving.shards, leaving.pending) == (3, 3, 0)
+    await shards.stop(3)  # it is empty
+    await send(cluster, [b"last"], [0])
+    await until(lambda: all_stored(shards))
+    assert b"last" in bodies_of(await delivered(cluster)) or await comes(cluster, b"last")
+
+
+def all_stored(shards: Shards) -> bool:
+    return not any(
+        shard.service.shard.scheduler.ledger.in_flight for shard in shards.running.values()
+    )
+
+
+async def comes(cluster: Cluster, body: bytes) -> bool:
+    async def there() -> bool:
+        return body in bodies_of(await delivered(cluster))
+
+    await until(there)
+    return True
+
+
+async def test_a_queue_that_comes_back_begins_where_the_other_shard_left_it(
+    cluster: Cluster, shards: Shards
+) -> None:
+    await shards.start(0, 1)
+    first = await send_to(cluster, 1, b"first", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    await shards.change(2)
+    theirs = await send_to(cluster, 1, b"theirs", HOUR_MS)
+    await shards.running[1].until(lambda stats: stats.pending == 1)
+
+    await shards.start(0, 1)
+    await until(lambda: bool(shards.running[0].service._links.problems()))
+    [problem] = (await shards.running[0].stats()).problems
+    assert "t1 (shard 1 of 2)" in problem
+    leaving = await shards.start(1, 1)
+    await until(lambda: shards.owners() == [0] * QUEUES)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: len(admin._client.routes.timers) == 2)
+    shown = await run(cluster.nameserver, "cluster", "show")
+    assert shown.exit_code == Exit.OK, shown.stdout
+    assert "leaves, pending 1, " in " ".join(shown.stdout.split())
+    last = await send_to(cluster, 1, b"last", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 2)
+    assert (await leaving.stats()).pending == 1
+    assert shards.source(0, last).skipped == ((theirs.offset, last.offset),)
+    # What it skipped is remembered over a restart, from the checkpoint and from the log.
+    for _ in range(2):
+        await shards.start(0, 1)
+        assert shards.source(0, last).skipped == ((theirs.offset, last.offset),)
+
+    reached = shards.source(0, last).next_offset
+    assert (first.offset, theirs.offset, reached) == (0, 1, 3)
+    [result] = await shards.running[0].cancel(theirs)
+    while result.error.retryable:  # it has not heard of the others yet, and says so
+        assert "no nameserver has answered yet" in result.error.message
+        [result] = await shards.running[0].cancel(theirs)
+    assert result.outcome == timer_pb2.CANCELLED
+    assert (await leaving.stats()).pending == 0
+    await shards.stop(1)
+    [result] = await shards.running[0].cancel(theirs)
+    assert result.error.code == ErrorCode.UNAVAILABLE
+    assert "t1" in result.error.message
+    for handle in (first, last):
+        [result] = await shards.running[0].cancel(handle)
+        assert result.outcome == timer_pb2.CANCELLED
+
+
+async def test_what_is_asked_by_handle_is_passed_on(cluster: Cluster, shards: Shards) -> None:
+    await shards.start(0, 1)
+    old = await send_to(cluster, 1, b"old", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    await shards.change(2)
+    second = shards.running[1]
+    new = await send_to(cluster, 1, b"new", HOUR_MS)
+    await second.until(lambda stats: stats.pending == 1)
+    inspector = timer_inspector_pb2_grpc.TimerInspectorStub(second.connection)
+    asked = timer_inspector_pb2.GetTimersRequest(handles=[old, new, old])
+    found = (await inspector.GetTimers(asked)).timers
+    assert [each.record.body for each in found] == [b"old", b"new", b"old"]
+    assert {each.state for each in found} == {timer_inspector_pb2.TIMER_PENDING}
+
+    request = timer_pb2.RescheduleRequest(
+        request_id=b"r" * 16,
+        timers=[timer_pb2.TimerRef(handle=old), timer_pb2.TimerRef(handle=new)],
+        delays_ms=[0],
+    )
+    answers = [await second.stub.Reschedule(request) for _ in range(2)]
+    assert answers[0] == answers[1]  # each did its part once
+    assert [each.outcome for each in answers[0].results] == [timer_pb2.RESCHEDULED] * 2
+    await comes(cluster, b"old")
+    await comes(cluster, b"new")
+    assert bodies_of(await delivered(cluster)) == [b"new", b"old"]
+
+
+async def test_keys_and_schedules_stay_where_they_are(cluster: Cluster, shards: Shards) -> None:
+    await shards.start(0, 1)
+    async with (
+        Admin(cluster.nameserver) as admin,
+        aio.Producer(cluster.nameserver) as producer,
+    ):
+        keys = [f"k{n}" for n in range(8)]
+        for key in keys:
+            await producer.send(TOPIC, b"one", timer_key=key, delay=3600)
+        await admin.put_schedule("beat", topic=TOPIC, body=b"beat", every=3600)
+        await shards.change(2)
+        await until(lambda: len(admin._client.routes.timers) == 2)
+        assert admin._client.routes.key_shards == 1
+        receipts = [await producer.send(TOPIC, b"two", timer_key=key, delay=3600) for key in keys]
+        assert all(each.replaced is not None for each in receipts)
+        outcomes = await producer.cancel(key=[(TOPIC, key) for key in keys])
+        assert set(outcomes) == {CancelOutcome.CANCELLED}
+        assert [each.name for each in await admin.schedules()] == ["beat"]
+        with pytest.raises(Unavailable, match="belongs to shard 0 of 1"):
+            shards.running[1].service.place.check_key(TOPIC, "k0")
+
+
+async def test_a_hold_holds_at_a_shard_that_comes_later(cluster: Cluster, shards: Shards) -> None:
+    await shards.start(0, 1)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: bool(admin._client.routes.timers))
+        await admin.hold_timers(TOPIC)
+        await shards.change(2)
+        await send_to(cluster, 1, b"held", 0)
+        await shards.running[1].until(lambda stats: stats.pending == 1)
+        await until(lambda: len(admin._client.routes.timers) == 2)
+
+        async def is_held() -> bool:
+            [count] = await admin.count_timers(TOPIC)
+            return count.held == 1
+
+        await until(is_held)
+        assert (await shards.running[1].stats()).fired == 0
+        resumed = await admin.resume_timers(TOPIC)
+        assert resumed.was_held
+        await comes(cluster, b"held")
+
+
+async def test_who_cannot_know_what_is_held_says_so_until_it_does(
+    cluster: Cluster, shards: Shards
+) -> None:
+    await shards.start(0, 2)
+    await until(lambda: shards.owners()[0] == 0)
+    await shards.stop(0)
+    waiting = await shards.start(1, 2)
+    await until(lambda: bool(waiting.service._links.problems()))
+    [problem] = (await waiting.stats()).problems
+    assert (
+        "nothing new is fetched from broker b0 yet: what is held is not known while t0" in problem
+    )
+    await send_to(cluster, 1, b"waits", 0)
+    await shards.start(0, 2)
+    await waiting.until(lambda stats: stats.fired == 1)
+    assert not (await waiting.stats()).problems
+
+
+async def test_a_missing_shard_makes_answers_partial_and_hands_nothing_over(
+    cluster: Cluster, shards: Shards
+) -> None:
+    await shards.start(0, 2)
+    await shards.start(1, 2)
+    await until(lambda: shards.owners() == [0, 1] * 4)
+    handle = await send_to(cluster, 1, b"waits", HOUR_MS)
+    await shards.running[1].until(lambda stats: stats.pending == 1)
+    await shards.stop(1)
+    await shards.start(0, 1)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: bool(admin._client.routes.timers))
+        with pytest.raises(PartialAnswer, match="timer shard 1"):
+            await admin.count_timers(TOPIC)
+    assert shards.owners() == [0, 1] * 4
+    [result] = await shards.running[0].cancel(handle)
+    assert result.error.code == ErrorCode.UNAVAILABLE
+    await shards.start(1, 1)
+    await until(lambda: shards.owners() == [0] * QUEUES)
+    [result] = await shards.running[0].cancel(handle)
+    assert result.outcome == timer_pb2.CANCELLED
+
+
+async def test_what_was_handed_over_is_so_after_a_restart_of_the_broker(
+    cluster: Cluster, shards: Shards
+) -> None:
+    await shards.start(0, 1)
+    await send_to(cluster, 1, b"old", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    first = await shards.start(0, 2)
+    await until(lambda: shards.owners() == [0, None] * 4)
+    new = await send_to(cluster, 1, b"new", HOUR_MS)
+    await cluster.stop_broker("b0")
+    await cluster.start_broker("b0")
+    assert shards.owners() == [0, None] * 4
+    second = await shards.start(1, 2)
+    await second.until(lambda stats: stats.pending == 1)
+    assert (await first.stats()).pending == 1
+    assert shards.source(1, new).first_offset == new.offset
+
+
+async def test_a_claim_that_says_too_much_is_refused(cluster: Cluster, shards: Shards) -> None:
+    first = await shards.start(0, 1)
+    await until(lambda: shards.owners() == [0] * QUEUES)
+    service = first.service._links.service
+    client = cluster.clients["b0"]
+    for queue_id, offset in ((QUEUES, 0), (1, -1)):
+        end = broker_pb2.TimerQueueEnd(queue_id=queue_id, offset=offset)
+        request = broker_pb2.ClaimTimerQueuesRequest(service=service, ends=[end])
+        with pytest.raises(Exception, match=r"queue|ends\.offset"):
+            await client.broker.ClaimTimerQueues(request)
+    assert shards.owners() == [0] * QUEUES
+
+
+async def test_keys_stay_divided_where_a_new_broker_is_the_first_that_a_new_shard_asks(
+    cluster: Cluster, shards: Shards
+) -> None:
+    """While the others are away only the nameservers know what keys are divided over."""
+    await shards.start(0, 1)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: any(each.key_shards == 1 for each in admin._client.routes.timers))
+    await shards.stop(0)
+    await cluster.start_broker("a0")
+    second = await shards.start(1, 2)
+    await until(lambda: bool(second.service.place.key_shards))
+    assert second.service.place.key_shards == 1
+
+
+async def test_a_new_shard_whose_disk_is_full_claims_again(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, refused = Place.save, []
+
+    def saved(place: Place) -> None:
+        if place.key_shards and not refused:
+            refused.append(place.key_shards)
+            raise DiskFull("no room for the shard's place")
+        save(place)
+
+    monkeypatch.setattr(Place, "save", saved)
+    first = await shards.start(0, 1)
+    await until(lambda: bool(first.service._links.by_name["b0"].fetchers))
+    assert refused == [1]
+    assert first.service.place.key_shards == 1
+    await shards.start(0, 1)
+    assert shards.running[0].service.place.key_shards == 1
+
+
+async def test_a_shard_that_no_nameserver_has_heard_of_may_have_a_timer() -> None:
+    """They forget when they start anew, and hear only of those that are there."""
+    routes = RouteCache()
+    others = OtherShards(routes, "t1", Place(1, 3))
+    routes.apply(Update(whole=True, timers=(TimerShard("t2", "127.0.0.1:1", 2, 3),)))
+    routes.apply(Update(whole=True))
+    located = await others.locate([message_pb2.TimerHandle(store_id=1)], [0])
+    assert "shard 0 of 3" in str(located.missing)
+    assert not OtherShards(routes, "t0", Place(0, 1)).there

@@ -1,0 +1,92 @@
+"""A shard that takes queues over for the first time, or again, holds what the others hold."""
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from duemq.aio import Admin
+from duemq.errors import Unavailable
+from duemq.protocol.route import LostTimer, RouteCache, TimerShard, Update
+from duemq_server.broker.records.timer_owners import Service
+from duemq_server.serving.clock import now_ms
+from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.edge.others.holds_of_others import HoldsOfOthers
+from duemq_server.timer_service.edge.others.other_shards import OtherShards
+from duemq_server.timer_service.far.numbering import Numbering
+from tests.service.running_cluster import Cluster, until
+from tests.service.test_changing_shards import Shards, cluster, send_to, shards
+from tests.service.test_timer_service import HOUR_MS, TOPIC
+
+__all__ = ["cluster", "shards"]
+
+
+PLACE = Place(1, 2)
+
+
+def holds_of(lost: Sequence[LostTimer]) -> HoldsOfOthers:
+    """Of shard 1 of 2, which is new; nobody else is alive."""
+    routes = RouteCache()
+    routes.apply(Update(whole=True, lost_timers=tuple(lost)))
+    shard: Any = SimpleNamespace(scheduler=SimpleNamespace(numbers=Numbering()))
+    return HoldsOfOthers(shard, OtherShards(routes, "t1", PLACE), PLACE)
+
+
+def test_what_is_held_is_not_known_while_the_others_are_starting_anew() -> None:
+    away = LostTimer(TimerShard("t0", "127.0.0.1:1", 0, 2), since_ms=0, stopped=True)
+    with pytest.raises(Unavailable, match="t0"):
+        asyncio.run(holds_of([away]).adopt())
+
+
+def test_who_was_this_shard_before_is_not_waited_for() -> None:
+    before = LostTimer(TimerShard("lost", "127.0.0.1:1", 1, 2), since_ms=0, stopped=False)
+    asyncio.run(holds_of([before]).adopt())
+    asyncio.run(holds_of([]).adopt())
+
+
+async def test_a_shard_that_comes_back_holds_what_was_held_meanwhile(
+    cluster: Cluster, shards: Shards
+) -> None:
+    await shards.start(0, 1)
+    await shards.change(2)
+    handle = await send_to(cluster, 1, b"at 1", HOUR_MS)
+    await until(lambda: shards.source(1, handle) is not None)
+    await shards.change(1)
+    await shards.stop(1)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: [each.name for each in admin._client.routes.timers] == ["t0"])
+        await admin.forget("t1", timer=True)
+        await admin.hold_timers(TOPIC)
+        await shards.change(2)
+        await until(lambda: len(admin._client.routes.timers) == 2)
+        back = shards.running[1].service
+        await until(lambda: bool(back._links.by_name["b0"].fetchers))
+        assert len(back.shard.scheduler.holds) == 1, "not held"
+        assert not back.place.returns
+
+
+async def test_new_shards_do_not_learn_from_one_another_what_is_held(
+    cluster: Cluster, shards: Shards
+) -> None:
+    """While the one that knows is starting anew, and brokers have what it hands over already."""
+    first = await shards.start(0, 1)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: bool(admin._client.routes.timers))
+        await admin.hold_timers(TOPIC)
+        its_id = first.service.shard.directory.producer_id
+        for number in (1, 2):
+            await shards.start(number, 3)
+        await until(lambda: len(admin._client.routes.timers) == 3)
+        await shards.stop(0)
+        await until(lambda: len(admin._client.routes.timers) == 2)
+        store = cluster.brokers["b0"].store
+        handing_over = Service(its_id, "t0", shard=0, shards=3, key_shards=1)
+        store.claim_timer_queues(handing_over, [0, 3, 6], now_ms())
+        await until(lambda: shards.owners() == [0, 1, 2, 0, 1, 2, 0, 1])
+        await shards.start(0, 3)
+        for number in (1, 2):
+            new = shards.running[number].service
+            await until(lambda new=new: bool(new._links.by_name["b0"].fetchers))
+            assert len(new.shard.scheduler.holds) == 1, number

@@ -1,0 +1,1 @@
+"""The other timer shards, as this one asks them."""

@@ -1,0 +1,162 @@
+"""The other timer shards: who of them has a timer that this shard does not have.
+
+Owned by the event loop.  A timer stays with the shard that took it over, and the queue that it
+came from may be another shard's by now.  Clients need not know: any shard passes on what it is
+asked about another one's timers.  That a timer came to a shard is so for good, so what is passed on
+is not passed on again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import grpc.aio
+
+from duemq.errors import DuemqError, Unavailable
+from duemq.protocol.route import RouteCache, TimerShard
+from duemq.transport import channel, status
+from duemq.v1 import timer_pb2, timer_pb2_grpc
+from duemq.v1.message_pb2 import TimerHandle
+from duemq_server.timer_service.disk.place import Place
+
+T = TypeVar("T")
+
+TIMEOUT_S = 2.0
+"""Of a question which timers a shard has."""
+PASSED_ON_TIMEOUT_S = 10.0
+"""Of a request that is passed on: the other one may wait for a timer to arrive, for 5 s."""
+
+
+class Located(NamedTuple):
+    """Where timers are, by their places in the caller's list."""
+
+    shards: Mapping[int, TimerShard]
+    missing: Unavailable | None
+    """Of the others that were asked for: a shard that may have them is away."""
+
+    def by_shard(self) -> dict[TimerShard, list[int]]:
+        """The places of each shard's."""
+        found: defaultdict[TimerShard, list[int]] = defaultdict(list)
+        for at, shard in self.shards.items():
+            found[shard].append(at)
+        return found
+
+
+class Answered(NamedTuple, Generic[T]):
+    """By one shard, of the timers at these places."""
+
+    places: list[int]
+    answer: T | DuemqError
+
+
+NOWHERE_ELSE = Located({}, None)
+
+
+class OtherShards:
+    """As the routes name them."""
+
+    def __init__(self, routes: RouteCache, name: str, place: Place) -> None:
+        """`name`, `place`: this shard's."""
+        self._routes = routes
+        self._name = name
+        self._place = place
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def alive(self) -> list[TimerShard]:
+        """Those that nameservers hear from."""
+        return [each for each in self._routes.timers if each.name != self._name]
+
+    @property
+    def there(self) -> bool:
+        """Whether there are others, alive or away; also while nobody has said so yet."""
+        return bool(self.alive or self._away())
+
+    def lost_beside(self, number: int) -> list[str]:
+        """Names of those that are away; not who was the shard of this number before."""
+        lost = (each.timer for each in self._routes.lost_timers)
+        return [each.name for each in lost if each.shard != number and each.name != self._name]
+
+    def _away(self) -> list[str]:
+        if not self._routes.version:
+            return ["no nameserver has answered yet"]
+        lost = [each.timer for each in self._routes.lost_timers if each.timer.name != self._name]
+        return [*(each.name for each in lost), *self._not_heard_of(lost)]
+
+    def _not_heard_of(self, lost: list[TimerShard]) -> list[str]:
+        """There must be such shards; a nameserver that starts anew knows of none that is away."""
+        place = self._place
+        numbers = range(max(place.shards, place.key_shards))
+        known = {place.shard, *(each.shard for each in (*self.alive, *lost))}
+        return [f"shard {each} of {len(numbers)}" for each in numbers if each not in known]
+
+    def channel(self, shard: TimerShard) -> grpc.aio.Channel:
+        """To one of them; kept as long as it is there."""
+        addresses = {each.address for each in self.alive}
+        for address in [each for each in self._channels if each not in addresses]:
+            task = asyncio.create_task(self._channels.pop(address).close(None))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        if shard.address not in self._channels:
+            self._channels[shard.address] = channel.connect(shard.address)
+        return self._channels[shard.address]
+
+    async def locate(self, handles: Sequence[TimerHandle], places: Sequence[int]) -> Located:
+        """Which of the others have the timers at these places of the list."""
+        alive = self.alive
+        if not places or not self.there:
+            return NOWHERE_ELSE
+        request = timer_pb2.LocateTimersRequest(handles=[handles[at] for at in places])
+        answers = await asyncio.gather(*(self._ask(each, request) for each in alive))
+        found: dict[int, TimerShard] = {}
+        away = self._away()
+        for shard, answer in zip(alive, answers, strict=True):
+            if isinstance(answer, DuemqError):
+                away.append(f"{shard.name} ({answer})")
+                continue
+            found |= {at: shard for at, here in zip(places, answer, strict=True) if here}
+        missing = None
+        if away and len(found) < len(places):
+            missing = Unavailable(
+                f"not at this shard, and a timer shard that may have it is away: {', '.join(away)}",
+                field="timer_shard",
+                value=", ".join(away),
+            )
+        return Located(found, missing)
+
+    async def _ask(
+        self, shard: TimerShard, request: timer_pb2.LocateTimersRequest
+    ) -> Sequence[bool] | DuemqError:
+        stub = timer_pb2_grpc.TimerStub(self.channel(shard))
+        try:
+            call = stub.LocateTimers(request, timeout=TIMEOUT_S)
+            here = (await status.answer(call, shard.address)).here
+        except DuemqError as error:
+            return error
+        if len(here) != len(request.handles):
+            return Unavailable(f"answered {len(here)} of {len(request.handles)} timers")
+        return list(here)
+
+    async def each(
+        self, located: Located, ask: Callable[[grpc.aio.Channel, list[int]], Awaitable[T]]
+    ) -> list[Answered[T]]:
+        """What each shard answers about its own; `ask` gets their places."""
+
+        async def answered(shard: TimerShard, places: list[int]) -> Answered[T]:
+            try:
+                found = await status.answer(ask(self.channel(shard), places), shard.address)
+            except DuemqError as error:
+                return Answered(places, error)
+            return Answered(places, found)
+
+        parts = located.by_shard().items()
+        return await asyncio.gather(*(answered(*part) for part in parts))
+
+    async def stop(self) -> None:
+        """Closes what is open."""
+        channels, self._channels = self._channels, {}
+        await asyncio.gather(*(each.close(None) for each in channels.values()), *self._closing)
