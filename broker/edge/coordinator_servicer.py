@@ -172,7 +172,7 @@ class CoordinatorServicer:
     async def _set_routes(self, _slices: Slices) -> None:
         self._stale = False
         brokers = [broker.name for broker in self._routes.brokers]
-        self._publish(self._coordinator.set_routes(_Readable(self._routes), brokers))
+        self._publish(self._coordinator.set_routes(_Readable(self._routes), brokers, self._clock()))
 
     def forget(self, group: str) -> None:
         """The group is deleted.  Raises InvalidArgument while it has members."""
@@ -338,7 +338,9 @@ class CoordinatorServicer:
                 f"group {told.group!r} is now coordinated by {told.coordinator!r}"
             )
             return self._elsewhere(error, told.coordinator)
-        assignment = group_pb2.Assignment(generation=told.generation, members=told.members)
+        assignment = group_pb2.Assignment(
+            generation=told.generation, members=told.members, waits_ms=told.waits_ms
+        )
         names: set[str] = set()
         for part in parts(told.queues, EVENT_QUEUES_AT_ONCE):
             names.update(queue.broker for queue in part)
@@ -500,7 +502,11 @@ def _summary(name: str, group: Group | None) -> group_pb2.GroupSummary:
 
 async def _description(group: Group) -> group_pb2.GroupDescription:
     description = group_pb2.GroupDescription(
-        group=group.name, coordinator=True, generation=group.generation, strategy=group.strategy
+        group=group.name,
+        coordinator=True,
+        generation=group.generation,
+        strategy=group.strategy,
+        waits_until_ms=group.hold_until_ms or 0,
     )
     members = sorted(group.members.values(), key=lambda each: each.member_id)
     slices = Slices()

@@ -29,7 +29,8 @@ Restart.  Generation and members of each group are kept (`snapshot`, or each cha
 restarted coordinator, or one that a group moved to, does not know who holds what: members that come
 back say so, and name the members that they were last told of (everyone is told when one comes or
 goes).  Until all of these are back, or a session timeout has passed, the others' queues are not
-given away (`hold`).  A group that nobody has heard of is assigned at once.  All members of a group
+given away (`hold`); for a newcomer, since the brokers changed, as then all members heard that the
+group moved.  A group that nobody has heard of is assigned at once.  All members of a group
 read the same with the same strategy; for a session timeout after a coordinator has come to a group,
 those who were its members before decide what that is, and a newcomer that differs is turned out.
 """
@@ -132,6 +133,7 @@ class Coordinator:
         self._queues_before: TopicQueues = {}
         self._touched: dict[str, None] = {}  # groups to rebalance
         self._brokers: frozenset[str] = frozenset()
+        self._brokers_since_ms = 0
         self._next_ms: int | None = None
         # Groups that the snapshot holds otherwise than they are, and what it holds of each.
         self._changed: set[str] = set()
@@ -165,7 +167,7 @@ class Coordinator:
         self, queues: Mapping[str, Iterable[MessageQueue]], brokers: Iterable[str], now_ms: int
     ) -> Step:
         """As `set_routes`."""
-        moved = self.set_routes(queues, brokers)
+        moved = self.set_routes(queues, brokers, now_ms)
         return Step(moved=moved, assignments=self._rebalance(now_ms))
 
     def tick(self, now_ms: int) -> Step:
@@ -292,7 +294,7 @@ class Coordinator:
         self._shake(group)
 
     def set_routes(
-        self, queues: Mapping[str, Iterable[MessageQueue]], brokers: Iterable[str]
+        self, queues: Mapping[str, Iterable[MessageQueue]], brokers: Iterable[str], now_ms: int
     ) -> list[Moved]:
         """The readable queues of every topic and the brokers, as the nameservers know them now.
 
@@ -301,7 +303,9 @@ class Coordinator:
         """
         self._readable = queues
         self._queues_before, self._queues = self._queues, {}
-        self._brokers = frozenset(brokers)
+        found = frozenset(brokers)
+        if found != self._brokers:
+            self._brokers, self._brokers_since_ms = found, now_ms
         moved: list[Moved] = []
         for group in list(self._groups.values()):
             owner = self.owner(group.name)
@@ -507,10 +511,13 @@ class Coordinator:
             self._make_room(hello.group)
         generation = self._dropped.pop(hello.group, 0)
         group = Group(hello.group, generation=generation, empty_since_ms=now_ms)
-        group.young_until_ms = now_ms + (hello.session_timeout_ms or self._session_timeout_ms)
-        if hello.generation or known_generation:
+        timeout_ms = hello.session_timeout_ms or self._session_timeout_ms
+        group.young_until_ms = now_ms + timeout_ms
+        # Members of a coordinator before this one heard when the brokers changed.
+        heard_ms = now_ms if hello.generation else min(now_ms, self._brokers_since_ms)
+        if (hello.generation or known_generation) and heard_ms + timeout_ms > now_ms:
             group.absent = None
-            group.hold_until_ms = group.young_until_ms
+            group.hold_until_ms = heard_ms + timeout_ms
         self._groups[hello.group] = group
         return group
 

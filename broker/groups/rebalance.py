@@ -30,6 +30,8 @@ class Assignment(NamedTuple):
     generation: int
     queues: tuple[MessageQueue, ...]
     members: tuple[str, ...] = ()  # of the group
+    waits_ms: int = 0
+    """How long queues wait at most for members that are not back yet."""
 
 
 def rebalancing(
@@ -46,7 +48,7 @@ def rebalancing(
             order = chain(*queues.values(), strangers)
         else:
             yield from _retarget(group, queues, mark, now_ms)
-        told = yield from _tell(group, order)
+        told = yield from _tell(group, order, now_ms)
     group.shaken = False
     group.freed.clear()
     return told
@@ -107,7 +109,7 @@ def _retarget(group: Group, queues: TopicQueues, mark: int, now_ms: int) -> Piec
     yield
 
 
-def _tell(group: Group, order: Iterable[MessageQueue]) -> Pieces[list[Assignment]]:
+def _tell(group: Group, order: Iterable[MessageQueue], now_ms: int) -> Pieces[list[Assignment]]:
     """Grants what is free, and tells those whose share or fellow members have changed."""
     shares: dict[str, list[MessageQueue]] = {member_id: [] for member_id in group.members}
     granted: dict[str, list[Holding]] = {member_id: [] for member_id in group.members}
@@ -127,6 +129,7 @@ def _tell(group: Group, order: Iterable[MessageQueue]) -> Pieces[list[Assignment
         yield
     told = []
     members = group.member_ids()
+    waits_ms = group.hold_until_ms - now_ms if group.hold_until_ms is not None else 0
     for member_id, share in shares.items():
         share.sort()  # it is, but for queues that no route names
         queues = tuple(share)
@@ -137,7 +140,7 @@ def _tell(group: Group, order: Iterable[MessageQueue]) -> Pieces[list[Assignment
         member.told = queues, members
         for holding in granted[member_id]:
             holding.granted = group.generation
-        told.append(Assignment(group.name, member_id, group.generation, queues, members))
+        told.append(Assignment(group.name, member_id, group.generation, queues, members, waits_ms))
     return told
 
 

@@ -17,7 +17,7 @@ from duemq_cli import completion
 from duemq_cli.commands import offsets
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, confirmed, known, pass_session, session_options, yes_option
-from duemq_cli.text import duration, exact_duration
+from duemq_cli.text import duration, exact_duration, local_time
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,11 +88,11 @@ def show(session: Session, /, name: str) -> Exit:
 
     With --json, lines told apart by `kind`: one `group` (members, coordinator, generation,
     strategy, lag, lag_ms, in_flight, consumed_per_s, sent_back, retries_waiting, dead_letters,
-    dead_letters_kept, retries_max, retry_delays_ms, retry_exponential, without_settings), a
-    `member` each (member, client, topics, queues, last_heartbeat_ms, session_timeout_ms,
-    incarnation), a `queue` each (topic, broker, queue, member, generation, offset, min_offset,
-    max_offset, lag, lag_ms, in_flight, settled, consumed_per_s, last_commit_ms); and
-    {missing_brokers}, [{broker, error}].
+    dead_letters_kept, retries_max, retry_delays_ms, retry_exponential, without_settings,
+    waits_until_ms), a `member` each (member, client, topics, queues, last_heartbeat_ms,
+    session_timeout_ms, incarnation), a `queue` each (topic, broker, queue, member, generation,
+    offset, min_offset, max_offset, lag, lag_ms, in_flight, settled, consumed_per_s,
+    last_commit_ms); and {missing_brokers}, [{broker, error}].
     """
     with session.admin() as admin:
         found = admin.describe_group(name)
@@ -125,6 +125,7 @@ def _rows(found: GroupDescription) -> Iterator[dict[str, Any]]:
         "retry_delays_ms": policy.delays_ms,
         "retry_exponential": policy.exponential and asdict(policy.exponential),
         "without_settings": found.without_settings,
+        "waits_until_ms": found.waits_until_ms,
     }
     yield from (_member_row(found.name, member) for member in found.members)
     yield from (_queue_row(found.name, each) for each in found.progress)
@@ -184,6 +185,9 @@ def _print(session: Session, found: GroupDescription) -> None:
         f"{found.dead_letters_kept:,} dead letters kept"
     )
     say(f"  retries: {policy_text(found.retry)}")
+    if found.waits_until_ms:
+        until = local_time(found.waits_until_ms)
+        say(f"  queues wait until {until} at most for members that may still have them")
     if found.without_settings:
         brokers = ", ".join(found.without_settings)
         say(f"  not at {brokers}, which came later: `duemq group update {found.name}`")

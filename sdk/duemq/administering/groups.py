@@ -435,6 +435,7 @@ def _joined(
         dead_letters=sum(answer.dead_letters for answer in progress.values()),
         dead_letters_kept=sum(answer.dlq_messages for answer in progress.values()),
         retries_waiting=sum(answer.retries_waiting for answer in progress.values()),
+        waits_until_ms=view.waits_until_ms or None,
         missing=tuple(sorted(missing, key=lambda each: each.name)),
     )
 

@@ -28,7 +28,7 @@ from duemq.v1 import error_pb2 as duemq_dot_v1_dot_error__pb2
 from duemq.v1 import message_pb2 as duemq_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64uemq/v1/group.proto\x12\x08\x64uemq.v1\x1a\x15\x64uemq/v1/broker.proto\x1a\x14\x64uemq/v1/error.proto\x1a\x16\x64uemq/v1/message.proto\"X\n\x0cSubscription\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12)\n\x0b\x66ilter_type\x18\x03 \x01(\x0e\x32\x14.duemq.v1.FilterType\"\xf3\x01\n\x05Hello\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12-\n\rsubscriptions\x18\x03 \x03(\x0b\x32\x16.duemq.v1.Subscription\x12\x1a\n\x12session_timeout_ms\x18\x04 \x01(\x05\x12\x10\n\x08strategy\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\x03\x12!\n\x05owned\x18\x07 \x03(\x0b\x32\x12.duemq.v1.QueueRef\x12\x0e\n\x06\x63lient\x18\x08 \x01(\t\x12\x0f\n\x07members\x18\t \x03(\t\x12\x13\n\x0bincarnation\x18\n \x01(\x06\"\x1f\n\tHeartbeat\x12\x12\n\ngeneration\x18\x01 \x01(\x03\"B\n\x08Released\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\"\n\x06queues\x18\x02 \x03(\x0b\x32\x12.duemq.v1.QueueRef\"\x07\n\x05Leave\"\xac\x01\n\x0bMemberEvent\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.duemq.v1.HelloH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.duemq.v1.HeartbeatH\x00\x12&\n\x08released\x18\x03 \x01(\x0b\x32\x12.duemq.v1.ReleasedH\x00\x12 \n\x05leave\x18\x04 \x01(\x0b\x32\x0f.duemq.v1.LeaveH\x00\x42\x07\n\x05\x65vent\"\x7f\n\nAssignment\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\"\n\x06queues\x18\x02 \x03(\x0b\x32\x12.duemq.v1.QueueRef\x12\x0f\n\x07members\x18\x03 \x03(\t\x12(\n\x07\x62rokers\x18\x04 \x03(\x0b\x32\x17.duemq.v1.BrokerAddress\".\n\rBrokerAddress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\"\n\x0cHeartbeatAck\x12\x12\n\ngeneration\x18\x01 \x01(\x03\"\xcc\x01\n\x10\x43oordinatorEvent\x12*\n\nassignment\x18\x01 \x01(\x0b\x32\x14.duemq.v1.AssignmentH\x00\x12/\n\rheartbeat_ack\x18\x02 \x01(\x0b\x32\x16.duemq.v1.HeartbeatAckH\x00\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.duemq.v1.ErrorH\x00\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\x05 \x01(\tB\x07\n\x05\x65vent\"\x13\n\x11ListGroupsRequest\"W\n\x0cGroupSummary\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\x08\x12\x0f\n\x07members\x18\x03 \x01(\x05\x12\x12\n\ngeneration\x18\x04 \x01(\x03\"<\n\x12ListGroupsResponse\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.duemq.v1.GroupSummary\"%\n\x14\x44\x65scribeGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\"\xd5\x01\n\x11MemberDescription\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12-\n\rsubscriptions\x18\x03 \x03(\x0b\x32\x16.duemq.v1.Subscription\x12\"\n\x06queues\x18\x04 \x03(\x0b\x32\x12.duemq.v1.QueueRef\x12\x19\n\x11last_heartbeat_ms\x18\x05 \x01(\x03\x12\x1a\n\x12session_timeout_ms\x18\x06 \x01(\x05\x12\x13\n\x0bincarnation\x18\x07 \x01(\x06\"\x8a\x01\n\x10GroupDescription\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\x08\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x10\n\x08strategy\x18\x04 \x01(\t\x12,\n\x07members\x18\x05 \x03(\x0b\x32\x1b.duemq.v1.MemberDescription2\xe7\x01\n\x10GroupCoordinator\x12=\n\x04Join\x12\x15.duemq.v1.MemberEvent\x1a\x1a.duemq.v1.CoordinatorEvent(\x01\x30\x01\x12G\n\nListGroups\x12\x1b.duemq.v1.ListGroupsRequest\x1a\x1c.duemq.v1.ListGroupsResponse\x12K\n\rDescribeGroup\x12\x1e.duemq.v1.DescribeGroupRequest\x1a\x1a.duemq.v1.GroupDescriptionB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64uemq/v1/group.proto\x12\x08\x64uemq.v1\x1a\x15\x64uemq/v1/broker.proto\x1a\x14\x64uemq/v1/error.proto\x1a\x16\x64uemq/v1/message.proto\"X\n\x0cSubscription\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12)\n\x0b\x66ilter_type\x18\x03 \x01(\x0e\x32\x14.duemq.v1.FilterType\"\xf3\x01\n\x05Hello\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12-\n\rsubscriptions\x18\x03 \x03(\x0b\x32\x16.duemq.v1.Subscription\x12\x1a\n\x12session_timeout_ms\x18\x04 \x01(\x05\x12\x10\n\x08strategy\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\x03\x12!\n\x05owned\x18\x07 \x03(\x0b\x32\x12.duemq.v1.QueueRef\x12\x0e\n\x06\x63lient\x18\x08 \x01(\t\x12\x0f\n\x07members\x18\t \x03(\t\x12\x13\n\x0bincarnation\x18\n \x01(\x06\"\x1f\n\tHeartbeat\x12\x12\n\ngeneration\x18\x01 \x01(\x03\"B\n\x08Released\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\"\n\x06queues\x18\x02 \x03(\x0b\x32\x12.duemq.v1.QueueRef\"\x07\n\x05Leave\"\xac\x01\n\x0bMemberEvent\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.duemq.v1.HelloH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.duemq.v1.HeartbeatH\x00\x12&\n\x08released\x18\x03 \x01(\x0b\x32\x12.duemq.v1.ReleasedH\x00\x12 \n\x05leave\x18\x04 \x01(\x0b\x32\x0f.duemq.v1.LeaveH\x00\x42\x07\n\x05\x65vent\"\x91\x01\n\nAssignment\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\"\n\x06queues\x18\x02 \x03(\x0b\x32\x12.duemq.v1.QueueRef\x12\x0f\n\x07members\x18\x03 \x03(\t\x12(\n\x07\x62rokers\x18\x04 \x03(\x0b\x32\x17.duemq.v1.BrokerAddress\x12\x10\n\x08waits_ms\x18\x05 \x01(\x03\".\n\rBrokerAddress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\"\n\x0cHeartbeatAck\x12\x12\n\ngeneration\x18\x01 \x01(\x03\"\xcc\x01\n\x10\x43oordinatorEvent\x12*\n\nassignment\x18\x01 \x01(\x0b\x32\x14.duemq.v1.AssignmentH\x00\x12/\n\rheartbeat_ack\x18\x02 \x01(\x0b\x32\x16.duemq.v1.HeartbeatAckH\x00\x12 \n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.duemq.v1.ErrorH\x00\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\t\x12\x1b\n\x13\x63oordinator_address\x18\x05 \x01(\tB\x07\n\x05\x65vent\"\x13\n\x11ListGroupsRequest\"W\n\x0cGroupSummary\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\x08\x12\x0f\n\x07members\x18\x03 \x01(\x05\x12\x12\n\ngeneration\x18\x04 \x01(\x03\"<\n\x12ListGroupsResponse\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.duemq.v1.GroupSummary\"%\n\x14\x44\x65scribeGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\"\xd5\x01\n\x11MemberDescription\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12-\n\rsubscriptions\x18\x03 \x03(\x0b\x32\x16.duemq.v1.Subscription\x12\"\n\x06queues\x18\x04 \x03(\x0b\x32\x12.duemq.v1.QueueRef\x12\x19\n\x11last_heartbeat_ms\x18\x05 \x01(\x03\x12\x1a\n\x12session_timeout_ms\x18\x06 \x01(\x05\x12\x13\n\x0bincarnation\x18\x07 \x01(\x06\"\xa2\x01\n\x10GroupDescription\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\x08\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x10\n\x08strategy\x18\x04 \x01(\t\x12,\n\x07members\x18\x05 \x03(\x0b\x32\x1b.duemq.v1.MemberDescription\x12\x16\n\x0ewaits_until_ms\x18\x06 \x01(\x03\x32\xe7\x01\n\x10GroupCoordinator\x12=\n\x04Join\x12\x15.duemq.v1.MemberEvent\x1a\x1a.duemq.v1.CoordinatorEvent(\x01\x30\x01\x12G\n\nListGroups\x12\x1b.duemq.v1.ListGroupsRequest\x1a\x1c.duemq.v1.ListGroupsResponse\x12K\n\rDescribeGroup\x12\x1e.duemq.v1.DescribeGroupRequest\x1a\x1a.duemq.v1.GroupDescriptionB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,26 +48,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEAVE']._serialized_end=547
   _globals['_MEMBEREVENT']._serialized_start=550
   _globals['_MEMBEREVENT']._serialized_end=722
-  _globals['_ASSIGNMENT']._serialized_start=724
-  _globals['_ASSIGNMENT']._serialized_end=851
-  _globals['_BROKERADDRESS']._serialized_start=853
-  _globals['_BROKERADDRESS']._serialized_end=899
-  _globals['_HEARTBEATACK']._serialized_start=901
-  _globals['_HEARTBEATACK']._serialized_end=935
-  _globals['_COORDINATOREVENT']._serialized_start=938
-  _globals['_COORDINATOREVENT']._serialized_end=1142
-  _globals['_LISTGROUPSREQUEST']._serialized_start=1144
-  _globals['_LISTGROUPSREQUEST']._serialized_end=1163
-  _globals['_GROUPSUMMARY']._serialized_start=1165
-  _globals['_GROUPSUMMARY']._serialized_end=1252
-  _globals['_LISTGROUPSRESPONSE']._serialized_start=1254
-  _globals['_LISTGROUPSRESPONSE']._serialized_end=1314
-  _globals['_DESCRIBEGROUPREQUEST']._serialized_start=1316
-  _globals['_DESCRIBEGROUPREQUEST']._serialized_end=1353
-  _globals['_MEMBERDESCRIPTION']._serialized_start=1356
-  _globals['_MEMBERDESCRIPTION']._serialized_end=1569
-  _globals['_GROUPDESCRIPTION']._serialized_start=1572
-  _globals['_GROUPDESCRIPTION']._serialized_end=1710
-  _globals['_GROUPCOORDINATOR']._serialized_start=1713
-  _globals['_GROUPCOORDINATOR']._serialized_end=1944
+  _globals['_ASSIGNMENT']._serialized_start=725
+  _globals['_ASSIGNMENT']._serialized_end=870
+  _globals['_BROKERADDRESS']._serialized_start=872
+  _globals['_BROKERADDRESS']._serialized_end=918
+  _globals['_HEARTBEATACK']._serialized_start=920
+  _globals['_HEARTBEATACK']._serialized_end=954
+  _globals['_COORDINATOREVENT']._serialized_start=957
+  _globals['_COORDINATOREVENT']._serialized_end=1161
+  _globals['_LISTGROUPSREQUEST']._serialized_start=1163
+  _globals['_LISTGROUPSREQUEST']._serialized_end=1182
+  _globals['_GROUPSUMMARY']._serialized_start=1184
+  _globals['_GROUPSUMMARY']._serialized_end=1271
+  _globals['_LISTGROUPSRESPONSE']._serialized_start=1273
+  _globals['_LISTGROUPSRESPONSE']._serialized_end=1333
+  _globals['_DESCRIBEGROUPREQUEST']._serialized_start=1335
+  _globals['_DESCRIBEGROUPREQUEST']._serialized_end=1372
+  _globals['_MEMBERDESCRIPTION']._serialized_start=1375
+  _globals['_MEMBERDESCRIPTION']._serialized_end=1588
+  _globals['_GROUPDESCRIPTION']._serialized_start=1591
+  _globals['_GROUPDESCRIPTION']._serialized_end=1753
+  _globals['_GROUPCOORDINATOR']._serialized_start=1756
+  _globals['_GROUPCOORDINATOR']._serialized_end=1987
 # @@protoc_insertion_point(module_scope)

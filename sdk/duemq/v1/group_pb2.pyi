@@ -74,16 +74,18 @@ class MemberEvent(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "queues", "members", "brokers")
+    __slots__ = ("generation", "queues", "members", "brokers", "waits_ms")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     BROKERS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_MS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     queues: _containers.RepeatedCompositeFieldContainer[_message_pb2.QueueRef]
     members: _containers.RepeatedScalarFieldContainer[str]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerAddress]
-    def __init__(self, generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., members: _Optional[_Iterable[str]] = ..., brokers: _Optional[_Iterable[_Union[BrokerAddress, _Mapping]]] = ...) -> None: ...
+    waits_ms: int
+    def __init__(self, generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., members: _Optional[_Iterable[str]] = ..., brokers: _Optional[_Iterable[_Union[BrokerAddress, _Mapping]]] = ..., waits_ms: _Optional[int] = ...) -> None: ...
 
 class BrokerAddress(_message.Message):
     __slots__ = ("name", "address")
@@ -160,15 +162,17 @@ class MemberDescription(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., last_heartbeat_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class GroupDescription(_message.Message):
-    __slots__ = ("group", "coordinator", "generation", "strategy", "members")
+    __slots__ = ("group", "coordinator", "generation", "strategy", "members", "waits_until_ms")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
     group: str
     coordinator: bool
     generation: int
     strategy: str
     members: _containers.RepeatedCompositeFieldContainer[MemberDescription]
-    def __init__(self, group: _Optional[str] = ..., coordinator: bool = ..., generation: _Optional[int] = ..., strategy: _Optional[str] = ..., members: _Optional[_Iterable[_Union[MemberDescription, _Mapping]]] = ...) -> None: ...
+    waits_until_ms: int
+    def __init__(self, group: _Optional[str] = ..., coordinator: bool = ..., generation: _Optional[int] = ..., strategy: _Optional[str] = ..., members: _Optional[_Iterable[_Union[MemberDescription, _Mapping]]] = ..., waits_until_ms: _Optional[int] = ...) -> None: ...

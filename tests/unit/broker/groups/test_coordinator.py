@@ -377,6 +377,32 @@ def test_a_newcomer_does_not_rob_a_group_that_moved_here() -> None:
     assert coordinator.next_ms() == T0 + TIMEOUT_MS
 
 
+def test_a_newcomer_waits_from_when_the_brokers_changed_and_is_told_how_long() -> None:
+    coordinator = new_coordinator()
+    step = coordinator.join(hello("m0"), T0 + 4_000, known_generation=7)
+    assert told(step) == {"m0": ()}
+    assert only(step).waits_ms == TIMEOUT_MS - 4_000
+    assert coordinator.next_ms() == T0 + TIMEOUT_MS
+    step = coordinator.tick(T0 + TIMEOUT_MS)
+    assert told(step) == {"m0": (0, 1, 2, 3)}
+    assert only(step).waits_ms == 0
+
+
+def test_a_newcomer_does_not_wait_where_all_have_long_heard_that_the_group_moved() -> None:
+    coordinator = new_coordinator()
+    coordinator.routes_changed({"orders": queues(0, 1)}, ["b1"], T0 + 5_000)  # the same brokers
+    step = coordinator.join(hello("m0"), T0 + TIMEOUT_MS, known_generation=7)
+    assert told(step) == {"m0": (0, 1)}
+
+
+def test_a_member_that_comes_from_elsewhere_has_just_heard() -> None:
+    coordinator = new_coordinator()
+    later_ms = T0 + 5 * TIMEOUT_MS
+    step = coordinator.join(hello("m1", generation=7, owned=queues(0)), later_ms)
+    assert told(step) == {"m1": (0,)}
+    assert coordinator.next_ms() == later_ms + TIMEOUT_MS
+
+
 def test_a_claim_on_what_another_one_holds_is_void() -> None:
     coordinator = new_coordinator()
     coordinator.join(hello("m1", generation=7, owned=queues(0, 1)), T0)
@@ -855,7 +881,7 @@ def pieces_of(work: Pieces[Any]) -> int:
 def large(strategy: str) -> Coordinator:
     made = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
     topics = {topic: queues(*range(4 * PIECE), topic=topic) for topic in ("orders", "bills")}
-    made.set_routes(topics, ["b1"])
+    made.set_routes(topics, ["b1"], T0)
     made.enter(hello("m1", topics=("orders", "bills"), strategy=strategy), T0)
     return made
 
