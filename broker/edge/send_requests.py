@@ -12,11 +12,12 @@ from duemq.errors import DuemqError, InvalidArgument, NotReady, Overloaded, Unav
 from duemq.protocol import checks
 from duemq.transport import status
 from duemq.v1 import message_pb2, view_pb2
-from duemq_server.broker.clock import DueClock
+from duemq_server.broker.due_gate import HOLD_MS_MAX, DueGate
 from duemq_server.broker.edge.commits import PENDING_BYTES_HIGH, ROOM_TIMEOUT_S, Commits
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
+from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 from duemq_server.broker.store.store import Accepted, Store
 from duemq_server.serving import spans
 
@@ -25,8 +26,6 @@ BATCHES_MAX = 1_024
 STREAM_IN_FLIGHT_MAX = 256
 # More than this is walked through in a thread: it takes about 2 ms a KiB at the worst.
 WALK_INLINE_BYTES = 16 << 10
-# A batch that is ahead of its time is held for so long, and what follows it on the stream.
-HOLD_MS_MAX = 1_000
 
 BatchOutcome = Accepted | DuemqError
 Checked = dict[int, Columns | DuemqError]
@@ -38,11 +37,6 @@ class _InFlight(NamedTuple):
     settled: int
     outcomes: list[BatchOutcome]
     began: float
-
-
-def seconds_left(ms: int, wall_ns: int) -> float:
-    """Until a clock of whole milliseconds has moved on by `ms`: part of its last one is over."""
-    return ms / 1_000 - wall_ns % 1_000_000 / 1e9
 
 
 class SendRequests:
@@ -64,8 +58,7 @@ class SendRequests:
         self._commits = commits
         self._meters = meters
         self._now_ms = now_ms
-        self._steady_ms = steady_ms
-        self._due_clock = DueClock(now_ms(), steady_ms())
+        self._gate = DueGate(store, now_ms, steady_ms)
         self._broker = broker
         self._store_id = store_id
         self._traced = traced
@@ -131,6 +124,7 @@ class SendRequests:
     def close(self) -> None:
         """Ends the streams once what they took is answered: the process is going to stop."""
         self._closing = True
+        self._gate.close()
         for task in self._streams:
             task.cancel()
 
@@ -182,35 +176,24 @@ class SendRequests:
             checked = self._refused(received) | await asyncio.to_thread(_check_all, slow)
         else:
             checked = self._refused(received)
-        due_ms = await self._hold(max(batch.not_before_ms for batch in received))
+        due_ms = await self._gate.hold(max(batch.not_before_ms for batch in received))
         now_ms = self._now_ms()
         settled = 0
         outcomes: list[BatchOutcome] = []
         for index, batch in enumerate(received):
             try:
                 _check_time(batch, due_ms)
-                accepted = self._store.send(batch, now_ms, checked.get(index))
+                accepted = self._store.send(batch, now_ms, checked.get(index), due_ms)
             except DuemqError as error:
                 self._meters.refused(error)
                 outcomes.append(error)
             else:
                 settled = max(settled, accepted.settled)
                 outcomes.append(accepted)
+        self._gate.arm()
         if self._traced:
             self._trace(received, outcomes, settled)
         return _InFlight(request.request_id, settled, outcomes, began)
-
-    async def _hold(self, until_ms: int) -> int:
-        """Waits until this broker's clock says so, if that is soon.  Answers what is due by now."""
-        due_ms = self._due_ms()
-        deadline_ms = self._steady_ms() + HOLD_MS_MAX
-        while 0 < until_ms - due_ms <= HOLD_MS_MAX and self._steady_ms() < deadline_ms:
-            await asyncio.sleep(seconds_left(until_ms - due_ms, time.time_ns()))
-            due_ms = self._due_ms()
-        return due_ms
-
-    def _due_ms(self) -> int:
-        return self._due_clock.look(self._now_ms(), self._steady_ms())
 
     async def _answer(self, in_flight: _InFlight) -> view_pb2.SendResponseView:
         """The answer to a request that is durable."""
@@ -297,7 +280,7 @@ def _taken(view: view_pb2.BatchView) -> IncomingBatch:
 
 
 def _check_time(batch: IncomingBatch, due_ms: int) -> None:
-    if batch.not_before_ms > due_ms:
+    if batch.not_before_ms > due_ms + AHEAD_MS_MAX:
         raise NotReady(
             f"not_before_ms: {batch.not_before_ms} is {batch.not_before_ms - due_ms} ms ahead of"
             f" this broker's clock, at most {HOLD_MS_MAX} ms are waited for",

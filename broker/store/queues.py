@@ -3,8 +3,8 @@
 Owned by: Tables.  Mutated by: the event loop.  Read by: any thread.
 
 A queue's offsets: `min_offset` the oldest record kept, `max_offset` the end of what consumers may
-see (it is durable), `next_offset` what the next append gets.  The difference between the last two
-is on its way to the disk.
+see (it is durable, and its time has come), `next_offset` what the next append gets.  The difference
+between the last two is on its way to the disk, or hidden for a moment (hidden.py).
 
 Offsets of messages that the log has lost are never given again (recovery.py): they are a gap, which
 who reads steps over (`present`).
@@ -27,7 +27,17 @@ SYNC_THREADS = 16
 class Queue:
     """One queue.  Its files come into being with its first records."""
 
-    __slots__ = ("_index", "dropped", "key", "keys", "next_offset", "queue_id", "topic", "topic_id")
+    __slots__ = (
+        "_hidden_from",
+        "_index",
+        "dropped",
+        "key",
+        "keys",
+        "next_offset",
+        "queue_id",
+        "topic",
+        "topic_id",
+    )
 
     def __init__(
         self, topic: Topic, queue_id: int, directory: str, disk: Disk, files: OpenFiles
@@ -37,6 +47,7 @@ class Queue:
         self.queue_id = queue_id
         # The topic was deleted: what is still on its way to the disk is not indexed any more.
         self.dropped = False
+        self._hidden_from: int | None = None
         self._index = FixedIndex(directory, disk, consume_queue.ENTRY_BYTES, files=files)
         self.key = topic.name, queue_id
         """Topic and number."""
@@ -51,10 +62,18 @@ class Queue:
     @property
     def max_offset(self) -> int:
         """One past the newest record that consumers may see."""
-        return self._index.end
+        end = self._index.end
+        return end if self._hidden_from is None else min(end, self._hidden_from)
+
+    def hide(self, offset: int | None) -> None:
+        """Consumers see nothing from there on; None: they see all (hidden.py)."""
+        self._hidden_from = offset
 
     def append(self, entries: bytes) -> None:
-        """Shows records to consumers.  Raises DiskFull; then nothing was added."""
+        """Records are durable: consumers see them, unless they are hidden.
+
+        Raises DiskFull; then nothing was added.
+        """
         self._index.append(entries)
 
     def present(self, offset: int) -> int:

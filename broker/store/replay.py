@@ -134,7 +134,7 @@ class Replay:
         return [(key, progress) for key, progress in changes if key.topic in self._tables.topics]
 
     def _frame(self, position: int, found: frame.Frame) -> None:
-        self._tables.store_ms = found.store_ms
+        self._tables.stamp(found.store_ms)
         self._index(position, found, self._queue_of(found.topic, found.queue_id))
         if found.send_back:
             self._send_back(found)

@@ -39,6 +39,7 @@ from duemq_server.broker.records.timer_owners import Decision, Service
 from duemq_server.broker.store import group_configs, journal
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
+from duemq_server.broker.store.hidden import Hidden
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import LaneKey, Stored, check_identity
 from duemq_server.broker.store.queues import Queue
@@ -57,6 +58,7 @@ ANY_QUEUE = -1
 _NO_ENDS: Mapping[int, int] = {}
 # Of what comes back from a retry, or is due: it was accepted before, whatever the limits are now.
 # A gRPC message is not larger.
+ALL_DUE_MS = 1 << 62
 _ACCEPTED_BEFORE = BatchLimits(1 << 24, 1 << 24, 1 << 24)
 
 
@@ -108,6 +110,7 @@ class Store:
         self._checkpoint_position = 0
         self._unindexed: deque[_Unindexed] = deque()
         self._held: dict[Queue, list[bytes]] = {}
+        self.hidden = Hidden()
         self.messages_in = 0
         self.bytes_in = 0
         self.frames_in = 0
@@ -118,11 +121,16 @@ class Store:
     # -- sending ----------------------------------------------------------------------------------
 
     def send(
-        self, batch: IncomingBatch, now_ms: int, checked: Columns | DuemqError | None = None
+        self,
+        batch: IncomingBatch,
+        now_ms: int,
+        checked: Columns | DuemqError | None = None,
+        due_ms: int = ALL_DUE_MS,
     ) -> Accepted:
         """Stores a batch, or finds that it was stored before.
 
         `checked`: what `batches.check` said, if it was asked before, or why nothing new is taken.
+        `due_ms`: the caller's clock; a batch that is ahead of it is hidden (`show_due`).
         What was stored is looked up before anything may refuse the batch: who hears of a refusal
         may send it elsewhere.  Raises the errors of Broker.Send for a batch, by which nothing is
         changed.
@@ -160,11 +168,11 @@ class Store:
             queue_of = LaneKey(producer_id, topic.name, 0, timed=False)
             self.refused_fires += columns.count
             log.error("due messages for %s cannot be stored, see %s: %s", key, topic.name, error)
-        due_ms, latest_ms = None, 0
+        due_times_ms, latest_ms = None, 0
         if timed:
             levels_ms = self.settings.delay_levels_ms
             due = due_times.resolve(batch, columns.count, now_ms, levels_ms)
-            due_ms, latest_ms = due.tobytes(), int(due.max())
+            due_times_ms, latest_ms = due.tobytes(), int(due.max())
         if topic.name not in self.topics:
             self.create_topic(topic.name)
         queue = self._timer_queue(key, latest_ms, now_ms) if timed else self._home(queue_of)
@@ -174,8 +182,9 @@ class Store:
             now_ms,
             producer=(producer_id, epoch, sequence),
             target=None if queue.key == (key.topic, key.queue_id) else (key.topic, key.queue_id),
-            due_ms=due_ms,
+            due_ms=due_times_ms,
             untraced=batch.untraced,
+            hidden_until_ms=batch.not_before_ms if batch.not_before_ms > due_ms else 0,
         )
         if producer_id:
             self.producers.record(key, epoch, sequence, accepted.stored)
@@ -231,6 +240,7 @@ class Store:
         due_ms: bytes | None = None,
         send_back: bool = False,
         untraced: bool = False,
+        hidden_until_ms: int = 0,
     ) -> Accepted:
         """Appends records that were checked; with due times to %TIMER%, for a topic's queue.
 
@@ -238,7 +248,8 @@ class Store:
         `untraced`: no record carries a trace.
         Raises ReadOnly, Overloaded.
         """
-        store_ms = self.tables.stamp(now_ms)
+        stamp_ms = self.tables.stamp(now_ms)
+        store_ms = max(stamp_ms, hidden_until_ms, self.hidden.until_ms(queue))
         target_topic, target_queue_id = target or ("", frame.NO_TARGET_QUEUE)
         producer_id, epoch, sequence = producer
         parts = frame.encode_parts(
@@ -266,6 +277,9 @@ class Store:
         )
         self._unindexed.append(_Unindexed(end, queue, entries))
         stored = Stored(position, queue.next_offset, store_ms, queue.queue_id, columns.count)
+        if hidden_until_ms:
+            self.hidden.hide(queue, queue.next_offset, store_ms)
+            self.tables.stamp_ahead(store_ms)
         queue.next_offset += columns.count
         self.frames_in += 1
         self.messages_in += columns.count
@@ -338,11 +352,19 @@ class Store:
         for queue, pieces in gathered.items():
             if queue.dropped:
                 continue
+            before = queue.max_offset
             try:
                 queue.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             except DiskFull:
                 self._held[queue] = pieces  # shown as soon as there is space
             else:
+                if queue.max_offset > before:
+                    self.on_visible(queue)
+
+    def show_due(self, due_ms: int) -> None:
+        """Shows consumers what was hidden until now, as far as it is durable."""
+        for queue in self.hidden.show(due_ms):
+            if not queue.dropped:
                 self.on_visible(queue)
 
     # -- topics -----------------------------------------------------------------------------------

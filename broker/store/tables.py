@@ -41,6 +41,7 @@ class Tables:
         self.memberships: dict[str, str] = {}
         """Of a log with replicas: what their coordinator keeps of the groups that it has."""
         self.store_ms = 0
+        self._ahead_ms = 0  # of the newest frame that was stored ahead of its time
         """When the newest frame was stored."""
         self.epochs = Epochs()
         """Of a log with replicas: up to where these tables are it."""
@@ -133,6 +134,16 @@ class Tables:
             self.store_ms = now_ms
         return self.store_ms
 
+    def stamp_ahead(self, store_ms: int) -> None:
+        """A frame is stored ahead of this time, which its queue must not go behind any more."""
+        if not 0 < self._ahead_ms - store_ms <= STORE_AHEAD_MAX_MS:
+            self._ahead_ms = store_ms
+
+    def _newest_ms(self) -> int:
+        """What the next start must not go behind."""
+        ahead = 0 < self._ahead_ms - self.store_ms <= STORE_AHEAD_MAX_MS
+        return self._ahead_ms if ahead else self.store_ms
+
     def reach(self, state: CheckpointState) -> None:
         """Queues that were rebuilt up to a checkpoint's position go on where it says.
 
@@ -184,7 +195,7 @@ class Tables:
         return CheckpointState(
             position=position,
             verify_from=verify_from,
-            store_ms=self.store_ms,
+            store_ms=self._newest_ms(),
             topics=self.topics.encode(),
             offsets=self.offsets.encode(),
             queues={

@@ -24,10 +24,11 @@ from duemq.protocol.names import TIMER_TOPIC
 from duemq.v1 import message_pb2
 from duemq_server.broker.reading import reader
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import Stored
 from duemq_server.broker.store.queues import Queue
-from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.store import ALL_DUE_MS, Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.errors import DiskFailed, DiskFull
 from duemq_server.storage.tools.cut import cut
@@ -82,7 +83,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.unsynced = unsynced
         self.boots = 1
         self.disk = FaultyDisk()
-        self.now_ms = NOW_MS
+        self.now_ms = self.latest_ms = NOW_MS
         self.epoch = 0
         self.sequences: Counter[tuple[str, int, bool]] = Counter()
         self.cutting = False
@@ -137,6 +138,8 @@ class StoreMachine(RuleBasedStateMachine):
             found = contents(self.store, queue)
             seen = self.seen.setdefault(place, {})
             for offset, body in found.items():
+                if offset not in seen:
+                    assert queue.entry(offset)[5] <= self.latest_ms, "its time has not come"
                 assert seen.setdefault(offset, body) == body, (queue.key, offset)
         self.answered += [sent for sent in self.unanswered if sent.settled <= position]
         self.unanswered = [sent for sent in self.unanswered if sent.settled > position]
@@ -181,6 +184,8 @@ class StoreMachine(RuleBasedStateMachine):
     @survives
     def clock(self, jump_ms: int) -> None:
         self.now_ms = max(NOW_MS - YEAR_MS, self.now_ms + jump_ms)
+        self.latest_ms = max(self.latest_ms, self.now_ms)
+        self.store.show_due(self.now_ms)
         self.store.producers.age(5_000)
 
     @rule(room=st.none() | st.sampled_from([0, 1_000, 1_100_000]))
@@ -199,9 +204,10 @@ class StoreMachine(RuleBasedStateMachine):
         queue_id=st.integers(0, QUEUES - 1),
         timed=st.booleans(),
         sizes=st.lists(st.sampled_from([0, 20, 700]), min_size=1, max_size=4),
+        ahead_ms=st.sampled_from([-1, 0, 0, 1, 5]),
     )
     @survives
-    def send(self, topic: str, queue_id: int, timed: bool, sizes: list[int]) -> None:
+    def send(self, topic: str, queue_id: int, timed: bool, sizes: list[int], ahead_ms: int) -> None:
         lane = (topic, queue_id, timed)
         bodies = []
         for size in sizes:
@@ -215,10 +221,11 @@ class StoreMachine(RuleBasedStateMachine):
             producer_id=PRODUCER,
             producer_epoch=self.epoch,
             sequence=self.sequences[lane],
+            not_before_ms=0 if timed else self.now_ms + ahead_ms,
             **due,
         )
         try:
-            accepted = self.store.send(made, self.now_ms)
+            accepted = self.store.send(made, self.now_ms, due_ms=self.now_ms)
         except (ReadOnly, Overloaded):
             return
         assert not accepted.duplicate
@@ -321,6 +328,7 @@ class StoreMachine(RuleBasedStateMachine):
     def restart(self, disk: FaultyDisk, *, power: bool = False) -> None:
         self.disk = disk
         self.boots += power
+        self.latest_ms += AHEAD_MS_MAX  # a start takes longer
         self.store = self.opened()
         self.taken = None
         lossy = self.cutting or (power and self.unsynced)
@@ -357,6 +365,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def check(self) -> None:
         """All that was acknowledged is there, once; nothing else is where something was seen."""
+        self.latest_ms += AHEAD_MS_MAX
+        self.store.show_due(ALL_DUE_MS)
         places: dict[Place, dict[int, bytes]] = {}
         for queue in self.store.all_queues():
             found = contents(self.store, queue)

@@ -234,6 +234,23 @@ async def test_a_batch_is_stored_when_the_brokers_clock_says_so(
     assert result.store_ms >= not_before_ms
 
 
+@pytest.mark.parametrize("ahead_ms", [3, 12])
+async def test_who_waits_for_a_batch_ahead_of_its_time_gets_it_then_and_not_before(
+    client: Client, ahead_ms: int
+) -> None:
+    """One message, and nothing else that would wake anybody."""
+    topic = topic_name()
+    await client.send(batch(topic, [b"before"]))
+    waiting = asyncio.create_task(client.pull(topic, offset=1, wait_ms=30_000))
+    not_before_ms = now_ms() + ahead_ms
+    [result] = await client.send(batch(topic, [b"a"], not_before_ms=not_before_ms))
+    response = await waiting
+    assert now_ms() >= not_before_ms
+    assert result.store_ms >= not_before_ms
+    [pulled] = response.queues
+    assert list(pulled.run_store_ms) == [result.store_ms]
+
+
 async def test_a_batch_that_is_far_ahead_of_the_brokers_clock_is_refused(client: Client) -> None:
     topic = topic_name()
     early = batch(topic, [b"a"], not_before_ms=now_ms() + 60_000)

@@ -49,7 +49,7 @@ async def test_a_batch_that_falls_due_between_two_looks_at_the_clock_is_sent(
     writing.cancel()
 
 
-async def test_an_idle_stream_sends_ahead_and_a_busy_one_when_due(monkeypatch) -> None:
+async def test_a_stream_sends_ahead_while_little_is_on_its_way(monkeypatch) -> None:
     monkeypatch.setattr(fire_stream, "now_ms", lambda: DUE_MS - fire_stream.SENT_AHEAD_MS)
     monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
     looked, sent = asyncio.Event(), asyncio.Event()
@@ -66,7 +66,8 @@ async def test_an_idle_stream_sends_ahead_and_a_busy_one_when_due(monkeypatch) -
     monkeypatch.setattr(fire_stream.FireStream, "_send", send)
     shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=Looked()))
     stream = fire_stream.FireStream(shard, "b", "b:1", BrokerClock())
-    stream._requests.append(fire_stream._Request(1, [], 0))
+    for number in range(fire_stream.AHEAD_REQUESTS_MAX):
+        stream._requests.append(fire_stream._Request(number, [], 0))
     writing = asyncio.create_task(stream._write(None))
     await asyncio.wait_for(looked.wait(), 30)
     assert not sent.is_set()

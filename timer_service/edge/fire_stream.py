@@ -31,9 +31,10 @@ from duemq_server.timer_service.shard import Shard
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES_MAX = 512 * 1024
-# While nothing is on its way to a broker, what is due next is sent so much sooner: the broker holds
-# it until then.  In a flow of batches each would hold up the next.
-SENT_AHEAD_MS = 2
+# What is due next is sent so much sooner, for the broker to have it on its disk in time; it shows
+# consumers nothing before.  In a flow they wait for one another, and are fewer.
+SENT_AHEAD_MS = 3
+AHEAD_REQUESTS_MAX = 2
 CONNECT_TIMEOUT_S = 5.0
 RECONNECT_S_MIN = 0.05
 RECONNECT_S_MAX = 2.0
@@ -122,7 +123,7 @@ class FireStream:
             now = now_ms() - behind_ms
             batches = dispatcher.sendable(self.broker, now, REQUEST_BYTES_MAX)
             retry_ms = dispatcher.next_retry_ms(self.broker, now)
-            if not batches and not self._requests:
+            if not batches and len(self._requests) < AHEAD_REQUESTS_MAX:
                 if retry_ms - SENT_AHEAD_MS <= now:
                     batches = dispatcher.sendable(self.broker, retry_ms, REQUEST_BYTES_MAX)
                 else:

@@ -50,6 +50,7 @@ class FakeBatch:
     delays_ms: bytes = b""
     due_ms: bytes = b""
     delay_levels: bytes = b""
+    not_before_ms: int = 0
     untraced: bool = False
 
 

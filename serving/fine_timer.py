@@ -1,0 +1,98 @@
+"""A timer of the event loop that rings to a tenth of a millisecond.
+
+asyncio sleeps for whole milliseconds, rounded up.  Linux has timers that are files, which it can
+watch (timerfd_create(2)); elsewhere asyncio's own timer is used.
+"""
+
+import asyncio
+import ctypes
+import os
+import time
+from collections.abc import Callable
+
+_NS = 1_000_000_000
+
+
+class _Spec(ctypes.Structure):
+    """struct itimerspec: rings once, in so long."""
+
+    _fields_ = (("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2))
+
+
+class FineTimer:
+    """Owned by one part of the event loop, and closed by it."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        """`ring`: called when the time has come."""
+        self._ring = ring
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+        self._file = _open()
+        if self._file is not None:
+            self._loop.add_reader(self._file, self._readable, self._file)
+
+    def set(self, delay_s: float) -> None:
+        """Rings once, after so long; not any more when it was to ring before."""
+        if self._file is None:
+            self.cancel()
+            self._handle = self._loop.call_later(max(delay_s, 0.0), self._ring)
+        else:
+            _set(self._file, max(round(delay_s * _NS), 1))
+
+    def cancel(self) -> None:
+        """Does not ring any more."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        if self._file is not None:
+            _set(self._file, 0)
+
+    def close(self) -> None:
+        """Never rings again."""
+        self.cancel()
+        if self._file is not None:
+            self._loop.remove_reader(self._file)
+            os.close(self._file)
+            self._file = None
+
+    def _readable(self, file: int) -> None:
+        try:
+            os.read(file, 8)
+        except BlockingIOError:
+            return  # it was set anew, or cancelled, meanwhile
+        self._ring()
+
+
+def _libc() -> ctypes.CDLL | None:
+    """The C library, if it has timers that are files."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.timerfd_settime.argtypes = (
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.POINTER(_Spec),
+            ctypes.c_void_p,
+        )
+        libc.timerfd_create.argtypes = (ctypes.c_int, ctypes.c_int)
+    except (AttributeError, OSError, TypeError):
+        return None
+    return libc
+
+
+_LIBC = _libc()
+
+
+def _open() -> int | None:
+    if _LIBC is None:
+        return None
+    file: int = _LIBC.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+    return file if file >= 0 else None
+
+
+def _set(file: int, delay_ns: int) -> None:
+    """0: not at all."""
+    assert _LIBC is not None
+    spec = _Spec((0, 0), divmod(delay_ns, _NS))
+    if _LIBC.timerfd_settime(file, 0, ctypes.byref(spec), None) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

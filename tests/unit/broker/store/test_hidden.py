@@ -1,0 +1,127 @@
+"""What is stored ahead of its time: on disk before, seen from then on."""
+
+from collections.abc import Callable
+
+import pytest
+
+from duemq_server.broker.store.store import Store
+from tests.crash.faulty_disk import FaultyDisk
+from tests.unit.broker.batches import FakeBatch, batch
+from tests.unit.broker.store.test_store import NOW_MS, opened, records, save, settle
+
+AHEAD_MS = NOW_MS + 3
+
+
+@pytest.fixture
+def store() -> Store:
+    made = opened(FaultyDisk())
+    made.create_topic("orders", 2)
+    settle(made)
+    return made
+
+
+def ahead(body: bytes = b"ahead", until_ms: int = AHEAD_MS, **fields: object) -> FakeBatch:
+    return batch([body], not_before_ms=until_ms, **fields)
+
+
+def ends(store: Store) -> list[int]:
+    return [queue.max_offset for queue in store.queues_of("orders")]
+
+
+def seen(store: Store) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    store.on_visible = lambda queue: found.append(queue.key)
+    return found
+
+
+def test_it_is_seen_when_its_time_comes_and_who_waits_is_told_then(store: Store) -> None:
+    told = seen(store)
+    accepted = store.send(ahead(), NOW_MS, due_ms=NOW_MS)
+    settle(store)
+    assert (ends(store), told) == ([0, 0], [])
+    assert accepted.stored.store_ms == store.hidden.next_ms == AHEAD_MS
+    store.show_due(AHEAD_MS - 1)
+    assert (ends(store), told) == ([0, 0], [])
+    store.show_due(AHEAD_MS)
+    assert (ends(store), told) == ([1, 0], [("orders", 0)])
+    assert b"ahead" in records(store, "orders")
+    assert store.hidden.next_ms is None
+
+
+def test_it_is_not_seen_before_it_is_durable_though_its_time_has_come(store: Store) -> None:
+    store.send(ahead(), NOW_MS, due_ms=NOW_MS)
+    store.show_due(AHEAD_MS)
+    assert ends(store) == [0, 0]
+    settle(store)
+    assert ends(store) == [1, 0]
+
+
+def test_what_is_due_is_not_hidden(store: Store) -> None:
+    store.send(ahead(), NOW_MS, due_ms=AHEAD_MS)
+    settle(store)
+    assert ends(store) == [1, 0]
+
+
+def test_what_is_stored_behind_it_in_its_queue_waits_as_long(store: Store) -> None:
+    store.send(ahead(), NOW_MS, due_ms=NOW_MS)
+    behind = store.send(batch([b"behind"]), NOW_MS + 1).stored
+    elsewhere = store.send(batch([b"other"], queue_id=1), NOW_MS + 1).stored
+    settle(store)
+    assert ends(store) == [0, 1]
+    assert (behind.store_ms, elsewhere.store_ms) == (AHEAD_MS, NOW_MS + 1)
+    store.show_due(AHEAD_MS)
+    assert ends(store) == [2, 1]
+
+
+def test_those_of_one_queue_come_one_after_the_other(store: Store) -> None:
+    for number, until_ms in enumerate((NOW_MS + 2, NOW_MS + 4, NOW_MS + 1, NOW_MS + 5)):
+        stored = store.send(ahead(b"%d" % number, until_ms), NOW_MS, due_ms=NOW_MS).stored
+    settle(store)
+    assert stored.store_ms == NOW_MS + 5
+    found = []
+    for later_ms in range(7):
+        store.show_due(NOW_MS + later_ms)
+        found.append(ends(store)[0])
+    assert found == [0, 0, 1, 1, 3, 4, 4]  # the third waits behind the second
+
+
+def test_a_repeat_is_answered_and_hides_nothing(store: Store) -> None:
+    fields = {"producer_id": 7, "producer_epoch": 1}
+    first = store.send(ahead(**fields), NOW_MS, due_ms=NOW_MS).stored
+    settle(store)
+    store.show_due(AHEAD_MS)
+    again = store.send(ahead(**fields), NOW_MS, due_ms=NOW_MS)
+    assert (again.duplicate, again.stored) == (True, first)
+    assert (ends(store), len(store.hidden)) == ([1, 0], 0)
+
+
+def remake(store: Store) -> None:
+    store.delete_topic("orders")
+    store.create_topic("orders", 2)
+
+
+@pytest.mark.parametrize(("change", "there"), [(lambda store: None, 1), (remake, 0)])
+def test_a_topic_that_is_made_anew_hides_nothing(
+    store: Store, change: Callable[[Store], None], there: int
+) -> None:
+    store.send(ahead(), NOW_MS, due_ms=NOW_MS)
+    change(store)
+    settle(store)
+    told = seen(store)
+    store.show_due(AHEAD_MS)
+    assert ends(store) == [there, 0]
+    assert len(told) == there
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_start_shows_it(saved: bool) -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.send(ahead(), NOW_MS, due_ms=NOW_MS)
+    settle(store)
+    if saved:
+        save(store, disk)
+    again = opened(disk.after_kill())
+    assert ends(again) == [1, 0]
+    # Store times go on from there.
+    assert again.send(batch([b"next"]), NOW_MS).stored.store_ms == AHEAD_MS

@@ -1,0 +1,110 @@
+"""When what is ahead of its time may be stored, and when it is shown, with nothing else going on."""
+
+import asyncio
+
+import pytest
+
+from duemq_server.broker.due_gate import DueGate, seconds_left
+from duemq_server.broker.store.hidden import AHEAD_MS_MAX
+
+NOW_MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("ms", "wall_ns", "left_s"),
+    [(2, 7_000_000, 0.002), (2, 7_300_000, 0.0017), (1, 7_999_999, 1e-9)],
+)
+def test_a_wait_ends_with_the_millisecond(ms: int, wall_ns: int, left_s: float) -> None:
+    assert seconds_left(ms, wall_ns) == pytest.approx(left_s, abs=1e-12)
+
+
+class World:
+    """Clocks that are set by hand, and a store that has something to show at `next_ms`."""
+
+    def __init__(self) -> None:
+        self.now_ms = self.steady_ms = NOW_MS
+        self.hidden = self
+        self.next_ms: int | None = None
+        self.looks: list[int] = []
+        self.looked = asyncio.Event()
+        self.gate = DueGate(self, self._now, lambda: self.steady_ms)  # type: ignore[arg-type]
+
+    def _now(self) -> int:
+        return self.now_ms
+
+    def show_due(self, due_ms: int) -> None:
+        self.looks.append(due_ms)
+        if self.next_ms is not None and due_ms >= self.next_ms:
+            self.next_ms = None
+        self.looked.set()
+
+    def passes(self, ms: int) -> None:
+        self.now_ms += ms
+        self.steady_ms += ms
+
+    async def look(self) -> int:
+        """The next one: what it took to be due."""
+        self.looked.clear()
+        async with asyncio.timeout(30):
+            await self.looked.wait()
+        return self.looks[-1]
+
+
+async def test_what_is_hidden_is_shown_when_its_time_comes_and_again_for_what_follows() -> None:
+    world = World()
+    world.next_ms = NOW_MS + 2
+    world.gate.arm()
+    world.gate.arm()
+    world.passes(2)
+    assert await world.look() == NOW_MS + 2
+    world.next_ms = NOW_MS + 4
+    world.gate.arm()
+    assert await world.look() == NOW_MS + 2  # the clock is not there yet: it looks again
+    world.passes(2)
+    assert await world.look() == NOW_MS + 4
+    assert world.next_ms is None
+    world.gate.close()
+
+
+async def test_what_comes_sooner_is_looked_at_sooner() -> None:
+    world = World()
+    world.next_ms = NOW_MS + 3_600_000
+    world.gate.arm()
+    world.next_ms = NOW_MS
+    world.gate.arm()
+    assert await world.look() == NOW_MS
+    world.gate.close()
+
+
+@pytest.mark.parametrize("back_ms", [20, 3_600_000])
+async def test_a_clock_that_is_set_back_meanwhile_hides_nothing_for_long(back_ms: int) -> None:
+    """By less than a second it is waited for; else what it would have shown counts."""
+    world = World()
+    world.next_ms = NOW_MS + 1
+    world.gate.arm()
+    world.now_ms -= back_ms
+    world.steady_ms += 1
+    while world.next_ms is not None:
+        await world.look()
+        if back_ms < 1_000:
+            world.passes(1)
+    assert world.looks[-1] >= NOW_MS + 1
+    assert world.now_ms < NOW_MS + 1 + back_ms
+    world.gate.close()
+
+
+@pytest.mark.parametrize("ahead_ms", [-10, 0, AHEAD_MS_MAX])
+async def test_what_is_due_soon_may_be_stored_at_once(ahead_ms: int) -> None:
+    world = World()
+    assert await world.gate.hold(NOW_MS + ahead_ms) == NOW_MS
+    world.gate.close()
+
+
+async def test_what_is_due_later_waits_for_the_clock_before_it_is_stored() -> None:
+    world = World()
+    holding = asyncio.create_task(world.gate.hold(NOW_MS + AHEAD_MS_MAX + 3))
+    await asyncio.sleep(0)
+    assert not holding.done()
+    world.passes(3)
+    assert await holding == NOW_MS + 3
+    world.gate.close()
