@@ -1,4 +1,4 @@
-"""When what is ahead of its time may be stored, and when it is shown, with nothing else going on."""
+"""When what is ahead of its time may be stored, and when it is shown, with nothing else about."""
 
 import asyncio
 
