@@ -9,7 +9,7 @@ disk jobs        flushes, loads, checkpoints, one at a time, in the thread timer
 timer-look-up    a thread: looks for timers to cancel that are not in memory (cancels.py)
 timer-key-look-up  a thread: the same, by key (keyed_requests.py)
 bulk jobs        while one is open; blocks are read in the thread timer-bulk (bulk_loop.py)
-links            to each broker claims, fires, a fetcher a queue, commits (edge/broker_links.py)
+links            to each broker claims, fires, a fetcher a queue, commits (edge/broker_link.py)
 registration     heartbeats to the nameservers; routes: what they know (duemq.transport)
 announcing       ready and registered while brokers let this service serve its shard
 

@@ -41,7 +41,7 @@ STORE = StoreSettings(default_queues=2, timer_queues=QUEUES)
 
 
 class OneShard:
-    """A shard and its links, as broker_links.py and timer_fetcher.py drive it."""
+    """A shard and its links, as broker_link.py and timer_fetcher.py drive it."""
 
     def __init__(self, number: int) -> None:
         self.number = number

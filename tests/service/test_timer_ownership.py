@@ -31,7 +31,7 @@ from duemq_server.broker.records import timer_owners
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.tools.set_aside import set_aside
 from duemq_server.timer_service import firing
-from duemq_server.timer_service.edge import broker_links, fire_stream
+from duemq_server.timer_service.edge import broker_link, broker_links, fire_stream
 from duemq_server.timer_service.scheduling import scheduler
 from tests.service.running_broker import batch
 from tests.service.running_cluster import Cluster, running_cluster, until
@@ -272,7 +272,7 @@ def set_service_clock(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -
     """The timer service reads this clock instead of the machine's."""
     for module in (firing, fire_stream):
         monkeypatch.setattr(module, "time", clock)
-    for module in (firing, fire_stream, broker_links):
+    for module in (firing, fire_stream, broker_link, broker_links):
         monkeypatch.setattr(module, "now_ms", lambda: clock.time_ns() // 1_000_000)
 
 

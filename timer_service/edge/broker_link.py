@@ -1,0 +1,260 @@
+"""What a shard has to do with one broker: claims, a fire stream, a fetcher a queue, commits.
+
+Owned by the event loop.
+
+Before anything else a link claims its queues at the broker, which gives each to one data directory
+(broker/records/timer_owners.py).  While one of them is another service's of this shard, nothing is
+fetched from this broker or sent to it.
+
+With a claim a link hands over what this shard has no more, since there is another number of
+shards, and says how far it was taken over: nothing is fetched from there in this process, so that
+is final once it is durable.  Queues that another shard has not handed over yet are asked for again
+and again; those that were granted are served meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from duemq.errors import DuemqError, FencedTimer, Unavailable
+from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
+from duemq.protocol.route import Broker
+from duemq.transport import channel, status
+from duemq.transport.retrying import Backoff
+from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq_server.serving.clock import now_ms, steady_ms
+from duemq_server.storage.errors import StorageError
+from duemq_server.timer_service.edge.fire_stream import FireStream
+from duemq_server.timer_service.edge.timer_fetcher import CALL_TIMEOUT_S, TimerFetcher
+from duemq_server.timer_service.scheduling.clocks import BrokerClock
+from duemq_server.timer_service.shard import Shard
+from duemq_server.timer_service.timers.log_entries import SourceId
+
+if TYPE_CHECKING:
+    from duemq_server.timer_service.edge.broker_links import BrokerLinks
+
+log = logging.getLogger(__name__)
+
+COMMIT_INTERVAL_S = 1.0
+# Claims are repeated: the broker sees who is alive, and the shard sees the broker's clock.
+CLAIM_INTERVAL_S = 5.0
+CLAIM_TIMEOUT_S = 2.0
+CLAIM_RETRY_S = (0.05, 2.0)
+# While another shard has queues of this one.
+CLAIM_WAIT_S = 0.5
+
+
+class BrokerLink:
+    """What a shard has to do with one broker."""
+
+    def __init__(self, links: BrokerLinks, shard: Shard, broker: Broker) -> None:
+        self.broker = broker
+        self.clock = BrokerClock()
+        self.refused: FencedTimer | None = None
+        """Another timer service has queues of this shard."""
+        self.granted = False
+        """Queues were given to this service."""
+        self.fetchers: dict[int, TimerFetcher] = {}
+        self.waits: dict[int, str] = {}
+        """Queues of this shard that another one has not handed over, and who has them."""
+        self.held_up = ""
+        """Why nothing is fetched from queues that were granted."""
+        self._links = links
+        self._shard = shard
+        self._queues: list[int] = []
+        self._served = 0  # queues of %TIMER% at the broker; 0: not known yet
+        self._look = asyncio.Event()
+        self._channel = channel.connect(broker.address)
+        self._stub = broker_pb2_grpc.BrokerStub(self._channel)
+        self._fires: FireStream | None = None
+        self._committed: dict[int, int] = {}
+        self._tasks = [
+            asyncio.create_task(self._claims(), name=f"claims {broker.name}"),
+            asyncio.create_task(self._commits(), name=f"commits {broker.name}"),
+        ]
+
+    def serve(self, queues: int) -> None:
+        """Claims this shard's of so many queues of %TIMER%, and fetches from them."""
+        if queues > self._served:
+            self._served = queues
+            self._queues = [each for each in range(queues) if self._links.place.has(each)]
+            self._look.set()
+
+    def kick(self) -> None:
+        """There may be something to send."""
+        if self._fires is not None:
+            self._fires.kick()
+
+    def end(self) -> None:
+        """Sends nothing any more."""
+        for task in self._tasks:
+            task.cancel()
+        if self._fires is not None:
+            self._fires.end()
+
+    def holds_timers(self) -> bool:
+        """Whether anything ever came from this broker's store."""
+        sources = self._shard.scheduler.numbers.sources
+        return any(each.id.store_id == self.broker.store_id for each in sources)
+
+    def begin_of(self, queue_id: int) -> int | None:
+        """Where in a queue this shard's part begins; None: the queue is not this shard's."""
+        fetcher = self.fetchers.get(queue_id)
+        return fetcher.begin if fetcher is not None else None
+
+    async def stop(self) -> None:
+        """Ends everything; commits what was fetched, once it is durable."""
+        await asyncio.gather(*(fetcher.stop() for fetcher in self.fetchers.values()))
+        self.end()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await self._shard.log_loop.durable(self._shard.directory.log.end_position)
+            await self._commit()
+        except DuemqError as error:
+            log.info("offsets of %s not committed: %s", self.broker.name, error)
+        if self._fires is not None:
+            await self._fires.stop()
+        await self._channel.close()
+
+    # -- claims -----------------------------------------------------------
+
+    async def _claims(self) -> None:
+        backoff = Backoff(*CLAIM_RETRY_S)
+        while True:
+            self._look.clear()
+            quiet_s = await self._claim_once(backoff)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(quiet_s):
+                    await self._look.wait()
+
+    async def _claim_once(self, backoff: Backoff) -> float:
+        """In how many seconds to claim again."""
+        try:
+            async with self._links.turn(self):
+                await self._claim()
+        except FencedTimer as error:
+            self.refused = error
+            self._links.claims_changed()
+            return backoff.next_s()
+        except (DuemqError, StorageError) as error:
+            level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+            text = "broker %s, queues not claimed: %s"
+            self._links.say(f"claim {self.broker.name}", level, text, self.broker.name, error)
+            return backoff.next_s()
+        backoff.reset()
+        return CLAIM_WAIT_S if self.waits else CLAIM_INTERVAL_S
+
+    async def _claim(self) -> None:
+        queues = list(self._queues)
+        answer = await self._ask(queues)
+        self.clock.observe(now_ms(), answer.now_ms, steady_ms())
+        self._links.keep_time()
+        await self._links.learn(answer.key_shards)
+        claims = answer.queues
+        self.waits = {x.queue_id: _named(x.owner) for x in claims if x.HasField("owner")}
+        granted = [each for each in queues if each not in self.waits]
+        await self._fetch(granted, {each.queue_id: each.begin_offset for each in claims})
+        if self._fires is None:
+            name, address = self.broker.name, self.broker.address
+            self._fires = FireStream(self._shard, name, address, self.clock)
+        served = bool(granted) or self._links.place.leaves
+        if self.refused is not None or (served and not self.granted):
+            self.granted, self.refused = served, None
+            log.info("broker %s: %d queues are ours", self.broker.name, len(granted))
+            self._links.claims_changed()
+
+    async def _ask(self, queues: Iterable[int]) -> broker_pb2.ClaimTimerQueuesResponse:
+        """Raises DuemqErrors, of the broker; Unavailable if it has another store."""
+        request = broker_pb2.ClaimTimerQueuesRequest(
+            service=self._links.service,
+            queue_ids=queues,
+            ends=await self._ends(),
+            formers={each.store_id for each in self._shard.scheduler.keyed.formers},
+        )
+        call = self._stub.ClaimTimerQueues(request, timeout=CLAIM_TIMEOUT_S)
+        answer = await status.answer(call, self.broker.name)
+        if answer.store_id != self.broker.store_id:
+            raise Unavailable(f"{self.broker.name} has another store, {answer.store_id:016x}")
+        return answer
+
+    async def _fetch(self, granted: Iterable[int], begins: Mapping[int, int]) -> None:
+        """From these queues, too.  Raises what `before_first_fetch` does: not yet."""
+        new = [each for each in granted if each not in self.fetchers]
+        if new:
+            try:
+                await self._links.before_first_fetch()
+            except DuemqError as error:
+                self.held_up = str(error)
+                raise
+        self.held_up = ""
+        for queue_id in new:
+            self.fetchers[queue_id] = TimerFetcher(
+                self._shard,
+                self.broker.name,
+                self._stub,
+                SourceId(self.broker.store_id, queue_id),
+                begins.get(queue_id, 0),
+                self._look.set,
+            )
+
+    async def _ends(self) -> list[broker_pb2.TimerQueueEnd]:
+        """How far the queues were taken over that this shard has no more; durably."""
+        sources = [
+            each
+            for each in self._shard.scheduler.numbers.sources
+            if each.id.store_id == self.broker.store_id
+            and not self._links.place.has(each.id.queue_id)
+        ]
+        if any(each.durable_offset < each.next_offset for each in sources):
+            await self._shard.log_loop.durable(self._shard.directory.log.end_position)
+        return [
+            broker_pb2.TimerQueueEnd(queue_id=each.id.queue_id, offset=each.next_offset)
+            for each in sources
+        ]
+
+    # -- commits ----------------------------------------------------------
+
+    async def _commits(self) -> None:
+        while True:
+            await asyncio.sleep(COMMIT_INTERVAL_S)
+            try:
+                await self._commit()
+            except DuemqError as error:
+                log.debug("offsets of %s not committed: %s", self.broker.name, error)
+
+    async def _commit(self) -> None:
+        """Tells the broker what is durable here: it may let go of it."""
+        new = self._not_committed()
+        if not new:
+            return
+        request = broker_pb2.CommitOffsetsRequest(
+            group=TIMER_GROUP,
+            commits=[
+                broker_pb2.OffsetCommit(topic=TIMER_TOPIC, queue_id=queue_id, offset=offset)
+                for queue_id, offset in new.items()
+            ],
+            timer_id=self._shard.directory.producer_id,
+        )
+        call = self._stub.CommitOffsets(request, timeout=CALL_TIMEOUT_S)
+        answer = await status.answer(call, self.broker.name)
+        for result in answer.queues:
+            if not result.HasField("error"):
+                self._committed[result.queue_id] = new[result.queue_id]
+
+    def _not_committed(self) -> dict[int, int]:
+        """Durable offsets that the broker does not know, by queue."""
+        new: dict[int, int] = {}
+        for queue_id, fetcher in self.fetchers.items():
+            source = self._shard.scheduler.numbers.source(fetcher.source)
+            known = self._committed.get(queue_id, fetcher.begin - 1)
+            if source is not None and source.durable_offset > known:
+                new[queue_id] = source.durable_offset
+        return new
+
+
+def _named(owner: broker_pb2.TimerService) -> str:
+    return f"{owner.name} (shard {owner.shard} of {owner.shards})"
