@@ -450,5 +450,25 @@ async def test_a_shard_that_no_nameserver_has_heard_of_may_have_a_timer() -> Non
     routes.apply(Update(whole=True, timers=(TimerShard("t2", "127.0.0.1:1", 2, 3),)))
     routes.apply(Update(whole=True))
     located = await others.locate([message_pb2.TimerHandle(store_id=1)], [0])
-    assert "shard 0 of 3" in str(located.missing)
+    assert "shard 0 of 3" in str(located.missing[0])
     assert not OtherShards(routes, "t0", Place(0, 1)).there
+
+
+async def test_only_of_those_that_nobody_has_a_shard_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    routes = RouteCache()
+    alive = tuple(TimerShard(f"t{n}", f"127.0.0.1:{n}", n, 4) for n in (2, 3))
+    routes.apply(Update(whole=True, timers=alive))
+
+    async def ask(_: OtherShards, shard: TimerShard, asked: Any) -> list[bool] | Unavailable:
+        if shard.name == "t3":
+            return Unavailable("no answer")
+        return [each.offset == 7 for each in asked.handles]
+
+    monkeypatch.setattr(OtherShards, "_ask", ask)
+    handles = [message_pb2.TimerHandle(offset=offset) for offset in (6, 7, 8)]
+    located = await OtherShards(routes, "t1", Place(1, 4)).locate(handles, [1, 2])
+    assert {at: each.name for at, each in located.shards.items()} == {1: "t2"}
+    assert set(located.missing) == {2}
+    assert located.missing[2].value == "shard 0 of 4, t3 (no answer)"

@@ -98,20 +98,13 @@ class CancelRequests:
             )
             return timer_pb2_grpc.TimerStub(to).Cancel(passed, timeout=PASSED_ON_TIMEOUT_S)
 
-        told: dict[int, Outcome | timer_pb2.CancelResult] = {}
+        told: dict[int, Outcome | timer_pb2.CancelResult] = {**elsewhere.missing}
         for each in await self._others.each(elsewhere, ask):
             if isinstance(each.answer, DuemqError):
                 told |= dict.fromkeys(each.places, each.answer)
             else:
                 told |= dict(zip(each.places, each.answer.results, strict=True))
-        here: list[int] = []
-        for at, handle in enumerate(handles):
-            if at in told:
-                continue
-            if elsewhere.missing is not None and not names.is_here(handle):
-                told[at] = elsewhere.missing
-            else:
-                here.append(at)
+        here = [at for at in range(len(handles)) if at not in told]
         found = await self._here([handles[at] for at in here], names, request.do_not_wait)
         told |= dict(zip(here, found, strict=True))
         return [told[at] for at in range(len(handles))]

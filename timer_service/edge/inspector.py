@@ -97,10 +97,8 @@ class TimerInspectorServicer:
         for at, handle in enumerate(request.handles):
             if at in elsewhere.shards:
                 asked.append(None)
-            elif elsewhere.missing is not None and not names.is_here(handle):
-                asked.append(elsewhere.missing)
             else:
-                asked.append(names.handle(handle))
+                asked.append(elsewhere.missing.get(at) or names.handle(handle))
         handles = [each for each in asked if isinstance(each, Cancelled)]
         found = iter(await self._inspector.find(handles) if handles else ())
         response = timer_inspector_pb2.GetTimersResponse()

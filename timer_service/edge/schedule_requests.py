@@ -134,8 +134,8 @@ class ScheduleRequests:
         given = {at: each.handle for at, each in enumerate(request.timers) if each.handle.store_id}
         places = list(given)
         elsewhere = await names.elsewhere(list(given.values()))
-        if elsewhere.missing is not None:
-            raise elsewhere.missing
+        for error in elsewhere.missing.values():
+            raise error
 
         def ask(to: grpc.aio.Channel, its: list[int]) -> Awaitable[timer_pb2.RescheduleResponse]:
             passed = timer_pb2.RescheduleRequest(

@@ -37,23 +37,9 @@ class TimerNames:
         for at, handle in enumerate(given):
             if at and at % SLICE == 0:
                 await asyncio.sleep(0)
-            if not self.is_here(handle):
+            if not self._is_here(handle):
                 places.append(at)
         return await self._others.locate(given, places)
-
-    def is_here(self, given: message_pb2.TimerHandle) -> bool:
-        """Whether the timer came to this shard, or will."""
-        pair = given.store_id, given.queue_id
-        if min(given.queue_id, given.offset, given.due_ms) < 0:
-            return True  # nobody has it: it is wrong
-        here = self._here.get(pair)
-        if here is None:
-            source_id = SourceId(*pair)
-            source = self._scheduler.numbers.source(source_id)
-            own = self._scheduler.keyed.is_own(source_id)
-            begin = 0 if own else self._links.begin_of(*pair)
-            here = self._here[pair] = _Here(source, begin)
-        return here.has(given.offset)
 
     def handle(self, given: message_pb2.TimerHandle) -> Cancelled | DuemqError:
         """As the core names it, or what is wrong with it."""
@@ -78,6 +64,20 @@ class TimerNames:
         except DuemqError as error:
             return error
         return TimerKey(topic, key)
+
+    def _is_here(self, given: message_pb2.TimerHandle) -> bool:
+        """Whether the timer came to this shard, or will."""
+        pair = given.store_id, given.queue_id
+        if min(given.queue_id, given.offset, given.due_ms) < 0:
+            return True  # nobody has it: it is wrong
+        here = self._here.get(pair)
+        if here is None:
+            source_id = SourceId(*pair)
+            source = self._scheduler.numbers.source(source_id)
+            own = self._scheduler.keyed.is_own(source_id)
+            begin = 0 if own else self._links.begin_of(*pair)
+            here = self._here[pair] = _Here(source, begin)
+        return here.has(given.offset)
 
     def _source(self, store_id: int, queue_id: int) -> SourceId | DuemqError:
         """Whose timers this shard may answer for, or why not."""

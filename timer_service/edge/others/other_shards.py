@@ -34,8 +34,8 @@ class Located(NamedTuple):
     """Where timers are, by their places in the caller's list."""
 
     shards: Mapping[int, TimerShard]
-    missing: Unavailable | None
-    """Of the others that were asked for: a shard that may have them is away."""
+    missing: Mapping[int, Unavailable]
+    """Of those that none of the others has: who may have them, and is away."""
 
     def by_shard(self) -> dict[TimerShard, list[int]]:
         """The places of each shard's."""
@@ -52,7 +52,7 @@ class Answered(NamedTuple, Generic[T]):
     answer: T | DuemqError
 
 
-NOWHERE_ELSE = Located({}, None)
+NOWHERE_ELSE = Located({}, {})
 
 
 class OtherShards:
@@ -119,14 +119,14 @@ class OtherShards:
                 away.append(f"{shard.name} ({answer})")
                 continue
             found |= {at: shard for at, here in zip(places, answer, strict=True) if here}
-        missing = None
-        if away and len(found) < len(places):
-            missing = Unavailable(
-                f"not at this shard, and a timer shard that may have it is away: {', '.join(away)}",
-                field="timer_shard",
-                value=", ".join(away),
-            )
-        return Located(found, missing)
+        if not away:
+            return Located(found, {})
+        error = Unavailable(
+            f"not at this shard, and a timer shard that may have it is away: {', '.join(away)}",
+            field="timer_shard",
+            value=", ".join(away),
+        )
+        return Located(found, {at: error for at in places if at not in found})
 
     async def _ask(
         self, shard: TimerShard, request: timer_pb2.LocateTimersRequest
