@@ -21,8 +21,10 @@ from duemq.v1 import (
 )
 from duemq_cli.exits import Exit
 from duemq_server.storage.errors import DiskFull
+from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.place import Place
 from duemq_server.timer_service.edge.others.other_shards import OtherShards
+from tests.crash.faulty_disk import FaultyDisk
 from tests.service.cli.commands import run
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_service import (
@@ -428,11 +430,11 @@ async def test_a_new_shard_whose_disk_is_full_claims_again(
 ) -> None:
     save, refused = Place.save, []
 
-    def saved(place: Place) -> None:
-        if place.key_shards and not refused:
-            refused.append(place.key_shards)
+    def saved(self: Place) -> None:
+        if self.key_shards and not refused:
+            refused.append(self.key_shards)
             raise DiskFull("no room for the shard's place")
-        save(place)
+        save(self)
 
     monkeypatch.setattr(Place, "save", saved)
     first = await shards.start(0, 1)
@@ -443,15 +445,19 @@ async def test_a_new_shard_whose_disk_is_full_claims_again(
     assert shards.running[0].service.place.key_shards == 1
 
 
+def place_of(shard: int, shards: int) -> Place:
+    return place.check("/data", FaultyDisk(), shard, shards)
+
+
 async def test_a_shard_that_no_nameserver_has_heard_of_may_have_a_timer() -> None:
     """They forget when they start anew, and hear only of those that are there."""
     routes = RouteCache()
-    others = OtherShards(routes, "t1", Place(1, 3))
+    others = OtherShards(routes, "t1", place_of(1, 3))
     routes.apply(Update(whole=True, timers=(TimerShard("t2", "127.0.0.1:1", 2, 3),)))
     routes.apply(Update(whole=True))
     located = await others.locate([message_pb2.TimerHandle(store_id=1)], [0])
     assert "shard 0 of 3" in str(located.missing[0])
-    assert not OtherShards(routes, "t0", Place(0, 1)).there
+    assert not OtherShards(routes, "t0", place_of(0, 1)).there
 
 
 async def test_only_of_those_that_nobody_has_a_shard_is_missing(
@@ -468,7 +474,7 @@ async def test_only_of_those_that_nobody_has_a_shard_is_missing(
 
     monkeypatch.setattr(OtherShards, "_ask", ask)
     handles = [message_pb2.TimerHandle(offset=offset) for offset in (6, 7, 8)]
-    located = await OtherShards(routes, "t1", Place(1, 4)).locate(handles, [1, 2])
+    located = await OtherShards(routes, "t1", place_of(1, 4)).locate(handles, [1, 2])
     assert {at: each.name for at, each in located.shards.items()} == {1: "t2"}
     assert set(located.missing) == {2}
     assert located.missing[2].value == "shard 0 of 4, t3 (no answer)"

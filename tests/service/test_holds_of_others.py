@@ -12,10 +12,11 @@ from duemq.errors import Unavailable
 from duemq.protocol.route import LostTimer, RouteCache, TimerShard, Update
 from duemq_server.broker.records.timer_owners import Service
 from duemq_server.serving.clock import now_ms
-from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.edge.others.holds_of_others import HoldsOfOthers
 from duemq_server.timer_service.edge.others.other_shards import OtherShards
 from duemq_server.timer_service.far.numbering import Numbering
+from tests.crash.faulty_disk import FaultyDisk
 from tests.service.running_cluster import Cluster, until
 from tests.service.test_changing_shards import Shards, cluster, send_to, shards
 from tests.service.test_timer_service import HOUR_MS, TOPIC
@@ -23,7 +24,7 @@ from tests.service.test_timer_service import HOUR_MS, TOPIC
 __all__ = ["cluster", "shards"]
 
 
-PLACE = Place(1, 2)
+PLACE = place.check("/data", FaultyDisk(), 1, 2)
 
 
 def holds_of(lost: Sequence[LostTimer]) -> HoldsOfOthers:

@@ -28,10 +28,10 @@ class Place:
     shard: int
     shards: int
     """As it was started with.  Not more than `shard`: it leaves, and takes nothing over."""
+    _path: str = field(repr=False)
+    _disk: Disk = field(repr=False)
     key_shards: int = 0
     """Shards that timer keys and schedules are divided over; 0: no broker has said so yet."""
-    _path: str = field(default="", repr=False)
-    _disk: Disk | None = field(default=None, repr=False)
     returns: bool = False
     """It had left, and has not learnt yet what the others hold since."""
 
@@ -57,8 +57,6 @@ class Place:
 
     def save(self) -> None:
         """Raises DiskFull, DiskFailed."""
-        if self._disk is None:
-            return
         saved = {"shard": self.shard, "shards": self.shards, "key_shards": self.key_shards}
         if self.returns:
             saved["returns"] = True
@@ -107,7 +105,7 @@ def check(directory: str, disk: Disk, shard: int, shards: int) -> Place:
                 value=shard,
                 limit=shards - 1,
             )
-        place = Place(shard, shards, 0, path, disk)
+        place = Place(shard, shards, path, disk)
         place.save()
         return place
     found = json.loads(saved)
@@ -121,7 +119,7 @@ def check(directory: str, disk: Disk, shard: int, shards: int) -> Place:
         )
     # Releases before `key_shards` never changed the number.
     returns = found.get("returns", False) or found["shards"] <= shard < shards
-    place = Place(shard, shards, found.get("key_shards", found["shards"]), path, disk, returns)
+    place = Place(shard, shards, path, disk, found.get("key_shards", found["shards"]), returns)
     if found["shards"] != shards:
         place.save()
     return place

@@ -67,7 +67,8 @@ def test_what_is_not_known_yet_is_not_guessed() -> None:
 
 
 def test_another_shards_names() -> None:
-    found = place.Place(1, 4, 2)
+    found = place.check("/data", FaultyDisk(), 1, 4)
+    found.learn(2)
     found.check_key("orders", "b")
     with pytest.raises(Unavailable, match=r"belongs to shard 0 of 2, this is shard 1"):
         found.check_key("orders", "d")
