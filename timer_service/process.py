@@ -157,7 +157,11 @@ class TimerService:
         return open_directory(settings.data_dir, self._disk, settings.limits(), now_ms())
 
     async def _announce(self) -> None:
-        """Others are sent here unless brokers refuse this service, and have given it nothing."""
+        """Others are sent here unless brokers refuse this service, and have given it nothing.
+
+        Nor are they before this shard knows which keys are its own: who asks it meanwhile for a
+        key or a schedule, by an address known from before, is told UNAVAILABLE, and asks again.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_CLAIM_S):
                 await self._claims_changed.wait()

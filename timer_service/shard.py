@@ -125,8 +125,7 @@ class Shard:
         """Takes frames over that were fetched from an offset on.
 
         What lies before `begin` is another shard's.  Waits while the log is full, or the disk
-        nearly so.  Raises Corrupt, OffsetOutOfRange,
-        Internal (the process is going to stop).
+        nearly so.  Raises Corrupt, OffsetOutOfRange, Internal (the process is going to stop).
         """
         while True:
             if self._short_of_space():

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from duemq.errors import FencedTimer, InvalidArgument, Overloaded
-from duemq.protocol import checks
+from duemq.protocol import checks, timer_keys
 from duemq.protocol.limits import SERVICE_IDS_FROM, SHARDS_MAX
 
 # Claimed ids, fenced ones included.
@@ -50,7 +50,7 @@ class Service:
 
     def has(self, queue_id: int) -> bool:
         """Whether the queue is one of its shard's."""
-        return queue_id % self.shards == self.shard
+        return timer_keys.shard_of_queue(queue_id, self.shards) == self.shard
 
     def encode(self) -> dict[str, Any]:
         """As releases before `key_shards` wrote it, as long as there is no difference."""
@@ -316,5 +316,5 @@ def _check_service(service: Service, queues: tuple[int, ...]) -> None:
                 "queue_ids",
                 queue_id,
                 f"queues of shard {service.shard} of {service.shards}; this one is of shard"
-                f" {queue_id % service.shards}",
+                f" {timer_keys.shard_of_queue(queue_id, service.shards)}",
             )

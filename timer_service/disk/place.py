@@ -42,7 +42,7 @@ class Place:
 
     def has(self, queue_id: int) -> bool:
         """Whether a queue of %TIMER% is this shard's."""
-        return queue_id % self.shards == self.shard
+        return timer_keys.shard_of_queue(queue_id, self.shards) == self.shard
 
     def learn(self, key_shards: int) -> None:
         """A broker says what keys are divided over.  Raises DiskFull, DiskFailed."""
@@ -70,14 +70,7 @@ class Place:
     def check_schedule(self, name: str) -> None:
         """Raises Unavailable unless the schedule of that name is this shard's."""
         self._check_known()
-        owner = timer_keys.shard_of_schedule(name, self.key_shards)
-        if owner != self.shard:
-            raise Unavailable(
-                f"schedule {name!r} belongs to shard {owner} of {self.key_shards}, this is shard"
-                f" {self.shard}",
-                field="name",
-                value=name,
-            )
+        timer_keys.check_schedule_shard(name, self.shard, self.key_shards)
 
     def _check_known(self) -> None:
         if not self.key_shards:

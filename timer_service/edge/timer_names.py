@@ -86,9 +86,10 @@ class TimerNames:
             return _negative(queue_id, 0, 0)
         source_id = SourceId(store_id, queue_id)
         if not place.has(queue_id) and self._scheduler.numbers.source(source_id) is None:
+            owner = timer_keys.shard_of_queue(queue_id, place.shards)
             return Unavailable(
-                f"queue {queue_id} belongs to shard {queue_id % place.shards}"
-                f" of {place.shards}, this is shard {place.shard}",
+                f"queue {queue_id} belongs to shard {owner} of {place.shards},"
+                f" this is shard {place.shard}",
                 field="queue_id",
                 value=queue_id,
             )

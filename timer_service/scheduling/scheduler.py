@@ -150,8 +150,10 @@ class Scheduler:
 
         What was taken over before is ignored.  `fetched_from`: the offset that the broker was
         asked from; what is not there from it on is lost.  `begin`: what lies before it is another
-        shard's.  Raises Corrupt, OffsetOutOfRange if
-        frames are missing in between, and LogFull or DiskFull (then nothing happened).
+        shard's.
+
+        Raises Corrupt, OffsetOutOfRange if frames are missing in between, and LogFull or DiskFull
+        (then nothing happened).
         """
         fetched = list(intake.frames_in(data))
         source = self.numbers.source(source_id)

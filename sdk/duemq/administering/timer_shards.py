@@ -9,6 +9,7 @@ from duemq.administering.asking import Asking, refuse_missing
 from duemq.descriptions import TimerOwner, TimerStats
 from duemq.errors import InvalidArgument, MissingBroker
 from duemq.protocol.route import TimerShard
+from duemq.protocol.timer_keys import shard_of_queue
 from duemq.transport import status
 from duemq.v1 import timer_admin_pb2, timer_admin_pb2_grpc
 
@@ -74,7 +75,7 @@ class TimerShards(Asking):
         shards = max(routes.shards, routes.key_shards, *claimed)
         of_shard: defaultdict[int, list[TimerOwner]] = defaultdict(list)
         for each in owners:
-            of_shard[each.queue_id % shards].append(each)
+            of_shard[shard_of_queue(each.queue_id, shards)].append(each)
         lost = sorted(set(range(shards)) - {each.shard for each in alive})
         return [_missing(shard, shards, of_shard[shard]) for shard in lost]
 

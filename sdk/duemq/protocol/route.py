@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from duemq.protocol.timer_keys import shard_of_queue
+
 # Brokers that are away and remembered; of more, the first to go are forgotten.
 AWAY_BROKERS_MAX = 256
 
@@ -235,7 +237,7 @@ class RouteCache:
         While their number changes two may say so: either finds what the other one has.
         """
         for timer in self._timers:
-            if timer.shards > 0 and timer_queue_id % timer.shards == timer.shard:
+            if timer.shards > 0 and shard_of_queue(timer_queue_id, timer.shards) == timer.shard:
                 return timer
         return None
 

@@ -1,4 +1,8 @@
-"""Names of delayed messages and of schedules, and which timer shard keeps them.  Pure."""
+"""Names of delayed messages and of schedules, and which timer shard has them.  Pure.
+
+Keys and schedules are divided over as many shards as there were first, queues of %TIMER% over as
+many as there are.
+"""
 
 import re
 from zlib import crc32
@@ -49,13 +53,30 @@ def shard_of_schedule(name: str, shards: int) -> int:
     return crc32(name.encode()) % shards
 
 
+def shard_of_queue(queue_id: int, shards: int) -> int:
+    """The number of the shard, of so many, that takes over what comes through a queue of %TIMER%.
+
+    What is known by a handle may be another shard's: their number may have changed since.
+    """
+    return queue_id % shards
+
+
 def check_shard(topic: str, key: str, shard: int, shards: int) -> None:
     """Raises Unavailable unless the key is that shard's: the caller's routes are old."""
     owner = shard_of(topic, key, shards)
+    _check_owner(f"timer_key {key!r} of {topic!r}", "timer_key", key, owner, shard, shards)
+
+
+def check_schedule_shard(name: str, shard: int, shards: int) -> None:
+    """Raises Unavailable unless the schedule is that shard's: the caller's routes are old."""
+    owner = shard_of_schedule(name, shards)
+    _check_owner(f"schedule {name!r}", "name", name, owner, shard, shards)
+
+
+def _check_owner(what: str, field: str, value: str, owner: int, shard: int, shards: int) -> None:
     if owner != shard:
         raise Unavailable(
-            f"timer_key {key!r} of {topic!r} belongs to shard {owner} of {shards},"
-            f" this is shard {shard}",
-            field="timer_key",
-            value=key,
+            f"{what} belongs to shard {owner} of {shards}, this is shard {shard}",
+            field=field,
+            value=value,
         )

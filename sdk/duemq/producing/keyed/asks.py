@@ -226,7 +226,8 @@ class _Gathering:
             for index, ref in timers:
                 name: tuple[object, ...]
                 if isinstance(ref, TimerHandle):
-                    shard, name = ref.queue_id % shards, (ref.store_id, ref.queue_id, ref.offset)
+                    shard = timer_keys.shard_of_queue(ref.queue_id, shards)
+                    name = ref.store_id, ref.queue_id, ref.offset
                 else:
                     shard, name = timer_keys.shard_of(*ref, shards), ref
                 way = self._kind, shard, self._field

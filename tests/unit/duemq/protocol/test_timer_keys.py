@@ -26,6 +26,18 @@ def test_the_shard_of_a_key_never_changes():
     assert timer_keys.shard_of("a", "b", 1024) != timer_keys.shard_of("ab", "", 1024)
 
 
+def test_the_shard_of_a_queue_never_changes():
+    assert [timer_keys.shard_of_queue(queue_id, 3) for queue_id in range(5)] == [0, 1, 2, 0, 1]
+
+
+def test_another_shards_schedule_is_said():
+    owner = timer_keys.shard_of_schedule("beat", 4)
+    timer_keys.check_schedule_shard("beat", owner, 4)
+    with pytest.raises(Unavailable, match=f"'beat' belongs to shard {owner} of 4, this") as raised:
+        timer_keys.check_schedule_shard("beat", (owner + 1) % 4, 4)
+    assert (raised.value.field, raised.value.value) == ("name", "beat")
+
+
 def test_another_shards_key_is_said():
     owner = timer_keys.shard_of("orders", "k", 4)
     timer_keys.check_shard("orders", "k", owner, 4)
