@@ -13,8 +13,12 @@ A service hands over what its shard has no more, from when there was another num
 says how far it had taken it over: there the next one begins.  No two own a queue at a time,
 whatever each believes the number to be.
 
-Claims, hand-overs and releases are entries of the log (journal.py).  Who was seen or refused when
-is not.
+Who waits for a hand-over comes before any other data directory of the same shard, for as long as
+it is alive: else the moment of the hand-over would decide between the two.
+
+Claims, hand-overs and releases are entries of the log (journal.py).  Who waits, and who was seen or
+refused when, is not.  So a broker that starts anew takes any service that it knows for one that
+may wait, until that had the time to say so.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -93,6 +97,8 @@ class TimerOwners:
         self._begins: dict[int, int] = {}  # by queue; where its owner found it
         self._seen_ms: dict[int, int] = {}
         self._refused: dict[int, tuple[Service, int]] = {}  # by queue
+        self._waiting: set[int] = set()  # ids; for queues that another shard has
+        self._awaited_ms: dict[int, int] = {}  # from when on those were missed that nobody has seen
 
     # -- questions --------------------------------------------------------------------------------
 
@@ -122,8 +128,7 @@ class TimerOwners:
         if owner is None:
             said = "belongs to nobody: claim it first"
         else:
-            seen_ms = self._seen_ms.get(owner.service.id)
-            seen = f"last seen {(now_ms - seen_ms) / 1000:.0f} s ago" if seen_ms else "not seen yet"
+            seen = self._seen(owner.service.id, now_ms)
             said = f"belongs to the timer service {owner.service}, {seen}"
         return FencedTimer(
             f"timer_id: queue {queue_id} of %TIMER% {said}",
@@ -132,11 +137,42 @@ class TimerOwners:
             limit=owner.service.id if owner else 0,
         )
 
+    def _seen(self, service_id: int, now_ms: int) -> str:
+        seen_ms = self._seen_ms.get(service_id)
+        return f"last seen {(now_ms - seen_ms) / 1000:.0f} s ago" if seen_ms else "not seen yet"
+
+    def _check_first(self, service: Service, wanted: tuple[int, ...], now_ms: int) -> None:
+        """Raises FencedTimer if another service of the same shard waits."""
+        known = self._claims.get(service.id)
+        if not wanted or (known is not None and known.queues):
+            return
+        others = (each for each in self._claims.values() if each.service.id != service.id)
+        for claim in others:
+            other = claim.service
+            same = (other.shard, other.shards) == (service.shard, service.shards)
+            if same and not claim.released and self._may_wait(other.id, now_ms):
+                self._refused |= dict.fromkeys(wanted, (service, now_ms))
+                raise FencedTimer(
+                    f"timer_id: the timer service {other}, {self._seen(other.id, now_ms)}, claimed"
+                    " the queues of this shard before, and waits until they are handed over",
+                    field="timer_id",
+                    value=service.id,
+                    limit=other.id,
+                )
+
+    def _may_wait(self, service_id: int, now_ms: int) -> bool:
+        since_ms = self._seen_ms.get(service_id)
+        if since_ms is None:  # not since this broker started
+            since_ms = self._awaited_ms.setdefault(service_id, now_ms)
+        elif service_id not in self._waiting:
+            return False
+        return 0 <= now_ms - since_ms < ALIVE_MS
+
     def check_claim(self, service: Service, queues: Iterable[int], now_ms: int) -> Decision:
         """What becomes of the claim.
 
-        Raises FencedTimer if another service of the same shard has a queue, or if the service
-        divides timer keys over another number of shards; InvalidArgument, Overloaded.
+        Raises FencedTimer if another service of the same shard has a queue or waits for it, or if
+        the service divides timer keys over another number of shards; InvalidArgument, Overloaded.
         """
         wanted = tuple(queues)
         _check_service(service, wanted)
@@ -149,6 +185,7 @@ class TimerOwners:
                 if owner.service.shard == service.shard:
                     raise self._not_owner(queue_id, service.id, now_ms)
                 waits[queue_id] = owner.service
+        self._check_first(service, wanted, now_ms)
         service = self._divided(service)
         if service.id not in self._claims and len(self._claims) + len(self._fenced) >= SERVICES_MAX:
             raise Overloaded(
@@ -157,6 +194,7 @@ class TimerOwners:
                 limit=SERVICES_MAX,
             )
         self._seen_ms[service.id] = now_ms
+        self._note_waiting(service.id, bool(waits))
         known = self._claims.get(service.id)
         before = known.queues if known is not None else ()
         leaves = tuple(queue for queue in before if not service.has(queue))
@@ -168,6 +206,12 @@ class TimerOwners:
             released=False,
         )
         return Decision(service, granted, waits, leaves, changes)
+
+    def _note_waiting(self, service_id: int, waits: bool) -> None:
+        if waits:
+            self._waiting.add(service_id)
+        else:
+            self._waiting.discard(service_id)
 
     @property
     def key_shards(self) -> int:

@@ -20,6 +20,7 @@ from duemq.v1 import (
     timer_pb2,
 )
 from duemq_cli.exits import Exit
+from duemq_server.broker.records import timer_owners
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.place import Place
@@ -166,6 +167,46 @@ async def test_a_second_shard_gets_its_queues_as_soon_as_the_first_one_knows(
         for handle in (*old, new, newest):
             [result] = await asked.cancel(handle)
             assert result.outcome == timer_pb2.CANCELLED
+
+
+async def test_of_two_that_are_one_new_shard_the_second_is_refused(
+    cluster: Cluster, shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shards.start(0, 1)
+    first = await shards.start(1, 2)
+    await until(lambda: first.service._links.waiting == 4)
+    async with running_shard(cluster, tmp_path, name="twin", shard=1, shards=2) as second:
+        await until(lambda: bool(second.service._links.refusals))
+        [problem] = (await second.stats()).problems
+        assert "refused by broker b0: timer_id: the timer service t1 (shard 1 of 2" in problem
+        assert "waits until they are handed over" in problem
+        assert second.service._links.waiting == 0
+
+        # The broker knows who waits after a restart, too.
+        await cluster.stop_broker("b0")
+        await cluster.start_broker("b0")
+        owners = cluster.brokers["b0"].store.timer_owners
+        first_id, second_id = (x.service.shard.directory.producer_id for x in (first, second))
+
+        def is_refused() -> bool:
+            found = owners.refused_of(1)
+            return found is not None and found[0].id == second_id
+
+        await until(is_refused)
+        await until(lambda: bool(owners.last_seen_ms(first_id)))
+        assert not owners.last_seen_ms(second_id)
+
+        # Once the first is gone for good the second waits instead, and gets what is handed over.
+        await shards.stop(1)
+        monkeypatch.setattr(timer_owners, "ALIVE_MS", 0)
+        await until(lambda: second.service._links.waiting == 4)
+        assert not second.service._links.refusals
+        await shards.start(0, 2)
+        await until(lambda: shards.owners() == [0, 1] * 4)
+        handle = await send_to(cluster, 1, b"new", HOUR_MS)
+        await second.until(lambda stats: stats.pending == 1)
+        [result] = await second.cancel(handle)
+        assert result.outcome == timer_pb2.CANCELLED
 
 
 async def test_one_two_four_three_and_each_message_comes_once(

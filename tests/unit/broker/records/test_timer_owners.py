@@ -103,6 +103,83 @@ def test_another_shard_waits_until_its_queues_are_handed_over() -> None:
     assert [owners.begin_of(queue) for queue in (0, 1, 3)] == [0, 70, 0]
 
 
+TWIN = Service(SERVICE_IDS_FROM + 3, "twin", 1, 2, 1)
+
+
+def waited_for(service: Service = SECOND) -> TimerOwners:
+    owners = claimed(queues=(0, 1, 2, 3))
+    owners.put(owners.check_claim(service, [1, 3], NOW_MS).service, [], NOW_MS)
+    return owners
+
+
+def test_who_waits_comes_before_another_service_of_the_same_shard() -> None:
+    owners = waited_for()
+    for at_ms in (NOW_MS, NOW_MS + ALIVE_MS - 1):
+        with pytest.raises(FencedTimer, match=r"t2 \(shard 1 of 2, .* s ago, .* waits"):
+            owners.check_claim(TWIN, [1, 3], at_ms)
+    assert owners.refused_of(3) == (TWIN, NOW_MS + ALIVE_MS - 1)
+    owners.hand_over(T1.id, [(1, 70), (3, 0)])
+    with pytest.raises(FencedTimer, match="waits"):
+        owners.check_claim(TWIN, [1, 3], NOW_MS + ALIVE_MS - 1)
+    assert owners.check_claim(SECOND, [1, 3], NOW_MS + ALIVE_MS).granted == (1, 3)
+
+
+def test_who_waited_and_is_gone_keeps_nobody_out() -> None:
+    owners, later_ms = waited_for(), NOW_MS + ALIVE_MS
+    found = owners.check_claim(TWIN, [1, 3], later_ms)
+    assert set(found.waits) == {1, 3}
+    owners.put(found.service, found.granted, later_ms)
+    with pytest.raises(FencedTimer, match="twin"):
+        owners.check_claim(SECOND, [1, 3], later_ms + 1)
+    assert owners.check_claim(TWIN, [1, 3], later_ms + 1).waits
+
+
+@pytest.mark.parametrize(
+    "other", [Service(TWIN.id, "twin", 1, 3, 1), Service(TWIN.id, "twin", 2, 3, 1)]
+)
+def test_who_waits_keeps_no_other_shard_out(other: Service) -> None:
+    owners = waited_for()
+    assert owners.check_claim(other, [queue for queue in (1, 2) if other.has(queue)], NOW_MS).waits
+
+
+def test_a_service_that_wants_nothing_keeps_nobody_out_and_is_let_in() -> None:
+    owners = claimed(queues=(0, 1))
+    owners.put(owners.check_claim(SECOND, [], NOW_MS).service, [], NOW_MS)
+    owners.put(owners.check_claim(TWIN, [1], NOW_MS).service, [], NOW_MS)
+    assert not owners.check_claim(SECOND, [], NOW_MS).changes
+    with pytest.raises(FencedTimer, match="twin"):
+        owners.check_claim(SECOND, [1], NOW_MS)
+
+
+def restarted(owners: TimerOwners) -> TimerOwners:
+    again = TimerOwners()
+    again.load(owners.encode())
+    return again
+
+
+def test_who_waits_does_so_after_a_restart_of_the_broker() -> None:
+    """That it waited is forgotten: it has a minute, from the other's first claim on, to say it."""
+    owners = restarted(waited_for())
+    for after_ms in (0, ALIVE_MS - 1):
+        with pytest.raises(FencedTimer, match=r"t2 .* not seen yet, .* waits"):
+            owners.check_claim(TWIN, [1, 3], NOW_MS + after_ms)
+    assert set(owners.check_claim(SECOND, [1, 3], NOW_MS + ALIVE_MS - 1).waits) == {1, 3}
+    with pytest.raises(FencedTimer, match="t2"):
+        owners.check_claim(TWIN, [1, 3], NOW_MS + ALIVE_MS)
+    owners = restarted(owners)
+    with pytest.raises(FencedTimer, match="t2"):
+        owners.check_claim(TWIN, [1, 3], NOW_MS)
+    assert owners.check_claim(TWIN, [1, 3], NOW_MS + ALIVE_MS).waits
+
+
+def test_an_owner_is_not_kept_out_by_one_that_waited_before_it() -> None:
+    owners, later_ms = waited_for(), NOW_MS + ALIVE_MS
+    owners.put(owners.check_claim(TWIN, [1, 3], later_ms).service, [], later_ms)
+    owners.hand_over(T1.id, [(1, 70), (3, 0)])
+    owners.put(owners.check_claim(TWIN, [1, 3], later_ms).service, [1, 3], later_ms)
+    assert restarted(owners).check_claim(TWIN, [1, 3], later_ms).granted == (1, 3)
+
+
 def test_a_shard_that_leaves_hands_all_over_and_is_still_known() -> None:
     owners = claimed(SECOND, queues=(1, 3))
     leaving = Service(T2.id, "t2", 1, 1)
