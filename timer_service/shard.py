@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from duemq.errors import (
@@ -249,16 +249,21 @@ class Shard:
         due_ms: Sequence[int],
         *,
         fire: bool = False,
+        elsewhere: Collection[Handle | TimerKey] = (),
     ) -> list[RescheduleResult]:
         """Gives timers other due times, one a timer; each gets a new handle.
 
         `fire`: these are now, and the old handles are from then on those of timers that fired.
+        `elsewhere`: other shards have these; UNKNOWN here.
 
         Waits for none to arrive: an error Unavailable says that it has not, also when the request
         comes again.  Raises as `schedule`, and InvalidArgument for a timer that is named twice,
         TooLarge for bodies that are too large together.
         """
-        change = Rescheduling(self.scheduler, RequestKey(request_id), timers, due_ms, fire=fire)
+        request = RequestKey(request_id)
+        change = Rescheduling(
+            self.scheduler, request, timers, due_ms, fire=fire, elsewhere=elsewhere
+        )
         decided = await self._decide(change, {RESCHEDULED, FIRED, UNKNOWN, NOT_YET})
         return [
             RescheduleResult("", error=_not_arrived(timer))

@@ -1,11 +1,12 @@
 """The number of timer shards changes while timers are pending: nothing is lost, early or twice."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import grpc.aio
 import pytest
 
 from duemq import CancelOutcome, aio
@@ -24,7 +25,7 @@ from duemq_server.broker.records import timer_owners
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.place import Place
-from duemq_server.timer_service.edge.others.other_shards import OtherShards
+from duemq_server.timer_service.edge.others.other_shards import Answered, Located, OtherShards
 from tests.crash.faulty_disk import FaultyDisk
 from tests.service.cli.commands import run
 from tests.service.running_cluster import Cluster, running_cluster, until
@@ -32,6 +33,7 @@ from tests.service.test_timer_service import (
     HOUR_MS,
     TOPIC,
     Shard,
+    batch,
     bodies_of,
     delivered,
     running_shard,
@@ -335,6 +337,84 @@ async def test_what_is_asked_by_handle_is_passed_on(cluster: Cluster, shards: Sh
     await comes(cluster, b"old")
     await comes(cluster, b"new")
     assert bodies_of(await delivered(cluster)) == [b"new", b"old"]
+
+
+class Request(NamedTuple):
+    """A Reschedule of timers of shard 0, of shard 1, and of one that has not arrived anywhere."""
+
+    proto: timer_pb2.RescheduleRequest
+    arrives: Callable[[], Awaitable[None]]
+    """The last one does, at shard 1."""
+
+
+async def of_both_and_none(cluster: Cluster, shards: Shards, request_id: bytes) -> Request:
+    await shards.start(0, 1)
+    old = await send_to(cluster, 1, b"old", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    await shards.change(2)
+    new = await send_to(cluster, 1, b"new", HOUR_MS)
+    await shards.running[1].until(lambda stats: stats.pending == 1)
+    due_ms = new.due_ms + HOUR_MS
+    later = message_pb2.TimerHandle(
+        store_id=new.store_id, queue_id=new.queue_id, offset=new.offset + 1, due_ms=due_ms
+    )
+
+    async def arrives() -> None:
+        made = batch(TOPIC, [b"later"], due_ms=[due_ms], queue_id=1, producer_id=0)
+        await cluster.clients["b0"].send(made)
+        await until(lambda: shards.source(1, later).had(later.offset))
+
+    return Request(
+        timer_pb2.RescheduleRequest(
+            request_id=request_id,
+            timers=[timer_pb2.TimerRef(handle=each) for each in (old, new, later)],
+            delays_ms=[HOUR_MS // 2],
+        ),
+        arrives,
+    )
+
+
+def check_but_for_the_last(answer: timer_pb2.RescheduleResponse) -> None:
+    assert [each.outcome for each in answer.results[:2]] == [timer_pb2.RESCHEDULED] * 2
+    assert answer.results[2].error.code == ErrorCode.UNAVAILABLE
+
+
+async def test_a_repeat_is_answered_as_before_though_a_timer_arrived_elsewhere(
+    cluster: Cluster, shards: Shards
+) -> None:
+    request, arrives = await of_both_and_none(cluster, shards, b"1" * 16)
+    answer = await shards.running[0].stub.Reschedule(request)
+    check_but_for_the_last(answer)
+    await arrives()
+    assert await shards.running[0].stub.Reschedule(request) == answer
+    assert await shards.pending() == 3
+    for number in (1, 0):
+        await shards.start(number, 2)
+    await until(lambda: len(shards.running[0].service._others.alive) == 1)
+    assert await shards.running[0].stub.Reschedule(request) == answer
+    request.request_id = b"2" * 16
+    answer = await shards.running[0].stub.Reschedule(request)
+    outcomes = [each.outcome for each in answer.results]
+    assert outcomes == [timer_pb2.RESCHEDULE_UNKNOWN] * 2 + [timer_pb2.RESCHEDULED]
+
+
+async def test_a_repeat_passes_on_what_could_not_be_passed_on_before(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, arrives = await of_both_and_none(cluster, shards, b"1" * 16)
+
+    async def fail(_: OtherShards, located: Located, ask: object) -> list[Answered[Any]]:
+        return [Answered(list(located.shards), Unavailable("t1 went away"))]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OtherShards, "each", fail)
+        with pytest.raises(grpc.aio.AioRpcError, match="t1 went away"):
+            await shards.running[0].stub.Reschedule(request)
+    await arrives()
+    answers = [await shards.running[0].stub.Reschedule(request) for _ in range(2)]
+    check_but_for_the_last(answers[0])
+    assert answers[0] == answers[1]
+    assert await shards.pending() == 3
 
 
 async def test_keys_and_schedules_stay_where_they_are(cluster: Cluster, shards: Shards) -> None:

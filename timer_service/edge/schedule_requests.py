@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 import grpc.aio
 
@@ -28,12 +28,22 @@ from duemq.v1 import message_pb2, timer_pb2, timer_pb2_grpc
 from duemq_server.serving import spans
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import check_request_id
-from duemq_server.timer_service.edge.others.other_shards import PASSED_ON_TIMEOUT_S, OtherShards
-from duemq_server.timer_service.edge.timer_names import TimerNames, proto_of
+from duemq_server.timer_service.edge.others.other_shards import (
+    PASSED_ON_TIMEOUT_S,
+    Located,
+    OtherShards,
+)
+from duemq_server.timer_service.edge.timer_names import TimerNames, handle_of, proto_of
 from duemq_server.timer_service.edge.topic_queues import topic_queues
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
-from duemq_server.timer_service.timers.keyed import Handle, KeyedRecords, TimerKey
+from duemq_server.timer_service.timers.keyed import (
+    UNKNOWN,
+    Handle,
+    KeyedRecords,
+    RescheduleResult,
+    TimerKey,
+)
 from duemq_server.timer_service.timers.keyed_entry import RequestKey
 
 SLICE = 250  # records read at once
@@ -77,81 +87,84 @@ class ScheduleRequests:
     async def reschedule(
         self, request: timer_pb2.RescheduleRequest
     ) -> timer_pb2.RescheduleResponse:
-        """Raises DuemqErrors, as of the rpc."""
+        """Raises DuemqErrors, as of the rpc.
+
+        What other shards have is passed on once this one has written down, with its own part, that
+        it is theirs.  So a repeat passes on the same, whatever arrived at them meanwhile.
+        """
         check_request_id(request.request_id)
         self._links.check_may_serve()
         count = len(request.timers)
         checks.count("timers", count, 1, SCHEDULE_RECORDS_MAX, "in a request")
         dues = self._new_dues(request, count)
         names = TimerNames(self._shard.scheduler, self._links, self._others)
-        passed = await self._pass_on(request, names, dues)
-        refused: dict[int, DuemqError] = {}
-        asked: list[Handle | TimerKey] = []
-        asked_dues: list[int] = []
-        for at, (timer, due_ms) in enumerate(zip(request.timers, dues, strict=True)):
-            if at in passed:
-                continue
-            named = _named(names, timer)
-            if isinstance(named, Unavailable):
-                raise named  # it may be allowed later: the request stands for all or none
-            if isinstance(named, DuemqError):
-                refused[at] = named
-            else:
-                asked.append(named)
-                asked_dues.append(due_ms)
-        told = iter(
-            await self._shard.reschedule(
-                request.request_id, asked, asked_dues, fire=request.fire_now
-            )
-            if asked
-            else ()
-        )
+        elsewhere = await self._elsewhere(request, names)
+        named = [
+            handle_of(timer.handle) if at in elsewhere.shards else _named(names, timer)
+            for at, timer in enumerate(request.timers)
+        ]
+        for each in named:
+            if isinstance(each, Unavailable):
+                raise each  # it may be allowed later: the request stands for all or none
+        decided = await self._rescheduled(request, named, dues, elsewhere)
+        passed = await self._pass_on(request, dues, _theirs(elsewhere, decided))
         response = timer_pb2.RescheduleResponse()
-        for at in range(count):
-            if at in passed:
-                response.results.append(passed[at])
-                continue
-            if at in refused:
-                response.results.add(error=status.to_proto(refused[at]))
-                continue
-            result = next(told)
-            if result.error is not None:
-                response.results.add(error=status.to_proto(result.error))
-                continue
-            response.results.add(
-                outcome=_RESCHEDULED[result.outcome],
-                handle=proto_of(result.handle) if result.handle is not None else None,
-            )
+        for at, each in enumerate(named):
+            if isinstance(each, DuemqError):
+                response.results.add(error=status.to_proto(each))
+            else:
+                response.results.append(passed[at] if at in passed else _result(decided[at]))
         return response
 
-    async def _pass_on(
-        self, request: timer_pb2.RescheduleRequest, names: TimerNames, dues: Sequence[int]
-    ) -> dict[int, timer_pb2.RescheduleResult]:
-        """Results of timers that other shards have, by place; each does its part once.
-
-        Raises Unavailable if one of them is away, before anything is done here.
-        """
-        given = {at: each.handle for at, each in enumerate(request.timers) if each.handle.store_id}
-        places = list(given)
-        elsewhere = await names.elsewhere(list(given.values()))
+    async def _elsewhere(self, request: timer_pb2.RescheduleRequest, names: TimerNames) -> Located:
+        """Which of the timers other shards have.  Raises Unavailable if one of them is away."""
+        given = [each.handle for each in request.timers]
+        places = [at for at, handle in enumerate(given) if handle.store_id]
+        elsewhere = await names.elsewhere(given, places)
         for error in elsewhere.missing.values():
             raise error
+        return elsewhere
+
+    async def _rescheduled(
+        self,
+        request: timer_pb2.RescheduleRequest,
+        named: Sequence[Handle | TimerKey | DuemqError],
+        dues: Sequence[int],
+        elsewhere: Located,
+    ) -> Mapping[int, RescheduleResult]:
+        """This shard's decision, by place; none if all of the timers are others'."""
+        asked = {at: each for at, each in enumerate(named) if not isinstance(each, DuemqError)}
+        before = self._shard.scheduler.keyed.requests.find(RequestKey(request.request_id))
+        if before is None and not asked.keys() - elsewhere.shards.keys():
+            return {}
+        results = await self._shard.reschedule(
+            request.request_id,
+            list(asked.values()),
+            [dues[at] for at in asked],
+            fire=request.fire_now,
+            elsewhere={asked[at] for at in elsewhere.shards},
+        )
+        return dict(zip(asked, results, strict=True))
+
+    async def _pass_on(
+        self, request: timer_pb2.RescheduleRequest, dues: Sequence[int], theirs: Located
+    ) -> dict[int, timer_pb2.RescheduleResult]:
+        """Results of timers that other shards have, by place; each does its part once."""
 
         def ask(to: grpc.aio.Channel, its: list[int]) -> Awaitable[timer_pb2.RescheduleResponse]:
             passed = timer_pb2.RescheduleRequest(
                 request_id=request.request_id,
-                timers=[request.timers[places[at]] for at in its],
-                due_ms=() if request.fire_now else [dues[places[at]] for at in its],
+                timers=[request.timers[at] for at in its],
+                due_ms=() if request.fire_now else [dues[at] for at in its],
                 fire_now=request.fire_now,
             )
             return timer_pb2_grpc.TimerStub(to).Reschedule(passed, timeout=PASSED_ON_TIMEOUT_S)
 
         found: dict[int, timer_pb2.RescheduleResult] = {}
-        for each in await self._others.each(elsewhere, ask):
+        for each in await self._others.each(theirs, ask):
             if isinstance(each.answer, DuemqError):
                 raise each.answer
-            its = (places[at] for at in each.places)
-            found |= dict(zip(its, each.answer.results, strict=True))
+            found |= dict(zip(each.places, each.answer.results, strict=True))
         return found
 
     def _new_dues(self, request: timer_pb2.RescheduleRequest, count: int) -> list[int]:
@@ -223,6 +236,25 @@ _RESCHEDULED = {
     "FIRED": timer_pb2.RESCHEDULE_FIRED,
     "UNKNOWN": timer_pb2.RESCHEDULE_UNKNOWN,
 }
+
+
+def _theirs(elsewhere: Located, decided: Mapping[int, RescheduleResult]) -> Located:
+    """Without what had not arrived anywhere when the request came first: that stays so."""
+    shards = {
+        at: shard
+        for at, shard in elsewhere.shards.items()
+        if not decided or decided[at].outcome == UNKNOWN
+    }
+    return Located(shards, {})
+
+
+def _result(result: RescheduleResult) -> timer_pb2.RescheduleResult:
+    if result.error is not None:
+        return timer_pb2.RescheduleResult(error=status.to_proto(result.error))
+    return timer_pb2.RescheduleResult(
+        outcome=_RESCHEDULED[result.outcome],
+        handle=proto_of(result.handle) if result.handle is not None else None,
+    )
 
 
 def _named(names: TimerNames, timer: timer_pb2.TimerRef) -> Handle | TimerKey | DuemqError:

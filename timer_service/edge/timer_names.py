@@ -29,17 +29,19 @@ class TimerNames:
         self._sources: dict[tuple[int, int], SourceId | DuemqError] = {}
         self._here: dict[tuple[int, int], _Here] = {}
 
-    async def elsewhere(self, given: Sequence[message_pb2.TimerHandle]) -> Located:
-        """Which of these timers other shards have."""
+    async def elsewhere(
+        self, given: Sequence[message_pb2.TimerHandle], places: Sequence[int] | None = None
+    ) -> Located:
+        """Which of these timers other shards have; of those at `places`, or of all."""
         if not self._others.there:
             return NOWHERE_ELSE
-        places: list[int] = []
-        for at, handle in enumerate(given):
+        asked: list[int] = []
+        for at in range(len(given)) if places is None else places:
             if at and at % SLICE == 0:
                 await asyncio.sleep(0)
-            if not self._is_here(handle):
-                places.append(at)
-        return await self._others.locate(given, places)
+            if not self._is_here(given[at]):
+                asked.append(at)
+        return await self._others.locate(given, asked)
 
     def handle(self, given: message_pb2.TimerHandle) -> Cancelled | DuemqError:
         """As the core names it, or what is wrong with it."""
@@ -113,6 +115,11 @@ class _Here(NamedTuple):
             return True
         reached = source.next_offset if source is not None else 0
         return self.begin is not None and offset >= max(self.begin, reached)
+
+
+def handle_of(given: message_pb2.TimerHandle) -> Cancelled:
+    """As the core names it, whoever may answer for it."""
+    return Cancelled(SourceId(given.store_id, given.queue_id), given.offset, given.due_ms)
 
 
 def proto_of(handle: Cancelled) -> message_pb2.TimerHandle:

@@ -15,7 +15,7 @@ other.  An entry is whole or nothing: the old timer fires or the new one, whatev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -256,8 +256,12 @@ class Rescheduling(Change):
         due_ms: Sequence[int],
         *,
         fire: bool = False,
+        elsewhere: Collection[Handle | TimerKey] = (),
     ) -> None:
-        """`fire`: by hand; what was due before its new time keeps its own."""
+        """`fire`: by hand; what was due before its new time keeps its own.
+
+        `elsewhere`: these are other shards', and UNKNOWN here.
+        """
         keys = [each for each in timers if isinstance(each, TimerKey)]
         super().__init__(scheduler, request, keys)
         self._key_at = {key: at for at, key in enumerate(keys)}
@@ -265,6 +269,7 @@ class Rescheduling(Change):
         self._timers = timers
         self._due_ms = due_ms
         self._fire = fire
+        self._elsewhere = elsewhere
         self._handles: HandleSearch | None = None
         _check_distinct([(each, at) for at, each in enumerate(timers)])
 
@@ -285,7 +290,8 @@ class Rescheduling(Change):
 
     def _look(self) -> bool:
         if self._handles is None:  # what has not arrived by now will not be looked for
-            handles = [each for each in self._timers if not isinstance(each, TimerKey)]
+            here = (each for each in self._timers if each not in self._elsewhere)
+            handles = [each for each in here if not isinstance(each, TimerKey)]
             arrived = [h for h in handles if source_of(self._scheduler, h) is not None]
             self._handles = HandleSearch(self._scheduler, arrived)
             self._handle_at = {handle: at for at, handle in enumerate(arrived)}
@@ -343,7 +349,8 @@ class Rescheduling(Change):
         assert self._handles is not None
         at = self._handle_at.get(each)
         if at is None:
-            return UNKNOWN if scheduler.keyed.is_own(each.source) else NOT_YET
+            gone = each in self._elsewhere or scheduler.keyed.is_own(each.source)
+            return UNKNOWN if gone else NOT_YET
         number = source_of(scheduler, each)
         assert number is not None
         if self._handles.waiting[at] is not None:

@@ -31,7 +31,7 @@ from duemq_server.timer_service.timers.keyed import (
     Handle,
     TimerKey,
 )
-from duemq_server.timer_service.timers.keyed_entry import CANCELLED, NO_REQUEST, RequestKey
+from duemq_server.timer_service.timers.keyed_entry import CANCELLED, NO_REQUEST, NOT_YET, RequestKey
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.log_entries import SourceId
 from tests.property.keyed_model import keyed_records
@@ -63,6 +63,18 @@ def scheduling(
 def rescheduling(world: World, *timers: Handle | TimerKey, wait: int = FAR_MS) -> Rescheduling:
     due_ms = [world.now_ms + wait] * len(timers)
     return Rescheduling(world.scheduler, new_request(), timers, due_ms)
+
+
+def test_what_other_shards_have_is_unknown_here_and_what_nobody_has_has_not_arrived() -> None:
+    world = World()
+    theirs, nobodys = (Handle(SourceId(9, 1), offset, START_MS) for offset in (4, 5))
+    due_ms = [world.now_ms + FAR_MS] * 2
+    for elsewhere in ({theirs}, {theirs, nobodys}):  # it arrived there meanwhile
+        change = Rescheduling(
+            world.scheduler, RequestKey(b"r" * 16), [theirs, nobodys], due_ms, elsewhere=elsewhere
+        )
+        assert change.advance(world.now_ms)
+        assert [each.outcome for each in change.results] == [UNKNOWN, NOT_YET]
 
 
 def cancelling(world: World, *keys: TimerKey) -> CancellingKeys:
