@@ -465,6 +465,8 @@ async def test_who_cannot_know_what_is_held_says_so_until_it_does(
 ) -> None:
     await shards.start(0, 2)
     await until(lambda: shards.owners()[0] == 0)
+    async with Admin(cluster.nameserver) as admin:  # else nobody knows that it is away
+        await until(lambda: bool(admin._client.routes.timers))
     await shards.stop(0)
     waiting = await shards.start(1, 2)
     await until(lambda: bool(waiting.service._links.problems()))
