@@ -27,12 +27,15 @@ class FineTimer:
         self._ring = ring
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
+        self._closed = False
         self._file = _open()
         if self._file is not None:
             self._loop.add_reader(self._file, self._readable, self._file)
 
     def set(self, delay_s: float) -> None:
-        """Rings once, after so long; not any more when it was to ring before."""
+        """Rings once, after so long, and not when it was to ring before; never once closed."""
+        if self._closed:
+            return
         if self._file is None:
             self.cancel()
             self._handle = self._loop.call_later(max(delay_s, 0.0), self._ring)
@@ -50,6 +53,7 @@ class FineTimer:
     def close(self) -> None:
         """Never rings again."""
         self.cancel()
+        self._closed = True
         if self._file is not None:
             self._loop.remove_reader(self._file)
             os.close(self._file)

@@ -10,6 +10,7 @@ Not kept on disk: a start, or another replica's, takes longer than anything is h
 """
 
 from collections import deque
+from heapq import heappop, heappush
 
 from duemq_server.broker.store.queues import Queue
 
@@ -23,6 +24,8 @@ class Hidden:
     def __init__(self) -> None:
         # (offset, its time) of what is ahead of its time; both rise.
         self._queues: dict[Queue, deque[tuple[int, int]]] = {}
+        self._next: list[tuple[int, int, Queue]] = []  # a heap: when each queue shows more
+        self._count = 0  # tells those of one time apart
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -36,26 +39,34 @@ class Hidden:
         """Hides what the queue has from an offset on, its newest."""
         waiting = self._queues.get(queue)
         if waiting is None:
-            self._queues[queue] = deque(((offset, until_ms),))
-            queue.hide(offset)
+            self._queues[queue] = waiting = deque(((offset, until_ms),))
+            self._wait(queue, waiting)
         elif until_ms > waiting[-1][1]:
             waiting.append((offset, until_ms))
+
+    def _wait(self, queue: Queue, waiting: deque[tuple[int, int]]) -> None:
+        offset, until_ms = waiting[0]
+        queue.hide(offset)
+        self._count += 1
+        heappush(self._next, (until_ms, self._count, queue))
 
     def show(self, now_ms: int) -> list[Queue]:
         """Shows what was hidden until now.  Answers the queues in which there was any."""
         shown = []
-        for queue, waiting in list(self._queues.items()):
-            if waiting[0][1] > now_ms:
-                continue
+        while self._next and self._next[0][0] <= now_ms:
+            *_, queue = heappop(self._next)
+            waiting = self._queues[queue]
             while waiting and waiting[0][1] <= now_ms:
                 waiting.popleft()
-            if not waiting:
+            if waiting:
+                self._wait(queue, waiting)
+            else:
                 del self._queues[queue]
-            queue.hide(waiting[0][0] if waiting else None)
+                queue.hide(None)
             shown.append(queue)
         return shown
 
     @property
     def next_ms(self) -> int | None:
         """When `show` has something to do; None: nothing is hidden."""
-        return min((waiting[0][1] for waiting in self._queues.values()), default=None)
+        return self._next[0][0] if self._next else None
