@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duemq.protocol.limits import SHARDS_MAX
+from duemq_recurring.schedules import BYTES_MAX, SCHEDULES_MAX
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.serving.settings import setting
 from duemq_server.timer_service.timers.limits import Limits
@@ -76,10 +77,10 @@ class Settings(ReplicaSettings):
     )
 
     schedules_max: int = setting(
-        10_000, "schedules of this shard at most", minimum=1, maximum=1_000_000
+        SCHEDULES_MAX, "schedules of this shard at most", minimum=1, maximum=1_000_000
     )
     schedule_bytes_max: int = setting(
-        32 << 20, "schedules in memory at most", unit="bytes", minimum=1 << 20
+        BYTES_MAX, "schedules in memory at most", unit="bytes", minimum=1 << 20
     )
 
     def limits(self) -> Limits:

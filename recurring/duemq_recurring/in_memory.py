@@ -16,7 +16,7 @@ from duemq_recurring import moves, specs
 from duemq_recurring.moves import Move
 from duemq_recurring.occurrences import END_MS
 from duemq_recurring.schedule import MADE, Pending, Schedule, ScheduleChange, entry_of
-from duemq_recurring.schedules import Schedules
+from duemq_recurring.schedules import BYTES_MAX, SCHEDULES_MAX, Schedules
 from duemq_recurring.steps import AT_ONCE, Step, step
 
 
@@ -96,7 +96,10 @@ class MemorySchedules:
     def PutSchedule(
         self, request: schedule_pb2.PutScheduleRequest
     ) -> schedule_pb2.PutScheduleResponse:
-        """Makes a schedule, or changes it.  Raises InvalidArgument, TooLarge, TopicNotFound."""
+        """Makes a schedule, or changes it.
+
+        Raises InvalidArgument, TooLarge, TopicNotFound, Overloaded.
+        """
         name, plan = request.name, specs.plan_of(request.spec)
         old = self._schedules.get(name)
         outcome = moves.kept(old, plan, if_absent=request.if_absent)
@@ -105,7 +108,9 @@ class MemorySchedules:
             raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
         if outcome is None:
             now_ms = self._keeper.now_ms
-            self._commit(moves.put(old, name, moves.with_beginning(plan, now_ms), now_ms))
+            plan = moves.with_beginning(plan, now_ms)
+            self._schedules.check_room(name, plan, SCHEDULES_MAX, BYTES_MAX)
+            self._commit(moves.put(old, name, plan, now_ms))
             outcome = moves.CREATED if old is None else moves.CHANGED
         return schedule_pb2.PutScheduleResponse(
             outcome=specs.OUTCOMES[outcome], schedule=self._proto(name)

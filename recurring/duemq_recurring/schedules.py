@@ -18,20 +18,25 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from duemq.errors import ScheduleNotFound
+from duemq.errors import Overloaded, ScheduleNotFound
 from duemq_recurring.occurrences import CatchUp
 from duemq_recurring.schedule import (
     DELETED,
     MADE,
     Pending,
+    Plan,
     Schedule,
     ScheduleChange,
     Source,
+    size_of,
 )
 from duemq_recurring.steps import AT_ONCE, NEVER
 
 PATIENCE_MS = 1_000
 """So long after its due time a message that still waits is looked at."""
+SCHEDULES_MAX = 10_000
+"""Of a shard, unless it is set otherwise; and of `BYTES_MAX` in memory."""
+BYTES_MAX = 32 << 20
 STALE = 4
 """Of so many wake-ups all but one may be void."""
 
@@ -67,6 +72,28 @@ class Schedules:
         if schedule is None:
             raise ScheduleNotFound(f"there is no schedule {name!r}", field="name", value=name)
         return schedule
+
+    def check_room(self, name: str, plan: Plan, count_max: int, bytes_max: int) -> None:
+        """Raises Overloaded if there is no room for one more, or for what this one becomes."""
+        old = self.get(name)
+        if old is None and len(self) >= count_max:
+            raise Overloaded(
+                f"schedules_max: this shard has {len(self)} schedules, no more are allowed",
+                field="schedules_max",
+                value=len(self),
+                limit=count_max,
+                retryable=False,
+            )
+        size = self.bytes + size_of(name, plan) - (old.size if old is not None else 0)
+        if size > bytes_max:
+            raise Overloaded(
+                f"schedule_bytes_max: this shard's schedules would take {size} bytes,"
+                f" {bytes_max} are allowed",
+                field="schedule_bytes_max",
+                value=size,
+                limit=bytes_max,
+                retryable=False,
+            )
 
     def waits_from(self, source: Source) -> bool:
         """Whether a message of a schedule waits that is of this source."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from duemq_recurring.schedules import BYTES_MAX as SCHEDULE_BYTES_MAX
+from duemq_recurring.schedules import SCHEDULES_MAX
+
 # So long before they are due timers are dispatched, so that the sync of that is over in time.
 # From then on a cancel answers FIRED.
 AHEAD_MS = 6
@@ -30,8 +33,8 @@ class Limits:
     tombstones_max: int = 1_000_000
     requests_max: int = 500_000  # remembered, with their answers (request_memory.py)
     request_bytes_max: int = 128 << 20  # of the answers
-    schedules_max: int = 10_000
-    schedule_bytes_max: int = 32 << 20  # in memory
+    schedules_max: int = SCHEDULES_MAX
+    schedule_bytes_max: int = SCHEDULE_BYTES_MAX  # in memory
     tombstone_keep_ms: int = 24 * 3_600_000  # after the due time
     checkpoint_interval_ms: int = 30_000
     checkpoint_log_bytes: int = 64 << 20  # since the last checkpoint; read again by a restart

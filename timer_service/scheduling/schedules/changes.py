@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from duemq.errors import InvalidArgument, Overloaded
+from duemq.errors import InvalidArgument
 from duemq_recurring import moves
 from duemq_recurring.moves import CHANGED, CREATED, UNCHANGED, Move
 from duemq_recurring.occurrences import END_MS, CatchUp, Occurrence
@@ -25,7 +25,6 @@ from duemq_recurring.schedule import (
     Schedule,
     ScheduleChange,
     entry_of,
-    size_of,
 )
 from duemq_recurring.steps import Step, step
 from duemq_server.storage import record
@@ -70,7 +69,8 @@ def put(
     if kept is not None:
         return Outcome(kept, scheduler.log.end_position)
     plan = moves.with_beginning(plan, now_ms)
-    _check_room(scheduler, name, plan, old)
+    limits = scheduler.limits
+    scheduler.schedules.check_room(name, plan, limits.schedules_max, limits.schedule_bytes_max)
     end = _commit(scheduler, [moves.put(old, name, plan, now_ms)], now_ms)
     return Outcome(CREATED if old is None else CHANGED, end)
 
@@ -143,28 +143,6 @@ def _step(schedule: Schedule, now_ms: int) -> Step | int:
     except InvalidArgument as error:  # zone data, or the library, are older than its plan
         _log.error("schedule %r waits: %s", schedule.name, error)
         return now_ms + RETRY_MS
-
-
-def _check_room(scheduler: Scheduler, name: str, plan: Plan, old: Schedule | None) -> None:
-    schedules, limits = scheduler.schedules, scheduler.limits
-    if old is None and len(schedules) >= limits.schedules_max:
-        raise Overloaded(
-            f"schedules_max: this shard has {len(schedules)} schedules, no more are allowed",
-            field="schedules_max",
-            value=len(schedules),
-            limit=limits.schedules_max,
-            retryable=False,
-        )
-    size = schedules.bytes + size_of(name, plan) - (old.size if old is not None else 0)
-    if size > limits.schedule_bytes_max:
-        raise Overloaded(
-            f"schedule_bytes_max: this shard's schedules would take {size} bytes,"
-            f" {limits.schedule_bytes_max} are allowed",
-            field="schedule_bytes_max",
-            value=size,
-            limit=limits.schedule_bytes_max,
-            retryable=False,
-        )
 
 
 def _commit(scheduler: Scheduler, found: Sequence[Move], now_ms: int) -> int:

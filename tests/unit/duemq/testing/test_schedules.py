@@ -11,10 +11,17 @@ import pytest
 
 from duemq import CancelOutcome, Message, Producer
 from duemq.descriptions import CatchUp, DstPolicy, Schedule
-from duemq.errors import InvalidArgument, ScheduleNotFound, TooLarge, TopicNotFound
+from duemq.errors import (
+    InvalidArgument,
+    Overloaded,
+    ScheduleNotFound,
+    TooLarge,
+    TopicNotFound,
+)
 from duemq.protocol.limits import MESSAGE_BYTES_DEFAULT
 from duemq.testing import MemoryCluster
 from duemq.testing.aio import MemoryCluster as AioMemoryCluster
+from duemq_recurring import in_memory
 from tests.unit.recurring import wall_oracle
 
 TOPIC = "reports"
@@ -335,3 +342,18 @@ def test_a_histogram_of_what_waits(cluster: MemoryCluster, producer: Producer) -
     [overdue, first, *_] = told(TOPIC)
     assert overdue == (0, START_MS + 15_000, 1)
     assert first == (START_MS + 15_000, begin_ms + MINUTE_MS, 1)
+
+
+def test_no_more_are_kept_than_a_shard_keeps(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_memory, "SCHEDULES_MAX", 2)
+    put(cluster, "a")
+    put(cluster, "b")
+    with pytest.raises(Overloaded, match="this shard has 2 schedules") as refused:
+        put(cluster, "c")
+    assert not refused.value.retryable
+    put(cluster, "b", every="2m")  # one that is there may be changed
+    monkeypatch.setattr(in_memory, "BYTES_MAX", 2_000)
+    with pytest.raises(Overloaded, match="schedule_bytes_max"):
+        put(cluster, "a", body=bytes(3_000))
