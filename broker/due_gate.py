@@ -53,8 +53,10 @@ class DueGate:
 
     def _show(self) -> None:
         self._set_for_ms = 0
-        self._store.show_due(self.due_ms())
-        self.arm()
+        try:
+            self._store.show_due(self.due_ms())
+        finally:
+            self.arm()  # whatever failed, what is hidden is not forgotten
 
     def close(self) -> None:
         """Nothing is shown any more."""
