@@ -73,7 +73,7 @@ class Message:
     offset: int
     """Its place in the queue."""
     store_ms: int
-    """When the broker stored it in this queue, ms since the epoch."""
+    """When the broker stored it in this queue, ms since the epoch; not before it was due."""
 
     def __init__(self, record: Record, origin: Origin, offset: int, store_ms: int) -> None:
         """Made by consumers; tests of applications may make their own."""

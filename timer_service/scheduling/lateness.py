@@ -1,7 +1,7 @@
 """How late timers fire: from the due time to the broker's answer that they are durable.  Pure.
 
 The answer comes after the broker's sync, so its time is the first at which the shard knows that
-consumers can have the message.  Messages that were due when they were accepted say nothing about
+consumers can have the message, or will when it is due: what is durable before is not late.  Messages that were due when they were accepted say nothing about
 the shard; they are counted, and are not among the figures.
 
 Exact milliseconds up to `EXACT_MS`, then buckets that are an eighth of a power of two wide, so that
