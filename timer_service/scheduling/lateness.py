@@ -1,8 +1,9 @@
 """How late timers fire: from the due time to the broker's answer that they are durable.  Pure.
 
 The answer comes after the broker's sync, so its time is the first at which the shard knows that
-consumers can have the message, or will when it is due: what is durable before is not late.  Messages that were due when they were accepted say nothing about
-the shard; they are counted, and are not among the figures.
+consumers can have the message, or will when it is due: what is durable before is not late.
+Messages that were due when they were accepted say nothing about the shard; they are counted, and
+are not among the figures.
 
 Exact milliseconds up to `EXACT_MS`, then buckets that are an eighth of a power of two wide, so that
 a percentile is off by at most 12 %.  A ring of one-second histograms gives the last minute.
