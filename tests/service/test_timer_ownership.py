@@ -340,6 +340,8 @@ async def test_a_clock_that_goes_back_prolongs_no_hold(
         not_before_ms = step_ms + 300
         [result] = await client.send(batch(TOPIC, [b"a"], not_before_ms=not_before_ms))
         assert not result.HasField("error")
+        response = await client.pull(TOPIC, wait_ms=30_000)
+        assert response.queues
         assert real() >= not_before_ms
 
 

@@ -103,7 +103,9 @@ async def test_what_is_due_soon_may_be_stored_at_once(ahead_ms: int) -> None:
 async def test_what_is_due_later_waits_for_the_clock_before_it_is_stored() -> None:
     world = World()
     holding = asyncio.create_task(world.gate.hold(NOW_MS + AHEAD_MS_MAX + 3))
-    await asyncio.sleep(0)
+    begun = asyncio.Event()
+    asyncio.get_running_loop().call_soon(begun.set)
+    await begun.wait()
     assert not holding.done()
     world.passes(3)
     assert await holding == NOW_MS + 3
