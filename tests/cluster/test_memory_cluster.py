@@ -306,6 +306,29 @@ def test_many_that_wait_are_cancelled_and_shifted(world: World) -> None:
         world.until(lambda: bodies(got) == [b"b"])
 
 
+def test_those_without_keys_go_to_another_topic(world: World) -> None:
+    topic, other, producer = name("topic"), name("other"), world.producer
+    world.create_topic(other, 1)
+    producer.send(topic, b"stays", timer_key="k", delay="1h")
+    gone = producer.send(topic, b"goes", delay="1h")
+    world.until(lambda: world.looks.count_timers(topic)[0].accepted == 2)
+    assert world.looks.move_pending(topic, other, dry_run=True) == 1
+    assert world.looks.move_pending(topic, other) == 1
+    [moved] = world.looks.list_timers(other, bodies=True)
+    assert (moved.body, moved.due_ms) == (b"goes", gone.due_ms)
+    assert moved.handle != gone.handle
+    [left] = world.looks.list_timers(topic)
+    assert left.timer_key == "k"
+    [before], [after] = world.looks.count_timers(topic), world.looks.count_timers(other)
+    assert (before.pending, before.replaced) == (1, 1)
+    assert (after.accepted, after.pending) == (1, 1)
+    for wrong in (topic, "%RETRY%g"):
+        with pytest.raises(InvalidArgument):
+            world.looks.move_pending(topic, wrong)
+    with pytest.raises(TopicNotFound):
+        world.looks.move_pending(topic, name("nowhere"))
+
+
 def test_messages_repeat(world: World) -> None:
     topic, beat, got = name("topic"), name("beat"), list[Message]()
     world.create_topic(topic, 2)

@@ -133,14 +133,16 @@ class BulkJobs(RuleBasedStateMachine):
         since=st.sampled_from([None, 0, 5_000, HOUR_MS]),
         until=st.sampled_from([None, 1, 20_000, 30 * 24 * HOUR_MS]),
         by_ms=shifts,
+        moves=st.booleans(),
     )
     def a_job_begins(
-        self, topic: str, since: int | None, until: int | None, by_ms: int | None
+        self, topic: str, since: int | None, until: int | None, by_ms: int | None, moves: bool
     ) -> None:
         now_ms = self.world.now_ms
         from_ms = 0 if since is None else now_ms + since
         to_ms = NO_END_MS if until is None else now_ms + until
-        which = Which(topic, "", from_ms, to_ms, by_ms)
+        to_topic = min(TOPICS.keys() - {topic}) if moves and by_ms is None else ""
+        which = Which(topic, "", from_ms, to_ms, by_ms, to_topic)
         self._survive(lambda: self._begin(which))
 
     def _begin(self, which: Which) -> None:
@@ -207,11 +209,8 @@ class BulkJobs(RuleBasedStateMachine):
         gone, came = before - after, after - before
         assert gone <= wish.wanted
         assert job.count == done + len(gone)
-        by_ms = wish.which.by_ms
-        assert sorted(each.due_ms for each in came) == (
-            [] if by_ms is None else sorted(max(each.due_ms + by_ms, now_ms) for each in gone)
-        )
-        assert {each.topic for each in came} <= {wish.which.topic}
+        assert sorted(each.due_ms for each in came) == sorted(_dues(wish.which, gone, now_ms))
+        assert {each.topic for each in came} <= {wish.which.to_topic or wish.which.topic}
         if not going:
             self.walk = None
             assert not after & wish.wanted
@@ -295,7 +294,7 @@ class BulkJobs(RuleBasedStateMachine):
             job = scheduler.bulk.find(job_id)
             assert job is not None
             assert job.count <= len(self.wishes[job_id].wanted)
-            counts[job.which.by_ms is None] += job.count
+            counts[not job.which.brings] += job.count
         assert scheduler.ledger.cancelled == counts[True]
         assert scheduler.ledger.replaced == counts[False]
 
@@ -308,6 +307,13 @@ class BulkJobs(RuleBasedStateMachine):
             self.world.sync()  # a log of which too much is not committed takes nothing
         self.world.keyed.moved = self.world.scheduler.ledger.replaced
         self.world.drain()
+
+
+def _dues(which: Which, gone: set[Pending], now_ms: int) -> list[int]:
+    """Of what comes in place of them."""
+    if which.to_topic:
+        return [each.due_ms for each in gone]
+    return [] if which.by_ms is None else [max(each.due_ms + which.by_ms, now_ms) for each in gone]
 
 
 TestBulkJobs = BulkJobs.TestCase

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from duemq.aio import Admin, Producer
-from duemq.errors import InvalidArgument, PartialAnswer, Unavailable
+from duemq.errors import InvalidArgument, PartialAnswer, TopicNotFound, Unavailable
 from duemq.protocol.timer_keys import shard_of
 from duemq.transport import channel, status
 from duemq.v1.timer_pb2 import ChangePendingRequest
@@ -91,6 +91,53 @@ async def test_what_would_be_due_by_now_is_due_at_once(cluster: Cluster, tmp_pat
         assert result.outcome == 1  # it was shifted: by this handle it is never delivered
 
 
+async def test_what_waits_for_a_topic_that_was_deleted_goes_elsewhere(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Also what is overdue; with its own due time."""
+    async with (
+        running_shard(cluster, tmp_path) as shard,
+        Admin(cluster.nameserver) as admin,
+        Producer(cluster.nameserver) as producer,
+    ):
+        await registered(shard)
+        await until(lambda: bool(admin._client.routes.timers))
+        [soon] = await send(cluster, [b"soon"], [1_500])
+        await send(cluster, [b"later"], [HOUR_MS])
+        await producer.send(TOPIC, b"own", delay="1h", timer_key="own")
+        await shard.until(lambda stats: stats.accepted == 3)
+        await admin.delete_topic(TOPIC)
+        await cluster.create_topic("elsewhere", queues=1)
+        await shard.until(lambda stats: stats.stuck and stats.stuck[0].timers >= 1)
+
+        assert await admin.move_pending(TOPIC, "elsewhere", dry_run=True) == 2
+        assert await admin.move_pending(TOPIC, "elsewhere") == 2
+        await shard.until(lambda stats: stats.fired == 1)
+        client = cluster.clients["b0"]
+        response = await client.pull("elsewhere", wait_ms=30_000)
+        [pulled] = response.queues
+        [record] = pulled.records.records
+        assert (record.body, record.due_ms) == (b"soon", soon.due_ms)
+        assert len([each async for each in admin.list_timers("elsewhere")]) == 1
+        [left] = [each async for each in admin.list_timers(TOPIC)]
+        assert left.timer_key == "own"
+        counts = {each.topic: each for each in await admin.count_timers()}
+        assert (counts[TOPIC].pending, counts[TOPIC].replaced) == (1, 2)
+        assert (counts["elsewhere"].accepted, counts["elsewhere"].pending) == (2, 1)
+
+
+async def test_where_to_move_is_checked(cluster: Cluster, tmp_path: Path) -> None:
+    async with running_shard(cluster, tmp_path) as shard, Admin(cluster.nameserver) as admin:
+        await registered(shard)
+        await until(lambda: bool(admin._client.routes.timers))
+        for wrong in (TOPIC, "%RETRY%g", "", "a b"):
+            with pytest.raises(InvalidArgument, match="topic"):
+                await admin.move_pending(TOPIC, wrong)
+        for dry_run in (True, False):
+            with pytest.raises(TopicNotFound, match="nowhere"):
+                await admin.move_pending(TOPIC, "nowhere", dry_run=dry_run)
+
+
 async def test_a_shard_that_is_away_is_named(cluster: Cluster, tmp_path: Path) -> None:
     async with (
         running_shard(cluster, tmp_path, shard=0, shards=2) as shard,
@@ -122,6 +169,12 @@ async def test_the_commands(cluster: Cluster, tmp_path: Path) -> None:
         assert "200 messages would be shifted" in done.stdout
         [row] = rows(await command(*shift, "--json"))
         assert row == {"count": 200, "dry_run": False}
+        await cluster.create_topic("elsewhere", queues=1)
+        move = ("move", "--topic", TOPIC, "--to-topic", "elsewhere")
+        assert "200 messages would be moved" in (await command(*move, "--dry-run")).stdout
+        assert rows(await command(*move, "--json")) == [{"count": 200, "dry_run": False}]
+        back = ("move", "--topic", "elsewhere", "--to-topic", TOPIC, "--yes")
+        assert "200 messages moved" in (await command(*back)).stdout
         done = await command("cancel", "--topic", TOPIC, "--all", "--yes")
         assert "200 messages cancelled" in done.stdout
         assert done.exit_code == Exit.OK
@@ -133,6 +186,8 @@ async def test_the_commands(cluster: Cluster, tmp_path: Path) -> None:
             ("shift", "--topic", TOPIC, "--by", "0s"),
             ("shift", "--topic", TOPIC, "--by", "soon"),
             ("shift", "--by", "1h"),
+            ("move", "--topic", TOPIC),
+            ("move", "--topic", TOPIC, "--to-topic", "elsewhere", "--key-prefix", "a"),
         ):
             assert (await command(*wrong)).exit_code == Exit.USAGE, wrong
 
@@ -172,6 +227,8 @@ async def test_behind_a_job_that_has_failed_nobody_waits(
         ("shift_ms", {"shift_ms": 0}),
         ("shift_ms", {"shift_ms": 1 << 60}),
         ("change", {"cancel": False}),
+        ("to_topic", {"to_topic": TOPIC}),
+        ("key_prefix", {"to_topic": "elsewhere", "key_prefix": "a/"}),
         ("request_id", {"request_id": b"short"}),
     ],
 )
@@ -179,7 +236,7 @@ async def test_what_is_wrong_is_named(
     cluster: Cluster, tmp_path: Path, field: str, wrong: dict[str, Any]
 ) -> None:
     given = {"topic": TOPIC, "request_id": ID, **wrong}
-    if not {"shift_ms", "cancel"} & given.keys():
+    if not {"shift_ms", "cancel", "to_topic"} & given.keys():
         given["cancel"] = True
     async with (
         running_shard(cluster, tmp_path) as shard,

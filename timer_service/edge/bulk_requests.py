@@ -9,6 +9,7 @@ from duemq.transport import status
 from duemq.v1 import timer_pb2
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import check_request_id
+from duemq_server.timer_service.edge.topic_queues import topic_queues
 from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.shard import Shard
 
@@ -28,6 +29,8 @@ class BulkRequests:
         """Raises DuemqErrors, as of the rpc."""
         which = _which(request)
         self._links.check_may_serve()
+        if which.to_topic:
+            await topic_queues(self._links, which.to_topic)
         if request.dry_run:
             count = await self._shard.bulk.count(which)
             return timer_pb2.ChangePendingResponse(count=count, over=True)
@@ -56,8 +59,18 @@ def _which(request: timer_pb2.ChangePendingRequest) -> Which:
         if not request.shift_ms:
             raise checks.wrong("shift_ms", 0, "a time, below zero for sooner")
         by_ms = request.shift_ms
+    elif change == "to_topic":
+        by_ms = None
+        _check_move(request)
     elif change == "cancel" and request.cancel:
         by_ms = None
     else:
-        raise checks.wrong("change", "", "cancel (true) or shift_ms")
-    return Which(request.topic, request.key_prefix, request.from_ms, to_ms, by_ms)
+        raise checks.wrong("change", "", "cancel (true), shift_ms or to_topic")
+    named = request.topic, request.key_prefix
+    return Which(*named, request.from_ms, to_ms, by_ms, request.to_topic)
+
+
+def _check_move(request: timer_pb2.ChangePendingRequest) -> None:
+    timer_keys.check_move(request.topic, request.to_topic)
+    if request.key_prefix:
+        raise checks.wrong("key_prefix", request.key_prefix, "none: messages with keys stay")

@@ -65,6 +65,7 @@ class Admin(Face):
     get_timers = blocking(AsyncAdmin.get_timers)
     cancel_pending = blocking(AsyncAdmin.cancel_pending)
     shift_pending = blocking(AsyncAdmin.shift_pending)
+    move_pending = blocking(AsyncAdmin.move_pending)
     timer_owners = blocking(AsyncAdmin.timer_owners)
     release_timer_shard = blocking(AsyncAdmin.release_timer_shard)
     cancel = blocking(AsyncAdmin.cancel)

@@ -31,6 +31,15 @@ def check_timer_key(key: object, field: str = "timer_key") -> None:
     checks.matches(field, key, _TIMER_KEY, _RULE)
 
 
+def check_move(topic: str, to_topic: str) -> None:
+    """Raises InvalidArgument unless delayed messages of `topic` may go to `to_topic` instead."""
+    names.check_topic(to_topic)
+    if names.is_system(to_topic):
+        raise checks.wrong("to_topic", to_topic, "a topic of your own")
+    if to_topic == topic:
+        raise checks.wrong("to_topic", to_topic, "another one than theirs")
+
+
 def check_keyed_topic(topic: str) -> None:
     """Raises InvalidArgument unless messages of `topic` may have timer keys."""
     names.check_topic(topic)

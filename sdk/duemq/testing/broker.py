@@ -416,6 +416,12 @@ class MemoryBroker:
         due_ms = min(max(timer.what.due_ms + by_ms, self.now_ms), DUE_MS_MAX)
         self.schedule(due_ms, timer.what.topic, timer.what.queue_id, timer.what.record)
 
+    def move(self, timer: Timer, topic: str) -> None:
+        """Sends a pending one to another topic; `fire` is the caller's."""
+        [place] = (each.offset for each in decoded_all([timer.handle]))
+        self._replace(place)
+        self.schedule(timer.what.due_ms, topic, timer.what.queue_id, timer.what.record)
+
     def _replace(self, place: int) -> None:
         self._leave(place, CancelOutcome.CANCELLED)
         self._replaced.add(place)

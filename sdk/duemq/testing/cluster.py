@@ -237,6 +237,19 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
         by_ms = shift_ms_of(by)
         return timer_looks.change(self._broker, topic, *which, by_ms, dry_run=dry_run)
 
+    def move_pending(
+        self,
+        topic: str,
+        to_topic: str,
+        *,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """As `Admin.move_pending`.  Raises InvalidArgument, TopicNotFound."""
+        which = since, until, to_topic
+        return timer_looks.move(self._broker, topic, *which, dry_run=dry_run)
+
     def lag(self, group: str) -> int:
         """Messages that are stored and that the group is not done with, suspended ones among them.
 

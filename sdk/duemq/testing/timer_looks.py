@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from duemq.descriptions import TimerBucket, TimerCount, TimerDescription, TimerState
+from duemq.errors import TopicNotFound
 from duemq.producing import handle
 from duemq.producing.cancels import CancelOutcome, Handle, decoded_all
-from duemq.protocol import checks, moments
+from duemq.protocol import checks, moments, timer_keys
 from duemq.protocol.due import Edges
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import check_topic
@@ -98,6 +99,27 @@ def change(
             broker.cancel([each.handle])
         else:
             broker.shift(each, by_ms)
+    broker.fire()
+    return len(waiting)
+
+
+def move(
+    broker: MemoryBroker,
+    topic: str,
+    since: Moment | None,
+    until: Moment | None,
+    to_topic: str,
+    *,
+    dry_run: bool,
+) -> int:
+    """As `Admin.move_pending`."""
+    timer_keys.check_move(topic, to_topic)
+    if not broker.has_topic(to_topic):
+        raise TopicNotFound(f"no broker serves topic {to_topic!r}", field="topic", value=to_topic)
+    found = _waiting(broker, topic, "", since, until)
+    waiting = [each for each in found if not each.what.record.timer_key]
+    for each in () if dry_run else waiting:
+        broker.move(each, to_topic)
     broker.fire()
     return len(waiting)
 

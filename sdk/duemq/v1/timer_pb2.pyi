@@ -153,7 +153,7 @@ class RescheduleResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[RescheduleResult, _Mapping]]] = ...) -> None: ...
 
 class ChangePendingRequest(_message.Message):
-    __slots__ = ("request_id", "topic", "key_prefix", "from_ms", "to_ms", "cancel", "shift_ms", "dry_run")
+    __slots__ = ("request_id", "topic", "key_prefix", "from_ms", "to_ms", "cancel", "shift_ms", "to_topic", "dry_run")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     KEY_PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class ChangePendingRequest(_message.Message):
     TO_MS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     SHIFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_TOPIC_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     request_id: bytes
     topic: str
@@ -169,8 +170,9 @@ class ChangePendingRequest(_message.Message):
     to_ms: int
     cancel: bool
     shift_ms: int
+    to_topic: str
     dry_run: bool
-    def __init__(self, request_id: _Optional[bytes] = ..., topic: _Optional[str] = ..., key_prefix: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., cancel: bool = ..., shift_ms: _Optional[int] = ..., dry_run: bool = ...) -> None: ...
+    def __init__(self, request_id: _Optional[bytes] = ..., topic: _Optional[str] = ..., key_prefix: _Optional[str] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., cancel: bool = ..., shift_ms: _Optional[int] = ..., to_topic: _Optional[str] = ..., dry_run: bool = ...) -> None: ...
 
 class ChangePendingResponse(_message.Message):
     __slots__ = ("count", "over", "waits", "error")

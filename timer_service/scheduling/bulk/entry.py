@@ -2,12 +2,12 @@
 
 off  size  field     meaning
  0   16    job       its id: its request's
-16    4    what      1: accepted; 2: a slice was cancelled; 3: a slice was shifted; 4: over
+16    4    what      1: accepted; 2: a slice was cancelled; 3: a slice was shifted or moved; 4: over
 20    4    timers    of a slice
 24    8    at_ms     when it was decided, Unix ms
 32    n    body      accepted: the job as JSON (jobs.py), zero-padded to a multiple of 8
                      cancelled: as CANCEL's
-                     shifted: as SCHEDULE's (keyed_entry.py), without request and answer
+                     shifted, moved: as SCHEDULE's (keyed_entry.py), without request and answer
                      over: what could not be read, UTF-8; mostly nothing
 
 A crash leaves a slice whole or not at all.

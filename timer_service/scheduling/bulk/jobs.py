@@ -1,4 +1,4 @@
-"""Jobs that cancel or shift what is pending of a topic: what is wanted, and how far they are.
+"""Jobs that cancel, shift or move what is pending of a topic: what is wanted, and how far they are.
 
 Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
 
@@ -29,7 +29,13 @@ class Which(NamedTuple):
     key_prefix: str  # of timer_key; empty: of any or none
     from_ms: int  # due then or later
     to_ms: int  # due before
-    by_ms: int | None  # later, or sooner; None: they are cancelled
+    by_ms: int | None  # later, or sooner; None: they are cancelled, or moved
+    to_topic: str = ""  # they are for this one from now on, but for those with keys
+
+    @property
+    def brings(self) -> bool:
+        """Whether they come again, with new handles."""
+        return self.by_ms is not None or bool(self.to_topic)
 
 
 @dataclasses.dataclass(slots=True)

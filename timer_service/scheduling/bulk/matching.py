@@ -52,6 +52,7 @@ class Matcher:
         """Which rows are of the topic, due in time, and were there when the job was accepted.
 
         With a prefix, of those that have a key at all: who asks must look at their records yet.
+        What is moved has none.
         """
         which = self._which
         if not self._mine.any() or (which.key_prefix and rows.timer_key is None):
@@ -64,6 +65,8 @@ class Matcher:
         )
         if which.key_prefix:
             mask &= rows.timer_keys() != 0
+        elif which.to_topic and rows.timer_key is not None:
+            mask &= rows.timer_keys() == 0
         return np.asarray(mask)
 
     def among(self, rows: Rows, ids: Ids) -> Ids:
@@ -75,7 +78,11 @@ class Matcher:
         due_ms = rows.due_ms[ids]
         ids = ids[(due_ms >= which.from_ms) & (due_ms < which.to_ms)]
         ids = ids[rows.offset[ids] < self._fences[rows.source[ids]]]
-        return ids[rows.timer_keys()[ids] != 0] if which.key_prefix else ids
+        if which.key_prefix:
+            return ids[rows.timer_keys()[ids] != 0]
+        if which.to_topic and rows.timer_key is not None:
+            return ids[rows.timer_keys()[ids] == 0]
+        return ids
 
 
 def has_key(entry: Bytes, prefix: str) -> bool:

@@ -61,16 +61,20 @@ def cancel(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int:
     return end
 
 
-def shift(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int:
-    """They go, and come with other due times and new handles.  As `cancel`."""
+def bring_anew(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int:
+    """They go, and come with other due times, or for another topic; new handles.  As `cancel`."""
     rows, by_ms = found.rows, job.which.by_ms
     assert found.bodies is not None
-    assert by_ms is not None
     order = np.argsort(rows.target, kind="stable")
     rows, near = rows.take(order), found.near[order]
-    due_ms = np.clip(rows.due_ms + by_ms, now_ms, DUE_MS_MAX)
+    due_ms = rows.due_ms
+    if by_ms is not None:
+        due_ms = np.clip(due_ms + by_ms, now_ms, DUE_MS_MAX)
     come = [
-        (int(rows.target[start]), _columns(rows, due_ms, found.bodies.take(order), start, end))
+        (
+            _target(scheduler, job, int(rows.target[start])),
+            _columns(rows, due_ms, found.bodies.take(order), start, end),
+        )
         for start, end in runs(rows.target)
     ]
     changed = Changed(
@@ -94,6 +98,14 @@ def shift(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int:
     keyed_state.apply(scheduler, changed, home, now_ms, near)
     job.count += len(rows)
     return end
+
+
+def _target(scheduler: Scheduler, job: Job, number: int) -> int:
+    """Where they go now that went there."""
+    if not job.which.to_topic:
+        return number
+    before = scheduler.numbers.targets[number]
+    return scheduler.numbers.number_target(before._replace(topic=job.which.to_topic))
 
 
 def _table(scheduler: Scheduler, job: Job, rows: Rows) -> CancelledTable:

@@ -81,7 +81,7 @@ class Walk:
             job.which,
             job.fences,
             [Unread(block, block.cursor) for block, _ in noted if block.cursor < block.count],
-            with_bodies=job.which.by_ms is not None,
+            with_bodies=job.which.brings,
         )
 
     def read(self, reading: Reading) -> None:
@@ -174,7 +174,7 @@ class Walk:
         rows = [scheduler.near.rows(ids[here])]
         order = [np.flatnonzero(here)]
         bodies: list[Bytes] = []
-        wants_bodies = bool(self._job.which.key_prefix) or self._job.which.by_ms is not None
+        wants_bodies = bool(self._job.which.key_prefix) or self._job.which.brings
         if wants_bodies:
             bodies += [scheduler.near.body(row) for row in ids[here].tolist()]
         lists = (
@@ -218,14 +218,14 @@ class Walk:
             self._found.appendleft(_from(found, done))
 
     def _at_once(self) -> int:
-        return CANCELLED_AT_ONCE if self._job.which.by_ms is None else SHIFTED_AT_ONCE
+        return SHIFTED_AT_ONCE if self._job.which.brings else CANCELLED_AT_ONCE
 
     def _touch(self, found: Slice, now_ms: int) -> int:
-        """Cancels or shifts the first of them, as many as fit; how many."""
+        """Cancels, shifts or moves the first of them, as many as fit; how many."""
         count = len(found.rows)
         if not count:
             return 0
-        if self._job.which.by_ms is None:
+        if not self._job.which.brings:
             slices.cancel(self._scheduler, self._job, found, now_ms)
             return count
         ends = np.cumsum(found.rows.size, dtype=np.int64)
@@ -233,7 +233,7 @@ class Walk:
         assert found.bodies is not None
         bodies = found.bodies.take(slice(0, count))
         part = Slice(found.rows.slice(0, count), found.near[:count], bodies, found.block)
-        slices.shift(self._scheduler, self._job, part, now_ms)
+        slices.bring_anew(self._scheduler, self._job, part, now_ms)
         return len(part.rows)
 
 

@@ -10,7 +10,7 @@ import click
 
 from duemq.descriptions import TimerCount, TimerDescription, TimerOwner, TimerState
 from duemq.errors import MissingBroker, PartialAnswer
-from duemq_cli.commands.timer.changing import cancel, fire, reschedule, shift
+from duemq_cli.commands.timer.changing import cancel, fire, move, reschedule, shift
 from duemq_cli.commands.timer.holding import hold, holds, resume
 from duemq_cli.exits import Exit
 from duemq_cli.histogram import COLUMNS, histogram_rows
@@ -28,6 +28,7 @@ timer.add_command(cancel)
 timer.add_command(fire)
 timer.add_command(reschedule)
 timer.add_command(shift)
+timer.add_command(move)
 timer.add_command(hold)
 timer.add_command(resume)
 timer.add_command(holds)

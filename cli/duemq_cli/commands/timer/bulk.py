@@ -1,4 +1,4 @@
-"""`duemq timer cancel --all`, `duemq timer shift`: many delayed messages of a topic at once."""
+"""`duemq timer cancel --all`, `shift`, `move`: many delayed messages of a topic at once."""
 
 from __future__ import annotations
 

@@ -18,18 +18,19 @@ from duemq_cli.text import local_time
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _time_options(command: F) -> F:
+    """Adds when what a bulk change is about is due."""
+    moment: dict[str, Any] = {"metavar": "TIME", "callback": times.moment()}
+    command = click.option("--to", "until", help="Due before.", **moment)(
+        dry_run_option(yes_option(command))
+    )
+    return click.option("--from", "since", help="Due then or later.", **moment)(command)
+
+
 def _which_options(command: F) -> F:
     """Adds what a bulk change is about."""
-    moment: dict[str, Any] = {"metavar": "TIME", "callback": times.moment()}
-    for option in reversed(
-        (
-            click.option("--key-prefix", metavar="P", help="Whose timer_key begins so."),
-            click.option("--from", "since", help="Due then or later.", **moment),
-            click.option("--to", "until", help="Due before.", **moment),
-        )
-    ):
-        command = option(command)
-    return dry_run_option(yes_option(command))
+    option = click.option("--key-prefix", metavar="P", help="Whose timer_key begins so.")
+    return option(_time_options(command))
 
 
 _topic = click.option(
@@ -137,6 +138,53 @@ def shift(
         "shifted",
         lambda admin, dry: admin.shift_pending(
             topic, by, key_prefix=key_prefix or "", since=since, until=until, dry_run=dry
+        ),
+        dry_run=dry_run,
+        yes=yes,
+    )
+
+
+@click.command()
+@click.option(
+    "--topic", metavar="TOPIC", required=True, shell_complete=completion.topics, help="Of this one."
+)
+@click.option(
+    "--to-topic",
+    metavar="TOPIC",
+    required=True,
+    shell_complete=completion.topics,
+    help="Where they go instead.",
+)
+@_time_options
+@session_options
+@pass_session
+def move(
+    session: Session,
+    topic: str,
+    to_topic: str,
+    since: str | None,
+    until: str | None,
+    dry_run: bool,
+    yes: bool,
+) -> Exit:
+    """Let the delayed messages that are pending of TOPIC go to another one when they are due.
+
+    Say because TOPIC was deleted: they wait for it for ever.  Each message has a new handle then.
+    Messages with a timer key stay: send these anew.  Only what is pending by now is moved, each
+    once.  It goes on at the timer shards, and is not called off by Ctrl-C.  The exit code is 5 if
+    one is away: its part is missing.  With --json: count, dry_run.
+
+    \b
+    Examples:
+      duemq timer move --topic reminders --to-topic reminders.v2 --dry-run
+      duemq timer move --topic reminders --to-topic archive --from 2030-01-31T09:00:00Z --yes
+    """
+    return bulk.change(
+        session,
+        f"Move to {to_topic}",
+        "moved",
+        lambda admin, dry: admin.move_pending(
+            topic, to_topic, since=since, until=until, dry_run=dry
         ),
         dry_run=dry_run,
         yes=yes,

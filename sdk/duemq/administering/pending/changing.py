@@ -1,4 +1,4 @@
-"""What is pending of a topic, cancelled or shifted: a job at each timer shard."""
+"""What is pending of a topic, cancelled, shifted or moved: a job at each timer shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import timedelta
 from duemq.administering.asking import refuse_missing
 from duemq.administering.asking_shards import shard_name
 from duemq.administering.timer_pages import TimerPages
-from duemq.errors import DuemqError, InvalidArgument, MissingBroker
+from duemq.errors import DuemqError, InvalidArgument, MissingBroker, TopicNotFound
 from duemq.protocol import checks, moments, timer_keys
 from duemq.protocol.due import DUE_MS_MAX, delay_ms
 from duemq.protocol.moments import Moment
@@ -75,6 +75,30 @@ class PendingTimers(TimerPages):
             change, topic, key_prefix, since, until, dry_run=dry_run, request_id=request_id
         )
 
+    async def move_pending(
+        self,
+        topic: str,
+        to_topic: str,
+        *,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        dry_run: bool = False,
+        request_id: bytes | None = None,
+    ) -> int:
+        """Makes a topic's pending messages go to another one when they are due; how many.
+
+        Say because the topic was deleted: they wait for it for ever, and are counted and listed
+        under it.  Each has a new handle then; a cancel by the old one answers CANCELLED.  Those
+        with a `timer_key` stay: send these anew.  Else as `cancel_pending`: none is moved twice.
+
+        Raises TopicNotFound too, if no broker serves `to_topic`.
+        """
+        timer_keys.check_move(topic, to_topic)
+        change = timer_pb2.ChangePendingRequest(to_topic=to_topic)
+        return await self._change(
+            change, topic, "", since, until, dry_run=dry_run, request_id=request_id
+        )
+
     async def _change(
         self,
         request: timer_pb2.ChangePendingRequest,
@@ -123,7 +147,7 @@ class PendingTimers(TimerPages):
                     return count
             what = "waits for another one" if answer.waits else "goes on there"
             missing.append(MissingBroker(name, f"the job {what} after {JOB_TIMEOUT_S:g} s"))
-        except InvalidArgument:
+        except (InvalidArgument, TopicNotFound):
             raise
         except DuemqError as error:
             missing.append(MissingBroker(name, str(error)))

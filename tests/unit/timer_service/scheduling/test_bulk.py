@@ -112,6 +112,31 @@ def test_only_keys_that_begin_so(wait: int) -> None:
     assert decided(world, cancelling(world, *keys)) == ["UNKNOWN", "CANCELLED"]
 
 
+def test_what_is_moved_is_of_the_other_topic_and_due_as_before() -> None:
+    world = far_world(FAR_MS, 2 * FAR_MS)
+    decided(world, scheduling(world, "own", wait=FAR_MS))
+    flush(world)
+    add(world, 3_000, FAR_MS)
+    add(world, FAR_MS, topic="keyed")
+    before = {each.due_ms for each in world.pending()}
+    which = ALL._replace(to_topic="keyed")
+    job, walk = begun(world, which)
+
+    finish(world, walk)
+
+    assert job.count == 4
+    assert {each.due_ms for each in world.pending()} == before
+    assert sorted(each.topic for each in world.pending()) == ["any"] + ["keyed"] * 5
+    topics = world.scheduler.topics
+    assert [topics.of(name).replaced for name in ("any", "keyed")] == [4, 0]
+    assert topics.of("keyed").accepted == 5
+    world.sync()
+    world.kill()
+    assert sorted(each.topic for each in world.pending()) == ["any"] + ["keyed"] * 5
+    # The one with a key is where it was.
+    assert decided(world, cancelling(world, TimerKey("any", "own"))) == ["CANCELLED"]
+
+
 @pytest.mark.parametrize("by_ms", [None, 7_000, -3_000])
 def test_what_comes_while_it_is_open_stays(by_ms: int | None) -> None:
     world = far_world(FAR_MS)
