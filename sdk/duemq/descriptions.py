@@ -161,8 +161,7 @@ class GroupDescription:
     retries_waiting: int = 0
     """Given back and not due yet."""
     waits_until_ms: int | None = None
-    """Until then at most queues wait for members of before, which may still have them, and which
-    the coordinator has not heard of since it started, or since the group moved to it."""
+    """Until then at most queues wait for members of before, which may still have them."""
     missing: tuple[MissingBroker, ...] = ()
     """Brokers whose part is not in here because they did not answer."""
 

@@ -220,7 +220,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
     ) -> int:
         """As `Admin.cancel_pending`.  Raises InvalidArgument."""
         which = key_prefix, since, until
-        return timer_looks.change(self._broker, topic, *which, None, dry_run=dry_run)
+        return timer_looks.change(self._broker, topic, *which, dry_run=dry_run)
 
     def shift_pending(
         self,
@@ -247,8 +247,8 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
         dry_run: bool = False,
     ) -> int:
         """As `Admin.move_pending`.  Raises InvalidArgument, TopicNotFound."""
-        which = since, until, to_topic
-        return timer_looks.move(self._broker, topic, *which, dry_run=dry_run)
+        which = "", since, until, None, to_topic
+        return timer_looks.change(self._broker, topic, *which, dry_run=dry_run)
 
     def lag(self, group: str) -> int:
         """Messages that are stored and that the group is not done with, suspended ones among them.

@@ -88,38 +88,25 @@ def change(
     key_prefix: str,
     since: Moment | None,
     until: Moment | None,
-    by_ms: int | None,
+    by_ms: int | None = None,
+    to_topic: str = "",
     *,
     dry_run: bool,
 ) -> int:
-    """As `Admin.shift_pending`, or `cancel_pending` where `by_ms` is None."""
+    """As `Admin.shift_pending`, `move_pending`, or `cancel_pending` where neither is given."""
     waiting = _waiting(broker, topic, key_prefix, since, until)
+    if to_topic:
+        timer_keys.check_move(topic, to_topic)
+        if not broker.has_topic(to_topic):
+            raise TopicNotFound(f"no topic {to_topic!r}", field="topic", value=to_topic)
+        waiting = [each for each in waiting if not each.what.record.timer_key]
     for each in () if dry_run else waiting:
-        if by_ms is None:
+        if to_topic:
+            broker.move(each, to_topic)
+        elif by_ms is None:
             broker.cancel([each.handle])
         else:
             broker.shift(each, by_ms)
-    broker.fire()
-    return len(waiting)
-
-
-def move(
-    broker: MemoryBroker,
-    topic: str,
-    since: Moment | None,
-    until: Moment | None,
-    to_topic: str,
-    *,
-    dry_run: bool,
-) -> int:
-    """As `Admin.move_pending`."""
-    timer_keys.check_move(topic, to_topic)
-    if not broker.has_topic(to_topic):
-        raise TopicNotFound(f"no broker serves topic {to_topic!r}", field="topic", value=to_topic)
-    found = _waiting(broker, topic, "", since, until)
-    waiting = [each for each in found if not each.what.record.timer_key]
-    for each in () if dry_run else waiting:
-        broker.move(each, to_topic)
     broker.fire()
     return len(waiting)
 

@@ -87,11 +87,8 @@ class PendingTimers(TimerPages):
     ) -> int:
         """Makes a topic's pending messages go to another one when they are due; how many.
 
-        Say because the topic was deleted: they wait for it for ever, and are counted and listed
-        under it.  Each has a new handle then; a cancel by the old one answers CANCELLED.  Those
-        with a `timer_key` stay: send these anew.  Else as `cancel_pending`: none is moved twice.
-
-        Raises TopicNotFound too, if no broker serves `to_topic`.
+        Say because the topic was deleted: they would wait for ever.  Those with a `timer_key` stay:
+        send these anew.  Else as `shift_pending`.  Raises TopicNotFound too, for `to_topic`.
         """
         timer_keys.check_move(topic, to_topic)
         change = timer_pb2.ChangePendingRequest(to_topic=to_topic)

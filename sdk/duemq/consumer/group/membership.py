@@ -310,11 +310,9 @@ class Membership:
         self._standing.assigned(assignment.generation, coordinator, assignment.members)
         if assignment.waits_ms and not assignment.queues:
             log.warning(
-                "group %s: its queues wait %.1f s at most for members that may still have them;"
-                " its coordinator, %s, was not that before, or has started anew",
+                "group %s: its queues wait %.1f s at most for members that may still have them",
                 self._group,
                 assignment.waits_ms / 1000,
-                coordinator,
             )
         queues = (MessageQueue(q.topic, q.broker, q.queue_id) for q in assignment.queues)
         self._owner.assigned(assignment.generation, frozenset(queues))
