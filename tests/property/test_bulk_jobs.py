@@ -247,6 +247,7 @@ class BulkJobs(RuleBasedStateMachine):
             job = jobs.find(job_id)
             assert job is not None
             assert (bool(job.over_ms), job.count) == (True, count)
+        self.world.broker.forget_moves_from(self.world.next_offset())
         self.reading = None
         self.walk = None if jobs.open is None else Walk(self.world.scheduler, jobs.open)
         self.wishes = {each: wish for each, wish in self.wishes.items() if jobs.find(each)}

@@ -225,6 +225,10 @@ class BrokerModel:
         """When it is due, by what was answered last."""
         return self.moved[message] if message in self.moved else self.due_ms[message]
 
+    def forget_moves_from(self, offset: int) -> None:
+        """These messages are not at the shard, nor is what it once did with them."""
+        self.moved = {each: due_ms for each, due_ms in self.moved.items() if each < offset}
+
     def frames_from(self, offset: int, count: int) -> bytes:
         wanted = [data for base, data in self.frames if base >= offset]
         return b"".join(wanted[:count])
@@ -301,12 +305,15 @@ class World:
     # -- what happens
 
     def ingest(self, frames: int) -> None:
-        source = self.scheduler.numbers.source(SOURCE)
-        offset = source.next_offset if source else 0
-        data = self.broker.frames_from(offset, frames)
+        data = self.broker.frames_from(self.next_offset(), frames)
         if data and not self.directory.housekeeper.short_of_space():
             with suppress(LogFull, DiskFull):
                 self.scheduler.ingest(SOURCE, BROKER, data, self.now_ms)
+
+    def next_offset(self) -> int:
+        """What the shard has got ends here."""
+        source = self.scheduler.numbers.source(SOURCE)
+        return source.next_offset if source else 0
 
     def tick(self, ahead_ms: int = 0) -> None:
         begin = self.scheduler.log.end_position
@@ -650,8 +657,7 @@ class World:
             retry_ms = min(retries, default=NEVER)
             self.now_ms = self.now_ms + 10 if retry_ms == NEVER else retry_ms
             return True
-        source = self.scheduler.numbers.source(SOURCE)
-        return (source.next_offset if source else 0) < len(self.broker.due_ms)
+        return self.next_offset() < len(self.broker.due_ms)
 
     def check_end(self) -> None:
         self.scheduler.check()
