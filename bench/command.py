@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from duemq import tune_process
+from duemq.protocol import due
+from duemq_cli import times
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options
 from duemq_server.bench import suite
@@ -256,9 +258,24 @@ def timers(**options: Any) -> dict[str, Any]:
 @_rate(5_000)
 @_seconds(20.0)
 @_size(256)
-def lateness(**options: Any) -> dict[str, Any]:
+@click.option(
+    "--delay",
+    metavar="TIME",
+    default="3s",
+    show_default=True,
+    callback=times.delay,
+    help="Each is due so much after it is sent: 5ms, 3s …",
+)
+@click.option(
+    "--others",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of other topics, a second, meanwhile; due a second later.",
+)
+def lateness(delay: str, **options: Any) -> dict[str, Any]:
     """How late delayed messages are at a steady rate of fires."""
-    return options
+    return {**options, "delay_ms": due.delay_ms(delay)}
 
 
 @measured

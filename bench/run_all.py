@@ -43,7 +43,15 @@ PLAN: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("filter", {"by": "tag", "keep": 1_000, "count": 1_000_000, "size": 1024}, ("count",)),
     ("filter", {"by": "sql", "keep": 1_000, "count": 500_000, "size": 1024}, ("count",)),
     ("timers", {"count": 200_000, "size": 256, "spread_s": 5.0}, ("count",)),
-    ("lateness", {"rate": 5_000, "seconds": 20.0, "size": 256}, ("seconds",)),
+    *(
+        ("lateness", {"rate": rate, "seconds": 20.0, "size": 256, **more}, ("seconds",))
+        for rate, more in (
+            (5_000, {"delay_ms": 3_000, "others": 0}),
+            (50, {"delay_ms": 3_000, "others": 0}),
+            (50, {"delay_ms": 5, "others": 0}),
+            (50, {"delay_ms": 5, "others": 500}),
+        )
+    ),
     ("pending", {"count": 1_000_000, "size": 256, "days": 30}, ("count",)),
     *(
         (

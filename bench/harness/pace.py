@@ -9,7 +9,7 @@ from collections.abc import Iterator
 TICK_S = 0.001
 
 
-def paced(rate: int, count: int) -> Iterator[int]:
+def paced(rate: float, count: int) -> Iterator[int]:
     """Yields 0 to count - 1, `rate` a second; catches up when it was held up."""
     begin = time.perf_counter()
     for number in range(count):

@@ -26,7 +26,7 @@ POLL_S = 0.05
 class Trickle:
     """Sends `rate` a second, each due a second later, until it is left; a context manager."""
 
-    def __init__(self, nameserver: str, topic: str, rate: int) -> None:
+    def __init__(self, nameserver: str, topic: str, rate: float) -> None:
         self._topic = topic
         self._rate = rate
         self._nameserver = nameserver

@@ -4,11 +4,14 @@ p50_ms, p99_ms, max_ms: when the broker took the fired message in, against its d
 consumer_…: at the callback.  `where_p50_ms` tells where the time goes, from the due time until the
 `broker` took it in (tick, stream), it was `durable` (the broker's sync and answer, of the timer
 service's last minute), and the `callback` began (pull, worker).
+
+With `others` so many messages a second of other topics come all the while, each due a second later.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 from duemq import Admin, Producer
 from duemq_server.bench.harness import floors
@@ -18,23 +21,35 @@ from duemq_server.bench.harness.processes import CpuMeter
 from duemq_server.bench.harness.results import Report
 from duemq_server.bench.harness.target import Target
 from duemq_server.bench.harness.traffic import bodies
+from duemq_server.bench.matrix.trickle import Trickle
 from duemq_server.bench.measures.timers import TimedReceiver
 
-DELAY_S = 3.0
 FLOOR_S = 3.0
+OTHER_TOPICS = 4  # so that every queue of %TIMER% for what is due soon has some
 
 
-def run(target: Target, report: Report, *, rate: int, seconds: float, size: int) -> None:
-    """Sends at `rate`, each due DELAY_S later, while a consumer receives."""
+def run(
+    target: Target,
+    report: Report,
+    *,
+    rate: int,
+    seconds: float,
+    size: int,
+    delay_ms: int,
+    others: int,
+) -> None:
+    """Sends at `rate`, each due `delay_ms` after that, while a consumer receives."""
     topic = target.new_topic("lateness")
     count = int(rate * seconds)
-    with TimedReceiver(target.nameserver, topic, count) as receiver:
+    with ExitStack() as around:
+        for number in range(OTHER_TOPICS if others else 0):
+            other = target.new_topic(f"others-{number}")
+            around.enter_context(Trickle(target.nameserver, other, others / OTHER_TOPICS))
+        receiver = around.enter_context(TimedReceiver(target.nameserver, topic, count))
         cpu = CpuMeter(target.cluster)
         with Producer(target.nameserver) as producer:
             for _, body in zip(paced(rate, count), bodies(count, size), strict=True):
-                producer.submit(
-                    topic, body, deliver_at=time.time_ns() // 1_000_000 + int(DELAY_S * 1000)
-                )
+                producer.submit(topic, body, deliver_at=time.time_ns() // 1_000_000 + delay_ms)
         receiver.wait()
         report.figures |= cpu.figures(count)
         with Admin(target.nameserver) as admin:

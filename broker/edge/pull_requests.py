@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -48,6 +48,7 @@ FRAMES_BYTES_DEFAULT = 4 << 20
 READER_THREADS = 4
 # What filters look at before others have a turn, in reads as large as they may be.
 SCANS_PER_TURN = 2
+LINGER_MS_MAX = 1_000
 
 T = TypeVar("T")
 
@@ -60,6 +61,13 @@ class Caller(Protocol):
 
     def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
         """To be called when the answer is gone, or the client."""
+
+
+class _Lingering(NamedTuple):
+    """A fetch that waits for more, from an offset on."""
+
+    offset: int
+    parked: Parked
 
 
 class PullRequests:
@@ -85,6 +93,7 @@ class PullRequests:
         # What is appended from now on is in memory as this process checked and wrote it.
         self._trusted_from = store.log.end_position
         self._waiters: Waiters[Parked] = Waiters()
+        self._lingering: dict[QueueKey, list[_Lingering]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._turn = 0
@@ -349,9 +358,12 @@ class PullRequests:
         """Whole frames of one queue: the encoded FetchFramesResponse."""
         checks.between("wait_ms", request.wait_ms, 0, PULL_WAIT_MS_MAX)
         checks.between("max_bytes", request.max_bytes, 0, PULL_BYTES_MAX)
+        checks.between("linger_ms", request.linger_ms, 0, LINGER_MS_MAX)
         deadline_ms = self._now_ms() + request.wait_ms
         bytes_max = request.max_bytes or FRAMES_BYTES_DEFAULT
         parked = Parked(peer=caller.peer())
+        if request.linger_ms:
+            await self._linger(parked, request)
         while True:
             queue = self._store.queue(request.topic, request.queue_id)
             frames, share = await self._frames(queue, request.offset, bytes_max, parked.peer)
@@ -368,6 +380,20 @@ class PullRequests:
             min_offset=queue.min_offset,
             max_offset=queue.max_offset,
         ).SerializeToString()
+
+    async def _linger(self, parked: Parked, request: broker_pb2.FetchFramesRequest) -> None:
+        """Waits while more may come for the same answer, but not where it would be late."""
+        queue = self._store.queue(request.topic, request.queue_id)
+        deadline_ms = self._now_ms() + request.linger_ms
+        mine = _Lingering(request.offset, parked)
+        self._lingering.setdefault(queue.key, []).append(mine)
+        try:
+            while queue.at_once_end <= request.offset and not self._is_over(1, deadline_ms):
+                await self._park(parked, (), deadline_ms)
+        finally:
+            self._lingering[queue.key].remove(mine)
+            if not self._lingering[queue.key]:
+                del self._lingering[queue.key]
 
     async def _frames(
         self, queue: Queue, offset: int, bytes_max: int, peer: str
@@ -401,6 +427,9 @@ class PullRequests:
     def _wake(self, queue: Queue) -> None:
         for parked in self._waiters.wake(queue.key):
             _resolve(parked)
+        for each in self._lingering.get(queue.key, ()):
+            if queue.at_once_end > each.offset:
+                _resolve(each.parked)
 
     def wake(self, queues: Iterable[Queue]) -> None:
         """Something else than an append happened to them: those who wait for them look again."""

@@ -30,6 +30,7 @@ class Queue:
     __slots__ = (
         "_hidden_from",
         "_index",
+        "at_once_end",
         "dropped",
         "key",
         "keys",
@@ -53,6 +54,8 @@ class Queue:
         """Topic and number."""
         self.keys = KeyIndex(directory, disk)
         self.next_offset = self.max_offset
+        self.at_once_end = 0
+        """Of %TIMER%: where the newest batch ends that a fetch is not to linger for."""
 
     @property
     def min_offset(self) -> int:

@@ -284,10 +284,11 @@ class Store:
         self.frames_in += 1
         self.messages_in += columns.count
         self.bytes_in += len(columns.records)
-        timed = due_ms is not None
-        if timed:
+        if due_ms is not None:
             self.timers_in += columns.count
-        return Accepted(stored, end, timed, due_ms=due_ms)
+            if timer_queues.at_once(due_ms, now_ms):
+                queue.at_once_end = queue.next_offset
+        return Accepted(stored, end, due_ms is not None, due_ms=due_ms)
 
     def _home(self, key: LaneKey) -> Queue:
         """The queue that a lane's batches go to."""

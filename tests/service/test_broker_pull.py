@@ -12,6 +12,7 @@ from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2
+from duemq_server.broker.edge.pull_requests import LINGER_MS_MAX
 from duemq_server.broker.process import Broker
 from duemq_server.broker.reading import reader
 from duemq_server.storage import frame, record
@@ -328,6 +329,79 @@ async def test_a_fetch_waits_for_the_next_frame(both: tuple[Broker, Client]) -> 
     await parked(broker, 1)
     await client.send(batch(topic, [b"b"]))
     assert (await waiting).next_offset == 2
+
+
+HOUR_MS = 3_600_000
+
+
+def stop_time(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait ends because its time is over."""
+    now_ms = broker._pulls._now_ms()
+    monkeypatch.setattr(broker._pulls, "_now_ms", lambda: now_ms)
+
+
+async def lingering(client: Client, linger_ms: int) -> broker_pb2.FetchFramesRequest:
+    """A fetch of a queue of %TIMER% in which a message for later lies."""
+    [result] = await client.send(batch(topic_name(), [b"later"], delays_ms=[HOUR_MS], queue_id=0))
+    await claim_queues(client)
+    return broker_pb2.FetchFramesRequest(
+        topic="%TIMER%",
+        queue_id=result.queue_id,
+        offset=result.base_offset,
+        timer_id=SERVICE_IDS_FROM,
+        linger_ms=linger_ms,
+    )
+
+
+async def test_a_fetch_lingers_until_something_is_due_at_once(
+    both: tuple[Broker, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, client = both
+    stop_time(broker, monkeypatch)
+    fetch = await lingering(client, LINGER_MS_MAX)
+    waiting = asyncio.ensure_future(client.broker.FetchFrames(fetch))
+    await parked(broker, 1)
+    [later] = await client.send(batch(topic_name(), [b"a"], delays_ms=[HOUR_MS], queue_id=0))
+    assert not waiting.done()
+    [soon] = await client.send(batch(topic_name(), [b"b"], delays_ms=[100], queue_id=0))
+    assert fetch.queue_id == later.queue_id == soon.queue_id
+    assert (await waiting).next_offset == fetch.offset + 3
+    assert not broker._pulls._lingering
+
+
+async def test_a_fetch_does_not_linger_for_ever(client: Client) -> None:
+    fetch = await lingering(client, 30)
+    assert (await client.broker.FetchFrames(fetch)).next_offset == fetch.offset + 1
+
+
+async def test_a_fetch_does_not_linger_over_what_is_due_at_once(
+    both: tuple[Broker, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, client = both
+    fetch = await lingering(client, LINGER_MS_MAX)
+    await client.send(batch(topic_name(), [b"soon"], delays_ms=[100], queue_id=0))
+    monkeypatch.setattr(broker._pulls, "_park", None)
+    assert (await client.broker.FetchFrames(fetch)).next_offset == fetch.offset + 2
+
+
+async def test_who_lingers_is_answered_when_the_broker_stops(
+    both: tuple[Broker, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, client = both
+    stop_time(broker, monkeypatch)
+    fetch = await lingering(client, LINGER_MS_MAX)
+    waiting = asyncio.ensure_future(client.broker.FetchFrames(fetch))
+    await parked(broker, 1)
+    broker._pulls.close()
+    assert (await waiting).next_offset == fetch.offset + 1
+
+
+async def test_a_fetch_may_not_linger_for_long(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    fetch = broker_pb2.FetchFramesRequest(topic=topic, linger_ms=LINGER_MS_MAX + 1)
+    with pytest.raises(InvalidArgument, match=r"linger_ms: 1001 .*1000"):
+        await status.answer(client.broker.FetchFrames(fetch))
 
 
 async def test_what_is_appended_while_a_fetch_reads_from_the_disk_is_not_missed(

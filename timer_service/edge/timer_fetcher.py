@@ -32,14 +32,15 @@ RETRY_S_MIN = 0.05
 RETRY_S_MAX = 2.0
 CALL_TIMEOUT_S = 5.0
 # A fetch costs some 0.3 ms on both sides, whatever it brings.  While little comes with each, the
-# next one waits: a steady trickle costs fifty fetches a second and a queue, not thousands.
-PAUSE_BELOW_BYTES = 32 * 1024
-PAUSE_S = 0.020
-# The same while what comes is due so soon that waiting would make it late.
-PAUSE_SOON_S = 0.004
+# broker answers the next one later: a steady trickle costs fifty fetches a second and a queue, not
+# thousands.  What is due so soon that it would be late it answers at once.
+LINGER_BELOW_BYTES = 32 * 1024
+LINGER_MS = 20
+# Between fetches that bring little, however soon it is due.
+PAUSE_S = 0.001
 SOON_MS = 250
 # A broker that is stopping answers waiting fetches at once, with nothing.
-EMPTY_NS_MIN = 1_000_000_000
+EMPTY_S_MIN = 1.0
 EMPTY_PAUSE_S = 0.1
 
 
@@ -62,6 +63,7 @@ class TimerFetcher:
         self.source = source
         self.begin = begin
         self.lag = 0  # records at the broker that were not fetched at the last look
+        self._linger_ms = 0
         self._shard = shard
         self._broker = broker
         self._stub = stub
@@ -115,15 +117,16 @@ class TimerFetcher:
             max_bytes=FETCH_BYTES_MAX,
             wait_ms=FETCH_WAIT_MS,
             timer_id=self._shard.directory.producer_id,
+            linger_ms=self._linger_ms,
         )
         timeout_s = FETCH_WAIT_MS / 1000 + CALL_MARGIN_S
-        asked_ns = time.time_ns()
+        asked_s = time.monotonic()
         call = self._stub.FetchFrames(request, timeout=timeout_s)
         answer = await status.answer(call, self._broker)
         if answer.store_id != self.source.store_id:
             raise Unavailable(f"{self._broker} has another store now, {answer.store_id:016x}")
         if not answer.frames:
-            if time.time_ns() - asked_ns < EMPTY_NS_MIN:
+            if time.monotonic() - asked_s < EMPTY_S_MIN:
                 await asyncio.sleep(EMPTY_PAUSE_S)
             return offset
         began_ns = time.time_ns()
@@ -133,9 +136,13 @@ class TimerFetcher:
         self.lag = answer.max_offset - answer.next_offset
         if spans.enabled():
             await self._trace(answer.frames, began_ns)
-        if len(answer.frames) < PAUSE_BELOW_BYTES:
+        asked_to_linger_ms, self._linger_ms = self._linger_ms, 0
+        if len(answer.frames) < LINGER_BELOW_BYTES:
+            self._linger_ms = LINGER_MS
             soon = ingested.first_due_ms < time.time_ns() // 1_000_000 + SOON_MS
-            await asyncio.sleep(PAUSE_SOON_S if soon else PAUSE_S)
+            # A broker of an older release does not linger.
+            end_s = asked_s + (0 if soon else asked_to_linger_ms / 1000)
+            await asyncio.sleep(max(PAUSE_S, end_s - time.monotonic()))
         return answer.next_offset
 
     async def _trace(self, data: bytes, began_ns: int) -> None:

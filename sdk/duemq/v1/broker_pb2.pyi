@@ -182,20 +182,22 @@ class PullResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueRecords, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[OffsetResult, _Mapping]]] = ..., open: bool = ...) -> None: ...
 
 class FetchFramesRequest(_message.Message):
-    __slots__ = ("topic", "queue_id", "offset", "max_bytes", "wait_ms", "timer_id")
+    __slots__ = ("topic", "queue_id", "offset", "max_bytes", "wait_ms", "timer_id", "linger_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     TIMER_ID_FIELD_NUMBER: _ClassVar[int]
+    LINGER_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     offset: int
     max_bytes: int
     wait_ms: int
     timer_id: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., timer_id: _Optional[int] = ...) -> None: ...
+    linger_ms: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., timer_id: _Optional[int] = ..., linger_ms: _Optional[int] = ...) -> None: ...
 
 class FetchFramesResponse(_message.Message):
     __slots__ = ("store_id", "frames", "next_offset", "min_offset", "max_offset")

@@ -1,0 +1,113 @@
+"""How a timer service asks brokers for delayed messages, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from duemq.v1 import broker_pb2
+from duemq_server.timer_service.edge import timer_fetcher
+from duemq_server.timer_service.edge.timer_fetcher import LINGER_BELOW_BYTES, LINGER_MS
+from duemq_server.timer_service.scheduling.dispatch import NEVER
+from duemq_server.timer_service.scheduling.scheduler import Ingested
+from duemq_server.timer_service.timers.log_entries import SourceId
+
+SOURCE = SourceId(1, 0)
+SOON, LATER = 0, NEVER
+
+
+class Came(NamedTuple):
+    """What a fetch brings."""
+
+    nbytes: int
+    first_due_ms: int
+
+
+class Played:
+    """A broker whose answers are given, at once; and the shard that gets them."""
+
+    def __init__(self, *answers: Came) -> None:
+        self._answers = list(answers)
+        self._first_due_ms = LATER
+        self.asked: list[int] = []
+        """The `linger_ms` of each fetch."""
+        self.all_asked = asyncio.Event()
+        self.directory = self.scheduler = self.numbers = self
+        self.producer_id = 7
+
+    def source(self, source: SourceId) -> None:
+        """It has taken nothing over."""
+
+    async def GetOffsets(self, request: object, **options: object) -> broker_pb2.GetOffsetsResponse:
+        return broker_pb2.GetOffsetsResponse()
+
+    async def FetchFrames(
+        self, request: broker_pb2.FetchFramesRequest, **options: object
+    ) -> broker_pb2.FetchFramesResponse:
+        self.asked.append(request.linger_ms)
+        if not self._answers:
+            self.all_asked.set()
+            await asyncio.Event().wait()
+        came = self._answers.pop(0)
+        self._first_due_ms = came.first_due_ms
+        return broker_pb2.FetchFramesResponse(
+            store_id=SOURCE.store_id,
+            frames=bytes(came.nbytes),
+            next_offset=request.offset + 1,
+            max_offset=request.offset + 1,
+        )
+
+    async def ingest(self, *arguments: object) -> Ingested:
+        return Ingested(1, self._first_due_ms)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the fetcher pauses; no time passes."""
+    pauses: list[float] = []
+    sleep: Callable[[float], Any] = asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(timer_fetcher.asyncio, "sleep", pause)
+    clock = itertools.repeat(time.monotonic())
+    monkeypatch.setattr(timer_fetcher.time, "monotonic", lambda: next(clock))
+    return pauses
+
+
+async def fetched(*answers: Came) -> list[int]:
+    """How long each fetch may linger, the one behind all answers included."""
+    played: Any = Played(*answers)
+    fetcher = timer_fetcher.TimerFetcher(played, "b0", played, SOURCE, 0, lambda: None)
+    await played.all_asked.wait()
+    await fetcher.stop()
+    return list(played.asked)
+
+
+async def test_what_brought_little_is_asked_for_again_in_a_while(slept: list[float]) -> None:
+    assert await fetched(Came(1, LATER)) == [0, LINGER_MS]
+    assert slept == [timer_fetcher.PAUSE_S]
+
+
+async def test_a_backlog_is_fetched_without_a_pause(slept: list[float]) -> None:
+    much = Came(LINGER_BELOW_BYTES, LATER)
+    assert await fetched(much, much, Came(1, LATER), much) == [0, 0, 0, LINGER_MS, 0]
+    assert slept == [timer_fetcher.PAUSE_S]
+
+
+async def test_a_broker_that_does_not_linger_is_not_asked_at_once(slept: list[float]) -> None:
+    """As one of an older release."""
+    assert await fetched(Came(1, LATER), Came(1, LATER)) == [0, LINGER_MS, LINGER_MS]
+    assert slept == pytest.approx([timer_fetcher.PAUSE_S, LINGER_MS / 1000])
+
+
+async def test_what_is_due_at_once_is_no_reason_to_pause(slept: list[float]) -> None:
+    assert await fetched(Came(1, LATER), Came(1, SOON)) == [0, LINGER_MS, LINGER_MS]
+    assert slept == [timer_fetcher.PAUSE_S] * 2
