@@ -123,6 +123,10 @@ def _seconds(default: float) -> Callable[[Any], Any]:
     )
 
 
+def _others(what: str) -> Callable[[Any], Any]:
+    return click.option("--others", type=click.IntRange(0), default=0, show_default=True, help=what)
+
+
 @measured
 @click.option(
     "--call",
@@ -249,6 +253,7 @@ def filter(**options: Any) -> dict[str, Any]:
     show_default=True,
     help="Seconds within which the second phase's messages are due.",
 )
+@_others("Of another topic, a second, in the second phase; due a second later.")
 def timers(**options: Any) -> dict[str, Any]:
     """How fast delayed messages are accepted and fired, and how late they come."""
     return options
@@ -266,13 +271,7 @@ def timers(**options: Any) -> dict[str, Any]:
     callback=times.delay,
     help="Each is due so much after it is sent: 5ms, 3s …",
 )
-@click.option(
-    "--others",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Of other topics, a second, meanwhile; due a second later.",
-)
+@_others("Of other topics, a second, meanwhile; due a second later.")
 def lateness(delay: str, **options: Any) -> dict[str, Any]:
     """How late delayed messages are at a steady rate of fires."""
     return {**options, "delay_ms": due.delay_ms(delay)}

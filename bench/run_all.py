@@ -42,7 +42,8 @@ PLAN: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ),
     ("filter", {"by": "tag", "keep": 1_000, "count": 1_000_000, "size": 1024}, ("count",)),
     ("filter", {"by": "sql", "keep": 1_000, "count": 500_000, "size": 1024}, ("count",)),
-    ("timers", {"count": 200_000, "size": 256, "spread_s": 5.0}, ("count",)),
+    ("timers", {"count": 200_000, "size": 256, "spread_s": 5.0, "others": 0}, ("count",)),
+    ("timers", {"count": 1_000_000, "size": 256, "spread_s": 1.0, "others": 50}, ("count",)),
     *(
         ("lateness", {"rate": rate, "seconds": 20.0, "size": 256, **more}, ("seconds",))
         for rate, more in (

@@ -50,7 +50,7 @@ def run(
                 pending / _fill(target, admin, topic, pending, size, days)
             )
             figures["rss_mb"] = rested_rss_mb(cluster.processes[TIMER])
-            _, burst = phase(target, fires, size, 0.0)
+            burst = phase(target, fires, size, 0.0).receiver
         fired_s = (max(burst.stored_late_ms) + 1) / 1000
         figures["fired_per_s"] = round(len(burst.store_ms) / fired_s)
         figures["rss_peak_mb"] = rss_peak_mb(cluster.processes[TIMER])

@@ -33,7 +33,7 @@ class Trickle:
         self._sent = 0
         self._early = 0
         self._seen: Counter[int] = Counter()
-        self._late_ms: list[float] = []
+        self._late: list[tuple[int, int]] = []  # due time, and by how much
         self._failure: Exception | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trickle")
@@ -66,13 +66,13 @@ class Trickle:
         if kind is None and self._failure is not None:
             raise self._failure
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self, since_ms: int = 0) -> dict[str, Any]:
         """Lateness of the broker's store time against the due time, and what was wrong.
 
-        Of one that was left.
+        Of one that was left.  `since_ms`: of those that were due then or later.
         """
         return {
-            **summary(self._late_ms),
+            **summary([late_ms for due_ms, late_ms in self._late if due_ms >= since_ms]),
             "trickled": self._sent,
             "lost": self._sent - len(self._seen),
             "twice": self._seen.total() - len(self._seen),
@@ -106,7 +106,8 @@ class Trickle:
 
     def _receive(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            late_ms = message.store_ms - (message.due_ms or 0)
+            due_ms = message.due_ms or 0
+            late_ms = message.store_ms - due_ms
             self._early += late_ms < 0
-            self._late_ms.append(late_ms)
+            self._late.append((due_ms, late_ms))
             self._seen[number_of(message.body)] += 1

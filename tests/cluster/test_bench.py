@@ -48,11 +48,13 @@ REBALANCE = ("--rate", "200", "--seconds", "2", "--every", "1", "--session-timeo
             {"leave_ms", "death_ms", "repeated"} | LATENCY | COUNTS,
         ),
         (
-            ("timers", "--count", "1000", "--spread", "1"),
-            {"accepted_per_s", "fired_per_s", "early"} | LATENCY | COUNTS,
+            ("timers", "--count", "1000", "--spread", "1", "--others", "20"),
+            {"accepted_per_s", "fired_per_s", "early", "drained_s", "disordered", "others_p99_ms"}
+            | LATENCY
+            | COUNTS,
         ),
         (
-            ("lateness", "--rate", "200", "--seconds", "1"),
+            ("lateness", "--rate", "200", "--seconds", "1", "--delay", "20ms", "--others", "40"),
             {"early", "where_p50_ms"} | LATENCY | COUNTS,
         ),
         (
