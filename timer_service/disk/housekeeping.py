@@ -23,6 +23,8 @@ LOAD_ROWS_MAX = 16_384
 LOAD_BYTES_MAX = 8 << 20
 # A load begins when timers come this close to the horizon, so that it brings a good many.
 LOAD_AT = 0.75
+# Due timers of a herd that wait in memory, some tenths of a second; the rest waits on disk.
+BACKLOG = 2 * LOAD_ROWS_MAX
 ROOM_MIN = 0.1  # share of the near limits that must be free for a load
 IDLE_MS = 1_000  # longest time between two looks
 PRESSED_MS = 20  # the same while memory is short
@@ -193,6 +195,8 @@ class Housekeeper:
         horizon = scheduler.horizon_ms(now_ms)
         if due is None or due >= now_ms + LOAD_AT * (horizon - now_ms):
             return None
+        if scheduler.dispatcher.waiting >= BACKLOG and scheduler.backlog(now_ms) >= BACKLOG:
+            return None  # no sooner for being in memory, where others find room meanwhile
         if self._short_of_room():
             self._make_room(due, now_ms)
         if self._short_of_room():

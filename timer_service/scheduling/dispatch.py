@@ -43,6 +43,10 @@ BROKER_BYTES_MAX = 8 * 1024 * 1024
 # Of what a broker rejects for its own sake so much does not count: it holds up no other topic.
 REJECTED_BYTES_MAX = 64 * 1024 * 1024
 FAILOVER_AFTER_MS = 2_000
+# What waits for a target whose lanes are full is looked at for so long before its pace is known …
+PACE_MS = 1_000
+# … and goes on waiting in memory if it is gone after so long.
+GONE_WITHIN_MS = 10_000
 PIPELINE_MAX = 2
 SMALL_ROWS = 256
 NEVER = 1 << 62
@@ -64,6 +68,23 @@ class Peer:
     busy: dict[LaneId, FireLane] = dataclasses.field(default_factory=dict)  # with unacked batches
 
 
+@dataclasses.dataclass(slots=True)
+class Full:
+    """A target whose lanes are full."""
+
+    since_ms: int
+    taken: int = 0  # timers since then
+
+    def is_slow(self, waiting: int, now_ms: int) -> bool:
+        """Whether what waits will wait for long."""
+        passed_ms = now_ms - self.since_ms
+        slow = passed_ms >= PACE_MS and waiting * passed_ms > self.taken * GONE_WITHIN_MS
+        if passed_ms >= 2 * PACE_MS:  # the pace of late
+            self.since_ms += passed_ms // 2
+            self.taken //= 2
+        return slow
+
+
 class Dispatcher:
     """Due timers that wait, lanes, and what is known of brokers."""
 
@@ -79,6 +100,7 @@ class Dispatcher:
         self._next_queue: dict[tuple[str, str], int] = {}
         self._last_broker: dict[str, str] = {}  # that a topic's batch went to
         self._unanswered: dict[int, int] = {}  # batches by target
+        self._full: dict[int, Full] = {}  # by target, as `is_stuck` found them
         self.stirred = False
         """Whether more of what waits may go than at the last look."""
         self.on_stirred: Callable[[], None] = lambda: None
@@ -109,6 +131,10 @@ class Dispatcher:
         self.waiting -= count - left
         if ready:
             self._ready[target] = ready
+            if target in self._full:
+                self._full[target].taken += count - left
+        else:
+            self._full.pop(target, None)
         return np.concatenate(taken) if len(taken) > 1 else taken[0]
 
     def take_all(self, target: int) -> Ids:
@@ -120,6 +146,8 @@ class Dispatcher:
         if len(ids):
             self._ready.setdefault(target, deque()).appendleft(ids)
             self.waiting += len(ids)
+            if target in self._full:
+                self._full[target].taken -= len(ids)
 
     def waiting_for(self, target: int) -> int:
         """How many timers of a target wait, cancelled ones included."""
@@ -262,6 +290,33 @@ class Dispatcher:
                 return lane
         return None
 
+    def is_stuck(self, number: int, target: TargetId, now_ms: int) -> bool:
+        """Whether what waits for a target, of that number, had better not wait in memory.
+
+        Not what only waits for its turn: it goes in a moment, and in its order.
+        """
+        if self.choose(target, now_ms) is not None:
+            self._full.pop(number, None)
+            return False
+        if not self._may_go(target):
+            return True
+        full = self._full.setdefault(number, Full(now_ms))
+        return full.is_slow(self.waiting_for(number), now_ms)
+
+    def _may_go(self, target: TargetId) -> bool:
+        """Whether some broker takes what is sent for a target, as far as is known."""
+        if self._fence or target.topic in self._holds.topics or room_number(target) is not None:
+            return False
+        queues = self._routes.get(target.topic, {})
+        home = bool(target.broker) and self.peer(target.broker).connected
+        names = [target.broker] if home or target.queue_id >= 0 else list(queues)
+        return any(queues.get(name) and self._takes(name, target.topic) for name in names)
+
+    def _takes(self, broker: str, topic: str) -> bool:
+        peer = self.peer(broker)
+        lanes = (lane for lane in peer.busy.values() if lane.id.topic == topic)
+        return peer.connected and not any(lane.failures for lane in lanes)
+
     def _usable(self, lane_id: LaneId) -> FireLane | None:
         lane = self.lane(lane_id)
         return None if lane.full() or lane.failures else lane
@@ -303,18 +358,23 @@ class Dispatcher:
         peer = self.peer(broker)
         if not peer.connected or self._fence:
             return batches
-        for lane in peer.busy.values():
-            while size < bytes_max:
-                batch = lane.next_to_send(now_ms)
-                if batch is None:
-                    break
+        # A batch of each in turn: a lane with many is not in front of the others' next ones.
+        lanes = deque(peer.busy.values())
+        while lanes and size < bytes_max:
+            lane = lanes.popleft()
+            batch = lane.next_to_send(now_ms)
+            if batch is not None:
                 lane.sent(batch)
+                lanes.append(lane)
+                peer.busy[lane.id] = peer.busy.pop(lane.id)
                 batches.append(batch)
                 size += len(batch.records)
         return batches
 
     def clock_set(self, by_ms: int) -> None:
         """The machine's clock was set: waits neither end nor grow by that."""
+        for full in self._full.values():
+            full.since_ms += by_ms
         for peer in self.peers.values():
             peer.down_since_ms += by_ms if peer.down_since_ms else 0
             for lane in peer.lanes.values():

@@ -513,13 +513,21 @@ class Scheduler:
         return self.segments.flush(self.flushing, self.numbers.tables(), now_ms)
 
     def stuck(self, now_ms: int) -> int | None:
-        """The target with the most due timers of those that cannot be sent to now."""
+        """The target with the most due timers of those that do not go."""
         waiting = {
             target: self.dispatcher.waiting_for(target)
             for target in self.dispatcher.turns()
-            if self.dispatcher.choose(self.numbers.targets[target], now_ms) is None
+            if self.dispatcher.is_stuck(target, self.numbers.targets[target], now_ms)
         }
         return max(waiting, key=lambda target: waiting[target], default=None)
+
+    def backlog(self, now_ms: int) -> int:
+        """Due timers that go, one batch after the other."""
+        return sum(
+            self.dispatcher.waiting_for(target)
+            for target in self.dispatcher.turns()
+            if not self.dispatcher.is_stuck(target, self.numbers.targets[target], now_ms)
+        )
 
     def begin_park(self, target: int, now_ms: int) -> Flush | None:
         """Takes due timers of a target out of memory, into a job."""

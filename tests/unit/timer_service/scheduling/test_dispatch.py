@@ -3,7 +3,9 @@ import numpy as np
 from duemq_server.timer_service.scheduling.dispatch import (
     BROKER_BYTES_MAX,
     FAILOVER_AFTER_MS,
+    GONE_WITHIN_MS,
     NEVER,
+    PACE_MS,
     PIPELINE_MAX,
     REJECTED_BYTES_MAX,
     SMALL_ROWS,
@@ -230,3 +232,90 @@ def test_a_broker_that_is_not_connected_is_sent_nothing() -> None:
     dispatcher.disconnected("home", NOW)
 
     assert dispatcher.sendable("home", NOW, 1) == []
+
+
+def full(dispatcher: Dispatcher, waiting: int) -> FireLane:
+    """The lane of KEYED, target 0, takes no more; so many timers wait."""
+    lane = dispatcher.lane(LaneId("home", "t", 1))
+    for _ in range(UNACKED_MAX):
+        push(dispatcher, lane)
+    dispatcher.add(0, ids(*range(waiting)))
+    return lane
+
+
+def served(dispatcher: Dispatcher, lane: FireLane, now_ms: int, count: int = 10) -> None:
+    """A batch is answered, and the next one takes its place."""
+    [batch, *_] = dispatcher.sendable("home", now_ms, 1 << 20)
+    lane.answered(batch, FireOutcome.STORED, now_ms, 0)
+    dispatcher.stored(batch)
+    dispatcher.take(0, count)
+    push(dispatcher, lane)
+
+
+def test_what_waits_its_turn_is_not_stuck_while_answers_come() -> None:
+    dispatcher = dispatcher_with(home=2)
+    lane = full(dispatcher, 1_000)
+    assert not dispatcher.is_stuck(0, KEYED, NOW)
+    for second in range(1, 8):
+        for _ in range(10):
+            served(dispatcher, lane, NOW + second * PACE_MS)
+        assert not dispatcher.is_stuck(0, KEYED, NOW + second * PACE_MS)
+
+
+def test_what_would_wait_long_is_stuck_once_that_is_known() -> None:
+    dispatcher = dispatcher_with(home=2)
+    lane = full(dispatcher, 1_000)
+    assert not dispatcher.is_stuck(0, KEYED, NOW)
+    served(dispatcher, lane, NOW + 1)
+    assert not dispatcher.is_stuck(0, KEYED, NOW + PACE_MS - 1)
+    assert dispatcher.is_stuck(0, KEYED, NOW + PACE_MS)
+    dispatcher.take(0, 1_000 - 10 - 10 * GONE_WITHIN_MS // PACE_MS)
+    assert not dispatcher.is_stuck(0, KEYED, NOW + PACE_MS)
+
+
+def test_a_broker_that_stops_answering_is_noticed_however_quick_it_was() -> None:
+    dispatcher = dispatcher_with(home=2)
+    lane = full(dispatcher, 100_000)
+    assert not dispatcher.is_stuck(0, KEYED, NOW)
+    for _ in range(90):
+        served(dispatcher, lane, NOW + PACE_MS, 1_000)
+    times = range(NOW + PACE_MS, NOW + 20 * PACE_MS, 20)
+    assert not dispatcher.is_stuck(0, KEYED, times[0])
+    assert any(dispatcher.is_stuck(0, KEYED, now_ms) for now_ms in times)
+
+
+def test_what_no_broker_takes_is_stuck_at_once() -> None:
+    dispatcher = dispatcher_with(home=2)
+    lane = full(dispatcher, 10)
+    dispatcher.disconnected("home", NOW)
+    assert dispatcher.is_stuck(0, KEYED, NOW)
+    dispatcher.connected("home")
+    assert not dispatcher.is_stuck(0, KEYED, NOW)
+    dispatcher.set_routes({})
+    assert dispatcher.is_stuck(0, KEYED, NOW)
+    dispatcher.set_routes({"t": {"home": 2}})
+    [batch, *_] = dispatcher.sendable("home", NOW, 1)
+    lane.answered(batch, FireOutcome.REJECTED, NOW, 0)
+    assert dispatcher.is_stuck(0, KEYED, NOW)
+
+
+def test_a_clock_that_was_set_makes_no_target_slow() -> None:
+    dispatcher = dispatcher_with(home=2)
+    full(dispatcher, 10)
+    assert not dispatcher.is_stuck(0, KEYED, NOW)
+    dispatcher.clock_set(3_600_000)
+    assert not dispatcher.is_stuck(0, KEYED, NOW + 3_600_000)
+
+
+def test_lanes_take_turns_on_the_wire() -> None:
+    dispatcher = dispatcher_with(home=2)
+    first, second = (dispatcher.lane(LaneId("home", "t", queue)) for queue in (0, 1))
+    for lane in (first, first, first, first, second, second):
+        push(dispatcher, lane, size=100)
+        lane._proven = True
+    sent = [dispatcher.sendable("home", NOW, 150) for _ in range(3)]
+    assert [[batch.lane for batch in each] for each in sent] == [
+        [first, second],
+        [first, second],
+        [first, first],
+    ]

@@ -5,7 +5,9 @@ import pytest
 
 from duemq.errors import Corrupt, OffsetOutOfRange
 from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull
+from duemq_server.timer_service.disk import housekeeping
 from duemq_server.timer_service.disk.data_directory import open_directory
+from duemq_server.timer_service.scheduling import scheduler
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
 from duemq_server.timer_service.scheduling.fire_lane import FireOutcome
 from duemq_server.timer_service.timers import log_entries
@@ -298,6 +300,57 @@ def test_timers_of_a_dead_target_leave_memory_and_hold_up_no_other() -> None:
     assert fire(world) == [200]
     world.kill()
     world.drain()
+
+
+def herd(world: World, count: int) -> None:
+    """So many timers for one queue, due within some milliseconds from now on."""
+    due_ms = [world.now_ms + 1 + n // 4 for n in range(count)]
+    world.broker.accept(due_ms, 100, "keyed")
+    world.ingest(1)
+
+
+def test_a_herd_at_a_busy_broker_comes_in_due_order_and_stays_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "BATCH_ROWS_MAX", 3)
+    world = World()
+    herd(world, 80)
+    came: list[int] = []
+    for n in range(100):
+        world.now_ms += 10
+        if n % 4:
+            world.tick()
+            world.sync()
+        else:  # answers come now and then
+            came += fire(world)
+        world.housekeep()
+        assert not world.scheduler.segments.parked()
+    assert came == list(range(80))
+
+
+def test_what_is_due_on_disk_waits_there_behind_a_herd_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(housekeeping, "BACKLOG", 30)
+    monkeypatch.setattr(scheduler, "BATCH_ROWS_MAX", 3)
+    world = World()
+    world.broker.accept([START_MS + 20_000] * 10, 100, "keyed")
+    world.ingest(1)
+    world.flush()
+    world.now_ms += 15_000
+    herd(world, 80)
+    world.now_ms += 5_000
+    world.tick()
+    while world.housekeep():
+        pass
+    assert world.scheduler.segments.pending == 10
+    came = []
+    while len(came) < 90:
+        world.now_ms += 10
+        came += fire(world)
+        world.housekeep()
+    assert came[:60] == [*range(10, 70)]
+    assert sorted(came) == [*range(90)]
 
 
 def test_the_log_does_not_grow_with_what_is_done() -> None:
