@@ -7,7 +7,7 @@ from duemq.errors import Corrupt, OffsetOutOfRange
 from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull
 from duemq_server.timer_service.disk import housekeeping
 from duemq_server.timer_service.disk.data_directory import open_directory
-from duemq_server.timer_service.scheduling import scheduler
+from duemq_server.timer_service.scheduling import dispatch, scheduler
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
 from duemq_server.timer_service.scheduling.fire_lane import FireOutcome
 from duemq_server.timer_service.timers import log_entries
@@ -309,10 +309,16 @@ def herd(world: World, count: int) -> None:
     world.ingest(1)
 
 
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a hundred timers fill a lane."""
+    monkeypatch.setattr(scheduler, "BATCH_ROWS_MAX", 3)
+    monkeypatch.setattr(dispatch, "SMALL_ROWS", 1)
+
+
 def test_a_herd_at_a_busy_broker_comes_in_due_order_and_stays_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler, "BATCH_ROWS_MAX", 3)
+    small_batches(monkeypatch)
     world = World()
     herd(world, 99)
     came: list[int] = []
@@ -332,7 +338,7 @@ def test_what_is_due_on_disk_waits_there_behind_a_herd_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(housekeeping, "BACKLOG", 30)
-    monkeypatch.setattr(scheduler, "BATCH_ROWS_MAX", 3)
+    small_batches(monkeypatch)
     world = World()
     world.broker.accept([START_MS + 20_000] * 10, 100, "keyed")
     world.ingest(1)
