@@ -98,9 +98,9 @@ fuzz: setup ## A longer property campaign; SEED=n repeats one.
 bench: setup ## Runs every benchmark and writes bench.json.
 	$(RUN) duemq_server.bench.run_all bench.json
 
-clients: .venv-proto/.ready ## Builds the generated clients of tests/clients for the toolchains that are here.
-	failed=; for pair in go:go node:npm java:mvn; do \
-	  if ! command -v $${pair#*:} >/dev/null; then echo "no $${pair#*:}: the $${pair%:*} client is not built"; continue; fi; \
+clients: .venv-proto/.ready ## Builds the generated clients of tests/clients for the toolchains that are here, and fetches pyright.
+	failed=; for pair in go:go node:npm java:mvn pyright:npm; do \
+	  if ! command -v $${pair#*:} >/dev/null; then echo "no $${pair#*:}: $${pair%:*} is not tested"; continue; fi; \
 	  tests/clients/build.sh $${pair%:*} || failed="$$failed $${pair%:*}"; \
 	done; [ -z "$$failed" ] || { echo "FAILED to build the clients of:$$failed"; exit 1; }
 
@@ -120,4 +120,4 @@ kind-test: ## Installs and kills the chart on a kind cluster.
 	helm/kind-test.sh
 
 clean:
-	rm -rf .venv .venv-proto .drift wheelhouse wheelhouse-traces build dist tests/page/node_modules tests/page/.browser
+	rm -rf .venv .venv-proto .drift wheelhouse wheelhouse-traces build dist tests/page/node_modules tests/page/.browser tests/pyright/node_modules

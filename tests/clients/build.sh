@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # build.sh go|node|java: fetches pinned dependencies, generates from protos/ and builds.
+# build.sh pyright: fetches the type checker that checks programs of the Python client.
 set -euo pipefail
 cd "$(dirname "$0")"
 root=$(cd ../.. && pwd)
@@ -21,6 +22,10 @@ build_go() {
 
 build_node() {
   cd node && npm ci --no-audit --no-fund --silent
+}
+
+build_pyright() {
+  cd ../pyright && npm ci --ignore-scripts --no-audit --no-fund --silent
 }
 
 build_java() {
