@@ -313,7 +313,11 @@ def pending(**options: Any) -> dict[str, Any]:
 )
 @_size(256)
 @click.option(
-    "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Due within."
+    "--days",
+    type=click.FloatRange(0.11, 3650),
+    default=30,
+    show_default=True,
+    help="Due within, from 0.1 days on: 0.1417 is an hour.",
 )
 @click.option("--data", metavar="DIR", help="Folder for its own clusters' data.")
 @session_options

@@ -36,7 +36,7 @@ RESTART_TIMEOUT_S = 120.0
 
 
 def run(
-    target: Target, report: Report, *, pending: int, fires: int, rate: int, size: int, days: int
+    target: Target, report: Report, *, pending: int, fires: int, rate: int, size: int, days: float
 ) -> None:
     """Fills the timer service, fires a burst, weighs, kills, and counts what is left."""
     cluster = target.cluster
@@ -64,7 +64,7 @@ def run(
     figures["early"] += burst.early + count.fired
 
 
-def _fill(target: Target, admin: Admin, topic: str, count: int, size: int, days: int) -> float:
+def _fill(target: Target, admin: Admin, topic: str, count: int, size: int, days: float) -> float:
     """Seconds until the timer service has them.  Raises Timeout."""
     began = time.perf_counter()
     with Producer(target.nameserver) as producer:

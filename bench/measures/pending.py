@@ -85,7 +85,7 @@ def rested_rss_mb(pid: int) -> float:
     return least
 
 
-def far(count: int, size: int, days: int) -> Iterator[Outgoing]:
+def far(count: int, size: int, days: float) -> Iterator[Outgoing]:
     """Due from a tenth of a day from now on, evenly."""
     begin_ms = time.time_ns() // 1_000_000 + DAY_MS // 10
     step_ms = (days * DAY_MS - DAY_MS // 10) / count
