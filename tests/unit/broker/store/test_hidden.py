@@ -170,6 +170,27 @@ def test_what_is_said_of_a_queue_leaves_it_out(store: Store) -> None:
     assert said == [(0, 0, 0), (1, 0, AHEAD_MS), (1, 0, AHEAD_MS), (2, 1, AHEAD_MS + 3)]
 
 
+@pytest.mark.parametrize("behind_ms", [1, 300_000])
+def test_store_times_that_are_ahead_of_the_clock_hide_it_no_longer(
+    store: Store, behind_ms: int
+) -> None:
+    """The clock went back: they stay in order.  Nobody waits for them."""
+    store.send(batch([b"before"]), NOW_MS + behind_ms)
+    stored = store.send(ahead(), NOW_MS, due_ms=NOW_MS).stored
+    assert stored.store_ms == max(NOW_MS + behind_ms, AHEAD_MS)
+    settle(store)
+    assert store.hidden.next_ms == AHEAD_MS
+    store.show_due(AHEAD_MS)
+    assert ends(store) == [2, 0]
+
+
+def test_store_times_go_on_from_there_if_the_clock_goes_back_as_it_is_shown(store: Store) -> None:
+    store.send(ahead(), NOW_MS, due_ms=NOW_MS)
+    settle(store)
+    store.show_due(AHEAD_MS)  # by the clock as it was
+    assert store.send(batch([b"next"]), NOW_MS - 2_000).stored.store_ms == AHEAD_MS
+
+
 def test_another_thread_that_asks_for_the_end_as_it_is_shown_is_answered() -> None:
     class Shown(Queue):
         """By the loop, right after another thread has seen that something is hidden."""
