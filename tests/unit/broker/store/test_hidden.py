@@ -65,10 +65,11 @@ def test_it_is_not_seen_before_it_is_durable_though_its_time_has_come(store: Sto
     assert ends(store) == [1, 0]
 
 
-def test_what_is_due_is_not_hidden(store: Store) -> None:
-    store.send(ahead(), NOW_MS, due_ms=AHEAD_MS)
+@pytest.mark.parametrize(("due_ms", "there"), [(AHEAD_MS, 1), (AHEAD_MS - 1, 0)])
+def test_what_is_due_is_not_hidden(store: Store, due_ms: int, there: int) -> None:
+    store.send(ahead(), NOW_MS, due_ms=due_ms)
     settle(store)
-    assert ends(store) == [1, 0]
+    assert ends(store) == [there, 0]
 
 
 def test_what_is_stored_behind_it_in_its_queue_waits_as_long(store: Store) -> None:
@@ -80,6 +81,14 @@ def test_what_is_stored_behind_it_in_its_queue_waits_as_long(store: Store) -> No
     assert (behind.store_ms, elsewhere.store_ms) == (AHEAD_MS, NOW_MS + 1)
     store.show_due(AHEAD_MS)
     assert ends(store) == [2, 1]
+
+
+def test_what_waits_behind_one_due_sooner_and_one_due_later_is_stored_after_both(
+    store: Store,
+) -> None:
+    store.send(ahead(until_ms=AHEAD_MS + 2), NOW_MS, due_ms=NOW_MS)
+    store.send(ahead(), NOW_MS, due_ms=NOW_MS)
+    assert store.send(batch([b"behind"]), NOW_MS).stored.store_ms == AHEAD_MS + 2
 
 
 def test_those_of_one_queue_come_one_after_the_other(store: Store) -> None:
