@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from duemq_server.broker.clock import DueClock
+from duemq_server.broker.clock import SET_BACK_MS_MIN, DueClock
 from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 from duemq_server.broker.store.store import Store
 from duemq_server.serving.fine_timer import FineTimer
@@ -28,10 +28,15 @@ class DueGate:
         self._clock = DueClock(now_ms(), steady_ms())
         self._timer = FineTimer(self._show)
         self._set_for_ms = 0  # 0: it is not
+        self._due_ms = 0
 
     def due_ms(self) -> int:
         """What is due by then may be seen."""
-        return self._clock.look(self._now_ms(), self._steady_ms())
+        before_ms, self._due_ms = self._due_ms, self._clock.look(self._now_ms(), self._steady_ms())
+        if self._due_ms < before_ms - SET_BACK_MS_MIN:
+            # The clock as it was counts no more.  What is hidden was about to be due by it.
+            self._store.show_due(before_ms + AHEAD_MS_MAX)
+        return self._due_ms
 
     async def hold(self, until_ms: int) -> int:
         """Waits until it may be stored ahead, if that is soon.  Answers what is due by now."""

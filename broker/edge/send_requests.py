@@ -180,17 +180,19 @@ class SendRequests:
         now_ms = self._now_ms()
         settled = 0
         outcomes: list[BatchOutcome] = []
-        for index, batch in enumerate(received):
-            try:
-                _check_time(batch, due_ms)
-                accepted = self._store.send(batch, now_ms, checked.get(index), due_ms)
-            except DuemqError as error:
-                self._meters.refused(error)
-                outcomes.append(error)
-            else:
-                settled = max(settled, accepted.settled)
-                outcomes.append(accepted)
-        self._gate.arm()
+        try:
+            for index, batch in enumerate(received):
+                try:
+                    _check_time(batch, due_ms)
+                    accepted = self._store.send(batch, now_ms, checked.get(index), due_ms)
+                except DuemqError as error:
+                    self._meters.refused(error)
+                    outcomes.append(error)
+                else:
+                    settled = max(settled, accepted.settled)
+                    outcomes.append(accepted)
+        finally:
+            self._gate.arm()  # what is hidden is shown, whatever became of the others
         if self._traced:
             self._trace(received, outcomes, settled)
         return _InFlight(request.request_id, settled, outcomes, began)

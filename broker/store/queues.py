@@ -65,8 +65,9 @@ class Queue:
     @property
     def max_offset(self) -> int:
         """One past the newest record that consumers may see."""
-        end = self._index.end
-        return end if self._hidden_from is None else min(end, self._hidden_from)
+        # Each is read once, and in this order: what is hidden may be shown meanwhile.
+        end, hidden_from = self._index.end, self._hidden_from
+        return end if hidden_from is None else min(end, hidden_from)
 
     def hide(self, offset: int | None) -> None:
         """Consumers see nothing from there on; None: they see all (hidden.py)."""
@@ -84,17 +85,19 @@ class Queue:
         return self._index.present(offset)
 
     def records_from(self, offset: int) -> int:
-        """How many records there are from an offset on."""
-        return self._index.count(offset)
+        """How many records that consumers may see there are from an offset on."""
+        hidden = self._index.count(self.max_offset)
+        return max(0, self._index.count(offset) - hidden)
 
     def page(self, offset: int, count: int, nowait: bool = False) -> memoryview:
-        """Up to `count` entries from `offset` on, less only at the end or at a gap.
+        """Up to `count` entries from `offset` on, less only at `max_offset` or at a gap.
 
         Raises BlockingIOError with `nowait`, IndexError before `min_offset` and in a gap.
         """
         size = consume_queue.ENTRY_BYTES
+        count = max(0, min(count, self.max_offset - offset))
         data = self._index.read(offset, count, nowait)
-        while len(data) < count * size and offset + len(data) // size < self._index.end:
+        while len(data) < count * size:
             got = len(data) // size
             if self.present(offset + got) != offset + got:
                 break
@@ -117,8 +120,8 @@ class Queue:
         return position - frame_back
 
     def last_store_ms(self) -> int:
-        """When the newest record was stored; 0: there is none."""
-        last = self._index.last
+        """When the newest record was stored that consumers may see; 0: there is none."""
+        last = self._index.last_before(self.max_offset)
         return self.entry(last)[5] if last >= self.min_offset else 0
 
     @property

@@ -278,7 +278,7 @@ class Store:
         self._unindexed.append(_Unindexed(end, queue, entries))
         stored = Stored(position, queue.next_offset, store_ms, queue.queue_id, columns.count)
         if hidden_until_ms:
-            self.hidden.hide(queue, queue.next_offset, store_ms)
+            self.hidden.hide(queue, queue.next_offset, hidden_until_ms)
             self.tables.stamp_ahead(store_ms)
         queue.next_offset += columns.count
         self.frames_in += 1
@@ -364,6 +364,7 @@ class Store:
 
     def show_due(self, due_ms: int) -> None:
         """Shows consumers what was hidden until now, as far as it is durable."""
+        self.tables.stamp_shown(due_ms)
         for queue in self.hidden.show(due_ms):
             if not queue.dropped:
                 self.on_visible(queue)

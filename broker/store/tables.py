@@ -41,8 +41,8 @@ class Tables:
         self.memberships: dict[str, str] = {}
         """Of a log with replicas: what their coordinator keeps of the groups that it has."""
         self.store_ms = 0
-        self._ahead_ms = 0  # of the newest frame that was stored ahead of its time
         """When the newest frame was stored."""
+        self._ahead_ms = 0  # of the newest frame that was stored ahead of its time
         self.epochs = Epochs()
         """Of a log with replicas: up to where these tables are it."""
 
@@ -138,6 +138,10 @@ class Tables:
         """A frame is stored ahead of this time, which its queue must not go behind any more."""
         if not 0 < self._ahead_ms - store_ms <= STORE_AHEAD_MAX_MS:
             self._ahead_ms = store_ms
+
+    def stamp_shown(self, due_ms: int) -> None:
+        """What was stored ahead is seen by now, and what its queue gets does not wait for it."""
+        self.store_ms = max(self.store_ms, min(self._newest_ms(), due_ms))
 
     def _newest_ms(self) -> int:
         """What the next start must not go behind."""

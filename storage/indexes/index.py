@@ -210,11 +210,12 @@ class FixedIndex:
                 return past
         return number
 
-    @property
-    def last(self) -> int:
-        """Number of the newest entry; below `first` if there is none."""
-        end, gaps = self.end, self._gaps
-        return (gaps[-1][0] if gaps and gaps[-1][1] == end else end) - 1
+    def last_before(self, number: int) -> int:
+        """Number of the newest entry before `number`; below `first` if there is none."""
+        for start, past in self._gaps:
+            if start < number <= past:
+                return start - 1
+        return number - 1
 
     def count(self, first: int) -> int:
         """How many entries there are from number `first` on."""

@@ -83,7 +83,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.unsynced = unsynced
         self.boots = 1
         self.disk = FaultyDisk()
-        self.now_ms = self.latest_ms = NOW_MS
+        self.now_ms = self.latest_ms = self.hidden_until_ms = NOW_MS
         self.epoch = 0
         self.sequences: Counter[tuple[str, int, bool]] = Counter()
         self.cutting = False
@@ -136,6 +136,8 @@ class StoreMachine(RuleBasedStateMachine):
         for queue in self.store.all_queues():
             place = self.place(*queue.key)
             found = contents(self.store, queue)
+            assert queue.records_from(queue.min_offset) == len(found)
+            assert len(queue.page(queue.max_offset, 1)) == 0
             seen = self.seen.setdefault(place, {})
             for offset, body in found.items():
                 if offset not in seen:
@@ -186,6 +188,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.now_ms = max(NOW_MS - YEAR_MS, self.now_ms + jump_ms)
         self.latest_ms = max(self.latest_ms, self.now_ms)
         self.store.show_due(self.now_ms)
+        assert self.now_ms < self.hidden_until_ms or not len(self.store.hidden)
         self.store.producers.age(5_000)
 
     @rule(room=st.none() | st.sampled_from([0, 1_000, 1_100_000]))
@@ -224,6 +227,7 @@ class StoreMachine(RuleBasedStateMachine):
             not_before_ms=0 if timed else self.now_ms + ahead_ms,
             **due,
         )
+        self.hidden_until_ms = max(self.hidden_until_ms, made.not_before_ms)
         try:
             accepted = self.store.send(made, self.now_ms, due_ms=self.now_ms)
         except (ReadOnly, Overloaded):

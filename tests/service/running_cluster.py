@@ -89,6 +89,10 @@ class Cluster:
         route = cache.route(topic)
         return route is not None and len(route.brokers) == len(self.brokers)
 
+    async def shown(self) -> None:
+        """Returns when all fires that are stored may be seen: a few milliseconds later."""
+        await until(lambda: not any(len(each.store.hidden) for each in self.brokers.values()))
+
     async def send(self, topic: str, bodies: list[bytes], *, broker: str = "b0", **fields) -> int:
         """Stores a batch in one queue; answers its first offset."""
         [result] = await self.clients[broker].send(batch(topic, bodies, **fields))

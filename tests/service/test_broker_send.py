@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,9 @@ from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2
 from duemq_server.broker.edge import send_requests
 from duemq_server.broker.process import now_ms
+from duemq_server.broker.records.batch import IncomingBatch
+from duemq_server.broker.store.hidden import AHEAD_MS_MAX
+from duemq_server.broker.store.store import Accepted, Store
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 
 
@@ -249,6 +253,25 @@ async def test_who_waits_for_a_batch_ahead_of_its_time_gets_it_then_and_not_befo
     assert result.store_ms >= not_before_ms
     [pulled] = response.queues
     assert list(pulled.run_store_ms) == [result.store_ms]
+
+
+async def test_a_batch_ahead_of_its_time_is_shown_though_what_came_with_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        send = Store.send
+
+        def failing(store: Store, sent: IncomingBatch, *args: Any) -> Accepted:
+            if sent.topic != "orders":
+                raise RuntimeError("a mistake")
+            return send(store, sent, *args)
+
+        monkeypatch.setattr(Store, "send", failing)
+        early = batch("orders", [b"a"], not_before_ms=now_ms() + AHEAD_MS_MAX + 50)
+        with pytest.raises(DuemqError):
+            await client.send(early, batch("others", [b"b"]))
+        response = await client.pull("orders", wait_ms=30_000)
+        assert len(response.queues) == 1
 
 
 async def test_a_batch_that_is_far_ahead_of_the_brokers_clock_is_refused(client: Client) -> None:

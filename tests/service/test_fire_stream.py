@@ -76,3 +76,21 @@ async def test_a_stream_sends_ahead_while_little_is_on_its_way(monkeypatch) -> N
     stream.kick()
     await asyncio.wait_for(sent.wait(), 30)
     writing.cancel()
+
+
+async def test_a_stream_with_nothing_to_send_sleeps_until_there_is(monkeypatch) -> None:
+    monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
+    timeouts: asyncio.Queue[float | None] = asyncio.Queue()
+    timeout = asyncio.timeout
+
+    def told(delay_s: float | None):
+        timeouts.put_nowait(delay_s)
+        return timeout(delay_s)
+
+    monkeypatch.setattr(fire_stream.asyncio, "timeout", told)
+    idle = SimpleNamespace(sendable=lambda *_: [], next_retry_ms=lambda *_: NEVER)
+    shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=idle))
+    stream = fire_stream.FireStream(shard, "b", "b:1", BrokerClock())
+    writing = asyncio.create_task(stream._write(None))
+    assert await timeouts.get() is None
+    writing.cancel()

@@ -320,6 +320,7 @@ async def test_clocks_that_go_back_hold_nothing_at_the_broker(
             back_ms = HOUR_MS
             await send(cluster, [b"after"], [10], queue_id=0)
             await shard.until(lambda stats: stats.fired == 2 and not stats.in_flight)
+            await cluster.shown()
             assert await cluster.clients["b0"].bodies(TOPIC) == [b"before", b"after"]
 
 

@@ -98,7 +98,7 @@ async def send(
 
 async def delivered(cluster: Cluster, broker: str = "b0") -> dict[int, list[message_pb2.Record]]:
     """Records in the topic, by queue; those that are stored a moment ahead of their time, too."""
-    await until(lambda: not cluster.brokers[broker].store.hidden)
+    await cluster.shown()
     found = {}
     for queue_id in range(2):
         answer = await cluster.clients[broker].pull(TOPIC, queue_id)

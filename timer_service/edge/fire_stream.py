@@ -123,7 +123,7 @@ class FireStream:
             now = now_ms() - behind_ms
             batches = dispatcher.sendable(self.broker, now, REQUEST_BYTES_MAX)
             retry_ms = dispatcher.next_retry_ms(self.broker, now)
-            if not batches and len(self._requests) < AHEAD_REQUESTS_MAX:
+            if retry_ms != NEVER and not batches and len(self._requests) < AHEAD_REQUESTS_MAX:
                 if retry_ms - SENT_AHEAD_MS <= now:
                     batches = dispatcher.sendable(self.broker, retry_ms, REQUEST_BYTES_MAX)
                 else:

@@ -54,6 +54,7 @@ class KeyBuilder:
         for queue in queues:
             ends = saved.get(queue.topic, ())
             high = ends[queue.queue_id] if queue.queue_id < len(ends) else 0
+            high = min(high, queue.max_offset)  # what is hidden cannot be read yet
             if high < queue.keys.span or queue.dropped:
                 continue
             low = queue.min_offset

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from duemq_server.broker.clock import SET_BACK_KEPT_MS
 from duemq_server.broker.due_gate import DueGate, seconds_left
 from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 
@@ -90,6 +91,24 @@ async def test_a_clock_that_is_set_back_meanwhile_hides_nothing_for_long(back_ms
             world.passes(1)
     assert world.looks[-1] >= NOW_MS + 1
     assert world.now_ms < NOW_MS + 1 + back_ms
+    world.gate.close()
+
+
+async def test_the_clock_as_it_was_shows_all_that_it_let_in_before_it_counts_no_more() -> None:
+    """Else it would be hidden, and what is behind it, until the clock is there again."""
+    world = World()
+    world.gate.due_ms()
+    world.now_ms -= 3_600_000
+    world.gate.due_ms()
+    world.passes(SET_BACK_KEPT_MS - 1)
+    due_ms = await world.gate.hold(world.now_ms)
+    assert due_ms == world.steady_ms
+    world.next_ms = due_ms + AHEAD_MS_MAX
+    world.gate.arm()
+    world.passes(AHEAD_MS_MAX - 1)
+    await world.look()
+    assert world.next_ms is None
+    assert world.gate.due_ms() == world.now_ms
     world.gate.close()
 
 

@@ -1,15 +1,24 @@
 """What is stored ahead of its time: on disk before, seen from then on."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 
+from duemq.errors import DuemqError
+from duemq.v1 import message_pb2
+from duemq_server.broker.filtering.sql_filter import SqlFilter
+from duemq_server.broker.reading import filtered_read, reader, time_search
+from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.topics import Topic
+from duemq_server.storage.open_files import OpenFiles
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import FakeBatch, batch
 from tests.unit.broker.store.test_store import NOW_MS, opened, records, save, settle
 
 AHEAD_MS = NOW_MS + 3
+ANYTHING = SqlFilter("nothing IS NULL")
 
 
 @pytest.fixture
@@ -56,10 +65,11 @@ def test_it_is_not_seen_before_it_is_durable_though_its_time_has_come(store: Sto
     assert ends(store) == [1, 0]
 
 
-def test_what_is_due_is_not_hidden(store: Store) -> None:
-    store.send(ahead(), NOW_MS, due_ms=AHEAD_MS)
+@pytest.mark.parametrize(("due_ms", "there"), [(AHEAD_MS, 1), (AHEAD_MS - 1, 0)])
+def test_what_is_due_is_not_hidden(store: Store, due_ms: int, there: int) -> None:
+    store.send(ahead(), NOW_MS, due_ms=due_ms)
     settle(store)
-    assert ends(store) == [1, 0]
+    assert ends(store) == [there, 0]
 
 
 def test_what_is_stored_behind_it_in_its_queue_waits_as_long(store: Store) -> None:
@@ -71,6 +81,14 @@ def test_what_is_stored_behind_it_in_its_queue_waits_as_long(store: Store) -> No
     assert (behind.store_ms, elsewhere.store_ms) == (AHEAD_MS, NOW_MS + 1)
     store.show_due(AHEAD_MS)
     assert ends(store) == [2, 1]
+
+
+def test_what_waits_behind_one_due_sooner_and_one_due_later_is_stored_after_both(
+    store: Store,
+) -> None:
+    store.send(ahead(until_ms=AHEAD_MS + 2), NOW_MS, due_ms=NOW_MS)
+    store.send(ahead(), NOW_MS, due_ms=NOW_MS)
+    assert store.send(batch([b"behind"]), NOW_MS).stored.store_ms == AHEAD_MS + 2
 
 
 def test_those_of_one_queue_come_one_after_the_other(store: Store) -> None:
@@ -125,3 +143,70 @@ def test_a_start_shows_it(saved: bool) -> None:
     assert ends(again) == [1, 0]
     # Store times go on from there.
     assert again.send(batch([b"next"]), NOW_MS).stored.store_ms == AHEAD_MS
+
+
+def test_no_reader_sees_it_or_what_waits_behind_it(store: Store) -> None:
+    """Also those that read on from what may be seen, a page at a time."""
+    store.send(batch([b"seen"]), NOW_MS)
+    store.send(ahead(), NOW_MS, due_ms=NOW_MS)
+    store.send(batch([b"behind"]), NOW_MS)
+    settle(store)
+    queue = store.queue("orders", 0)
+    frames = [reader.read_frames(store.log, queue, at, 1 << 20).next_offset for at in (0, 1)]
+    assert frames == [1, 1]
+    matching = filtered_read.read_matching(
+        store.log, queue, 0, 100, 1 << 20, ANYTHING, message_pb2.Record.FromString
+    )
+    assert (matching.records, matching.next_offset) == (1, 1)
+    told = reader.read_each(store.log, [(queue, at) for at in range(3)], 1 << 20)
+    assert [isinstance(each, DuemqError) for each in told] == [False, True, True]
+    assert time_search.first_stored_since(queue, AHEAD_MS) == 1
+    assert queue.entry_from(1) is None
+
+
+def test_what_is_said_of_a_queue_leaves_it_out(store: Store) -> None:
+    queue = store.queue("orders", 0)
+    said = []
+    for change in (
+        lambda: store.send(ahead(), NOW_MS, due_ms=NOW_MS),
+        lambda: store.show_due(AHEAD_MS),
+        lambda: store.send(ahead(until_ms=AHEAD_MS + 3), AHEAD_MS, due_ms=AHEAD_MS),
+        lambda: store.show_due(AHEAD_MS + 3),
+    ):
+        change()
+        settle(store)
+        said.append((queue.records_from(0), queue.records_from(1), queue.last_store_ms()))
+    assert said == [(0, 0, 0), (1, 0, AHEAD_MS), (1, 0, AHEAD_MS), (2, 1, AHEAD_MS + 3)]
+
+
+@pytest.mark.parametrize("behind_ms", [1, 300_000])
+def test_store_times_that_are_ahead_of_the_clock_hide_it_no_longer(
+    store: Store, behind_ms: int
+) -> None:
+    """The clock went back: they stay in order.  Nobody waits for them."""
+    store.send(batch([b"before"]), NOW_MS + behind_ms)
+    stored = store.send(ahead(), NOW_MS, due_ms=NOW_MS).stored
+    assert stored.store_ms == max(NOW_MS + behind_ms, AHEAD_MS)
+    settle(store)
+    assert store.hidden.next_ms == AHEAD_MS
+    store.show_due(AHEAD_MS)
+    assert ends(store) == [2, 0]
+
+
+def test_store_times_go_on_from_there_if_the_clock_goes_back_as_it_is_shown(store: Store) -> None:
+    store.send(ahead(), NOW_MS, due_ms=NOW_MS)
+    settle(store)
+    store.show_due(AHEAD_MS)  # by the clock as it was
+    assert store.send(batch([b"next"]), NOW_MS - 2_000).stored.store_ms == AHEAD_MS
+
+
+def test_another_thread_that_asks_for_the_end_as_it_is_shown_is_answered() -> None:
+    class Shown(Queue):
+        """By the loop, right after another thread has seen that something is hidden."""
+
+        looks = itertools.cycle((1, None))
+        _hidden_from = property(lambda self: next(self.looks), lambda self, _: None)  # type: ignore[assignment]
+
+    disk = FaultyDisk()
+    queue = Shown(Topic("orders", 1, 1), 0, "/queue", disk, OpenFiles(disk))
+    assert [queue.max_offset for _ in range(3)] == [0, 0, 0]
