@@ -113,6 +113,7 @@ class Operators:
             record=records.encode(record).decode() if record is not None else "",
             reason=campaign.reason or (leading.reason if leading else ""),
             history=[pb.Change(**change._asdict()) for change in campaign.history.changes],
+            log_epoch=campaign.copy.epochs.last,
         )
 
     async def hand_over(self, to: str) -> pb.HandOverResponse:
