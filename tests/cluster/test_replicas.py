@@ -324,3 +324,23 @@ def test_failover_is_measured() -> None:
         assert (found["lost"], found["twice"], found["failed"]) == (0, 0, 0)
         assert found["sent"] > 0
     assert report["parameters"]["replicas"] == 2
+
+
+@pytest.mark.long
+def test_catching_up_is_measured() -> None:
+    sizes = ("--log-bytes", "4000000", "--rate", "50", "--seconds", "1")
+    [report] = rows(duemq("127.0.0.1:1", "bench", "catch-up", *sizes, "--json"))
+    assert report["parameters"]["replicas"] == 3
+    figures = report["figures"]
+    assert (figures["lost"], figures["twice"]) == (0, 0)
+    assert figures["sent"] > 50
+    for phase in ("calm", "away", "catching_up"):
+        assert 0 < figures[f"{phase}_p50_ms"] <= figures[f"{phase}_p99_ms"]
+    assert figures["catch_up_mb_per_s"] * figures["caught_up_s"] > 3
+
+
+@pytest.mark.long
+def test_too_few_replicas_to_lose_one_are_refused() -> None:
+    refused = duemq("127.0.0.1:1", "bench", "catch-up", "--replicas", "2")
+    assert refused.returncode == Exit.USAGE
+    assert "more than min_insync, 2" in refused.stderr
