@@ -84,13 +84,15 @@ class Operators:
         if leading is None or leading.leader.epoch != request.epoch:
             raise Unavailable("this replica does not lead in that epoch", field="epoch")
         log_start = life.state.log.start_position  # before the checkpoint, which needs it
-        with leading.kept.sending(log_start):
+        with leading.kept.sending(log_start, request.replica):
             leaving = await in_thread(life.service.snapshot)
             if leaving is None:
                 raise ReadOnly("there is no checkpoint yet: try again")
             try:
                 await write(pb.SnapshotPart(log_start=log_start))
-                await snapshots.send(leaving, life.settings.catch_up_rate, write)
+                await snapshots.send(
+                    leaving, life.settings.catch_up_rate, write, leading.leader.is_over
+                )
             finally:
                 leaving.close()
 

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc.aio
 
-from duemq.errors import Corrupt
+from duemq.errors import Corrupt, Unavailable
 from duemq.transport import channel
 from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.protocol.record import Record
@@ -41,14 +41,22 @@ async def in_thread(do: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
 
 
 async def send(
-    leaving: Leaving, rate: int, write: Callable[[pb.SnapshotPart], Awaitable[None]]
+    leaving: Leaving,
+    rate: int,
+    write: Callable[[pb.SnapshotPart], Awaitable[None]],
+    is_over: Callable[[], bool],
 ) -> None:
-    """All of it, at `rate` bytes a second; 0: no limit.  The living come first."""
+    """All of it, at `rate` bytes a second; 0: no limit.  The living come first.
+
+    Raises Unavailable when the term `is_over`.
+    """
     part_bytes = PART_BYTES
     if rate:
         part_bytes = min(max(rate * PACE_MS // 1000, PART_BYTES_MIN), PART_BYTES)
     began_ms, sent = steady_ms(), 0
     while data := await in_thread(leaving.read, part_bytes):
+        if is_over():
+            raise Unavailable("another replica is about to lead: ask that one", field="leader")
         await write(pb.SnapshotPart(data=data))
         sent += len(data)
         await asyncio.sleep(wait_s(sent, rate, steady_ms() - began_ms))
@@ -59,10 +67,13 @@ def wait_s(sent: int, rate: int, passed_ms: int) -> float:
     return max(0.0, sent / rate - passed_ms / 1000) if rate else 0.0
 
 
-async def fetch(address: str, record: Record, arriving: Arriving) -> int:
-    """All of the leader's; answers where its log begins.  Raises StreamBroken, DiskFailed."""
+async def fetch(address: str, record: Record, name: str, arriving: Arriving) -> int:
+    """All of the leader's, for the replica `name`; answers where its log begins.
+
+    Raises StreamBroken, DiskFailed.
+    """
     request = pb.GetSnapshotRequest(
-        group=record.group, store_id=record.store_id, epoch=record.epoch
+        group=record.group, store_id=record.store_id, epoch=record.epoch, replica=name
     )
     try:
         async with channel.connect(address) as connection:

@@ -14,6 +14,7 @@ import pytest
 
 from duemq.errors import FencedTimer
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq_server.replication.running.leading.roster import SNAPSHOT
 from duemq_server.replication.running.process import Replica
 from duemq_server.serving.clock import now_ms
 from duemq_server.serving.process import BeginAnew
@@ -151,6 +152,12 @@ async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
         await group.stop()
 
 
+def told_of(leader: Member, other: Member) -> tuple[int, str]:
+    """Role and reason, as nameservers are told."""
+    found = {each.name: each for each in leader.replica.leading.replicas()}
+    return found[other.name].role, found[other.name].reason
+
+
 async def test_the_log_that_goes_with_a_snapshot_is_kept_however_long_that_takes(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +195,7 @@ async def test_the_log_that_goes_with_a_snapshot_is_kept_however_long_that_takes
         other.start()
         await until(began.is_set)
         cut = log.start_position
+        await until(lambda: told_of(leader, other) == (nameserver_pb2.LEARNER, SNAPSHOT))
         await until(grows)
         assert log.start_position == cut
         may_go_on.set()

@@ -127,7 +127,7 @@ class Streams:
         self._candidate.note("learner", f"its log ends before {log_start}: it takes a snapshot")
         arriving = await in_thread(self._copy.state.receive)
         try:
-            log_start = await snapshots.fetch(address, record, arriving)
+            log_start = await snapshots.fetch(address, record, self._me.name, arriving)
         except BaseException:
             await in_thread(arriving.close)
             raise

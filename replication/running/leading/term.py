@@ -287,7 +287,7 @@ class Leading:
         counted = self.leader.set.counted
         missing = self.leader.record.missing if len(counted) < self._min else []
         self.blocked = tuple(sorted({*blocked, *missing}))
-        if self._roster.look(self.leader, self.blocked):
+        if self._roster.look(self.leader, self.blocked, self.kept.receivers(now)):
             self.on_change()
 
     def replicas(self) -> list[nameserver_pb2.ReplicaReport]:

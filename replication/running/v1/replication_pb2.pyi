@@ -146,14 +146,16 @@ class FromLeader(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., needs_snapshot: _Optional[_Union[NeedsSnapshot, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class GetSnapshotRequest(_message.Message):
-    __slots__ = ("group", "store_id", "epoch")
+    __slots__ = ("group", "store_id", "epoch", "replica")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
     group: str
     store_id: int
     epoch: int
-    def __init__(self, group: _Optional[str] = ..., store_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    replica: str
+    def __init__(self, group: _Optional[str] = ..., store_id: _Optional[int] = ..., epoch: _Optional[int] = ..., replica: _Optional[str] = ...) -> None: ...
 
 class SnapshotPart(_message.Message):
     __slots__ = ("log_start", "data")

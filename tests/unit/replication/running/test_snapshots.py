@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from duemq.errors import Unavailable
 from duemq_server.replication.running import snapshots
 from duemq_server.replication.running.v1 import replication_pb2 as pb
 
@@ -21,9 +22,21 @@ async def test_parts_are_small_enough_for_the_rate(
     async def write(part: pb.SnapshotPart) -> None:
         parts.append(part.data)
 
-    await snapshots.send(io.BytesIO(data), rate, write)
+    await snapshots.send(io.BytesIO(data), rate, write, lambda: False)
     assert b"".join(parts) == data
     assert max(map(len, parts)) == largest
+
+
+async def test_who_is_about_to_lead_no_more_sends_no_further() -> None:
+    parts: list[bytes] = []
+
+    async def write(part: pb.SnapshotPart) -> None:
+        parts.append(part.data)
+
+    data = io.BytesIO(bytes(5 << 20))
+    with pytest.raises(Unavailable, match="about to lead"):
+        await snapshots.send(data, 0, write, lambda: len(parts) == 2)
+    assert len(parts) == 2
 
 
 def test_who_has_sent_more_than_the_rate_allows_waits() -> None:

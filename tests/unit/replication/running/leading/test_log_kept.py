@@ -39,14 +39,17 @@ def test_what_goes_with_a_snapshot_is_needed_until_its_receiver_may_follow(
 ) -> None:
     monkeypatch.setattr(log_kept, "steady_ms", lambda: NOW_MS)
     kept = LogKept(leader)
-    with kept.sending(800), kept.sending(400):
+    with kept.sending(800, "b"), kept.sending(400, "c"):
+        assert kept.receivers(NOW_MS) == {"b", "c"}
         assert kept.needed_from(NOW_MS + 10 * INSTALL_MS) == 400
+    assert kept.receivers(NOW_MS + INSTALL_MS - 1) == {"b", "c"}
     assert kept.needed_from(NOW_MS + INSTALL_MS - 1) == 400
     assert kept.needed_from(NOW_MS + INSTALL_MS) is None
+    assert not kept.receivers(NOW_MS + INSTALL_MS)
 
 
 def test_a_snapshot_that_did_not_arrive_needs_nothing(leader: Leader) -> None:
     kept = LogKept(leader)
-    with pytest.raises(OSError, match="gone"), kept.sending(400):
+    with pytest.raises(OSError, match="gone"), kept.sending(400, "b"):
         raise OSError("gone")
     assert kept.needed_from(NOW_MS) is None
