@@ -37,7 +37,7 @@ def bench() -> None:
 
 def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
     """A command whose function turns options into the benchmark's parameters."""
-    name = function.__name__
+    name = function.__name__.replace("_", "-")
 
     @click.option("--data", metavar="DIR", help="Folder for its own cluster's data.")
     @click.option(
@@ -421,6 +421,36 @@ def idle(**options: Any) -> dict[str, Any]:
 @_size(256)
 def failover(**options: Any) -> dict[str, Any]:
     """How long messages stand still when the replica that leads dies."""
+    return options
+
+
+@measured
+@click.option(
+    "--log-bytes",
+    type=click.IntRange(MIB),
+    default=10**9,
+    show_default=True,
+    help="What the replica must get.",
+)
+@_rate(200)
+@_seconds(10.0)
+@_size(1024)
+@click.option(
+    "--min-insync",
+    type=click.IntRange(0, REPLICAS_MAX),
+    default=2,
+    show_default=True,
+    help="Setting of the brokers; --replicas must be more.",
+)
+@click.option(
+    "--catch-up-rate",
+    type=click.IntRange(0),
+    default=64 * MIB,
+    show_default=True,
+    help="Setting of the brokers, bytes a second; 0: no limit.",
+)
+def catch_up(**options: Any) -> dict[str, Any]:
+    """What sends feel of a replica whose disk is new."""
     return options
 
 

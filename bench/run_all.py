@@ -78,6 +78,18 @@ PLAN: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("restart", {"log_bytes": 5 * 10**9, "size": 1024}, ("log_bytes",)),
     ("idle", {"seconds": 30.0}, ("seconds",)),
     ("failover", {"rate": 500, "times": 10, "size": 256, "min_insync": 1}, ("times",)),
+    (
+        "catch-up",
+        {
+            "log_bytes": 10**9,
+            "rate": 200,
+            "seconds": 10.0,
+            "size": 1024,
+            "min_insync": 2,
+            "catch_up_rate": 64 << 20,
+        },
+        ("log_bytes",),
+    ),
     ("tracing", {"count": 200_000, "size": 1024, "rounds": 4}, ("count",)),
 ]
 

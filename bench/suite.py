@@ -16,7 +16,6 @@ from duemq_server.bench.measures import (
     cancel,
     consume,
     e2e,
-    failover,
     filter,
     group,
     idle,
@@ -29,6 +28,7 @@ from duemq_server.bench.measures import (
     timers,
     tracing,
 )
+from duemq_server.bench.replicas import catch_up, failover
 
 Runner = Callable[..., None]
 RUNNERS: dict[str, Runner] = {
@@ -47,13 +47,18 @@ RUNNERS: dict[str, Runner] = {
     "restart": restart.run,
     "idle": idle.run,
     "failover": failover.run,
+    "catch-up": catch_up.run,
     "tracing": tracing.run,
 }
 # They kill or weigh processes, which a cluster of somebody else's does not allow.
-OWN_CLUSTER_ONLY = frozenset({"pending", "timers-matrix", "restart", "idle", "failover", "tracing"})
+OWN_CLUSTER_ONLY = frozenset(
+    {"pending", "timers-matrix", "restart", "idle", "failover", "catch-up", "tracing"}
+)
 # Of a benchmark's own cluster, where it is not one.
 BROKERS = {"group": 2, "rebalance": 2}
-REPLICAS = {"failover": 2}
+REPLICAS = {"failover": 2, "catch-up": 3}
+# Parameters that are settings of the brokers.
+BROKER_SETTINGS = ("min_insync", "catch_up_rate")
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,8 @@ def run(
     before: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Runs one benchmark; `before` is shown the report when its parameters are known."""
-    flags = {}
-    if "min_insync" in parameters:
-        flags["broker"] = ("--min-insync", str(parameters["min_insync"]))
+    given = [name for name in BROKER_SETTINGS if name in parameters]
+    flags = {"broker": [f"--{n.replace('_', '-')}={parameters[n]}" for n in given]}
     with target(
         place.nameserver,
         directory=place.directory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 
 from duemq.v1 import group_pb2
@@ -57,7 +58,8 @@ class BrokerReplica:
         """As Upkeep looks at it."""
         return short_of_space(self._disk, self._settings.data_dir, self._settings.free_bytes_min)
 
-    def snapshot(self) -> bytes | None:
+    def snapshot(self) -> io.BytesIO | None:
         """The payload of the last checkpoint."""
         path = os.path.join(self._settings.data_dir, recovery.CHECKPOINT)
-        return checkpoint.load(path, self._disk)
+        payload = checkpoint.load(path, self._disk)
+        return io.BytesIO(payload) if payload is not None else None

@@ -56,7 +56,7 @@ lose_lease() { # GROUP
   pod=$1-$(holder_of "$1" | cut -d/ -f1)
   kubectl -n "$namespace" delete lease "$1" >/dev/null
   wait_until 60 "without its Lease nobody leads $1" nobody_leads "$1" "$pod"
-  kubectl -n "$namespace" exec "$pod" -- duemq replica adopt 127.0.0.1:9870 --yes
+  kubectl -n "$namespace" exec "$pod" -- duemq replica adopt 127.0.0.1:9870 --yes --nameserver "$release-nameserver:9876"
   wait_until 60 "$1 is led again" has_holder "$1"
   kubectl -n "$namespace" wait --for=condition=Ready pod -l "duemq/group=$1" --timeout=120s >/dev/null
 }

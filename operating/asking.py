@@ -63,6 +63,19 @@ class Asking:
 
         return asyncio.run(ask_all())
 
+    def others(self, replica: Replica) -> list[Replica]:
+        """The rest of a replica's group; of one that is named by its address, if that is known.
+
+        Raises InstanceNotFound, Unavailable.
+        """
+        group, name = replica.group, replica.name
+        if not name:
+            status = self.one(
+                replica, lambda to: to.GetStatus(pb.GetStatusRequest(), timeout=self.timeout_s)
+            )
+            group, name = status.group, status.replica.name
+        return [each for each in self.group(group) if each.name != name]
+
     async def _status(self, replica: Replica) -> pb.ReplicaStatus | DuemqError:
         request = pb.GetStatusRequest()
         try:

@@ -7,13 +7,21 @@ from typing import Any, TypeVar
 
 import click
 
+from duemq.errors import DuemqError
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, confirmed, pass_session, session_options, yes_option
 from duemq_cli.text import local_time
 from duemq_server.operating.asking import Asking
 from duemq_server.operating.deciding import asked, decide
 from duemq_server.operating.groups import Replica, split
-from duemq_server.operating.rows import as_status, changes_of, exit_of, for_people
+from duemq_server.operating.rows import (
+    COLUMNS,
+    as_status,
+    changes_of,
+    exit_of,
+    for_people,
+    lost_by_adopting,
+)
 from duemq_server.replication.running.v1 import replication_pb2 as pb
 from duemq_server.replication.running.v1.replication_pb2_grpc import ReplicationStub
 
@@ -60,7 +68,8 @@ def status(session: Session, /, group: str) -> Exit:
     """What each replica of GROUP says of itself.
 
     With --json, a line each: group, name, address, error, and, if it answered, disk, role (joining,
-    follower, learner, preparing, leader), epoch, log_start, log_end, durable, committed, applied
+    follower, learner, preparing, leader), epoch (of the record), log_epoch (of who led when the end
+    of its log was written; 0: an older release), log_start, log_end, durable, committed, applied
     (positions in the log), reason (why it takes no part), record (of the group, as it saw it last;
     null: there is none).
     """
@@ -71,8 +80,7 @@ def status(session: Session, /, group: str) -> Exit:
     if session.json:
         session.output.table((), rows, empty="")
     else:
-        columns = ("replica", "role", "epoch", "log_end", "durable", "committed", "state")
-        session.output.table(columns, map(for_people, rows), empty="nobody")
+        session.output.table(COLUMNS, map(for_people, rows), empty="nobody")
     return exit_of(rows)
 
 
@@ -125,27 +133,45 @@ def lead(session: Session, /, replica: str) -> Exit:
 
 @_command
 @click.argument("replica", metavar="GROUP/NAME|HOST:PORT")
+@click.option("--accept-loss", is_flag=True, help="What only others have is lost, knowingly.")
 @yes_option
-def adopt(session: Session, /, replica: str, yes: bool) -> Exit:
+def adopt(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Exit:
     """The group's record is gone, or was set back: this replica's log is the group's from now on.
 
-    Look first, by `duemq replica status GROUP`, which replica has the last epoch and, of those, the
-    longest log; what only others have is lost.  Says what would happen and asks; without a terminal
-    it is done with --yes alone.  With --json, an object: group, name, address, done, text.
+    `duemq replica status GROUP` says which replica has the last epoch in its log and, of those, the
+    longest log: adopt that one.  What only others have is lost: where one has more, or does not
+    answer, it is done with --accept-loss alone.  Says what would happen and asks; without a
+    terminal it is done with --yes alone.  With --json, an object: group, name, address, done, text.
 
     \b
-    Example:
+    Examples:
       duemq replica adopt broker-0/a
+      duemq replica adopt broker-0/a --accept-loss --yes
     """
     asking = _asking(session)
+    chosen = asking.replica(replica)
+    losses = _lost_by_adopting(asking, chosen)
+    refused = bool(losses) and not accept_loss
     return decide(
         session,
         asking,
-        asking.replica(replica),
+        chosen,
         lambda to, request: to.Adopt(request, timeout=asking.timeout_s),
-        agreed=lambda: yes or asked(session, "Adopt it?"),
-        remedy="say --yes to have it done",
+        agreed=lambda: not refused and (yes or asked(session, "Adopt it?")),
+        remedy=f"say {'--accept-loss' if refused else '--yes'} to have it done",
+        losses=losses,
     )
+
+
+def _lost_by_adopting(asking: Asking, chosen: Replica) -> list[str]:
+    try:
+        others = asking.others(chosen)
+    except DuemqError as error:
+        return [f"{error}: what only others have is lost"]
+    own, *answers = asking.statuses([chosen, *others])
+    if isinstance(own, DuemqError):
+        raise own
+    return lost_by_adopting(own, zip(others, answers, strict=True))
 
 
 @_command

@@ -7,7 +7,7 @@ an answer at the terminal, or by options.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import click
 
@@ -29,13 +29,20 @@ def decide(
     *,
     agreed: Callable[[], bool],
     remedy: str,
+    losses: Sequence[str] = (),
 ) -> Exit:
-    """Asks what would happen, then has it done if `agreed` says so; `remedy` is told if not."""
+    """Asks what would happen, then has it done if `agreed` says so; `remedy` is told if not.
+
+    `losses` is what the replica that is asked does not know of.
+    """
     answer = asking.one(replica, lambda to: how(to, pb.DecideRequest()))
     would = answer.text
     session.output.note(f"{replica}: {would}")
+    for each in losses:
+        session.output.note(each)
     if not agreed():
-        row = {**_row(replica, answer), "done": False, "remedy": remedy}
+        text = "; ".join((would, *losses))
+        row = {**_row(replica, answer), "text": text, "done": False, "remedy": remedy}
         session.output.record(row, f"nothing was done: {remedy}")
         return Exit.FAILED
     session.changes()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from duemq.errors import DuemqError
 from duemq_cli.exits import Exit
 from duemq_server.operating.groups import Replica
 from duemq_server.replication.running.v1 import replication_pb2 as pb
+
+COLUMNS = ("replica", "role", "epoch", "log_epoch", "log_end", "durable", "committed", "state")
+"""What `for_people` has."""
 
 
 def as_status(each: Replica, answer: pb.ReplicaStatus | DuemqError) -> dict[str, Any]:
@@ -25,6 +28,7 @@ def as_status(each: Replica, answer: pb.ReplicaStatus | DuemqError) -> dict[str,
         "disk": answer.replica.disk,
         "role": answer.role,
         "epoch": answer.epoch,
+        "log_epoch": answer.log_epoch,
         "log_start": answer.log_start,
         "log_end": answer.log_end,
         "durable": answer.durable,
@@ -39,7 +43,7 @@ def for_people(row: dict[str, Any]) -> dict[str, Any]:
     """The same row, for people."""
     named = f"{row['group']}/{row['name']}" if row["name"] else row["address"]
     if row["error"]:
-        figures = dict.fromkeys(("role", "epoch", "log_end", "durable", "committed"), "")
+        figures = dict.fromkeys(COLUMNS[1:-1], "")
         return {**figures, "replica": named, "state": f"no answer: {row['error']}"}
     in_sync = [row["name"], row["disk"]] in (row["record"] or {}).get("in_sync", ())
     return {
@@ -47,8 +51,27 @@ def for_people(row: dict[str, Any]) -> dict[str, Any]:
         "replica": named,
         "role": row["role"],
         "epoch": row["epoch"],
+        "log_epoch": row["log_epoch"],
         "state": row["reason"] or ("in sync" if in_sync else "not in sync"),
     }
+
+
+def lost_by_adopting(
+    chosen: pb.ReplicaStatus, others: Iterable[tuple[Replica, pb.ReplicaStatus | DuemqError]]
+) -> list[str]:
+    """What may lie on other replicas alone, in words, one each."""
+    ours = chosen.log_epoch, chosen.log_end
+    lost = []
+    for each, answer in others:
+        if isinstance(answer, DuemqError):
+            lost.append(f"{each} does not answer: what only it has is lost")
+        elif (answer.log_epoch, answer.log_end) > ours:
+            lost.append(
+                f"{each} has {answer.log_end:,} bytes of log, to epoch {answer.log_epoch}, and"
+                f" {chosen.replica.name} {ours[1]:,}, to epoch {ours[0]}: what only {each} has is"
+                " lost"
+            )
+    return lost
 
 
 def changes_of(

@@ -96,6 +96,8 @@ class TimerService:
             place.check, settings.data_dir, self._disk, settings.shard, settings.shards
         )
         directory = await asyncio.to_thread(lead.open if lead is not None else self._open)
+        if lead is not None:
+            directory.housekeeper.others_need = lead.leading.log_needed_from
         ledger = directory.scheduler.ledger
         log.info(
             "%d timers pending, %d in flight, %d entries replayed, open after %.3f s",

@@ -10,6 +10,7 @@ from duemq_server.serving.clock import now_ms
 from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk, short_of_space
 from duemq_server.timer_service.disk import place, snapshot
+from duemq_server.timer_service.disk.snapshot import Leaving
 from duemq_server.timer_service.disk.standby import Standby
 from duemq_server.timer_service.edge import (
     holds_servicer,
@@ -54,6 +55,6 @@ class TimerReplica:
         """As Housekeeper looks at it."""
         return short_of_space(self._disk, self._settings.data_dir, self._settings.free_bytes_min)
 
-    def snapshot(self) -> bytes | None:
+    def snapshot(self) -> Leaving | None:
         """Of the last checkpoint; see snapshot.py."""
         return snapshot.take(self._settings.data_dir, self._disk)

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 INSTALLING = "installing"
 INSTALLED = b"installed"
 """Value of the marker `rebuilding`: the checkpoint is another replica's."""
+SNAPSHOT_BYTES_MAX = 1 << 30
 _LOG_START = struct.Struct("<Q")
 
 
@@ -217,6 +218,10 @@ class Standby:
         )
         self._opening.rebuilding.remove()
 
+    def receive(self) -> "Received":
+        """A snapshot that arrives; it is installed by `install`."""
+        return Received(self)
+
     def install(self, snapshot: bytes, log_start: int) -> None:
         """This replica is too far behind: it begins anew, with a leader's checkpoint.
 
@@ -247,6 +252,28 @@ class Standby:
             with suppress(DiskFull):  # the next start makes up for it, from the log
                 queue.close()
         self.log.close()
+
+
+class Received:
+    """A leader's snapshot, part by part.  It is a checkpoint: small enough for memory."""
+
+    def __init__(self, standby: Standby) -> None:
+        self._standby = standby
+        self._data = bytearray()
+
+    def write(self, part: bytes) -> None:
+        """Raises ValueError for more than any checkpoint has."""
+        self._data += part
+        if len(self._data) > SNAPSHOT_BYTES_MAX:
+            raise ValueError(f"a snapshot of more than {SNAPSHOT_BYTES_MAX} bytes")
+
+    def install(self, log_start: int) -> None:
+        """See Standby.install."""
+        self._standby.install(bytes(self._data), log_start)
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._data = bytearray()
 
 
 class _ReplicaOpening(Opening):

@@ -111,6 +111,10 @@ class Leader:
         """Somebody else leads, or will: stop, open the store again, follow."""
         return self.set.deposed or self._higher_epoch
 
+    def is_over(self) -> bool:
+        """Whether somebody else leads, or is about to."""
+        return self.deposed or self.resigned
+
     @property
     def prepared(self) -> bool:
         """Its EPOCH entry is committed: what it was left is, too, and it may accept."""

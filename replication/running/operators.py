@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from duemq.errors import DuemqError, InvalidArgument, ReadOnly, Unavailable
@@ -19,13 +20,13 @@ from duemq_server.replication.protocol.record import (
     Refused,
     ReplicaId,
 )
-from duemq_server.replication.running import wire
+from duemq_server.replication.running import snapshots, wire
 from duemq_server.replication.running.following.campaign import Campaign
 from duemq_server.replication.running.leading import Leading
 from duemq_server.replication.running.leading.handing_over import HAND_OVER_S
 from duemq_server.replication.running.record_store import RecordStore
 from duemq_server.replication.running.service import Service, Term
-from duemq_server.replication.running.snapshots import Snapshot
+from duemq_server.replication.running.snapshots import in_thread
 from duemq_server.replication.running.state import ReplicaState
 from duemq_server.replication.running.v1 import replication_pb2 as pb
 from duemq_server.replication.settings import ReplicaSettings
@@ -73,16 +74,27 @@ class Operators:
         """See Member."""
         return self._life.leading
 
-    async def snapshot(self, request: pb.GetSnapshotRequest) -> Snapshot:
+    async def send_snapshot(
+        self,
+        request: pb.GetSnapshotRequest,
+        write: Callable[[pb.SnapshotPart], Awaitable[None]],
+    ) -> None:
         """See Member."""
-        life = self._life
-        if life.leading is None or life.leading.leader.epoch != request.epoch:
+        life, leading = self._life, self._life.leading
+        if leading is None or leading.leader.epoch != request.epoch:
             raise Unavailable("this replica does not lead in that epoch", field="epoch")
-        log_start = life.state.log.start_position
-        data = await asyncio.to_thread(life.service.snapshot)
-        if data is None:
-            raise ReadOnly("there is no checkpoint yet: try again")
-        return Snapshot(log_start, data)
+        log_start = life.state.log.start_position  # before the checkpoint, which needs it
+        with leading.kept.sending(log_start, request.replica):
+            leaving = await in_thread(life.service.snapshot)
+            if leaving is None:
+                raise ReadOnly("there is no checkpoint yet: try again")
+            try:
+                await write(pb.SnapshotPart(log_start=log_start))
+                await snapshots.send(
+                    leaving, life.settings.catch_up_rate, write, leading.leader.is_over
+                )
+            finally:
+                leaving.close()
 
     def status(self) -> pb.ReplicaStatus:
         """See Member."""
@@ -103,6 +115,7 @@ class Operators:
             record=records.encode(record).decode() if record is not None else "",
             reason=campaign.reason or (leading.reason if leading else ""),
             history=[pb.Change(**change._asdict()) for change in campaign.history.changes],
+            log_epoch=campaign.copy.epochs.last,
         )
 
     async def hand_over(self, to: str) -> pb.HandOverResponse:

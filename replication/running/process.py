@@ -122,11 +122,11 @@ class Replica:
             return None
         record = self.record
         address = record.address if record is not None and record.leader != self.me else ""
-        who = (
-            f"{record.leader.name} does, at {address}"
-            if address and record and record.leader
-            else "nobody is known to"
-        )
+        who = "nobody is known to"
+        if address and record and record.leader:
+            who = f"{record.leader.name} does, at {address}"
+        elif self.term is None and leading is not None and leading.reason:
+            who = f"it prepares to; {leading.reason}"
         return Unavailable(
             f"replica {self.settings.replica} of {self.settings.name} does not lead: {who}",
             field="leader",

@@ -9,7 +9,7 @@ from typing import Protocol
 from google.protobuf.descriptor import ServiceDescriptor
 
 from duemq_server.replication.running.leading import Leading
-from duemq_server.replication.running.state import ReplicaState
+from duemq_server.replication.running.state import Leaving, ReplicaState
 from duemq_server.serving.server import Server
 
 
@@ -53,6 +53,6 @@ class Service(Protocol):
         """Whether clients would be refused for want of space.  Asks the disk, waits for nothing."""
         ...
 
-    def snapshot(self) -> bytes | None:
-        """The last checkpoint that was saved; None: there is none yet.  Waits for the disk."""
+    def snapshot(self) -> Leaving | None:
+        """Of the last checkpoint that was saved; None: there is none yet.  Waits for the disk."""
         ...

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from duemq_server.replication.protocol.record import MemberChange
 from duemq_server.replication.running import wire
 from duemq_server.replication.running.leading import Leading
-from duemq_server.replication.running.snapshots import PART_BYTES, Snapshot
 from duemq_server.replication.running.v1 import replication_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Replication"]
@@ -22,8 +21,12 @@ class Member(Protocol):
         """Its term, while it leads or prepares to."""
         ...
 
-    async def snapshot(self, request: pb.GetSnapshotRequest) -> Snapshot:
-        """Raises Unavailable, ReadOnly."""
+    async def send_snapshot(
+        self,
+        request: pb.GetSnapshotRequest,
+        write: Callable[[pb.SnapshotPart], Awaitable[None]],
+    ) -> None:
+        """Raises Unavailable, ReadOnly, CorruptFile."""
         ...
 
     def status(self) -> pb.ReplicaStatus:
@@ -64,14 +67,9 @@ class ReplicationServicer:
                 await leading.serve(hello, first.hello.address, requests, context)
             return
 
-    async def GetSnapshot(
-        self, request: pb.GetSnapshotRequest, _: Any
-    ) -> AsyncIterator[pb.SnapshotPart]:
-        """The leader's checkpoint."""
-        found = await self._member.snapshot(request)
-        yield pb.SnapshotPart(log_start=found.log_start)
-        for at in range(0, len(found.data), PART_BYTES):
-            yield pb.SnapshotPart(data=found.data[at : at + PART_BYTES])
+    async def GetSnapshot(self, request: pb.GetSnapshotRequest, context: Any) -> None:
+        """The leader's checkpoint, and what goes with it."""
+        await self._member.send_snapshot(request, context.write)
 
     async def GetStatus(self, _request: pb.GetStatusRequest, _: Any) -> pb.ReplicaStatus:
         """What this replica is."""

@@ -1,45 +1,102 @@
-"""Fetches a leader's snapshot: for a replica whose log ends before the leader's begins."""
+"""Sends a leader's snapshot, and fetches it: for a replica whose log ends before the leader's."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
 
 import grpc.aio
 
+from duemq.errors import Corrupt, Unavailable
 from duemq.transport import channel
 from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.protocol.record import Record
+from duemq_server.replication.running.state import Arriving, Leaving
 from duemq_server.replication.running.v1 import replication_pb2 as pb
 from duemq_server.replication.running.v1 import replication_pb2_grpc
+from duemq_server.serving.clock import steady_ms
+from duemq_server.storage.errors import DiskFull
 
 PART_BYTES = 1 << 20
-SNAPSHOT_BYTES_MAX = 1 << 30
-FETCH_TIMEOUT_S = 120.0
+PART_BYTES_MIN = 64 << 10
+"""Whatever `catch_up_rate` is: the least rate is twice that a second."""
+PACE_MS = 500
+"""Between two parts, at most."""
+SILENCE_S = 30.0
+"""Without a part; the first one waits for the leader's disk."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class Snapshot(NamedTuple):
-    """What the leader's state was, and where its log begins."""
+async def in_thread(do: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Has a thread do something; to its end, also if the caller is cancelled."""
+    work = asyncio.create_task(asyncio.to_thread(do, *args, **named))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.gather(work, return_exceptions=True)
+        raise
 
-    log_start: int
-    data: bytes
+
+async def send(
+    leaving: Leaving,
+    rate: int,
+    write: Callable[[pb.SnapshotPart], Awaitable[None]],
+    is_over: Callable[[], bool],
+) -> None:
+    """All of it, at `rate` bytes a second; 0: no limit.  The living come first.
+
+    Raises Unavailable when the term `is_over`.
+    """
+    part_bytes = PART_BYTES
+    if rate:
+        part_bytes = min(max(rate * PACE_MS // 1000, PART_BYTES_MIN), PART_BYTES)
+    began_ms, sent = steady_ms(), 0
+    while data := await in_thread(leaving.read, part_bytes):
+        if is_over():
+            raise Unavailable("another replica is about to lead: ask that one", field="leader")
+        await write(pb.SnapshotPart(data=data))
+        sent += len(data)
+        await asyncio.sleep(wait_s(sent, rate, steady_ms() - began_ms))
 
 
-async def fetch(address: str, record: Record) -> Snapshot:
-    """Raises StreamBroken."""
+def wait_s(sent: int, rate: int, passed_ms: int) -> float:
+    """Until more may be sent, of what has sent so much in so long."""
+    return max(0.0, sent / rate - passed_ms / 1000) if rate else 0.0
+
+
+async def fetch(address: str, record: Record, name: str, arriving: Arriving) -> int:
+    """All of the leader's, for the replica `name`; answers where its log begins.
+
+    Raises StreamBroken, DiskFailed.
+    """
     request = pb.GetSnapshotRequest(
-        group=record.group, store_id=record.store_id, epoch=record.epoch
+        group=record.group, store_id=record.store_id, epoch=record.epoch, replica=name
     )
-    log_start, parts, size = 0, [], 0
     try:
         async with channel.connect(address) as connection:
-            stub = replication_pb2_grpc.ReplicationStub(connection)
-            call = stub.GetSnapshot(request, timeout=FETCH_TIMEOUT_S)
-            async for part in call:
-                log_start = log_start or part.log_start
-                parts.append(part.data)
-                size += len(part.data)
-                if size > SNAPSHOT_BYTES_MAX:
-                    raise StreamBroken(f"a snapshot of more than {SNAPSHOT_BYTES_MAX} bytes")
+            return await _fetch(
+                replication_pb2_grpc.ReplicationStub(connection).GetSnapshot(request), arriving
+            )
     except grpc.aio.AioRpcError as error:
         raise StreamBroken(f"no snapshot from {address}: {error.details()}") from error
-    return Snapshot(log_start, b"".join(parts))
+    except TimeoutError as error:
+        raise StreamBroken(f"the leader at {address} is silent") from error
+    except (ValueError, Corrupt) as error:
+        raise StreamBroken(f"the leader's snapshot is of no use: {error}") from error
+    except DiskFull as error:
+        raise StreamBroken(f"no space for the leader's snapshot: {error}") from error
+
+
+async def _fetch(call: Any, arriving: Arriving) -> int:
+    log_start = 0
+    while True:
+        async with asyncio.timeout(SILENCE_S):
+            part = await call.read()
+        if part is grpc.aio.EOF:
+            return log_start
+        log_start = log_start or part.log_start
+        if part.data:
+            await in_thread(arriving.write, part.data)

@@ -7,14 +7,45 @@ from typing import Protocol
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 
 
+class Leaving(Protocol):
+    """A leader's snapshot that is sent, part by part; its methods wait for the disk."""
+
+    def read(self, bytes_max: int, /) -> bytes:
+        """The next part; empty at the end."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of what it reads."""
+        ...
+
+
+class Arriving(Protocol):
+    """A leader's snapshot that comes part by part; its methods wait for the disk."""
+
+    def write(self, part: bytes, /) -> None:
+        """Raises ValueError, Corrupt: it is none; DiskFull, DiskFailed."""
+        ...
+
+    def install(self, log_start: int) -> None:
+        """The log begins anew there, the tables from the snapshot.
+
+        Raises ValueError, Corrupt, UnknownVersion before anything has changed.
+        """
+        ...
+
+    def close(self) -> None:
+        """What was not installed goes."""
+        ...
+
+
 class ReplicaState(Protocol):
     """A store that follows.  Its methods wait for the disk: one thread at a time calls them."""
 
     log: ReplicaLog
     epochs: tuple[tuple[int, int], ...]
-    """All that the log has, as (epoch, start): as of the open, or of `install`."""
+    """All that the log has, as (epoch, start): as of the open, or of what was installed."""
     committed: int
-    """What was known to be committed at the open, or at `install`."""
+    """What was known to be committed at the open, or when a snapshot was installed."""
     store_id: int
     lost: bool
     """The log ends before what was durable once: it needs a new disk id before it is written."""
@@ -40,8 +71,8 @@ class ReplicaState(Protocol):
         """Takes the group's store id over, durably.  Raises DiskFull, DiskFailed."""
         ...
 
-    def install(self, snapshot: bytes, log_start: int) -> None:
-        """The log begins anew there, the tables from the leader's snapshot."""
+    def receive(self) -> Arriving:
+        """Another snapshot arrives, beside what is here.  Raises DiskFull, DiskFailed."""
         ...
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from duemq_cli.exits import Exit
 from duemq_server.bench.harness.topic_reader import read_topic
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, duemq, rows, topic_name, until
+from tests.cluster.replicated import in_sync, roles, status
 
 GROUP, SHARD = "broker-0", "timer-0"
 FLAGS = dict.fromkeys(("broker", "timer"), ("--min-insync", "1"))
@@ -212,20 +213,76 @@ def release_timers(cluster: EmbeddedCluster) -> None:
     until(lambda: duemq(cluster.nameserver, *release).returncode == Exit.OK)
 
 
-@pytest.mark.long
-def test_an_operator_adopts_a_log_when_the_record_is_gone(cluster: EmbeddedCluster) -> None:
-    topic, leader = topic_name(), cluster.leader(GROUP)
-    send(cluster, topic, b"kept")
-    for name in cluster.replicas(GROUP):
-        cluster.stop_member(name)
-    (cluster.data_dir("leases") / f"{GROUP}.record").unlink()
-    for name in cluster.replicas(GROUP):
-        cluster.start_member(name)
-    until(lambda: "history from now on" in duemq_says(cluster, "broker", "adopt", leader))
-    assert cluster.leader(GROUP) == ""
-    assert duemq(cluster.nameserver, "broker", "adopt", leader, "--yes").returncode == Exit.OK
+def test_an_operator_moves_the_leader_of_timers(cluster: EmbeddedCluster) -> None:
     cluster.wait_ready(WAIT_S)
-    assert stored(cluster, topic) == [b"kept"]
+    topic, (_, follower) = topic_name(), roles(cluster, SHARD)
+    with Producer(cluster.nameserver) as producer:
+        for number in range(2):
+            producer.send(topic, b"x", delay="1h", timer_key=f"{number}")
+        [moved] = rows(duemq(cluster.nameserver, "replica", "lead", follower, "--json"))
+        assert (moved["group"], moved["name"]) == tuple(follower.split("/"))
+        until(lambda: cluster.leader(SHARD) == follower)
+        assert producer.cancel(key=(topic, "0")) == CancelOutcome.CANCELLED
+        producer.reschedule(key=(topic, "1"), delay=0)
+    until(lambda: stored(cluster, topic) == [b"x"])
+
+
+@pytest.mark.parametrize("group", [GROUP, SHARD])
+def test_an_operator_removes_a_replica_and_adds_it_again(
+    cluster: EmbeddedCluster, group: str
+) -> None:
+    cluster.wait_ready(WAIT_S)
+    leader, follower = roles(cluster, group)
+    remove = ("replica", "remove", follower)
+    would = duemq(cluster.nameserver, *remove)
+    assert (would.returncode, "from now on" in would.stderr) == (Exit.FAILED, True)
+    refused = duemq(cluster.nameserver, "replica", "remove", leader, "--yes")
+    assert (refused.returncode, "another one lead first" in refused.stderr) == (Exit.USAGE, True)
+    assert in_sync(cluster, group) == {leader, follower}
+    assert duemq(cluster.nameserver, *remove, "--yes").returncode == Exit.OK
+    assert in_sync(cluster, group) == {leader}
+    until(lambda: "is no member" in status(cluster, follower).reason)
+    if group == GROUP:
+        send(cluster, topic_name(), b"without it")
+    add = ("replica", "add", *follower.split("/"))
+    assert duemq(cluster.nameserver, *add).returncode == Exit.FAILED
+    assert in_sync(cluster, group) == {leader}
+    assert duemq(cluster.nameserver, *add, "--yes").returncode == Exit.OK
+    until(lambda: in_sync(cluster, group) == {leader, follower})
+    cluster.wait_ready(WAIT_S)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("group", [GROUP, SHARD])
+def test_an_operator_adopts_a_log_when_the_record_is_gone(
+    cluster: EmbeddedCluster, group: str
+) -> None:
+    cluster.wait_ready(WAIT_S)
+    topic, (leader, follower) = topic_name(), roles(cluster, group)
+    with Producer(cluster.nameserver) as producer:
+        cluster.kill(follower, restart=False)
+        if group == GROUP:
+            producer.send(topic, b"kept")
+        else:
+            producer.send(topic, b"kept", delay="1h", timer_key="kept")
+        cluster.stop_member(leader)
+        (cluster.data_dir("leases") / f"{group}.record").unlink()
+        for name in (leader, follower):
+            cluster.start_member(name)
+        until(lambda: "history from now on" in duemq_says(cluster, "replica", "adopt", leader))
+        until(lambda: "history from now on" in duemq_says(cluster, "replica", "adopt", follower))
+        assert cluster.leader(group) == ""
+        shorter = duemq(cluster.nameserver, "replica", "adopt", follower, "--yes")
+        assert shorter.returncode == Exit.FAILED
+        assert f"what only {leader} has is lost" in shorter.stderr
+        assert cluster.leader(group) == ""
+        adopted = duemq(cluster.nameserver, "replica", "adopt", leader, "--yes")
+        assert adopted.returncode == Exit.OK
+        cluster.wait_ready(WAIT_S)
+        if group == SHARD:
+            assert producer.cancel(key=(topic, "kept")) == CancelOutcome.CANCELLED
+        else:
+            assert stored(cluster, topic) == [b"kept"]
 
 
 def duemq_says(cluster: EmbeddedCluster, *arguments: str) -> str:
@@ -267,3 +324,23 @@ def test_failover_is_measured() -> None:
         assert (found["lost"], found["twice"], found["failed"]) == (0, 0, 0)
         assert found["sent"] > 0
     assert report["parameters"]["replicas"] == 2
+
+
+@pytest.mark.long
+def test_catching_up_is_measured() -> None:
+    sizes = ("--log-bytes", "4000000", "--rate", "50", "--seconds", "1")
+    [report] = rows(duemq("127.0.0.1:1", "bench", "catch-up", *sizes, "--json"))
+    assert report["parameters"]["replicas"] == 3
+    figures = report["figures"]
+    assert (figures["lost"], figures["twice"]) == (0, 0)
+    assert figures["sent"] > 50
+    for phase in ("calm", "away", "catching_up"):
+        assert 0 < figures[f"{phase}_p50_ms"] <= figures[f"{phase}_p99_ms"]
+    assert figures["catch_up_mb_per_s"] * figures["caught_up_s"] > 3
+
+
+@pytest.mark.long
+def test_too_few_replicas_to_lose_one_are_refused() -> None:
+    refused = duemq("127.0.0.1:1", "bench", "catch-up", "--replicas", "2")
+    assert refused.returncode == Exit.USAGE
+    assert "more than min_insync, 2" in refused.stderr

@@ -14,6 +14,7 @@ from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from duemq_server.timer_service.disk import snapshot
+from duemq_server.timer_service.disk.arriving import Arriving
 from duemq_server.timer_service.disk.bounded_log import BoundedLog
 from duemq_server.timer_service.disk.data_directory import DataDirectory
 from duemq_server.timer_service.disk.standby import Standby
@@ -24,6 +25,24 @@ from tests.property.keyed_model import SHARD
 from tests.property.timer_world import BROKER, DATA, OTHER, World
 
 CHUNK = 1 << 20
+
+
+def snapshot_of(disk: FaultyDisk, part_bytes: int = 1_000) -> bytes:
+    """As a leader sends it."""
+    leaving = snapshot.take(DATA, disk)
+    assert leaving is not None
+    parts = [*iter(lambda: leaving.read(part_bytes), b"")]
+    leaving.close()
+    assert max(map(len, parts)) <= part_bytes
+    return b"".join(parts)
+
+
+def arrived(standby: Standby, data: bytes, part_bytes: int = 1_000) -> Arriving:
+    """A snapshot that came, and is not installed."""
+    arriving = standby.receive()
+    for at in range(0, len(data), part_bytes):
+        arriving.write(data[at : at + part_bytes])
+    return arriving
 
 
 class ReplicatedWorld(World):
@@ -121,10 +140,9 @@ class ReplicatedWorld(World):
         """The leader has cut off what the other lacks."""
         assert self.alone
         start = leader.start_position
-        data = snapshot.take(DATA, self.disk)
-        assert data is not None
+        data = snapshot_of(self.disk)
         self.snapshots += 1
-        self.standby.install(data, start)
+        arrived(self.standby, data, self.random.choice((1_000, CHUNK))).install(start)
         assert self.standby.log.end_position == start
 
     def _ship(self, leader: ReplicaLog, bytes_max: int = CHUNK) -> None:

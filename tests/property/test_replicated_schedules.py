@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from duemq_recurring.occurrences import CatchUp
-from duemq_server.timer_service.disk import snapshot
-from tests.property.replicated_timer_world import ReplicatedWorld
+from tests.property.replicated_timer_world import ReplicatedWorld, arrived, snapshot_of
 from tests.property.schedule_world import START_MS, ScheduleWorld, plan_of
-from tests.property.timer_world import DATA, LIMITS
+from tests.property.timer_world import LIMITS
 
 
 class ReplicatedScheduleWorld(ScheduleWorld, ReplicatedWorld):
@@ -46,6 +45,5 @@ def test_a_snapshot_has_them() -> None:
     world.run_until(START_MS + 2_500)
     world.sync()
     world.checkpoint()
-    data = snapshot.take(DATA, world.disk)
-    assert data is not None
-    assert snapshot.decode(data).state.schedules == world.scheduler.schedules.saved()
+    found = arrived(world.standby, snapshot_of(world.disk)).state.schedules
+    assert found == world.scheduler.schedules.saved()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import secrets
 import threading
@@ -102,6 +103,9 @@ class Lines:
         known = {"to": self.applied, "epochs": epochs, "lines": [x.decode() for x in self.lines]}
         return json.dumps(known).encode()
 
+    def receive(self):
+        return Received(self)
+
     def install(self, snapshot: bytes, log_start: int) -> None:
         assert self.may_install.wait(60)
         self.log.begin_at(log_start)
@@ -122,6 +126,23 @@ class Lines:
 
     def close(self) -> None:
         self.log.close()
+
+
+class Received:
+    """A snapshot that arrives."""
+
+    def __init__(self, lines: Lines) -> None:
+        self.lines = lines
+        self.data = b""
+
+    def write(self, part: bytes) -> None:
+        self.data += part
+
+    def install(self, log_start: int) -> None:
+        self.lines.install(self.data, log_start)
+
+    def close(self) -> None:
+        pass
 
 
 class LinesTerm:
@@ -186,10 +207,10 @@ class LinesService:
     def short_of_space(self) -> bool:
         return self.disk.short
 
-    def snapshot(self) -> bytes | None:
+    def snapshot(self) -> io.BytesIO:
         term = self.term
         term.state.apply(term.committed)
-        return term.state.snapshot(term.leading.leader.epochs.begins)
+        return io.BytesIO(term.state.snapshot(term.leading.leader.epochs.begins))
 
 
 class Member:
@@ -281,7 +302,7 @@ class Member:
     def forget(self) -> None:
         """The leader keeps no segment that ends before what is committed."""
         state = self.term.state
-        state.base_path.write_bytes(self.service.snapshot())
+        state.base_path.write_bytes(self.service.snapshot().read())
         state.log.delete_before(state.applied)
 
     @property

@@ -127,6 +127,25 @@ async def test_of_two_nothing_is_accepted_while_one_is_away(group):
     assert await lines_of(other, 2) == [b"both", b"alone"]
 
 
+async def test_of_two_the_survivor_goes_on_with_a_new_disk_in_place_of_the_leaders(group):
+    lines = group(2)
+    leader = await lines.in_sync(2)
+    await leader.term.write(b"one")
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    await leader.kill()
+    await until(lambda: other.role[0] == "preparing")
+    await until(lambda: bool(other.replica.operators.status().reason))
+    reason = f"nothing is committed: it waits for {leader.name}"
+    assert other.replica.operators.status().reason == reason
+    assert other.term is None
+    assert str(other.replica.refusal()).endswith(f"it prepares to; {reason}")
+    shutil.rmtree(leader.directory)
+    leader.start()
+    await lines.write(b"two")
+    assert (await lines.leader()) is other
+    assert await lines_of(leader, 2) == [b"one", b"two"]
+
+
 async def test_an_emptied_directory_is_a_new_disk_and_gets_all(group):
     lines = group(2)
     leader = await lines.in_sync(2)

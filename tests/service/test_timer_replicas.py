@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ import pytest
 
 from duemq.errors import FencedTimer
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq_server.replication.running.leading.roster import SNAPSHOT
 from duemq_server.replication.running.process import Replica
 from duemq_server.serving.clock import now_ms
 from duemq_server.serving.process import BeginAnew
+from duemq_server.storage.disk import RealDisk
+from duemq_server.timer_service.disk.arriving import Arriving
+from duemq_server.timer_service.disk.data_directory import load_checkpoint
 from duemq_server.timer_service.disk.standby import Standby
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.process import TimerService
@@ -144,6 +149,61 @@ async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
         await until(more_came)
         await group.in_sync(3)
     finally:
+        await group.stop()
+
+
+def told_of(leader: Member, other: Member) -> tuple[int, str]:
+    """Role and reason, as nameservers are told."""
+    found = {each.name: each for each in leader.replica.leading.replicas()}
+    return found[other.name].role, found[other.name].reason
+
+
+async def test_the_log_that_goes_with_a_snapshot_is_kept_however_long_that_takes(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, may_go_on, taken = threading.Event(), threading.Event(), []
+    receive, write = Standby.receive, Arriving.write
+
+    def noted(standby: Standby) -> Arriving:
+        taken.append(standby)
+        return receive(standby)
+
+    def slowly(arriving: Arriving, part: bytes) -> None:
+        began.set()
+        assert may_go_on.wait(60)
+        write(arriving, part)
+
+    monkeypatch.setattr(Standby, "receive", noted)
+    monkeypatch.setattr(Arriving, "write", slowly)
+    group = TimerGroup(tmp_path / "t0", cluster.nameserver)
+    group.start()
+    try:
+        leader = await group.in_sync(3)
+        log = leader.replica.state.log
+
+        async def grows() -> bool:
+            await send(cluster, [b"x"] * 10, [3_600_000] * 10)
+            found = load_checkpoint(str(leader.directory), RealDisk())
+            return found is not None and found.log_needed_from > cut + 4 * SMALL.log_segment_bytes
+
+        cut = 0
+        await until(grows)
+        await until(lambda: log.start_position > 0)
+        other = next(each for each in group.members.values() if each is not leader)
+        await other.kill()
+        shutil.rmtree(other.directory)
+        other.start()
+        await until(began.is_set)
+        cut = log.start_position
+        await until(lambda: told_of(leader, other) == (nameserver_pb2.LEARNER, SNAPSHOT))
+        await until(grows)
+        assert log.start_position == cut
+        may_go_on.set()
+        leads = leader.replica.leading.leader
+        await until(lambda: other.replica.me in leads.record.in_sync)
+        assert len(taken) == 1
+    finally:
+        may_go_on.set()
         await group.stop()
 
 

@@ -7,7 +7,7 @@ over.  While a job runs, timers come and fire as ever.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -95,10 +95,16 @@ class Housekeeper:
         self._saved_ms = now_ms
         # The log that timers in memory need, as of the last checkpoint.
         self._needed_from = log.end_position
+        self.others_need: Callable[[], int | None] = lambda: None
+        """From where on replicas that catch up need the log; None: none does."""
+        self._unneeded_to = 0  # here
+        self._kept_for_others = False
 
     def next_job(self, now_ms: int) -> Job | None:
         """What to do now, or None.  Raises LogFull or DiskFull (then ask again later)."""
         scheduler = self._scheduler
+        if self._kept_for_others:
+            self._cut_log()
         self._pull_near(now_ms)
         if scheduler.memtable_full() or (self._log_is_held() and scheduler.memtable.rows):
             self._needed_from = self._log.end_position
@@ -129,7 +135,8 @@ class Housekeeper:
         else:
             self._saved_position, self._saved_ms = job.position, now_ms
             self._needed_from = job.state.log_needed_from
-            self._log.delete_before(self._deletable(job.state))
+            self._unneeded_to = self._deletable(job.state)
+            self._cut_log()
             self._scheduler.segments.dirty.clear()
             self._scheduler.segments.delete_done(job.state.files())
 
@@ -163,6 +170,15 @@ class Housekeeper:
         """What the checkpoint does not need; replicas that are a little behind need some more."""
         kept = saved.position - self._scheduler.limits.log_kept_bytes
         return min(saved.log_needed_from, kept)
+
+    def _cut_log(self) -> None:
+        """Deletes what nobody needs any more; asked again at each look while others need it."""
+        needed = self.others_need()
+        self._kept_for_others = needed is not None and needed < self._unneeded_to
+        if needed is not None and self._kept_for_others:
+            self._log.delete_before(needed)
+        else:
+            self._log.delete_before(self._unneeded_to)
 
     def next_look_ms(self, now_ms: int) -> int:
         """When to ask `next_job` again, if nothing else happens."""

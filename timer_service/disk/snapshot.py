@@ -1,122 +1,151 @@
-"""A snapshot of a shard: its checkpoint and the period files that it names.  Little-endian.
+"""A snapshot of a shard on its way to another replica: its checkpoint and the period files that it
+names.  Little-endian.
 
 For a replica whose log ends before its leader's begins.  With the log from `log_needed_from` on it
-is all that a start needs.
+is all that a start needs.  It is of any size: it is read and sent in parts (`Leaving`), and written
+as they come (arriving.py).
 
-off  size  field      meaning
- 0    4    crc32c     CRC-32C of bytes [4, end)
- 4    4    magic      "DMQS"
- 8    2    version    1
-10    6    reserved   zeros
-16    8    length     of the checkpoint's payload
-24    n    payload    checkpoint_state.py
- .    .    files      in the order of their names, each as long as the checkpoint says
+off  size  field          meaning
+ 0    4    magic          "DMQS"
+ 4    2    version        2
+ 6    2    reserved       zeros
+ 8    8    length         of the checkpoint's payload
+16    4    payload_crc32c
+20    4    crc32c         of bytes [0, 20)
+24    n    payload        checkpoint_state.py
+ .    .    files          in the order of their names: each as long as the checkpoint says, and its
+                          CRC-32C, 4 bytes
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import google_crc32c
 
 from duemq.errors import Unavailable
 from duemq_server.storage import checkpoint
-from duemq_server.storage.disk import Disk, write_all
+from duemq_server.storage.disk import Disk, DiskFile
 from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.disk import checkpoint_state
-from duemq_server.timer_service.disk.checkpoint_state import CheckpointState
 from duemq_server.timer_service.disk.data_directory import checkpoint_path, segments_path
-from duemq_server.timer_service.far.far_segments import SUFFIX, read_bytes
+from duemq_server.timer_service.far import far_block
+from duemq_server.timer_service.far.far_segments import SUFFIX
 
-HEADER = struct.Struct("<I4sH6xQ")
-assert HEADER.size == 24
+HEADER = struct.Struct("<4sH2xQI")
+CRC = struct.Struct("<I")
+HEADER_BYTES = HEADER.size + CRC.size
+assert HEADER_BYTES == 24
 MAGIC = b"DMQS"
-VERSION = 1
-BYTES_MAX = 1 << 30  # it is in memory as a whole, on both sides
+VERSION = 2
+PAYLOAD_BYTES_MAX = 1 << 30
+"""Of the checkpoint, which is in memory as a whole, on both sides."""
 TRIES = 5  # a checkpoint that is saved meanwhile may take files away
 
 
-class Snapshot(NamedTuple):
-    """What one says."""
+class PeriodFile(NamedTuple):
+    """One that is open; what is appended to it meanwhile lies behind `length`."""
 
-    state: CheckpointState
-    files: list[tuple[str, memoryview]]
+    file: DiskFile
+    path: str
+    length: int
 
 
-def take(data_dir: str, disk: Disk) -> bytes | None:
+class Leaving:
+    """What a leader sends.  One thread at a time.
+
+    The files are open: they are read to their end even if the shard deletes them meanwhile.
+    """
+
+    def __init__(self, payload: bytes, files: list[PeriodFile]) -> None:
+        self._head = memoryview(encode_header(payload) + payload)
+        self._files = files
+        self._number = self._done = self._crc = 0  # of the file that is read: up to where
+
+    def read(self, bytes_max: int) -> bytes:
+        """The next part; empty at the end.  Raises CorruptFile, OSError."""
+        if self._head:
+            part, self._head = self._head[:bytes_max], self._head[bytes_max:]
+            return bytes(part)
+        if self._number == len(self._files):
+            return b""
+        file, path, length = self._files[self._number]
+        if self._done < length:
+            data = bytes(file.pread(min(bytes_max, length - self._done), self._done))
+            if not data:
+                raise CorruptFile(path, self._done, f"ends before {length}", far_block.REMEDY)
+            self._crc = google_crc32c.extend(self._crc, data)
+            self._done += len(data)
+            return data
+        crc = CRC.pack(self._crc)
+        self._number, self._done, self._crc = self._number + 1, 0, 0
+        return crc
+
+    def close(self) -> None:
+        """Closes the files."""
+        for each in self._files:
+            each.file.close()
+
+
+def take(data_dir: str, disk: Disk) -> Leaving | None:
     """Of the last checkpoint of a shard that may be at work; None: it has none.  Any thread.
 
-    Raises Unavailable for one that is too large or that checkpoints overtake, CorruptFile.
+    Raises Unavailable for one that checkpoints overtake, CorruptFile.
     """
+    path = checkpoint_path(data_dir)
+    payload = checkpoint.load(path, disk)
     for _ in range(TRIES):
-        payload = checkpoint.load(checkpoint_path(data_dir), disk)
         if payload is None:
             return None
-        lengths = checkpoint_state.decode(payload).lengths
-        size = len(payload) + sum(lengths.values())
-        if size > BYTES_MAX:
-            raise Unavailable(
-                f"a snapshot of {size} bytes is larger than {BYTES_MAX}: copy the data directory"
-            )
+        damage: CorruptFile | None = None
+        files: list[PeriodFile] = []
         try:
-            return encode(payload, _read(data_dir, disk, lengths))
-        except (FileNotFoundError, CorruptFile):  # the next checkpoint does not need it
-            continue
+            _open_files(data_dir, disk, checkpoint_state.decode(payload).lengths, files)
+        except CorruptFile as error:
+            damage = error
+        seen, payload = payload, checkpoint.load(path, disk)
+        if payload == seen:  # so nothing was deleted, nor made anew under the same name
+            if damage is not None:
+                raise damage
+            return Leaving(payload, files)
+        for each in files:
+            each.file.close()
     raise Unavailable("its period files change all the time: try again")
 
 
-def _read(data_dir: str, disk: Disk, lengths: dict[str, int]) -> Iterator[bytes]:
+def _open_files(
+    data_dir: str, disk: Disk, lengths: dict[str, int], files: list[PeriodFile]
+) -> None:
+    """Appends to `files`.  Raises CorruptFile."""
     for name in sorted(lengths):
-        yield read_bytes(disk, os.path.join(segments_path(data_dir), name), 0, lengths[name])
+        path, length = os.path.join(segments_path(data_dir), name), lengths[name]
+        try:
+            file = disk.open(path)
+        except FileNotFoundError as error:
+            raise CorruptFile(path, 0, "is missing", far_block.REMEDY) from error
+        files.append(PeriodFile(file, path, length))
+        if file.size() < length:
+            raise CorruptFile(path, file.size(), f"ends before {length}", far_block.REMEDY)
 
 
-def encode(payload: bytes, files: Iterator[bytes]) -> bytes:
-    """A checkpoint's payload and the files it names, in order."""
-    header = HEADER.pack(0, MAGIC, VERSION, len(payload))[4:]
-    parts = [header, payload, *files]
-    crc = 0
-    for part in parts:
-        crc = google_crc32c.extend(crc, part)
-    return b"".join((crc.to_bytes(4, "little"), *parts))
+def encode_header(payload: bytes) -> bytes:
+    """What stands in front of a checkpoint's payload."""
+    header = HEADER.pack(MAGIC, VERSION, len(payload), google_crc32c.value(payload))
+    return header + CRC.pack(google_crc32c.value(header))
 
 
-def decode(data: bytes) -> Snapshot:
-    """Raises ValueError for what is no snapshot, Corrupt for a checkpoint that is none."""
-    if len(data) < HEADER.size:
-        raise ValueError(f"a snapshot of {len(data)} bytes")
-    crc, magic, version, length = HEADER.unpack_from(data)
+def decode_header(data: bytes) -> tuple[int, int]:
+    """Length and CRC-32C of the payload.  Raises ValueError for what is no snapshot."""
+    magic, version, length, payload_crc = HEADER.unpack_from(data)
     if (magic, version) != (MAGIC, VERSION):
         raise ValueError(f"a snapshot with magic {magic!r}, version {version}")
-    view = memoryview(data)
-    if google_crc32c.value(view[4:].tobytes()) != crc:
-        raise ValueError("CRC-32C of a snapshot is wrong")
-    at = HEADER.size + length
-    state = checkpoint_state.decode(bytes(view[HEADER.size : at]))
-    files = []
-    for name in sorted(state.lengths):
-        end = at + state.lengths[name]
-        files.append((name, view[at:end]))
-        at = end
-    if at != len(data):
-        raise ValueError(f"a snapshot of {len(data)} bytes, its checkpoint says {at}")
-    return Snapshot(state, files)
-
-
-def put_files(snapshot: Snapshot, data_dir: str, disk: Disk) -> None:
-    """Its period files in place of all others, durably.  Raises DiskFull, DiskFailed."""
-    directory = segments_path(data_dir)
-    remove_files(data_dir, disk)
-    for name, data in snapshot.files:
-        file = disk.open(os.path.join(directory, name), create=True)
-        try:
-            write_all(file, [data], 0)
-            file.fdatasync()
-        finally:
-            file.close()
-    disk.fsync_dir(directory)
+    if CRC.unpack_from(data, HEADER.size) != (google_crc32c.value(data[: HEADER.size]),):
+        raise ValueError("CRC-32C of a snapshot's header is wrong")
+    if not 0 < length <= PAYLOAD_BYTES_MAX:
+        raise ValueError(f"a snapshot with a checkpoint of {length} bytes")
+    return length, payload_crc
 
 
 def remove_files(data_dir: str, disk: Disk) -> None:

@@ -17,7 +17,8 @@ start that was killed.
 
 A log may end before its checkpoint was made: the checkpoint came as a snapshot, or the disk lost
 what had been durable.  The replica is in no set then; passes wait until the leader has sent the
-rest.  A snapshot is installed in these durable steps:
+rest.  A snapshot arrives beside all that (arriving.py), and is then installed in these durable
+steps:
 
     1  `installing`; while it is there a start empties the directory, and takes another snapshot
     2  the checkpoint goes
@@ -46,7 +47,8 @@ from duemq_server.storage.disk import Disk
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import catching_up, epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
-from duemq_server.timer_service.disk import checkpoint_state, snapshot
+from duemq_server.timer_service.disk import arriving, checkpoint_state, snapshot
+from duemq_server.timer_service.disk.arriving import Arriving
 from duemq_server.timer_service.disk.checkpoint_state import CheckpointState
 from duemq_server.timer_service.disk.data_directory import (
     LOG_GROUP_BYTES_MAX,
@@ -116,6 +118,7 @@ class Standby:
         DiskFailed.
         """
         disk.makedirs(data_dir)
+        arriving.remove(data_dir, disk)
         if disk.exists(_marker(data_dir)):
             _empty(data_dir, disk, limits)
         found = load_checkpoint(data_dir, disk)
@@ -268,14 +271,19 @@ class Standby:
         check_reaches(self._data_dir, self.log, found.position)
         return DataDirectory(self.log, *self._make(self.log, found, self._clock()))
 
-    def install(self, data: bytes, log_start: int) -> None:
-        """This replica is too far behind: it begins anew, with a leader's snapshot (snapshot.py).
+    def receive(self) -> Arriving:
+        """This replica is too far behind: it begins anew, with a leader's snapshot.
 
-        The log will be sent from `log_start` on.  Nobody appends, reads or runs a LogWriter
-        meanwhile.  Raises ValueError, Corrupt before anything has changed; DiskFull, DiskFailed:
-        only `open` helps then.
+        All else goes on beside it until that is installed.  Raises DiskFull, DiskFailed.
         """
-        taken = snapshot.decode(data)
+        return Arriving(self._data_dir, self._disk, self._limits.free_bytes_min, self._install)
+
+    def _install(self, taken: Arriving, log_start: int) -> None:
+        """The log will be sent from `log_start` on.
+
+        Nobody appends, reads or runs a LogWriter meanwhile.  Raises ValueError before anything has
+        changed; DiskFull, DiskFailed: only `open` helps then.
+        """
         state = dataclasses.replace(taken.state, installed=True)
         if log_start > state.log_needed_from or log_start % 8:
             raise ValueError(
@@ -284,7 +292,8 @@ class Standby:
             )
         _mark(self._data_dir, self._disk, self.store_id)
         _remove(checkpoint_path(self._data_dir), self._disk)
-        snapshot.put_files(taken, self._data_dir, self._disk)
+        snapshot.remove_files(self._data_dir, self._disk)
+        taken.move_files()
         self.log.begin_at(log_start)
         _write(self._data_dir, self._disk, state)
         _remove(_marker(self._data_dir), self._disk)

@@ -12,8 +12,7 @@ from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.protocol.record import Record, Refused
 from duemq_server.replication.running.following.applying import Applying
 from duemq_server.replication.running.following.log_writing import LogWriting
-from duemq_server.replication.running.snapshots import Snapshot
-from duemq_server.replication.running.state import ReplicaState
+from duemq_server.replication.running.state import Arriving, ReplicaState
 from duemq_server.storage.errors import DiskFull, UnknownVersion
 
 
@@ -86,20 +85,21 @@ class LogCopy:
                 f" the group's is {record.store_id:016x}): start with an empty directory"
             )
 
-    async def install(self, snapshot: Snapshot) -> None:
+    async def install(self, arriving: Arriving, log_start: int) -> None:
         """To its end, whoever leads meanwhile: what ends half-way needs a new start.
 
         Raises StreamBroken if the snapshot is of no use.
         """
         await self.end()
-        state = self.state
         try:
-            await asyncio.to_thread(state.install, snapshot.data, snapshot.log_start)
+            await asyncio.to_thread(arriving.install, log_start)
         except (ValueError, Corrupt, UnknownVersion) as error:  # and nothing has changed
+            await asyncio.to_thread(arriving.close)
             self._begin()
             raise StreamBroken(f"the leader's snapshot is of no use: {error}") from error
-        self.committed = state.committed
-        self.epochs = Epochs(state.epochs)
+        await asyncio.to_thread(arriving.close)
+        self.committed = self.state.committed
+        self.epochs = Epochs(self.state.epochs)
         self._begin()
 
 

@@ -14,6 +14,7 @@ from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import snapshots
 from duemq_server.replication.running.following.log_copy import LogCopy
 from duemq_server.replication.running.following.stream import Following
+from duemq_server.replication.running.snapshots import in_thread
 from duemq_server.serving.clock import steady_ms
 from duemq_server.storage.errors import StorageError
 
@@ -124,8 +125,13 @@ class Streams:
 
     async def _install(self, address: str, record: Record, log_start: int) -> None:
         self._candidate.note("learner", f"its log ends before {log_start}: it takes a snapshot")
-        snapshot = await snapshots.fetch(address, record)
-        work = self._copy.install(snapshot)
+        arriving = await in_thread(self._copy.state.receive)
+        try:
+            log_start = await snapshots.fetch(address, record, self._me.name, arriving)
+        except BaseException:
+            await in_thread(arriving.close)
+            raise
+        work = self._copy.install(arriving, log_start)
         self.installing = asyncio.create_task(work, name="installing a snapshot")
         await asyncio.shield(self.installing)
 

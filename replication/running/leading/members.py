@@ -35,7 +35,7 @@ class MemberChanges:
 
     def would(self, change: MemberChange) -> str:
         """What a change comes to.  Raises InvalidArgument, Unavailable."""
-        if self._leader.resigned or self._leader.deposed:
+        if self._leader.is_over():
             raise Unavailable("another replica is about to lead: ask that one", field="leader")
         try:
             record = records.with_change(self._leader.record, change, self._min)

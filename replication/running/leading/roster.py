@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from duemq.v1 import nameserver_pb2 as pb
@@ -10,6 +10,7 @@ from duemq_server.replication.protocol.leader import Leader, Progress
 
 SILENT_MS = 3_000
 """Six heartbeats."""
+SNAPSHOT = "it gets a snapshot"
 
 
 @dataclass(slots=True)
@@ -29,13 +30,20 @@ class Roster:
         self._addresses: dict[str, str] = {}
         self._standings: dict[str, _Standing] = {}
         self._blocked: tuple[str, ...] = ()
+        self._receivers: Collection[str] = ()
 
     def came(self, name: str, address: str) -> None:
         """A replica follows; it is reached there."""
         self._addresses[name] = address
 
-    def look(self, leader: Leader, blocked: tuple[str, ...]) -> bool:
-        """Whether a role, the set, or who is `blocked` is another than at the last look."""
+    def look(
+        self, leader: Leader, blocked: tuple[str, ...], receivers: Collection[str] = ()
+    ) -> bool:
+        """Whether a role, the set, or who is `blocked` is another than at the last look.
+
+        `receivers` get a snapshot.
+        """
+        self._receivers = receivers
         gone = self._standings.keys() - leader.record.members
         for name in gone:
             del self._standings[name]
@@ -43,7 +51,7 @@ class Roster:
         self._blocked = blocked
         following = _following(leader)
         for name in leader.record.members:
-            role, in_sync = _standing(leader, name, following.get(name))
+            role, in_sync = self._standing(leader, name, following.get(name))
             known = self._standings.get(name)
             if known is None or (known.role, known.in_sync) != (role, in_sync):
                 self._standings[name] = _Standing(role, in_sync, self._now_ms())
@@ -60,7 +68,7 @@ class Roster:
     def _report(
         self, leader: Leader, name: str, progress: Progress | None, end: int, steady_ms: int
     ) -> pb.ReplicaReport:
-        role, in_sync = _standing(leader, name, progress)
+        role, in_sync = self._standing(leader, name, progress)
         known = self._standings.get(name)
         report = pb.ReplicaReport(
             name=name,
@@ -73,7 +81,7 @@ class Roster:
         if role == pb.LEADER:
             report.address = self._address
         elif progress is None:
-            report.reason = "nothing is heard of it"
+            report.reason = SNAPSHOT if name in self._receivers else "nothing is heard of it"
         else:
             report.lag_bytes = max(0, end - (progress.durable or 0))
             if report.lag_bytes:
@@ -84,16 +92,18 @@ class Roster:
                 report.reason = silent if silent_ms > SILENT_MS else "it catches up"
         return report
 
+    def _standing(
+        self, leader: Leader, name: str, progress: Progress | None
+    ) -> tuple[pb.ReplicaRole, bool]:
+        if name == leader.me.name:
+            return pb.LEADER, True
+        in_set = any(each.name == name for each in leader.record.in_sync)
+        if progress is None:
+            catches_up = name in self._receivers and not in_set
+            return (pb.LEARNER if catches_up else pb.AWAY), in_set
+        in_sync = progress.replica in leader.record.in_sync
+        return (pb.FOLLOWER if in_sync else pb.LEARNER), in_sync
+
 
 def _following(leader: Leader) -> dict[str, Progress]:
     return {each.replica.name: each for each in leader.followers.values()}
-
-
-def _standing(leader: Leader, name: str, progress: Progress | None) -> tuple[pb.ReplicaRole, bool]:
-    if name == leader.me.name:
-        return pb.LEADER, True
-    in_set = any(each.name == name for each in leader.record.in_sync)
-    if progress is None:
-        return pb.AWAY, in_set
-    in_sync = progress.replica in leader.record.in_sync
-    return (pb.FOLLOWER if in_sync else pb.LEARNER), in_sync

@@ -23,6 +23,7 @@ from duemq_server.replication.protocol.record import Found, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running.leading.handing_over import HandingOver
 from duemq_server.replication.running.leading.lease import Lease
+from duemq_server.replication.running.leading.log_kept import LogKept
 from duemq_server.replication.running.leading.members import MemberChanges
 from duemq_server.replication.running.leading.roster import Roster
 from duemq_server.replication.running.leading.shipping import Shipping
@@ -93,6 +94,8 @@ class Leading:
         self._look_now = asyncio.Event()
         self.members = MemberChanges(self.leader, min_insync, self._look_now)
         """What an operator asks for."""
+        self.kept = LogKept(self.leader)
+        """What of the log those need who catch up."""
         self._moved = asyncio.Event()
         self._lease = Lease(self.leader, store, times, self._look_now)
         self._full_ms: int | None = None  # since when the disk is full
@@ -155,6 +158,10 @@ class Leading:
     def serves(self) -> bool:
         """Whether it may answer reads that do not pass through the log."""
         return self.leader.serves(steady_ms())
+
+    def log_needed_from(self) -> int | None:
+        """The log from there on is to be kept for others; None: it is not, or there is no space."""
+        return None if self.short_of_space() else self.kept.needed_from(steady_ms())
 
     def synced(self, position: int) -> None:
         """The leader's own log is durable up to there."""
@@ -280,7 +287,7 @@ class Leading:
         counted = self.leader.set.counted
         missing = self.leader.record.missing if len(counted) < self._min else []
         self.blocked = tuple(sorted({*blocked, *missing}))
-        if self._roster.look(self.leader, self.blocked):
+        if self._roster.look(self.leader, self.blocked, self.kept.receivers(now)):
             self.on_change()
 
     def replicas(self) -> list[nameserver_pb2.ReplicaReport]:

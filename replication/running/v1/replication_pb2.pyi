@@ -146,14 +146,16 @@ class FromLeader(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., needs_snapshot: _Optional[_Union[NeedsSnapshot, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class GetSnapshotRequest(_message.Message):
-    __slots__ = ("group", "store_id", "epoch")
+    __slots__ = ("group", "store_id", "epoch", "replica")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
     group: str
     store_id: int
     epoch: int
-    def __init__(self, group: _Optional[str] = ..., store_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    replica: str
+    def __init__(self, group: _Optional[str] = ..., store_id: _Optional[int] = ..., epoch: _Optional[int] = ..., replica: _Optional[str] = ...) -> None: ...
 
 class SnapshotPart(_message.Message):
     __slots__ = ("log_start", "data")
@@ -168,7 +170,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("group", "replica", "role", "epoch", "log_start", "log_end", "durable", "committed", "applied", "record", "reason", "history")
+    __slots__ = ("group", "replica", "role", "epoch", "log_start", "log_end", "durable", "committed", "applied", "record", "reason", "history", "log_epoch")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +183,7 @@ class ReplicaStatus(_message.Message):
     RECORD_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    LOG_EPOCH_FIELD_NUMBER: _ClassVar[int]
     group: str
     replica: ReplicaId
     role: str
@@ -193,7 +196,8 @@ class ReplicaStatus(_message.Message):
     record: str
     reason: str
     history: _containers.RepeatedCompositeFieldContainer[Change]
-    def __init__(self, group: _Optional[str] = ..., replica: _Optional[_Union[ReplicaId, _Mapping]] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., log_start: _Optional[int] = ..., log_end: _Optional[int] = ..., durable: _Optional[int] = ..., committed: _Optional[int] = ..., applied: _Optional[int] = ..., record: _Optional[str] = ..., reason: _Optional[str] = ..., history: _Optional[_Iterable[_Union[Change, _Mapping]]] = ...) -> None: ...
+    log_epoch: int
+    def __init__(self, group: _Optional[str] = ..., replica: _Optional[_Union[ReplicaId, _Mapping]] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., log_start: _Optional[int] = ..., log_end: _Optional[int] = ..., durable: _Optional[int] = ..., committed: _Optional[int] = ..., applied: _Optional[int] = ..., record: _Optional[str] = ..., reason: _Optional[str] = ..., history: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., log_epoch: _Optional[int] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("at_ms", "role", "epoch", "reason")

@@ -36,6 +36,8 @@ class Played:
     decided: list[tuple[str, bool]] = field(default_factory=list)
     handed_to: list[str] = field(default_factory=list)
     address: str = ""
+    log: tuple[int, int] = (3, 12_345)
+    """Its last epoch and its end."""
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.ReplicaStatus:
         in_sync = [[self.name, "d"]] if self.in_sync else []
@@ -44,7 +46,8 @@ class Played:
             replica=pb.ReplicaId(name=self.name, disk="d"),
             role=self.role,
             epoch=3,
-            log_end=12_345,
+            log_epoch=self.log[0],
+            log_end=self.log[1],
             record=json.dumps({"in_sync": in_sync}),
             history=self.changes,
         )
@@ -275,6 +278,41 @@ async def test_adopt_without_a_terminal_wants_a_yes(group: Group) -> None:
     assert b.decided == [("adopt", False)]
     done = await duemq(group, "adopt", "g/b", "--yes")
     assert (done.exit_code, b.decided[1:]) == (Exit.OK, [("adopt", False), ("adopt", True)])
+
+
+@pytest.mark.parametrize("log", [(3, 12_346), (4, 99)])
+async def test_adopt_says_what_only_others_have_and_does_it_when_told_twice(
+    group: Group, log: tuple[int, int]
+) -> None:
+    a, b = group.replicas["a"], group.replicas["b"]
+    a.log = log
+    for target in ("g/b", b.address):
+        refused = await duemq(group, "adopt", target, "--yes")
+        assert refused.exit_code == Exit.FAILED
+        assert f"g/a has {log[1]:,} bytes of log, to epoch {log[0]}, and b 12,345" in refused.stderr
+        assert "--accept-loss" in refused.stdout
+    [row] = rows(await duemq(group, "adopt", "g/b", "--yes", "--json"))
+    assert (row["done"], "what only g/a has is lost" in row["text"]) == (False, True)
+    assert ("adopt", True) not in b.decided
+    assert (await duemq(group, "adopt", "g/b", "--accept-loss")).exit_code == Exit.FAILED
+    assert ("adopt", True) not in b.decided
+    done = await duemq(group, "adopt", "g/b", "--accept-loss", "--yes")
+    assert (done.exit_code, b.decided[-1]) == (Exit.OK, ("adopt", True))
+    assert (await duemq(group, "adopt", "g/a", "--yes")).exit_code == Exit.OK
+
+
+async def test_adopt_takes_who_does_not_answer_for_one_that_has_more(group: Group) -> None:
+    b = group.replicas["b"]
+    await group.register(a=NOBODY)
+    refused = await duemq(group, "adopt", "g/b", "--yes")
+    assert refused.exit_code == Exit.FAILED
+    assert "g/a does not answer: what only it has is lost" in refused.stderr
+    assert b.decided == [("adopt", False)]
+    done = await duemq(group, "adopt", "g/b", "--yes", "--accept-loss")
+    assert (done.exit_code, b.decided[-1]) == (Exit.OK, ("adopt", True))
+    alone = await run(NOBODY, "replica", "adopt", b.address, "--yes")
+    assert alone.exit_code == Exit.FAILED
+    assert "what only others have is lost" in alone.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ import pytest
 from duemq.errors import Corrupt, InvariantError, Unavailable
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.storage import checkpoint
+from duemq_server.storage.errors import CorruptFile, DiskFull
 from duemq_server.storage.replicas import epoch
 from duemq_server.timer_service.disk import checkpoint_state, snapshot
 from duemq_server.timer_service.disk.data_directory import load_checkpoint, open_directory
 from duemq_server.timer_service.disk.standby import Standby
 from duemq_server.timer_service.timers.limits import Limits
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
-from tests.property.replicated_timer_world import ReplicatedWorld
+from tests.property.replicated_timer_world import ReplicatedWorld, arrived, snapshot_of
 from tests.property.timer_world import DATA, LIMITS, SOURCE, START_MS, World
 
 HOUR_MS = 3_600_000
@@ -58,9 +59,7 @@ def far_behind(world: ReplicatedWorld) -> bytes:
         world.housekeep()
     world.checkpoint()
     assert world.log.start_position > 0
-    data = snapshot.take(DATA, world.disk)
-    assert data is not None
-    return data
+    return snapshot_of(world.disk)
 
 
 # -- passes
@@ -257,57 +256,121 @@ def test_a_log_that_lost_its_end_gets_it_again() -> None:
 def test_a_snapshot_is_what_it_was() -> None:
     world = busy()
     data = far_behind(world)
-    state, files = snapshot.decode(data)
-    assert sorted(state.lengths.items()) == [(name, len(data)) for name, data in files]
-    assert files
+    disk = made(FaultyDisk())
+    state = arrived(opened(disk), data).state
+    assert state.lengths
+    for name, length in state.lengths.items():
+        ours = world.disk.content(f"{DATA}/segments/{name}")[:length]
+        assert disk.content(f"{DATA}/arriving/{name}") == ours
     saved = checkpoint.load(f"{DATA}/checkpoint", world.disk)
-    assert saved == data[snapshot.HEADER.size :][: len(saved or b"")]
+    assert saved == data[snapshot.HEADER_BYTES :][: len(saved or b"")]
 
 
-@pytest.mark.parametrize("at", [0, 5, 30, 2_000, -1])
-def test_a_snapshot_with_a_wrong_bit_is_refused(at: int) -> None:
-    data = bytearray(far_behind(busy()))
-    data[at] ^= 1
-    with pytest.raises(ValueError, match="snapshot"):
-        snapshot.decode(bytes(data))
-
-
-def test_a_snapshot_that_ends_too_early_is_refused() -> None:
+def test_a_snapshot_with_a_wrong_bit_is_refused() -> None:
     data = far_behind(busy())
-    for length in (0, 20, 1_000, len(data) - 1):
+    for at in [*range(0, len(data), 397), len(data) - 1]:
+        wrong = bytearray(data)
+        wrong[at] ^= 1
         with pytest.raises(ValueError, match="snapshot"):
-            snapshot.decode(data[:length])
+            arrived(opened(made(FaultyDisk())), bytes(wrong))
 
 
-def test_a_shard_that_is_too_large_has_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_that_ends_too_early_or_too_late_is_refused() -> None:
+    data = far_behind(busy())
+    for length in (0, 20, 1_000, len(data) - 4, len(data) - 1):
+        with pytest.raises(ValueError, match="ends too early"):
+            arrived(opened(made(FaultyDisk())), data[:length]).install(0)
+    with pytest.raises(ValueError, match="behind its end"):
+        arrived(opened(made(FaultyDisk())), data + b"x")
+
+
+@pytest.mark.parametrize("name", ["../checkpoint", "x.due", "0000000001-00001.due/.."])
+def test_a_snapshot_with_a_file_of_another_directory_is_refused(name: str) -> None:
+    payload = checkpoint_state.encode(replace(checkpoint_state.empty(7), lengths={name: 3}))
+    with pytest.raises(ValueError, match="file"):
+        arrived(opened(made(FaultyDisk())), snapshot.encode_header(payload) + payload + b"abc")
+
+
+def test_a_snapshot_for_which_there_is_no_space_writes_no_file() -> None:
+    data = far_behind(busy())
+    disk = made(FaultyDisk())
+    standby = opened(disk)
+    disk.capacity_bytes = disk.used_bytes() + SMALL.free_bytes_min + 2_000
+    with pytest.raises(DiskFull, match="bytes of files"):
+        arrived(standby, data)
+    assert disk.listdir(f"{DATA}/arriving") == []
+
+
+def test_what_is_sent_is_the_checkpoints_whatever_happens_to_the_files_meanwhile() -> None:
     world = busy()
-    far_behind(world)
-    monkeypatch.setattr(snapshot, "BYTES_MAX", 1_000)
-    with pytest.raises(Unavailable, match="larger than 1000"):
-        snapshot.take(DATA, world.disk)
+    data = far_behind(world)
+    leaving = snapshot.take(DATA, world.disk)
+    assert leaving is not None
+    parts = [leaving.read(100)]
+    for name in world.disk.listdir(f"{DATA}/segments"):
+        path = f"{DATA}/segments/{name}"
+        size = len(world.disk.content(path))
+        world.disk.open(path).pwritev([b"behind it"], size)
+        if size % 2:
+            world.disk.unlink(path)
+    parts += iter(lambda: leaving.read(1_000), b"")
+    assert b"".join(parts) == data
 
 
-def test_files_that_a_newer_checkpoint_took_away_are_no_damage() -> None:
+def test_files_that_a_newer_checkpoint_took_away_are_no_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor is one that was made anew under the same name taken for the older one."""
     world = busy()
-    far_behind(world)
-    names = [name for name in world.disk.listdir(f"{DATA}/segments") if name.endswith(".due")]
-    world.disk.unlink(f"{DATA}/segments/{names[0]}")
+    data = far_behind(world)
+    older = checkpoint_state.empty(7)
+    older.lengths = {"0000000001-00001.due": 8}
+    saved = [checkpoint_state.encode(replace(older, position=n)) for n in range(3)]
+    loads = [saved[0], saved[1]]
+    load = checkpoint.load
+    monkeypatch.setattr(
+        checkpoint, "load", lambda path, disk: loads.pop(0) if loads else load(path, disk)
+    )
+    assert snapshot_of(world.disk) == data
+
+    loads = [*saved, *saved]
     with pytest.raises(Unavailable, match="try again"):
         snapshot.take(DATA, world.disk)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_files_that_are_damaged_are_said(cut: bool) -> None:
+    world = busy()
+    far_behind(world)
+    name = min(load_lengths(world.disk))
+    if cut:
+        world.disk.chop(f"{DATA}/segments/{name}", 100)
+    else:
+        world.disk.unlink(f"{DATA}/segments/{name}")
+    with pytest.raises(CorruptFile, match=name):
+        snapshot.take(DATA, world.disk)
+
+
+def load_lengths(disk: FaultyDisk) -> dict[str, int]:
+    found = load_checkpoint(DATA, disk)
+    assert found is not None
+    return found.lengths
 
 
 def test_a_snapshot_needs_the_log_that_goes_with_it() -> None:
     world = busy()
     data = far_behind(world)
-    needed = snapshot.decode(data).state.log_needed_from
     standby = opened(made(FaultyDisk()))
-    for start in (needed + 8, 4):
+    arriving = arrived(standby, data)
+    for start in (arriving.state.log_needed_from + 8, 4):
         with pytest.raises(ValueError, match="does not go with"):
-            standby.install(data, start)
+            arriving.install(start)
     assert not standby.log.start_position
+    arriving.close()
+    assert not standby._disk.exists(f"{DATA}/arriving")
 
 
-def test_whenever_an_installation_is_interrupted_the_replica_gets_all_in_the_end() -> None:
+def test_whenever_a_snapshot_is_interrupted_the_replica_gets_all_in_the_end() -> None:
     world = busy()
     data = far_behind(world)
     start = world.log.start_position
@@ -320,9 +383,13 @@ def test_whenever_an_installation_is_interrupted_the_replica_gets_all_in_the_end
         standby.rename(world.directory.producer_id)
         standby.log.append(epoch.KIND, [epoch.encode(1, bytes(16), 0)])  # of old
         standby.log.write_pending()
+        old = standby.log.end_position
         disk.cut_at = disk.operations + operations
+        arriving = None
         try:
-            standby.install(data, start)
+            arriving = arrived(standby, data)
+            arriving.install(start)
+            arriving.close()
             disk.cut_at = None
             break
         except PowerCut:
@@ -331,12 +398,63 @@ def test_whenever_an_installation_is_interrupted_the_replica_gets_all_in_the_end
         ends.add(again.log.end_position)
         assert again.store_id == world.directory.producer_id
         assert not disk.exists(f"{DATA}/installing")
+        assert not disk.exists(f"{DATA}/arriving")
+        if arriving is None:  # nothing had changed
+            assert again.log.end_position == old
         if not again.checkpoint_position:
-            again.install(data, start)
+            arrived(again, data).install(start)
         follow_to_the_end(world, again)
     follow_to_the_end(world, standby)
-    assert {0, start} <= ends
+    assert {0, old, start} <= ends
     assert operations > 10
+
+
+def test_a_disk_that_is_full_while_a_snapshot_arrives_changes_nothing() -> None:
+    world = busy()
+    data = far_behind(world)
+    disk = made(FaultyDisk())
+    standby = opened(disk)
+    standby.rename(world.directory.producer_id)
+    before = {path: disk.content(path) for path in disk.paths}
+    arriving = standby.receive()
+    half = len(data) // 2
+    arriving.write(data[:half])
+    disk.capacity_bytes = disk.used_bytes() + 50
+    with pytest.raises(DiskFull):
+        arriving.write(data[half:])
+    arriving.close()
+    assert {path: disk.content(path) for path in disk.paths} == before
+    disk.capacity_bytes = None
+    arrived(standby, data).install(world.log.start_position)
+    follow_to_the_end(world, standby)
+
+
+# -- the log that goes with a snapshot
+
+
+def test_the_log_is_kept_for_who_catches_up_and_cut_when_nobody_does() -> None:
+    world = busy()
+    keeper, log = world.directory.housekeeper, world.log
+    needed: int | None = log.segments[1].start
+    keeper.others_need = lambda: needed
+    far_behind(world)
+    assert log.start_position == needed
+
+    needed = log.segments[2].start
+    keeper.next_job(world.now_ms)
+    assert log.start_position == needed
+
+    needed = None  # nor is another checkpoint necessary
+    keeper.next_job(world.now_ms)
+    assert log.start_position == log_cut_to(world)
+
+
+def log_cut_to(world: ReplicatedWorld) -> int:
+    """Where the segment begins that its last checkpoint needs."""
+    found = load_checkpoint(DATA, world.disk)
+    assert found is not None
+    kept = min(found.log_needed_from, found.position - world.limits.log_kept_bytes)
+    return max(each.start for each in world.log.segments if each.start <= kept)
 
 
 def follow_to_the_end(world: ReplicatedWorld, standby: Standby) -> None:

@@ -39,3 +39,19 @@ def test_a_learner_that_is_silent_does_not_catch_up() -> None:
 
     assert reason(NOW_MS) == "it catches up"
     assert reason(NOW_MS + SILENT_MS + 1_000) == "nothing is heard of it for 5 s"
+
+
+def test_who_gets_a_snapshot_is_not_said_to_be_away() -> None:
+    leader, roster = leading(A, B), Roster(lambda: NOW_MS, "h:1")
+
+    def told() -> dict[str, tuple[int, str]]:
+        return {r.name: (r.role, r.reason) for r in roster.reports(leader, 100, NOW_MS)}
+
+    silence = "nothing is heard of it"
+    assert roster.look(leader, ())
+    assert told() == {"a": (pb.LEADER, ""), "b": (pb.AWAY, silence), "c": (pb.AWAY, silence)}
+    assert roster.look(leader, (), {"b", "c"})
+    # The disk of b that is in the set is another one, and away.
+    assert told()["b"] == (pb.AWAY, "it gets a snapshot")
+    assert told()["c"] == (pb.LEARNER, "it gets a snapshot")
+    assert not roster.look(leader, (), {"b", "c"})

@@ -1,0 +1,1 @@
+"""What is measured of replicas: leaders that die, disks that are new."""
