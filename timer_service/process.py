@@ -118,6 +118,7 @@ class TimerService:
         self._routes = RouteWatcher(settings.nameservers)
         self._others = OtherShards(self._routes.cache, settings.name, self.place)
         self._links = BrokerLinks(self.shard, self._routes.cache, settings, self.place)
+        self._others.holders = lambda: self._links.holders
         self._links.before_first_fetch = HoldsOfOthers(self.shard, self._others, self.place).adopt
         self._links.on_claims = self._claims_changed.set
         self._routes.on_change(self._links.changed)

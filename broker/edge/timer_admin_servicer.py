@@ -31,7 +31,9 @@ class TimerAdminServicer:
     ) -> broker_pb2.ClaimTimerQueuesResponse:
         """Queues for a service, durably.  Raises the errors of ClaimTimerQueues."""
         asked = request.service
-        service = Service(asked.id, asked.name, asked.shard, asked.shards, asked.key_shards)
+        service = Service(
+            asked.id, asked.name, asked.shard, asked.shards, asked.key_shards, asked.empty
+        )
         ends = {each.queue_id: each.offset for each in request.ends}
         checks.count("formers", len(request.formers), 0, FORMERS_MAX, "in a request")
         decision, settled = self._store.claim_timer_queues(
@@ -43,6 +45,7 @@ class TimerAdminServicer:
             now_ms=self._now_ms(),
             queues=[self._claimed(queue_id, decision) for queue_id in request.queue_ids],
             key_shards=self._owners.key_shards,
+            holders=map(_to_proto, self._owners.holders(service.id)),
         )
 
     def _claimed(self, queue_id: int, decision: Decision) -> broker_pb2.TimerQueueClaim:
@@ -63,7 +66,15 @@ class TimerAdminServicer:
     ) -> timer_admin_pb2.ListTimerOwnersResponse:
         """Who owns each queue of %TIMER%."""
         queues = self._store.queues_of(names.TIMER_TOPIC)
-        return timer_admin_pb2.ListTimerOwnersResponse(queues=map(self._describe, queues))
+        owners = {each.id for each in map(self._owner, queues) if each is not None}
+        others = [each for each in self._owners.holders() if each.id not in owners]
+        return timer_admin_pb2.ListTimerOwnersResponse(
+            queues=map(self._describe, queues), others=map(_to_proto, others)
+        )
+
+    def _owner(self, queue: Queue) -> Service | None:
+        claim = self._owners.claim_of(queue.queue_id)
+        return claim.service if claim is not None else None
 
     def _describe(self, queue: Queue) -> timer_admin_pb2.TimerQueueOwner:
         committed = self._store.tables.timers_taken_over(queue.queue_id)
@@ -102,4 +113,5 @@ def _to_proto(service: Service) -> broker_pb2.TimerService:
         shard=service.shard,
         shards=service.shards,
         key_shards=service.key_shards,
+        empty=service.empty,
     )

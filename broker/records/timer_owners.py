@@ -13,6 +13,10 @@ A service hands over what its shard has no more, from when there was another num
 says how far it had taken it over: there the next one begins.  No two own a queue at a time,
 whatever each believes the number to be.
 
+Who has handed all over still holds what it took over, until it says that it is empty, or is
+released: it is told to all, so that nobody forgets it, and no other data directory gets a queue of
+its shard.
+
 Who waits for a hand-over comes before any other data directory of the same shard, for as long as
 it is alive: else the moment of the hand-over would decide between the two.
 
@@ -48,6 +52,8 @@ class Service:
     shards: int
     key_shards: int = 0
     """Shards that timer keys are divided over; 0: as many as `shards`."""
+    empty: bool = False
+    """It holds no timers, and is in a claim here without queues that keeps no keys."""
 
     def __str__(self) -> str:
         return f"{self.name} (shard {self.shard} of {self.shards}, id {self.id:016x})"
@@ -56,11 +62,17 @@ class Service:
         """Whether the queue is one of its shard's."""
         return timer_keys.shard_of_queue(queue_id, self.shards) == self.shard
 
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether its shard keeps timer keys and schedules: for good, whatever else it has."""
+        return self.shard < (self.key_shards or self.shards)
+
     def encode(self) -> dict[str, Any]:
         """As releases before `key_shards` wrote it, as long as there is no difference."""
         fields = asdict(self)
-        if not self.key_shards:
-            del fields["key_shards"]
+        for later in ("key_shards", "empty"):
+            if not fields[later]:
+                del fields[later]
         return fields
 
 
@@ -72,6 +84,11 @@ class Claim:
     queues: tuple[int, ...]
     since_ms: int
     released: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether there may be timers that only this service has."""
+        return not (self.released or self.service.empty)
 
 
 class Decision(NamedTuple):
@@ -142,23 +159,34 @@ class TimerOwners:
         return f"last seen {(now_ms - seen_ms) / 1000:.0f} s ago" if seen_ms else "not seen yet"
 
     def _check_first(self, service: Service, wanted: tuple[int, ...], now_ms: int) -> None:
-        """Raises FencedTimer if another service of the same shard waits."""
+        """Raises FencedTimer if another service of the same shard waits, or holds timers."""
         known = self._claims.get(service.id)
         if not wanted or (known is not None and known.queues):
             return
         others = (each for each in self._claims.values() if each.service.id != service.id)
         for claim in others:
             other = claim.service
-            same = (other.shard, other.shards) == (service.shard, service.shards)
-            if same and not claim.released and self._may_wait(other.id, now_ms):
-                self._refused |= dict.fromkeys(wanted, (service, now_ms))
-                raise FencedTimer(
-                    f"timer_id: the timer service {other}, {self._seen(other.id, now_ms)}, claimed"
-                    " the queues of this shard before, and waits until they are handed over",
-                    field="timer_id",
-                    value=service.id,
-                    limit=other.id,
+            away = not 0 <= self._away_ms(other.id, now_ms) < ALIVE_MS
+            if other.shard != service.shard or (claim.released and (claim.queues or away)):
+                continue
+            if not (claim.queues or other.empty):
+                why = "holds what it took over of this shard before"
+            elif other.shards == service.shards and self._may_wait(other.id, now_ms):
+                why = (
+                    "claimed the queues of this shard before, and waits until they are handed over"
                 )
+            else:
+                continue
+            self._refused |= dict.fromkeys(wanted, (service, now_ms))
+            raise FencedTimer(
+                f"timer_id: the timer service {other}, {self._seen(other.id, now_ms)}, {why}",
+                field="timer_id",
+                value=service.id,
+                limit=other.id,
+            )
+
+    def _away_ms(self, service_id: int, now_ms: int) -> int:
+        return now_ms - self._seen_ms.get(service_id, -ALIVE_MS)
 
     def _may_wait(self, service_id: int, now_ms: int) -> bool:
         since_ms = self._seen_ms.get(service_id)
@@ -199,12 +227,13 @@ class TimerOwners:
         before = known.queues if known is not None else ()
         leaves = tuple(queue for queue in before if not service.has(queue))
         granted = tuple(queue for queue in wanted if queue not in waits)
+        if len(leaves) < len(before) or granted or service.keeps_keys:
+            service = replace(service, empty=False)
+        queues = tuple(sorted({*before, *granted}))
         changes = known is None or known != replace(
-            known,
-            service=service,
-            queues=tuple(sorted({*before, *granted})),
-            released=False,
+            known, service=service, queues=queues, released=False
         )
+        changes = changes or bool(self._replaced_by(service, queues))
         return Decision(service, granted, waits, leaves, changes)
 
     def _note_waiting(self, service_id: int, waits: bool) -> None:
@@ -235,7 +264,10 @@ class TimerOwners:
         return replace(service, key_shards=0 if divided == service.shards else divided)
 
     def check_release(self, service_id: int, now_ms: int) -> None:
-        """Raises InvalidArgument if the service has nothing here, or is alive."""
+        """Raises InvalidArgument if the service has nothing here, or has queues and is alive.
+
+        One that has none loses nothing: what it holds is missed no longer, until it claims again.
+        """
         claim = self._claims.get(service_id)
         if claim is None:
             raise InvalidArgument(
@@ -243,8 +275,8 @@ class TimerOwners:
                 field="id",
                 value=service_id,
             )
-        ago_ms = now_ms - self._seen_ms.get(service_id, -ALIVE_MS)
-        if 0 <= ago_ms < ALIVE_MS:
+        ago_ms = self._away_ms(service_id, now_ms)
+        if claim.queues and 0 <= ago_ms < ALIVE_MS:
             raise InvalidArgument(
                 f"id: the timer service {claim.service} was here {ago_ms / 1000:.0f} s ago: stop it"
                 f" first, and wait {ALIVE_MS // 1000} s",
@@ -282,6 +314,11 @@ class TimerOwners:
         """Who was the last to be refused the queue since this broker started, and when."""
         return self._refused.get(queue_id)
 
+    def holders(self, service_id: int = 0) -> list[Service]:
+        """Services, but for that one, that may hold timers which nobody else has."""
+        claims = (each for each in self._claims.values() if each.holds)
+        return [each.service for each in claims if each.service.id != service_id]
+
     def ids(self) -> list[int]:
         """Services that are known and not fenced."""
         return list(self._claims)
@@ -292,8 +329,8 @@ class TimerOwners:
         """The service claimed queues.  Answers the services that were replaced."""
         known = self._claims.get(service.id)
         mine = tuple(sorted({*(known.queues if known else ()), *queues}))
-        before = {self._owners[queue] for queue in mine if queue in self._owners} - {service.id}
-        for service_id in before:
+        replaced = self._replaced_by(service, mine)
+        for service_id in replaced:
             old = self._claims.pop(service_id)
             self._fenced[service_id] = str(old.service)
             for queue_id in old.queues:
@@ -302,7 +339,17 @@ class TimerOwners:
         for queue_id in mine:
             self._owners[queue_id] = service.id
             self._refused.pop(queue_id, None)
-        return sorted(before)
+        return sorted(replaced)
+
+    def _replaced_by(self, service: Service, queues: Iterable[int]) -> set[int]:
+        """Owners of what it gets; and who was released of its shard, and has no queue."""
+        owners = {self._owners[queue] for queue in queues if queue in self._owners}
+        others = {
+            each.service.id
+            for each in self._claims.values()
+            if each.released and not each.queues and each.service.shard == service.shard
+        }
+        return (owners | others) - {service.id}
 
     def hand_over(self, service_id: int, ends: Iterable[tuple[int, int]]) -> None:
         """The service has queues no more; it had taken them over up to these offsets."""
@@ -342,8 +389,10 @@ class TimerOwners:
         """Puts back what `encode` gave."""
         self._fenced = dict(data.get("fenced", ()))
         self._begins = dict(data.get("begins", ()))
-        for service, queues, since_ms, released in data.get("claims", ()):
+        claims = data.get("claims", ())
+        for service, queues, since_ms, _ in claims:
             self.put(Service(**service), queues, since_ms)
+        for service, _, _, released in claims:
             if released:
                 self.release(service["id"])
 

@@ -12,7 +12,8 @@ kind  body
  6    {"group": …}                                                 the group was deleted
  7    as 4                                  a group was moved, and has settled nothing there
  8    {"id", "name", "shard", "shards", "queues": […], "since_ms"}   a timer service claimed queues;
-                              "key_shards", if timer keys are divided over another number; "begins"
+                              "key_shards", if timer keys are divided over another number; "empty",
+                              if it holds nothing and has no queues; "begins"
                               [[queue id, offset], …], where queues of who was given up begin
  9    {"id": …}                                                      its queues were released
 10    {"group": …, "rows": [[topic, queue id, [offset, …]], …]}  done with, out of order

@@ -466,22 +466,23 @@ class TimerOwner:
     """A queue of %TIMER% at a broker, and the timer service that owns it."""
 
     broker: str
-    queue_id: int
+    queue_id: int | None
+    """None: the service owns no queue there any more, and may hold what it took over before."""
     id: int
     """Names the service's data directory; 0: nobody has claimed the queue yet."""
     name: str
     shard: int
     shards: int
-    since_ms: int | None
-    last_seen_ms: int | None
+    since_ms: int | None = None
+    last_seen_ms: int | None = None
     """None: not since the broker started."""
-    released: bool
+    released: bool = False
     """The next one that claims it gets it."""
-    refused: str
+    refused: str = ""
     """The service that was refused last, if any was since the broker started."""
-    taken_over: int
+    taken_over: int = 0
     """Delayed messages that the owner has taken over; only it knows which are still pending."""
-    waiting: int
+    waiting: int = 0
     """Delayed messages that it has not."""
 
 

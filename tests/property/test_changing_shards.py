@@ -77,8 +77,9 @@ class OneShard:
         wanted = [queue for queue in range(QUEUES) if self.place.has(queue)]
         key_shards = self.place.key_shards or NOT_KNOWN
         producer_id = self.directory.producer_id
+        empty = self.directory.scheduler.ledger.empty
         service = Service(
-            producer_id, f"t{self.number}", self.number, self.place.shards, key_shards
+            producer_id, f"t{self.number}", self.number, self.place.shards, key_shards, empty
         )
         decision, _ = store.claim_timer_queues(service, wanted, NOW_MS, ends)
         settle(store)  # an answer is durable
@@ -211,6 +212,15 @@ class ChangingShards(RuleBasedStateMachine):
         for queue in range(QUEUES):
             for offset in range(self.store.queue(TIMER_TOPIC, queue).max_offset):
                 assert len(self._who_has(queue, offset)) <= 1
+
+    @invariant()
+    def the_broker_knows_who_holds_timers(self) -> None:
+        if not hasattr(self, "running"):
+            return
+        known = {each.id for each in self.store.timer_owners.holders()}
+        for each in self.running:
+            if each.directory.scheduler.ledger.pending:
+                assert each.directory.producer_id in known
 
     def _who_has(self, queue: int, offset: int) -> list[int]:
         sources = ((each.number, each.source(queue)) for each in self.running)

@@ -27,7 +27,7 @@ from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.place import Place
 from duemq_server.timer_service.edge.others.other_shards import Answered, Located, OtherShards
 from tests.crash.faulty_disk import FaultyDisk
-from tests.service.cli.commands import run
+from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_service import (
     HOUR_MS,
@@ -155,8 +155,8 @@ async def test_a_second_shard_gets_its_queues_as_soon_as_the_first_one_knows(
 
     first = await shards.start(0, 2)
     await until(lambda: shards.owners() == [0, 1] * 4)
+    await until(lambda: second.service._links.waiting == 0)
     assert not (await second.stats()).problems
-    assert second.service._links.waiting == 0
     newest = await send_to(cluster, 1, b"newest", HOUR_MS)
     await second.until(lambda stats: stats.pending == 1)
     assert (await first.stats()).pending == 3
@@ -501,6 +501,91 @@ async def test_a_missing_shard_makes_answers_partial_and_hands_nothing_over(
     await until(lambda: shards.owners() == [0] * QUEUES)
     [result] = await shards.running[0].cancel(handle)
     assert result.outcome == timer_pb2.CANCELLED
+
+
+async def shrunk(cluster: Cluster, shards: Shards) -> message_pb2.TimerHandle:
+    """Of two shards the second has handed its queues over, and holds this timer."""
+    await shards.start(0, 1)
+    await until(lambda: shards.owners() == [0] * QUEUES)
+    await shards.change(2)
+    handle = await send_to(cluster, 1, b"theirs", HOUR_MS)
+    await shards.running[1].until(lambda stats: stats.pending == 1)
+    await shards.start(1, 1)
+    await shards.start(0, 1)
+    await until(lambda: shards.owners() == [0] * QUEUES)
+    await send_to(cluster, 1, b"last", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    return handle
+
+
+async def stopped_long_ago(cluster: Cluster, shards: Shards, number: int) -> None:
+    """Nameservers do not remember any more who was lost."""
+    await shards.stop(number)
+    [lost] = cluster.registry.lost_timers
+    cluster.registry.lost_kept_ms = 0
+    cluster.registry.expire(lost.lost_ms)
+    assert not cluster.registry.lost_timers
+
+
+async def test_what_a_shard_that_left_holds_is_missed_while_it_is_away(
+    cluster: Cluster, shards: Shards
+) -> None:
+    handle = await shrunk(cluster, shards)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: len(admin._client.routes.timers) == 2)
+        [count] = await admin.count_timers(TOPIC)
+        assert count.pending == 2
+        await stopped_long_ago(cluster, shards, 1)
+        await shards.start(0, 1)
+        await until(lambda: not admin._client.routes.lost_timers)
+        assert [each.name for each in admin._client.routes.timers] == ["t0"]
+        for ask in (admin.count_timers, admin.hold_timers, admin.resume_timers):
+            with pytest.raises(PartialAnswer, match=r"timer shard 1 \(t1\).* waits at t1"):
+                await ask(TOPIC)
+        [result] = await shards.running[0].cancel(handle)
+        assert result.error.code == ErrorCode.UNAVAILABLE
+        shown = await run(cluster.nameserver, "timer", "owners", "--json")
+        [other] = [each for each in rows(shown) if each["queue"] is None]
+        assert (other["name"], other["shard"], other["shards"]) == ("t1", 1, 1)
+
+        await shards.start(1, 1)
+        await until(lambda: len(admin._client.routes.timers) == 2)
+        assert (await shards.running[1].cancel(handle))[0].outcome == timer_pb2.CANCELLED
+        await stopped_long_ago(cluster, shards, 1)  # it holds nothing: nobody misses it
+        await shards.start(0, 1)
+        await until(lambda: not shards.running[0].service._others.there)
+        await until(lambda: [each.name for each in admin._client.routes.timers] == ["t0"])
+        [count] = await admin.count_timers(TOPIC)
+        assert count.pending == 1
+        assert (await shards.running[0].cancel(handle))[0].outcome == timer_pb2.UNKNOWN
+
+
+async def test_a_shard_that_keeps_keys_and_has_no_queues_has_no_twin(
+    cluster: Cluster, shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shards.start(0, 2)
+    await shards.change(2)
+    await shards.start(1, 1)
+    await shards.start(0, 1)
+    await until(lambda: shards.owners() == [0] * QUEUES)
+    async with running_shard(cluster, tmp_path, name="twin", shard=1, shards=2) as twin:
+        await until(lambda: bool(twin.service._links.refusals))
+        [problem] = (await twin.stats()).problems
+        assert "t1 (shard 1 of 1" in problem
+        assert "holds what it took over of this shard" in problem
+        assert twin.service._registration is None
+
+        await shards.stop(1)
+        shown = await run(cluster.nameserver, "timer", "release", "1")
+        assert "t1 (id " in shown.stdout
+        assert shown.exit_code == Exit.FAILED  # it says what is lost, and does nothing
+        monkeypatch.setattr(timer_owners, "ALIVE_MS", 0)
+        shown = await run(cluster.nameserver, "timer", "release", "1", "--accept-loss")
+        assert shown.exit_code == Exit.OK
+        await until(lambda: twin.service._registration is not None)
+        await shards.start(1, 1)  # it was not lost after all, and is late
+        await until(lambda: bool(shards.running[1].service._links.refusals))
+        assert "replaced" in (await shards.running[1].stats()).problems[0]
 
 
 async def test_what_was_handed_over_is_so_after_a_restart_of_the_broker(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,8 @@ class BrokerLink:
         """Queues of this shard that another one has not handed over, and who has them."""
         self.held_up = ""
         """Why nothing is fetched from queues that were granted."""
+        self.holders: Sequence[broker_pb2.TimerService] | None = None
+        """Other services that may hold timers, as far as the broker knows; None: not told yet."""
         self._links = links
         self._shard = shard
         self._queues: list[int] = []
@@ -111,6 +113,9 @@ class BrokerLink:
         await asyncio.gather(*(fetcher.stop() for fetcher in self.fetchers.values()))
         self.end()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._links.place.leaves:
+            with suppress(DuemqError):  # it may hold nothing since the last time
+                await self._ask(())
         try:
             await self._shard.log_loop.durable(self._shard.directory.log.end_position)
             await self._commit()
@@ -154,7 +159,7 @@ class BrokerLink:
         self.clock.observe(now_ms(), answer.now_ms, steady_ms())
         self._links.keep_time()
         await self._links.learn(answer.key_shards)
-        claims = answer.queues
+        claims, self.holders = answer.queues, answer.holders
         self.waits = {x.queue_id: _named(x.owner) for x in claims if x.HasField("owner")}
         granted = [each for each in queues if each not in self.waits]
         await self._fetch(granted, {each.queue_id: each.begin_offset for each in claims})

@@ -102,7 +102,16 @@ class BrokerLinks:
             shards=place.shards,
             # As shards say that there are or were lately; -1: nobody knows.
             key_shards=place.key_shards or self._routes.key_shards or -1,
+            empty=self._shard.scheduler.ledger.empty,
         )
+
+    @property
+    def holders(self) -> dict[int, str] | None:
+        """Names of other services that may hold timers, by shard; None: no broker has told yet."""
+        told = [link.holders for link in self.by_name.values() if link.holders is not None]
+        if not (told or self.refusals):
+            return None
+        return {each.shard: each.name for those in told for each in those}
 
     async def learn(self, key_shards: int) -> None:
         """A broker says what timer keys are divided over; a release before that does not."""

@@ -103,6 +103,11 @@ class Ledger:
         gone = self.fired + self.cancelled + self.replaced + self.dropped
         return self.accepted - gone - self.lost
 
+    @property
+    def empty(self) -> bool:
+        """Nothing waits, or is on its way."""
+        return not (self.pending or self.in_flight)
+
 
 class Scheduler:
     """A shard's timers.  See the module for the picture."""

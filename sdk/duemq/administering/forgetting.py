@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 
-from duemq.administering.asking import Asking
+from duemq.administering.timer_shards import TimerShards
 from duemq.descriptions import Forgotten, ForgottenTopic, NameserverDescription
 from duemq.errors import DuemqError, InstanceNotFound, InvalidArgument, Unavailable
 from duemq.protocol.route import RouteCache
@@ -19,7 +19,7 @@ TIMEOUT_S = 2.0
 _Answers = dict[str, nameserver_pb2.ForgetResponse]
 
 
-class Forgetting(Asking):
+class Forgetting(TimerShards):
     """What the admin client asks of nameservers about who is lost."""
 
     async def forget(self, name: str, *, timer: bool = False, dry_run: bool = False) -> Forgotten:
@@ -34,6 +34,8 @@ class Forgetting(Asking):
         answers, failed = await self._ask_to_forget(name, timer=timer, dry_run=True)
         if not dry_run:
             answers, failed = await self._ask_to_forget(name, timer=timer, dry_run=False)
+            if timer:
+                await self._forget_holder(name)
             with suppress(Unavailable):  # it is done, whenever this client hears of it
                 await self._client.wait_for(
                     lambda routes: name not in _lost(routes, timer=timer), TIMEOUT_S

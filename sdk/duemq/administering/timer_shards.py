@@ -11,7 +11,7 @@ from duemq.errors import InvalidArgument, MissingBroker
 from duemq.protocol.route import TimerShard
 from duemq.protocol.timer_keys import shard_of_queue
 from duemq.transport import status
-from duemq.v1 import timer_admin_pb2, timer_admin_pb2_grpc
+from duemq.v1 import broker_pb2, timer_admin_pb2, timer_admin_pb2_grpc
 
 # Of a release, which is not repeated: a second one would find no owner.
 TIMEOUT_S = 2.0
@@ -21,7 +21,7 @@ class TimerShards(Asking):
     """What the admin client asks brokers about timer services."""
 
     async def timer_owners(self) -> list[TimerOwner]:
-        """Who owns each queue of delayed messages.
+        """Who owns each queue of delayed messages, and who owns none and may hold some.
 
         Raises PartialAnswer, whose `partial` is the list, if a broker is away.
         """
@@ -41,6 +41,11 @@ class TimerShards(Asking):
             for broker, answer in answers.by_broker.items()
             for queue in answer.queues
         ]
+        found += [
+            _holder(broker, other)
+            for broker, answer in answers.by_broker.items()
+            for other in answer.others
+        ]
         return found, answers.missing
 
     async def release_timer_shard(self, shard: int) -> list[TimerOwner]:
@@ -58,12 +63,20 @@ class TimerShards(Asking):
             raise InvalidArgument(
                 f"shard: no timer service owns queues of shard {shard}", field="shard", value=shard
             )
-        for broker, service_id in sorted({(each.broker, each.id) for each in mine}):
+        await self._release(mine)
+        return mine
+
+    async def _release(self, owned: Iterable[TimerOwner]) -> None:
+        for broker, service_id in sorted({(each.broker, each.id) for each in owned}):
             address = self._client.broker(broker).address
             stub = timer_admin_pb2_grpc.TimerAdminStub(self._client.channel(address))
             request = timer_admin_pb2.ReleaseTimerQueuesRequest(id=service_id)
             await status.answer(stub.ReleaseTimerQueues(request, timeout=TIMEOUT_S), address)
-        return mine
+
+    async def _forget_holder(self, name: str) -> None:
+        """No broker that is there tells any more that this service may hold timers."""
+        owners, _ = await self._owners()
+        await self._release(each for each in owners if each.queue_id is None and each.name == name)
 
     async def _missing_shards(self, alive: Sequence[TimerShard]) -> list[TimerStats]:
         """Shards that nobody serves, though brokers accept delayed messages for them."""
@@ -75,8 +88,11 @@ class TimerShards(Asking):
         shards = max(routes.shards, routes.key_shards, *claimed)
         of_shard: defaultdict[int, list[TimerOwner]] = defaultdict(list)
         for each in owners:
-            of_shard[shard_of_queue(each.queue_id, shards)].append(each)
-        lost = sorted(set(range(shards)) - {each.shard for each in alive})
+            queue_id = each.queue_id
+            shard = each.shard if queue_id is None else shard_of_queue(queue_id, shards)
+            of_shard[shard].append(each)
+        holders = {each.shard for each in owners if each.queue_id is None}
+        lost = sorted({*range(shards), *holders} - {each.shard for each in alive})
         return [_missing(shard, shards, of_shard[shard]) for shard in lost]
 
 
@@ -97,16 +113,26 @@ def _owner(broker: str, queue: timer_admin_pb2.TimerQueueOwner) -> TimerOwner:
     )
 
 
+def _holder(broker: str, service: broker_pb2.TimerService) -> TimerOwner:
+    return TimerOwner(
+        broker, None, id=service.id, name=service.name, shard=service.shard, shards=service.shards
+    )
+
+
 def _missing(shard: int, shards: int, queues: Iterable[TimerOwner]) -> TimerStats:
     """As its stats would be, with an error that says all that is known."""
     queues = list(queues)
-    names = sorted({each.name for each in queues if each.name})
+    names = sorted({each.name for each in queues if each.name and each.queue_id is not None})
+    holders = sorted({each.name for each in queues if each.queue_id is None})
     refused = sorted({each.refused for each in queues if each.refused})
     waiting = sum(each.waiting for each in queues)
     parts = [f"no timer service is alive for shard {shard} of {shards}"]
     parts.append(f"{waiting} delayed messages wait at brokers for it")
     if names:
         parts.append(f"its queues belong to {', '.join(names)}")
+    if holders:
+        parts.append(f"what it took over before waits at {', '.join(holders)}")
     if refused:
         parts.append(f"{', '.join(refused)} was refused: see `duemq timer release`")
+    names = sorted({*names, *holders})
     return TimerStats(", ".join(names), "", shard, shards, "; ".join(parts))

@@ -214,18 +214,20 @@ class FetchFramesResponse(_message.Message):
     def __init__(self, store_id: _Optional[int] = ..., frames: _Optional[bytes] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ...) -> None: ...
 
 class TimerService(_message.Message):
-    __slots__ = ("id", "name", "shard", "shards", "key_shards")
+    __slots__ = ("id", "name", "shard", "shards", "key_shards", "empty")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     KEY_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     shard: int
     shards: int
     key_shards: int
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., key_shards: _Optional[int] = ...) -> None: ...
+    empty: bool
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., key_shards: _Optional[int] = ..., empty: bool = ...) -> None: ...
 
 class ClaimTimerQueuesRequest(_message.Message):
     __slots__ = ("service", "queue_ids", "ends", "formers")
@@ -248,16 +250,18 @@ class TimerQueueEnd(_message.Message):
     def __init__(self, queue_id: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class ClaimTimerQueuesResponse(_message.Message):
-    __slots__ = ("store_id", "now_ms", "queues", "key_shards")
+    __slots__ = ("store_id", "now_ms", "queues", "key_shards", "holders")
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     KEY_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     store_id: int
     now_ms: int
     queues: _containers.RepeatedCompositeFieldContainer[TimerQueueClaim]
     key_shards: int
-    def __init__(self, store_id: _Optional[int] = ..., now_ms: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[TimerQueueClaim, _Mapping]]] = ..., key_shards: _Optional[int] = ...) -> None: ...
+    holders: _containers.RepeatedCompositeFieldContainer[TimerService]
+    def __init__(self, store_id: _Optional[int] = ..., now_ms: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[TimerQueueClaim, _Mapping]]] = ..., key_shards: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[TimerService, _Mapping]]] = ...) -> None: ...
 
 class TimerQueueClaim(_message.Message):
     __slots__ = ("queue_id", "owner", "begin_offset")

@@ -26,7 +26,7 @@ _sym_db = _symbol_database.Default()
 from duemq.v1 import broker_pb2 as duemq_dot_v1_dot_broker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64uemq/v1/timer_admin.proto\x12\x08\x64uemq.v1\x1a\x15\x64uemq/v1/broker.proto\"\x18\n\x16ListTimerOwnersRequest\"\x94\x02\n\x0fTimerQueueOwner\x12\x10\n\x08queue_id\x18\x01 \x01(\x05\x12%\n\x05owner\x18\x02 \x01(\x0b\x32\x16.duemq.v1.TimerService\x12\x10\n\x08since_ms\x18\x03 \x01(\x03\x12\x14\n\x0clast_seen_ms\x18\x04 \x01(\x03\x12\x10\n\x08released\x18\x05 \x01(\x08\x12\'\n\x07refused\x18\x06 \x01(\x0b\x32\x16.duemq.v1.TimerService\x12\x12\n\nrefused_ms\x18\x07 \x01(\x03\x12\x18\n\x10\x63ommitted_offset\x18\x08 \x01(\x03\x12\x12\n\nmin_offset\x18\t \x01(\x03\x12\x12\n\nmax_offset\x18\n \x01(\x03\x12\x0f\n\x07waiting\x18\x0b \x01(\x03\"D\n\x17ListTimerOwnersResponse\x12)\n\x06queues\x18\x01 \x03(\x0b\x32\x19.duemq.v1.TimerQueueOwner\"\'\n\x19ReleaseTimerQueuesRequest\x12\n\n\x02id\x18\x01 \x01(\x06\"\x1c\n\x1aReleaseTimerQueuesResponse2\xc5\x01\n\nTimerAdmin\x12V\n\x0fListTimerOwners\x12 .duemq.v1.ListTimerOwnersRequest\x1a!.duemq.v1.ListTimerOwnersResponse\x12_\n\x12ReleaseTimerQueues\x12#.duemq.v1.ReleaseTimerQueuesRequest\x1a$.duemq.v1.ReleaseTimerQueuesResponseB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64uemq/v1/timer_admin.proto\x12\x08\x64uemq.v1\x1a\x15\x64uemq/v1/broker.proto\"\x18\n\x16ListTimerOwnersRequest\"\x94\x02\n\x0fTimerQueueOwner\x12\x10\n\x08queue_id\x18\x01 \x01(\x05\x12%\n\x05owner\x18\x02 \x01(\x0b\x32\x16.duemq.v1.TimerService\x12\x10\n\x08since_ms\x18\x03 \x01(\x03\x12\x14\n\x0clast_seen_ms\x18\x04 \x01(\x03\x12\x10\n\x08released\x18\x05 \x01(\x08\x12\'\n\x07refused\x18\x06 \x01(\x0b\x32\x16.duemq.v1.TimerService\x12\x12\n\nrefused_ms\x18\x07 \x01(\x03\x12\x18\n\x10\x63ommitted_offset\x18\x08 \x01(\x03\x12\x12\n\nmin_offset\x18\t \x01(\x03\x12\x12\n\nmax_offset\x18\n \x01(\x03\x12\x0f\n\x07waiting\x18\x0b \x01(\x03\"l\n\x17ListTimerOwnersResponse\x12)\n\x06queues\x18\x01 \x03(\x0b\x32\x19.duemq.v1.TimerQueueOwner\x12&\n\x06others\x18\x02 \x03(\x0b\x32\x16.duemq.v1.TimerService\"\'\n\x19ReleaseTimerQueuesRequest\x12\n\n\x02id\x18\x01 \x01(\x06\"\x1c\n\x1aReleaseTimerQueuesResponse2\xc5\x01\n\nTimerAdmin\x12V\n\x0fListTimerOwners\x12 .duemq.v1.ListTimerOwnersRequest\x1a!.duemq.v1.ListTimerOwnersResponse\x12_\n\x12ReleaseTimerQueues\x12#.duemq.v1.ReleaseTimerQueuesRequest\x1a$.duemq.v1.ReleaseTimerQueuesResponseB\x1e\n\x08\x64uemq.v1P\x01Z\x10\x64uemq/v1;duemqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,11 +39,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TIMERQUEUEOWNER']._serialized_start=90
   _globals['_TIMERQUEUEOWNER']._serialized_end=366
   _globals['_LISTTIMEROWNERSRESPONSE']._serialized_start=368
-  _globals['_LISTTIMEROWNERSRESPONSE']._serialized_end=436
-  _globals['_RELEASETIMERQUEUESREQUEST']._serialized_start=438
-  _globals['_RELEASETIMERQUEUESREQUEST']._serialized_end=477
-  _globals['_RELEASETIMERQUEUESRESPONSE']._serialized_start=479
-  _globals['_RELEASETIMERQUEUESRESPONSE']._serialized_end=507
-  _globals['_TIMERADMIN']._serialized_start=510
-  _globals['_TIMERADMIN']._serialized_end=707
+  _globals['_LISTTIMEROWNERSRESPONSE']._serialized_end=476
+  _globals['_RELEASETIMERQUEUESREQUEST']._serialized_start=478
+  _globals['_RELEASETIMERQUEUESREQUEST']._serialized_end=517
+  _globals['_RELEASETIMERQUEUESRESPONSE']._serialized_start=519
+  _globals['_RELEASETIMERQUEUESRESPONSE']._serialized_end=547
+  _globals['_TIMERADMIN']._serialized_start=550
+  _globals['_TIMERADMIN']._serialized_end=747
 # @@protoc_insertion_point(module_scope)

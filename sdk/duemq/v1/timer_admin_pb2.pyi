@@ -38,10 +38,12 @@ class TimerQueueOwner(_message.Message):
     def __init__(self, queue_id: _Optional[int] = ..., owner: _Optional[_Union[_broker_pb2.TimerService, _Mapping]] = ..., since_ms: _Optional[int] = ..., last_seen_ms: _Optional[int] = ..., released: bool = ..., refused: _Optional[_Union[_broker_pb2.TimerService, _Mapping]] = ..., refused_ms: _Optional[int] = ..., committed_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class ListTimerOwnersResponse(_message.Message):
-    __slots__ = ("queues",)
+    __slots__ = ("queues", "others")
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     queues: _containers.RepeatedCompositeFieldContainer[TimerQueueOwner]
-    def __init__(self, queues: _Optional[_Iterable[_Union[TimerQueueOwner, _Mapping]]] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[_broker_pb2.TimerService]
+    def __init__(self, queues: _Optional[_Iterable[_Union[TimerQueueOwner, _Mapping]]] = ..., others: _Optional[_Iterable[_Union[_broker_pb2.TimerService, _Mapping]]] = ...) -> None: ...
 
 class ReleaseTimerQueuesRequest(_message.Message):
     __slots__ = ("id",)

@@ -60,6 +60,8 @@ class OtherShards:
 
     def __init__(self, routes: RouteCache, name: str, place: Place) -> None:
         """`name`, `place`: this shard's."""
+        self.holders: Callable[[], Mapping[int, str] | None] = dict
+        """Names of those that may hold timers, by number; None: no broker has told yet."""
         self._routes = routes
         self._name = name
         self._place = place
@@ -88,11 +90,18 @@ class OtherShards:
         return [*(each.name for each in lost), *self._not_heard_of(lost)]
 
     def _not_heard_of(self, lost: list[TimerShard]) -> list[str]:
-        """There must be such shards; a nameserver that starts anew knows of none that is away."""
-        place = self._place
-        numbers = range(max(place.shards, place.key_shards))
+        """There must be such shards, or brokers know of them.
+
+        A nameserver forgets who is away when it starts anew, and in time.
+        """
+        place, holders = self._place, self.holders()
+        if holders is None:
+            return ["no broker has told yet which shards there are"]
+        count = max(place.shards, place.key_shards)
+        wanted = {each: f"shard {each} of {count}" for each in range(count)}
+        wanted |= {number: f"{name} (shard {number})" for number, name in holders.items()}
         known = {place.shard, *(each.shard for each in (*self.alive, *lost))}
-        return [f"shard {each} of {len(numbers)}" for each in numbers if each not in known]
+        return [wanted[each] for each in sorted(wanted.keys() - known)]
 
     def channel(self, shard: TimerShard) -> grpc.aio.Channel:
         """To one of them; kept as long as it is there."""

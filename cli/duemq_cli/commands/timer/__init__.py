@@ -179,7 +179,8 @@ def owners(session: Session, /) -> Exit:
 
     A queue belongs to the data directory of the timer service that claimed it first.  With --json,
     a line a queue: broker, queue, id, name, shard, shards, since_ms, last_seen_ms, released,
-    refused, taken_over, waiting.
+    refused, taken_over, waiting; and one with queue null for a service that has no queue there any
+    more, and may hold what it took over before.
     """
     with session.admin() as admin:
         found, missing = known(admin.timer_owners)
@@ -235,6 +236,11 @@ def release(session: Session, /, shard: int, accept_loss: bool) -> Exit:
 
 
 def _loss(owner: TimerOwner) -> str:
+    if owner.queue_id is None:
+        return (
+            f"{owner.broker}: {owner.name} (id {owner.id:016x}) has no queue any more; what it took"
+            " over before and has not delivered is lost"
+        )
     return (
         f"{owner.broker}, queue {owner.queue_id}: {owner.name} (id {owner.id:016x}) took"
         f" {owner.taken_over:,} delayed messages over; those it has not delivered are lost."

@@ -1,5 +1,7 @@
 """Who owns a queue of %TIMER%: claims, releases, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from duemq.errors import FencedTimer, InvalidArgument
@@ -73,7 +75,7 @@ def test_who_does_not_know_how_keys_are_divided_is_told() -> None:
 
 
 NEW_T1 = Service(T1.id, "t1", 0, 2, 1)
-SECOND = Service(T2.id, "t2", 1, 2, 1)
+SECOND = Service(T2.id, "t2", 1, 2, 1, empty=True)
 
 
 def test_another_shard_waits_until_its_queues_are_handed_over() -> None:
@@ -103,7 +105,7 @@ def test_another_shard_waits_until_its_queues_are_handed_over() -> None:
     assert [owners.begin_of(queue) for queue in (0, 1, 3)] == [0, 70, 0]
 
 
-TWIN = Service(SERVICE_IDS_FROM + 3, "twin", 1, 2, 1)
+TWIN = Service(SERVICE_IDS_FROM + 3, "twin", 1, 2, 1, empty=True)
 
 
 def waited_for(service: Service = SECOND) -> TimerOwners:
@@ -190,6 +192,77 @@ def test_a_shard_that_leaves_hands_all_over_and_is_still_known() -> None:
     assert owners.knows(T2.id)  # what it holds may be sent
     owners.check_not_fenced(T2.id)
     assert owners.check_claim(T1, [0, 1, 2, 3], NOW_MS).granted == (0, 1, 2, 3)
+
+
+def left(*, keys: int = 1) -> TimerOwners:
+    """T2 was shard 1 of 2, and has handed all over; it holds what it took over."""
+    second = replace(SECOND, key_shards=keys, empty=False)
+    owners = claimed(second, queues=(1, 3))
+    owners.hand_over(T2.id, [(1, 5), (3, 6)])
+    owners.put(owners.check_claim(replace(second, shards=1), [], NOW_MS).service, [], NOW_MS)
+    return owners
+
+
+def ids(services: list[Service]) -> list[int]:
+    return [each.id for each in services]
+
+
+def test_who_has_handed_all_over_holds_timers_until_it_says_that_it_is_empty() -> None:
+    owners = left()
+    assert ids(owners.holders()) == ids(restarted(owners).holders()) == [T2.id]
+    assert owners.holders(T2.id) == []
+    leaving = replace(SECOND, shards=1)  # empty
+    found = owners.check_claim(leaving, [], NOW_MS)
+    assert found.changes
+    owners.put(found.service, [], NOW_MS)
+    assert owners.holders() == restarted(owners).holders() == []
+    assert not owners.check_claim(leaving, [], NOW_MS).changes
+    assert owners.check_claim(replace(leaving, empty=False), [], NOW_MS).changes
+
+
+def test_who_has_queues_or_keeps_keys_is_never_empty() -> None:
+    for service, queues in ((SECOND, (1, 3)), (replace(SECOND, shards=1, key_shards=2), ())):
+        owners = TimerOwners()
+        found = owners.check_claim(service, queues, NOW_MS)
+        owners.put(found.service, found.granted, NOW_MS)
+        assert ids(owners.holders()) == [T2.id]
+        assert not owners.check_claim(service, queues, NOW_MS).changes
+
+
+def test_a_shard_whose_timers_another_data_directory_holds_goes_to_no_other() -> None:
+    owners = left(keys=2)
+    for now_ms in (NOW_MS, NOW_MS + 100 * ALIVE_MS):  # away or not: only it has them
+        with pytest.raises(FencedTimer, match=r"t2 \(shard 1 of 1, .*holds what it took over"):
+            owners.check_claim(replace(TWIN, key_shards=2), [1, 3], now_ms)
+    assert owners.refused_of(1) is not None
+    owners.check_release(T2.id, NOW_MS)  # it has no queues
+    owners.release(T2.id)
+    assert owners.holders() == []
+    with pytest.raises(FencedTimer, match="last seen 60 s ago"):
+        owners.check_claim(replace(TWIN, key_shards=2), [1, 3], NOW_MS + ALIVE_MS - 1)
+    found = owners.check_claim(replace(TWIN, key_shards=2), [1, 3], NOW_MS + ALIVE_MS)
+    assert found.granted == (1, 3)
+    assert owners.put(found.service, found.granted, NOW_MS) == [T2.id]
+    with pytest.raises(FencedTimer, match="replaced"):
+        owners.check_claim(SECOND, [], NOW_MS)
+
+
+def test_who_was_released_without_queues_gives_way_to_one_that_is_known() -> None:
+    owners = left()
+    owners.put(TWIN, [], NOW_MS)
+    owners.release(T2.id)
+    assert restarted(owners).encode() == owners.encode()
+    found = owners.check_claim(TWIN, [], NOW_MS)
+    assert found.changes
+    assert owners.put(found.service, [], NOW_MS) == [T2.id]
+
+
+def test_who_was_released_and_comes_back_holds_what_it_has() -> None:
+    owners = left()
+    owners.release(T2.id)
+    leaving = replace(SECOND, shards=1, empty=False)
+    owners.put(owners.check_claim(leaving, [], NOW_MS).service, [], NOW_MS)
+    assert ids(owners.holders()) == [T2.id]
 
 
 def test_a_begin_never_goes_back() -> None:
