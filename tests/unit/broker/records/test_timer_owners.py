@@ -229,6 +229,21 @@ def test_who_has_queues_or_keeps_keys_is_never_empty() -> None:
         assert not owners.check_claim(service, queues, NOW_MS).changes
 
 
+def test_an_owner_that_claims_nothing_more_is_not_empty() -> None:
+    """As after a start, before it has heard how many queues there are."""
+    owners = claimed(replace(SECOND, empty=False), queues=(1, 3))
+    found = owners.check_claim(SECOND, [], NOW_MS)
+    assert not found.changes
+    assert not found.service.empty
+
+
+def test_who_was_released_with_queues_keeps_them_until_they_are_claimed() -> None:
+    owners = claimed(queues=(0, 1))
+    owners.release(T1.id)
+    assert owners.put(T2, [], NOW_MS) == []
+    assert owners.check_claim(T1, [0, 1], NOW_MS).granted == (0, 1)
+
+
 def test_a_shard_whose_timers_another_data_directory_holds_goes_to_no_other() -> None:
     owners = left(keys=2)
     for now_ms in (NOW_MS, NOW_MS + 100 * ALIVE_MS):  # away or not: only it has them
