@@ -112,9 +112,8 @@ class Housekeeper:
         job = self._park(now_ms) or self._load(now_ms) or self._unpark(now_ms)
         if job is not None:
             return job
-        due = scheduler.memtable.min_due_ms
-        if due is not None and due < now_ms + scheduler.limits.near_window_ms:
-            return scheduler.begin_flush(now_ms)  # no room for it yet: it waits on disk
+        if self._waits_on_disk(now_ms):
+            return scheduler.begin_flush(now_ms)
         scheduler.tombstones.expire(now_ms)
         scheduler.fires.expire(now_ms - scheduler.limits.tombstone_keep_ms)
         scheduler.keyed.expire(now_ms, scheduler.limits.tombstone_keep_ms)
@@ -203,6 +202,18 @@ class Housekeeper:
             if evict:
                 self._make_room(due, now_ms)
             scheduler.pull_near(now_ms)
+
+    def _waits_on_disk(self, now_ms: int) -> bool:
+        """Whether the memtable has what may come into memory some time soon, and did not now.
+
+        What is near and waits for room gets the next there is: on disk it would wait behind all
+        that is due before it.  If there is room, it lies in too large a piece.
+        """
+        scheduler = self._scheduler
+        due = scheduler.memtable.min_due_ms
+        if due is None or due >= now_ms + scheduler.limits.near_window_ms:
+            return False
+        return due >= scheduler.horizon_ms(now_ms) or not self._short_of_room()
 
     def _load(self, now_ms: int) -> Load | None:
         scheduler = self._scheduler

@@ -359,6 +359,23 @@ def test_what_is_due_on_disk_waits_there_behind_a_herd_in_memory(
     assert sorted(came) == [*range(90)]
 
 
+def test_what_comes_while_a_herd_fills_memory_gets_the_next_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_batches(monkeypatch)
+    world = World()
+    herd(world, 90)
+    world.now_ms += 30
+    world.tick()  # its lane is full
+    assert world.scheduler.near.bytes > 0.9 * LIMITS.near_bytes_max
+    world.broker.accept([world.now_ms], 1_000, "any")
+    world.ingest(1)
+    while world.housekeep():
+        pass
+    assert world.scheduler.memtable.rows == 1  # on disk it would wait behind the herd's
+    world.drain()
+
+
 def test_the_log_does_not_grow_with_what_is_done() -> None:
     world = World()
     for _ in range(3):
