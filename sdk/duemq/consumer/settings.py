@@ -4,6 +4,7 @@ import re
 import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import Any, Literal, TypedDict
 
 from duemq.errors import InvalidArgument
@@ -152,6 +153,8 @@ def check_choices(*, group: object, callback: object, order: object, member_name
     check_group(group)
     if not callable(callback):
         raise checks.wrong("callback", callback, "a function of a message, or of a list of them")
+    if isgeneratorfunction(callback) or isasyncgenfunction(callback):
+        raise checks.wrong("callback", callback, "a function without `yield`: nothing would run")
     if order not in (None, "queue", "key"):
         raise checks.wrong("order", order, "queue or key")
     if member_name is None:
