@@ -86,6 +86,8 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         keyed = KeyedIntake(self.outbox, self._timer_calls, sender, settings.send_timeout_s)
         gathered = sender.pump.open, sender.pump.early, self.outbox.arrivals, keyed
         self._unclosed = weakref.finalize(self, log_unanswered, *gathered)
+        # At exit, what is left in a blocking one is sent after that.
+        self._unclosed.atexit = not blocking
         self.intake = Intake(self.outbox, settings.frame_bytes, keyed)
         self.targets = sender.pump.targets
 
